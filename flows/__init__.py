@@ -1,0 +1,1 @@
+"""What runs: Prefect flows, deployments and schedules, and the `starling` command line."""

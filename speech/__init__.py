@@ -1,0 +1,1 @@
+"""The domain: audio, features, text and tokens, acoustic models, decoding, scoring."""

@@ -1,0 +1,1 @@
+"""Bytes: object stores through fsspec, shards, indexes, corpora on disk, atomic publication."""

@@ -1,0 +1,1 @@
+"""One step of a flow each: Prefect tasks, MLflow, artifacts; thin, over training, speech and storage."""

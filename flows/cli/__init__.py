@@ -1,0 +1,1 @@
+"""The `starling` command line: one file a group of commands."""

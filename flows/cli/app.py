@@ -1,0 +1,40 @@
+"""The `starling` command."""
+
+import os
+import warnings
+
+import typer
+
+# before any library is imported that reads them
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("DO_NOT_TRACK", "1")
+os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
+warnings.filterwarnings("ignore", category=UserWarning)
+
+from flows.cli import corpus, doctor, run, score, serve, transcribe
+
+app = typer.Typer(
+    name="starling",
+    help="Speech recognition, from a corpus to a champion in the model registry.",
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+    rich_markup_mode="rich",
+)
+app.command("run")(run.run)
+for stage in ("shard", "features", "train", "decode", "register"):
+    app.command(stage, help=run.STAGE_HELP[stage])(run.stage_command(stage))
+app.command("score")(score.score)
+app.add_typer(corpus.app, name="corpus")
+app.command("transcribe")(transcribe.transcribe)
+app.command("up")(serve.up)
+app.command("deploy")(serve.deploy)
+app.command("doctor")(doctor.doctor)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""What all commands share: consoles, JSON output, progress bars, errors without tracebacks."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Annotated, Any, ParamSpec, TypeVar
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+out = Console()
+err = Console(stderr=True)
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object, last on standard output.")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="FIELD=VALUE", help="Override a field, e.g. train.optimizer.lr=0.001. Repeatable."),
+]
+
+
+def print_json(value: Any) -> None:
+    """One JSON object on standard output."""
+    sys.stdout.write(json.dumps(value, default=str) + "\n")
+    sys.stdout.flush()
+
+
+def friendly(command: Callable[P, R]) -> Callable[P, R]:
+    """Show an expected error as one message with its remedy and exit with status 1; --debug is for the rest."""
+
+    @wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return command(*args, **kwargs)
+        except (ValueError, RuntimeError, OSError) as error:
+            err.print(f"[bold red]error[/bold red] {type(error).__name__}:", end=" ")
+            err.print(str(error), markup=False, highlight=False, soft_wrap=True)
+            raise typer.Exit(1) from error
+
+    return wrapped
+
+
+@contextmanager
+def progress_bars() -> Iterator[None]:
+    """Show the stages' progress on standard error while the block runs."""
+    from tasks import progress
+
+    columns = (TextColumn("[bold]{task.description:9}"), BarColumn(), TextColumn("{task.fields[note]}"))
+    with Progress(*columns, TimeElapsedColumn(), console=err, transient=True) as bars:
+        shown: dict[str, TaskID] = {}
+
+        def sink(stage: str, done: float, total: float, note: str) -> None:
+            if stage not in shown:
+                shown[stage] = bars.add_task(stage, total=None, note="")
+            text = note if total > 0 else f"{note} {done:,.0f}"
+            bars.update(shown[stage], completed=done, total=total or None, note=text)
+
+        with progress.listening(sink):
+            yield

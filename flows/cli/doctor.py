@@ -1,0 +1,180 @@
+"""`starling doctor`: what is wrong on this machine, and how to mend it."""
+
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+import typer
+from rich.table import Table
+
+from flows.cli.common import JsonOption, out, print_json
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One check's outcome."""
+
+    check: str
+    state: Literal["ok", "warning", "error"]
+    found: str
+    remedy: str = ""
+
+
+def doctor(json_output: JsonOption = False) -> None:
+    """Check versions, torchaudio, speech synthesis, ports, stores and GPU, and say how to mend what is wrong."""
+    findings = [finding for check in CHECKS for finding in _guarded(check)]
+    healthy = all(finding.state != "error" for finding in findings)
+    if json_output:
+        print_json({"healthy": healthy, "checks": [asdict(finding) for finding in findings]})
+    else:
+        table = Table("", "check", "found", "remedy", header_style="bold")
+        marks = {"ok": "[green]ok[/green]", "warning": "[yellow]warning[/yellow]", "error": "[red]error[/red]"}
+        for finding in findings:
+            table.add_row(marks[finding.state], finding.check, finding.found, finding.remedy)
+        out.print(table)
+    if not healthy:
+        raise typer.Exit(1)
+
+
+def _guarded(check: Callable[[], list[Finding]]) -> list[Finding]:
+    try:
+        return check()
+    except Exception as error:  # a check that breaks is itself a finding, and the others still run
+        name = check.__name__.removeprefix("check_").replace("_", " ")
+        return [Finding(name, "error", f"{type(error).__name__}: {error}", "install again: make setup")]
+
+
+def check_python() -> list[Finding]:
+    """Python's version."""
+    good = (3, 11) <= sys.version_info[:2] < (3, 14)
+    version = ".".join(map(str, sys.version_info[:3]))
+    return [Finding("python", "ok" if good else "error", version, "" if good else "use Python 3.11 to 3.13")]
+
+
+def check_packages() -> list[Finding]:
+    """Installed packages against the bounds that this version of Starling declares."""
+    from packaging.requirements import Requirement
+
+    findings = []
+    for line in metadata.requires("starling") or []:
+        requirement = Requirement(line)
+        if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            version = metadata.version(requirement.name)
+        except metadata.PackageNotFoundError:
+            findings.append(Finding(requirement.name, "error", "missing", f"pip install '{requirement}' -c constraints.txt"))
+            continue
+        if not requirement.specifier.contains(version, prereleases=True):
+            remedy = f"pip install '{requirement}' -c constraints.txt"
+            findings.append(Finding(requirement.name, "error", f"{version}, not {requirement.specifier}", remedy))
+    return findings or [Finding("packages", "ok", f"starling {metadata.version('starling')}, all within bounds")]
+
+
+def check_torchaudio() -> list[Finding]:
+    """Whether torchaudio's extension loads: it needs the regular torch build of the same version."""
+    import torch
+    import torchaudio
+
+    found = f"torch {torch.__version__}, torchaudio {torchaudio.__version__}"
+    try:
+        log_probs = torch.zeros(1, 3, 3).log_softmax(-1)
+        torchaudio.functional.forced_align(log_probs, torch.tensor([[1]]))
+    except Exception as error:
+        remedy = "pip install 'torch==2.11.*' 'torchaudio==2.11.*' (the regular build, not a CPU-only one)"
+        return [Finding("torchaudio", "error", f"{found}: {error}", remedy)]
+    return [Finding("torchaudio", "ok", found)]
+
+
+def check_gpu() -> list[Finding]:
+    """GPUs that torch sees."""
+    import torch
+
+    if not torch.cuda.is_available():
+        driver = shutil.which("nvidia-smi")
+        if driver:
+            return [Finding("gpu", "warning", "a driver is there, torch sees no GPU", "match driver and torch's CUDA")]
+        return [Finding("gpu", "ok", f"none; training uses {os.cpu_count()} CPU cores")]
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return [Finding("gpu", "ok", ", ".join(names))]
+
+
+def check_audio() -> list[Finding]:
+    """Formats that soundfile decodes, and the speech synthesizer of the demo."""
+    import soundfile
+
+    formats = set(soundfile.available_formats())
+    missing = {"WAV", "FLAC", "OGG", "MP3"} - formats
+    findings = [
+        Finding("soundfile", "error", f"no {', '.join(sorted(missing))}", "pip install -U soundfile")
+        if missing
+        else Finding("soundfile", "ok", f"libsndfile {soundfile.__libsndfile_version__}: wav, flac, ogg/opus, mp3")
+    ]
+    import espeakng_loader
+
+    library = Path(espeakng_loader.get_library_path())
+    state: Literal["ok", "warning"] = "ok" if library.exists() else "warning"
+    findings.append(Finding("espeak-ng", state, str(library), "" if state == "ok" else "pip install espeakng-loader"))
+    return findings
+
+
+def check_ports() -> list[Finding]:
+    """Whether the ports of `starling up` are free, or taken by it."""
+    from flows.services import LOOPBACK, running_services
+
+    running = running_services()
+    findings = []
+    for name, port in (("prefect", 4200), ("mlflow", 5000)):
+        with socket.socket() as probe:
+            taken = probe.connect_ex((LOOPBACK, port)) == 0
+        if name in running:
+            findings.append(Finding(f"{name} server", "ok", f"running at {running[name]}"))
+        elif taken:
+            remedy = f"starling up --{name}-port OTHER"
+            findings.append(Finding(f"port {port}", "warning", f"taken, wanted for {name}", remedy))
+        else:
+            findings.append(Finding(f"port {port}", "ok", f"free for {name}"))
+    return findings
+
+
+def check_home() -> list[Finding]:
+    """Data folder: writable, and with room."""
+    from tasks.home import home
+
+    folder = home()
+    probe = folder / ".doctor"
+    probe.write_bytes(b"")
+    probe.unlink()
+    free = shutil.disk_usage(folder).free / 2**30
+    low = free < 5
+    return [Finding("data folder", "warning" if low else "ok", f"{folder}, {free:.0f} GiB free", "free some space" if low else "")]
+
+
+def check_store() -> list[Finding]:
+    """The default object store: what is written is read back."""
+    from storage.objects import ObjectStore
+    from tasks.home import objects_url
+
+    store = ObjectStore(objects_url(""))
+    store.write("doctor/probe", b"starling")
+    same = store.read("doctor/probe") == b"starling"
+    store.delete("doctor/probe")
+    return [Finding("object store", "ok" if same else "error", store.url, "" if same else "check the disk")]
+
+
+CHECKS: tuple[Callable[[], list[Finding]], ...] = (
+    check_python,
+    check_packages,
+    check_torchaudio,
+    check_audio,
+    check_gpu,
+    check_home,
+    check_store,
+    check_ports,
+)

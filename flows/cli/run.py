@@ -1,0 +1,99 @@
+"""`starling run` and the commands that stop after one stage."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from flows.cli.common import JsonOption, SetOption, err, friendly, out, print_json, progress_bars
+
+STAGE_NAMES = ("prepare", "shard", "features", "train", "decode", "score", "register", "report")
+STAGE_HELP = {
+    "shard": "Prepare the corpora of a configuration and pack them into WebDataset shards.",
+    "features": "Compute feature statistics, and feature shards if the configuration stores them.",
+    "train": "Train the acoustic model of a configuration.",
+    "decode": "Recognize the test sets of a configuration.",
+    "register": "Register the model of a configuration in MLflow.",
+}
+
+ConfigArgument = Annotated[Path, typer.Argument(help="YAML configuration, such as configs/demo.yaml.", show_default=False)]
+PlainOption = Annotated[bool, typer.Option("--plain", help="Run the stages without Prefect.")]
+
+
+def _stage(value: str | None) -> str | None:
+    if value is not None and value not in STAGE_NAMES:
+        raise typer.BadParameter(f"{value!r} is no stage; stages are: {', '.join(STAGE_NAMES)}")
+    return value
+
+
+@friendly
+def run(
+    config: ConfigArgument,
+    overrides: SetOption = None,
+    from_stage: Annotated[
+        str | None, typer.Option("--from", metavar="STAGE", callback=_stage, help="Do this stage and all later ones anew.")
+    ] = None,
+    until: Annotated[
+        str, typer.Option("--until", metavar="STAGE", callback=_stage, help="Stop after this stage.")
+    ] = "report",
+    plain: PlainOption = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Run a pipeline: prepare, shard, features, train, decode, score, register, report.
+
+    Stages whose inputs and configuration have not changed are taken from the object store.
+    """
+    summary = execute(config, overrides or [], from_stage or "", until, plain)
+    finish(summary, json_output)
+
+
+def execute(config_path: Path, overrides: list[str], force_from: str, until: str, plain: bool) -> dict[str, Any]:
+    """Run a configuration and return its summary."""
+    from tasks.config import load_config
+
+    config = load_config(config_path, overrides)
+    if plain:
+        from flows.pipeline import new_run_id
+        from flows.summary import summarize
+        from tasks.orchestration import run_plainly
+        from tasks.stage import Run
+
+        with progress_bars():
+            plain_run = Run(config, new_run_id(config), force_from)
+            run_plainly(plain_run, until)
+            return summarize(plain_run)
+    from flows.services import orchestration
+
+    with orchestration(lambda text: err.print(f"[dim]{text}[/dim]")) as url:
+        from flows.pipeline import pipeline
+
+        err.print(f"[dim]Prefect at {url}[/dim]")
+        with progress_bars():
+            return pipeline(config, force_from=force_from, until=until)
+
+
+def finish(summary: dict[str, Any], json_output: bool) -> None:
+    """Print a run's outcome: tables for people (on standard error if JSON is asked for), JSON for programs."""
+    from flows.summary import print_summary
+
+    print_summary(summary, err if json_output else out)
+    if json_output:
+        print_json(summary)
+
+
+def stage_command(name: str) -> Callable[..., None]:
+    """The command that runs a configuration up to one stage."""
+
+    @friendly
+    def command(
+        config: ConfigArgument,
+        overrides: SetOption = None,
+        again: Annotated[bool, typer.Option("--again", help="Do this stage anew even if it is done.")] = False,
+        plain: PlainOption = False,
+        json_output: JsonOption = False,
+    ) -> None:
+        finish(execute(config, overrides or [], name if again else "", name, plain), json_output)
+
+    command.__name__ = name
+    return command

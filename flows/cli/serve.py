@@ -1,0 +1,129 @@
+"""`starling up` and `starling deploy`: the servers, the worker, and what runs by itself."""
+
+import json
+import os
+import signal
+import sys
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from flows.cli.common import JsonOption, SetOption, err, friendly, out, print_json
+
+DEFAULT_CONFIG = Path("configs/demo.yaml")
+ConfigOption = Annotated[
+    list[Path] | None, typer.Option("--config", "-c", help="Configuration to deploy; repeatable. Default: configs/demo.yaml.")
+]
+
+
+@friendly
+def up(
+    config: ConfigOption = None,
+    prefect_port: Annotated[int, typer.Option(help="Port of the Prefect server.")] = 4200,
+    mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow server.")] = 5000,
+    json_output: JsonOption = False,
+) -> None:
+    """Start Prefect, MLflow and a worker on this machine, deploy, and wait for Ctrl-C."""
+    from flows import services
+    from flows.deployments import POOL
+
+    if running := services.running_services():
+        raise services.ServiceError(f"servers of this data folder run already: {running}")
+    stop = threading.Event()
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, lambda *_: stop.set())
+    with ExitStack() as stack:
+        started = [services.start_prefect(_checked(prefect_port)), services.start_mlflow(_checked(mlflow_port))]
+        for service in started:
+            stack.callback(service.stop)
+        for service in started:
+            err.print(f"[dim]waiting for {service.name}[/dim]")
+            service.wait()
+        urls = {service.name: service.url for service in started}
+        os.environ.update(services.prefect_environment())
+        os.environ.update({"PREFECT_API_URL": f"{urls['prefect']}/api", "MLFLOW_TRACKING_URI": urls["mlflow"]})
+        deployed = _deploy_all(config)
+        command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process"]
+        command += ["--name", "starling-local", "--limit", "1"]
+        worker = services.spawn("worker", command, "", "")
+        stack.callback(worker.stop)
+        services.note_path().write_text(json.dumps(urls), encoding="utf-8")
+        stack.callback(services.note_path().unlink, missing_ok=True)
+        _announce(urls, deployed, json_output)
+        while not stop.wait(1.0):
+            for service in (*started, worker):
+                if service.process.poll() is not None:
+                    raise services.ServiceError(f"{service.name} ended by itself; its log is {service.log}")
+        err.print("stopping")
+
+
+def _checked(port: int) -> int:
+    """The port, if nothing listens on it.
+
+    Raises:
+        ValueError: If something does.
+    """
+    import socket
+
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise ValueError(
+                f"port {port} is taken: end what listens there, or give another with --prefect-port or --mlflow-port"
+            ) from error
+    return port
+
+
+def _deploy_all(configs: list[Path] | None, overrides: list[str] | None = None) -> list[dict[str, object]]:
+    from flows.deployments import deploy as register
+    from tasks.config import load_config
+
+    given = configs or ([DEFAULT_CONFIG] if DEFAULT_CONFIG.is_file() else [])
+    return [entry for path in given for entry in register(load_config(path, overrides or []))]
+
+
+def _announce(urls: dict[str, str], deployed: list[dict[str, object]], json_output: bool) -> None:
+    if json_output:
+        print_json({"urls": urls, "deployments": deployed})
+        return
+    out.print(f"Prefect  {urls['prefect']}", highlight=False)
+    out.print(f"MLflow   {urls['mlflow']}", highlight=False)
+    _table(deployed)
+    out.print("Ctrl-C stops everything.")
+
+
+def _table(deployed: list[dict[str, object]]) -> None:
+    table = Table("deployment", "schedule (UTC)", header_style="bold")
+    for entry in deployed:
+        table.add_row(str(entry["deployment"]), str(entry["schedule"] or "on demand"))
+    out.print(table)
+
+
+@friendly
+def deploy(
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Register the deployments of configurations, with their schedules, at the running Prefect server."""
+    from flows import services
+
+    os.environ.update({k: v for k, v in services.prefect_environment().items() if k not in os.environ})
+    if not os.environ.get("PREFECT_API_URL"):
+        url = services.running_services().get("prefect")
+        if url is None:
+            raise services.ServiceError("no Prefect server runs: start `starling up`, or set PREFECT_API_URL")
+        os.environ["PREFECT_API_URL"] = f"{url}/api"
+    if not config and not DEFAULT_CONFIG.is_file():
+        raise ValueError("there is no configs/demo.yaml here: name a configuration with --config")
+    deployed = _deploy_all(config, overrides)
+    if json_output:
+        print_json({"deployments": deployed})
+    else:
+        _table(deployed)

@@ -1,0 +1,117 @@
+"""The flows: `ingest`, `train`, `evaluate`, and `pipeline`, which chains them.
+
+Each flow may run by itself, from a schedule, the UI or the command line: stages that are done are found by their
+content and cost nothing.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+from prefect import flow
+from prefect.runtime import flow_run
+
+from flows.summary import summarize
+from tasks.config import PipelineConfig
+from tasks.orchestration import TASKS, close_run, open_run
+from tasks.stage import STAGES, Run
+
+INGEST, TRAIN, EVALUATE = STAGES[:3], STAGES[3:4], STAGES[4:]
+
+
+def new_run_id(config: PipelineConfig) -> str:
+    """A readable, unique name for a run."""
+    return f"{config.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{uuid4().hex[:4]}"
+
+
+@contextmanager
+def _run(config: PipelineConfig, run_id: str, force_from: str) -> Iterator[Run]:
+    """The caller's run, or a new one that ends with this flow."""
+    own = not run_id
+    run = open_run(config, run_id or new_run_id(config), force_from)
+    run.flow_run_url = run.flow_run_url or str(flow_run.ui_url or "")
+    try:
+        yield run
+    finally:
+        if own:
+            close_run(run.run_id)
+
+
+def _stages(run: Run, names: Sequence[str], until: str) -> None:
+    for name in names:
+        if name not in run.results and STAGES.index(name) <= STAGES.index(until):
+            TASKS[name](run.run_id)
+
+
+@flow(name="ingest", flow_run_name="ingest {config.name}", persist_result=False)
+def ingest(config: PipelineConfig, run_id: str = "", force_from: str = "", until: str = "features") -> dict[str, Any]:
+    """Read corpora, shard them, compute feature statistics.
+
+    Args:
+        config: The pipeline's configuration.
+        run_id: A run of this process to take part in; empty begins a new one.
+        force_from: Do the stages from this one on anew.
+        until: Last stage.
+    """
+    with _run(config, run_id, force_from) as run:
+        _stages(run, INGEST, until)
+        return summarize(run)
+
+
+@flow(name="train", flow_run_name="train {config.name}", persist_result=False)
+def train(config: PipelineConfig, run_id: str = "", force_from: str = "") -> dict[str, Any]:
+    """Train an acoustic model; ingests first if that has not been done.
+
+    Args:
+        config: The pipeline's configuration.
+        run_id: A run of this process to take part in; empty begins a new one.
+        force_from: Do the stages from this one on anew.
+    """
+    with _run(config, run_id, force_from) as run:
+        _stages(run, [*INGEST, *TRAIN], "report")
+        return summarize(run)
+
+
+@flow(name="evaluate", flow_run_name="evaluate {config.name}", persist_result=False)
+def evaluate(config: PipelineConfig, run_id: str = "", force_from: str = "", until: str = "report") -> dict[str, Any]:
+    """Decode and score the test sets, register the model, write the report; trains first if that has not been done.
+
+    Args:
+        config: The pipeline's configuration.
+        run_id: A run of this process to take part in; empty begins a new one.
+        force_from: Do the stages from this one on anew.
+        until: Last stage.
+    """
+    with _run(config, run_id, force_from) as run:
+        _stages(run, STAGES, until)
+        return summarize(run)
+
+
+@flow(name="pipeline", flow_run_name="{config.name} {config.model.kind}", persist_result=False)
+def pipeline(config: PipelineConfig, run_id: str = "", force_from: str = "", until: str = "report") -> dict[str, Any]:
+    """From a corpus to a registered recognizer.
+
+    Args:
+        config: The pipeline's configuration.
+        run_id: Name of the run; empty gives it one.
+        force_from: Do the stages from this one on anew.
+        until: Last stage.
+
+    Returns:
+        What `starling run --json` prints.
+    """
+    run_id = run_id or new_run_id(config)
+    run = open_run(config, run_id, force_from)
+    run.flow_run_url = str(flow_run.ui_url or "")
+    last = STAGES.index(until)
+    try:
+        ingest(config, run_id, force_from, until if until in INGEST else INGEST[-1])
+        if last >= STAGES.index(TRAIN[0]):
+            train(config, run_id, force_from)
+        if last >= STAGES.index(EVALUATE[0]):
+            evaluate(config, run_id, force_from, until)
+        return summarize(run)
+    finally:
+        close_run(run_id)

@@ -1,0 +1,194 @@
+"""The servers around a run: Prefect's for the flows, MLflow's for the UI; local, on loopback, below the data folder.
+
+`starling up` starts both and leaves a note in the data folder; a run finds the note and uses them. Without it a run
+starts a Prefect server of its own, which ends with the run, and MLflow works on SQLite without any server.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tasks.home import home, mlflow_artifacts
+
+LOOPBACK = "127.0.0.1"
+START_S = 180.0
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+class ServiceError(RuntimeError):
+    """A server does not start or does not answer."""
+
+
+@dataclass
+class Service:
+    """A server process of ours."""
+
+    name: str
+    url: str
+    health: str
+    process: "subprocess.Popen[bytes]"
+    log: Path
+
+    def wait(self, patience_s: float = START_S) -> "Service":
+        """Wait until it answers.
+
+        Raises:
+            ServiceError: If it ends, or does not answer in time; the message ends with its log.
+        """
+        deadline = time.monotonic() + patience_s
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise ServiceError(f"{self.name} ended with status {self.process.returncode}: {self._log_end()}")
+            if answers(self.health):
+                return self
+            time.sleep(0.25)
+        raise ServiceError(f"{self.name} did not answer at {self.health} in {patience_s:.0f} s: {self._log_end()}")
+
+    def stop(self, patience_s: float = 10.0) -> None:
+        """End it: politely, then not."""
+        if self.process.poll() is None:
+            self.process.terminate()
+        try:
+            self.process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def _log_end(self) -> str:
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines() if self.log.exists() else []
+        return f"the end of {self.log}:\n" + "\n".join(lines[-12:])
+
+
+def answers(url: str, timeout_s: float = 2.0) -> bool:
+    """Whether something answers there with success."""
+    try:
+        with urllib.request.urlopen(url, timeout=timeout_s) as reply:  # noqa: S310 - our own http URLs only
+            return bool(200 <= reply.status < 300)
+    except (urllib.error.URLError, OSError, ValueError):
+        return False
+
+
+def free_port() -> int:
+    """A port that nothing listens on at the moment."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
+def _end_with_parent() -> None:
+    """Runs in the child before exec: the system ends it when this process dies, however it dies."""
+    if _libc is not None:
+        _libc.prctl(1, signal.SIGTERM)
+
+
+def spawn(name: str, command: list[str], url: str, health: str, env: dict[str, str] | None = None) -> Service:
+    """Start a server as a child that cannot outlive this process; its output goes to a log in the data folder."""
+    log = home() / "logs" / f"{name}.log"
+    log.parent.mkdir(exist_ok=True)
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            env={**os.environ, **(env or {})},
+            preexec_fn=_end_with_parent,
+        )
+    return Service(name, url, health, process, log)
+
+
+def prefect_environment() -> dict[str, str]:
+    """Settings of everything of Prefect's that runs below the data folder."""
+    return {
+        "PREFECT_HOME": str(home() / "prefect"),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
+        "DO_NOT_TRACK": "1",
+    }
+
+
+def start_prefect(port: int = 0) -> Service:
+    """Start a Prefect server (API, UI, scheduler) with its SQLite database in the data folder."""
+    port = port or free_port()
+    url = f"http://{LOOPBACK}:{port}"
+    # uvicorn directly: `prefect server start` would import everything twice, in a parent and in a child
+    command = [sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app"]
+    command += ["--host", LOOPBACK, "--port", str(port), "--log-level", "warning", "--lifespan", "on"]
+    env = {**prefect_environment(), "PREFECT_API_URL": f"{url}/api", "PREFECT_UI_API_URL": f"{url}/api"}
+    return spawn("prefect", command, url, f"{url}/api/health", env)
+
+
+def start_mlflow(port: int = 0) -> Service:
+    """Start an MLflow server on the data folder's SQLite database and artifacts."""
+    port = port or free_port()
+    url = f"http://{LOOPBACK}:{port}"
+    database = home() / "mlflow" / "mlflow.db"
+    database.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "mlflow", "server", "--host", LOOPBACK, "--port", str(port), "--workers", "1"]
+    # clients on this machine write artifacts straight into the folder, with or without the server
+    command += ["--backend-store-uri", f"sqlite:///{database}", "--no-serve-artifacts"]
+    command += ["--default-artifact-root", mlflow_artifacts().as_uri()]
+    env = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    return spawn("mlflow", command, url, f"{url}/health", env)
+
+
+def note_path() -> Path:
+    """Where `starling up` says which servers run."""
+    return home() / "services.json"
+
+
+def running_services() -> dict[str, str]:
+    """URLs of the servers of a `starling up` on this data folder, those that answer."""
+    try:
+        note = json.loads(note_path().read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError):
+        return {}
+    health = {"prefect": "/api/health", "mlflow": "/health"}
+    return {name: note[name] for name, path in health.items() if name in note and answers(note[name] + path)}
+
+
+def connect_mlflow() -> None:
+    """Use the MLflow server of a `starling up`, unless another tracking URI is configured."""
+    if not os.environ.get("MLFLOW_TRACKING_URI"):
+        url = running_services().get("mlflow")
+        if url:
+            os.environ["MLFLOW_TRACKING_URI"] = url
+
+
+@contextmanager
+def orchestration(on_wait: Callable[[str], None] = lambda _: None) -> Iterator[str]:
+    """A Prefect API for the block: the configured one, that of `starling up`, or one of our own that ends with it.
+
+    Yields:
+        The server's URL, without /api.
+    """
+    os.environ.update({k: v for k, v in prefect_environment().items() if k not in os.environ})
+    if os.environ.get("PREFECT_API_URL"):
+        connect_mlflow()
+        yield os.environ["PREFECT_API_URL"].removesuffix("/api")
+        return
+    running = running_services()
+    connect_mlflow()
+    own = None if "prefect" in running else start_prefect()
+    try:
+        url = running["prefect"] if own is None else own.url
+        os.environ["PREFECT_API_URL"] = f"{url}/api"
+        if own is not None:
+            on_wait("starting the Prefect server")
+            own.wait()
+        yield url
+    finally:
+        os.environ.pop("PREFECT_API_URL", None)
+        if own is not None:
+            own.stop()

@@ -1,0 +1,87 @@
+"""What a run amounts to: one JSON object, and the tables that a terminal shows."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tasks.register import current_aliases
+from tasks.report import counts_text, local_report, percent
+from tasks.stage import Run
+
+
+def summarize(run: Run) -> dict[str, Any]:
+    """The outcome of a run: stages, utterances, scores, model and report, as far as it went."""
+    results = run.results
+    summary: dict[str, Any] = {
+        "run_id": run.run_id,
+        "stages": [
+            {"name": r.name, "seconds": round(r.seconds, 3), "cached": r.cached, "counts": r.counts, "url": r.url}
+            for r in results.values()
+        ],
+        "utterances": {"read": 0, "written": 0, "quarantined": 0},
+        "sets": {},
+        "model_uri": None,
+        "model_aliases": [],
+        "report": None,
+    }
+    if "prepare" in results:
+        summary["utterances"] = _utterances(run)
+    if "score" in results:
+        summary["sets"] = results["score"].record["sets"]
+    if "register" in results:
+        record = results["register"].record
+        summary["model_uri"], summary["model_aliases"] = record["model_uri"], current_aliases(record)
+        summary["decision"] = record["decision"]["reason"]
+    if "report" in results:
+        result = results["report"]
+        summary["report"] = str(local_report(result.store, run.config.name, result.key))
+    return summary
+
+
+def _utterances(run: Run) -> dict[str, int]:
+    """Utterances over both stages that may refuse one: read = written + quarantined."""
+    counts = dict(run.result("prepare").counts)
+    if "shard" in run.results:
+        late = run.result("shard").counts["quarantined"]
+        counts["written"] -= late
+        counts["quarantined"] += late
+    return {name: counts[name] for name in ("read", "written", "quarantined")}
+
+
+def print_summary(summary: dict[str, Any], console: Console) -> None:
+    """The tables at the end of a run."""
+    stages = Table(title=summary["run_id"], title_justify="left", header_style="bold")
+    stages.add_column("stage")
+    stages.add_column("time", justify="right")
+    stages.add_column("counts")
+    for stage in summary["stages"]:
+        time = "cached" if stage["cached"] else f"{stage['seconds']:.1f} s"
+        stages.add_row(stage["name"], time, counts_text(stage["counts"]))
+    console.print(stages)
+    if summary["sets"]:
+        console.print(score_table(summary["sets"]))
+    if summary["model_uri"]:
+        aliases = " ".join(f"@{alias}" for alias in summary["model_aliases"])
+        console.print(f"model   [bold]{summary['model_uri']}[/bold]  {aliases}", highlight=False)
+        console.print(f"        {summary['decision']}", highlight=False)
+    if summary["report"]:
+        console.print(f"report  {summary['report']}", highlight=False, soft_wrap=True)
+    if summary["model_uri"]:
+        # @champion serves whoever just wants the best model; a mere challenger is named by its version
+        name = summary["model_uri"].rsplit("/", 1)[0]
+        uri = f"{name}@champion" if "champion" in summary["model_aliases"] else summary["model_uri"]
+        console.print(f"try     starling transcribe --model {uri} FILE.wav", highlight=False, soft_wrap=True)
+
+
+def score_table(sets: dict[str, Any]) -> Table:
+    """Error rates by set."""
+    table = Table(header_style="bold")
+    table.add_column("set")
+    for head in ("WER", "95 % interval", "CER", "sub", "ins", "del", "words", "utterances"):
+        table.add_column(head, justify="right")
+    for name, s in sets.items():
+        interval = f"{percent(s['wer_low'])} – {percent(s['wer_high'])}"
+        counts = (f"{s[k]:,}" for k in ("sub", "ins", "del", "words", "utterances"))
+        table.add_row(name, percent(s["wer"]), interval, percent(s["cer"]), *counts)
+    return table

@@ -1,0 +1,179 @@
+"""Waveforms: decoding, resampling, FLAC encoding, levels.
+
+Everything goes through soundfile, which needs no system library and decodes FLAC, WAV, MP3, Ogg Vorbis and Opus from
+bytes as well as from files. A waveform is a float32 tensor `[num_samples]` between -1 and 1, one channel.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+import soundfile
+import torch
+import torchaudio
+from torch import Tensor
+
+SILENCE_DB = -120.0
+"""What `level_db` says of digital silence (a finite number, so that it fits JSON and Parquet)."""
+
+_BLOCK_SAMPLES = 1 << 20  # a header may claim any length: memory grows with what is really there
+_INT16_SCALE = 32768
+
+AudioErrorReason = Literal["unreadable", "empty"]
+
+
+class AudioError(ValueError):
+    """Audio that cannot become a waveform.
+
+    Attributes:
+        reason: "unreadable" (damaged, unknown format, truncated, not finite, no such channel) or "empty" (no sample).
+    """
+
+    def __init__(self, message: str, reason: AudioErrorReason) -> None:
+        super().__init__(message)
+        self.reason: AudioErrorReason = reason
+
+
+def decode_audio(
+    source: bytes | str | Path, *, start: float = 0.0, end: float | None = None, channel: int | None = None
+) -> tuple[Tensor, int]:
+    """Decode a file, or a segment of it, to one channel.
+
+    Args:
+        source: the encoded bytes, or a local path.
+        start: where the segment starts, in seconds.
+        end: where it ends, in seconds; None is the end of the file, and so is an end beyond it.
+        channel: the channel to take, from 0; None averages all of them.
+
+    Returns:
+        The waveform, float32 `[num_samples]` in [-1, 1], and its sample rate in Hz.
+
+    Raises:
+        AudioError: the audio is damaged, truncated or not finite, has no such channel, or the segment has no sample.
+    """
+    name = f"audio of {len(source)} bytes" if isinstance(source, bytes) else f"audio file {str(source)!r}"
+    if start < 0 or (end is not None and end <= start):
+        raise AudioError(f"{name}: the segment from {start} s to {end} s has no duration", "empty")
+    try:
+        with soundfile.SoundFile(io.BytesIO(source) if isinstance(source, bytes) else str(source)) as file:
+            rate = int(file.samplerate)
+            samples = _read_segment(file, start, end, channel, name)
+    except (soundfile.SoundFileError, OSError, RuntimeError, TypeError) as error:
+        cause = getattr(error, "error_string", str(error))  # without the address of the buffer
+        raise AudioError(f"{name} cannot be decoded ({cause}): check the file and its format", "unreadable") from error
+    if samples.numel() == 0:
+        raise AudioError(f"{name} has no sample between {start} s and {'its end' if end is None else end}", "empty")
+    if not torch.isfinite(samples).all():
+        raise AudioError(f"{name} has samples that are not finite numbers: write again", "unreadable")
+    return samples, rate
+
+
+def _read_segment(file: soundfile.SoundFile, start: float, end: float | None, channel: int | None, name: str) -> Tensor:
+    """Seek to the segment and read it, float32 `[num_samples]`."""
+    if channel is not None and not 0 <= channel < file.channels:
+        raise AudioError(
+            f"{name} has {file.channels} channel(s): there is no channel {channel} (0 is first)", "unreadable"
+        )
+    first = round(start * file.samplerate)
+    last = file.frames if end is None else min(round(end * file.samplerate), file.frames)
+    if first >= last:
+        return torch.empty(0)
+    if first:
+        file.seek(first)
+    blocks, missing = [], last - first
+    while missing > 0:
+        block = torch.from_numpy(file.read(min(missing, _BLOCK_SAMPLES), dtype="float32", always_2d=True))
+        if not len(block):
+            break
+        missing -= len(block)
+        blocks.append(_to_mono(block, channel))
+    # Streamed FLAC may not know its own length (libsndfile then reports the largest integer); any other one must fit.
+    if missing > 0 and file.frames < 1 << 62:
+        raise AudioError(f"{name} is truncated: {missing} of {last - first} samples are missing", "unreadable")
+    return torch.cat(blocks) if len(blocks) != 1 else blocks[0]
+
+
+def _to_mono(block: Tensor, channel: int | None) -> Tensor:
+    """`[num_samples, num_channels]` to `[num_samples]`."""
+    if block.shape[1] == 1:
+        return block[:, 0]
+    return block.mean(dim=1) if channel is None else block[:, channel].contiguous()
+
+
+@lru_cache(maxsize=16)
+def _resampler(from_rate: int, to_rate: int, device: str) -> torchaudio.transforms.Resample:
+    """The windowed-sinc kernel costs more than applying it to a short utterance: keep it."""
+    return torchaudio.transforms.Resample(from_rate, to_rate).to(device)
+
+
+def resample(wave: Tensor, from_rate: int, to_rate: int) -> Tensor:
+    """Resample by windowed-sinc interpolation, on the device of the waveform.
+
+    Args:
+        wave: `[..., num_samples]`.
+        from_rate: its sample rate in Hz.
+        to_rate: the wanted one.
+
+    Returns:
+        `[..., ceil(num_samples * to_rate / from_rate)]`; the same tensor if the rates are equal.
+
+    Raises:
+        ValueError: a rate is not positive.
+    """
+    if from_rate <= 0 or to_rate <= 0:
+        raise ValueError(f"cannot resample from {from_rate} Hz to {to_rate} Hz: sample rates must be positive")
+    if from_rate == to_rate or wave.shape[-1] == 0:
+        return wave
+    resampled: Tensor = _resampler(from_rate, to_rate, str(wave.device))(wave)
+    return resampled
+
+
+def load_audio(
+    source: bytes | str | Path, rate: int, *, start: float = 0.0, end: float | None = None, channel: int | None = None
+) -> Tensor:
+    """Decode and resample to `rate`; see `decode_audio` for the arguments and errors.
+
+    Returns:
+        float32 `[num_samples]` at `rate` Hz.
+    """
+    wave, from_rate = decode_audio(source, start=start, end=end, channel=channel)
+    return resample(wave, from_rate, rate)
+
+
+def to_int16(wave: Tensor) -> Tensor:
+    """Round a waveform `[num_samples]` to 16 bits, clipping what lies outside [-1, 1).
+
+    Raises:
+        AudioError: it contains samples that are not finite.
+    """
+    wave = wave.detach().to("cpu", torch.float32)
+    if not torch.isfinite(wave).all():
+        raise AudioError("a waveform with samples that are not finite numbers cannot be written", "unreadable")
+    return (wave * _INT16_SCALE).round_().clamp_(-_INT16_SCALE, _INT16_SCALE - 1).to(torch.int16)
+
+
+def encode_flac(wave: Tensor, rate: int) -> bytes:
+    """Encode a waveform `[num_samples]` as 16-bit FLAC; the same input gives the same bytes.
+
+    Raises:
+        AudioError: the waveform is empty or not finite.
+    """
+    if wave.dim() != 1:
+        raise ValueError(f"a waveform has one dimension, not {wave.dim()}: mix the channels down first")
+    if wave.numel() == 0:
+        raise AudioError("a waveform without samples cannot be written", "empty")
+    buffer = io.BytesIO()
+    soundfile.write(buffer, to_int16(wave).numpy(), rate, format="FLAC", subtype="PCM_16")
+    return buffer.getvalue()
+
+
+def level_db(wave: Tensor) -> float:
+    """Root-mean-square level in dB relative to full scale (a full-scale sine has -3.01), at least `SILENCE_DB`."""
+    if wave.numel() == 0:
+        return SILENCE_DB
+    power = float(wave.detach().to(torch.float64).square().mean())
+    return max(10.0 * math.log10(power), SILENCE_DB) if power > 0 else SILENCE_DB

@@ -1,0 +1,27 @@
+"""From an alignment (one token for each frame) to the tokens that it spells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def collapse(
+    path: NDArray[np.integer[Any]], posteriors: NDArray[np.floating[Any]], blank: int
+) -> tuple[list[int], list[int], list[float]]:
+    """Merges repetitions and removes blanks (the map B of Graves 2006, section 3.1).
+
+    Args:
+        path: Token of each frame, [T], T ≥ 1.
+        posteriors: Posterior of that token in that frame, [T].
+        blank: Index of the blank.
+
+    Returns:
+        The tokens, the frame in which each starts, and the highest posterior within each.
+    """
+    starts = np.flatnonzero(np.diff(path, prepend=-1))
+    peaks = np.maximum.reduceat(posteriors, starts)
+    spoken = path[starts] != blank
+    return path[starts][spoken].tolist(), starts[spoken].tolist(), peaks[spoken].tolist()

@@ -1,0 +1,172 @@
+"""Cepstral mean and variance normalization (Viikki & Laurila 1998), over a set, a speaker or an utterance.
+
+Statistics are sums in float64, so those of shards, speakers or processes are added up exactly and in any number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+STD_FLOOR = 1e-3
+"""Smallest standard deviation: a feature that never changes must not be blown up."""
+
+
+class CmvnError(ValueError):
+    """Statistics that are empty, damaged or of another dimension than the features."""
+
+
+def frame_mask(lengths: Tensor, num_frames: int, device: torch.device | None = None) -> Tensor:
+    """Which frames belong to an utterance: bool `[B, num_frames]`, on `device` or that of `lengths`."""
+    lengths = lengths.to(device or lengths.device)
+    return torch.arange(num_frames, device=lengths.device) < lengths.unsqueeze(1)
+
+
+class CmvnStats:
+    """Count, sum and sum of squares of feature frames.
+
+    Args:
+        dim: number of features in a frame, F.
+
+    Attributes:
+        count: number of frames.
+        sum: float64 `[F]`.
+        sumsq: float64 `[F]`.
+    """
+
+    def __init__(self, dim: int) -> None:
+        self.count = 0
+        self.sum = torch.zeros(dim, dtype=torch.float64)
+        self.sumsq = torch.zeros(dim, dtype=torch.float64)
+
+    @property
+    def dim(self) -> int:
+        """Number of features in a frame."""
+        return len(self.sum)
+
+    def add(self, feats: Tensor, lengths: Tensor | None = None) -> CmvnStats:
+        """Add the frames of a batch `[B, T, F]` with `lengths` `[B]` (without them: all frames of `[..., F]`).
+
+        Returns:
+            These statistics.
+
+        Raises:
+            CmvnError: the features have another dimension.
+        """
+        if feats.shape[-1] != self.dim:
+            raise CmvnError(f"statistics of {self.dim} features cannot take frames of {feats.shape[-1]}")
+        frames = feats.detach().to(torch.float64)
+        if lengths is not None:
+            # Not a product with the mask: padding may hold anything, even NaN.
+            frames = frames[frame_mask(lengths, feats.shape[1], feats.device)]
+        frames = frames.reshape(-1, self.dim)
+        self.count += len(frames)
+        self.sum += frames.sum(0).cpu()
+        self.sumsq += frames.square().sum(0).cpu()
+        return self
+
+    def __add__(self, other: CmvnStats) -> CmvnStats:
+        if self.dim != other.dim:
+            raise CmvnError(f"statistics of {self.dim} and of {other.dim} features cannot be added")
+        total = CmvnStats(self.dim)
+        total.count = self.count + other.count
+        total.sum = self.sum + other.sum
+        total.sumsq = self.sumsq + other.sumsq
+        return total
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean, float32 `[F]`.
+
+        Raises:
+            CmvnError: no frame has been added.
+        """
+        return self._mean().float()
+
+    @property
+    def std(self) -> Tensor:
+        """Standard deviation, at least `STD_FLOOR`, float32 `[F]`.
+
+        Raises:
+            CmvnError: no frame has been added.
+        """
+        variance = (self.sumsq / max(self.count, 1) - self._mean().square()).clamp(min=0)
+        return variance.sqrt().clamp(min=STD_FLOOR).float()
+
+    def _mean(self) -> Tensor:
+        if self.count == 0:
+            raise CmvnError("no frame has been added to these statistics: was every utterance shorter than a frame?")
+        return self.sum / self.count
+
+    def to_dict(self) -> dict[str, Any]:
+        """A value for JSON, exact in float64."""
+        return {"count": self.count, "sum": self.sum.tolist(), "sumsq": self.sumsq.tolist()}
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> CmvnStats:
+        """The inverse of `to_dict`.
+
+        Raises:
+            CmvnError: a field is missing, damaged or of another length than the rest.
+        """
+        try:
+            count, sums, squares = int(value["count"]), _vector(value["sum"]), _vector(value["sumsq"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CmvnError(f"these are no CMVN statistics ({error!r}): compute them again") from error
+        if count < 0 or len(sums) != len(squares) or not torch.isfinite(sums + squares).all():
+            raise CmvnError("CMVN statistics are damaged (count, sum and sumsq do not fit): compute them again")
+        stats = cls(len(sums))
+        stats.count, stats.sum, stats.sumsq = count, sums, squares
+        return stats
+
+
+def _vector(values: list[float]) -> Tensor:
+    return torch.tensor([float(value) for value in values], dtype=torch.float64)
+
+
+def normalize(feats: Tensor, lengths: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """Subtract the mean, divide by the standard deviation, set padding to zero.
+
+    Args:
+        feats: `[B, T, F]`.
+        lengths: `[B]`, frames of each utterance.
+        mean: `[F]`, or one for each utterance `[B, F]`.
+        std: like `mean`.
+
+    Returns:
+        `[B, T, F]`.
+
+    Raises:
+        CmvnError: the features have another dimension than the statistics.
+    """
+    if mean.shape[-1] != feats.shape[-1] or std.shape[-1] != feats.shape[-1]:
+        raise CmvnError(f"CMVN statistics of {mean.shape[-1]} features do not fit frames of {feats.shape[-1]}")
+    mean, scale = mean.to(feats), std.to(feats).clamp(min=STD_FLOOR).reciprocal()
+    if mean.dim() == 2:
+        mean = mean.unsqueeze(1)
+    if scale.dim() == 2:
+        scale = scale.unsqueeze(1)
+    padding = ~frame_mask(lengths, feats.shape[1], feats.device)
+    return (feats - mean).mul_(scale).masked_fill_(padding.unsqueeze(2), 0.0)
+
+
+def utterance_stats(feats: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each utterance.
+
+    Args:
+        feats: `[B, T, F]`.
+        lengths: `[B]`, frames of each utterance.
+
+    Returns:
+        Means and standard deviations (at least `STD_FLOOR`), `[B, F]` each; 0 and 1 for an utterance without frames.
+    """
+    mask = frame_mask(lengths, feats.shape[1], feats.device).unsqueeze(2)
+    counts = lengths.to(feats.device).clamp(min=1).unsqueeze(1).to(feats.dtype)
+    mean = torch.where(mask, feats, 0.0).sum(1) / counts
+    # Two passes: in float32 the difference of two large squares would lose the variance.
+    variance = torch.where(mask, feats - mean.unsqueeze(1), 0.0).square().sum(1) / counts
+    std = variance.sqrt().clamp(min=STD_FLOOR)
+    return mean, torch.where(lengths.to(feats.device).unsqueeze(1) > 0, std, 1.0)

@@ -1,0 +1,48 @@
+"""Bidirectional LSTM encoder with an optional linear bottleneck, after the published Switchboard acoustic model.
+
+The published model (arXiv:1904.04956) has 6 layers of 512 cells per direction and a bottleneck of 256 and predicts
+context-dependent states frame by frame; this one predicts tokens with CTC, behind convolutional subsampling.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from speech.models.base import AcousticModel, ModelConfig
+
+
+class Blstm(AcousticModel):
+    """`cfg.layers` bidirectional LSTM layers of `cfg.dim` cells per direction."""
+
+    def __init__(self, cfg: ModelConfig, num_features: int, vocab_size: int) -> None:
+        super().__init__(cfg, num_features, vocab_size)
+        self.lstm = nn.LSTM(
+            input_size=cfg.dim,
+            hidden_size=cfg.dim,
+            num_layers=cfg.layers,
+            dropout=cfg.dropout if cfg.layers > 1 else 0.0,
+            bidirectional=True,
+            batch_first=True,
+        )
+        width = 2 * cfg.dim
+        self.bottleneck = nn.Linear(width, cfg.bottleneck) if cfg.bottleneck else nn.Identity()
+        self.dropout = nn.Dropout(cfg.dropout)
+        self.output = nn.Linear(cfg.bottleneck or width, vocab_size)
+        self._open_forget_gates()
+
+    def _open_forget_gates(self) -> None:
+        """Start with forget gates near open, so that gradients pass through long utterances from the first step."""
+        with torch.no_grad():
+            for name, bias in self.lstm.named_parameters():
+                if "bias_ih" in name:
+                    cells = bias.shape[0] // 4
+                    bias[cells : 2 * cells].fill_(1.0)
+
+    def encode(self, x_BTD: Tensor, lengths: Tensor) -> Tensor:
+        """See the base class; packing keeps the backward direction from starting in the padding."""
+        # an utterance without a frame cannot be packed: it borrows one frame, which its length of 0 then hides
+        packed = pack_padded_sequence(x_BTD, lengths.clamp(min=1).cpu(), batch_first=True, enforce_sorted=False)
+        hidden, _ = self.lstm(packed)
+        x_BTH, _ = pad_packed_sequence(hidden, batch_first=True, total_length=x_BTD.shape[1])
+        scores: Tensor = self.output(self.dropout(self.bottleneck(x_BTH)))
+        return scores

@@ -1,0 +1,133 @@
+"""Conformer encoder (Gulati et al. 2020, arXiv:2005.08100) for CTC.
+
+Two deliberate differences from the paper. Positions enter by rotating queries and keys (Su et al. 2021,
+arXiv:2104.09864) instead of by relative sinusoids: the same relative information without a second score matrix. The
+convolution module normalizes each frame by itself (LayerNorm) instead of over the batch: batch statistics would let
+padding and neighbours in the batch leak into an utterance, and would have to be averaged between learners.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from speech.features.cmvn import frame_mask
+from speech.models.base import AcousticModel, ModelConfig
+
+
+class FeedForward(nn.Module):
+    """Pre-normalized two-layer perceptron with SiLU; the caller adds half of it (a macaron half-step)."""
+
+    def __init__(self, cfg: ModelConfig) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.LayerNorm(cfg.dim),
+            nn.Linear(cfg.dim, cfg.feed_forward * cfg.dim),
+            nn.SiLU(),
+            nn.Dropout(cfg.dropout),
+            nn.Linear(cfg.feed_forward * cfg.dim, cfg.dim),
+            nn.Dropout(cfg.dropout),
+        )
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """[B, T, D] -> [B, T, D]."""
+        out: Tensor = self.net(x_BTD)
+        return out
+
+
+def rotary_tables(num_frames: int, head_dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [num_frames, head_dim / 2] of each position's rotation angles (arXiv:2104.09864, eq. 15)."""
+    rates = 10000.0 ** (-torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim)
+    angles = torch.arange(num_frames, device=device, dtype=torch.float32)[:, None] * rates[None, :]
+    return angles.cos(), angles.sin()
+
+
+def rotate(x_BHTK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn each pair (first half, second half) of a head's coordinates by its position's angle."""
+    a, b = x_BHTK.chunk(2, dim=-1)
+    cos, sin = cos.to(x_BHTK.dtype), sin.to(x_BHTK.dtype)
+    return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
+
+
+class SelfAttention(nn.Module):
+    """Pre-normalized multi-head self-attention over the utterance's own frames."""
+
+    def __init__(self, cfg: ModelConfig) -> None:
+        super().__init__()
+        self.heads = cfg.heads
+        self.dropout = cfg.dropout
+        self.norm = nn.LayerNorm(cfg.dim)
+        self.qkv = nn.Linear(cfg.dim, 3 * cfg.dim)
+        self.out = nn.Linear(cfg.dim, cfg.dim)
+
+    def forward(self, x_BTD: Tensor, key_mask: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """[B, T, D] -> [B, T, D]; `key_mask` [B, 1, 1, T] is True where a frame may be attended to."""
+        q, k, v = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(self.norm(x_BTD)).chunk(3, dim=-1)
+        )
+        # no dropout on the T x T weights: drawing them took a quarter of a training step on a CPU and rules out the
+        # fused kernels; the output's dropout regularizes the same path
+        mixed = F.scaled_dot_product_attention(rotate(q, cos, sin), rotate(k, cos, sin), v, attn_mask=key_mask)
+        out: Tensor = F.dropout(self.out(mixed.transpose(1, 2).flatten(2)), self.dropout, self.training)
+        return out
+
+
+class ConvModule(nn.Module):
+    """Gated pointwise convolution, depthwise convolution over `kernel` frames, pointwise convolution."""
+
+    def __init__(self, cfg: ModelConfig) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(cfg.dim)
+        self.gate = nn.Linear(cfg.dim, 2 * cfg.dim)
+        self.depthwise = nn.Conv1d(cfg.dim, cfg.dim, cfg.kernel, padding=cfg.kernel // 2, groups=cfg.dim)
+        self.inner_norm = nn.LayerNorm(cfg.dim)
+        self.out = nn.Linear(cfg.dim, cfg.dim)
+        self.dropout = nn.Dropout(cfg.dropout)
+
+    def forward(self, x_BTD: Tensor, mask: Tensor) -> Tensor:
+        """[B, T, D] -> [B, T, D]; `mask` [B, T, 1] is 0 in the padding."""
+        x = F.glu(self.gate(self.norm(x_BTD)), dim=-1) * mask
+        x = self.depthwise(x.transpose(1, 2)).transpose(1, 2)
+        out: Tensor = self.dropout(self.out(F.silu(self.inner_norm(x))))
+        return out
+
+
+class ConformerLayer(nn.Module):
+    """Half feed-forward, attention, convolution, half feed-forward, normalization."""
+
+    def __init__(self, cfg: ModelConfig) -> None:
+        super().__init__()
+        self.feed_forward_in = FeedForward(cfg)
+        self.attention = SelfAttention(cfg)
+        self.conv = ConvModule(cfg)
+        self.feed_forward_out = FeedForward(cfg)
+        self.norm = nn.LayerNorm(cfg.dim)
+
+    def forward(self, x: Tensor, mask_BT: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """[B, T, D] -> [B, T, D]."""
+        x = x + 0.5 * self.feed_forward_in(x)
+        x = x + self.attention(x, mask_BT[:, None, None, :], cos, sin)
+        x = x + self.conv(x, mask_BT[..., None].to(x.dtype))
+        x = x + 0.5 * self.feed_forward_out(x)
+        out: Tensor = self.norm(x)
+        return out
+
+
+class Conformer(AcousticModel):
+    """`cfg.layers` Conformer layers of width `cfg.dim` and a linear output layer."""
+
+    def __init__(self, cfg: ModelConfig, num_features: int, vocab_size: int) -> None:
+        super().__init__(cfg, num_features, vocab_size)
+        self.dropout = nn.Dropout(cfg.dropout)
+        self.layers = nn.ModuleList(ConformerLayer(cfg) for _ in range(cfg.layers))
+        self.output = nn.Linear(cfg.dim, vocab_size)
+
+    def encode(self, x_BTD: Tensor, lengths: Tensor) -> Tensor:
+        """See the base class."""
+        # a length of 0 would mask every key and turn the softmax into NaN; one zero frame hides nothing else
+        mask_BT = frame_mask(lengths.clamp(min=1), x_BTD.shape[1])
+        cos, sin = rotary_tables(x_BTD.shape[1], self.cfg.dim // self.cfg.heads, x_BTD.device)
+        x = self.dropout(x_BTD)
+        for layer in self.layers:
+            x = layer(x, mask_BT, cos, sin)
+        scores: Tensor = self.output(x)
+        return scores

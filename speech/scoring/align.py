@@ -1,0 +1,126 @@
+"""Word alignment by the rule of NIST's sclite, so that its counts are reproduced exactly.
+
+A substitution costs 4, an insertion and a deletion 3 each: two words that merely stand at the same place are rather
+called a substitution than a deletion with an insertion, but not at any price. Where several alignments cost the same,
+sclite's choice decides how many errors of each kind, and even how many in total, are counted: the diagonal step if
+neither other is cheaper, else the deletion if strictly cheaper than the insertion, else the insertion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from rapidfuzz.distance import Levenshtein
+
+Operation = Literal["cor", "sub", "ins", "del"]
+Step = tuple[Operation, str | None, str | None]
+
+SUBSTITUTION_COST = 4
+INSERTION_COST = 3
+DELETION_COST = 3
+
+_DIAGONAL, _DELETION, _INSERTION = 0, 1, 2
+
+
+def align(ref: Sequence[str], hyp: Sequence[str]) -> list[Step]:
+    """Aligns a hypothesis with its reference.
+
+    Args:
+        ref: Reference words.
+        hyp: Hypothesis words.
+
+    Returns:
+        Steps (operation, reference word, hypothesis word) from left to right; the word that is absent is None.
+    """
+    # At equal last words the diagonal always costs no more than both others and is taken, so a common ending needs no
+    # table. A common beginning does: "a a" against "a" deletes the first word, not the second.
+    shared = _common_ending(ref, hyp)
+    row, column = len(ref) - shared, len(hyp) - shared
+    steps: list[Step] = [("cor", word, word) for word in reversed(ref[row:])]
+    choices = _choices(ref[:row], hyp[:column])
+    while row or column:
+        choice = choices[row][column]
+        if choice == _DIAGONAL:
+            row, column = row - 1, column - 1
+            steps.append(("cor" if ref[row] == hyp[column] else "sub", ref[row], hyp[column]))
+        elif choice == _DELETION:
+            row -= 1
+            steps.append(("del", ref[row], None))
+        else:
+            column -= 1
+            steps.append(("ins", None, hyp[column]))
+    steps.reverse()
+    return steps
+
+
+def count_operations(ref: Sequence[str], hyp: Sequence[str]) -> tuple[int, int, int, int]:
+    """Counts what `align` would find, mostly without making the alignment.
+
+    An alignment has S substitutions, P deletions that are paired with insertions, and as many more of either as the
+    lengths differ by, d: it costs 4 S + 6 P + 3 d. For nearly all utterances only one pair (S, P) gives the least cost,
+    which C++ finds fast; for the others the alignment is made.
+
+    Args:
+        ref: Reference words.
+        hyp: Hypothesis words.
+
+    Returns:
+        Numbers of correct words, substitutions, insertions and deletions.
+    """
+    if ref == hyp:
+        return len(ref), 0, 0, 0
+    extra = len(hyp) - len(ref)
+    cost = Levenshtein.distance(ref, hyp, weights=(INSERTION_COST, DELETION_COST, SUBSTITUTION_COST))
+    pair = _ONLY_PAIR.get(cost - 3 * abs(extra))
+    if pair is None:
+        operations = [operation for operation, _, _ in align(ref, hyp)]
+        return operations.count("cor"), operations.count("sub"), operations.count("ins"), operations.count("del")
+    substitutions, both = pair
+    deletions, insertions = both + max(-extra, 0), both + max(extra, 0)
+    return len(ref) - substitutions - deletions, substitutions, insertions, deletions
+
+
+def _only_pairs(largest: int = 24) -> dict[int, tuple[int, int]]:
+    """Maps a cost 4 S + 6 P to (S, P), where only one pair has it."""
+    pairs: dict[int, list[tuple[int, int]]] = {}
+    for substitutions in range(largest // 4 + 1):
+        for both in range(largest // 6 + 1):
+            cost = SUBSTITUTION_COST * substitutions + (INSERTION_COST + DELETION_COST) * both
+            pairs.setdefault(cost, []).append((substitutions, both))
+    return {cost: found[0] for cost, found in pairs.items() if cost <= largest and len(found) == 1}
+
+
+_ONLY_PAIR = _only_pairs()
+
+
+def _common_ending(ref: Sequence[str], hyp: Sequence[str]) -> int:
+    shared = 0
+    for a, b in zip(reversed(ref), reversed(hyp), strict=False):
+        if a != b:
+            break
+        shared += 1
+    return shared
+
+
+def _choices(ref: Sequence[str], hyp: Sequence[str]) -> list[bytearray]:
+    """Fills the table of the step by which each cell is reached; one row of costs at a time."""
+    costs = list(range(0, INSERTION_COST * len(hyp) + 1, INSERTION_COST))
+    table = [bytearray([_INSERTION]) * (len(hyp) + 1)]
+    for row, ref_word in enumerate(ref, 1):
+        left = row * DELETION_COST
+        current, choices = [left], bytearray([_DELETION]) * (len(hyp) + 1)
+        for column, hyp_word in enumerate(hyp, 1):
+            diagonal = costs[column - 1] + (0 if ref_word == hyp_word else SUBSTITUTION_COST)
+            deletion = costs[column] + DELETION_COST
+            insertion = left + INSERTION_COST
+            if diagonal <= deletion and diagonal <= insertion:
+                left, choices[column] = diagonal, _DIAGONAL
+            elif deletion < insertion:
+                left = deletion
+            else:
+                left, choices[column] = insertion, _INSERTION
+            current.append(left)
+        costs = current
+        table.append(choices)
+    return table

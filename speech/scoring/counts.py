@@ -1,0 +1,214 @@
+"""Error counts and rates of a test set, in total and by speaker and domain.
+
+The rate of a set is the sum of its errors over the sum of its reference words (NIST), never the mean of its utterances'
+rates. A set without reference words has no rate (None), though what was inserted there counts in any set around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from rapidfuzz.distance import Levenshtein
+
+from speech.scoring.align import count_operations
+
+
+class ScoringError(ValueError):
+    """Hypotheses that cannot be scored: an utterance listed twice, systems of different sets, no reference words."""
+
+
+class ScoringRow(NamedTuple):
+    """One utterance to be scored; the texts are normalized, words separated by white space."""
+
+    id: str
+    ref: str
+    hyp: str
+    speaker: str = ""
+    domain: str = ""
+
+
+@dataclass(frozen=True)
+class ErrorCounts:
+    """Counts of one utterance or of a set; they add up with `+`."""
+
+    cor: int = 0
+    """Correct words."""
+    sub: int = 0
+    """Words taken for another."""
+    ins: int = 0
+    """Words that nobody said."""
+    dele: int = 0
+    """Words that were missed."""
+    char_errors: int = 0
+    """Least number of single-character edits between reference and hypothesis (Levenshtein)."""
+    ref_chars: int = 0
+    """Characters of the reference, the single spaces between words among them."""
+    utterances: int = 0
+    """Utterances."""
+    wrong_utterances: int = 0
+    """Utterances with at least one word error."""
+
+    @property
+    def ref_words(self) -> int:
+        """Words of the reference."""
+        return self.cor + self.sub + self.dele
+
+    @property
+    def hyp_words(self) -> int:
+        """Words of the hypothesis."""
+        return self.cor + self.sub + self.ins
+
+    @property
+    def errors(self) -> int:
+        """Word errors: substitutions, insertions and deletions."""
+        return self.sub + self.ins + self.dele
+
+    @property
+    def wer(self) -> float | None:
+        """Word error rate as a fraction; None without reference words."""
+        return _rate(self.errors, self.ref_words)
+
+    @property
+    def cer(self) -> float | None:
+        """Character error rate as a fraction, spaces counted; None without reference characters."""
+        return _rate(self.char_errors, self.ref_chars)
+
+    @property
+    def ser(self) -> float | None:
+        """Share of utterances with an error (sentence error rate); None without utterances."""
+        return _rate(self.wrong_utterances, self.utterances)
+
+    def __add__(self, other: ErrorCounts) -> ErrorCounts:
+        return ErrorCounts(
+            self.cor + other.cor,
+            self.sub + other.sub,
+            self.ins + other.ins,
+            self.dele + other.dele,
+            self.char_errors + other.char_errors,
+            self.ref_chars + other.ref_chars,
+            self.utterances + other.utterances,
+            self.wrong_utterances + other.wrong_utterances,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns a JSON value with the counts and the rates."""
+        return {
+            "cor": self.cor,
+            "sub": self.sub,
+            "ins": self.ins,
+            "del": self.dele,
+            "errors": self.errors,
+            "ref_words": self.ref_words,
+            "hyp_words": self.hyp_words,
+            "char_errors": self.char_errors,
+            "ref_chars": self.ref_chars,
+            "utterances": self.utterances,
+            "wrong_utterances": self.wrong_utterances,
+            "wer": self.wer,
+            "cer": self.cer,
+            "ser": self.ser,
+        }
+
+
+@dataclass(frozen=True)
+class UtteranceScore:
+    """The counts of one utterance and the texts that they come from."""
+
+    id: str
+    ref: str
+    hyp: str
+    speaker: str
+    domain: str
+    counts: ErrorCounts
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns a JSON value."""
+        texts = {"id": self.id, "ref": self.ref, "hyp": self.hyp, "speaker": self.speaker, "domain": self.domain}
+        return {**texts, **self.counts.to_dict()}
+
+
+@dataclass(frozen=True)
+class ScoreReport:
+    """The scores of a test set."""
+
+    total: ErrorCounts
+    """Counts of the whole set."""
+    speakers: dict[str, ErrorCounts] = field(default_factory=dict)
+    """Counts of each speaker, sorted by name."""
+    domains: dict[str, ErrorCounts] = field(default_factory=dict)
+    """Counts of each domain, sorted by name."""
+    utterances: tuple[UtteranceScore, ...] = ()
+    """Every utterance, in the order given."""
+
+    @property
+    def wer(self) -> float | None:
+        """Word error rate of the set as a fraction."""
+        return self.total.wer
+
+    @property
+    def cer(self) -> float | None:
+        """Character error rate of the set as a fraction."""
+        return self.total.cer
+
+    def errors(self) -> NDArray[np.int64]:
+        """Returns the word errors of each utterance, [N]: with `words`, what the intervals are computed from."""
+        return np.array([utterance.counts.errors for utterance in self.utterances], dtype=np.int64)
+
+    def words(self) -> NDArray[np.int64]:
+        """Returns the reference words of each utterance, [N]."""
+        return np.array([utterance.counts.ref_words for utterance in self.utterances], dtype=np.int64)
+
+    def to_dict(self, *, utterances: bool = False) -> dict[str, Any]:
+        """Returns a JSON value; with `utterances` the single utterances too."""
+        value: dict[str, Any] = {
+            "total": self.total.to_dict(),
+            "speakers": {name: counts.to_dict() for name, counts in self.speakers.items()},
+            "domains": {name: counts.to_dict() for name, counts in self.domains.items()},
+        }
+        if utterances:
+            value["utterances"] = [utterance.to_dict() for utterance in self.utterances]
+        return value
+
+
+def score_utterance(ref: str, hyp: str) -> ErrorCounts:
+    """Counts the errors of one utterance; the texts' words are separated by white space."""
+    ref_words, hyp_words = ref.split(), hyp.split()
+    cor, sub, ins, dele = count_operations(ref_words, hyp_words)
+    ref_text, hyp_text = " ".join(ref_words), " ".join(hyp_words)
+    wrong = int(sub + ins + dele > 0)
+    return ErrorCounts(cor, sub, ins, dele, Levenshtein.distance(ref_text, hyp_text), len(ref_text), 1, wrong)
+
+
+def score_sets(rows: Iterable[ScoringRow | tuple[str, str, str, str, str]]) -> ScoreReport:
+    """Scores a test set.
+
+    Args:
+        rows: (id, reference, hypothesis, speaker, domain) of each utterance, the texts normalized alike. An utterance
+            for which nothing was recognized has the hypothesis "" and must be there: leaving it out hides deletions.
+
+    Raises:
+        ScoringError: An utterance is listed twice.
+    """
+    total, seen = ErrorCounts(), set()
+    speakers: dict[str, ErrorCounts] = {}
+    domains: dict[str, ErrorCounts] = {}
+    utterances: list[UtteranceScore] = []
+    for row in rows:
+        id_, ref, hyp, speaker, domain = row
+        if id_ in seen:
+            raise ScoringError(f"utterance {id_!r} is listed twice: give every utterance one hypothesis")
+        seen.add(id_)
+        counts = score_utterance(ref, hyp)
+        total += counts
+        speakers[speaker] = speakers.get(speaker, ErrorCounts()) + counts
+        domains[domain] = domains.get(domain, ErrorCounts()) + counts
+        utterances.append(UtteranceScore(id_, ref, hyp, speaker, domain, counts))
+    return ScoreReport(total, dict(sorted(speakers.items())), dict(sorted(domains.items())), tuple(utterances))
+
+
+def _rate(errors: int, units: int) -> float | None:
+    return errors / units if units else None

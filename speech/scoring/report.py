@@ -1,0 +1,130 @@
+"""Reports that people read: every utterance with its errors marked, and what is taken for what.
+
+    7447-91187-0003  2 errors, 6 words
+      the (cat->hat) sat (-down) on the mat (+now)
+
+A word that was missed is `(-word)`, one that nobody said `(+word)`, one taken for another `(said->recognized)`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from speech.scoring.align import Step, align
+from speech.scoring.counts import ErrorCounts, ScoreReport, UtteranceScore
+
+
+@dataclass(frozen=True)
+class Confusions:
+    """What is mistaken, the most frequent first, equally frequent ones in alphabetic order."""
+
+    substitutions: list[tuple[str, str, int]]
+    """(reference word, recognized word, count)."""
+    deletions: list[tuple[str, int]]
+    """(missed word, count)."""
+    insertions: list[tuple[str, int]]
+    """(word that nobody said, count)."""
+
+    def to_dict(self, limit: int | None = None) -> dict[str, Any]:
+        """Returns a JSON value of the first `limit` lines of each table."""
+        return {
+            "substitutions": [{"ref": ref, "hyp": hyp, "count": n} for ref, hyp, n in self.substitutions[:limit]],
+            "deletions": [{"ref": ref, "count": n} for ref, n in self.deletions[:limit]],
+            "insertions": [{"hyp": hyp, "count": n} for hyp, n in self.insertions[:limit]],
+        }
+
+
+def mark(steps: Iterable[Step]) -> str:
+    """Writes an alignment as one line of text with the errors marked."""
+    return " ".join(_mark(step) for step in steps)
+
+
+def count_confusions(report: ScoreReport) -> Confusions:
+    """Counts over a test set which words are mistaken for which, missed, and invented."""
+    counts: dict[str, Counter[tuple[str, ...]]] = {"sub": Counter(), "del": Counter(), "ins": Counter()}
+    for utterance in report.utterances:
+        if utterance.counts.errors:
+            for operation, ref, hyp in _steps(utterance):
+                if operation != "cor":
+                    counts[operation][tuple(word for word in (ref, hyp) if word is not None)] += 1
+    return Confusions(
+        [(words[0], words[1], count) for words, count in _sorted(counts["sub"])],
+        [(words[0], count) for words, count in _sorted(counts["del"])],
+        [(words[0], count) for words, count in _sorted(counts["ins"])],
+    )
+
+
+def worst_utterances(report: ScoreReport, limit: int = 20) -> list[UtteranceScore]:
+    """Returns the utterances with the most errors; among equals the highest share of errors first, then by id."""
+    wrong = [utterance for utterance in report.utterances if utterance.counts.errors]
+    return sorted(wrong, key=lambda u: (-u.counts.errors, u.counts.ref_words, u.id))[:limit]
+
+
+def alignment_report(utterances: Sequence[UtteranceScore]) -> str:
+    """Writes each utterance's id, number of errors and marked alignment."""
+    return "".join(
+        f"{utterance.id}  {_errors(utterance.counts)}\n  {mark(_steps(utterance))}\n" for utterance in utterances
+    )
+
+
+def text_report(report: ScoreReport, *, limit: int = 20) -> str:
+    """Writes a whole report: rates in total and by domain and speaker, confusions, and all alignments.
+
+    Args:
+        report: The scored set.
+        limit: Lines in each table of confusions and number of worst utterances shown in front.
+    """
+    parts = [_rates("set", {"all": report.total})]
+    if len(report.domains) > 1:
+        parts.append(_rates("domain", report.domains))
+    if len(report.speakers) > 1:
+        parts.append(_rates("speaker", report.speakers))
+    confusions = count_confusions(report)
+    parts.append(_table("Substitutions", [(n, f"{ref} -> {hyp}") for ref, hyp, n in confusions.substitutions[:limit]]))
+    parts.append(_table("Deletions", [(n, ref) for ref, n in confusions.deletions[:limit]]))
+    parts.append(_table("Insertions", [(n, hyp) for hyp, n in confusions.insertions[:limit]]))
+    parts.append("Worst utterances\n" + alignment_report(worst_utterances(report, limit)))
+    parts.append("All utterances\n" + alignment_report(report.utterances))
+    return "\n".join(parts)
+
+
+def _steps(utterance: UtteranceScore) -> list[Step]:
+    return align(utterance.ref.split(), utterance.hyp.split())
+
+
+def _mark(step: Step) -> str:
+    operation, ref, hyp = step
+    marks = {"cor": f"{ref}", "sub": f"({ref}->{hyp})", "del": f"(-{ref})", "ins": f"(+{hyp})"}
+    return marks[operation]
+
+
+def _errors(counts: ErrorCounts) -> str:
+    plural = "" if counts.errors == 1 else "s"
+    return f"{counts.errors} error{plural}, {counts.ref_words} word{'' if counts.ref_words == 1 else 's'}"
+
+
+def _sorted(counts: Counter[tuple[str, ...]]) -> list[tuple[tuple[str, ...], int]]:
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+
+
+def _rates(name: str, sets: dict[str, ErrorCounts]) -> str:
+    width = max(len(name), *(len(key) for key in sets))
+    lines = [f"{name:<{width}}  utts   words    WER %   sub   ins   del    CER %    SER %"]
+    for key, counts in sets.items():
+        lines.append(
+            f"{key:<{width}}  {counts.utterances:4d}  {counts.ref_words:6d}  {_percent(counts.wer)}"
+            f"  {counts.sub:4d}  {counts.ins:4d}  {counts.dele:4d}  {_percent(counts.cer)}  {_percent(counts.ser)}"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _percent(rate: float | None) -> str:
+    return "      -" if rate is None else f"{100 * rate:7.2f}"
+
+
+def _table(title: str, lines: list[tuple[int, str]]) -> str:
+    body = "".join(f"{count:6d}  {text}\n" for count, text in lines) or "  none\n"
+    return f"{title}\n{body}"

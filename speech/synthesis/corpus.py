@@ -1,0 +1,269 @@
+"""A corpus of synthetic spoken commands: many voices, noise, disjoint speakers for testing.
+
+    corpus = synthesize_corpus(SynthesisConfig(), Path("corpora/commands"))
+
+leaves `audio/<id>.flac` and, last and atomically, `metadata.csv` with the columns id, path, text, speaker, split,
+duration. The same configuration gives the same bytes. Utterances are spoken in small groups, each by a fresh engine; a
+log of finished groups lets an interrupted synthesis go on where it stopped.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import random
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from speech.audio import encode_flac, resample
+from speech.synthesis.commands import random_command
+from speech.synthesis.espeak import Engine, Voice
+
+_VERSION = 1  # of the recipe: raise it when the same configuration gives other audio
+_GROUP_SIZE = 16
+_COLUMNS = ("id", "path", "text", "speaker", "split", "duration")
+_TRAIN = (
+    "f1 f2 f3 m1 m2 m3 m4 m5 m6 Alex Alicia Andrea Andy Gene Marco Mario Michael Mike adam anika aunty boris david "
+    "edward grandma linda max quincy rob shelby"
+)
+
+
+class SynthesisConfig(BaseModel):
+    """A corpus of synthetic commands."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
+
+    train: int = Field(default=1200, ge=0, le=99_999)
+    """Number of training utterances."""
+    valid: int = Field(default=100, ge=0, le=99_999)
+    """Number of validation utterances."""
+    test: int = Field(default=200, ge=0, le=99_999)
+    """Number of test utterances."""
+    train_voices: tuple[str, ...] = tuple(_TRAIN.split())
+    """Voice variants of eSpeak NG that speak the training set; each is a speaker."""
+    valid_voices: tuple[str, ...] = ("f5", "m8", "Lee", "belinda")
+    """Voices of the validation set."""
+    test_voices: tuple[str, ...] = ("f4", "m7", "Annie", "john", "grandpa", "steph")
+    """Voices of the test set."""
+    rate: tuple[int, int] = (140, 200)
+    """Range of the speaking rate in words per minute."""
+    pitch: tuple[int, int] = (35, 65)
+    """Range of the pitch, within 0 to 99; a voice's own register comes on top."""
+    pitch_range: tuple[int, int] = (30, 70)
+    """Range of the liveliness of intonation, within 0 to 99."""
+    snr_db: tuple[float, float] = (10.0, 30.0)
+    """Range of the signal-to-noise ratio in dB; the noise is between white and pink."""
+    level_db: tuple[float, float] = (-32.0, -20.0)
+    """Range of the level of the speech in dB relative to full scale."""
+    sample_rate: int = Field(default=16000, ge=4000, le=48000)
+    """Sample rate of the files in Hz."""
+    seed: int = 0
+    """Another seed gives other sentences, voices' properties and noise."""
+
+    @model_validator(mode="after")
+    def _check(self) -> SynthesisConfig:
+        seen: dict[str, str] = {}
+        for split in ("train", "valid", "test"):
+            voices = getattr(self, f"{split}_voices")
+            if getattr(self, split) and not voices:
+                raise ValueError(f"{split}_voices is empty: name a voice, or set {split} to 0")
+            for voice in voices:
+                if not voice.replace("_", "a").isalnum():
+                    raise ValueError(f"{split}_voices: {voice!r} is no name of letters and digits")
+                if voice in seen:
+                    raise ValueError(
+                        f"voice {voice!r} is in {seen[voice]}_voices and {split}_voices: speakers are disjoint"
+                    )
+                seen[voice] = split
+        for name in ("rate", "pitch", "pitch_range", "snr_db", "level_db"):
+            low, high = getattr(self, name)
+            if low > high:
+                raise ValueError(f"{name}: the lower end {low} exceeds the upper end {high}: swap them")
+        for end in (0, 1):
+            Voice(rate=self.rate[end], pitch=self.pitch[end], pitch_range=self.pitch_range[end])
+        return self
+
+
+@dataclass(frozen=True)
+class PlannedUtterance:
+    """What will be said, by whom and how."""
+
+    id: str
+    split: str
+    text: str
+    voice: Voice
+    snr_db: float
+    tilt: float
+    level_db: float
+
+
+def plan_corpus(config: SynthesisConfig) -> list[PlannedUtterance]:
+    """Draw all utterances of a corpus, each from a random state of its own (its id and the seed)."""
+    return [
+        _plan_utterance(config, split, voices[index % len(voices)], index)
+        for split, count, voices in (
+            ("train", config.train, config.train_voices),
+            ("valid", config.valid, config.valid_voices),
+            ("test", config.test, config.test_voices),
+        )
+        for index in range(count)
+    ]
+
+
+def _plan_utterance(config: SynthesisConfig, split: str, variant: str, index: int) -> PlannedUtterance:
+    name = f"{split}-{index:05d}-{variant}"
+    rng = random.Random(f"{config.seed}/{name}")
+    voice = Voice(
+        variant,
+        rate=rng.randint(*config.rate),
+        pitch=rng.randint(*config.pitch),
+        pitch_range=rng.randint(*config.pitch_range),
+    )
+    return PlannedUtterance(
+        id=name,
+        split=split,
+        text=random_command(rng),
+        voice=voice,
+        snr_db=rng.uniform(*config.snr_db),
+        tilt=rng.random(),
+        level_db=rng.uniform(*config.level_db),
+    )
+
+
+def synthesize_corpus(
+    config: SynthesisConfig, folder: Path, progress: Callable[[int, int], None] | None = None
+) -> Path:
+    """Synthesize a corpus into a folder, or finish one that was interrupted.
+
+    Args:
+        config: the corpus.
+        folder: where to; made if absent.
+        progress: called with the numbers of finished and of all utterances.
+
+    Returns:
+        The path of `metadata.csv`.
+
+    Raises:
+        ValueError: the folder holds a corpus that this function did not make, or a voice is unknown.
+        SynthesizerMissingError: eSpeak NG is not installed.
+    """
+    folder = Path(folder)
+    plan = plan_corpus(config)
+    metadata, log = folder / "metadata.csv", folder / "synthesis.jsonl"
+    finished = _open_folder(config, folder)
+    groups = [plan[start : start + _GROUP_SIZE] for start in range(0, len(plan), _GROUP_SIZE)]
+    missing = [group for group in groups if not all(_is_whole(folder, item.id, finished) for item in group)]
+    if missing:
+        metadata.unlink(missing_ok=True)
+    done = len(plan) - sum(map(len, missing))
+    for group in missing:
+        written = dict(_write_group(config, group, folder))
+        finished.update(written)
+        with log.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(written) + "\n")
+        done += len(group)
+        if progress is not None:
+            progress(done, len(plan))
+    if not metadata.exists():
+        _replace(metadata, _metadata_csv(config, plan, finished))
+    return metadata
+
+
+def _open_folder(config: SynthesisConfig, folder: Path) -> dict[str, list[int]]:
+    """Prepare the folder; returns bytes and samples of each file that a former run with this configuration finished."""
+    with Engine() as engine:
+        identity = {"version": _VERSION, "engine": engine.version, "config": config.model_dump(mode="json")}
+    expected = json.dumps(identity, indent=1, sort_keys=True).encode()
+    record, log, metadata = folder / "synthesis.json", folder / "synthesis.jsonl", folder / "metadata.csv"
+    (folder / "audio").mkdir(parents=True, exist_ok=True)
+    if record.exists():
+        if record.read_bytes() == expected:
+            return _read_log(log)
+        metadata.unlink(missing_ok=True)  # first: what has no metadata does not exist
+        log.unlink(missing_ok=True)
+        for path in (folder / "audio").glob("*.flac"):
+            path.unlink()
+    elif metadata.exists() or any((folder / "audio").iterdir()):
+        raise ValueError(f"{folder} holds a corpus that was not synthesized here: choose an empty folder")
+    _replace(record, expected)
+    return {}
+
+
+def _read_log(path: Path) -> dict[str, list[int]]:
+    """Bytes and samples of finished files by id; a last line that a crash cut off is passed over."""
+    finished: dict[str, list[int]] = {}
+    for line in path.read_text("utf-8").splitlines() if path.exists() else ():
+        try:
+            finished.update(json.loads(line))
+        except ValueError:
+            continue
+    return finished
+
+
+def _is_whole(folder: Path, name: str, finished: dict[str, list[int]]) -> bool:
+    path = folder / "audio" / f"{name}.flac"
+    return name in finished and path.exists() and path.stat().st_size == finished[name][0]
+
+
+def _write_group(
+    config: SynthesisConfig, group: list[PlannedUtterance], folder: Path
+) -> Iterator[tuple[str, list[int]]]:
+    """Speak a group and write its files; yields id, bytes and samples of each."""
+    with Engine() as engine:
+        for item in group:
+            wave = _record(config, item, engine)
+            data = encode_flac(wave, config.sample_rate)
+            _replace(folder / "audio" / f"{item.id}.flac", data)
+            yield item.id, [len(data), len(wave)]
+
+
+def _record(config: SynthesisConfig, item: PlannedUtterance, engine: Engine) -> torch.Tensor:
+    """Speak, resample, set the level and add noise: float32 `[num_samples]`."""
+    spoken = torch.from_numpy(engine.speak(item.text, item.voice).astype(np.float32) / 32768)
+    speech = resample(spoken, engine.sample_rate, config.sample_rate).numpy()
+    speech = speech * (10 ** (item.level_db / 20) / _rms(speech))
+    seed = hashlib.sha256(f"{config.seed}/{item.id}".encode()).digest()
+    noise = _noise(len(speech), item.tilt, np.random.default_rng(int.from_bytes(seed[:8], "big")))
+    noise = noise * (10 ** ((item.level_db - item.snr_db) / 20) / _rms(noise))
+    return torch.from_numpy((speech + noise).astype(np.float32))
+
+
+def _rms(wave: NDArray[np.float32]) -> float:
+    return max(float(np.sqrt(np.mean(np.square(wave, dtype=np.float64)))), 1e-9)
+
+
+def _noise(num_samples: int, tilt: float, rng: np.random.Generator) -> NDArray[np.float32]:
+    """Noise with a power spectrum of 1 / f^tilt above a hundredth of the band: 0 is white, 1 is pink."""
+    size = 1 << max(1, (num_samples - 1).bit_length())
+    white = rng.standard_normal(size, dtype=np.float32)
+    shape = np.maximum(np.linspace(0, 1, size // 2 + 1, dtype=np.float32), 0.01) ** np.float32(-tilt / 2)
+    return np.asarray(np.fft.irfft(np.fft.rfft(white) * shape, size)[:num_samples], dtype=np.float32)
+
+
+def _metadata_csv(config: SynthesisConfig, plan: list[PlannedUtterance], finished: dict[str, list[int]]) -> bytes:
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(_COLUMNS)
+    for item in plan:
+        seconds = f"{finished[item.id][1] / config.sample_rate:.4f}"
+        writer.writerow((item.id, f"audio/{item.id}.flac", item.text, item.voice.variant, item.split, seconds))
+    return buffer.getvalue().encode()
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Write a file so that it is there whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        temporary.write_bytes(data)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

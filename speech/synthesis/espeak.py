@@ -1,0 +1,202 @@
+"""eSpeak NG through ctypes: text to samples, reproducibly.
+
+The library (and its data) comes in the wheel `espeakng-loader`. It keeps the phase of its oscillators and of its noise
+in static variables, so what it says depends on all that it has said before. An `Engine` therefore loads it afresh: a
+sequence of utterances from one engine is the same every time (but for a few whispering variants, such as "caleb" and
+"Reed", which draw their noise elsewhere). Loading takes a few milliseconds.
+"""
+
+from __future__ import annotations
+
+import _ctypes
+import ctypes
+import sys
+import threading
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_SYNCHRONOUS, _DONT_EXIT = 2, 0x8000
+_RATE, _PITCH, _RANGE = 1, 3, 4
+_CHARACTERS_UTF8 = 1
+_NOISE_SEED = 1
+_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
+
+_library_lock = threading.RLock()  # the library has one state per process
+
+
+class SynthesizerMissingError(ImportError):
+    """eSpeak NG is not installed, or does not load."""
+
+
+class VoiceError(ValueError):
+    """A voice that does not exist or a property outside its range, or a text that cannot be spoken."""
+
+
+@dataclass(frozen=True)
+class Voice:
+    """A voice of eSpeak NG.
+
+    Attributes:
+        variant: the speaker, such as "f3" or "m1" (see `list_variants`); "" is the plain voice.
+        language: the language and accent.
+        rate: words per minute, 80 to 450.
+        pitch: 0 to 99.
+        pitch_range: 0 (monotone) to 99.
+    """
+
+    variant: str = ""
+    language: str = "en-us"
+    rate: int = 175
+    pitch: int = 50
+    pitch_range: int = 50
+
+    def __post_init__(self) -> None:
+        for name, value, low, high in (
+            ("rate", self.rate, 80, 450),
+            ("pitch", self.pitch, 0, 99),
+            ("pitch_range", self.pitch_range, 0, 99),
+        ):
+            if not low <= value <= high:
+                raise VoiceError(f"voice {self.name}: {name} {value} is not between {low} and {high}")
+
+    @property
+    def name(self) -> str:
+        """The name under which eSpeak NG knows it, such as "en-us+f3"."""
+        return f"{self.language}+{self.variant}" if self.variant else self.language
+
+
+def _paths() -> tuple[str, str]:
+    """The library and its data folder."""
+    try:
+        import espeakng_loader  # optional: only who synthesizes needs it
+    except ImportError as error:
+        raise SynthesizerMissingError("speech synthesis needs eSpeak NG: pip install espeakng-loader") from error
+    return str(espeakng_loader.get_library_path()), str(espeakng_loader.get_data_path())
+
+
+@lru_cache(maxsize=1)
+def list_variants() -> tuple[str, ...]:
+    """Names of the voice variants, sorted.
+
+    Raises:
+        SynthesizerMissingError: eSpeak NG is not installed.
+    """
+    return tuple(sorted(path.name for path in Path(_paths()[1], "voices", "!v").iterdir()))
+
+
+class Engine:
+    """A freshly loaded eSpeak NG, used as a context manager; one at a time in a process, others wait.
+
+    Attributes:
+        sample_rate: in Hz (22,050).
+        version: of eSpeak NG.
+
+    Raises:
+        SynthesizerMissingError: eSpeak NG is not installed, or does not load.
+
+    Example:
+        >>> with Engine() as engine:
+        ...     samples = engine.speak("turn the lights on", Voice("f3"))
+    """
+
+    sample_rate: int
+    version: str
+
+    def __init__(self) -> None:
+        self._library: Any = None
+        self._chunks: list[bytes] = []
+        self._callback = _CALLBACK(self._receive)  # kept alive here: the library only has its address
+
+    def __enter__(self) -> Engine:
+        library_path, data_path = _paths()
+        _library_lock.acquire()
+        try:
+            self._library = ctypes.CDLL(library_path)
+            self.sample_rate = self._library.espeak_Initialize(_SYNCHRONOUS, 0, data_path.encode(), _DONT_EXIT)
+            if self.sample_rate <= 0:
+                raise OSError(f"it does not accept its data folder {data_path!r}")
+            self._library.espeak_Info.restype = ctypes.c_char_p
+            self.version = self._library.espeak_Info(None).decode()
+            self._library.espeak_SetSynthCallback(self._callback)
+            if hasattr(self._library, "espeak_ng_SetRandSeed"):
+                self._library.espeak_ng_SetRandSeed(ctypes.c_long(_NOISE_SEED))
+        except BaseException as error:
+            self.close()
+            if isinstance(error, OSError | AttributeError):
+                raise SynthesizerMissingError(f"eSpeak NG does not load: {error}") from error
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Unload the library, which forgets its state, and let the next engine in."""
+        library, self._library = self._library, None
+        try:
+            if library is not None:
+                library.espeak_Terminate()
+                if sys.platform != "win32":
+                    _ctypes.dlclose(library._handle)
+        finally:
+            _library_lock.release()
+
+    def _receive(self, samples: int | None, count: int, events: int | None) -> int:
+        if samples and count > 0:
+            self._chunks.append(ctypes.string_at(samples, count * 2))
+        return 0
+
+    def speak(self, text: str, voice: Voice | None = None) -> NDArray[np.int16]:
+        """Synthesize a text.
+
+        Args:
+            text: plain text.
+            voice: who says it; the plain American voice unless given.
+
+        Returns:
+            int16 `[num_samples]` at `sample_rate`.
+
+        Raises:
+            VoiceError: the voice is unknown, or the text is empty or contains control characters.
+        """
+        voice = voice or Voice()
+        # Control characters are commands to eSpeak NG, and NUL ends the text.
+        if not text.strip() or any(ord(character) < 32 for character in text):
+            raise VoiceError(f"cannot speak {text!r}: need a text without control characters")
+        self._choose(voice)
+        self._chunks.clear()
+        data = text.encode()
+        status = self._library.espeak_Synth(data, len(data) + 1, 0, 1, 0, _CHARACTERS_UTF8, None, None)
+        if status != 0:
+            raise VoiceError(f"eSpeak NG cannot speak {text!r} as {voice.name} (status {status})")
+        self._library.espeak_Synchronize()
+        return np.frombuffer(b"".join(self._chunks), dtype=np.int16)
+
+    def _choose(self, voice: Voice) -> None:
+        if self._library is None:
+            raise RuntimeError("this engine is not open: use it in a with statement")
+        # An unknown variant would be ignored silently.
+        if voice.variant and voice.variant not in list_variants():
+            raise VoiceError(f"unknown voice variant {voice.variant!r}: choose one of {', '.join(list_variants())}")
+        if self._library.espeak_SetVoiceByName(voice.name.encode()) != 0:
+            raise VoiceError(f"eSpeak NG has no voice {voice.name!r}: choose another language")
+        for parameter, value in ((_RATE, voice.rate), (_PITCH, voice.pitch), (_RANGE, voice.pitch_range)):
+            self._library.espeak_SetParameter(parameter, value, 0)
+
+
+def speak(text: str, voice: Voice | None = None) -> tuple[NDArray[np.int16], int]:
+    """Synthesize one text with an engine of its own; see `Engine.speak`.
+
+    Returns:
+        int16 `[num_samples]` and the sample rate in Hz.
+    """
+    with Engine() as engine:
+        return engine.speak(text, voice), engine.sample_rate

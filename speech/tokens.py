@@ -1,0 +1,308 @@
+"""Tokens: the units that an acoustic model writes, and the way from text to them and back.
+
+Index 0 is always the CTC blank. Between words stands the space, written "▁" among the symbols so that it can be seen;
+BPE pieces carry it at their front, as sentencepiece writes them. A tokenizer is trained on the training transcripts
+and is then a plain JSON value:
+
+    tokenizer = train_tokenizer(TokenConfig(kind="bpe", vocab_size=500), texts)
+    same = tokenizer_from_dict(tokenizer.to_dict())
+
+Texts are normalized ones: single spaces, none at the ends. For these `decode(encode(text)) == text`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+BLANK_SYMBOL = "<blank>"
+SPACE_SYMBOL = "▁"
+
+# sentencepiece silently leaves out longer training lines (its own default is 4,192 bytes).
+_MAX_LINE_BYTES = 1 << 20
+
+
+class TokenError(ValueError):
+    """A unit that the tokenizer does not know, a token outside its range, or a vocabulary that cannot be made.
+
+    Attributes:
+        symbols: The unknown characters or words, each once, in order of appearance; empty where the trouble is
+            another.
+    """
+
+    def __init__(self, message: str, symbols: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.symbols = list(symbols)
+
+
+class TokenConfig(BaseModel):
+    """Which units a model writes."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
+
+    kind: Literal["characters", "bpe", "words"] = "characters"
+    """`characters` of the training texts, byte-pair pieces (`bpe`: Sennrich 2016, arXiv 1508.07909), or `words`."""
+    vocab_size: int = Field(default=256, ge=2)
+    """Number of tokens with the blank, for `bpe` and `words` (the most frequent ones): an upper bound, since a small
+    corpus may not hold that many. Without effect for `characters`."""
+
+
+class Tokenizer(ABC):
+    """Text to token ids and back.
+
+    Attributes:
+        symbols: The written form of every token; index 0 is "<blank>".
+    """
+
+    kind: ClassVar[str]
+    blank = 0
+    symbols: list[str]
+
+    @property
+    def size(self) -> int:
+        """Number of tokens, the blank among them: the width of the model's output."""
+        return len(self.symbols)
+
+    @abstractmethod
+    def encode(self, text: str) -> list[int]:
+        """Returns the tokens of a normalized text (none for an empty one).
+
+        Raises:
+            TokenError: The text holds a unit that is not among the symbols.
+        """
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Returns the text of a sequence of tokens without blanks; words are separated by single spaces.
+
+        Raises:
+            TokenError: An id is the blank, or outside the symbols.
+        """
+        for token in ids:
+            if not 0 < token < self.size:
+                raise TokenError(f"token {token} is no text: ids go from 1 to {self.size - 1} (0 is the blank)")
+        return " ".join(self._join([self.symbols[token] for token in ids]).split())
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """Returns a JSON value from which `tokenizer_from_dict` makes the same tokenizer."""
+
+    @classmethod
+    @abstractmethod
+    def train(cls, cfg: TokenConfig, texts: Iterable[str]) -> Tokenizer:
+        """Makes a tokenizer from training texts."""
+
+    @classmethod
+    @abstractmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> Tokenizer:
+        """Makes a tokenizer from what `to_dict` returned."""
+
+    def _join(self, pieces: list[str]) -> str:
+        return "".join(pieces).replace(SPACE_SYMBOL, " ")
+
+    def _unknown(self, text: str, symbols: Iterable[str]) -> TokenError:
+        names = list(dict.fromkeys(symbols))
+        shown = ", ".join(map(repr, names[:5])) + (", …" if len(names) > 5 else "")
+        short = text if len(text) <= 60 else text[:59] + "…"
+        return TokenError(
+            f"{shown} in {short!r}: not among the {self.size} tokens ({self.kind}); normalize the text as the "
+            "training texts were, or train the tokenizer on texts that hold it",
+            names,
+        )
+
+
+class _ListedTokenizer(Tokenizer):
+    """A tokenizer whose symbols are simply listed."""
+
+    def __init__(self, symbols: Sequence[str]) -> None:
+        self.symbols = list(symbols)
+        if not self.symbols or self.symbols[0] != BLANK_SYMBOL:
+            raise TokenError(f"the first symbol must be {BLANK_SYMBOL!r}")
+        if len(set(self.symbols)) != self.size:
+            raise TokenError("a symbol is listed twice")
+        self._ids = {symbol: index for index, symbol in enumerate(self.symbols) if index}
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": self.kind, "symbols": list(self.symbols)}
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> Tokenizer:
+        symbols = value.get("symbols")
+        if not isinstance(symbols, list) or not all(isinstance(symbol, str) for symbol in symbols):
+            raise TokenError(f"a {cls.kind} tokenizer needs `symbols`, a list of strings")
+        return cls(symbols)
+
+    def _look_up(self, text: str, units: Sequence[str]) -> list[int]:
+        try:
+            return [self._ids[unit] for unit in units]
+        except KeyError:
+            raise self._unknown(text, (unit for unit in units if unit not in self._ids)) from None
+
+
+class CharacterTokenizer(_ListedTokenizer):
+    """Every character is a token, the space too."""
+
+    kind = "characters"
+
+    @classmethod
+    def train(cls, cfg: TokenConfig, texts: Iterable[str]) -> Tokenizer:
+        """Takes the characters of the texts, sorted by code point; the space comes first."""
+        found: set[str] = set()
+        for text in texts:
+            found.update(_checked(text))
+        if not found:
+            raise TokenError("there is no text to take characters from")
+        return cls([BLANK_SYMBOL, *(SPACE_SYMBOL if c == " " else c for c in sorted(found))])
+
+    def encode(self, text: str) -> list[int]:
+        """Returns a token for each character."""
+        return self._look_up(text, _checked(text).replace(" ", SPACE_SYMBOL))
+
+
+class WordTokenizer(_ListedTokenizer):
+    """Every word is a token; a word outside the vocabulary is an error, not an unknown-word token."""
+
+    kind = "words"
+
+    @classmethod
+    def train(cls, cfg: TokenConfig, texts: Iterable[str]) -> Tokenizer:
+        """Takes the `vocab_size` − 1 most frequent words; equally frequent ones in alphabetic order."""
+        counts = Counter(word for text in texts for word in _checked(text).split())
+        if not counts:
+            raise TokenError("there is no text to take words from")
+        words = sorted(counts, key=lambda word: (-counts[word], word))
+        return cls([BLANK_SYMBOL, *words[: cfg.vocab_size - 1]])
+
+    def encode(self, text: str) -> list[int]:
+        """Returns a token for each word."""
+        return self._look_up(text, _checked(text).split())
+
+    def _join(self, pieces: list[str]) -> str:
+        return " ".join(pieces)
+
+
+class BpeTokenizer(Tokenizer):
+    """Byte-pair pieces of a sentencepiece model (Kudo and Richardson 2018, arXiv 1808.06226).
+
+    The model's unknown piece has id 0, which our blank takes: so both number the pieces alike, and a text that would
+    need the unknown piece is an error.
+    """
+
+    kind = "bpe"
+
+    def __init__(self, model: bytes) -> None:
+        import sentencepiece
+
+        self._model = model
+        try:
+            self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        except (RuntimeError, ValueError) as error:
+            raise TokenError("the sentencepiece model cannot be read") from error
+        if self._processor.unk_id() != 0:
+            raise TokenError("the sentencepiece model's unknown piece must have id 0, which is the blank here")
+        pieces = [self._processor.id_to_piece(index) for index in range(1, self._processor.get_piece_size())]
+        self.symbols = [BLANK_SYMBOL, *pieces]
+
+    @classmethod
+    def train(cls, cfg: TokenConfig, texts: Iterable[str]) -> Tokenizer:
+        """Learns merges from the texts; the same texts give the same bytes.
+
+        Raises:
+            TokenError: There is no text, or it has more different characters than `vocab_size` can hold.
+        """
+        lines = [line for line in map(_checked, texts) if line.strip()]
+        if not lines:
+            raise TokenError("there is no text to learn pieces from")
+        needed = len({character for line in lines for character in line} | {" "}) + 1
+        if cfg.vocab_size < needed:
+            raise TokenError(
+                f"vocab_size {cfg.vocab_size} is smaller than the {needed} tokens that the texts' single characters "
+                "need: raise it, or normalize the texts to fewer characters"
+            )
+        return cls(_train_sentencepiece(lines, cfg.vocab_size))
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the pieces to which the learned merges lead."""
+        ids: list[int] = self._processor.encode(_checked(text))
+        if 0 in ids:
+            known = set("".join(self.symbols[1:])) | {" "}
+            raise self._unknown(text, (character for character in text if character not in known))
+        return ids
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the sentencepiece model in base64."""
+        return {"kind": self.kind, "model": base64.b64encode(self._model).decode("ascii")}
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> Tokenizer:
+        """Reads the sentencepiece model from base64."""
+        try:
+            return cls(base64.b64decode(value["model"], validate=True))
+        except (KeyError, TypeError, binascii.Error) as error:
+            raise TokenError("a bpe tokenizer needs `model`, a sentencepiece model in base64") from error
+
+
+def _train_sentencepiece(lines: list[str], vocab_size: int) -> bytes:
+    import sentencepiece
+
+    model = io.BytesIO()
+    # One thread: the order of equal merges must not depend on timing. identity: our normalizer has done that work.
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=vocab_size,
+        hard_vocab_limit=False,
+        character_coverage=1.0,
+        normalization_rule_name="identity",
+        unk_id=0,
+        bos_id=-1,
+        eos_id=-1,
+        pad_id=-1,
+        num_threads=1,
+        max_sentence_length=_MAX_LINE_BYTES,
+        minloglevel=2,
+    )
+    return model.getvalue()
+
+
+def _checked(text: str) -> str:
+    if SPACE_SYMBOL in text:
+        raise TokenError(
+            f"the text {text[:60]!r} holds {SPACE_SYMBOL!r} (U+2581), which stands for the space", [SPACE_SYMBOL]
+        )
+    return text
+
+
+TOKENIZERS: dict[str, type[Tokenizer]] = {cls.kind: cls for cls in (CharacterTokenizer, BpeTokenizer, WordTokenizer)}
+
+
+def train_tokenizer(cfg: TokenConfig, texts: Iterable[str]) -> Tokenizer:
+    """Makes the tokenizer that the configuration asks for from normalized training texts, deterministically.
+
+    Args:
+        cfg: Kind and size of the vocabulary.
+        texts: Normalized texts; read once, their order does not matter for `characters` and `words`.
+
+    Raises:
+        TokenError: There is no text, or a vocabulary of that size cannot be made from it.
+    """
+    return TOKENIZERS[cfg.kind].train(cfg, texts)
+
+
+def tokenizer_from_dict(value: Mapping[str, Any]) -> Tokenizer:
+    """Makes a tokenizer from what its `to_dict` returned.
+
+    Raises:
+        TokenError: The kind is unknown, or what that kind needs is missing or damaged.
+    """
+    kind = value.get("kind")
+    if not isinstance(kind, str) or kind not in TOKENIZERS:
+        raise TokenError(f"unknown kind of tokenizer {kind!r}: there are {', '.join(sorted(TOKENIZERS))}")
+    return TOKENIZERS[kind].from_dict(value)

@@ -1,0 +1,85 @@
+"""Corpora as they lie on disk: one reader per public layout, all of which yield `Utterance`s lazily.
+
+    for utterance in open_corpus("librispeech", "LibriSpeech/train-clean-5"):
+        ...
+
+A new layout is one module and one line in `READERS`.
+"""
+
+import difflib
+from importlib import import_module
+from itertools import islice
+from pathlib import Path
+
+from storage.corpora.base import CorpusError, CorpusReader, Problem, Utterance
+
+__all__ = [
+    "READERS",
+    "CorpusError",
+    "CorpusReader",
+    "Problem",
+    "Utterance",
+    "guess_kind",
+    "open_corpus",
+    "reader_class",
+]
+
+READERS: dict[str, str] = {
+    "librispeech": "storage.corpora.librispeech:LibriSpeechReader",
+    "kaldi": "storage.corpora.kaldi:KaldiReader",
+    "table": "storage.corpora.table:TableReader",
+}
+
+_TABLE_SUFFIXES = frozenset({".csv", ".tsv", ".jsonl"})
+
+
+def reader_class(kind: str) -> type[CorpusReader]:
+    """The class of a registered kind.
+
+    Raises:
+        CorpusError: the kind is unknown; the message names the nearest known one.
+    """
+    if kind not in READERS:
+        near = difflib.get_close_matches(kind.lower(), READERS, n=1, cutoff=0.3)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise CorpusError(f"unknown corpus kind {kind!r}: {hint}Known kinds: {', '.join(sorted(READERS))}, or 'auto'.")
+    module, _, name = READERS[kind].partition(":")
+    found: type[CorpusReader] = getattr(import_module(module), name)
+    return found
+
+
+def open_corpus(kind: str, path: str, **options: object) -> CorpusReader:
+    """Opens a corpus.
+
+    Args:
+        kind: a key of `READERS`, or "auto" to look at the files.
+        path: folder or file of the corpus.
+        **options: `corpus`, `domain`, `language`, and what the reader itself takes (see its class).
+
+    Raises:
+        CorpusError: an unknown kind, an option that the reader does not have, or a path that does not exist.
+    """
+    return reader_class(guess_kind(path) if kind == "auto" else kind)(path, **options)  # type: ignore[arg-type]
+
+
+def guess_kind(path: str) -> str:
+    """The kind of the corpus at a path, judged by its file names.
+
+    Raises:
+        CorpusError: nothing there looks like a known layout.
+    """
+    root = Path(path).expanduser()
+    if root.is_file() and root.suffix.lower() in _TABLE_SUFFIXES:
+        return "table"
+    if (root / "wav.scp").is_file():
+        return "kaldi"
+    if any((root / f"metadata{suffix}").is_file() for suffix in _TABLE_SUFFIXES):
+        return "table"
+    if root.is_dir() and any(islice(root.rglob("*.trans.txt"), 1)):
+        return "librispeech"
+    if not root.exists():
+        raise CorpusError(f"{root} does not exist: check the path of the corpus")
+    raise CorpusError(
+        f"{root} looks like no known corpus layout: it has no wav.scp, metadata.csv or *.trans.txt. "
+        f"Name the kind ({', '.join(sorted(READERS))}), or describe the corpus in a CSV table."
+    )

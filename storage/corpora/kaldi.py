@@ -1,0 +1,180 @@
+"""Kaldi data folders: `wav.scp`, `text`, `utt2spk`, and optionally `segments` and `reco2file_and_channel`.
+
+An entry of `wav.scp` that is a command ("sox ... |") is never run: it becomes a problem of the reader.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from storage.corpora.base import CorpusError, CorpusReader, Utterance, read_lines
+
+_FILES = ("wav.scp", "text", "utt2spk", "segments", "reco2file_and_channel")
+_CHANNELS = {"A": 0, "B": 1, "1": 0, "2": 1}
+
+
+@dataclass(frozen=True)
+class _Segment:
+    recording: str
+    start: float = 0.0
+    end: float | None = None
+
+
+class KaldiReader(CorpusReader):
+    """Reads a Kaldi data folder in the order of its `text`.
+
+    A relative path in `wav.scp` is looked up under the option `root`, then under the folder itself, then under its
+    parents: the first that exists counts. Without `utt2spk` an utterance is its own speaker, which is Kaldi's custom.
+    The channel of `reco2file_and_channel` is kept when the recording is one file for all its channels.
+    """
+
+    OPTIONS = frozenset({"root"})
+
+    def _utterances(self) -> Iterator[Utterance]:
+        if not self.root.is_dir():
+            raise CorpusError(f"{self.root} is a file: name the Kaldi data folder that holds wav.scp and text")
+        recordings = self._read("wav.scp", required=True, report=True)
+        segments = self._segments(recordings)
+        speakers = self._read("utt2spk", report=True)
+        pending = dict.fromkeys(segments)
+        for utterance_id, text in self._pairs("text", required=True, report=True):
+            pending.pop(utterance_id, None)
+            utterance = self._utterance(utterance_id, text, segments, recordings, speakers)
+            if utterance is not None:
+                yield utterance
+        for utterance_id in pending:
+            self._problem(utterance_id, "missing-transcript", f"{self.root / 'text'} has no line for it")
+
+    def _utterance(
+        self,
+        utterance_id: str,
+        text: str,
+        segments: dict[str, _Segment | None],
+        recordings: dict[str, str],
+        speakers: dict[str, str],
+    ) -> Utterance | None:
+        if utterance_id not in segments:
+            table = "segments" if (self.root / "segments").is_file() else "wav.scp"
+            self._problem(utterance_id, "missing-audio", f"{self.root / table} has no line for it")
+            return None
+        segment = segments[utterance_id]
+        if segment is None:
+            return None  # already noted when the segments were read
+        audio, problem = self._locate(self._entry(segment.recording, recordings))
+        if problem:
+            self._problem(utterance_id, *problem)
+            return None
+        return Utterance(
+            id=utterance_id,
+            audio=str(audio),
+            text=text,
+            speaker=speakers.get(utterance_id, utterance_id),
+            corpus=self.corpus,
+            domain=self.domain,
+            language=self.language,
+            duration=None if segment.end is None else segment.end - segment.start,
+            start=segment.start,
+            end=segment.end,
+            channel=self._channel(segment.recording, recordings),
+        )
+
+    def _segments(self, recordings: dict[str, str]) -> dict[str, _Segment | None]:
+        """Utterance to its place; None for a line that makes no sense, which is noted."""
+        if not (self.root / "segments").is_file():
+            return {recording: _Segment(recording) for recording in recordings}
+        segments: dict[str, _Segment | None] = {}
+        for utterance_id, rest in self._pairs("segments", report=True):
+            segments[utterance_id] = self._segment(utterance_id, rest)
+        return segments
+
+    def _segment(self, utterance_id: str, rest: str) -> _Segment | None:
+        fields = rest.split()
+        try:
+            recording, start, end = fields[0], float(fields[1]), float(fields[2])
+            if not 0 <= start < float("inf") or not (end == -1 or start < end < float("inf")):
+                raise ValueError("its times do not ascend from 0")
+        except (IndexError, ValueError) as error:
+            self._problem(utterance_id, "bad-segment", f"{self.root / 'segments'}: {rest!r}: {error}")
+            return None
+        return _Segment(recording, start, None if end == -1 else end)  # -1 is Kaldi's mark for the end of the file
+
+    def _entry(self, recording: str, recordings: dict[str, str]) -> str | None:
+        file_id = self._reco2file.get(recording, ("", None))[0]
+        return recordings.get(recording, recordings.get(file_id))
+
+    def _channel(self, recording: str, recordings: dict[str, str]) -> int | None:
+        file_id, channel = self._reco2file.get(recording, ("", None))
+        entries = {self._entry(other, recordings) for other in self._by_file[file_id]}
+        # Two entries for one recording are channels that were split into files of their own.
+        return channel if len(entries) == 1 else None
+
+    @cached_property
+    def _reco2file(self) -> dict[str, tuple[str, int | None]]:
+        table = {}
+        for recording, rest in self._pairs("reco2file_and_channel"):
+            fields = rest.split()
+            if len(fields) == 2:
+                table[recording] = (fields[0], _CHANNELS.get(fields[1].upper()))
+        return table
+
+    @cached_property
+    def _by_file(self) -> dict[str, list[str]]:
+        groups: dict[str, list[str]] = defaultdict(list)
+        for recording, (file_id, _) in self._reco2file.items():
+            groups[file_id].append(recording)
+        return groups
+
+    def _locate(self, entry: str | None) -> tuple[Path | str, tuple[str, str] | None]:
+        """The audio file of an entry of wav.scp, or why there is none."""
+        if entry is None:
+            return "", ("missing-audio", f"{self.root / 'wav.scp'} has no line for its recording")
+        if entry.endswith("|") or entry.startswith("|"):
+            return "", ("pipe-command", f"a command is not run: {entry!r}. Convert the audio to files first.")
+        if "://" in entry:
+            return entry, None
+        for base in self._bases:
+            if (base / entry).is_file():
+                return base / entry, None
+        if entry.rpartition(":")[2].isdigit():
+            return "", ("archive-entry", f"{entry!r} points into a Kaldi archive. Convert the audio to files first.")
+        return "", (
+            "missing-audio",
+            f"{entry!r} is neither under {self._bases[0]} nor under a folder above. Set `root`.",
+        )
+
+    @cached_property
+    def _bases(self) -> list[Path]:
+        named = self.options.get("root")
+        first = [Path(str(named)).expanduser().absolute()] if named else []
+        return [*first, self.root, *self.root.parents]
+
+    def files(self) -> Iterator[Path]:
+        """The tables of the folder and every audio file that wav.scp names and that exists."""
+        for name in _FILES:
+            if (self.root / name).is_file():
+                yield self.root / name
+        for entry in self._read("wav.scp", required=True).values():
+            audio, problem = self._locate(entry)
+            if not problem and isinstance(audio, Path):
+                yield audio
+
+    def _read(self, name: str, required: bool = False, report: bool = False) -> dict[str, str]:
+        return dict(self._pairs(name, required, report))
+
+    def _pairs(self, name: str, required: bool = False, report: bool = False) -> Iterator[tuple[str, str]]:
+        """First field and rest of each line of one file of the folder; bad lines are skipped, and noted on demand."""
+        path = self.root / name
+        if not path.is_file():
+            if required:
+                raise CorpusError(f"{path} is missing: a Kaldi data folder needs wav.scp and text")
+            return
+        for number, line in read_lines(path):
+            if line is None:
+                if report:
+                    self._problem(f"{name}:{number}", "bad-line", f"line {number} of {path} is not UTF-8")
+                continue
+            fields = line.split(maxsplit=1)
+            if fields:
+                yield fields[0], fields[1].strip() if len(fields) > 1 else ""

@@ -1,0 +1,70 @@
+"""LibriSpeech's layout: SPEAKER/CHAPTER/ID.flac beside SPEAKER-CHAPTER.trans.txt with lines of `ID TEXT`."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from storage.corpora.base import AUDIO_SUFFIXES, CorpusReader, Utterance, read_lines
+
+_TRANSCRIPT_SUFFIX = ".trans.txt"
+
+
+class LibriSpeechReader(CorpusReader):
+    """Reads a subset such as `LibriSpeech/train-clean-5`, or a folder of several subsets.
+
+    Any audio suffix of `AUDIO_SUFFIXES` is taken. The speaker is the name of the folder above the chapter's. When the
+    path is a folder of subsets, each utterance's `split` is the name of its subset.
+    """
+
+    def _utterances(self) -> Iterator[Utterance]:
+        for folder, names in self._chapters():
+            audio = {Path(name).stem: name for name in names if Path(name).suffix.lower() in AUDIO_SUFFIXES}
+            for name in names:
+                if name.endswith(_TRANSCRIPT_SUFFIX):
+                    yield from self._transcribed(folder, name, audio)
+            for utterance_id, name in audio.items():
+                self._problem(utterance_id, "missing-transcript", f"no transcript has a line for {folder / name}")
+
+    def _transcribed(self, folder: Path, transcript: str, audio: dict[str, str]) -> Iterator[Utterance]:
+        """Utterances of one transcript; takes what it uses out of `audio`."""
+        used: dict[str, str] = {}
+        for number, line in read_lines(folder / transcript):
+            if line is None:
+                self._problem(f"{transcript}:{number}", "bad-line", "the line is not UTF-8")
+                continue
+            utterance_id, _, text = line.strip().partition(" ")
+            if not utterance_id:
+                continue
+            name = audio.pop(utterance_id, None) or used.get(utterance_id)
+            if name is None:
+                self._problem(utterance_id, "missing-audio", f"no audio file of that name in {folder}")
+                continue
+            used[utterance_id] = name
+            yield Utterance(
+                id=utterance_id,
+                audio=str(folder / name),
+                text=text.strip(),
+                speaker=folder.parent.name,
+                corpus=self.corpus,
+                domain=self.domain,
+                language=self.language,
+                split=self._split(folder),
+            )
+
+    def _split(self, folder: Path) -> str | None:
+        parts = folder.relative_to(self.root).parts
+        return parts[-3] if len(parts) >= 3 else None
+
+    def files(self) -> Iterator[Path]:
+        """All audio files and transcripts below the path."""
+        for folder, names in self._chapters():
+            for name in names:
+                yield folder / name
+
+    def _chapters(self) -> Iterator[tuple[Path, list[str]]]:
+        """Folders that hold audio or transcripts, in order, with the sorted names of those files."""
+        for folder, subfolders, names in os.walk(self.root):
+            subfolders.sort()
+            found = [n for n in names if n.endswith(_TRANSCRIPT_SUFFIX) or Path(n).suffix.lower() in AUDIO_SUFFIXES]
+            if found:
+                yield Path(folder), sorted(found)

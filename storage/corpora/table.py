@@ -1,0 +1,208 @@
+"""Tables: CSV, TSV (Common Voice's) or JSON lines (NeMo's and others'), one row per utterance."""
+
+import csv
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from storage.corpora.base import CorpusError, CorpusReader, Utterance, read_lines
+
+# The names under which public corpora have each field; the first one that the table has is taken.
+_KNOWN_COLUMNS: dict[str, tuple[str, ...]] = {
+    "audio": ("audio", "path", "audio_filepath", "wav", "audio_path", "file"),
+    "text": ("text", "sentence", "transcript", "transcription"),
+    "speaker": ("speaker", "speaker_id", "client_id", "spk"),
+    "id": ("id", "utt_id", "utterance_id"),
+    "split": ("split",),
+    "domain": ("domain",),
+    "language": ("language", "lang", "locale"),
+    "duration": ("duration",),
+    "sample_rate": ("sample_rate",),
+    "start": ("start", "offset"),
+    "end": ("end",),
+    "channel": ("channel",),
+}
+_SUFFIXES = (".csv", ".tsv", ".jsonl")
+
+
+class TableReader(CorpusReader):
+    """Reads a table, or a folder with a `metadata.csv`, `.tsv` or `.jsonl`.
+
+    Audio paths are relative to the table. A row without id gets the audio file's stem (and its start, where it is a
+    part of a file). A row with `start` and `duration` but no `end` is the piece of that length, as in NeMo's manifests.
+
+    Options:
+        columns: field of `Utterance` to column of the table, where the usual names do not fit.
+        where: column to value; other rows are left out, for example `{"part": "train"}`.
+    """
+
+    OPTIONS = frozenset({"columns", "where"})
+
+    def __init__(
+        self, path: str, *, corpus: str = "", domain: str = "", language: str = "en", **options: object
+    ) -> None:
+        super().__init__(path, corpus=corpus, domain=domain, language=language, **options)
+        self.table = self._find_table()
+        self._chosen = self._mapping("columns")
+        self._where = self._mapping("where")
+        unknown = sorted(self._chosen.keys() - _KNOWN_COLUMNS)
+        if unknown:
+            raise CorpusError(f"columns: there is no field {unknown[0]!r}: use {', '.join(_KNOWN_COLUMNS)}")
+
+    def _mapping(self, option: str) -> dict[str, str]:
+        value = self.options.get(option) or {}
+        if not isinstance(value, Mapping):
+            raise CorpusError(f"option {option!r} is {value!r}: give a mapping such as {{'text': 'sentence'}}")
+        return {str(name): str(item) for name, item in value.items()}
+
+    def _find_table(self) -> Path:
+        if self.root.is_dir():
+            for suffix in _SUFFIXES:
+                if (self.root / f"metadata{suffix}").is_file():
+                    return self.root / f"metadata{suffix}"
+            raise CorpusError(f"{self.root} has no metadata.csv, .tsv or .jsonl: name the table itself")
+        if self.root.suffix.lower() not in _SUFFIXES:
+            raise CorpusError(f"{self.root} is no table: its name must end in {', '.join(_SUFFIXES)}")
+        return self.root
+
+    def _utterances(self) -> Iterator[Utterance]:
+        for number, row in self._rows():
+            if isinstance(row, str):
+                self._problem(f"{self.table.name}:{number}", "bad-line", f"line {number}: {row}")
+                continue
+            utterance = self._utterance(number, row)
+            if utterance is not None:
+                yield utterance
+
+    def _utterance(self, number: int, row: dict[str, Any]) -> Utterance | None:
+        values = {field: self._value(field, row) for field in _KNOWN_COLUMNS}
+        label = values["id"] or Path(values["audio"] or "").stem or f"{self.table.name}:{number}"
+        if not values["audio"]:
+            self._problem(label, "missing-audio", f"line {number} names no audio")
+            return None
+        if values["text"] is None:
+            self._problem(label, "missing-transcript", f"line {number} has no text")
+            return None
+        audio = self._resolve(values["audio"])
+        if isinstance(audio, Path) and not audio.is_file():
+            self._problem(label, "missing-audio", f"line {number}: {audio} does not exist")
+            return None
+        try:
+            return self._build(values, label, str(audio))
+        except ValueError as error:
+            self._problem(label, "bad-line", f"line {number}: {error}")
+            return None
+
+    def _build(self, values: dict[str, str | None], label: str, audio: str) -> Utterance:
+        start = _number("start", values["start"]) or 0.0
+        end, duration = _number("end", values["end"]), _number("duration", values["duration"])
+        if end is None and start and duration is not None:
+            end = start + duration
+        if end is not None and end <= start:
+            raise ValueError(f"it ends at {end} s, before it starts")
+        rate, channel = _number("sample_rate", values["sample_rate"]), _number("channel", values["channel"])
+        return Utterance(
+            id=label if values["id"] or not start else f"{label}-{round(start * 1000):08d}",
+            audio=audio,
+            text=values["text"] or "",
+            speaker=values["speaker"] or "",
+            corpus=self.corpus,
+            domain=values["domain"] or self.domain,
+            language=values["language"] or self.language,
+            duration=duration,
+            sample_rate=None if rate is None else int(rate),
+            start=start,
+            end=end,
+            channel=None if channel is None else int(channel),
+            split=values["split"] or None,
+        )
+
+    def _value(self, field: str, row: dict[str, Any]) -> str | None:
+        names = (self._chosen[field],) if field in self._chosen else _KNOWN_COLUMNS[field]
+        for name in names:
+            if row.get(name) is not None:
+                return str(row[name]).strip()
+        return None
+
+    def _resolve(self, audio: str) -> Path | str:
+        return audio if "://" in audio else Path(os.path.normpath(self.table.parent / Path(audio).expanduser()))
+
+    def files(self) -> Iterator[Path]:
+        """The table and the audio files of the rows that `where` selects."""
+        yield self.table
+        for _, row in self._rows():
+            audio = None if isinstance(row, str) else self._value("audio", row)
+            path = self._resolve(audio) if audio else None
+            if isinstance(path, Path):
+                yield path
+
+    def _rows(self) -> Iterator[tuple[int, dict[str, Any] | str]]:
+        """Line number and row; text in place of a row says what is wrong with it."""
+        rows = self._json_rows() if self.table.suffix.lower() == ".jsonl" else self._text_rows()
+        for number, row in rows:
+            if isinstance(row, str) or self._wanted(row):
+                yield number, row
+
+    def _wanted(self, row: dict[str, Any]) -> bool:
+        return all(str(row.get(name, "")) == value for name, value in self._where.items())
+
+    def _json_rows(self) -> Iterator[tuple[int, dict[str, Any] | str]]:
+        for number, line in read_lines(self.table):
+            if line is not None and not line.strip():
+                continue
+            try:
+                row = json.loads(line) if line is not None else None
+            except ValueError as error:
+                yield number, f"no JSON: {error}"
+                continue
+            yield number, row if isinstance(row, dict) else "not a JSON object in UTF-8"
+
+    def _text_rows(self) -> Iterator[tuple[int, dict[str, Any] | str]]:
+        tabs = self.table.suffix.lower() == ".tsv"
+        # Tab-separated corpora do not quote: a lone quotation mark is part of a sentence there.
+        style: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {}
+        with self.table.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+            lines = csv.reader(file, **style)
+            header = self._check_header(next(lines, []))
+            while True:
+                try:
+                    cells = next(lines)
+                except StopIteration:
+                    return
+                except csv.Error as error:
+                    yield lines.line_num, str(error)
+                    continue
+                if cells:
+                    yield lines.line_num, _row(header, cells)
+
+    def _check_header(self, header: list[str]) -> list[str]:
+        for field in ("audio", "text", *self._chosen):
+            names = (self._chosen[field],) if field in self._chosen else _KNOWN_COLUMNS[field]
+            if not set(names) & set(header):
+                raise CorpusError(
+                    f"{self.table} has no column for {field} ({' or '.join(names)}), only {', '.join(header)}: "
+                    f"name it with the option columns={{{field!r}: ...}}"
+                )
+        missing = sorted(self._where.keys() - set(header))
+        if missing:
+            raise CorpusError(f"{self.table} has no column {missing[0]!r} to select by, only {', '.join(header)}")
+        return header
+
+
+def _row(header: list[str], cells: list[str]) -> dict[str, Any] | str:
+    if len(cells) != len(header):
+        return f"{len(cells)} cells where the header has {len(header)}"
+    if any("\udc80" <= character <= "\udcff" for cell in cells for character in cell):
+        return "not UTF-8"
+    return dict(zip(header, cells, strict=True))
+
+
+def _number(field: str, text: str | None) -> float | None:
+    if not text:
+        return None
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise ValueError(f"{field} is {text}: it must be a number of at least 0")
+    return value

@@ -1,0 +1,42 @@
+"""A lock between the processes of one machine, freed by the system when its holder dies."""
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+class LockTimeoutError(TimeoutError):
+    """Another process has held a lock for too long."""
+
+
+@contextmanager
+def file_lock(path: Path, wait_s: float, poll_s: float = 0.2) -> Iterator[None]:
+    """Hold an exclusive lock while the block runs.
+
+    Args:
+        path: Lock file; made if missing, never deleted (deleting it would let two processes hold "the" lock).
+        wait_s: Seconds to wait for another holder.
+        poll_s: Seconds between attempts.
+
+    Raises:
+        LockTimeoutError: If another process still holds it after `wait_s`; the message names that process.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+") as file:
+        deadline = time.monotonic() + wait_s
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    holder = path.read_text(encoding="utf-8").strip() or "another process"
+                    raise LockTimeoutError(f"{path} is held by {holder}: wait for it, or end it") from None
+                time.sleep(poll_s)
+        file.truncate(0)
+        file.write(f"process {os.getpid()}")
+        file.flush()
+        yield

@@ -1,0 +1,160 @@
+"""Bounded retries for storage calls: what is worth repeating, how long to wait, and what to tell the user at the end.
+
+Only this module knows which errors pass by themselves (a server that restarts, a dropped connection, a 503) and which
+do not (a wrong secret, a full disk). Errors of botocore and aiohttp are recognised by name, so that a machine without
+S3 support needs neither package.
+"""
+
+import errno
+import os
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_LASTING_TYPES = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError)
+_LASTING_NAMES = (
+    "EACCES EPERM ENOENT ENOSPC ENOSYS ENOTDIR ENOTEMPTY EDQUOT EROFS EISDIR ENAMETOOLONG EINVAL EMSGSIZE EFBIG EEXIST "
+    "ELOOP"
+)
+# Codes that only some systems know (EDQUOT) are left out elsewhere.
+_LASTING_ERRNOS = frozenset(code for code, name in errno.errorcode.items() if name in _LASTING_NAMES.split())
+# A server that restarts forgets unfinished uploads and may see half a request; both are cured by sending it again.
+_PASSING_S3_CODES = frozenset(
+    {"NoSuchUpload", "InvalidPart", "IncompleteBody", "BadDigest", "RequestTimeout", "SlowDown", "OperationAborted"}
+)
+_PASSING_BOTOCORE_ERRORS = frozenset(
+    {"HTTPClientError", "ConnectionError", "IncompleteReadError", "ResponseParserError"}
+)
+_SECRET_VARIABLES = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
+
+
+class ObjectStoreError(OSError):
+    """A storage call failed for good; the message names the object's URL and what to do."""
+
+
+class ObjectMissingError(ObjectStoreError, FileNotFoundError):
+    """The object does not exist."""
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """How often a failing call is repeated.
+
+    The n-th wait is `base_s * 2**n` seconds, at most `cap_s`, times a random factor in 0.5..1, so that many learners
+    that lost the same server do not come back in the same instant. The defaults wait about 20 s in all.
+    """
+
+    attempts: int = 8
+    base_s: float = 0.2
+    cap_s: float = 8.0
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1:
+            raise ValueError(f"attempts is {self.attempts}: a call needs at least 1 attempt")
+        if self.base_s < 0 or self.cap_s < 0:
+            raise ValueError(f"base_s={self.base_s} and cap_s={self.cap_s} are seconds: neither may be negative")
+
+    def wait_s(self, attempt: int) -> float:
+        """Seconds to wait after the attempt with this number (0 is the first)."""
+        return min(self.cap_s, self.base_s * 2.0**attempt) * random.uniform(0.5, 1.0)
+
+
+def s3_code(error: BaseException | None) -> str:
+    """The S3 error code behind an exception ("NoSuchBucket", "503", ...), or "" when there is none."""
+    for candidate in (error, getattr(error, "__cause__", None)):
+        response = getattr(candidate, "response", None)
+        if isinstance(response, dict) and isinstance(response.get("Error"), dict):
+            return str(response["Error"].get("Code", ""))
+    return ""
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the same call may succeed a little later."""
+    if s3_code(error) in _PASSING_S3_CODES:
+        return True
+    if isinstance(error, _LASTING_TYPES):
+        return False
+    if isinstance(error, OSError):  # includes ConnectionError and TimeoutError
+        return error.errno not in _LASTING_ERRNOS
+    package = type(error).__module__.partition(".")[0]
+    if package in {"botocore", "aiobotocore"}:
+        names = {cls.__name__ for cls in type(error).__mro__}
+        return bool(names & _PASSING_BOTOCORE_ERRORS) or _http_status(error) >= 500
+    return package in {"aiohttp", "urllib3"}
+
+
+def _http_status(error: BaseException) -> int:
+    response = getattr(error, "response", None)
+    if not isinstance(response, dict):
+        return 0
+    return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+def is_storage_failure(error: BaseException) -> bool:
+    """Whether an exception comes from the storage (and not from a mistake in our own code)."""
+    package = type(error).__module__.partition(".")[0]
+    return isinstance(error, OSError) or package in {"botocore", "aiobotocore", "aiohttp", "urllib3"}
+
+
+def with_retries(action: Callable[[], T], url: str, policy: RetryPolicy) -> T:
+    """Calls `action`, again after transient errors, at most `policy.attempts` times.
+
+    Raises:
+        ObjectMissingError: the object (or its bucket) does not exist.
+        ObjectStoreError: any other storage failure, after the last attempt.
+    """
+    for attempt in range(policy.attempts):
+        try:
+            return action()
+        except ObjectStoreError:
+            raise
+        except Exception as error:
+            if not is_storage_failure(error):
+                raise
+            if not is_transient(error) or attempt + 1 == policy.attempts:
+                raise explain(error, url, attempt + 1) from error
+        time.sleep(policy.wait_s(attempt))
+    raise AssertionError("unreachable: the loop returns or raises")
+
+
+def explain(error: BaseException, url: str, attempts: int = 1) -> ObjectStoreError:
+    """Turns a storage exception into one that names the URL and the remedy, without credentials."""
+    cause = redact(f"{type(error).__name__}: {error}")
+    tries = f" after {attempts} attempts" if attempts > 1 else ""
+    kind = ObjectMissingError if isinstance(error, FileNotFoundError) else ObjectStoreError
+    failure = kind(f"{url}: failed{tries} ({cause}). {_remedy(error, url)}")
+    failure.errno = getattr(error, "errno", None)
+    return failure
+
+
+def _remedy(error: BaseException, url: str) -> str:
+    remote = url.startswith("s3://")
+    names = {cls.__name__ for cls in type(error).__mro__}
+    if s3_code(error) == "NoSuchBucket":
+        return "Create the bucket first, or correct its name in the URL."
+    if names & {"NoCredentialsError", "PartialCredentialsError"}:
+        return "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment."
+    if isinstance(error, PermissionError):
+        if remote:
+            return "Check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and the rights of that key."
+        return "Check the owner and the mode of the folder."
+    if isinstance(error, FileNotFoundError):
+        return "Check the name, or run the stage that writes it."
+    if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return "Free some space there and run again: finished shards are kept."
+    if remote and is_transient(error):
+        return "Check that the server runs and that AWS_ENDPOINT_URL names it, then run again: finished work is kept."
+    return "Check the URL and the storage, then run again: finished work is kept."
+
+
+def redact(text: str) -> str:
+    """Replaces the values of the credential variables by stars."""
+    for variable in _SECRET_VARIABLES:
+        value = os.environ.get(variable, "")
+        if len(value) >= 4:
+            text = text.replace(value, "***")
+    return text

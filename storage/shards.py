@@ -1,0 +1,220 @@
+"""Writes WebDataset shards: plain tars, `<id>.json` and `<id>.<payload>` for each utterance.
+
+The same samples give the same bytes: no times, owners or orders leak into a tar. A shard is finished when its part
+`parts/<name>.json` exists, which is written after the tar; a stage that was killed asks `load_part` for each shard,
+writes the missing ones, and joins all parts into the index.
+"""
+
+import hashlib
+import json
+import re
+import tarfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+
+from storage.index import SCHEMA, ShardIndex, ShardRecord
+from storage.objects import ObjectMissingError, ObjectStore
+from storage.safety import ALLOWED_SUFFIXES
+
+_NUMBER_COLUMNS = ("duration", "num_frames", "sample_rate")
+_TEXT_COLUMNS = ("text", "speaker", "corpus", "domain", "language")
+_MAX_ENCODED_ID = 240  # with its suffix, a member can still be unpacked on file systems that end at 255 bytes
+_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
+
+
+class ShardWriteError(ValueError):
+    """A sample or a name that cannot become part of a shard."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One utterance to be written.
+
+    Attributes:
+        id: unique in the corpus; any text of up to 240 bytes (after escaping).
+        members: suffix to content; must contain the payload. `json` is made from `row` when absent.
+        row: the index's columns (`duration`, `num_frames`, `sample_rate`, and `text`, `speaker`, `corpus`, `domain`,
+            `language`, which default to ""), and whatever else should stand in the JSON member.
+    """
+
+    id: str
+    members: Mapping[str, bytes]
+    row: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ShardPart:
+    """A finished shard: its record, the index's rows (all columns but `shard`), and the payload's suffix."""
+
+    record: ShardRecord
+    rows: list[dict[str, Any]] = field(repr=False)
+    payload: str = ""
+
+
+def member_key(utterance_id: str) -> str:
+    """The id as it stands in member names.
+
+    WebDataset takes everything before the first dot of the base name as the key, so every character outside
+    `[A-Za-z0-9_-]` is percent-encoded (as UTF-8), dots and slashes too. Different ids give different keys.
+
+    Raises:
+        ShardWriteError: the id is empty, not encodable, has control characters, or is too long.
+    """
+    if not utterance_id or any(ord(character) < 32 for character in utterance_id):
+        raise ShardWriteError(f"utterance id {utterance_id!r} is empty or has control characters: give it another id")
+    try:
+        key = "".join(chr(b) if chr(b) in _PLAIN else f"%{b:02X}" for b in utterance_id.encode())
+    except UnicodeEncodeError as error:
+        raise ShardWriteError(f"utterance id {utterance_id!r} is not valid Unicode: give it another id") from error
+    if len(key) > _MAX_ENCODED_ID:
+        raise ShardWriteError(
+            f"utterance id {utterance_id[:60]!r}... is longer than {_MAX_ENCODED_ID} bytes: shorten it"
+        )
+    return key
+
+
+class _TarWriter:
+    """A tar stream that knows its digest, its size, and where each member's data begins."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._digest = hashlib.sha256()
+        self.size = 0
+
+    def _put(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:  # an unbuffered file may take less than it is given
+            view = view[self._file.write(view) :]
+        self._digest.update(data)
+        self.size += len(data)
+
+    def add(self, name: str, data: bytes) -> int:
+        """Appends a member; returns the offset of its data."""
+        info = tarfile.TarInfo(name)
+        info.size = len(data)
+        info.mode = 0o644
+        self._put(info.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict"))
+        offset = self.size
+        self._put(data)
+        self._put(bytes(-len(data) % tarfile.BLOCKSIZE))
+        return offset
+
+    def finish(self) -> str:
+        """Ends the tar and returns its SHA-256 in hex."""
+        self._put(bytes(2 * tarfile.BLOCKSIZE))
+        self._put(bytes(-self.size % tarfile.RECORDSIZE))
+        return self._digest.hexdigest()
+
+
+def write_shard(store: ObjectStore, name: str, samples: Iterable[Sample], payload: str) -> ShardPart:
+    """Writes one shard and then its part file; a crash in between leaves nothing that looks finished.
+
+    Args:
+        store: where the shard goes.
+        name: object name of the tar; must end in ".tar".
+        samples: consumed one by one, never held together in memory. May be empty.
+        payload: suffix of the member that the index points to, such as "flac" or "npy".
+
+    Raises:
+        ShardWriteError: the name, the payload's suffix or a sample is not usable; the message names it.
+    """
+    if not re.search(r"[^/]\.tar$", name):
+        raise ShardWriteError(f"shard name {name!r} must end in '.tar': rename it")
+    if payload not in ALLOWED_SUFFIXES - {"json"}:
+        raise ShardWriteError(
+            f"payload suffix {payload!r} is not one of {', '.join(sorted(ALLOWED_SUFFIXES - {'json'}))}"
+        )
+    store.delete(part_name(name))
+    rows: dict[str, dict[str, Any]] = {}
+    with store.create(name) as file:
+        tar = _TarWriter(file)
+        for sample in samples:
+            if sample.id in rows:
+                raise ShardWriteError(f"shard {name}: utterance id {sample.id!r} occurs twice: make ids unique")
+            rows[sample.id] = _add_sample(tar, sample, payload)
+        digest = tar.finish()
+    seconds = sum(row["duration"] for row in rows.values())
+    part = ShardPart(ShardRecord(name, len(rows), seconds, tar.size, digest), list(rows.values()), payload)
+    store.write_json(part_name(name), {"record": asdict(part.record), "rows": part.rows, "payload": payload})
+    return part
+
+
+def _add_sample(tar: _TarWriter, sample: Sample, payload: str) -> dict[str, Any]:
+    row = _index_row(sample)
+    members = {"json": _row_json(sample), **sample.members}
+    if payload not in members:
+        raise ShardWriteError(f"utterance {sample.id!r} has no member {payload!r}: add it, or name another payload")
+    unknown = sorted(members.keys() - ALLOWED_SUFFIXES)
+    if unknown:
+        raise ShardWriteError(f"utterance {sample.id!r} has a member {unknown[0]!r}, which no reader would accept")
+    key = member_key(sample.id)
+    for suffix in ("json", payload, *sorted(members.keys() - {"json", payload})):
+        offset = tar.add(f"{key}.{suffix}", members[suffix])
+        if suffix == payload:
+            row["offset"], row["length"] = offset, len(members[suffix])
+    return row
+
+
+def _row_json(sample: Sample) -> bytes:
+    try:
+        text = json.dumps({**sample.row, "id": sample.id}, sort_keys=True, ensure_ascii=False, allow_nan=False)
+        return text.encode()
+    except (TypeError, ValueError) as error:
+        raise ShardWriteError(f"utterance {sample.id!r}: its row is not JSON ({error}): convert its values") from error
+
+
+def _index_row(sample: Sample) -> dict[str, Any]:
+    row: dict[str, Any] = {"id": sample.id}
+    for column in _NUMBER_COLUMNS:
+        value = sample.row.get(column)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+            raise ShardWriteError(f"utterance {sample.id!r}: {column} is {value!r}: it must be a number of at least 0")
+        row[column] = float(value) if column == "duration" else int(value)
+    for column in _TEXT_COLUMNS:
+        value = sample.row.get(column, "")
+        if not isinstance(value, str):
+            raise ShardWriteError(f"utterance {sample.id!r}: {column} is {value!r}: it must be text")
+        row[column] = value
+    return row
+
+
+def part_name(name: str) -> str:
+    """Object name of the part file of a shard."""
+    return f"parts/{name}.json"
+
+
+def load_part(store: ObjectStore, name: str) -> ShardPart | None:
+    """The part of a finished shard, or None when the shard must be written (again)."""
+    try:
+        value = store.read_json(part_name(name))
+        record = ShardRecord(**value["record"])
+        part = ShardPart(record, list(value["rows"]), str(value["payload"]))
+        whole = record.name == name and len(part.rows) == record.count and store.size(name) == record.bytes
+    except (ObjectMissingError, KeyError, TypeError, ValueError):
+        return None
+    return part if whole else None
+
+
+def build_index(parts: Sequence[ShardPart], metadata: Mapping[str, str]) -> ShardIndex:
+    """Joins parts, in the given order, into an index; shards without utterances are left out.
+
+    Args:
+        parts: of all shards of the set.
+        metadata: text values to keep with the index; `payload` is taken from the parts unless given.
+
+    Raises:
+        ShardIndexError: see `ShardIndex.validate`.
+    """
+    filled = [part for part in parts if part.record.count]
+    payloads = {part.payload for part in parts if part.payload}
+    if len(payloads) > 1:
+        raise ShardWriteError(f"the parts hold different payloads ({', '.join(sorted(payloads))}): index them apart")
+    rows = [{**row, "shard": position} for position, part in enumerate(filled) for row in part.rows]
+    table = pa.Table.from_pylist(rows, schema=SCHEMA)
+    found = {"payload": next(iter(payloads))} if payloads else {}
+    index = ShardIndex(table, tuple(part.record for part in filled), {**found, **metadata})
+    index.validate()
+    return index

@@ -1,0 +1,98 @@
+"""What the Prefect UI shows of a run: tables, markdown, a picture, progress. A failure here costs the run nothing."""
+
+import base64
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+from prefect.artifacts import (
+    create_image_artifact,
+    create_markdown_artifact,
+    create_progress_artifact,
+    create_table_artifact,
+    update_progress_artifact,
+)
+from prefect.logging import get_run_logger
+
+from tasks.report import counts_text, percent
+from tasks.stage import Run, StageResult
+
+_UPDATE_S = 5.0  # an update costs the server some 30 ms
+
+
+def artifact_key(*parts: str) -> str:
+    """A key as Prefect wants it: lower case, digits and dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", "-".join(parts).lower()).strip("-")
+
+
+def _quietly(action: Callable[[], Any]) -> Any:
+    try:
+        return action()
+    except Exception as error:  # whatever the server's trouble is, the stage's work is done and published
+        get_run_logger().warning("an artifact could not be written: %s", error)
+        return None
+
+
+def publish(run: Run, result: StageResult) -> None:
+    """Artifacts of a finished stage."""
+    key = artifact_key(run.config.name, result.name)
+    text = f"**{result.name}**: {counts_text(result.counts)}\n\n`{result.url}`" + (" (cached)" if result.cached else "")
+    if result.name == "score":
+        _quietly(lambda: create_table_artifact(_score_table(result), key=key, description="Word error rates"))
+    elif result.name == "prepare":
+        rows = [{"set": name, **entry} for name, entry in result.record["sets"].items()]
+        _quietly(lambda: create_table_artifact(rows, key=key, description=text))
+    elif result.name == "register":
+        decision = result.record["decision"]
+        lines = f"**{result.record['model_uri']}**\n\n{decision['reason']}"
+        _quietly(lambda: create_markdown_artifact(lines, key=key, description="Registered model"))
+    elif result.name == "report":
+        picture = base64.b64encode(result.store.read("learning_curves.png")).decode()
+        _quietly(
+            lambda: create_image_artifact(
+                f"data:image/png;base64,{picture}", key=artifact_key(run.config.name, "curves"), description="Training"
+            )
+        )
+        page = f"[report]({result.record['report']})"
+        _quietly(lambda: create_markdown_artifact(page, key=key, description="HTML report"))
+    else:
+        _quietly(lambda: create_markdown_artifact(text, key=key))
+
+
+def _score_table(result: StageResult) -> list[dict[str, Any]]:
+    rates = ("wer", "wer_low", "wer_high", "cer")
+    return [
+        {"set": name, **{k: percent(v) if k in rates else v for k, v in scores.items()}}
+        for name, scores in result.record["sets"].items()
+    ]
+
+
+class ProgressArtifact:
+    """A progress artifact that follows a stage's reports."""
+
+    def __init__(self, run: Run, stage: str) -> None:
+        self.key = artifact_key(run.config.name, stage, "progress")
+        self.stage = stage
+        self._id: UUID | None = None
+        self._last = -_UPDATE_S
+
+    def __call__(self, stage: str, done: float, total: float, note: str) -> None:
+        """Receive a report; see tasks.progress."""
+        now = time.monotonic()
+        if stage != self.stage or total <= 0 or now - self._last < _UPDATE_S:
+            return
+        self._last = now
+        self._set(100.0 * min(1.0, done / total), note)
+
+    def _set(self, share: float, note: str) -> None:
+        if self._id is None:
+            self._id = _quietly(lambda: create_progress_artifact(share, key=self.key, description=note))
+        else:
+            _quietly(lambda: update_progress_artifact(self._id, progress=share, description=note))
+
+    def finish(self) -> None:
+        """Show 100 %, if anything was shown."""
+        if self._id is not None:
+            self._set(100.0, "done")

@@ -1,0 +1,90 @@
+"""Stage 5, decode: hypotheses of the test sets, as NIST trn and as Parquet."""
+
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from speech.decoding import DecodeConfig
+from speech.features.cmvn import CmvnStats
+from speech.scoring import format_trn
+from storage.objects import ObjectStore
+from storage.stages import StageOutput
+from tasks import progress
+from tasks.features import set_digest, set_url
+from tasks.prepare import write_table
+from tasks.stage import Inputs, Run, Stage, StageError
+from training.inference import Decoded, decode_set
+from training.loop import pick_device
+
+_SCHEMA = pa.schema(
+    [
+        *[(name, pa.string()) for name in ("id", "ref", "hyp", "speaker", "domain")],
+        *[(name, pa.float64()) for name in ("score", "confidence", "duration")],
+    ]
+)
+
+
+def scored_sets(run: Run) -> list[str]:
+    """Sets to decode: those asked for, else every test set, else the validation set.
+
+    Raises:
+        StageError: If a set that was asked for does not exist.
+    """
+    present = sorted(run.result("shard").record["sets"])
+    for name in run.config.score.sets:
+        if name not in present:
+            raise StageError(f"score.sets names {name!r}, but the data has only {', '.join(present)}")
+    tests = [name for name in present if name not in ("train", "valid")]
+    return list(run.config.score.sets) or tests or ["valid"]
+
+
+def fetch_bundle(store: ObjectStore, folder: Path) -> Path:
+    """Copy a trained model's bundle into a local folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("model.safetensors", "bundle.json"):
+        (folder / name).write_bytes(store.read(f"model/{name}"))
+    return folder
+
+
+def decode_with(run: Run, bundle: Path, name: str, decode: DecodeConfig) -> list[Decoded]:
+    """Hypotheses of one set by any model of this run's kind of input."""
+    speakers = run.result("features").record["speakers"]
+    return decode_set(
+        bundle,
+        set_url(run, name),
+        decode=decode,
+        cache=run.cache_folder,
+        device=str(pick_device(run.config.train.device)),
+        speakers={who: CmvnStats.from_dict(value) for who, value in speakers.items()},
+        on_progress=lambda done, total: progress.report("decode", done, total, name),
+    )
+
+
+def _inputs(run: Run) -> Inputs:
+    sets = scored_sets(run)
+    digests = {name: set_digest(run, name) for name in sets}
+    return {"decode": run.config.decode.model_dump(mode="json")}, digests | {
+        "model": run.result("train").record["digest"]
+    }
+
+
+def _work(run: Run, output: StageOutput) -> dict[str, Any]:
+    counts: dict[str, int] = {"utterances": 0, "empty": 0}
+    with tempfile.TemporaryDirectory() as folder:
+        bundle = fetch_bundle(run.result("train").store, Path(folder))
+        for name in scored_sets(run):
+            found = decode_with(run, bundle, name, run.config.decode)
+            write_table(output.store, f"{name}.parquet", [asdict(entry) for entry in found], _SCHEMA)
+            hypotheses = {entry.id: entry.hyp for entry in found}
+            references = {entry.id: entry.ref for entry in found}
+            output.store.write(f"{name}.hyp.trn", format_trn(hypotheses).encode())
+            output.store.write(f"{name}.ref.trn", format_trn(references).encode())
+            counts["utterances"] += len(found)
+            counts["empty"] += sum(not entry.hyp for entry in found)
+    return {"counts": counts, "sets": scored_sets(run)}
+
+
+DECODE = Stage("decode", 1, _inputs, _work)

@@ -1,0 +1,29 @@
+"""The data folder: where everything goes that no configuration sends elsewhere."""
+
+import os
+from pathlib import Path
+
+
+def home() -> Path:
+    """$STARLING_HOME, by default `.starling` in the user's home folder; made if it is missing."""
+    folder = Path(os.environ.get("STARLING_HOME") or Path.home() / ".starling").expanduser().resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def objects_url(configured: str) -> str:
+    """The object store's URL: the configured one, or the folder `objects` in the data folder."""
+    return configured or str(home() / "objects")
+
+
+def mlflow_uri() -> str:
+    """Where MLflow keeps runs and models: $MLFLOW_TRACKING_URI, or SQLite in the data folder."""
+    given = os.environ.get("MLFLOW_TRACKING_URI")
+    return given or f"sqlite:///{home() / 'mlflow' / 'mlflow.db'}"
+
+
+def mlflow_artifacts() -> Path:
+    """Local folder of MLflow's artifacts; used where MLflow is on SQLite in the data folder."""
+    folder = home() / "mlflow" / "artifacts"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

@@ -1,0 +1,75 @@
+"""Stages as Prefect tasks.
+
+What a stage reads and writes goes through the object store; between tasks of one process only the run's identity
+passes, so that Prefect's database holds neither data nor pickles.
+"""
+
+from typing import Any
+
+from prefect import Task, task
+from prefect.cache_policies import NO_CACHE
+from prefect.logging import get_run_logger
+from prefect.states import Completed
+
+from tasks import progress
+from tasks.artifacts import ProgressArtifact, publish
+from tasks.config import PipelineConfig
+from tasks.decode import DECODE
+from tasks.features import FEATURES
+from tasks.prepare import PREPARE
+from tasks.register import REGISTER
+from tasks.report import REPORT, counts_text
+from tasks.score import SCORE
+from tasks.shard import SHARD
+from tasks.stage import STAGES, Run, Stage
+from tasks.train import TRAIN
+
+ALL: dict[str, Stage] = {
+    stage.name: stage for stage in (PREPARE, SHARD, FEATURES, TRAIN, DECODE, SCORE, REGISTER, REPORT)
+}
+assert tuple(ALL) == STAGES
+
+_runs: dict[str, Run] = {}
+
+
+def open_run(config: PipelineConfig, run_id: str, force_from: str = "") -> Run:
+    """The run of that id in this process, begun if it is new."""
+    return _runs.setdefault(run_id, Run(config, run_id, force_from))
+
+
+def close_run(run_id: str) -> None:
+    """Forget a run of this process."""
+    _runs.pop(run_id, None)
+
+
+def _call(stage: Stage) -> Any:
+    def call(run_id: str) -> Any:
+        run = _runs[run_id]
+        bar = ProgressArtifact(run, stage.name)
+        with progress.listening(bar):
+            result = stage.execute(run)
+        bar.finish()
+        get_run_logger().info(
+            "%s: %s%s", stage.name, counts_text(result.counts), " (cached)" if result.cached else ""
+        )
+        publish(run, result)
+        summary = f"{counts_text(result.counts)}; {result.url}"
+        return Completed(name="Cached", message=summary) if result.cached else Completed(message=summary)
+
+    call.__name__ = stage.name
+    call.__doc__ = f"Run the stage {stage.name}."
+    return call
+
+
+def stage_task(stage: Stage) -> Task[Any, Any]:
+    """A Prefect task that runs a stage; it is not Prefect's cache that knows whether the work is done, but the stage."""
+    return task(_call(stage), name=stage.name, persist_result=False, cache_policy=NO_CACHE)
+
+
+TASKS: dict[str, Task[Any, Any]] = {name: stage_task(stage) for name, stage in ALL.items()}
+
+
+def run_plainly(run: Run, until: str = "report") -> None:
+    """Run the stages one after another without Prefect."""
+    for name in STAGES[: STAGES.index(until) + 1]:
+        ALL[name].execute(run)

@@ -1,0 +1,315 @@
+"""Stage 7, register: an MLflow run with everything that led to the model, and a version in the model registry.
+
+The new version becomes `@challenger`. It becomes `@champion` if there is none, or if it beats the present champion on
+this run's test sets: both recognize the same utterances, and a paired test must find the difference significant.
+"""
+
+import json
+import os
+import tempfile
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import numpy as np
+import pandas as pd
+import yaml
+from mlflow.entities import Metric, Param, RunTag
+from mlflow.exceptions import MlflowException
+from mlflow.models import ModelSignature
+from mlflow.types.schema import AnyType, ColSpec, ParamSchema, ParamSpec, Schema
+
+from speech.bundle import load_spec
+from speech.scoring import compare_systems
+from storage.stages import StageOutput, digest_json
+from tasks import pyfunc_path
+from tasks.decode import decode_with, fetch_bundle, scored_sets
+from tasks.features import set_digest
+from tasks.home import mlflow_artifacts, mlflow_uri
+from tasks.plots import learning_curves
+from tasks.prepare import read_table
+from tasks.provenance import provenance
+from tasks.score import score_rows
+from tasks.stage import Inputs, Run, Stage
+from training.journal import read_journal
+
+KEY_TAG = "starling.key"
+_REQUIREMENTS = (
+    *("torch", "torchaudio", "numpy", "soundfile", "safetensors", "pydantic"),
+    *("sentencepiece", "flashlight-text", "rapidfuzz", "pandas", "mlflow"),
+)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether a challenger became champion, and why."""
+
+    promoted: bool
+    reason: str
+    champion: str = ""
+    """Version of the champion that it was compared with."""
+    champion_wer: float | None = None
+    challenger_wer: float | None = None
+    p_value: float | None = None
+
+
+def client() -> mlflow.MlflowClient:
+    """A client of the configured MLflow, without telemetry and without unpickling."""
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
+    uri = mlflow_uri()
+    if uri.startswith("sqlite:///"):
+        Path(uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+    mlflow.set_tracking_uri(uri)
+    return mlflow.MlflowClient()
+
+
+def experiment_id(api: mlflow.MlflowClient, name: str) -> str:
+    """The experiment of that name, made if it is missing."""
+    found = api.get_experiment_by_name(name)
+    if found is not None:
+        return str(found.experiment_id)
+    local = mlflow_uri().startswith("sqlite:") or not os.environ.get("MLFLOW_TRACKING_URI")
+    location = (mlflow_artifacts() / name).as_uri() if local else None
+    return str(api.create_experiment(name, artifact_location=location))
+
+
+def find_version(api: mlflow.MlflowClient, name: str, key: str) -> Any | None:
+    """The registered version that a stage output made, if it is there."""
+    try:
+        found = api.search_model_versions(f"name = '{name}' and tags.`{KEY_TAG}` = '{key}'")
+    except MlflowException:
+        return None
+    return found[0] if found else None
+
+
+def champion_version(api: mlflow.MlflowClient, name: str) -> Any | None:
+    """The present champion, or None."""
+    try:
+        return api.get_model_version_by_alias(name, "champion")
+    except MlflowException:
+        return None
+
+
+def flatten(value: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """A nested configuration as dotted parameters, lists as JSON."""
+    flat: dict[str, str] = {}
+    for name, item in value.items():
+        if isinstance(item, dict):
+            flat |= flatten(item, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = json.dumps(item) if isinstance(item, list) else str(item)
+    return flat
+
+
+def _metrics(run: Run, journal: list[dict[str, Any]]) -> list[Metric]:
+    """The journal's numbers by step, and the test sets' at the last step."""
+    metrics: list[Metric] = []
+    step = 0
+    for entry in journal:
+        step = max(step, int(entry.get("step", 0)))
+        at_ms = int(1000 * float(entry.get("elapsed", 0.0)))
+        for name, value in entry.items():
+            usable = isinstance(value, int | float) and np.isfinite(value)
+            if entry["kind"] in ("step", "valid") and name not in ("step", "epochs") and usable:
+                metrics.append(Metric(name, float(value), at_ms, int(entry["step"])))
+    for name, scores in run.result("score").record["sets"].items():
+        for figure in ("wer", "wer_low", "wer_high", "cer"):
+            if scores[figure] is not None:
+                metrics.append(Metric(f"{name}.{figure}", scores[figure], 0, step))
+    return metrics
+
+
+def _tags(run: Run, output: StageOutput) -> dict[str, str]:
+    tags = {
+        KEY_TAG: output.key,
+        "starling.run": run.run_id,
+        "starling.model_digest": run.result("train").record["digest"],
+        "starling.objects": run.store.url,
+        "starling.tests": tests_digest(run),
+        **{f"starling.{name}": str(value) for name, value in provenance().items()},
+    }
+    tags |= {f"dataset.{name}": set_digest(run, name) for name in run.result("shard").record["sets"]}
+    if run.flow_run_url:
+        tags["prefect.flow_run"] = run.flow_run_url
+    return tags
+
+
+def tests_digest(run: Run) -> str:
+    """Digest of the frozen test sets that a model is judged on."""
+    return digest_json({name: set_digest(run, name) for name in scored_sets(run)})
+
+
+def _log_run(api: mlflow.MlflowClient, run: Run, output: StageOutput, run_id: str, folder: Path) -> None:
+    """Parameters, metrics, and artifacts of the MLflow run."""
+    config = run.config.model_dump(mode="json", by_alias=True)
+    params = [Param(name, value[:6000]) for name, value in flatten(config).items()]
+    for start in range(0, len(params), 100):
+        api.log_batch(run_id, params=params[start : start + 100])
+    journal_file = folder / "journal.jsonl"
+    journal_file.write_bytes(run.result("train").store.read("journal.jsonl"))
+    journal = read_journal(journal_file)
+    metrics = _metrics(run, journal)
+    for start in range(0, len(metrics), 1000):
+        api.log_batch(run_id, metrics=metrics[start : start + 1000])
+    learning_curves(journal, folder / "learning_curves.png")
+    (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+    versions = {name: metadata.version(name) for name in (*_REQUIREMENTS, "prefect", "fsspec", "pyarrow")}
+    (folder / "environment.json").write_text(json.dumps(versions | provenance(), indent=2), encoding="utf-8")
+    for name in scored_sets(run):
+        text = run.result("score").store.read(f"{name}.alignments.txt")
+        (folder / f"{name}.alignments.txt").write_bytes(text)
+    for file in sorted(folder.iterdir()):
+        api.log_artifact(run_id, str(file))
+
+
+def _signature() -> ModelSignature:
+    outputs = [ColSpec("string", "text"), ColSpec("double", "seconds"), ColSpec("double", "confidence")]
+    return ModelSignature(
+        # one column without a name: MLflow then accepts a bare path, bytes or array as well as a table
+        inputs=Schema([ColSpec(AnyType())]),
+        outputs=Schema([*outputs, ColSpec("string", "error")]),
+        params=ParamSchema([ParamSpec("sample_rate", "integer", 0)]),
+    )
+
+
+def _log_model(run: Run, run_id: str, bundle: Path, tags: dict[str, str]) -> str:
+    """Log the model to the run and register it; returns the version."""
+    rate = run.config.data.sample_rate
+    with mlflow.start_run(run_id=run_id):
+        info = mlflow.pyfunc.log_model(
+            name="model",
+            python_model=str(pyfunc_path()),
+            artifacts={"bundle": str(bundle)},
+            signature=_signature(),
+            input_example=pd.DataFrame([[np.zeros(rate // 2).tolist()]]),
+            pip_requirements=[f"{name}=={metadata.version(name)}" for name in _REQUIREMENTS],
+        )
+    version = mlflow.register_model(info.model_uri, run.config.model_name, await_registration_for=60, tags=tags)
+    return str(version.version)
+
+
+def _complete_bundle(run: Run, folder: Path) -> Path:
+    """The trained bundle with this run's decoding parameters."""
+    fetch_bundle(run.result("train").store, folder)
+    spec = load_spec(folder).model_copy(update={"decode": run.config.decode})
+    text = json.dumps(spec.model_dump(mode="json"), indent=2, sort_keys=True)
+    (folder / "bundle.json").write_text(text + "\n", encoding="utf-8")
+    return folder
+
+
+def _errors(run: Run, champion: Path | None) -> tuple[list[int], list[int]]:
+    """Word errors and reference words of each test utterance, by the champion or by this run's model."""
+    errors: list[int] = []
+    words: list[int] = []
+    for name in scored_sets(run):
+        if champion is None:
+            rows = read_table(run.result("decode").store, f"{name}.parquet")
+        else:
+            rows = [asdict(entry) for entry in decode_with(run, champion, name, load_spec(champion).decode)]
+        report = score_rows(sorted(rows, key=lambda row: str(row["id"])))
+        errors += report.errors().tolist()
+        words += report.words().tolist()
+    return errors, words
+
+
+def decide(run: Run, champion: Any | None) -> Decision:
+    """Compare this run's model with the champion on this run's test sets."""
+    if champion is None:
+        return Decision(True, "there was no champion")
+    challenger, words = _errors(run, None)
+    with tempfile.TemporaryDirectory() as folder:
+        source = f"models:/{champion.name}/{champion.version}"
+        local = Path(mlflow.artifacts.download_artifacts(artifact_uri=source, dst_path=folder))
+        reigning, _ = _errors(run, next(local.rglob("bundle.json")).parent)
+    level = 1.0 - run.config.register_as.significance
+    found = compare_systems(reigning, challenger, words, level=level, seed=run.config.seed)
+    total = max(1, sum(words))
+    wer_a, wer_b = sum(reigning) / total, sum(challenger) / total
+    verdict = {"b": "beats", "a": "is beaten by", None: "does not differ significantly from"}[found.better]
+    return Decision(
+        promoted=found.better == "b",
+        reason=f"WER {wer_b:.2%} {verdict} version {champion.version}'s {wer_a:.2%} (p = {found.p_value:.3g})",
+        champion=str(champion.version),
+        champion_wer=wer_a,
+        challenger_wer=wer_b,
+        p_value=found.p_value,
+    )
+
+
+def _inputs(run: Run) -> Inputs:
+    config = {
+        "register": run.config.register_as.model_dump(mode="json"),
+        "name": run.config.name,
+        "model": run.config.model_name,
+        "decode": run.config.decode.model_dump(mode="json"),
+    }
+    return config, {"train": run.result("train").record["digest"], "score": run.result("score").key}
+
+
+def _make_version(api: mlflow.MlflowClient, run: Run, output: StageOutput) -> tuple[str, str]:
+    """A new MLflow run and registered version; returns their ids. A failure leaves the run marked as failed."""
+    tags = _tags(run, output)
+    experiment = experiment_id(api, run.config.name)
+    created = api.create_run(experiment, run_name=run.run_id, tags=tags)
+    run_id = str(created.info.run_id)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            _log_run(api, run, output, run_id, Path(folder))
+        with tempfile.TemporaryDirectory() as folder:
+            version = _log_model(run, run_id, _complete_bundle(run, Path(folder)), tags)
+    except BaseException:
+        api.set_terminated(run_id, "FAILED")
+        raise
+    return run_id, version
+
+
+def _work(run: Run, output: StageOutput) -> dict[str, Any]:
+    api, name = client(), run.config.model_name
+    found = find_version(api, name, output.key)
+    if found is None or run.forced("register"):
+        run_id, version = _make_version(api, run, output)
+    else:  # a run that was killed after registering: finish what it began
+        run_id, version = str(found.run_id), str(found.version)
+    for figure, value in flatten(run.result("score").record["sets"]).items():
+        api.set_model_version_tag(name, version, figure, value)
+    api.set_registered_model_alias(name, "challenger", version)
+    champion = champion_version(api, name)
+    if champion is not None and str(champion.version) == version:
+        decision = Decision(True, "it is the champion already")
+    else:
+        decision = decide(run, champion)
+    api.log_batch(run_id, tags=[RunTag("starling.decision", decision.reason)])
+    api.set_model_version_tag(name, version, "starling.decision", decision.reason)
+    if decision.promoted:
+        api.set_registered_model_alias(name, "champion", version)
+    api.set_terminated(run_id, "FINISHED")
+    return {
+        "counts": {"version": int(version), "promoted": int(decision.promoted)},
+        "model": name,
+        "version": version,
+        "model_uri": f"models:/{name}/{version}",
+        "mlflow_run": run_id,
+        "decision": asdict(decision),
+    }
+
+
+def current_aliases(record: dict[str, Any]) -> list[str]:
+    """Aliases that the registered version has now."""
+    try:
+        return sorted(client().get_model_version(record["model"], record["version"]).aliases)
+    except MlflowException:
+        return []
+
+
+def _still_there(run: Run, record: dict[str, Any]) -> bool:
+    try:
+        client().get_model_version(record["model"], record["version"])
+    except MlflowException:
+        return False
+    return True
+
+
+REGISTER = Stage("register", 1, _inputs, _work, _still_there)

@@ -1,0 +1,169 @@
+"""Stage 8, report: one self-contained HTML page a run, and what the Prefect UI shows of it."""
+
+import base64
+import html
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from speech.scoring import align, mark
+from storage.objects import ObjectStore
+from storage.stages import StageOutput, digest_json
+from tasks import progress
+from tasks.home import home, mlflow_uri
+from tasks.plots import learning_curves
+from tasks.provenance import provenance
+from tasks.stage import STAGES, Inputs, Run, Stage
+from training.journal import read_journal
+
+_STYLE = """
+body{font:15px/1.5 system-ui,sans-serif;color:#1d2b33;max-width:1000px;margin:2rem auto;padding:0 1rem}
+h1{font-size:1.6rem}h2{font-size:1.15rem;margin-top:2rem;border-bottom:1px solid #d8e0e4;padding-bottom:.2rem}
+table{border-collapse:collapse;margin:.6rem 0;width:100%}
+th,td{text-align:left;padding:.25rem .7rem;border-bottom:1px solid #e6ecef;vertical-align:top}
+td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}
+code,pre{font:13px/1.5 ui-monospace,monospace;background:#f3f6f7;border-radius:4px;padding:.1rem .3rem}
+pre{padding:.7rem;overflow-x:auto}img{max-width:100%}.big{font-size:2rem;font-weight:600}
+.err{color:#b3261e;font-weight:600}.muted{color:#6b7b84}
+"""
+
+
+def percent(rate: float | None) -> str:
+    """A rate as text."""
+    return "–" if rate is None else f"{100 * rate:.2f} %"
+
+
+def counts_text(counts: dict[str, Any]) -> str:
+    """Counts in one line."""
+    return ", ".join(f"{value:,} {name}" for name, value in counts.items())
+
+
+def table(head: list[str], rows: list[list[Any]], numeric: set[int] | None = None) -> str:
+    """An HTML table; every cell is escaped."""
+    numeric = numeric or set()
+
+    def cell(tag: str, i: int, value: Any) -> str:
+        return f"<{tag}{' class=n' if i in numeric else ''}>{html.escape(str(value))}</{tag}>"
+
+    lines = ["".join(cell("td", i, value) for i, value in enumerate(row)) for row in rows]
+    header = "".join(cell("th", i, value) for i, value in enumerate(head))
+    return f"<table><tr>{header}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+
+
+def _scores_html(scores: dict[str, Any]) -> str:
+    head = ["set", "WER", "95 % interval", "CER", "sub", "ins", "del", "words", "utterances"]
+    rows = [
+        [
+            name,
+            percent(s["wer"]),
+            f"{percent(s['wer_low'])} to {percent(s['wer_high'])}",
+            percent(s["cer"]),
+            *(f"{s[column]:,}" for column in ("sub", "ins", "del", "words", "utterances")),
+        ]
+        for name, s in scores["sets"].items()
+    ]
+    parts = [table(head, rows, set(range(1, 9)))]
+    for name, detail in scores["details"].items():
+        for group in ("domains", "speakers"):
+            if len(detail[group]) > 1:
+                lines = [[who, percent(c["wer"]), c["errors"], c["ref_words"]] for who, c in detail[group].items()]
+                parts.append(f"<h3>{html.escape(name)} by {group[:-1]}</h3>")
+                parts.append(table([group[:-1], "WER", "errors", "words"], lines, {1, 2, 3}))
+        parts.append(_worst_html(name, detail["worst"]))
+    return "".join(parts)
+
+
+def _worst_html(name: str, worst: list[dict[str, Any]]) -> str:
+    rows = [
+        [entry["id"], entry["errors"], mark(align(entry["ref"].split(), entry["hyp"].split()))] for entry in worst[:12]
+    ]
+    if not rows:
+        return f"<p class=muted>{html.escape(name)}: no utterance has an error.</p>"
+    note = "<p class=muted>(said->heard) substituted, (-word) deleted, (+word) inserted</p>"
+    return f"<h3>{html.escape(name)}: worst utterances</h3>{note}" + table(["utterance", "errors", "alignment"], rows)
+
+
+def _stages_html(run: Run) -> str:
+    rows = [
+        [r.name, "cached" if r.cached else f"{r.seconds:.1f} s", counts_text(r.counts), f"{r.name}/{r.key}"]
+        for r in run.results.values()
+    ]
+    return table(["stage", "time", "counts", "output"], rows, {1})
+
+
+def _data_html(run: Run) -> str:
+    prepare, shard = run.result("prepare").record, run.result("shard").record
+    rows = [
+        [name, f"{s['utterances']:,}", f"{s['seconds'] / 3600:.2f}", s["shards"], s["digest"][:16]]
+        for name, s in shard["sets"].items()
+    ]
+    reasons = counts_text(prepare["reasons"]) or "none"
+    return (
+        table(["set", "utterances", "hours", "shards", "digest"], rows, {1, 2, 3})
+        + f"<p>Quarantined: {html.escape(reasons)}.</p>"
+    )
+
+
+def render(run: Run, curves: bytes) -> str:
+    """The whole page."""
+    scores = run.result("score").store.read_json("scores.json")
+    register = run.result("register").record
+    training = run.result("train").record["result"]
+    facts = {"model": register["model_uri"], "decision": register["decision"]["reason"], "run": run.run_id}
+    facts |= {
+        "parameters": f"{training['parameters']:,}",
+        "trained": f"{training['epoch']} epochs, {training['step']:,} steps, {training['elapsed'] / 60:.1f} minutes on "
+        f"{training['device']}",
+    }
+    config = run.config.model_dump_json(indent=2, by_alias=True)
+    first = next(iter(scores["sets"].items()))
+    image = base64.b64encode(curves).decode()
+    return (
+        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
+        f"<title>{html.escape(run.config.name)} – Starling report</title><style>{_STYLE}</style>"
+        f"<h1>{html.escape(run.config.name)}</h1><p><span class=big>{percent(first[1]['wer'])}</span> WER on "
+        f"{html.escape(first[0])}</p>{table(['', ''], [[k, v] for k, v in facts.items()])}"
+        f"<h2>Training</h2><img alt='learning curves' src='data:image/png;base64,{image}'>"
+        f"<h2>Recognition</h2>{_scores_html(scores)}<h2>Data</h2>{_data_html(run)}<h2>Stages</h2>{_stages_html(run)}"
+        f"<h2>Provenance</h2>{table(['', ''], [[k, v] for k, v in provenance().items()])}"
+        f"<details><summary>Configuration</summary><pre>{html.escape(config)}</pre></details></html>"
+    )
+
+
+def _inputs(run: Run) -> Inputs:
+    # what earlier stages made, not the run that made it: the same result has the same report
+    return {}, {name: run.result(name).key for name in STAGES if name in run.results and name != "report"}
+
+
+def _work(run: Run, output: StageOutput) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        journal = Path(folder) / "journal.jsonl"
+        journal.write_bytes(run.result("train").store.read("journal.jsonl"))
+        curves = learning_curves(read_journal(journal), Path(folder) / "curves.png").read_bytes()
+    page = render(run, curves)
+    output.store.write("learning_curves.png", curves)
+    output.store.write("report.html", page.encode())
+    path = local_report(output.store, run.config.name, output.key)
+    _attach(run, path)
+    return {"counts": {"bytes": len(page.encode())}, "report": str(path)}
+
+
+def local_report(store: ObjectStore, name: str, key: str) -> Path:
+    """A copy of the report in the data folder, wherever the object store is."""
+    path = home() / "reports" / f"{name}-{key}.html"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(store.read("report.html"))
+    return path
+
+
+def _attach(run: Run, path: Path) -> None:
+    """Put the report beside the model; a tracking server that is away costs the run nothing."""
+    from tasks.register import client
+
+    try:
+        client().log_artifact(run.result("register").record["mlflow_run"], str(path))
+    except Exception as error:  # any tracking trouble: the report itself is safe in the store
+        progress.report("report", 1, 1, f"not attached to MLflow at {mlflow_uri()}: {type(error).__name__}")
+
+
+REPORT = Stage("report", 1, _inputs, _work)

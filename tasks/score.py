@@ -1,0 +1,62 @@
+"""Stage 6, score: word and character error rates with their intervals, by set, speaker and domain, and alignments."""
+
+from typing import Any
+
+from speech.scoring import ScoreReport, count_confusions, score_sets, text_report, wer_interval, worst_utterances
+from storage.stages import StageOutput
+from tasks.prepare import read_table
+from tasks.stage import Inputs, Run, Stage
+
+Row = dict[str, Any]
+
+
+def score_rows(rows: list[Row]) -> ScoreReport:
+    """Score decoded utterances."""
+    return score_sets([(row["id"], row["ref"], row["hyp"], row["speaker"], row["domain"]) for row in rows])
+
+
+def summarize(report: ScoreReport, bootstrap: int, seed: int) -> dict[str, Any]:
+    """The figures of one set: rates as fractions, the 95 % interval, counts."""
+    total = report.total
+    low, high = (None, None)
+    if total.ref_words:
+        low, high = wer_interval(report.errors(), report.words(), samples=bootstrap, seed=seed)
+    return {
+        "wer": total.wer,
+        "wer_low": low,
+        "wer_high": high,
+        "cer": total.cer,
+        "sub": total.sub,
+        "ins": total.ins,
+        "del": total.dele,
+        "words": total.ref_words,
+        "utterances": total.utterances,
+    }
+
+
+def _inputs(run: Run) -> Inputs:
+    config = {"bootstrap": run.config.score.bootstrap, "seed": run.config.seed}
+    return config, {"decode": run.result("decode").key}
+
+
+def _work(run: Run, output: StageOutput) -> dict[str, Any]:
+    decoded = run.result("decode")
+    sets: dict[str, Any] = {}
+    details: dict[str, Any] = {}
+    for name in decoded.record["sets"]:
+        report = score_rows(read_table(decoded.store, f"{name}.parquet"))
+        sets[name] = summarize(report, run.config.score.bootstrap, run.config.seed)
+        details[name] = {
+            "speakers": {who: counts.to_dict() for who, counts in report.speakers.items()},
+            "domains": {which: counts.to_dict() for which, counts in report.domains.items()},
+            "confusions": count_confusions(report).to_dict(limit=20),
+            "worst": [entry.to_dict() for entry in worst_utterances(report, 20)],
+        }
+        output.store.write(f"{name}.alignments.txt", text_report(report).encode())
+    output.store.write_json("scores.json", {"sets": sets, "details": details})
+    errors = sum(entry["sub"] + entry["ins"] + entry["del"] for entry in sets.values())
+    words = sum(entry["words"] for entry in sets.values())
+    return {"counts": {"words": words, "errors": errors}, "sets": sets}
+
+
+SCORE = Stage("score", 1, _inputs, _work)

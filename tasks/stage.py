@@ -1,0 +1,139 @@
+"""What a stage is: work addressed by what it is made from, done once, recorded last.
+
+A stage gives its configuration and the digests of its inputs; their hash is the address of its output. If the output
+has a record, the stage is cached. If not, one process does the work (others wait for its lock) and publishes.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from storage.locks import file_lock
+from storage.objects import ObjectStore
+from storage.stages import StageOutput, stage_key
+from tasks.config import PipelineConfig
+from tasks.home import home, objects_url
+
+STAGES = ("prepare", "shard", "features", "train", "decode", "score", "register", "report")
+"""The stages in order."""
+
+LOCK_WAIT_S = 12 * 3600.0
+
+
+class StageError(RuntimeError):
+    """A stage cannot do its work."""
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """What a stage did, or had done before."""
+
+    name: str
+    """The stage."""
+    key: str
+    """Address of its output."""
+    url: str
+    """Where the output is."""
+    seconds: float
+    """Seconds that it took just now."""
+    cached: bool
+    """True if the output was there before."""
+    counts: dict[str, int]
+    """What it handled."""
+    record: dict[str, Any]
+    """The stage's record, as published."""
+
+    @property
+    def store(self) -> ObjectStore:
+        """The output's store."""
+        return ObjectStore(self.url)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form."""
+        return asdict(self)
+
+
+@dataclass
+class Run:
+    """One run of a pipeline: its configuration and the results so far."""
+
+    config: PipelineConfig
+    run_id: str
+    force_from: str = ""
+    """Stages from this one on are done anew."""
+    flow_run_url: str = ""
+    """Where the run is seen in the Prefect UI, if there is one."""
+    results: dict[str, StageResult] = field(default_factory=dict)
+
+    def result(self, name: str) -> StageResult:
+        """The result of an earlier stage."""
+        return self.results[name]
+
+    @property
+    def store(self) -> ObjectStore:
+        """The object store of all stage outputs."""
+        return ObjectStore(objects_url(self.config.storage.url))
+
+    @property
+    def cache_folder(self) -> Path:
+        """Local folder for copies of remote shards."""
+        return home() / "cache"
+
+    def forced(self, stage: str) -> bool:
+        """Whether a stage is to be done anew."""
+        return bool(self.force_from) and STAGES.index(stage) >= STAGES.index(self.force_from)
+
+
+Inputs = tuple[dict[str, Any], dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of the pipeline.
+
+    Args:
+        name: One of STAGES.
+        version: Raised whenever the same configuration and inputs give another output.
+        inputs: Gives the configuration that shapes the output, and the digests of what it is made from.
+        work: Does the work below the output's store and returns the record: `counts`, and whatever later stages need.
+        still_valid: Whether a published record may be used; some refer to things outside the object store.
+    """
+
+    name: str
+    version: int
+    inputs: Callable[[Run], Inputs]
+    work: Callable[[Run, StageOutput], dict[str, Any]]
+    still_valid: Callable[[Run, dict[str, Any]], bool] | None = None
+
+    def output(self, run: Run) -> StageOutput:
+        """Where the output of this run's stage belongs."""
+        config, inputs = self.inputs(run)
+        return StageOutput(run.store, self.name, stage_key(self.name, self.version, config, inputs))
+
+    def execute(self, run: Run) -> StageResult:
+        """Do the work unless it is done; the result also enters `run.results`."""
+        started = time.monotonic()
+        output = self.output(run)
+        # one process of this machine at a time makes an output; whoever waited then finds it made
+        with file_lock(home() / "locks" / f"{self.name}-{output.key}.lock", LOCK_WAIT_S):
+            record = None if run.forced(self.name) else output.record()
+            cached = record is not None and (self.still_valid is None or self.still_valid(run, record))
+            if not cached:
+                if run.forced(self.name):
+                    output.clear()
+                output.publish(self.work(run, output))
+                record = output.record()
+        assert record is not None
+        result = StageResult(
+            name=self.name,
+            key=output.key,
+            url=output.store.url,
+            seconds=time.monotonic() - started,
+            cached=cached,
+            counts=record.get("counts", {}),
+            record=record,
+        )
+        run.results[self.name] = result
+        return result

@@ -1,0 +1,274 @@
+"""Log-mel and MFCC: agreement with kaldi-native-fbank, and what every feature extractor must do."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from speech.audio import decode_audio
+from speech.features import FEATURES, FeatureConfig, FeatureError, build_features
+from speech.features.mel import dct_matrix, lifter_weights, mel_filter_bank, povey_window
+
+CONFIGS = [
+    FeatureConfig(),
+    FeatureConfig(num_mels=40, high_freq=-400.0, preemphasis=0.0),
+    FeatureConfig(num_mels=23, frame_ms=20.0, hop_ms=7.5, low_freq=0.0, high_freq=3500.0),
+    FeatureConfig(kind="mfcc", num_mels=23),
+    FeatureConfig(kind="mfcc", num_mels=40, num_ceps=40, cepstral_lifter=0.0, high_freq=-400.0),
+]
+
+
+def kaldi_features(config, wave, rate):
+    """The same features by kaldi-native-fbank, `[T, F]`."""
+    knf = pytest.importorskip("kaldi_native_fbank")
+    options = knf.FbankOptions() if config.kind == "logmel" else knf.MfccOptions()
+    frame = options.frame_opts
+    frame.samp_freq, frame.dither, frame.preemph_coeff = rate, 0.0, config.preemphasis
+    frame.frame_length_ms, frame.frame_shift_ms = config.frame_ms, config.hop_ms
+    options.mel_opts.num_bins = config.num_mels
+    options.mel_opts.low_freq, options.mel_opts.high_freq = config.low_freq, config.high_freq
+    options.use_energy = False
+    if config.kind == "mfcc":
+        options.num_ceps, options.cepstral_lifter = config.num_ceps, config.cepstral_lifter
+    computer = knf.OnlineFbank(options) if config.kind == "logmel" else knf.OnlineMfcc(options)
+    computer.accept_waveform(rate, (wave * 32768).tolist())
+    computer.input_finished()
+    frames = [computer.get_frame(i) for i in range(computer.num_frames_ready)]
+    return torch.from_numpy(np.stack(frames)) if frames else torch.empty(0, 0)
+
+
+def ours(config, wave, rate):
+    frames, lengths = build_features(config, rate)(wave.unsqueeze(0), torch.tensor([len(wave)]))
+    assert lengths.tolist() == [frames.shape[1]]
+    return frames[0]
+
+
+def resolvable(config, wave, rate):
+    """Which frames hold no filter more than about 70 dB below the frame's strongest, where float32 gives out."""
+    logmel = ours(config.model_copy(update={"kind": "logmel"}), wave, rate)
+    return logmel.amin(1) > logmel.amax(1) - 16.0
+
+
+def synthetic(rate):
+    generator = torch.Generator().manual_seed(1)
+    time = torch.arange(rate) / rate
+    noise = 0.02 * torch.randn(rate, generator=generator)
+    return {
+        "tone": 0.3 * torch.sin(2 * math.pi * 440 * time) + noise,
+        "two tones on an offset": 0.2 + 0.2 * torch.sin(2 * math.pi * 300 * time) * time + noise,
+        "sweep": 0.5 * torch.sin(2 * math.pi * (100 + 1500 * time) * time) + noise,
+        "white noise": 0.1 * torch.randn(rate, generator=generator),
+        "loud noise": (torch.randn(rate, generator=generator)).clamp(-1, 1),
+        "steps of 16 bits": (torch.randn(rate, generator=generator) * 3).round() / 32768,
+        "silence": torch.zeros(rate),
+    }
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.kind}{c.num_mels}")
+@pytest.mark.parametrize("rate", [16000, 8000])
+def test_synthetic_signals_agree_with_kaldi(config, rate):
+    for name, wave in synthetic(rate).items():
+        expected, actual = kaldi_features(config, wave, rate), ours(config, wave, rate)
+        assert actual.shape == expected.shape
+        torch.testing.assert_close(actual, expected, atol=1e-3, rtol=1e-4, msg=lambda m, name=name: f"{name}: {m}")
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.kind}{c.num_mels}")
+def test_real_speech_agrees_with_kaldi(config, shared_data):
+    paths = sorted(shared_data.glob("LibriSpeech/dev-clean-5/*/*/*.flac"))[::16]
+    paths += sorted(shared_data.glob("fsdd/recordings/*.flac"))[::400]
+    paths += sorted(shared_data.glob("LibriSpeech/train-clean-5/*/*/*.opus"))[::400]
+    differences, clear = [], []
+    for path in paths:
+        wave, rate = decode_audio(path)
+        expected, actual = kaldi_features(config, wave, rate), ours(config, wave, rate)
+        assert actual.shape == expected.shape
+        differences.append((actual - expected).abs())
+        clear.append(resolvable(config, wave, rate))
+    difference = torch.cat(differences)
+    assert difference[torch.cat(clear)].max() < 1e-3
+    # The rest are filters whose energy is lost in the rounding of a float32 Fourier transform, Kaldi's or ours.
+    assert torch.cat(clear).float().mean() > 0.5
+    assert (difference < 1e-3).float().mean() > 0.9995
+    assert difference.mean() < 2e-5
+    assert difference.max() < 0.1
+
+
+class FeatureContract:
+    """What every feature extractor must do."""
+
+    config: FeatureConfig
+    rate = 16000
+
+    @pytest.fixture
+    def features(self):
+        return build_features(self.config, self.rate)
+
+    def wave(self, num_samples, seed=0):
+        return torch.randn(num_samples, generator=torch.Generator().manual_seed(seed)) * 0.1
+
+    @settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.differing_executors])
+    @given(lengths=st.lists(st.integers(0, 6000), min_size=1, max_size=5), padding=st.integers(0, 900))
+    def test_a_batch_equals_its_utterances(self, lengths, padding):
+        features = build_features(self.config, self.rate)
+        batch = torch.full((len(lengths), max(lengths) + padding), math.nan)  # padding must never be looked at
+        for row, (out, length) in enumerate(zip(batch, lengths, strict=True)):
+            out[:length] = self.wave(length, row)
+        frames, counts = features(batch, torch.tensor(lengths))
+        assert frames.shape[2] == features.dim
+        for row, (length, count) in enumerate(zip(lengths, counts.tolist(), strict=True)):
+            assert count == max(0, (length - features.frame_length) // features.hop_length + 1)
+            alone, _ = features(self.wave(length, row).unsqueeze(0), torch.tensor([length]))
+            assert torch.equal(frames[row, :count], alone[0])
+            assert not frames[row, count:].any()
+
+    def test_the_padded_batch_path_of_gpus_gives_the_same(self, features):
+        lengths = torch.tensor([16000, 4321, 100])
+        batch = torch.full((3, 16000), math.nan)
+        for row, length in enumerate(lengths.tolist()):
+            batch[row, :length] = self.wave(length, row)
+        expected, counts = features(batch, lengths)
+        actual = features._together(batch, counts, expected.shape[1])
+        torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-5)
+
+    def test_chunks_do_not_show(self, features, monkeypatch):
+        wave = self.wave(16000 * 4)
+        whole, _ = features(wave.unsqueeze(0), torch.tensor([len(wave)]))
+        for chunk in (1, 100):
+            monkeypatch.setattr("speech.features.kaldi._CPU_CHUNK_FRAMES", chunk)
+            parts, _ = features(wave.unsqueeze(0), torch.tensor([len(wave)]))
+            torch.testing.assert_close(whole, parts, atol=1e-4, rtol=1e-5)
+
+    def test_shapes_types_and_state(self, features):
+        frames, counts = features(self.wave(16000).unsqueeze(0).double(), torch.tensor([16000]))
+        assert frames.dtype == torch.float32
+        assert frames.shape == (1, 98, features.dim)
+        assert counts.tolist() == [98]
+        assert not features.state_dict()
+        assert not frames.requires_grad
+
+    def test_too_short_a_batch_has_no_frames(self, features):
+        frames, counts = features(torch.zeros(2, 10), torch.tensor([10, 0]))
+        assert frames.shape == (2, 0, features.dim)
+        assert counts.tolist() == [0, 0]
+
+    def test_an_empty_batch(self, features):
+        frames, counts = features(torch.zeros(0, 16000), torch.zeros(0, dtype=torch.long))
+        assert frames.shape == (0, 98, features.dim)
+        assert counts.shape == (0,)
+
+    def test_the_input_is_left_alone(self, features):
+        wave = self.wave(4000).unsqueeze(0)
+        before = wave.clone()
+        features(wave, torch.tensor([4000]))
+        assert torch.equal(wave, before)
+
+    def test_silence_is_finite(self, features):
+        frames, _ = features(torch.zeros(1, 1600), torch.tensor([1600]))
+        assert torch.isfinite(frames).all()
+
+    def test_wrong_shapes_are_refused(self, features):
+        with pytest.raises(ValueError, match=r"\[B, N\]"):
+            features(torch.zeros(1600), torch.tensor([1600]))
+        with pytest.raises(ValueError, match=r"1600 samples"):
+            features(torch.zeros(1, 1600), torch.tensor([3200]))
+
+    def test_mixed_precision_does_not_reach_it(self, features):
+        wave, lengths = self.wave(4000).unsqueeze(0), torch.tensor([4000])
+        expected, _ = features(wave, lengths)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert torch.equal(features(wave, lengths)[0], expected)
+
+    def test_dither_changes_a_little(self):
+        config = self.config.model_copy(update={"dither": 1.0})
+        wave, lengths = self.wave(16000).unsqueeze(0), torch.tensor([16000])
+        torch.manual_seed(0)
+        dithered, _ = build_features(config, self.rate)(wave, lengths)
+        plain, _ = build_features(self.config, self.rate)(wave, lengths)
+        assert 0 < (dithered - plain).abs().mean() < 0.1
+
+    @pytest.mark.gpu
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+    def test_gpu_equals_cpu(self, features):
+        waves, lengths = torch.stack([self.wave(20000, row) for row in range(4)]), torch.tensor([20000, 9999, 400, 3])
+        expected, counts = features(waves, lengths)
+        actual, gpu_counts = features.cuda()(waves.cuda(), lengths.cuda())
+        assert actual.is_cuda
+        assert gpu_counts.tolist() == counts.tolist()
+        torch.testing.assert_close(actual.cpu(), expected, atol=1e-3, rtol=1e-4)
+
+
+class TestLogMel(FeatureContract):
+    config = FeatureConfig()
+
+    def test_a_tone_lights_its_filter(self, features):
+        time = torch.arange(16000) / 16000
+        for frequency in (300.0, 1000.0, 3000.0):
+            frames, _ = features(torch.sin(2 * math.pi * frequency * time).unsqueeze(0), torch.tensor([16000]))
+            loudest = int(frames[0].mean(0).argmax())
+            step = 1127 * math.log((1 + 8000 / 700) / (1 + 20 / 700)) / 81
+            expected = (1127 * math.log(1 + frequency / 700) - 1127 * math.log(1 + 20 / 700)) / step - 1
+            assert abs(loudest - expected) <= 1
+
+    def test_twice_the_amplitude_adds_log_4(self, features):
+        wave, lengths = self.wave(16000).unsqueeze(0), torch.tensor([16000])
+        difference = features(2 * wave, lengths)[0] - features(wave, lengths)[0]
+        torch.testing.assert_close(difference, torch.full_like(difference, math.log(4)), atol=1e-4, rtol=0)
+
+
+class TestMfcc(FeatureContract):
+    config = FeatureConfig(kind="mfcc", num_mels=23)
+
+    def test_loudness_moves_the_first_coefficient_only(self, features):
+        wave, lengths = self.wave(16000).unsqueeze(0), torch.tensor([16000])
+        difference = (features(2 * wave, lengths)[0] - features(wave, lengths)[0])[0]
+        assert difference[:, 1:].abs().max() < 1e-3
+        torch.testing.assert_close(difference[:, 0], torch.full((98,), math.log(4) * math.sqrt(23)), atol=1e-3, rtol=0)
+
+
+def test_filters_overlap_to_one_between_the_outer_centres():
+    bank = mel_filter_bank(40, 4096, 16000, 20.0, 0.0)
+    sums = bank.sum(1)
+    inside = bank[:, 0].argmax(), bank[:, -1].argmax()
+    torch.testing.assert_close(sums[inside[0] + 1 : inside[1]], torch.ones_like(sums[inside[0] + 1 : inside[1]]))
+    assert not bank[-1].any()
+
+
+def test_the_cosine_transform_is_orthonormal():
+    matrix = dct_matrix(23, 23)
+    torch.testing.assert_close(matrix.T @ matrix, torch.eye(23, dtype=torch.float64))
+
+
+def test_window_and_lifter():
+    window = povey_window(400)
+    assert window[0] == 0
+    assert window[-1] == pytest.approx(0, abs=1e-12)
+    assert window.argmax() in (199, 200)
+    assert lifter_weights(13, 0).tolist() == [1.0] * 13
+    assert lifter_weights(13, 22)[11] == pytest.approx(12.0)
+
+
+def test_impossible_configurations_name_their_field():
+    with pytest.raises(FeatureError, match=r"features\.num_mels"):
+        build_features(FeatureConfig(num_mels=200), 16000)
+    with pytest.raises(FeatureError, match=r"features\.high_freq"):
+        build_features(FeatureConfig(high_freq=8000.0), 8000)
+    with pytest.raises(FeatureError, match=r"features\.num_ceps"):
+        build_features(FeatureConfig(kind="mfcc", num_mels=13, num_ceps=14), 16000)
+    with pytest.raises(FeatureError, match=r"features\.frame_ms"):
+        build_features(FeatureConfig(frame_ms=0.01), 16000)
+    with pytest.raises(FeatureError, match=r"'chroma'.*logmel, mfcc"):
+        build_features(FeatureConfig.model_construct(kind="chroma"), 16000)
+
+
+def test_the_configuration_is_strict_and_documented():
+    with pytest.raises(ValidationError, match=r"num_mel\b"):
+        FeatureConfig(num_mel=40)
+    with pytest.raises(ValidationError, match=r"hop_ms"):
+        FeatureConfig(hop_ms=0)
+    assert set(FEATURES) == {"logmel", "mfcc"}
+    assert all(field.description for field in FeatureConfig.model_fields.values())

@@ -1,0 +1,146 @@
+"""Intervals and comparisons: against closed formulas, exact cases, and their promised coverage."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from speech.scoring import ScoringError, compare_systems, matched_pair_p_value, wer_interval
+
+
+def utterances(count, rate, seed=0):
+    """Words and errors of a system whose word error rate is about `rate`; utterances differ in difficulty."""
+    rng = np.random.default_rng(seed)
+    words = rng.integers(1, 30, size=count)
+    difficulty = np.clip(rng.gamma(2.0, rate / 2, size=count), 0, 1)
+    return rng.binomial(words, difficulty), words
+
+
+def test_same_seed_same_interval():
+    errors, words = utterances(200, 0.2)
+    assert wer_interval(errors, words) == wer_interval(errors, words)
+    assert wer_interval(errors, words, seed=1) != wer_interval(errors, words, seed=2)
+
+
+@given(count=st.integers(2, 60), seed=st.integers(0, 1000))
+@settings(deadline=None, max_examples=60)
+def test_the_interval_holds_the_rate_and_grows_with_the_level(count, seed):
+    errors, words = utterances(count, 0.3, seed)
+    low, high = wer_interval(errors, words)
+    assert low <= high
+    wide_low, wide_high = wer_interval(errors, words, level=0.999)
+    assert wide_low <= low
+    assert high <= wide_high
+    assert wide_low <= errors.sum() / words.sum() <= wide_high
+
+
+def test_width_as_the_normal_approximation_has_it():
+    errors, words = utterances(3000, 0.2)
+    rate = errors.sum() / words.sum()
+    # Standard error of a ratio of sums (delta method).
+    spread = np.std(errors - rate * words, ddof=1) * math.sqrt(len(words)) / words.sum()
+    low, high = wer_interval(errors, words, samples=4000)
+    assert low == pytest.approx(rate - 1.96 * spread, abs=0.1 * spread)
+    assert high == pytest.approx(rate + 1.96 * spread, abs=0.1 * spread)
+
+
+def test_coverage():
+    population_errors, population_words = utterances(100_000, 0.2, seed=5)
+    truth = population_errors.sum() / population_words.sum()
+    rng, hits = np.random.default_rng(6), 0
+    for trial in range(200):
+        drawn = rng.integers(len(population_words), size=200)
+        low, high = wer_interval(population_errors[drawn], population_words[drawn], samples=300, seed=trial)
+        hits += low <= truth <= high
+    assert 0.88 <= hits / 200 <= 0.99
+
+
+def test_chunks_do_not_change_the_number_of_resamples(monkeypatch):
+    errors, words = utterances(50, 0.2)
+    whole = wer_interval(errors, words)
+    monkeypatch.setattr("speech.scoring.bootstrap._CHUNK", 170)
+    assert wer_interval(errors, words) == whole
+
+
+def test_utterances_without_words():
+    low, high = wer_interval([1, 0, 2, 0], [0, 5, 0, 5], samples=200)
+    assert 0 <= low <= high
+    with pytest.raises(ScoringError, match="no reference words"):
+        wer_interval([1, 2], [0, 0])
+    with pytest.raises(ScoringError, match="no reference words"):
+        wer_interval([], [])
+
+
+@pytest.mark.parametrize(("errors", "words"), [([1, 2], [1]), ([[1, 2]], [[1, 2]])])
+def test_shapes_must_match(errors, words):
+    with pytest.raises(ScoringError, match="same"):
+        wer_interval(errors, words)
+    with pytest.raises(ScoringError, match="same"):
+        compare_systems([1], errors, words)
+
+
+def test_a_much_better_system():
+    errors, words = utterances(400, 0.3)
+    found = compare_systems(errors, errors // 2, words)
+    assert found.better == "b"
+    assert found.delta < 0
+    assert found.low <= found.delta <= found.high < 0
+    assert found.p_value < 1e-6
+    assert found.probability_of_improvement == 1.0
+
+
+@given(seed=st.integers(0, 1000), count=st.integers(1, 80))
+@settings(deadline=None, max_examples=60)
+def test_exchanging_the_systems_exchanges_the_answer(seed, count):
+    (a, words), (b, _) = utterances(count, 0.2, seed), utterances(count, 0.25, seed + 1)
+    forth, back = compare_systems(a, b, words), compare_systems(b, a, words)
+    assert back.delta == pytest.approx(-forth.delta)
+    assert (back.low, back.high) == pytest.approx((-forth.high, -forth.low))
+    assert back.p_value == pytest.approx(forth.p_value)
+    assert back.probability_of_improvement == pytest.approx(1 - forth.probability_of_improvement)
+    assert back.better == {"a": "b", "b": "a", None: None}[forth.better]
+
+
+def test_the_same_system():
+    errors, words = utterances(100, 0.2)
+    found = compare_systems(errors, errors, words)
+    assert (found.delta, found.low, found.high, found.p_value, found.better) == (0, 0, 0, 1.0, None)
+    assert found.probability_of_improvement == 0.5
+
+
+def test_pairing_finds_what_separate_intervals_do_not():
+    errors, words = utterances(400, 0.3)
+    better = errors - (np.arange(400) % 10 == 0) * (errors > 0)
+    low, _ = wer_interval(errors, words)
+    _, high = wer_interval(better, words)
+    assert low < high
+    assert compare_systems(errors, better, words).better == "b"
+
+
+def test_p_value_by_hand():
+    # Differences 1, 1, 0, 0: mean 1/2, sample variance 1/3, so z = 0.5 / sqrt(1/12) = sqrt(3).
+    assert matched_pair_p_value([0, 0, 0, 0], [1, 1, 0, 0]) == pytest.approx(0.08326451, abs=1e-7)
+
+
+@pytest.mark.parametrize(("a", "b", "p_value"), [([2], [1], 1.0), ([2, 2], [1, 1], 0.5), ([3] * 9, [1] * 9, 2**-8)])
+def test_the_same_difference_everywhere(a, b, p_value):
+    assert matched_pair_p_value(a, b) == pytest.approx(p_value)
+
+
+def test_equal_systems_are_rarely_called_different():
+    rng, calls = np.random.default_rng(3), 0
+    words = np.full(150, 10)
+    for trial in range(200):
+        a, b = rng.binomial(words, 0.2), rng.binomial(words, 0.2)
+        calls += compare_systems(a, b, words, samples=200, seed=trial).better is not None
+    assert calls <= 20
+
+
+def test_comparison_is_a_json_value():
+    errors, words = utterances(30, 0.2)
+    value = json.loads(json.dumps(compare_systems(errors, errors + 1, words).to_dict()))
+    assert value["better"] == "a"
+    assert set(value) == {"delta", "low", "high", "p_value", "better", "probability_of_improvement"}

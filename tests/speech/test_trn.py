@@ -1,0 +1,72 @@
+"""NIST transcript files: reading, writing, and what is wrong in which line."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from speech.scoring import TrnError, format_trn, parse_trn, read_trn, write_trn
+
+
+def test_reading(tmp_path):
+    path = tmp_path / "ref.trn"
+    path.write_text(
+        ";; a comment\nthe cat  sat (ann-1)\n\n  (ann-2)\r\nnaïve (noise) café ( bob-1 ) \n", encoding="utf-8"
+    )
+    assert read_trn(path) == {"ann-1": "the cat sat", "ann-2": "", "bob-1": "naïve (noise) café"}
+    assert list(read_trn(str(path))) == ["ann-1", "ann-2", "bob-1"]
+
+
+def test_writing(tmp_path):
+    path = tmp_path / "hyp.trn"
+    write_trn(path, {"ann-1": "the cat", "ann-2": ""})
+    assert path.read_bytes() == b"the cat (ann-1)\n(ann-2)\n"
+
+
+@given(
+    st.dictionaries(
+        st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12),
+        st.text(st.characters(exclude_categories=["Cs"]), max_size=30),
+        max_size=6,
+    )
+)
+@settings(deadline=None, max_examples=150)
+def test_round_trip(tmp_path_factory, texts):
+    path = tmp_path_factory.getbasetemp() / "round.trn"
+    write_trn(path, texts)
+    assert read_trn(path) == {id_: " ".join(text.split()) for id_, text in texts.items()}
+
+
+def test_ids_are_escaped():
+    assert format_trn({"take 1 (loud) 100%": "a"}) == "a (take%201%20%28loud%29%20100%25)\n"
+    assert dict(parse_trn(["a (take%201)"])) == {"take 1": "a"}
+
+
+@pytest.mark.parametrize("text", [";; no comment", "ends (so)", "(so)", ") (", "50%"])
+def test_awkward_texts(text):
+    assert dict(parse_trn(format_trn({"u": text}).splitlines())) == {"u": text}
+
+
+@pytest.mark.parametrize("line", ["no id here", "the cat (ann 1)", "the cat ()", "the cat (ann-1) more", "(ann-1"])
+def test_lines_without_an_id(tmp_path, line):
+    path = tmp_path / "bad.trn"
+    path.write_text(f"a (u1)\n\n{line}\n")
+    with pytest.raises(TrnError, match=r"bad\.trn, line 3: no utterance id"):
+        read_trn(path)
+
+
+def test_an_id_twice():
+    with pytest.raises(TrnError, match=r"hyp, line 3: utterance 'u1' was already in line 1"):
+        list(parse_trn(["a (u1)", "b (u2)", "c (u1)"], "hyp"))
+
+
+def test_not_utf8(tmp_path):
+    path = tmp_path / "latin.trn"
+    path.write_text("café (u1)\n", encoding="latin-1")
+    with pytest.raises(TrnError, match="UTF-8"):
+        read_trn(path)
+
+
+def test_an_empty_id_leaves_no_file(tmp_path):
+    with pytest.raises(TrnError, match="empty id"):
+        write_trn(tmp_path / "hyp.trn", {"u1": "a", "": "the cat"})
+    assert not (tmp_path / "hyp.trn").exists()

@@ -1,0 +1,51 @@
+"""The readers on real public corpora: every utterance, every speaker, and audio that opens."""
+
+from pathlib import Path
+
+import pytest
+import soundfile
+
+from storage.corpora import open_corpus
+
+CASES = [
+    ("librispeech", "LibriSpeech/train-clean-5", {}, 1423, 24),
+    ("librispeech", "LibriSpeech/dev-clean-5", {}, 96, 4),
+    ("kaldi", "speechocean762/train", {}, 2148, None),
+    ("kaldi", "speechocean762/valid", {}, 300, None),
+    ("table", "fsdd/metadata.csv", {"where": {"part": "train"}}, 1800, 4),
+    ("table", "fsdd/metadata.csv", {"where": {"part": "valid"}}, 200, 4),
+    ("table", "fsdd", {}, 2000, 4),
+]
+
+
+@pytest.mark.parametrize(("kind", "path", "options", "count", "num_speakers"), CASES)
+def test_reads_all_of_it(shared_data, kind, path, options, count, num_speakers):
+    reader = open_corpus("auto", str(shared_data / path), **options)
+    assert type(reader) is type(open_corpus(kind, str(shared_data / path)))
+    utterances = list(reader)
+    assert len(utterances) == count
+    assert reader.problems == []
+    assert len({utterance.id for utterance in utterances}) == count
+    assert all(utterance.text and utterance.speaker for utterance in utterances)
+    if num_speakers is not None:
+        assert len({utterance.speaker for utterance in utterances}) == num_speakers
+    for utterance in utterances[:: max(1, count // 10)]:
+        assert soundfile.info(utterance.audio).frames > 0
+    assert len(set(reader.files())) > count
+
+
+def test_known_utterances(shared_data):
+    libri = next(iter(open_corpus("librispeech", str(shared_data / "LibriSpeech" / "dev-clean-5"))))
+    assert libri.id == "1737-146161-0000"
+    assert libri.speaker == "1737"
+    kaldi = next(iter(open_corpus("kaldi", str(shared_data / "speechocean762" / "valid"))))
+    assert (kaldi.id, kaldi.text, kaldi.speaker) == ("000540001", "MIKE LOVE GARDEN", "so0054")
+    assert Path(kaldi.audio) == shared_data / "speechocean762" / "WAVE" / "SPEAKERso0054" / "000540001.opus"
+    digits = next(iter(open_corpus("table", str(shared_data / "fsdd"))))
+    assert (digits.id, digits.text, digits.speaker, digits.duration) == ("0_george_0", "zero", "george", 0.298)
+
+
+def test_a_folder_of_subsets(shared_data):
+    splits = [utterance.split for utterance in open_corpus("auto", str(shared_data / "LibriSpeech"))]
+    assert splits.count("train-clean-5") == 1423
+    assert splits.count("dev-clean-5") == 96

@@ -1,0 +1,138 @@
+"""Which failures are repeated, how often, and what the user is told."""
+
+import errno
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.retries import (
+    ObjectMissingError,
+    ObjectStoreError,
+    RetryPolicy,
+    explain,
+    is_transient,
+    redact,
+    with_retries,
+)
+
+FAST = RetryPolicy(attempts=4, base_s=0.0)
+
+
+class FakeClientError(Exception):
+    """Looks like botocore's ClientError."""
+
+    def __init__(self, code, status):
+        super().__init__(code)
+        self.response = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
+
+
+FakeClientError.__module__ = "botocore.exceptions"
+HTTPClientError = type("HTTPClientError", (Exception,), {"__module__": "botocore.exceptions"})
+NoCredentialsError = type("NoCredentialsError", (Exception,), {"__module__": "botocore.exceptions"})
+ServerDisconnectedError = type("ServerDisconnectedError", (Exception,), {"__module__": "aiohttp.client_exceptions"})
+
+
+def with_cause(error, cause):
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ConnectionResetError("reset"), True),
+        (TimeoutError("late"), True),
+        (OSError(errno.EIO, "I/O"), True),
+        (OSError(errno.ESTALE, "stale"), True),
+        (OSError("unknown"), True),
+        (FileNotFoundError("x"), False),
+        (PermissionError("x"), False),
+        (OSError(errno.ENOSPC, "full"), False),
+        (OSError(errno.EINVAL, "bad"), False),
+        (FakeClientError("InternalError", 500), True),
+        (FakeClientError("ServiceUnavailable", 503), True),
+        (FakeClientError("SlowDown", 400), True),
+        (FakeClientError("InvalidBucketName", 400), False),
+        (with_cause(FileNotFoundError("upload"), FakeClientError("NoSuchUpload", 404)), True),
+        (with_cause(FileNotFoundError("key"), FakeClientError("NoSuchKey", 404)), False),
+        (HTTPClientError("closed"), True),
+        (ServerDisconnectedError("gone"), True),
+        (NoCredentialsError("none"), False),
+        (ValueError("ours"), False),
+    ],
+)
+def test_what_is_transient(error, expected):
+    assert is_transient(error) is expected
+
+
+def failing(errors, result="done"):
+    queue = list(errors)
+
+    def action():
+        if queue:
+            raise queue.pop(0)
+        return result
+
+    return action, queue
+
+
+def test_repeats_until_it_works():
+    action, left = failing([ConnectionError("1"), TimeoutError("2"), OSError(errno.EIO, "3")])
+    assert with_retries(action, "s3://b/x", FAST) == "done"
+    assert left == []
+
+
+def test_gives_up_after_the_last_attempt():
+    action, left = failing([ConnectionError(str(number)) for number in range(9)])
+    with pytest.raises(
+        ObjectStoreError, match=r"^s3://b/x: failed after 4 attempts \(ConnectionError: 3\)\. Check that"
+    ):
+        with_retries(action, "s3://b/x", FAST)
+    assert len(left) == 5
+
+
+def test_does_not_repeat_what_lasts():
+    action, left = failing([PermissionError("no"), PermissionError("no")])
+    with pytest.raises(ObjectStoreError, match="Check AWS_ACCESS_KEY_ID"):
+        with_retries(action, "s3://b/x", FAST)
+    assert len(left) == 1
+
+
+def test_missing_is_a_file_not_found_error():
+    action, _ = failing([FileNotFoundError(errno.ENOENT, "none")])
+    with pytest.raises(ObjectMissingError) as caught:
+        with_retries(action, "file:///x", FAST)
+    assert isinstance(caught.value, FileNotFoundError)
+    assert caught.value.errno == errno.ENOENT
+
+
+def test_our_own_mistakes_pass_unchanged():
+    action, _ = failing([KeyError("bug")])
+    with pytest.raises(KeyError):
+        with_retries(action, "s3://b/x", FAST)
+
+
+def test_missing_credentials_name_the_variables():
+    assert "Set AWS_ACCESS_KEY_ID" in str(explain(NoCredentialsError("Unable to locate credentials"), "s3://b/x"))
+
+
+def test_messages_hide_credentials(monkeypatch):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter22")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAEXAMPLE")
+    text = str(explain(ConnectionError("AKIAEXAMPLE:hunter22 refused"), "s3://b/x"))
+    assert "hunter22" not in text
+    assert "AKIA" not in text
+    assert redact("plain") == "plain"
+
+
+@given(st.integers(0, 60))
+def test_waits_are_bounded(attempt):
+    policy = RetryPolicy()
+    assert 0.5 * min(policy.cap_s, policy.base_s * 2**attempt) <= policy.wait_s(attempt) <= policy.cap_s
+
+
+@pytest.mark.parametrize("values", [{"attempts": 0}, {"base_s": -1.0}, {"cap_s": -1.0}])
+def test_policy_refuses_nonsense(values):
+    with pytest.raises(ValueError):
+        RetryPolicy(**values)

@@ -1,0 +1,86 @@
+"""A model over a set of shards: hypotheses for every utterance."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from speech.bundle import load_bundle
+from speech.decoding import DecodeConfig, build_decoder
+from speech.features.cmvn import CmvnStats
+from storage.index import ShardIndex
+from storage.objects import ObjectStore
+from storage.reading import ShardReader
+from training.batching import plan_epoch
+from training.data import SpeechDataset, read_ahead
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """One utterance, as said and as recognized."""
+
+    id: str
+    ref: str
+    hyp: str
+    score: float
+    confidence: float
+    speaker: str
+    domain: str
+    duration: float
+
+
+@torch.inference_mode()
+def decode_set(
+    bundle: Path,
+    url: str,
+    *,
+    decode: DecodeConfig,
+    cache: Path,
+    device: str = "cpu",
+    speakers: Mapping[str, CmvnStats] | None = None,
+    batch_seconds: float = 240.0,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> list[Decoded]:
+    """Recognize a set.
+
+    Args:
+        bundle: Folder of the model.
+        url: Store of the set's index and shards (audio, or features as the model wants them).
+        decode: Decoding parameters.
+        cache: Local folder for copies of remote shards.
+        device: Where the model runs.
+        speakers: Statistics by speaker, for `cmvn: speaker`.
+        batch_seconds: Seconds of audio recognized at once, padding included.
+        on_progress: Called with utterances done and in all.
+
+    Returns:
+        One entry an utterance, in the order of the index.
+    """
+    spec, model = load_bundle(bundle)
+    model.to(device)
+    frontend = spec.build_frontend(dict(speakers or {})).to(device)
+    decoder = build_decoder(decode, spec.build_tokenizer())
+    store = ObjectStore(url)
+    index = ShardIndex.read(store)
+    dataset = SpeechDataset(index, ShardReader(store, index, cache), sample_rate=spec.sample_rate)
+    domains = index.column("domain")
+    found: dict[int, Decoded] = {}
+    for batch in read_ahead(dataset.batch, plan_epoch(dataset.durations, batch_seconds=batch_seconds, max_batch=256)):
+        feats, frames = frontend(batch.inputs.to(device), batch.lengths.to(device), batch.speakers)
+        log_probs, out_frames = model(feats, frames)
+        for i, hypothesis in enumerate(decoder.decode(log_probs.cpu(), out_frames.cpu())):
+            row = int(batch.rows[i])
+            found[row] = Decoded(
+                id=batch.ids[i],
+                ref=batch.texts[i],
+                hyp=hypothesis.text,
+                score=hypothesis.score,
+                confidence=hypothesis.confidence,
+                speaker=batch.speakers[i],
+                domain=domains[row],
+                duration=float(dataset.durations[row]),
+            )
+        if on_progress:
+            on_progress(len(found), len(dataset))
+    return [found[row] for row in range(len(dataset))]

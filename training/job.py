@@ -1,0 +1,41 @@
+"""A training job: everything a training process needs to know, as one JSON file."""
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from speech.bundle import BundleSpec
+from speech.features.cmvn import CmvnStats
+from training.config import TrainConfig
+
+
+class TrainJob(BaseModel):
+    """What to train, on what, and where to leave it."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
+
+    run: str
+    """Identity of the training: the digest of all that it is made from. A resume must carry the same."""
+    seed: int
+    """Seed of initialization, batch order, dropout and augmentation."""
+    train: TrainConfig
+    """How to train."""
+    spec: BundleSpec
+    """What the finished model will carry: features, tokens, model sizes, normalization."""
+    speakers: dict[str, dict[str, Any]] = {}
+    """Feature statistics by speaker, for `cmvn: speaker`."""
+    train_url: str
+    """Store of the training set's index and shards."""
+    valid_url: str
+    """Store of the validation set's index and shards."""
+    output_url: str
+    """Store for checkpoints and the finished model."""
+    journal: Path
+    """Local file that metrics are appended to."""
+    cache: Path
+    """Local folder for copies of remote shards."""
+
+    def speaker_stats(self) -> dict[str, CmvnStats]:
+        """The speakers' statistics as objects."""
+        return {name: CmvnStats.from_dict(stats) for name, stats in self.speakers.items()}

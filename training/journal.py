@@ -1,0 +1,87 @@
+"""The journal: metrics appended to a local JSON-lines file, so that no tracking server can cost a training step.
+
+A resumed run appends a `resume` line with the step that it starts from; what the lost process had written beyond that
+step is void, and readers drop it.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+Entry = dict[str, Any]
+
+
+class Journal:
+    """Appends entries, one JSON object a line, each written whole or not at all."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self._end_torn_line()
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+    def _end_torn_line(self) -> None:
+        """A killed writer may leave half a line: end it, so that it cannot swallow the next one."""
+        if self.path.exists() and self.path.stat().st_size:
+            with self.path.open("rb+") as file:
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    file.write(b"\n")
+
+    def write(self, kind: str, **values: Any) -> None:
+        """Append one entry.
+
+        Args:
+            kind: `start`, `resume`, `step`, `valid` or `end`.
+            values: JSON values.
+        """
+        os.write(self._fd, (json.dumps({"kind": kind, **values}, sort_keys=True) + "\n").encode())
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+
+
+def parse_lines(lines: Iterable[str]) -> Iterator[Entry]:
+    """Entries of complete, valid lines; a torn line is passed over."""
+    for line in lines:
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(entry, dict) and "kind" in entry:
+            yield entry
+
+
+def read_journal(path: Path) -> list[Entry]:
+    """All entries that count: those that a resume made void are left out."""
+    if not path.exists():
+        return []
+    kept: list[Entry] = []
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for entry in parse_lines(file):
+            if entry["kind"] == "resume":
+                kept = [old for old in kept if old.get("step", 0) <= entry["step"]]
+            kept.append(entry)
+    return kept
+
+
+class JournalTail:
+    """Reads what was appended since the last call; for forwarding while training runs."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset = 0
+
+    def new_entries(self) -> list[Entry]:
+        """Complete lines that have come since the last call."""
+        if not self.path.exists():
+            return []
+        with self.path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        end = data.rfind(b"\n") + 1
+        self._offset += end
+        return list(parse_lines(data[:end].decode("utf-8", errors="replace").splitlines()))

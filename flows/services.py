@@ -5,6 +5,7 @@ starts a Prefect server of its own, which ends with the run, and MLflow works on
 """
 
 import ctypes
+import http.client
 import json
 import os
 import signal
@@ -12,7 +13,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -75,7 +75,7 @@ def answers(url: str, timeout_s: float = 2.0) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=timeout_s) as reply:  # noqa: S310 - our own http URLs only
             return bool(200 <= reply.status < 300)
-    except (urllib.error.URLError, OSError, ValueError):
+    except (http.client.HTTPException, OSError, ValueError):  # whatever listens there need not speak HTTP
         return False
 
 
@@ -111,6 +111,7 @@ def spawn(name: str, command: list[str], url: str, health: str, env: dict[str, s
 def prefect_environment() -> dict[str, str]:
     """Settings of everything of Prefect's that runs below the data folder."""
     return {
+        "STARLING_HOME": str(home()),  # absolute: a worker runs flows from another folder
         "PREFECT_HOME": str(home() / "prefect"),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",

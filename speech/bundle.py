@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -89,9 +90,12 @@ def load_bundle(folder: Path) -> tuple[BundleSpec, AcousticModel]:
         BundleError: If the folder is not a usable bundle.
     """
     spec = load_spec(folder)
-    model = spec.build_model()
+    try:
+        model = spec.build_model()
+    except ValueError as error:
+        raise BundleError(f"{folder / 'bundle.json'} describes no model: {error}") from error
     try:
         model.load_state_dict(load_file(str(folder / "model.safetensors")))
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, SafetensorError) as error:
         raise BundleError(f"{folder / 'model.safetensors'} does not fit its bundle.json: {error}") from error
     return spec, model.eval()

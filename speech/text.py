@@ -58,7 +58,7 @@ _MONEY = re.compile(
 _NUMBER = re.compile(
     rf"(?:(?<!\S)([-−]))?(?:({_DIGITS})(?:\.([0-9]+)|(st|nd|rd|th)\b)?|(?<![\w.])\.([0-9]+))", re.IGNORECASE
 )
-_PLAIN = re.compile(r"[a-zA-Z ]*")
+_PLAIN = re.compile(r"[a-zA-Z ]*(?:(?<=[a-zA-Z])'(?=[a-zA-Z])[a-zA-Z ]*)*")
 
 
 class TextError(ValueError):

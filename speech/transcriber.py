@@ -44,7 +44,8 @@ def split_long(wave: Tensor, rate: int, max_seconds: float = 30.0) -> list[Tenso
         rate: Samples per second.
         max_seconds: Longest piece.
     """
-    limit, hop = int(max_seconds * rate), max(1, int(0.05 * rate))
+    limit = max(3, int(max_seconds * rate))
+    hop = max(1, min(int(0.05 * rate), limit // 3))
     pieces: list[Tensor] = []
     while len(wave) > limit:
         tail_start = limit * 2 // 3

@@ -197,7 +197,8 @@ def temporary_file(folder: Path | None) -> Iterator[tuple[BinaryIO, Path]]:
     path = Path(name)
     try:
         os.fchmod(descriptor, 0o666 & ~_UMASK)  # mkstemp makes private files; published ones follow the umask
-        fcntl.flock(descriptor, fcntl.LOCK_EX)  # shows that the writer lives; the system drops it with the process
+        with suppress(OSError):  # some network disks know no locks; there nothing is swept either
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # shows that the writer lives; the system drops it with the process
         with os.fdopen(descriptor, "wb", buffering=0) as file:
             yield file, path
     finally:

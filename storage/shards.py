@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from storage.index import SCHEMA, ShardIndex, ShardRecord
 from storage.objects import ObjectMissingError, ObjectStore
+from storage.retries import explain
 from storage.safety import ALLOWED_SUFFIXES
 
 _NUMBER_COLUMNS = ("duration", "num_frames", "sample_rate")
@@ -79,15 +80,19 @@ def member_key(utterance_id: str) -> str:
 class _TarWriter:
     """A tar stream that knows its digest, its size, and where each member's data begins."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO, url: str) -> None:
         self._file = file
+        self._url = url
         self._digest = hashlib.sha256()
         self.size = 0
 
     def _put(self, data: bytes) -> None:
         view = memoryview(data)
-        while view:  # an unbuffered file may take less than it is given
-            view = view[self._file.write(view) :]
+        try:
+            while view:  # an unbuffered file may take less than it is given
+                view = view[self._file.write(view) :]
+        except OSError as error:
+            raise explain(error, self._url) from error
         self._digest.update(data)
         self.size += len(data)
 
@@ -130,7 +135,7 @@ def write_shard(store: ObjectStore, name: str, samples: Iterable[Sample], payloa
     store.delete(part_name(name))
     rows: dict[str, dict[str, Any]] = {}
     with store.create(name) as file:
-        tar = _TarWriter(file)
+        tar = _TarWriter(file, store.join(name))
         for sample in samples:
             if sample.id in rows:
                 raise ShardWriteError(f"shard {name}: utterance id {sample.id!r} occurs twice: make ids unique")

@@ -216,6 +216,10 @@ def _assign(document: dict[str, Any], assignment: str) -> None:
     key, sign, text = assignment.partition("=")
     if not sign or not key:
         raise ConfigError(f"--set {assignment!r}: write field=value, for example train.optimizer.lr=0.001")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {assignment!r}: {text!r} is no YAML value; quote it if it is text") from error
     *parents, last = key.strip().split(".")
     node: Any = document
     for name in parents:
@@ -226,9 +230,9 @@ def _assign(document: dict[str, Any], assignment: str) -> None:
         else:
             raise ConfigError(f"--set {assignment!r}: there is no {name!r} to set a field of")
     if isinstance(node, list) and last.isdigit() and int(last) < len(node):
-        node[int(last)] = yaml.safe_load(text)
+        node[int(last)] = value
     elif isinstance(node, dict):
-        node[last] = yaml.safe_load(text)
+        node[last] = value
     else:
         raise ConfigError(f"--set {assignment!r}: {'.'.join(parents)} has no field {last!r}")
 

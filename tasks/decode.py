@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from speech.bundle import load_spec
 from speech.decoding import DecodeConfig
 from speech.features.cmvn import CmvnStats
 from speech.scoring import format_trn
@@ -49,12 +50,21 @@ def fetch_bundle(store: ObjectStore, folder: Path) -> Path:
     return folder
 
 
-def decode_with(run: Run, bundle: Path, name: str, decode: DecodeConfig) -> list[Decoded]:
-    """Hypotheses of one set by any model of this run's kind of input."""
-    speakers = run.result("features").record["speakers"]
+def decode_with(run: Run, bundle: Path, name: str, decode: DecodeConfig, own: bool = True) -> list[Decoded]:
+    """Hypotheses of one set by a model.
+
+    Args:
+        run: Whose set.
+        bundle: The model.
+        name: The set.
+        decode: Decoding parameters.
+        own: Whether it is this run's model; another one gets audio, since it may want other features than are stored.
+    """
+    same_features = own or load_spec(bundle).features == run.config.features.model_copy(update={"stored": False})
+    speakers = run.result("features").record["speakers"] if same_features else {}
     return decode_set(
         bundle,
-        set_url(run, name),
+        set_url(run, name) if own else run.result("shard").store.child(name).url,
         decode=decode,
         cache=run.cache_folder,
         device=str(pick_device(run.config.train.device)),

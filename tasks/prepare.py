@@ -23,13 +23,15 @@ from speech.synthesis.corpus import SynthesisConfig, synthesize_corpus
 from speech.text import TextError, TextNormalizer
 from storage.corpora import Utterance, open_corpus
 from storage.corpora.base import CorpusReader
+from storage.locks import file_lock
 from storage.objects import ObjectStore
+from storage.shards import ShardWriteError, member_key
 from storage.stages import StageOutput, digest_json
 from tasks import progress
 from tasks.config import DataConfig, SourceConfig
 from tasks.home import home
 from tasks.splits import Item, split_utterances
-from tasks.stage import Inputs, Run, Stage, StageError
+from tasks.stage import LOCK_WAIT_S, Inputs, Run, Stage, StageError
 
 MANIFEST, QUARANTINE = "utterances.parquet", "quarantine.parquet"
 _WINDOW = 256
@@ -62,6 +64,11 @@ class Refused:
     audio: str
 
 
+def refuse(*fields: str) -> Refused:
+    """A refusal whose fields can be written: what is not valid Unicode is escaped."""
+    return Refused(*(field.encode("utf-8", "backslashreplace").decode() for field in fields))
+
+
 @dataclass(frozen=True)
 class Checked:
     """A usable utterance with its normalized text and what its audio was found to be."""
@@ -78,7 +85,8 @@ def open_source(source: SourceConfig) -> CorpusReader:
     if source.kind == "synthetic":
         config = source.synthesis or SynthesisConfig()
         folder = home() / "corpora" / f"synthetic-{digest_json(config.model_dump(mode='json'))[:16]}"
-        synthesize_corpus(config, folder, lambda done, total: progress.report("prepare", done, total, "synthesizing"))
+        with file_lock(folder.with_suffix(".lock"), LOCK_WAIT_S):  # runs that want the same speech make it once
+            synthesize_corpus(config, folder, lambda done, total: progress.report("prepare", done, total, "synthesizing"))
         return open_corpus("table", str(folder / "metadata.csv"), corpus=source.corpus or "synthetic")
     options: dict[str, Any] = {"where": source.where} if source.where else {}
     return open_corpus(
@@ -107,8 +115,15 @@ def check(utterance: Utterance, data: DataConfig, normalizer: TextNormalizer) ->
     """Decode an utterance and check it against the limits."""
 
     def refused(reason: str, detail: str) -> Refused:
-        return Refused(utterance.id, utterance.corpus, "prepare", reason, detail, utterance.audio)
+        return refuse(utterance.id, utterance.corpus, "prepare", reason, detail, utterance.audio)
 
+    try:
+        member_key(utterance.id)
+        "".join((utterance.text, utterance.speaker, utterance.audio, utterance.split or "")).encode()
+    except ShardWriteError as error:
+        return refused("bad-id", str(error))
+    except UnicodeEncodeError as error:
+        return refused("bad-text", f"text, speaker, set or file name is not valid Unicode: {error.reason}")
     try:
         text = normalizer(utterance.text)
         wave, rate = decode_audio(
@@ -141,7 +156,7 @@ def check_all(
                 if isinstance(result, Checked):
                     if result.utterance.id in seen:
                         u = result.utterance
-                        yield Refused(u.id, u.corpus, "prepare", "duplicate-id", "an earlier one has this id", u.audio)
+                        yield refuse(u.id, u.corpus, "prepare", "duplicate-id", "an earlier one has this id", u.audio)
                         continue
                     seen.add(result.utterance.id)
                 yield result
@@ -211,7 +226,7 @@ def _read_sources(run: Run, refused: list[Refused]) -> Iterator[Utterance]:
         reader = open_source(source)
         yield from select(source, reader)
         refused += [
-            Refused(name, source.corpus or Path(source.path).stem, "read", reason, detail, "")
+            refuse(name, source.corpus or Path(source.path).stem, "read", reason, detail, "")
             for name, reason, detail in reader.problems
         ]
 

@@ -86,11 +86,13 @@ def find_version(api: mlflow.MlflowClient, name: str, key: str) -> Any | None:
 
 
 def champion_version(api: mlflow.MlflowClient, name: str) -> Any | None:
-    """The present champion, or None."""
+    """The present champion, or None if there is none; a server in trouble is no reason to crown anyone."""
     try:
         return api.get_model_version_by_alias(name, "champion")
-    except MlflowException:
-        return None
+    except MlflowException as error:
+        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+            return None
+        raise
 
 
 def flatten(value: dict[str, Any], prefix: str = "") -> dict[str, str]:
@@ -208,7 +210,7 @@ def _errors(run: Run, champion: Path | None) -> tuple[list[int], list[int]]:
         if champion is None:
             rows = read_table(run.result("decode").store, f"{name}.parquet")
         else:
-            rows = [asdict(entry) for entry in decode_with(run, champion, name, load_spec(champion).decode)]
+            rows = [asdict(entry) for entry in decode_with(run, champion, name, load_spec(champion).decode, own=False)]
         report = score_rows(sorted(rows, key=lambda row: str(row["id"])))
         errors += report.errors().tolist()
         words += report.words().tolist()
@@ -306,10 +308,11 @@ def current_aliases(record: dict[str, Any]) -> list[str]:
 
 def _still_there(run: Run, record: dict[str, Any]) -> bool:
     try:
-        client().get_model_version(record["model"], record["version"])
+        version = client().get_model_version(record["model"], record["version"])
     except MlflowException:
         return False
-    return True
+    # another registry may have another model under this name and number
+    return bool(version.tags.get(KEY_TAG) == record["key"])
 
 
 REGISTER = Stage("register", 1, _inputs, _work, _still_there)

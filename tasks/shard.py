@@ -73,6 +73,8 @@ def write_one(store: ObjectStore, number: int, rows: list[Row], sample_rate: int
         # here, before the shard is complete: a shard that exists is not made again
         if bad:
             store.write_json(note, bad)
+        else:
+            store.delete(note)  # a former attempt may have left one
 
     return write_shard(store, name, samples(), payload="flac"), bad
 

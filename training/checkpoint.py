@@ -12,8 +12,10 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from storage.objects import ObjectStore
+from storage.objects import ObjectMissingError, ObjectStore
 from training.optim import load_optimizer_tensors, optimizer_tensors
+
+_FILES = ("model.safetensors", "optimizer.safetensors")
 
 
 class CheckpointError(ValueError):
@@ -73,14 +75,16 @@ def save_checkpoint(
     """
     name = _state_name(state.step)
     folder = name.rsplit("/", 1)[0]
-    files = {"model.safetensors": cpu_weights(model), "optimizer.safetensors": optimizer_tensors(optimizer)}
     digests = {}
-    for file, tensors in files.items():
+    for file, tensors in zip(_FILES, (cpu_weights(model), optimizer_tensors(optimizer)), strict=True):
         data = save(tensors)
         digests[file] = hashlib.sha256(data).hexdigest()
         store.write(f"{folder}/{file}", data)
     store.write_json(name, {"run": run, "sha256": digests, "state": asdict(state)})
-    for old in checkpoint_steps(store)[:-keep]:
+    steps = checkpoint_steps(store)
+    # those beyond this step were damaged, or training would have resumed from them: they must not crowd out sound ones
+    kept = [step for step in steps if step <= state.step][-keep:]
+    for old in sorted({*steps} - {*kept}):
         # the state goes first: a checkpoint without it does not exist
         store.delete(_state_name(old))
         store.delete_tree(_state_name(old).rsplit("/", 1)[0])
@@ -104,20 +108,33 @@ def load_checkpoint(
         CheckpointError: If the checkpoint is of another run.
     """
     for step in reversed(checkpoint_steps(store)):
-        name = _state_name(step)
-        document: dict[str, Any] = store.read_json(name)
+        found = _read_intact(store, step)
+        if found is None:
+            continue
+        document, data = found
         if document["run"] != run:
             raise CheckpointError(
-                f"{store.join(name)} belongs to another configuration: remove the folder, or train with --from train"
+                f"{store.join(_state_name(step))} belongs to another configuration: remove the folder, or train with "
+                "--from train"
             )
-        folder = name.rsplit("/", 1)[0]
-        data = {file: store.read(f"{folder}/{file}") for file in document["sha256"]}
-        if any(hashlib.sha256(data[file]).hexdigest() != digest for file, digest in document["sha256"].items()):
-            continue
         model.load_state_dict(load(data["model.safetensors"]))
         load_optimizer_tensors(optimizer, load(data["optimizer.safetensors"]))
         return TrainState(**document["state"])
     return None
+
+
+def _read_intact(store: ObjectStore, step: int) -> tuple[dict[str, Any], dict[str, bytes]] | None:
+    """A checkpoint's state document and files, or None if anything is missing or damaged."""
+    name = _state_name(step)
+    folder = name.rsplit("/", 1)[0]
+    try:
+        document: dict[str, Any] = store.read_json(name)
+        data = {file: store.read(f"{folder}/{file}") for file in _FILES}
+        whole = all(hashlib.sha256(data[file]).hexdigest() == document["sha256"][file] for file in _FILES)
+        whole = whole and {"run", "state"} <= document.keys()
+    except (ObjectMissingError, AttributeError, KeyError, TypeError, ValueError):
+        return None
+    return (document, data) if whole else None
 
 
 def save_snapshot(store: ObjectStore, model: nn.Module, epoch: int) -> None:

@@ -1,10 +1,11 @@
 """The journal: metrics appended to a local JSON-lines file, so that no tracking server can cost a training step.
 
-A resumed run appends a `resume` line with the step that it starts from; what the lost process had written beyond that
-step is void, and readers drop it.
+A resumed run appends a `resume` line with the step that it starts from, or `start` if no checkpoint was left; what the
+lost process had written beyond that step is void, and readers drop it.
 """
 
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -62,10 +63,19 @@ def read_journal(path: Path) -> list[Entry]:
     kept: list[Entry] = []
     with path.open(encoding="utf-8", errors="replace") as file:
         for entry in parse_lines(file):
-            if entry["kind"] == "resume":
-                kept = [old for old in kept if old.get("step", 0) <= entry["step"]]
+            if entry["kind"] in ("start", "resume"):
+                kept = [old for old in kept if not _is_void(old, entry)]
             kept.append(entry)
     return kept
+
+
+def _is_void(entry: Entry, restart: Entry) -> bool:
+    """Whether what an entry tells of is done again after a later `start` or `resume`."""
+    if restart["kind"] == "start" or entry["kind"] == "end":
+        return True
+    # an epoch may have ended, and no checkpoint followed, though none of its steps is lost
+    repeated = entry["kind"] == "valid" and entry.get("epoch", 0) > restart.get("epoch", math.inf)
+    return bool(repeated or entry.get("step", 0) > restart["step"])
 
 
 class JournalTail:

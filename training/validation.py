@@ -21,7 +21,7 @@ def needed_frames(tokens: Tensor, lengths: Tensor) -> Tensor:
         tokens: Token numbers [batch, tokens].
         lengths: Tokens of each utterance [batch].
     """
-    inside = torch.arange(1, tokens.shape[1], device=tokens.device)[None, :] < lengths[:, None]
+    inside = torch.arange(1, max(1, tokens.shape[1]), device=tokens.device)[None, :] < lengths[:, None]
     repeats = ((tokens[:, 1:] == tokens[:, :-1]) & inside).sum(dim=1)
     return lengths + repeats
 

@@ -31,18 +31,28 @@ def print_json(value: Any) -> None:
 
 
 def friendly(command: Callable[P, R]) -> Callable[P, R]:
-    """Show an expected error as one message with its remedy and exit with status 1; --debug is for the rest."""
+    """Show an expected error as one message with its remedy and exit with status 1; the rest keep their traceback."""
 
     @wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return command(*args, **kwargs)
-        except (ValueError, RuntimeError, OSError) as error:
+        except (typer.Exit, typer.Abort):  # they are RuntimeErrors, but no errors
+            raise
+        except Exception as error:
+            if not _expected(error):
+                raise
             err.print(f"[bold red]error[/bold red] {type(error).__name__}:", end=" ")
             err.print(str(error), markup=False, highlight=False, soft_wrap=True)
             raise typer.Exit(1) from error
 
     return wrapped
+
+
+def _expected(error: Exception) -> bool:
+    """Whether an error is the user's or the world's: ours, or a server's that is known by name (imports are slow)."""
+    server = type(error).__module__.partition(".")[0] in ("mlflow", "prefect", "httpx")
+    return server or isinstance(error, ValueError | RuntimeError | OSError)
 
 
 @contextmanager

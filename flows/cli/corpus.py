@@ -41,11 +41,12 @@ def inspect(
     json_output: JsonOption = False,
 ) -> None:
     """Read a corpus, check every utterance, and say what would be used and what would be quarantined."""
-    from storage.corpora import guess_kind
+    from storage.corpora import guess_kind, reader_class
     from tasks.config import DataConfig, SourceConfig
     from tasks.prepare import Checked, check_all, open_source, select, worker_count
 
     kind = kind or guess_kind(str(path))
+    reader_class(kind)  # an unknown kind is answered with the nearest right one
     source = SourceConfig.model_validate({"kind": kind, "path": str(path.resolve()), "limit": limit})
     reader = open_source(source)
     data = DataConfig(sources=(source,))

@@ -29,7 +29,7 @@ class DecodeConfig(BaseModel):
     """Number of partial hypotheses that a beam search keeps after each frame."""
     beam_tokens: int = Field(default=0, ge=0)
     """Number of tokens tried in each frame, the most probable ones; 0 for all. 20 makes a search over 500 tokens
-    7 to 10 times as fast."""
+    some ten times as fast."""
     beam_threshold: float = Field(default=25.0, gt=0)
     """A partial hypothesis is dropped when its natural log probability is this much below the best one's."""
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from speech.models.base import AcousticModel, ModelConfig
+from speech.models.dropout import Dropout
 
 
 class Blstm(AcousticModel):
@@ -26,7 +27,7 @@ class Blstm(AcousticModel):
         )
         width = 2 * cfg.dim
         self.bottleneck = nn.Linear(width, cfg.bottleneck) if cfg.bottleneck else nn.Identity()
-        self.dropout = nn.Dropout(cfg.dropout)
+        self.dropout = Dropout(cfg.dropout)
         self.output = nn.Linear(cfg.bottleneck or width, vocab_size)
         self._open_forget_gates()
 

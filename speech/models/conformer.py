@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from speech.features.cmvn import frame_mask
 from speech.models.base import AcousticModel, ModelConfig
+from speech.models.dropout import Dropout
 
 
 class FeedForward(nn.Module):
@@ -23,9 +24,9 @@ class FeedForward(nn.Module):
             nn.LayerNorm(cfg.dim),
             nn.Linear(cfg.dim, cfg.feed_forward * cfg.dim),
             nn.SiLU(),
-            nn.Dropout(cfg.dropout),
+            Dropout(cfg.dropout),
             nn.Linear(cfg.feed_forward * cfg.dim, cfg.dim),
-            nn.Dropout(cfg.dropout),
+            Dropout(cfg.dropout),
         )
 
     def forward(self, x_BTD: Tensor) -> Tensor:
@@ -54,7 +55,7 @@ class SelfAttention(nn.Module):
     def __init__(self, cfg: ModelConfig) -> None:
         super().__init__()
         self.heads = cfg.heads
-        self.dropout = cfg.dropout
+        self.dropout = Dropout(cfg.dropout)
         self.norm = nn.LayerNorm(cfg.dim)
         self.qkv = nn.Linear(cfg.dim, 3 * cfg.dim)
         self.out = nn.Linear(cfg.dim, cfg.dim)
@@ -67,7 +68,7 @@ class SelfAttention(nn.Module):
         # no dropout on the T x T weights: drawing them took a quarter of a training step on a CPU and rules out the
         # fused kernels; the output's dropout regularizes the same path
         mixed = F.scaled_dot_product_attention(rotate(q, cos, sin), rotate(k, cos, sin), v, attn_mask=key_mask)
-        out: Tensor = F.dropout(self.out(mixed.transpose(1, 2).flatten(2)), self.dropout, self.training)
+        out: Tensor = self.dropout(self.out(mixed.transpose(1, 2).flatten(2)))
         return out
 
 
@@ -81,7 +82,7 @@ class ConvModule(nn.Module):
         self.depthwise = nn.Conv1d(cfg.dim, cfg.dim, cfg.kernel, padding=cfg.kernel // 2, groups=cfg.dim)
         self.inner_norm = nn.LayerNorm(cfg.dim)
         self.out = nn.Linear(cfg.dim, cfg.dim)
-        self.dropout = nn.Dropout(cfg.dropout)
+        self.dropout = Dropout(cfg.dropout)
 
     def forward(self, x_BTD: Tensor, mask: Tensor) -> Tensor:
         """[B, T, D] -> [B, T, D]; `mask` [B, T, 1] is 0 in the padding."""
@@ -117,7 +118,7 @@ class Conformer(AcousticModel):
 
     def __init__(self, cfg: ModelConfig, num_features: int, vocab_size: int) -> None:
         super().__init__(cfg, num_features, vocab_size)
-        self.dropout = nn.Dropout(cfg.dropout)
+        self.dropout = Dropout(cfg.dropout)
         self.layers = nn.ModuleList(ConformerLayer(cfg) for _ in range(cfg.layers))
         self.output = nn.Linear(cfg.dim, vocab_size)
 

@@ -243,7 +243,7 @@ def _rms(wave: NDArray[np.float32]) -> float:
 
 def _noise(num_samples: int, tilt: float, rng: np.random.Generator) -> NDArray[np.float32]:
     """Noise with a power spectrum of 1 / f^tilt above a hundredth of the band: 0 is white, 1 is pink."""
-    size = 1 << max(1, (num_samples - 1).bit_length())
+    size = -(-num_samples // 4096) * 4096  # a size with large prime factors would be slow to transform
     white = rng.standard_normal(size, dtype=np.float32)
     shape = np.maximum(np.linspace(0, 1, size // 2 + 1, dtype=np.float32), 0.01) ** np.float32(-tilt / 2)
     return np.asarray(np.fft.irfft(np.fft.rfft(white) * shape, size)[:num_samples], dtype=np.float32)

@@ -27,7 +27,8 @@ _CHARACTERS_UTF8 = 1
 _NOISE_SEED = 1
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
 
-_library_lock = threading.RLock()  # the library has one state per process
+_library_lock = threading.Lock()  # the library has one state per process
+_owner: list[int] = []  # the thread that holds it: an engine within an engine would wait for itself
 
 
 class SynthesizerMissingError(ImportError):
@@ -115,7 +116,10 @@ class Engine:
 
     def __enter__(self) -> Engine:
         library_path, data_path = _paths()
+        if threading.get_ident() in _owner:
+            raise RuntimeError("this thread has an engine already: speak with that one, or close it first")
         _library_lock.acquire()
+        _owner.append(threading.get_ident())
         try:
             self._library = ctypes.CDLL(library_path)
             self.sample_rate = self._library.espeak_Initialize(_SYNCHRONOUS, 0, data_path.encode(), _DONT_EXIT)
@@ -147,6 +151,7 @@ class Engine:
                 if sys.platform != "win32":
                     _ctypes.dlclose(library._handle)
         finally:
+            _owner.clear()
             _library_lock.release()
 
     def _receive(self, samples: int | None, count: int, events: int | None) -> int:

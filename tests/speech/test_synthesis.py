@@ -5,6 +5,7 @@ import hashlib
 import random
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -98,7 +99,7 @@ def test_engines_start_from_the_same_state():
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("text", ["", "  ", "hello\x01200p", "hel\x00lo"])
+@pytest.mark.parametrize("text", ["", "  ", "hello\x01200p", "lights\x00off"])
 def test_texts_that_cannot_be_spoken(text):
     with pytest.raises(VoiceError, match=r"control characters"):
         speak(text)
@@ -117,6 +118,20 @@ def test_unknown_voices_are_refused_by_name():
 def test_a_closed_engine_does_not_speak():
     with pytest.raises(RuntimeError, match=r"with statement"):
         Engine().speak("hello")
+
+
+def test_an_engine_within_an_engine_is_refused():
+    with Engine() as engine:
+        with pytest.raises(RuntimeError, match=r"has an engine already"):
+            speak("hello")
+        assert len(engine.speak("hello"))
+
+
+def test_threads_take_turns():
+    expected, _ = speak("play track seven", Voice("m1"))
+    with ThreadPoolExecutor(4) as pool:
+        for samples, _ in pool.map(lambda _: speak("play track seven", Voice("m1")), range(8)):
+            np.testing.assert_array_equal(samples, expected)
 
 
 def test_default_voices_exist_and_are_disjoint():

@@ -186,3 +186,10 @@ def test_real_transcripts_only_change_case(shared_data):
     lines = [line.split(" ", 1)[1].strip() for file in files for line in file.read_text().splitlines()]
     assert len(lines) > 1000
     assert [ENGLISH(line) for line in lines] == [line.lower() for line in lines]
+
+
+@given(st.text(alphabet="aB' ", max_size=20))
+@settings(deadline=None, max_examples=150)
+def test_the_short_way_for_plain_text_is_no_other_way(text):
+    # A trailing full stop takes the long way and leaves nothing behind.
+    assert ENGLISH.normalize(text) == ENGLISH.normalize(text + " .")

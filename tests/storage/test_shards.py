@@ -1,5 +1,7 @@
 """Shards: exact bytes, part files, and that WebDataset itself reads them."""
 
+import contextlib
+import errno
 import hashlib
 import io
 import json
@@ -13,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage.index import ShardIndexError
-from storage.objects import ObjectStore
+from storage.objects import ObjectStore, ObjectStoreError
 from storage.shards import Sample, ShardWriteError, build_index, load_part, member_key, part_name, write_shard
 
 IDS = ["1272-128104-0000", "a.b.c", "../../evil", "spaß/ü %2F", "日本", "UPPER_lower-9", "x" * 240]
@@ -138,6 +140,17 @@ def test_refuses_bad_names_and_repeated_ids(store):
             write_shard(store, "s.tar", [], payload)
     with pytest.raises(ShardWriteError, match="twice"):
         write_shard(store, "s.tar", [sample("a"), sample("a")], "flac")
+
+
+def test_a_full_disk_names_the_shard_and_the_remedy(store, monkeypatch):
+    class FullDisk:
+        def write(self, _):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(store, "create", lambda name: contextlib.nullcontext(FullDisk()))
+    with pytest.raises(ObjectStoreError, match=r"s\.tar: .*Free some space"):
+        write_shard(store, "s.tar", [sample("a")], "flac")
+    assert store.list() == []
 
 
 @settings(deadline=None, max_examples=100)

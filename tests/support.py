@@ -1,0 +1,176 @@
+"""What the tests of tasks/ and flows/ share: a tiny configuration, corpora, and one finished run per test process."""
+
+import atexit
+import csv
+import functools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import soundfile
+
+ROOT = Path(__file__).resolve().parents[1]
+VOICES = {"train": ["f1", "f2", "m1", "m2"], "valid": ["f5"], "test": ["f4", "m7"]}
+
+
+def tiny_document(name="tiny", **fields):
+    """A pipeline of a few dozen utterances and a few thousand weights, as YAML would give it."""
+    synthesis = {"train": 24, "valid": 4, "test": 12, "rate": [180, 200]}
+    synthesis |= {f"{split}_voices": voices for split, voices in VOICES.items()}
+    document = {
+        "name": name,
+        "data": {"sources": [{"kind": "synthetic", "synthesis": synthesis}], "sample_rate": 8000},
+        "storage": {"shard_seconds": 20, "workers": 2},
+        "features": {"num_mels": 16},
+        "model": {"kind": "conformer", "dim": 16, "layers": 1, "heads": 2, "kernel": 5, "channels": 4},
+        "train": {
+            "epochs": 2,
+            "batch_seconds": 20,
+            "device": "cpu",
+            "threads": 1,
+            "log_steps": 1,
+            "schedule": {"warmup_epochs": 0.5},
+            "augment": {"time_masks": 1, "freq_masks": 1, "freq_mask_bins": 3},
+        },
+        "score": {"bootstrap": 100},
+    }
+    return document | fields
+
+
+def write_config(path, document):
+    """Write a configuration as YAML (of which JSON is a part)."""
+    path.write_text(json.dumps(document), encoding="utf-8")
+    return path
+
+
+@contextmanager
+def environment(**values):
+    """Environment variables for the block; None removes one."""
+    before = {name: os.environ.get(name) for name in values}
+
+    def put(items):
+        for name, value in items.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = str(value)
+
+    put(values)
+    try:
+        yield
+    finally:
+        put(before)
+
+
+@functools.cache
+def finished():
+    """Home folder and result of one whole tiny run without Prefect, made once per test process."""
+    from tasks.config import parse_config
+    from tasks.orchestration import run_plainly
+    from tasks.stage import Run
+
+    home = Path(tempfile.mkdtemp(prefix="starling-tests-"))
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    with environment(STARLING_HOME=home, MLFLOW_TRACKING_URI=None):
+        run = Run(parse_config(tiny_document()), "tiny-run")
+        run_plainly(run)
+    return home, run
+
+
+def tone(seconds=0.5, rate=16000, level=0.2, channels=1, seed=0):
+    """Something that is no silence: noise [samples] or [samples, channels]."""
+    wave = np.random.default_rng(seed).normal(0, level, (int(seconds * rate), channels)).clip(-1, 1)
+    return wave[:, 0] if channels == 1 else wave
+
+
+def write_tone(path, rate=16000, **options):
+    """Write noise as an audio file of whatever format the suffix names."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kind = {".opus": {"format": "OGG", "subtype": "OPUS"}, ".wav": {"subtype": "PCM_16"}}.get(path.suffix, {})
+    soundfile.write(path, tone(rate=rate, **options), rate, **kind)
+    return path
+
+
+def write_table(folder, rows, name="metadata.csv"):
+    """Write a corpus table; rows are (id, path, text, speaker) with an optional split."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / name).open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["id", "path", "text", "speaker", "split"])
+        writer.writerows([*row, *[""] * (5 - len(row))] for row in rows)
+    return folder / name
+
+
+def small_corpus(folder, speakers=4, each=3, seconds=0.5, rate=16000):
+    """A table of noise "recordings", good enough for every stage before training."""
+    rows = []
+    for s in range(speakers):
+        for n in range(each):
+            path = write_tone(folder / "audio" / f"s{s}-{n}.wav", seconds=seconds, rate=rate, seed=100 * s + n)
+            rows.append((f"s{s}-{n}", path.relative_to(folder), f"word number {n}", f"s{s}"))
+    return write_table(folder, rows)
+
+
+def starling(*words, home, check=True, timeout=240, **env):
+    """Run the command line as users do, in a process of its own."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_"))}
+    clean |= {"STARLING_HOME": str(home), "OMP_NUM_THREADS": "1", "COLUMNS": "200", "NO_COLOR": "1"}
+    command = [sys.executable, "-m", "flows.cli.app", *map(str, words)]
+    done = subprocess.run(command, cwd=ROOT, env=clean | env, capture_output=True, text=True, timeout=timeout)
+    if check and done.returncode:
+        raise AssertionError(f"starling {words} ended with {done.returncode}:\n{done.stdout}\n{done.stderr[-4000:]}")
+    return done
+
+
+def get_json(url, body=None):
+    """Fetch JSON, or post it."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=20) as reply:
+        return json.loads(reply.read() or b"null")
+
+
+def wait_until(condition, patience_s=60.0, every_s=0.2):
+    """The condition's first true value.
+
+    Raises:
+        TimeoutError: If it does not become true in time.
+    """
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        if found := condition():
+            return found
+        time.sleep(every_s)
+    raise TimeoutError(f"{condition} has not come true in {patience_s} s")
+
+
+def processes_naming(text):
+    """Process numbers, other than ours, whose command line or environment names a text (such as a test's folder)."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            named = text.encode() in (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+            zombie = (entry / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        except OSError:
+            continue
+        if named and not zombie and int(entry.name) != os.getpid():
+            found.append(int(entry.name))
+    return sorted(found)
+
+
+def end_processes(pids):
+    """Kill what a failed test left."""
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue

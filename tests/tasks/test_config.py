@@ -1,0 +1,200 @@
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import tiny_document, write_config
+
+from tasks.config import ConfigError, PipelineConfig, load_config, parse_config
+
+SOURCE = {"kind": "table", "path": "corpus/metadata.csv"}
+
+
+def minimal(**fields):
+    return {"name": "m", "data": {"sources": [SOURCE]}} | fields
+
+
+def message(document):
+    with pytest.raises(ConfigError) as caught:
+        parse_config(document)
+    return str(caught.value)
+
+
+def test_the_smallest_configuration_has_defaults_for_all_else():
+    config = parse_config(minimal())
+    assert config.model_name == "m"
+    assert config.model.kind == "conformer"
+    assert parse_config(minimal(register={"model": "other"})).model_name == "other"
+
+
+@pytest.mark.parametrize(
+    ("document", "field", "nearest"),
+    [
+        (minimal(modle={}), "modle", "'model'"),
+        (minimal(train={"epoch": 3}), "train.epoch", "'epochs'"),
+        (minimal(train={"optimizer": {"zzz": 1}}), "train.optimizer.zzz", "there are: kind, lr, momentum"),
+        (minimal(train={"augment": {"time_mask": 1}}), "train.augment.time_mask", "'time_masks'"),
+        (minimal(registr={}), "registr", "'register'"),
+        (minimal(register={"significanse": 0.1}), "register.significanse", "'significance'"),
+        ({"name": "m", "data": {"sources": [SOURCE | {"speaker": "a"}]}}, "data.sources.0.speaker", "'speakers'"),
+        (
+            {"name": "m", "data": {"sources": [{"kind": "synthetic", "synthesis": {"tests": 1}}]}},
+            "data.sources.0.synthesis.tests",
+            "'test'",
+        ),
+    ],
+)
+def test_an_unknown_field_is_named_with_the_nearest_right_one(document, field, nearest):
+    text = message(document)
+    assert f"  {field}: there is no such field" in text
+    assert nearest in text
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        (minimal(train={"epochs": "many"}), ["train.epochs", "integer", "'many'"]),
+        (minimal(train={"epochs": 0}), ["train.epochs", "greater than or equal to 1"]),
+        (minimal(model={"kind": "blstmm"}), ["model.kind", "'blstm'", "'conformer'", "'blstmm'"]),
+        (minimal(model={"dim": 20, "heads": 4}), ["model", "multiple of 2 x heads"]),
+        (minimal(train=[1]), ["train", "[1]"]),
+        ({"name": "m", "data": {"sources": []}}, ["data.sources", "at least 1"]),
+        ({"name": "m"}, ["data: this field is required"]),
+        ({"name": "m", "data": {"sources": [{"kind": "table"}]}}, ["data.sources.0", "'table' needs a path"]),
+        (minimal(name="a/b"), ["name", "'a/b'"]),
+        (minimal(name=""), ["name"]),
+        (minimal(storage={"url": "s3://key:secret@bucket"}), ["storage.url", "must not carry credentials"]),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_is_right(document, words):
+    text = message(document)
+    assert all(word in text for word in words), text
+
+
+def test_a_secret_in_a_url_is_not_repeated_in_the_message():
+    assert "hunter2" not in message(minimal(storage={"url": "s3://key:hunter2@bucket"}))
+
+
+def test_every_wrong_field_is_listed():
+    text = message(minimal(train={"epochs": "x", "epoch": 1}, model={"kind": 3}))
+    assert "3 wrong field(s)" in text
+    assert all(field in text for field in ("train.epochs", "train.epoch:", "model.kind"))
+
+
+def test_set_reaches_nested_fields_lists_and_new_mappings(tmp_path):
+    path = write_config(tmp_path / "c.yaml", tiny_document())
+    config = load_config(
+        path,
+        [
+            "train.optimizer.lr=1e-3",
+            "data.sources.0.synthesis.test=3",
+            "data.sources.0.speakers=[f1, m1]",
+            "decode.kind=beam",
+            "train.augment.noise_snr_db=[5, 20]",
+            "train.augment.enabled=false",
+            "register.model=other",
+            "name=renamed",
+        ],
+    )
+    assert config.train.optimizer.lr == 0.001
+    assert config.data.sources[0].synthesis.test == 3
+    assert config.data.sources[0].speakers == ("f1", "m1")
+    assert config.decode.kind == "beam"
+    assert config.train.augment.noise_snr_db == (5, 20)
+    assert config.train.augment.enabled is False
+    assert (config.name, config.model_name) == ("renamed", "other")
+
+
+@pytest.mark.parametrize(
+    ("assignment", "words"),
+    [
+        ("train.epochs", "write field=value"),
+        ("=3", "write field=value"),
+        ("name.first=x", "there is no 'first'|has no field 'first'"),
+        ("data.sources.7.limit=1", "there is no '7'"),
+        ("data.sources.x=1", "has no field 'x'"),
+        ("train.epoch=1", "did you mean 'epochs'"),
+        ("train.epochs=[", "no YAML value"),
+        ("train.epochs=soon", "train.epochs: .*integer"),
+    ],
+)
+def test_a_wrong_set_says_what_is_wrong(tmp_path, assignment, words):
+    path = write_config(tmp_path / "c.yaml", tiny_document())
+    with pytest.raises(ConfigError, match=words):
+        load_config(path, [assignment])
+
+
+@pytest.mark.parametrize("text", ["- a\n- b\n", "name: [", "just words", "\x00"])
+def test_a_file_that_is_no_configuration_is_refused_by_name(tmp_path, text):
+    path = tmp_path / "broken.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"broken\.yaml"):
+        load_config(path)
+
+
+def test_a_missing_file_is_an_error_of_the_configuration(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_config(tmp_path / "none.yaml")
+
+
+def test_yaml_cannot_make_objects(tmp_path):
+    path = tmp_path / "evil.yaml"
+    path.write_text("name: !!python/object/apply:os.getcwd []\n")
+    with pytest.raises(ConfigError, match="cannot be read as YAML"):
+        load_config(path)
+
+
+def test_relative_source_paths_count_from_the_file_and_variables_are_filled_in(tmp_path, monkeypatch):
+    monkeypatch.setenv("CORPORA", "/corpora")
+    sources = [
+        SOURCE,
+        {"kind": "kaldi", "path": "$CORPORA/x"},
+        {"kind": "kaldi", "path": "/abs"},
+        {"kind": "table", "path": "~/t.csv"},
+    ]
+    path = write_config(tmp_path / "c.yaml", {"name": "m", "data": {"sources": sources}})
+    paths = [source.path for source in load_config(path).data.sources]
+    assert paths == [
+        str(tmp_path.resolve() / "corpus/metadata.csv"),
+        "/corpora/x",
+        "/abs",
+        str(Path("~/t.csv").expanduser()),
+    ]
+
+
+def test_a_configuration_survives_json_as_deployments_send_it():
+    config = parse_config(tiny_document(register={"model": "other"}))
+    sent = json.loads(json.dumps(config.model_dump(mode="json", by_alias=True)))
+    assert parse_config(sent) == config
+    assert "register" in sent
+
+
+def every_field(model, seen=()):
+    for name, field in model.model_fields.items():
+        yield model.__name__, name, field
+        for part in [field.annotation, *getattr(field.annotation, "__args__", ())]:
+            if hasattr(part, "model_fields") and part not in seen:
+                yield from every_field(part, (*seen, part))
+
+
+def test_every_field_has_a_description_for_the_parameter_form():
+    missing = [f"{model}.{name}" for model, name, field in every_field(PipelineConfig) if not field.description]
+    assert not missing
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=8), lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["name", "data", "sources", "kind", "train", "epochs", "synthesis", "x"]), inner, max_size=4), max_leaves=12))
+def test_whatever_a_document_holds_is_a_configuration_or_a_config_error(value):
+    document = value if isinstance(value, dict) else {"data": value}
+    try:
+        parse_config(document)
+    except ConfigError as error:
+        assert "wrong field" in str(error)
+
+
+def test_the_environment_is_not_changed_by_reading(tmp_path):
+    before = dict(os.environ)
+    load_config(write_config(tmp_path / "c.yaml", tiny_document()))
+    assert dict(os.environ) == before

@@ -1,0 +1,126 @@
+import io
+
+import numpy as np
+import pytest
+import torch
+from support import small_corpus
+
+from speech.audio import decode_audio
+from speech.features import build_features
+from speech.features.cmvn import CmvnStats
+from storage.index import ShardIndex
+from storage.reading import ShardReader
+from tasks import features as module
+from tasks.config import parse_config
+from tasks.features import FEATURES, set_digest, set_url
+from tasks.prepare import PREPARE
+from tasks.shard import SHARD
+from tasks.stage import Run
+
+
+def extracted(tmp_path, **features):
+    path = tmp_path / "corpus" / "metadata.csv"
+    if not path.exists():
+        small_corpus(tmp_path / "corpus")
+    document = {
+        "name": "f",
+        "data": {"sources": [{"kind": "table", "path": str(path)}], "sample_rate": 8000},
+        "storage": {"shard_seconds": 1.5, "workers": 2},
+        "features": {"num_mels": 20} | features,
+    }
+    run = Run(parse_config(document), "r")
+    for stage in (PREPARE, SHARD, FEATURES):
+        stage.execute(run)
+    return run.result("features"), run
+
+
+def all_features(run, name):
+    """Features of a set, computed one by one, by speaker."""
+    store = run.result("shard").store.child(name)
+    index = ShardIndex.read(store)
+    reader = ShardReader(store, index)
+    extract = build_features(run.config.features, 8000)
+    found = {}
+    for i in range(len(index)):
+        wave, _ = decode_audio(reader.payload(i))
+        feats, frames = extract(wave[None], torch.tensor([len(wave)]))
+        found.setdefault(index.row(i)["speaker"], []).append(feats[0, : int(frames[0])])
+    return {who: torch.cat(parts).double() for who, parts in found.items()}
+
+
+def test_global_statistics_are_those_of_the_training_set(home, tmp_path):
+    result, run = extracted(tmp_path)
+    everything = torch.cat(list(all_features(run, "train").values()))
+    stats = CmvnStats.from_dict(result.record["stats"])
+    assert stats.count == len(everything) == result.counts["frames"]
+    np.testing.assert_allclose(stats.mean, everything.mean(dim=0), atol=1e-4)
+    np.testing.assert_allclose(stats.std, everything.std(dim=0, correction=0), rtol=1e-3)
+    assert result.record["speakers"] == {}
+    assert result.counts["dimensions"] == 20
+
+
+def test_speaker_statistics_are_those_of_every_speaker_of_every_set(home, tmp_path):
+    result, run = extracted(tmp_path, cmvn="speaker")
+    assert set(result.record["speakers"]) == {"s0", "s1", "s2", "s3"}
+    for name in ("train", "valid", "test"):
+        for who, feats in all_features(run, name).items():
+            stats = CmvnStats.from_dict(result.record["speakers"][who])
+            np.testing.assert_allclose(stats.mean, feats.mean(dim=0), atol=1e-4)
+    assert result.record["stats"] is None
+
+
+@pytest.mark.parametrize("cmvn", ["utterance", "none"])
+def test_without_statistics_no_audio_is_read(home, tmp_path, cmvn, monkeypatch):
+    monkeypatch.setattr(module, "features_of_set", None)
+    result, _ = extracted(tmp_path, cmvn=cmvn)
+    assert result.counts == {"frames": 0, "dimensions": 20}
+    assert (result.record["stats"], result.record["speakers"]) == (None, {})
+
+
+@pytest.mark.parametrize(("kind", "dim"), [("logmel", 20), ("mfcc", 13)])
+def test_stored_features_are_those_computed_on_the_fly(home, tmp_path, kind, dim):
+    result, run = extracted(tmp_path, stored=True, kind=kind)
+    assert result.counts["stored"] == 12
+    for name in ("train", "valid", "test"):
+        store = result.store.child(name)
+        index = ShardIndex.read(store)
+        reader = ShardReader(store, index)
+        found = [np.load(io.BytesIO(reader.payload(i)), allow_pickle=False) for i in range(len(index))]
+        assert index.metadata["payload"] == "npy"
+        assert [len(feats) for feats in found] == list(index.column("num_frames"))
+        assert found[0].shape[1] == dim
+        speakers = index.column("speaker")
+        for who, feats in all_features(run, name).items():
+            mine = np.concatenate([f for f, s in zip(found, speakers, strict=True) if s == who])
+            np.testing.assert_allclose(np.sort(mine, axis=0), np.sort(feats.float().numpy(), axis=0), atol=1e-5)
+
+
+def test_training_reads_stored_features_where_there_are_some(home, tmp_path):
+    _, fly = extracted(tmp_path)
+    _, stored = extracted(tmp_path, stored=True)
+    assert set_url(fly, "train") == fly.result("shard").store.child("train").url
+    assert set_url(stored, "train") == stored.result("features").store.child("train").url
+    assert set_digest(fly, "train") != set_digest(stored, "train")
+
+
+def test_a_killed_stage_takes_over_finished_shards(home, tmp_path, monkeypatch):
+    work, calls = module.Extractor.features, []
+
+    def failing(self, payload):
+        calls.append(payload)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        return work(self, payload)
+
+    monkeypatch.setattr(module.Extractor, "features", failing)
+    with pytest.raises(KeyboardInterrupt):
+        extracted(tmp_path, stored=True)
+    result, _ = extracted(tmp_path, stored=True)
+    assert len(calls) < 5 + 12
+    whole, _ = extracted(tmp_path, stored=True, cmvn="speaker")  # another address: made without interruption
+    assert result.record["sets"] == whole.record["sets"]
+
+
+def test_the_kind_of_features_is_part_of_the_address(home, tmp_path):
+    keys = {extracted(tmp_path, **given)[0].key for given in ({}, {"num_mels": 21}, {"cmvn": "none"}, {"kind": "mfcc"})}
+    assert len(keys) == 4

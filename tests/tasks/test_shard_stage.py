@@ -1,0 +1,204 @@
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from support import ROOT, small_corpus, wait_until, write_tone
+
+from storage.index import ShardIndex
+from storage.objects import ObjectStore
+from storage.reading import ShardReader
+from storage.safety import check_tar
+from tasks import shard
+from tasks.config import parse_config
+from tasks.prepare import PREPARE, QuarantineError
+from tasks.shard import SHARD, plan_shards, shard_name, write_one
+from tasks.stage import Run, StageError
+
+ROWS = [{"id": f"u{n}", "duration": 1.0 + n % 3} for n in range(50)]
+
+
+def document(path, url="", **data):
+    return {
+        "name": "s",
+        "data": {"sources": [{"kind": "table", "path": str(path)}], "sample_rate": 8000, "max_quarantined": 0.5} | data,
+        "storage": {"url": str(url), "shard_seconds": 1.5, "workers": 2},
+    }
+
+
+def sharded(path, url="", **data):
+    run = Run(parse_config(document(path, url, **data)), "r")
+    PREPARE.execute(run)
+    return SHARD.execute(run), run
+
+
+def objects(store):
+    return {name: store.read(name) for name in store.list()}
+
+
+def test_a_plan_holds_every_utterance_once_in_shards_of_about_the_size():
+    plan = plan_shards(ROWS, 10.0, seed=1)
+    assert sorted(row["id"] for part in plan for row in part) == sorted(row["id"] for row in ROWS)
+    seconds = [sum(row["duration"] for row in part) for part in plan]
+    assert all(10 <= s < 13 for s in seconds[:-1])
+    assert plan == plan_shards(ROWS[::-1], 10.0, seed=1)
+    assert plan != plan_shards(ROWS, 10.0, seed=2)
+
+
+def test_shards_hold_the_audio_at_the_configured_rate_and_the_index_everything_else(home, tmp_path):
+    result, run = sharded(small_corpus(tmp_path / "corpus", rate=16000))
+    sets = result.record["sets"]
+    assert result.counts["read"] == result.counts["written"] == 12
+    assert result.counts["shards"] == sum(entry["shards"] for entry in sets.values()) > 3
+    for name, entry in sets.items():
+        store = result.store.child(name)
+        index = ShardIndex.read(store)
+        reader = ShardReader(store, index)
+        assert len(index) == entry["utterances"]
+        assert index.digest == entry["digest"]
+        for record in index.shards:
+            check_tar(store.local_path(record.name))
+        for i in range(len(index)):
+            row = index.row(i)
+            assert (row["sample_rate"], row["num_frames"]) == (8000, 4000)
+            assert row["text"].startswith("word number ")
+            assert reader.payload(i)[:4] == b"fLaC"
+    assert run.result("prepare").counts["written"] == sum(entry["utterances"] for entry in sets.values())
+
+
+@pytest.mark.parametrize("url", ["memory://shards", "file"])
+def test_any_store_gets_the_same_shards(home, tmp_path, url):
+    path = small_corpus(tmp_path / "corpus")
+    first = sharded(path, "")[0]
+    other = sharded(path, f"file://{tmp_path}/objects" if url == "file" else url)[0]
+    assert not other.cached
+    assert other.record == first.record
+
+
+def test_a_rerun_is_cached_and_the_number_of_workers_changes_nothing(home, tmp_path):
+    path = small_corpus(tmp_path / "corpus")
+    first, run = sharded(path)
+    assert SHARD.execute(run).cached
+    other = parse_config(document(path) | {"storage": {"shard_seconds": 1.5, "workers": 1}})
+    again = Run(other, "r2")
+    assert PREPARE.execute(again).cached
+    assert SHARD.execute(again).key == first.key
+
+
+def test_a_killed_stage_continues_with_the_missing_shards(home, tmp_path, monkeypatch):
+    path = small_corpus(tmp_path / "corpus")
+    run = Run(parse_config(document(path)), "r")
+    PREPARE.execute(run)
+    written = []
+
+    def failing(store, number, rows, rate):
+        if len(written) == 3:
+            raise KeyboardInterrupt
+        written.append((store.url, number))
+        return write_one(store, number, rows, rate)
+
+    monkeypatch.setattr(shard, "write_one", failing)
+    with pytest.raises(KeyboardInterrupt):
+        SHARD.execute(run)
+    output = SHARD.output(run)
+    assert output.record() is None
+    before = {name: os.stat(output.store.local_path(name)).st_mtime_ns for name in output.store.list() if name.endswith(".tar")}
+    assert len(before) == 3
+    monkeypatch.undo()
+    monkeypatch.setenv("STARLING_HOME", str(home))
+    result = SHARD.execute(run)
+    assert result.counts["written"] == 12
+    assert all(os.stat(result.store.local_path(name)).st_mtime_ns == stamp for name, stamp in before.items())
+
+
+KILLED = """
+import json, sys, time
+import tasks.shard as shard
+from tasks.config import parse_config
+from tasks.prepare import PREPARE
+from tasks.stage import Run
+
+run = Run(parse_config(json.loads(sys.argv[1])), "killed")
+PREPARE.execute(run)
+make = shard.make_sample
+def slow(row, rate):
+    time.sleep(0.15)
+    return make(row, rate)
+shard.make_sample = slow
+shard.SHARD.execute(run)
+"""
+
+
+def test_kill_9_in_the_middle_leaves_nothing_half_published_and_a_rerun_finishes(home, tmp_path):
+    import json
+
+    path = small_corpus(tmp_path / "corpus", speakers=6, each=4)
+    config = document(path, tmp_path / "objects")
+    child = subprocess.Popen(
+        [sys.executable, "-c", KILLED, json.dumps(config)], env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path
+    )
+    try:
+        tars = lambda: list((tmp_path / "objects").glob("shard/*/*/*.tar"))  # noqa: E731
+        wait_until(lambda: len(tars()) >= 2, 60, 0.02)
+    finally:
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+    assert not list((tmp_path / "objects").glob("shard/*/done.json"))
+    for tar in tars():
+        check_tar(tar)
+    kept = {tar: tar.stat().st_mtime_ns for tar in tars() if (tar.parent / "parts" / f"{tar.name}.json").exists()}
+
+    resumed = sharded(path, tmp_path / "objects")[0]
+    assert not resumed.cached
+    assert all(tar.stat().st_mtime_ns == stamp for tar, stamp in kept.items())
+    undisturbed = sharded(path, tmp_path / "other")[0]
+    assert resumed.record == undisturbed.record
+    assert objects(resumed.store) == objects(undisturbed.store)
+    assert not [p for p in (tmp_path / "objects").rglob("*") if p.is_file() and "tmp" in p.name]
+
+
+def test_audio_that_has_gone_since_is_quarantined_with_counts_that_add_up(home, tmp_path):
+    path = small_corpus(tmp_path / "corpus")
+    run = Run(parse_config(document(path)), "r")
+    PREPARE.execute(run)
+    (tmp_path / "corpus" / "audio" / "s1-1.wav").unlink()
+    result = SHARD.execute(run)
+    assert (result.counts["read"], result.counts["written"], result.counts["quarantined"]) == (12, 11, 1)
+    assert [(row["id"], row["reason"]) for row in result.record["quarantined"]] == [("s1-1", "unreadable")]
+    assert sum(entry["utterances"] for entry in result.record["sets"].values()) == 11
+
+
+def test_a_corpus_that_has_gone_since_stops_the_stage(home, tmp_path):
+    path = small_corpus(tmp_path / "corpus")
+    run = Run(parse_config(document(path)), "r")
+    PREPARE.execute(run)
+    for file in (tmp_path / "corpus" / "audio").iterdir():
+        file.unlink()
+    with pytest.raises(QuarantineError, match="12 of 12 .* --from prepare"):
+        SHARD.execute(run)
+    assert SHARD.output(run).record() is None
+
+
+def test_data_without_a_training_set_is_refused(home, tmp_path):
+    path = small_corpus(tmp_path / "corpus")
+    source = {"kind": "table", "path": str(path), "set": "eval"}
+    run = Run(parse_config({"name": "s", "data": {"sources": [source]}}), "r")
+    PREPARE.execute(run)
+    with pytest.raises(StageError, match="no training set, only eval"):
+        SHARD.execute(run)
+
+
+def test_a_note_of_a_failed_attempt_does_not_count_once_the_audio_is_back(tmp_path):
+    store = ObjectStore(str(tmp_path / "objects"))
+    audio = write_tone(tmp_path / "a.wav")
+    row = {"id": "a", "audio": str(audio), "start": 0.0, "end": None, "channel": None, "duration": 0.5}
+    row |= {"text": "t", "speaker": "s", "corpus": "c", "domain": "", "language": "en"}
+    audio.rename(tmp_path / "b.wav")
+    part, bad = write_one(store, 0, [row], 8000)
+    assert (part.record.count, [entry["id"] for entry in bad]) == (0, ["a"])
+    (tmp_path / "b.wav").rename(audio)
+    store.delete(f"parts/{shard_name(0)}.json")  # as a kill right before the part would leave it
+    part, bad = write_one(store, 0, [row], 8000)
+    assert (part.record.count, bad) == (1, [])
+    assert write_one(store, 0, [row], 8000)[1] == []

@@ -1,0 +1,147 @@
+import json
+import threading
+
+import pytest
+from support import tiny_document
+
+from tasks import progress
+from tasks.config import parse_config
+from tasks.home import home as data_folder
+from tasks.home import mlflow_uri, objects_url
+from tasks.stage import STAGES, Run, Stage, StageError
+
+
+class Counting:
+    """A stage whose output is one object; it counts how often it worked."""
+
+    def __init__(self, name="prepare", **options):
+        self.times = 0
+        self.config = {"x": 1}
+        self.fail = False
+        self.stage = Stage(name, 1, lambda run: (self.config, {}), self.work, **options)
+
+    def work(self, run, output):
+        self.times += 1
+        output.store.write("part", b"1")
+        if self.fail:
+            raise StageError("broken")
+        output.store.write("whole", str(self.times).encode())
+        return {"counts": {"times": self.times}}
+
+
+def a_run(force_from="", **fields):
+    return Run(parse_config(tiny_document(**fields)), "r", force_from)
+
+
+def test_work_is_done_once_and_then_cached(home):
+    one = Counting()
+    first, second = one.stage.execute(a_run()), one.stage.execute(a_run())
+    assert (first.cached, second.cached, one.times) == (False, True, 1)
+    assert first.record == second.record
+    assert first.counts == {"times": 1}
+    assert second.store.read("whole") == b"1"
+    assert json.loads(json.dumps(first.to_dict()))["record"]["stage"] == "prepare"
+
+
+def test_another_configuration_input_or_version_is_another_address(home):
+    def key(version=1, config=1, digest="a"):
+        return Stage("shard", version, lambda run: ({"c": config}, {"i": digest}), lambda *_: {}).output(a_run()).key
+
+    assert len({key(), key(version=2), key(config=2), key(digest="b")}) == 4
+    assert key() == key()
+
+
+def test_a_failed_stage_publishes_nothing_and_a_rerun_does_it(home):
+    one = Counting()
+    one.fail = True
+    with pytest.raises(StageError):
+        one.stage.execute(a_run())
+    assert one.stage.output(a_run()).record() is None
+    one.fail = False
+    assert not one.stage.execute(a_run()).cached
+    assert one.stage.execute(a_run()).cached
+
+
+def test_a_forced_stage_is_done_anew_from_nothing_and_earlier_ones_are_not(home):
+    early, late = Counting("prepare"), Counting("score")
+    for one in (early, late):
+        one.stage.execute(a_run())
+    one.stage.output(a_run()).store.write("leftover", b"")
+    forced = a_run(force_from="train")
+    assert early.stage.execute(forced).cached
+    result = late.stage.execute(forced)
+    assert (result.cached, late.times) == (False, 2)
+    assert "leftover" not in result.store.list()
+
+
+def test_a_forced_stage_that_fails_leaves_no_record_of_the_former_success(home):
+    one = Counting()
+    one.stage.execute(a_run())
+    one.fail = True
+    with pytest.raises(StageError):
+        one.stage.execute(a_run(force_from="prepare"))
+    assert one.stage.output(a_run()).record() is None
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_forcing_concerns_the_stage_and_all_later_ones(stage):
+    run = a_run(force_from=stage)
+    assert [name for name in STAGES if run.forced(name)] == list(STAGES[STAGES.index(stage) :])
+    assert not any(a_run().forced(name) for name in STAGES)
+
+
+def test_a_record_that_is_not_valid_any_more_is_made_again(home):
+    valid = []
+    one = Counting(still_valid=lambda run, record: bool(valid))
+    one.stage.execute(a_run())
+    assert not one.stage.execute(a_run()).cached
+    valid.append(True)
+    assert one.stage.execute(a_run()).cached
+
+
+def test_of_two_runs_at_a_time_one_works_and_the_other_takes_the_result(home):
+    entered, go = threading.Event(), threading.Event()
+    calls = []
+
+    def work(run, output):
+        calls.append(run.run_id)
+        entered.set()
+        assert go.wait(20)
+        return {}
+
+    stage = Stage("prepare", 1, lambda run: ({}, {}), work)
+    results = []
+    threads = [threading.Thread(target=lambda: results.append(stage.execute(a_run()))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    assert entered.wait(20)
+    go.set()
+    for thread in threads:
+        thread.join(20)
+    assert len(calls) == 1
+    assert sorted(result.cached for result in results) == [False, True]
+
+
+def test_progress_reaches_whoever_listens_and_nobody_else():
+    heard = []
+    progress.report("train", 1, 2, "unheard")
+    with progress.listening(lambda *given: heard.append(given)), progress.listening(lambda *_: None):
+        progress.report("train", 1, 2, "note")
+    progress.report("train", 2, 2)
+    assert heard == [("train", 1, 2, "note")]
+
+
+def test_the_data_folder_and_what_lies_below_it(home, monkeypatch):
+    assert data_folder() == home.resolve()
+    assert data_folder().is_dir()
+    assert objects_url("") == str(home.resolve() / "objects")
+    assert objects_url("s3://bucket") == "s3://bucket"
+    assert mlflow_uri() == f"sqlite:///{home.resolve()}/mlflow/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://localhost:1")
+    assert mlflow_uri() == "http://localhost:1"
+
+
+def test_a_relative_data_folder_is_made_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STARLING_HOME", "here")
+    assert data_folder() == tmp_path.resolve() / "here"

@@ -1,0 +1,108 @@
+"""The journal: whole lines only, torn ones passed over, void ones left out."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from training.journal import Journal, JournalTail, parse_lines, read_journal
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "work" / "journal.jsonl"
+
+
+def steps_of(path):
+    return [entry["step"] for entry in read_journal(path) if entry["kind"] == "step"]
+
+
+def write_steps(journal, *steps):
+    for step in steps:
+        journal.write("step", step=step, loss=1.0 / step)
+
+
+def test_entries_come_back_as_written(path):
+    journal = Journal(path)
+    journal.write("start", step=0, run="r")
+    journal.write("step", step=1, loss=2.5, note="naïve – ✓")
+    journal.close()
+    assert read_journal(path) == [
+        {"kind": "start", "step": 0, "run": "r"},
+        {"kind": "step", "step": 1, "loss": 2.5, "note": "naïve – ✓"},
+    ]
+    assert read_journal(path.with_name("absent")) == []
+
+
+def test_a_torn_line_swallows_no_other(path):
+    journal = Journal(path)
+    write_steps(journal, 1, 2)
+    journal.close()
+    with path.open("ab") as file:
+        file.write(b'{"kind": "step", "st')
+    again = Journal(path)
+    write_steps(again, 3)
+    again.close()
+    assert steps_of(path) == [1, 2, 3]
+
+
+@settings(deadline=None, max_examples=40)
+@given(cut=st.integers(0, 400))
+def test_a_journal_cut_anywhere_keeps_its_whole_lines(tmp_path_factory, cut):
+    path = tmp_path_factory.mktemp("cut") / "journal.jsonl"
+    journal = Journal(path)
+    write_steps(journal, *range(1, 9))
+    journal.close()
+    data = path.read_bytes()[:cut]
+    path.write_bytes(data)
+    again = Journal(path)
+    write_steps(again, 99)
+    again.close()
+    whole = data.count(b"\n")
+    # a cut just before the line feed leaves a whole entry, too
+    assert steps_of(path) in ([*range(1, whole + 1), 99], [*range(1, whole + 2), 99])
+
+
+def test_a_resume_voids_what_the_lost_process_wrote_beyond_it(path):
+    journal = Journal(path)
+    journal.write("start", step=0)
+    write_steps(journal, 1, 2, 3, 4, 5)
+    journal.write("valid", step=5, epoch=1, valid_loss=9.0)
+    journal.write("resume", step=3, epoch=0, cursor=3)
+    write_steps(journal, 4, 5)
+    journal.write("valid", step=5, epoch=1, valid_loss=1.0)
+    journal.close()
+    assert steps_of(path) == [1, 2, 3, 4, 5]
+    assert [entry["valid_loss"] for entry in read_journal(path) if entry["kind"] == "valid"] == [1.0]
+
+
+def test_several_resumes(path):
+    journal = Journal(path)
+    write_steps(journal, 1, 2, 3, 4)
+    journal.write("resume", step=4, epoch=0)
+    write_steps(journal, 5, 6)
+    journal.write("resume", step=2, epoch=0)
+    write_steps(journal, 3)
+    journal.close()
+    assert steps_of(path) == [1, 2, 3]
+    assert [entry["step"] for entry in read_journal(path) if entry["kind"] == "resume"] == [2]
+
+
+def test_a_tail_gives_every_entry_once_and_waits_for_whole_lines(path):
+    tail = JournalTail(path)
+    assert tail.new_entries() == []
+    journal = Journal(path)
+    write_steps(journal, 1, 2)
+    assert [entry["step"] for entry in tail.new_entries()] == [1, 2]
+    with path.open("ab") as file:
+        file.write('{"kind": "step", "step": 3, "note": "ü'.encode()[:-1])  # cut within a character
+    assert tail.new_entries() == []
+    with path.open("ab") as file:
+        file.write("ü".encode()[-1:] + b'"}\n')
+    assert [(entry["step"], entry["note"]) for entry in tail.new_entries()] == [(3, "ü")]
+    assert tail.new_entries() == []
+    journal.close()
+
+
+def test_what_is_no_entry_is_passed_over():
+    lines = ["", "null", "[1]", '{"step": 1}', "{", '{"kind": "step"}']
+    assert list(parse_lines(lines)) == [{"kind": "step"}]

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -40,14 +41,20 @@ class Service:
     process: "subprocess.Popen[bytes]"
     log: Path
 
-    def wait(self, patience_s: float = START_S) -> "Service":
+    def wait(self, patience_s: float = START_S, stop: threading.Event | None = None) -> "Service":
         """Wait until it answers.
+
+        Args:
+            patience_s: How long.
+            stop: Ends the waiting when it is set.
 
         Raises:
             ServiceError: If it ends, or does not answer in time; the message ends with its log.
         """
         deadline = time.monotonic() + patience_s
         while time.monotonic() < deadline:
+            if stop is not None and stop.is_set():
+                return self
             if self.process.poll() is not None:
                 raise ServiceError(f"{self.name} ended with status {self.process.returncode}: {self._log_end()}")
             if answers(self.health):
@@ -106,6 +113,39 @@ def spawn(name: str, command: list[str], url: str, health: str, env: dict[str, s
             preexec_fn=_end_with_parent,
         )
     return Service(name, url, health, process, log)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose parent dies: flows of a killed worker, for example."""
+    if _libc is not None:
+        _libc.prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
+
+
+def end_orphans(keep: set[int], patience_s: float = 15.0) -> None:
+    """End the children of this process other than those to keep: politely, then not; theirs end with them."""
+    deadline = time.monotonic() + patience_s
+    sent: dict[int, int] = {}
+    while orphans := _children() - keep:
+        late = time.monotonic() > deadline
+        wanted = signal.SIGKILL if late else signal.SIGTERM
+        for pid in orphans:
+            if sent.get(pid) != wanted:
+                os.kill(pid, wanted)  # ours, and not yet waited for: the number is still its own
+                sent[pid] = wanted
+            os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.1)
+
+
+def _children() -> set[int]:
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = entry.read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended meanwhile
+            continue
+        if int(fields[1]) == os.getpid():
+            found.add(int(entry.parent.name))
+    return found
 
 
 def prefect_environment() -> dict[str, str]:

@@ -208,7 +208,7 @@ def parse_config(document: dict[str, Any], source: str = "the configuration") ->
     try:
         return PipelineConfig.model_validate(document)
     except ValidationError as error:
-        lines = [f"  {_explain(problem)}" for problem in error.errors()]
+        lines = [f"  {_explain(problem)}" for problem in _own_problems(error)]
         raise ConfigError(f"{source} has {len(lines)} wrong field(s):\n" + "\n".join(lines)) from error
 
 
@@ -250,6 +250,13 @@ def _anchor_paths(config: PipelineConfig, folder: Path) -> PipelineConfig:
     return config.model_copy(update={"data": config.data.model_copy(update={"sources": sources})})
 
 
+def _own_problems(error: ValidationError) -> list[Any]:
+    """Problems without those that only echo a deeper one (a list counts as too short when an item of it is wrong)."""
+    problems = error.errors()
+    places = [problem["loc"] for problem in problems]
+    return [p for p in problems if not any(len(q) > len(p["loc"]) and q[: len(p["loc"])] == p["loc"] for q in places)]
+
+
 def _explain(problem: Any) -> str:
     location = [part for part in problem["loc"] if not (isinstance(part, str) and part.startswith("function-"))]
     field = ".".join(str(part) for part in location)
@@ -283,6 +290,9 @@ def _models_in(annotation: Any) -> Iterable[Any]:
 
 
 def _nearest(name: str, candidates: list[str]) -> str:
+    initials = "".join(word[:1] for word in name.split("_"))
+    if len(initials) > 1 and initials in candidates:  # learning_rate is lr
+        return f"; did you mean {initials!r}?"
     close = difflib.get_close_matches(name, candidates, n=1, cutoff=0.4)
     if close:
         return f"; did you mean {close[0]!r}?"

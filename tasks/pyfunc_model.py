@@ -16,10 +16,18 @@ from mlflow.pyfunc import PythonModel, PythonModelContext
 from speech.transcriber import Transcriber
 
 
+_FRAME = 200  # no recording has fewer samples than a frame of 25 ms at 8 kHz
+
+
 def recordings(model_input: Any) -> list[Any]:
     """The recordings in whatever MLflow hands over."""
     if isinstance(model_input, pd.DataFrame):
-        model_input = model_input["audio" if "audio" in model_input else model_input.columns[0]]
+        model_input = model_input["audio" if "audio" in model_input else model_input.columns[0]].tolist()
+        if 0 < len(model_input) < _FRAME and all(isinstance(item, int | float) for item in model_input):
+            raise ValueError(
+                "a list of arrays reaches the model without all but the first sample of each, since MLflow makes "
+                "columns of samples: give one array, or a table with an array in each row of its column 'audio'"
+            )
     if isinstance(model_input, dict):
         model_input = model_input["audio"]
     if isinstance(model_input, pd.Series):

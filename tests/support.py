@@ -86,6 +86,13 @@ def finished():
     return home, run
 
 
+def copy_finished(folder):
+    """A data folder with the corpus and the stage outputs of the finished run, but without its MLflow."""
+    for part in ("corpora", "objects"):
+        shutil.copytree(finished()[0] / part, folder / part)
+    return folder
+
+
 def tone(seconds=0.5, rate=16000, level=0.2, channels=1, seed=0):
     """Something that is no silence: noise [samples] or [samples, channels]."""
     wave = np.random.default_rng(seed).normal(0, level, (int(seconds * rate), channels)).clip(-1, 1)

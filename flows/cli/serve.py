@@ -36,13 +36,20 @@ def up(
     stop = threading.Event()
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, lambda *_: stop.set())
+    for port in (prefect_port, mlflow_port):
+        _check_port(port)
+    services.adopt_orphans()
     with ExitStack() as stack:
-        started = [services.start_prefect(_checked(prefect_port)), services.start_mlflow(_checked(mlflow_port))]
+        started = [services.start_prefect(prefect_port), services.start_mlflow(mlflow_port)]
         for service in started:
             stack.callback(service.stop)
+        # a worker that has to be killed leaves its flows; they end while the server can still note it
+        stack.callback(services.end_orphans, {service.process.pid for service in started})
         for service in started:
             err.print(f"[dim]waiting for {service.name}[/dim]")
-            service.wait()
+            service.wait(stop=stop)
+        if stop.is_set():
+            return
         urls = {service.name: service.url for service in started}
         os.environ.update(services.prefect_environment())
         os.environ.update({"PREFECT_API_URL": f"{urls['prefect']}/api", "MLFLOW_TRACKING_URI": urls["mlflow"]})
@@ -61,8 +68,8 @@ def up(
         err.print("stopping")
 
 
-def _checked(port: int) -> int:
-    """The port, if nothing listens on it.
+def _check_port(port: int) -> None:
+    """Make sure that nothing listens on a port.
 
     Raises:
         ValueError: If something does.
@@ -77,7 +84,6 @@ def _checked(port: int) -> int:
             raise ValueError(
                 f"port {port} is taken: end what listens there, or give another with --prefect-port or --mlflow-port"
             ) from error
-    return port
 
 
 def _deploy_all(configs: list[Path] | None, overrides: list[str] | None = None) -> list[dict[str, object]]:

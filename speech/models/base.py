@@ -11,7 +11,7 @@ from speech.features.cmvn import frame_mask
 
 
 class ModelConfig(BaseModel):
-    """Size and kind of an acoustic model; the defaults make a Conformer of about three million parameters."""
+    """Size and kind of an acoustic model; the defaults make a Conformer of about four million parameters."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
 

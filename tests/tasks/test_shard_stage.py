@@ -1,3 +1,4 @@
+import json
 import os
 import signal
 import subprocess
@@ -131,8 +132,6 @@ shard.SHARD.execute(run)
 
 
 def test_kill_9_in_the_middle_leaves_nothing_half_published_and_a_rerun_finishes(home, tmp_path):
-    import json
-
     path = small_corpus(tmp_path / "corpus", speakers=6, each=4)
     config = document(path, tmp_path / "objects")
     child = subprocess.Popen(
@@ -149,13 +148,16 @@ def test_kill_9_in_the_middle_leaves_nothing_half_published_and_a_rerun_finishes
         check_tar(tar)
     kept = {tar: tar.stat().st_mtime_ns for tar in tars() if (tar.parent / "parts" / f"{tar.name}.json").exists()}
 
+    for torn in (tmp_path / "objects").rglob(".tmp-*"):
+        os.utime(torn, (0, 0))  # younger ones are left to writers that may be alive
+
     resumed = sharded(path, tmp_path / "objects")[0]
     assert not resumed.cached
     assert all(tar.stat().st_mtime_ns == stamp for tar, stamp in kept.items())
     undisturbed = sharded(path, tmp_path / "other")[0]
     assert resumed.record == undisturbed.record
     assert objects(resumed.store) == objects(undisturbed.store)
-    assert not [p for p in (tmp_path / "objects").rglob("*") if p.is_file() and "tmp" in p.name]
+    assert not [p for p in (tmp_path / "objects").rglob("*") if ".tmp" in p.name]
 
 
 def test_audio_that_has_gone_since_is_quarantined_with_counts_that_add_up(home, tmp_path):

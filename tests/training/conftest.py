@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from storage.objects import ObjectStore
 from storage.shards import Sample, build_index, write_shard
 from training.config import TrainConfig
 from training.job import TrainJob
+from training.loop import Trainer
 
 WORDS = ("ba", "ce", "di", "fo", "gu", "ly")
 RATE = 8000
@@ -135,3 +137,38 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
         wave, _ = decode_audio(sample.members["flac"])
         stats.add(*extract(wave[None], torch.tensor([len(wave)])))
     return Corpus(folder, train, valid, stats)
+
+
+LEARNS = {
+    "augment": {"enabled": False},
+    "max_batch": 4,
+    "checkpoint_steps": 1000,
+    "schedule": {"kind": "cosine", "warmup_epochs": 0.5},
+}
+"""Settings with which a tiny model learns the six words in seconds."""
+
+
+def bare(kind: str) -> ModelConfig:
+    """The tiny model without dropout, at 25 output frames a second."""
+    return TINY[kind].model_copy(update={"subsampling": 4, "dropout": 0.0})
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finished training."""
+
+    job: TrainJob
+    result: dict[str, Any]
+
+    @property
+    def bundle(self) -> Path:
+        return Path(self.job.output_url) / "model"
+
+
+@pytest.fixture(scope="session")
+def trained(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """A Conformer that knows the six words."""
+    spec = corpus.spec("conformer", model=bare("conformer"))
+    folder = tmp_path_factory.mktemp("trained")
+    job = corpus.job(folder, spec=spec, epochs=10, average=2, optimizer={"lr": 1e-2}, **LEARNS)
+    return Trained(job, Trainer(job).run())

@@ -1,0 +1,54 @@
+# `make help` lists what one can do.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-all lint format bench up clean constraints
+
+help:  ## show this list
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; assert (3, 11) <= sys.version_info[:2] < (3, 14), "Starling needs Python 3.11 to 3.13, this is " + sys.version.split()[0] + ": make PYTHON=python3.11 …"'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV) (some 6 GB, a few minutes)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+setup: $(STAMP)  ## create .venv and install Starling with its development tools
+
+demo: $(STAMP)  ## run the whole pipeline on synthetic speech: corpus to champion
+	@$(BIN)/starling run configs/demo.yaml
+	@echo "(the command is $(BIN)/starling; activate the environment with: . $(BIN)/activate)"
+
+test: $(STAMP)  ## run the tests (the fast ones, under 10 minutes on 2 cores)
+	@$(BIN)/python -m pytest -q -m "not slow and not gpu" $(ARGS)
+
+test-all: $(STAMP)  ## run all tests, slow ones and those on real corpora included
+	@$(BIN)/python -m pytest -q $(ARGS)
+
+lint: $(STAMP)  ## ruff, mypy, import rules, spelling
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/codespell
+
+format: $(STAMP)  ## format and mend what can be mended by itself
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: $(STAMP)  ## run the benchmarks and print their tables
+	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+up: $(STAMP)  ## start Prefect, MLflow and a worker on this machine
+	@$(BIN)/starling up
+
+constraints: $(STAMP)  ## write the installed versions to constraints.txt
+	@{ head -1 constraints.txt; $(BIN)/python -m pip freeze --exclude-editable | grep -E '^[A-Za-z0-9_.-]+==' | sed 's/+cu[0-9]*//' | sort -f; } > constraints.tmp
+	@mv constraints.tmp constraints.txt
+
+clean:  ## remove the environment and caches (not the data folder)
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

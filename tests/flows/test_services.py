@@ -1,0 +1,134 @@
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+from support import ROOT, processes_naming, wait_until
+
+from flows import services
+from flows.services import ServiceError, answers, free_port, note_path, running_services, spawn
+
+SERVER = "import http.server, sys; http.server.HTTPServer(('127.0.0.1', int(sys.argv[1])), http.server.SimpleHTTPRequestHandler).serve_forever()"
+
+
+def a_server(home, code=SERVER):
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    return spawn("server", [sys.executable, "-c", code, str(port)], url, url + "/")
+
+
+def test_a_service_is_waited_for_and_stopped(home):
+    service = a_server(home).wait(30)
+    assert answers(service.health)
+    service.stop()
+    assert service.process.returncode is not None
+    assert not answers(service.health)
+    service.stop()
+
+
+def test_a_service_that_ends_by_itself_is_reported_with_its_log(home):
+    service = a_server(home, "print('port is cursed'); raise SystemExit(3)")
+    with pytest.raises(ServiceError, match=r"(?s)ended with status 3: the end of .*server\.log.*port is cursed"):
+        service.wait(30)
+
+
+def test_a_service_that_does_not_answer_is_given_up_and_a_stubborn_one_is_killed(home):
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
+    service = a_server(home, code)
+    wait_until(lambda: "deaf" in service.log.read_text(), 20)
+    with pytest.raises(ServiceError, match="did not answer at http"):
+        service.wait(0.3)
+    service.stop(0.2)
+    assert service.process.returncode == -signal.SIGKILL
+
+
+def test_waiting_ends_when_it_is_told_to(home):
+    service = a_server(home, "import time; time.sleep(60)")
+    stop = threading.Event()
+    stop.set()
+    service.wait(30, stop)
+    service.stop()
+
+
+@pytest.mark.parametrize("reply", [b"", b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.0 500 Broken\r\n\r\n"])
+def test_whatever_else_listens_does_not_answer(reply):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve():
+            connection, _ = server.accept()
+            connection.recv(1000)
+            connection.sendall(reply)
+            connection.close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        assert not answers(f"http://127.0.0.1:{server.getsockname()[1]}/", 2)
+        thread.join()
+
+
+def test_nothing_answers_at_a_free_port():
+    assert not answers(f"http://127.0.0.1:{free_port()}/")
+
+
+@pytest.mark.parametrize("note", [None, "", "{", "[]", '{"prefect": "http://127.0.0.1:1"}'])
+def test_a_note_of_servers_that_are_gone_is_ignored(home, note):
+    home.mkdir()
+    if note is not None:
+        note_path().write_text(note)
+    assert running_services() == {}
+
+
+PARENT = """
+import sys, time
+from flows.services import spawn
+child = spawn("child", [sys.executable, "-c", "import time; time.sleep(100)"], "", "")
+print(child.process.pid, flush=True)
+time.sleep(100)
+"""
+
+
+def test_a_service_ends_with_its_parent_even_if_that_is_killed(home):
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], env=env, stdout=subprocess.PIPE, text=True)
+    child = int(parent.stdout.readline())
+    assert child in processes_naming(str(home))
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    wait_until(lambda: not processes_naming(str(home)), 20)
+
+
+ADOPTER = """
+import subprocess, sys, time
+from flows import services
+services.adopt_orphans()
+kept = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
+# a child that leaves two children of its own, one of which does not mind SIGTERM
+stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(100)"
+code = f"import subprocess, sys; [subprocess.Popen([sys.executable, '-c', c]) for c in ('import time; time.sleep(100)', {stubborn!r})]"
+subprocess.run([sys.executable, "-c", code])
+time.sleep(0.5)
+print(len(services._children()), flush=True)
+services.end_orphans({kept.pid}, 1.0)
+print(services._children() == {kept.pid}, flush=True)
+kept.kill()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt")
+def test_orphans_are_adopted_and_ended(home):
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", ADOPTER], env=env, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["3", "True"], done.stderr
+    assert processes_naming(str(home)) == []
+
+
+def test_the_environment_keeps_everything_below_the_data_folder_and_at_home(home):
+    found = services.prefect_environment()
+    assert found["PREFECT_HOME"].startswith(str(home))
+    assert found["STARLING_HOME"] == str(home)
+    assert found["PREFECT_SERVER_ANALYTICS_ENABLED"] == "false"
+    assert found["PREFECT_RESULTS_DEFAULT_SERIALIZER"] == "json"

@@ -1,0 +1,12 @@
+"""A limit below 0.15 s left no place for a 50 ms search window, and a limit below one sample never ended."""
+
+import pytest
+import torch
+
+from speech.transcriber import split_long
+
+
+@pytest.mark.parametrize("max_seconds", [0.1, 0.01, 0.00001])
+def test_short_limits(max_seconds):
+    wave = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(torch.cat(split_long(wave, 8000, max_seconds)), wave)

@@ -1,0 +1,98 @@
+"""The front end: features and their normalization in one step."""
+
+import pytest
+import torch
+
+from speech.features import CmvnStats, FeatureConfig, build_features
+from speech.features.cmvn import frame_mask
+from speech.frontend import FrontEnd
+
+RATE = 8000
+
+
+def config(cmvn, **options):
+    return FeatureConfig(num_mels=10, cmvn=cmvn, **options)
+
+
+def waves(lengths=(4000, 2500, 900)):
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(len(lengths), max(lengths), generator=generator) * 0.1
+    lengths = torch.tensor(lengths)
+    return inputs * frame_mask(lengths, inputs.shape[1]), lengths
+
+
+def stats_of(inputs, lengths):
+    return CmvnStats(10).add(*build_features(config("none"), RATE)(inputs, lengths))
+
+
+def test_global_normalization_centres_the_set():
+    inputs, lengths = waves()
+    frontend = FrontEnd(config("global"), RATE, stats_of(inputs, lengths))
+    feats, frames = frontend(inputs, lengths)
+    inside = feats[frame_mask(frames, feats.shape[1])]
+    torch.testing.assert_close(inside.mean(0), torch.zeros(10), atol=1e-4, rtol=0)
+    torch.testing.assert_close(inside.std(0, correction=0), torch.ones(10), atol=1e-3, rtol=0)
+    assert frontend.dim == 10
+
+
+def test_global_normalization_needs_statistics():
+    with pytest.raises(ValueError, match="run the features stage first"):
+        FrontEnd(config("global"), RATE)
+
+
+def test_without_normalization_features_pass_through():
+    inputs, lengths = waves()
+    feats, frames = FrontEnd(config("none"), RATE)(inputs, lengths)
+    expected, expected_frames = build_features(config("none"), RATE)(inputs, lengths)
+    assert torch.equal(feats, expected)
+    assert torch.equal(frames, expected_frames)
+
+
+def test_each_utterance_may_be_normalized_by_itself():
+    feats, frames = FrontEnd(config("utterance"), RATE)(*waves())
+    for row, count in zip(feats, frames.tolist(), strict=True):
+        torch.testing.assert_close(row[:count].mean(0), torch.zeros(10), atol=1e-4, rtol=0)
+
+
+def test_speakers_have_their_own_statistics_and_strangers_those_of_the_utterance():
+    inputs, lengths = waves()
+    known = stats_of(inputs[:1] * 3, lengths[:1])
+    by_speaker = FrontEnd(config("speaker"), RATE, speakers={"ann": known})
+    feats, frames = by_speaker(inputs, lengths, ["ann", "unknown", "ann"])
+    as_ann, _ = FrontEnd(config("global"), RATE, known)(inputs, lengths)
+    by_itself, _ = FrontEnd(config("utterance"), RATE)(inputs, lengths)
+    for row, expected in enumerate([as_ann, by_itself, as_ann]):
+        torch.testing.assert_close(feats[row], expected[row])
+    torch.testing.assert_close(by_speaker(inputs, lengths)[0], by_itself)  # nobody named: all are strangers
+
+
+@pytest.mark.parametrize("cmvn", ["none", "global", "speaker", "utterance"])
+@pytest.mark.parametrize("kind", ["logmel", "mfcc"])
+def test_batches_padding_and_empty_utterances_do_not_matter(cmvn, kind):
+    cfg = config(cmvn, kind=kind, num_ceps=10)
+    inputs, lengths = waves((4000, 2500, 100, 0))
+    stats = CmvnStats(10).add(*build_features(cfg, RATE)(inputs, lengths))
+    frontend = FrontEnd(cfg, RATE, stats, {"ann": stats})
+    speakers = ["ann", "bob", "ann", "bob"]
+    feats, frames = frontend(inputs, lengths, speakers)
+    assert frames.tolist()[2:] == [0, 0]
+    assert torch.isfinite(feats).all()
+    for row, (length, count) in enumerate(zip(lengths.tolist(), frames.tolist(), strict=True)):
+        alone, _ = frontend(inputs[row : row + 1, :length], lengths[row : row + 1], speakers[row : row + 1])
+        torch.testing.assert_close(feats[row, :count], alone[0], atol=1e-4, rtol=1e-4)
+        assert not feats[row, count:].any()
+
+
+@pytest.mark.parametrize("cmvn", ["none", "global", "utterance"])
+def test_stored_features_take_the_same_way(cmvn):
+    inputs, lengths = waves()
+    frontend = FrontEnd(config(cmvn), RATE, stats_of(inputs, lengths))
+    extracted, frames = build_features(config("none"), RATE)(inputs, lengths)
+    feats, same = frontend(extracted, frames)
+    assert torch.equal(feats, frontend(inputs, lengths)[0])
+    assert torch.equal(same, frames)
+
+
+def test_its_state_is_not_the_models():
+    """Statistics travel in the bundle's JSON: weights files hold nothing of the front end."""
+    assert FrontEnd(config("none"), RATE).state_dict() == {}

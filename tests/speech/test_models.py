@@ -1,0 +1,231 @@
+"""What every acoustic model promises: one suite, inherited by each kind."""
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from speech.features.cmvn import frame_mask
+from speech.models import MODELS, AcousticModel, ModelConfig, build_model
+from speech.models.base import Subsampling
+from speech.models.conformer import rotary_tables, rotate
+
+NUM_FEATURES, VOCAB = 12, 7
+LENGTHS = (61, 40, 17, 8, 3, 1)
+
+
+def features(lengths=LENGTHS, seed=0, extra=0):
+    """Random normalized features, zero in the padding."""
+    generator = torch.Generator().manual_seed(seed)
+    feats = torch.randn(len(lengths), max(lengths) + extra, NUM_FEATURES, generator=generator)
+    lengths = torch.tensor(lengths)
+    return feats * frame_mask(lengths, feats.shape[1])[..., None], lengths
+
+
+class AcousticModelContract:
+    """Inherited by the tests of each kind; `config` is what differs."""
+
+    config: ModelConfig
+
+    def build(self, seed=0, **changes) -> AcousticModel:
+        torch.manual_seed(seed)
+        return build_model(self.config.model_copy(update=changes), NUM_FEATURES, VOCAB).eval()
+
+    @pytest.fixture
+    def model(self):
+        return self.build()
+
+    @pytest.mark.parametrize("factor", [1, 2, 4, 8])
+    def test_shapes_and_lengths(self, factor):
+        log_probs, lengths = self.build(subsampling=factor)(*features())
+        assert lengths.tolist() == [-(-length // factor) for length in LENGTHS]  # each halving rounds up
+        assert log_probs.shape == (len(LENGTHS), -(-LENGTHS[0] // factor), VOCAB)
+        assert log_probs.dtype == torch.float32
+
+    @pytest.mark.parametrize("factor", [1, 2, 4, 8])
+    def test_lengths_can_be_told_without_computing(self, factor):
+        model = self.build(subsampling=factor)
+        feats, lengths = features(range(1, 34))
+        assert torch.equal(model.subsampling.output_lengths(lengths), model(feats, lengths)[1])
+        assert model.subsampling.output_lengths(torch.tensor([0])).tolist() == [0]
+
+    def test_outputs_are_log_probabilities(self, model):
+        log_probs, lengths = model(*features())
+        inside = log_probs[frame_mask(lengths, log_probs.shape[1])]
+        torch.testing.assert_close(inside.exp().sum(-1), torch.ones(len(inside)))
+
+    @pytest.mark.parametrize("factor", [1, 2, 4, 8])
+    def test_an_utterance_does_not_depend_on_its_batch(self, factor):
+        model = self.build(subsampling=factor)
+        feats, lengths = features(extra=13)
+        together, out_lengths = model(feats, lengths)
+        for row, (length, out_length) in enumerate(zip(lengths.tolist(), out_lengths.tolist(), strict=True)):
+            alone, _ = model(feats[row : row + 1, :length], lengths[row : row + 1])
+            torch.testing.assert_close(together[row, :out_length], alone[0], atol=1e-5, rtol=1e-5)
+
+    def test_padding_is_never_looked_at(self, model):
+        feats, lengths = features()
+        expected, out_lengths = model(feats, lengths)
+        noise = torch.randn(feats.shape) * 100
+        noisy = torch.where(frame_mask(lengths, feats.shape[1])[..., None], feats, noise)
+        found, _ = model(noisy, lengths)
+        mask = frame_mask(out_lengths, expected.shape[1])
+        torch.testing.assert_close(found[mask], expected[mask], atol=1e-5, rtol=1e-5)
+
+    def test_gradients_do_not_reach_the_padding_nor_the_neighbours(self, model):
+        feats, lengths = features((40, 21))
+        feats.requires_grad_()
+        log_probs, out_lengths = model(feats, lengths)
+        log_probs[1, : int(out_lengths[1]), 2].sum().backward()
+        assert not feats.grad[0].any()
+        assert not feats.grad[1, 21:].any()
+        assert feats.grad[1, :21].any()
+
+    @pytest.mark.parametrize("factor", [1, 4])
+    def test_an_empty_utterance_harms_nobody(self, factor):
+        model = self.build(subsampling=factor)
+        feats, lengths = features((20, 0, 9))
+        log_probs, out_lengths = model(feats, lengths)
+        assert out_lengths.tolist()[1] == 0
+        assert torch.isfinite(log_probs).all()
+        torch.testing.assert_close(log_probs[:1], model(feats[:1], lengths[:1])[0], atol=1e-5, rtol=1e-5)
+
+    @pytest.mark.parametrize("factor", [1, 4])
+    @pytest.mark.parametrize("frames", [0, 3])
+    def test_a_batch_of_empty_utterances(self, factor, frames):
+        model = self.build(subsampling=factor)
+        log_probs, lengths = model(torch.zeros(2, frames, NUM_FEATURES), torch.tensor([0, 0]))
+        assert lengths.tolist() == [0, 0]
+        assert log_probs.shape[0] == 2
+        assert torch.isfinite(log_probs).all()
+
+    @pytest.mark.parametrize("factor", [1, 2, 8])
+    def test_gradients_reach_all_parameters(self, factor):
+        model = self.build(subsampling=factor).train()
+        log_probs, lengths = model(*features((33, 0, 20)))
+        weights = torch.randn(log_probs.shape, generator=torch.Generator().manual_seed(1))
+        (log_probs * weights * frame_mask(lengths, log_probs.shape[1])[..., None]).sum().backward()
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None, name
+            assert torch.isfinite(parameter.grad).all(), name
+            assert parameter.grad.any(), name
+
+    def test_evaluation_is_deterministic_and_training_drops_out(self, model):
+        batch = features()
+        assert torch.equal(model(*batch)[0], model(*batch)[0])
+        model.train()
+        assert not torch.equal(model(*batch)[0], model(*batch)[0])
+        torch.manual_seed(3)
+        first = model(*batch)[0]
+        torch.manual_seed(3)
+        assert torch.equal(model(*batch)[0], first)
+
+    def test_the_seed_decides_the_weights(self):
+        one, same, other = (self.build(seed).state_dict() for seed in (1, 1, 2))
+        assert all(torch.equal(one[name], same[name]) for name in one)
+        assert any(not torch.equal(one[name], other[name]) for name in one)
+
+    def test_mixed_precision_gives_float32(self, model):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            log_probs, lengths = model(*features())
+        assert log_probs.dtype == torch.float32
+        torch.testing.assert_close(log_probs[:1], model(*features())[0][:1], atol=0.1, rtol=0.1)
+
+    def test_weights_move_between_models(self, model):
+        other = self.build(seed=5)
+        other.load_state_dict(model.state_dict())
+        batch = features()
+        assert torch.equal(other(*batch)[0], model(*batch)[0])
+
+    def test_the_number_of_parameters(self, model):
+        assert model.num_parameters() == sum(tensor.numel() for tensor in model.state_dict().values())
+
+    def test_the_output_hears_the_whole_input(self, model):
+        """Both directions, or attention: the first output frame depends on the last input frame."""
+        feats, lengths = features((40,))
+        feats.requires_grad_()
+        model(feats, lengths)[0][0, 0, 1].backward()
+        assert feats.grad[0, -1].any()
+
+    @pytest.mark.gpu
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+    def test_a_gpu_gives_the_same(self, model):
+        feats, lengths = features()
+        expected, out_lengths = model(feats, lengths)
+        found, _ = model.cuda()(feats.cuda(), lengths.cuda())
+        mask = frame_mask(out_lengths, expected.shape[1])
+        torch.testing.assert_close(found.cpu()[mask], expected[mask], atol=1e-3, rtol=1e-3)
+
+
+class TestBlstm(AcousticModelContract):
+    config = ModelConfig(kind="blstm", dim=10, layers=2, bottleneck=6, subsampling=4, channels=3, dropout=0.2)
+
+    def test_the_published_size(self):
+        """Six layers of 512 cells a direction and a bottleneck of 256 (arXiv:1904.04956), input and output aside."""
+        cfg = ModelConfig(kind="blstm", dim=512, layers=6, bottleneck=256, subsampling=1)
+        model = build_model(cfg, 260, 100)
+        assert model.lstm.num_layers == 6
+        assert model.lstm.hidden_size == 512
+        assert model.bottleneck.weight.shape == (256, 1024)
+        assert model.output.weight.shape == (100, 256)
+
+    def test_without_a_bottleneck(self):
+        model = self.build(bottleneck=0)
+        assert model.output.weight.shape == (VOCAB, 2 * 10)
+
+    def test_forget_gates_start_open(self, model):
+        """PyTorch orders the gates input, forget, cell, output."""
+        assert (model.lstm.bias_ih_l0[10:20] == 1).all()
+        assert (model.lstm.bias_ih_l1_reverse[10:20] == 1).all()
+        assert (model.lstm.bias_ih_l0[:10].abs() < 1).all()
+
+
+class TestConformer(AcousticModelContract):
+    config = ModelConfig(
+        kind="conformer", dim=16, layers=2, heads=2, kernel=5, feed_forward=2, subsampling=4, channels=3, dropout=0.2
+    )
+
+    def test_attention_depends_on_relative_positions_only(self):
+        cos, sin = rotary_tables(20, 8, torch.device("cpu"))
+        generator = torch.Generator().manual_seed(0)
+        query, key = (torch.randn(1, 1, 1, 8, generator=generator).expand(1, 1, 20, 8) for _ in range(2))
+        scores = (rotate(query, cos, sin) @ rotate(key, cos, sin).transpose(2, 3))[0, 0]
+        for offset in (-7, 0, 3):
+            diagonal = scores.diagonal(offset)
+            torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), atol=1e-4, rtol=1e-4)
+        assert (scores.diagonal(0)[0] - scores.diagonal(5)[0]).abs() > 1e-3
+
+    def test_rotation_keeps_lengths(self):
+        vectors = torch.randn(2, 3, 11, 8, generator=torch.Generator().manual_seed(0))
+        turned = rotate(vectors, *rotary_tables(11, 8, torch.device("cpu")))
+        torch.testing.assert_close(turned.norm(dim=-1), vectors.norm(dim=-1))
+
+    def test_the_default_has_about_four_million_parameters(self):
+        assert 3.5e6 < build_model(ModelConfig(), 80, 30).num_parameters() < 4.5e6
+
+
+def test_every_registered_model_is_under_contract():
+    tested = {cls.config.kind for cls in AcousticModelContract.__subclasses__()}
+    assert tested == set(MODELS)
+
+
+@pytest.mark.parametrize("length", range(1, 20))
+@pytest.mark.parametrize("factor", [2, 4, 8])
+def test_subsampling_lengths_are_those_of_the_convolutions(factor, length):
+    layer = Subsampling(NUM_FEATURES, 8, factor, 2)
+    out, lengths = layer(torch.randn(1, length, NUM_FEATURES), torch.tensor([length]))
+    assert out.shape == (1, int(lengths), 8)
+
+
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [
+        ({"dim": 144, "heads": 5}, r"model\.dim=144"),
+        ({"kernel": 14}, r"model\.kernel=14"),
+        ({"subsampling": 3}, "subsampling"),
+        ({"kind": "transducer"}, "kind"),
+        ({"layer": 3}, "layer"),
+    ],
+)
+def test_impossible_sizes_are_refused(values, name):
+    with pytest.raises(ValidationError, match=name):
+        ModelConfig(**values)

@@ -1,0 +1,119 @@
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+from support import ROOT, processes_naming, write_tone
+
+from tasks import pyfunc_path
+from tasks.pyfunc_model import recordings
+
+A, B = np.zeros(4, dtype=np.float32), np.ones(3)
+
+
+@pytest.mark.parametrize(
+    ("given", "kinds"),
+    [
+        ("a.wav", [str]),
+        (b"RIFF", [bytes]),
+        (A, [np.ndarray]),
+        ([A, B], [np.ndarray, np.ndarray]),
+        ([0.0, 0.5, 1], [np.ndarray]),
+        ([np.float32(0.0), np.float32(1.0)], [np.ndarray]),
+        (["a.wav", b"RIFF", A], [str, bytes, np.ndarray]),
+        (pd.DataFrame({"audio": ["a.wav", "b.wav"], "other": [1, 2]}), [str, str]),
+        (pd.DataFrame([[[0.0, 0.1]]]), [list]),
+        (pd.Series(["a.wav"]), [str]),
+        (pd.Series([0.0, 0.5]), [np.ndarray]),
+        ({"audio": [A]}, [np.ndarray]),
+        ({"audio": "a.wav"}, [str]),
+        (np.array(["a.wav", "b.wav"], dtype=object), [str, str]),
+        (np.zeros((2, 5)), [np.ndarray, np.ndarray]),
+        ([], []),
+    ],
+)
+def test_recordings_are_found_in_whatever_is_handed_over(given, kinds):
+    found = recordings(given)
+    assert [type(item) for item in found] == kinds
+
+
+def test_arrays_that_mlflow_has_cut_to_their_first_samples_are_refused():
+    with pytest.raises(ValueError, match="column 'audio'"):
+        recordings(pd.DataFrame([A, A]).iloc[:, :1])
+    samples = pd.DataFrame(np.zeros(800))
+    assert [len(item) for item in recordings(samples)] == [800]
+
+
+def test_the_code_of_the_model_imports_nothing_of_tasks_or_flows():
+    assert "import tasks" not in pyfunc_path().read_text()
+    assert "from tasks" not in pyfunc_path().read_text()
+
+
+FRESH = """
+import json, pickle, sys
+loads = []
+def watch(event, args):
+    if event == "pickle.find_class":
+        loads.append(str(args))
+import mlflow
+import numpy as np
+import pandas as pd
+import soundfile
+sys.addaudithook(watch)
+mlflow.set_tracking_uri(sys.argv[1])
+model = mlflow.pyfunc.load_model(sys.argv[2])
+path = sys.argv[3]
+wave, rate = soundfile.read(path, dtype="float32")
+found = {
+    "path": model.predict(path),
+    "bytes": model.predict(open(path, "rb").read()),
+    "array": model.predict(wave, params={"sample_rate": rate}),
+    "list of samples": model.predict(wave.tolist(), params={"sample_rate": rate}),
+    "several": model.predict([path, path]),
+    "arrays": model.predict(pd.DataFrame({"audio": [wave, wave[:4000]]}), params={"sample_rate": rate}),
+    "table": model.predict(pd.DataFrame({"audio": [path]})),
+    "missing": model.predict("/nowhere.wav"),
+}
+try:
+    model.predict([wave, wave[:4000]], params={"sample_rate": rate})
+except Exception as error:
+    refused = str(error)
+rooms = sorted({name.split(".")[0] for name in sys.modules} & {"flows", "tasks", "prefect"})
+print(json.dumps({"found": {k: v.to_dict("records") for k, v in found.items()}, "rooms": rooms, "pickles": loads, "refused": refused}))
+"""
+
+
+def test_the_champion_transcribes_in_a_fresh_process_without_the_runs_data(finished, tmp_path):
+    home = os.environ["STARLING_HOME"]
+    audio = write_tone(tmp_path / "a.flac", rate=16000, seconds=1.0)
+    hidden = ["objects", "corpora", "work", "cache"]
+    there = [name for name in hidden if os.path.exists(f"{home}/{name}")]
+    for name in there:
+        os.rename(f"{home}/{name}", f"{home}/{name}.away")
+    try:
+        command = [sys.executable, "-c", FRESH, f"sqlite:///{home}/mlflow/mlflow.db", "models:/tiny@champion", str(audio)]
+        env = {k: v for k, v in os.environ.items() if k != "STARLING_HOME"} | {"PYTHONPATH": str(ROOT)}
+        env |= {"MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false"}
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    finally:
+        for name in there:
+            os.rename(f"{home}/{name}.away", f"{home}/{name}")
+    assert done.returncode == 0, done.stderr[-3000:]
+    answer = json.loads(done.stdout.splitlines()[-1])
+    found = answer["found"]
+    one = found["path"][0]
+    assert set(one) == {"text", "seconds", "confidence", "error"}
+    assert (one["seconds"], one["error"]) == (1.0, "")
+    for kind in ("bytes", "array", "list of samples", "table"):
+        assert [row["text"] for row in found[kind]] == [one["text"]], kind
+        assert found[kind][0]["seconds"] == 1.0
+    assert [row["seconds"] for row in found["several"]] == [1.0, 1.0]
+    assert [row["seconds"] for row in found["arrays"]] == [1.0, 0.25]
+    assert "nowhere.wav" in found["missing"][0]["error"]
+    assert "in each row of its column 'audio'" in answer["refused"]
+    assert answer["rooms"] == []
+    assert [name for name in answer["pickles"] if "starling" in name or "torch" in name] == []
+    assert processes_naming(str(audio)) == []

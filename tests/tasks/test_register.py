@@ -1,0 +1,235 @@
+import dataclasses
+import json
+
+import mlflow
+import pytest
+from mlflow.exceptions import MlflowException
+from support import copy_finished, finished, tiny_document
+
+from speech.bundle import load_spec
+from storage.stages import StageOutput
+from tasks import register
+from tasks.config import parse_config
+from tasks.decode import _SCHEMA, fetch_bundle
+from tasks.prepare import read_table, write_table
+from tasks.register import KEY_TAG, REGISTER, champion_version, client, current_aliases, decide, find_version, flatten
+from tasks.score import SCORE
+from tasks.stage import Run, StageResult
+from tasks.train import model_digest
+from training.inference import Decoded
+
+
+class Killed(BaseException):
+    """Stands for kill -9: nothing in the stage may catch it and tidy up."""
+
+
+def published(run, name, key, record):
+    output = StageOutput(run.store, name, key)
+    record = output.publish(record)
+    run.results[name] = StageResult(name, key, output.store.url, 0.0, False, record.get("counts", {}), record)
+    return run.results[name]
+
+
+def hypotheses(wrong):
+    """The finished run's test utterances, the first so many of them recognized wrongly."""
+    rows = read_table(finished()[1].result("decode").store, "test.parquet")
+    return [row | {"hyp": "wrong wrong" if n < wrong else row["ref"]} for n, row in enumerate(rows)]
+
+
+def judged_run(wrong, tmp_path, **fields):
+    """A run that is ready to register a model which recognizes `wrong` test utterances wrongly."""
+    run = Run(parse_config(tiny_document("judged", **fields)), f"wrong-{wrong}")
+    original = finished()[1]
+    run.results |= {name: original.results[name] for name in ("prepare", "shard", "features")}
+    bundle = fetch_bundle(original.result("train").store, tmp_path / f"bundle-{wrong}")
+    spec = json.loads((bundle / "bundle.json").read_text())
+    spec["provenance"] = {"wrong": wrong}
+    (bundle / "bundle.json").write_text(json.dumps(spec))
+    store = StageOutput(run.store, "train", f"wrong{wrong}").store
+    for name in ("model.safetensors", "bundle.json"):
+        store.write_file(f"model/{name}", bundle / name)
+    store.write("journal.jsonl", original.result("train").store.read("journal.jsonl"))
+    record = {"result": original.result("train").record["result"], "digest": model_digest(store)}
+    published(run, "train", f"wrong{wrong}", record)
+    decoded = StageOutput(run.store, "decode", f"wrong{wrong}").store
+    write_table(decoded, "test.parquet", hypotheses(wrong), _SCHEMA)
+    published(run, "decode", f"wrong{wrong}", {"sets": ["test"]})
+    SCORE.execute(run)
+    return run
+
+
+@pytest.fixture
+def decoded_by_quality(monkeypatch):
+    """A champion recognizes as wrongly as its bundle says."""
+
+    def decode_with(run, bundle, name, decode, own=True):
+        rows = hypotheses(load_spec(bundle).provenance["wrong"])
+        return [Decoded(**{field.name: row[field.name] for field in dataclasses.fields(Decoded)}) for row in rows]
+
+    monkeypatch.setattr(register, "decode_with", decode_with)
+
+
+def aliases(name="judged"):
+    """Every alias of every version."""
+    return {v.version: sorted(client().get_model_version(name, v.version).aliases) for v in client().search_model_versions(f"name='{name}'")}
+
+
+def test_a_challenger_becomes_champion_only_if_it_is_better_and_there_is_always_one_champion(
+    home, tmp_path, decoded_by_quality, monkeypatch
+):
+    first = REGISTER.execute(judged_run(6, tmp_path))
+    assert first.record["decision"]["reason"] == "there was no champion"
+    assert first.record["model_uri"] == "models:/judged/1"
+    assert aliases() == {1: ["challenger", "champion"]}
+
+    worse = REGISTER.execute(judged_run(12, tmp_path))
+    assert not worse.record["decision"]["promoted"]
+    assert "is beaten by version 1" in worse.record["decision"]["reason"]
+    assert worse.counts == {"version": 2, "promoted": 0}
+    assert aliases() == {1: ["champion"], 2: ["challenger"]}
+
+    better = judged_run(0, tmp_path)
+
+    def killed(self, name, alias, version):
+        if alias == "champion":
+            raise Killed
+        return moved(self, name, alias, version)
+
+    moved = mlflow.MlflowClient.set_registered_model_alias
+    with monkeypatch.context() as patch:
+        patch.setattr(mlflow.MlflowClient, "set_registered_model_alias", killed)
+        with pytest.raises(Killed):
+            REGISTER.execute(better)
+    assert REGISTER.output(better).record() is None
+    assert aliases() == {1: ["champion"], 2: [], 3: ["challenger"]}
+
+    finish = REGISTER.execute(better)
+    assert finish.record["version"] == "3"  # the version that the killed run had made
+    assert finish.record["decision"]["promoted"]
+    assert "WER 0.00% beats version 1's" in finish.record["decision"]["reason"]
+    assert finish.record["decision"]["p_value"] < 0.05
+    assert aliases() == {1: [], 2: [], 3: ["challenger", "champion"]}
+    assert current_aliases(finish.record) == ["challenger", "champion"]
+    assert REGISTER.execute(better).cached
+
+    with monkeypatch.context() as patch:  # killed after the alias, before the record: nothing is judged again
+        REGISTER.output(better).store.delete("done.json")
+        patch.setattr(register, "decide", None)
+        again = REGISTER.execute(better)
+    assert (again.record["version"], again.record["decision"]["promoted"]) == ("3", True)
+
+    trouble = judged_run(12, tmp_path)
+    REGISTER.output(trouble).store.delete("done.json")
+
+    def down(*_):
+        raise MlflowException("the server is having a moment")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mlflow.MlflowClient, "get_model_version_by_alias", down)
+        with pytest.raises(MlflowException, match="having a moment"):
+            REGISTER.execute(trouble)
+    assert aliases()[3] == ["champion"]
+
+
+def test_equal_models_do_not_differ_significantly(finished, monkeypatch, decoded_by_quality, tmp_path):
+    run = judged_run(6, tmp_path)
+    monkeypatch.setattr(register, "_errors", lambda run, champion: ([1, 0, 2] * 9, [4, 3, 5] * 9))
+    monkeypatch.setattr(mlflow.artifacts, "download_artifacts", lambda artifact_uri, dst_path: str(tmp_path))
+    champion = type("Version", (), {"name": "judged", "version": "7"})
+    decision = decide(run, champion)
+    assert not decision.promoted
+    assert "does not differ significantly from version 7's" in decision.reason
+    assert decision.champion_wer == decision.challenger_wer == pytest.approx(27 / 108)
+
+
+def test_the_mlflow_run_has_everything_that_led_to_the_model(finished):
+    record = finished.result("register").record
+    api = client()
+    run = api.get_run(record["mlflow_run"])
+    assert run.info.status == "FINISHED"
+    assert run.data.params["train.epochs"] == "2"
+    assert run.data.params["data.sources"].startswith("[{")
+    tags = run.data.tags
+    for name, entry in finished.result("shard").record["sets"].items():
+        assert tags[f"dataset.{name}"] == entry["digest"]
+    assert tags[KEY_TAG] == finished.result("register").key
+    assert tags["starling.model_digest"] == finished.result("train").record["digest"]
+    assert tags["starling.decision"] == "there was no champion"
+    assert tags["starling.commit"]
+    loss = api.get_metric_history(record["mlflow_run"], "loss")
+    assert [metric.step for metric in loss] == [1, 2, 3, 4, 5, 6]
+    assert {"lr", "valid_loss", "valid_wer", "test.wer", "test.wer_low", "test.cer"} <= set(run.data.metrics)
+    assert run.data.metrics["test.wer"] == finished.result("score").record["sets"]["test"]["wer"]
+    names = {file.path for file in api.list_artifacts(record["mlflow_run"])}
+    wanted = {"config.yaml", "environment.json", "journal.jsonl", "learning_curves.png", "test.alignments.txt"}
+    assert wanted <= names
+
+
+def test_the_registered_version_has_signature_example_and_no_pickle(finished):
+    from pathlib import Path
+
+    record = finished.result("register").record
+    folder = Path(mlflow.artifacts.download_artifacts(artifact_uri=record["model_uri"]))
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert any(name.endswith("model.safetensors") for name in names)
+    assert not [name for name in names if Path(name).suffix in {".pkl", ".pickle", ".pth", ".pt", ".bin"}]
+    info = mlflow.models.get_model_info(record["model_uri"])
+    assert [column.name for column in info.signature.outputs] == ["text", "seconds", "confidence", "error"]
+    assert info.signature.params.params[0].name == "sample_rate"
+    assert "input_example.json" in names
+    version = client().get_model_version(record["model"], record["version"])
+    assert version.tags["test.wer"] == str(finished.result("score").record["sets"]["test"]["wer"])
+    assert sorted(version.aliases) == ["challenger", "champion"]
+
+
+def test_a_version_that_was_deleted_or_is_anothers_is_registered_again(finished):
+    record = finished.result("register").record
+    assert REGISTER.still_valid(finished, record)
+    assert not REGISTER.still_valid(finished, record | {"version": "99"})
+    assert not REGISTER.still_valid(finished, record | {"model": "nobody"})
+    assert not REGISTER.still_valid(finished, record | {"key": "another output"})
+
+
+def test_versions_are_found_by_what_made_them(finished):
+    api, record = client(), finished.result("register").record
+    assert find_version(api, record["model"], finished.result("register").key).version == int(record["version"])
+    assert find_version(api, record["model"], "another") is None
+    assert find_version(api, "nobody", "another") is None
+    assert champion_version(api, "nobody") is None
+    assert str(champion_version(api, record["model"]).version) == record["version"]
+
+
+def test_a_failure_leaves_the_mlflow_run_marked_and_no_version(home, tmp_path, monkeypatch):
+    run = judged_run(3, tmp_path)
+
+    def fail(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(register, "_log_model", fail)
+    with pytest.raises(OSError, match="no space"):
+        REGISTER.execute(run)
+    api = client()
+    runs = api.search_runs([register.experiment_id(api, "judged")])
+    assert [r.info.status for r in runs] == ["FAILED"]
+    assert aliases() == {}
+
+
+def test_a_champion_with_other_features_is_judged_on_audio(finished, tmp_path, monkeypatch):
+    """The run's features are stored, and not those that the champion was trained on."""
+    monkeypatch.setenv("STARLING_HOME", str(copy_finished(tmp_path / "home")))
+    document = tiny_document(features={"num_mels": 24, "stored": True, "cmvn": "speaker"})
+    run = Run(parse_config(document), "r")
+    from tasks.features import FEATURES
+    from tasks.prepare import PREPARE
+    from tasks.shard import SHARD
+
+    for stage in (PREPARE, SHARD, FEATURES):
+        stage.execute(run)
+    bundle = fetch_bundle(finished.result("train").store, tmp_path / "bundle")
+    errors, words = register._errors(run, bundle)
+    assert len(errors) == len(words) == 12
+
+
+def test_parameters_are_flat_and_text():
+    found = flatten({"a": {"b": 1, "c": {"d": [1, {"e": None}]}}, "f": None, "g": True})
+    assert found == {"a.b": "1", "a.c.d": '[1, {"e": null}]', "f": "None", "g": "True"}

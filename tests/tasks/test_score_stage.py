@@ -1,0 +1,48 @@
+import json
+
+import pytest
+
+from speech.scoring import score_sets
+from tasks.prepare import read_table
+from tasks.score import score_rows, summarize
+
+
+def row(name, ref, hyp, speaker="s", domain=""):
+    return {"id": name, "ref": ref, "hyp": hyp, "speaker": speaker, "domain": domain}
+
+
+def test_the_figures_are_corpus_counts_not_means_of_utterances():
+    rows = [row("a", "one two three four five six seven eight", "one two three four five six seven eight"), row("b", "no", "yes indeed")]
+    found = summarize(score_rows(rows), 200, 0)
+    assert (found["sub"], found["ins"], found["del"], found["words"], found["utterances"]) == (1, 1, 0, 9, 2)
+    assert found["wer"] == pytest.approx(2 / 9)
+    assert found["wer_low"] <= found["wer"] <= found["wer_high"]
+
+
+def test_the_interval_repeats_with_the_seed():
+    rows = [row(f"u{n}", "a b c", "a b c" if n % 3 else "a x") for n in range(30)]
+    assert summarize(score_rows(rows), 100, 1) == summarize(score_rows(rows), 100, 1)
+
+
+def test_a_set_without_words_has_no_rate():
+    found = summarize(score_rows([row("a", "", "noise")]), 100, 0)
+    assert (found["wer"], found["wer_low"], found["wer_high"], found["ins"]) == (None, None, None, 1)
+
+
+def test_the_stage_agrees_with_scoring_its_decoded_table(finished):
+    result = finished.result("score")
+    rows = read_table(finished.result("decode").store, "test.parquet")
+    report = score_sets([(r["id"], r["ref"], r["hyp"], r["speaker"], r["domain"]) for r in rows])
+    scores = result.record["sets"]["test"]
+    assert scores["wer"] == report.wer
+    assert result.counts == {"words": scores["words"], "errors": scores["sub"] + scores["ins"] + scores["del"]}
+    document = result.store.read_json("scores.json")
+    assert document["sets"] == result.record["sets"]
+    assert set(document["details"]["test"]["speakers"]) == {"f4", "m7"}
+    assert sum(s["ref_words"] for s in document["details"]["test"]["speakers"].values()) == scores["words"]
+    json.dumps(document, allow_nan=False)
+
+
+def test_the_alignment_report_names_every_utterance(finished):
+    text = finished.result("score").store.read("test.alignments.txt").decode()
+    assert all(r["id"] in text for r in read_table(finished.result("decode").store, "test.parquet"))

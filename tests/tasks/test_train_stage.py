@@ -1,0 +1,116 @@
+import shutil
+
+import pytest
+from support import copy_finished, processes_naming, small_corpus, tiny_document
+
+from speech.bundle import load_bundle
+from speech.tokens import tokenizer_from_dict
+from tasks import progress
+from tasks import train as module
+from tasks.config import parse_config
+from tasks.decode import fetch_bundle
+from tasks.features import FEATURES
+from tasks.prepare import PREPARE
+from tasks.shard import SHARD
+from tasks.stage import Run, StageError
+from tasks.train import TRAIN, make_job, model_digest
+from training.journal import read_journal
+from training.launch import TrainingFailedError
+
+
+def ready(force_from="", sets=None, **train):
+    """A run whose stages before training are done (cached, in a copy of the finished run's folder)."""
+    document = tiny_document()
+    document["train"] |= train
+    run = Run(parse_config(document), "r", force_from)
+    for stage in (PREPARE, SHARD, FEATURES):
+        stage.execute(run)
+    return run
+
+
+def test_the_finished_model_is_complete_and_its_intermediate_files_are_gone(finished, tmp_path):
+    result = finished.result("train")
+    names = result.store.list()
+    assert {"model/model.safetensors", "model/bundle.json", "journal.jsonl", "result.json", "done.json"} == set(names)
+    assert result.record["digest"] == model_digest(result.store)
+    spec, model = load_bundle(fetch_bundle(result.store, tmp_path))
+    assert model.num_parameters() == result.record["result"]["parameters"] > 1000
+    assert spec.provenance["train"] == finished.result("shard").record["sets"]["train"]["digest"]
+    assert spec.stats == finished.result("features").record["stats"]
+    assert result.counts == {"epochs": 2, "steps": 6, "utterances": 48, "unalignable": 0}
+
+
+def test_the_journal_has_every_step_and_epoch(finished):
+    entries = read_journal(finished.result("train").store.local_path("journal.jsonl"))
+    assert [e["step"] for e in entries if e["kind"] == "step"] == [1, 2, 3, 4, 5, 6]
+    assert [e["epoch"] for e in entries if e["kind"] == "valid"] == [1, 2]
+
+
+def test_tokens_come_from_the_training_transcripts_only(finished):
+    tokenizer = tokenizer_from_dict(make_job(finished, TRAIN.output(finished)).spec.tokenizer)
+    assert tokenizer.symbols[0] == "<blank>"
+    assert all(len(symbol) == 1 for symbol in tokenizer.symbols[1:])
+
+
+@pytest.mark.parametrize(
+    ("train", "same"),
+    [
+        ({"threads": 2}, True),
+        ({"checkpoint_steps": 3}, True),
+        ({"checkpoint_keep": 5}, True),
+        ({"log_steps": 2}, True),
+        ({"optimizer": {"lr": 0.1}}, False),
+        ({"epochs": 3}, False),
+        ({"augment": {"enabled": False}}, False),
+        ({"max_minutes": 1}, False),
+    ],
+)
+def test_what_shapes_the_model_is_part_of_the_address_and_nothing_else(finished, tmp_path, monkeypatch, train, same):
+    monkeypatch.setenv("STARLING_HOME", str(copy_finished(tmp_path)))
+    run = ready(**train)
+    assert all(run.result(name).cached for name in ("prepare", "shard", "features"))
+    assert (TRAIN.output(run).key == finished.result("train").key) is same
+    assert (TRAIN.output(run).record() is not None) is same
+
+
+def test_data_without_a_validation_set_is_refused_with_a_remedy(home, tmp_path):
+    source = {"kind": "table", "path": str(small_corpus(tmp_path / "c")), "set": "train"}
+    run = Run(parse_config({"name": "t", "data": {"sources": [source]}}), "r")
+    for stage in (PREPARE, SHARD, FEATURES):
+        stage.execute(run)
+    with pytest.raises(StageError, match="set: valid"):
+        TRAIN.execute(run)
+
+
+def test_an_interrupted_stage_ends_its_process_and_a_rerun_resumes_to_the_same_model(finished, tmp_path, monkeypatch):
+    folder = copy_finished(tmp_path / "home")
+    monkeypatch.setenv("STARLING_HOME", str(folder))
+    shutil.rmtree(folder / "objects" / "train")
+    run = ready(checkpoint_steps=1)
+
+    def interrupt(stage, done, total, note):
+        raise KeyboardInterrupt
+
+    with progress.listening(interrupt), pytest.raises(KeyboardInterrupt):
+        TRAIN.execute(run)
+    assert processes_naming(str(folder)) == []
+    assert TRAIN.output(run).record() is None
+    result = TRAIN.execute(run)
+    assert result.key == finished.result("train").key
+    assert result.record["digest"] == finished.result("train").record["digest"]
+    steps = [e["step"] for e in read_journal(result.store.local_path("journal.jsonl")) if e["kind"] == "step"]
+    assert steps == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_training_that_fails_publishes_nothing(finished, tmp_path, monkeypatch):
+    monkeypatch.setenv("STARLING_HOME", str(copy_finished(tmp_path)))
+    run = ready(epochs=1)
+
+    def fail(job, folder, on_poll):
+        assert job.run == TRAIN.output(run).key
+        raise TrainingFailedError("status 1")
+
+    monkeypatch.setattr(module, "run_training", fail)
+    with pytest.raises(TrainingFailedError):
+        TRAIN.execute(run)
+    assert TRAIN.output(run).record() is None

@@ -105,7 +105,8 @@ def read_ahead(load: Callable[[T], Batch], plan: Sequence[T], depth: int = 3) ->
     def put(item: object) -> None:
         while not stop.is_set():
             try:
-                return ahead.put(item, timeout=0.2)
+                ahead.put(item, timeout=0.2)
+                return
             except queue.Full:
                 continue
 

@@ -39,9 +39,7 @@ def die_with_parent(parent: int) -> None:
         raise SystemExit("the parent died before training began")
 
 
-def run_training(
-    job: TrainJob, folder: Path, on_poll: Callable[[], None] | None = None, poll_s: float = 1.0
-) -> None:
+def run_training(job: TrainJob, folder: Path, on_poll: Callable[[], None] | None = None, poll_s: float = 1.0) -> None:
     """Train a job in a child process and wait for it.
 
     Args:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from speech.bundle import save_bundle
@@ -136,9 +135,7 @@ class Trainer:
             progress = self.state.epoch + self.state.cursor / len(plan)
             # the rate at the middle of the step: the first step of a warm-up from zero moves, too
             progress += 0.5 / len(plan)
-            lr = learning_rate(
-                self.cfg.schedule, self.cfg.optimizer.lr, progress, self.cfg.epochs, mean_batch
-            )
+            lr = learning_rate(self.cfg.schedule, self.cfg.optimizer.lr, progress, self.cfg.epochs, mean_batch)
             self._step(batch, lr, progress)
             self._after_step(len(plan))
             if self._time_is_up():
@@ -236,7 +233,9 @@ class Trainer:
         try:
             return validate(self.model, self.frontend, self.valid_set, self.tokenizer, self.cfg, self.device)
         except DecodeError as error:
-            raise DivergedError(f"the model is broken at step {self.state.step} ({error}): {_DIVERGED_REMEDY}") from error
+            raise DivergedError(
+                f"the model is broken at step {self.state.step} ({error}): {_DIVERGED_REMEDY}"
+            ) from error
 
     def _end_epoch(self) -> None:
         state = self.state

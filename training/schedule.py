@@ -8,8 +8,8 @@ from training.config import ScheduleConfig
 def learning_rate(cfg: ScheduleConfig, base: float, progress: float, epochs: int, batch: float = 0.0) -> float:
     """The learning rate at a point of training.
 
-    `published` (arXiv:1904.04956, 1907.05701): linear warm-up to base x batch / reference over `warmup_epochs`, constant
-    up to `hold_epochs`, then one factor `anneal` per epoch, in steps: the first at `hold_epochs` itself.
+    `published` (arXiv:1904.04956, 1907.05701): linear warm-up to base x batch / reference over `warmup_epochs`,
+    constant up to `hold_epochs`, then one factor `anneal` per epoch, in steps: the first at `hold_epochs` itself.
 
     Args:
         cfg: Kind and constants.

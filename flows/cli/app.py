@@ -8,7 +8,8 @@ import typer
 # before any library is imported that reads them
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("DO_NOT_TRACK", "1")
-os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
+# Prefect's logs go to its server, not to the terminal: there an error is one message, without its traceback
+os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
 warnings.filterwarnings("ignore", category=UserWarning)
 
 from flows.cli import corpus, doctor, run, score, serve, transcribe

@@ -64,8 +64,8 @@ def inspect(
         return
     table = Table(title=str(path), title_justify="left", show_header=False)
     for name, value in report.items():
-        text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else f"{value:,}"
-        table.add_row(name, text or "none") if not isinstance(value, str) else table.add_row(name, value)
+        text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
+        table.add_row(name, text or "none")
     out.print(table)
 
 

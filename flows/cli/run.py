@@ -1,6 +1,8 @@
 """`starling run` and the commands that stop after one stage."""
 
+import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,7 +51,12 @@ def run(
 
 
 def execute(config_path: Path, overrides: list[str], force_from: str, until: str, plain: bool) -> dict[str, Any]:
-    """Run a configuration and return its summary."""
+    """Run a configuration and return its summary; whatever libraries print meanwhile goes to standard error."""
+    with redirect_stdout(sys.stderr):
+        return _execute(config_path, overrides, force_from, until, plain)
+
+
+def _execute(config_path: Path, overrides: list[str], force_from: str, until: str, plain: bool) -> dict[str, Any]:
     from tasks.config import load_config
 
     config = load_config(config_path, overrides)

@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from typing import Annotated
 
@@ -91,7 +91,8 @@ def _deploy_all(configs: list[Path] | None, overrides: list[str] | None = None) 
     from tasks.config import load_config
 
     given = configs or ([DEFAULT_CONFIG] if DEFAULT_CONFIG.is_file() else [])
-    return [entry for path in given for entry in register(load_config(path, overrides or []))]
+    with redirect_stdout(sys.stderr):  # Prefect prints
+        return [entry for path in given for entry in register(load_config(path, overrides or []))]
 
 
 def _announce(urls: dict[str, str], deployed: list[dict[str, object]], json_output: bool) -> None:

@@ -10,7 +10,11 @@ def test_a_second_start_voids_everything_before_it(tmp_path):
         for step in (1, 2):
             journal.write("step", step=step, loss=1.0)
     journal.close()
-    assert [(entry["kind"], entry["step"]) for entry in read_journal(journal.path)] == [("start", 0), ("step", 1), ("step", 2)]
+    assert [(entry["kind"], entry["step"]) for entry in read_journal(journal.path)] == [
+        ("start", 0),
+        ("step", 1),
+        ("step", 2),
+    ]
 
 
 def test_a_validation_without_a_checkpoint_after_it_is_void(tmp_path):

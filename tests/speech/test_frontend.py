@@ -58,7 +58,7 @@ def test_speakers_have_their_own_statistics_and_strangers_those_of_the_utterance
     inputs, lengths = waves()
     known = stats_of(inputs[:1] * 3, lengths[:1])
     by_speaker = FrontEnd(config("speaker"), RATE, speakers={"ann": known})
-    feats, frames = by_speaker(inputs, lengths, ["ann", "unknown", "ann"])
+    feats, _ = by_speaker(inputs, lengths, ["ann", "unknown", "ann"])
     as_ann, _ = FrontEnd(config("global"), RATE, known)(inputs, lengths)
     by_itself, _ = FrontEnd(config("utterance"), RATE)(inputs, lengths)
     for row, expected in enumerate([as_ann, by_itself, as_ann]):

@@ -126,7 +126,7 @@ class AcousticModelContract:
 
     def test_mixed_precision_gives_float32(self, model):
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            log_probs, lengths = model(*features())
+            log_probs, _ = model(*features())
         assert log_probs.dtype == torch.float32
         torch.testing.assert_close(log_probs[:1], model(*features())[0][:1], atol=0.1, rtol=0.1)
 

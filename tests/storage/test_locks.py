@@ -47,7 +47,10 @@ def holder(tmp_path):
 
 
 def test_a_second_process_waits_in_vain_and_learns_who_holds_it(tmp_path, holder):
-    with pytest.raises(LockTimeoutError, match=f"lock is held by process {holder.pid}: "), file_lock(tmp_path / "lock", 0):
+    with (
+        pytest.raises(LockTimeoutError, match=f"lock is held by process {holder.pid}: "),
+        file_lock(tmp_path / "lock", 0),
+    ):
         pass
 
 
@@ -83,7 +86,11 @@ def test_no_update_is_lost_between_processes(tmp_path):
 
 
 def test_it_excludes_a_second_user_in_the_same_process(tmp_path):
-    with file_lock(tmp_path / "lock", 0), pytest.raises(LockTimeoutError), file_lock(tmp_path / "lock", 0.01, poll_s=0.005):
+    with (
+        file_lock(tmp_path / "lock", 0),
+        pytest.raises(LockTimeoutError),
+        file_lock(tmp_path / "lock", 0.01, poll_s=0.005),
+    ):
         pass
 
 

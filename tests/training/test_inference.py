@@ -46,7 +46,12 @@ def test_batches_do_not_change_hypotheses(trained, corpus, tmp_path, kind):
 def write_waves(url, waves, rate):
     samples = []
     for number, wave in enumerate(waves):
-        row = {"duration": len(wave) / rate, "num_frames": len(wave), "sample_rate": rate, "text": "zz not in the tokens"}
+        row = {
+            "duration": len(wave) / rate,
+            "num_frames": len(wave),
+            "sample_rate": rate,
+            "text": "zz not in the tokens",
+        }
         samples.append(Sample(f"u{number}", {"flac": encode_flac(wave, rate)}, row))
     store = ObjectStore(url)
     build_index([write_shard(store, "0.tar", samples, "flac")] if samples else [], {"payload": "flac"}).write(store)

@@ -238,8 +238,19 @@ def unusual_set(url):
     """Ordinary utterances, two with far more words than frames, and one shorter than a feature frame."""
     generator = torch.Generator().manual_seed(0)
     samples = []
-    for name, length, words in [("a", 4000, 2), ("b", 4000, 2), ("many", 1600, 40), ("more", 1600, 50), ("tick", 80, 1)]:
-        row = {"duration": length / 8000, "num_frames": length, "sample_rate": 8000, "text": " ".join(["ba", "ce"] * words)}
+    for name, length, words in [
+        ("a", 4000, 2),
+        ("b", 4000, 2),
+        ("many", 1600, 40),
+        ("more", 1600, 50),
+        ("tick", 80, 1),
+    ]:
+        row = {
+            "duration": length / 8000,
+            "num_frames": length,
+            "sample_rate": 8000,
+            "text": " ".join(["ba", "ce"] * words),
+        }
         wave = torch.randn(length, generator=generator) * 0.1
         samples.append(Sample(name, {"flac": encode_flac(wave, 8000)}, row))
     store = ObjectStore(url)

@@ -1,0 +1,170 @@
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from support import small_corpus, starling, tiny_document, write_config, write_tone
+from typer.testing import CliRunner
+
+from flows.cli.app import app
+
+COMMANDS = {"run", "corpus", "shard", "features", "train", "decode", "score", "register", "transcribe", "up", "deploy", "doctor"}
+
+
+def invoke(*words, code=0):
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
+    assert "Traceback" not in result.stderr
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    return result
+
+
+@pytest.fixture
+def wide(monkeypatch):
+    """A terminal that breaks no lines."""
+    monkeypatch.setattr("flows.cli.common.out.width", 200, raising=False)
+    monkeypatch.setattr("flows.cli.common.err.width", 200, raising=False)
+
+
+def test_help_names_every_command():
+    text = invoke("--help").stdout
+    assert [name for name in COMMANDS if f" {name} " not in text] == []
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_every_command_has_help(command):
+    assert "Usage:" in invoke(command, "--help").stdout
+
+
+@pytest.mark.parametrize("command", ["run", "shard", "features", "train", "decode", "score", "register", "transcribe", "up", "deploy", "doctor"])
+def test_everything_that_reports_can_do_so_in_json(command):
+    assert "--json" in invoke(command, "--help").stdout
+
+
+def test_corpus_list_names_every_layout():
+    assert set(json.loads(invoke("corpus", "list", "--json").stdout)["layouts"]) == {"librispeech", "kaldi", "table", "synthetic"}
+    assert "librispeech" in invoke("corpus", "list").stdout
+
+
+def test_corpus_inspect_counts_what_is_good_and_why_the_rest_is_not(tmp_path, home):
+    path = small_corpus(tmp_path / "corpus")
+    (tmp_path / "corpus" / "audio" / "s0-0.wav").write_bytes(b"noise")
+    (tmp_path / "corpus" / "audio" / "s0-1.wav").unlink()
+    found = json.loads(invoke("corpus", "inspect", path, "--json").stdout)
+    assert (found["kind"], found["read"], found["written"], found["quarantined"]) == ("table", 12, 10, 2)
+    assert found["reasons"] == {"unreadable": 1, "missing-audio": 1}
+    assert (found["speakers"], found["sample_rates"], found["words"]) == (4, {"16000": 10}, 30)
+    assert found["longest_seconds"] == 0.5
+    assert "unreadable 1" in invoke("corpus", "inspect", tmp_path / "corpus").stdout
+    assert json.loads(invoke("corpus", "inspect", path, "--limit", 3, "--json").stdout)["written"] <= 3
+
+
+def test_corpus_inspect_of_nothing_known_says_so(tmp_path, home):
+    assert "looks like no known corpus layout" in invoke("corpus", "inspect", tmp_path, code=1).stderr
+    assert "did you mean 'librispeech'" in invoke("corpus", "inspect", tmp_path, "--kind", "librispech", code=1).stderr
+
+
+def test_score_compares_two_trn_files(tmp_path):
+    ref, hyp = tmp_path / "ref.trn", tmp_path / "system.trn"
+    ref.write_text("the cat sat (a-1)\nyes (b-1)\n")
+    hyp.write_text("the cat sat down (a-1)\nno (b-1)\n")
+    found = json.loads(invoke("score", "--ref", ref, "--hyp", hyp, "--json").stdout)["sets"]["system"]
+    assert (found["sub"], found["ins"], found["del"], found["words"]) == (1, 1, 0, 4)
+    assert found["wer"] == 0.5
+    assert "50.00 %" in invoke("score", "--ref", ref, "--hyp", hyp).stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["score"], "give either a configuration, or both --ref and --hyp"),
+        (["score", "--ref", "{}/ref.trn", "--hyp", "{}/short.trn"], "'b' is missing in"),
+        (["score", "--ref", "{}/ref.trn", "--hyp", "{}/none.trn"], "none.trn"),
+        (["score", "--ref", "{}/ref.trn", "--hyp", "{}/bad.trn"], "line 1"),
+        (["run", "{}/none.yaml"], "none.yaml cannot be read"),
+        (["run", "{}/wrong.yaml"], "train.epoch: there is no such field; did you mean 'epochs'?"),
+        (["run", "{}/good.yaml", "--set", "train.epochs=["], "is no YAML value"),
+        (["run", "{}/good.yaml", "--set", "nonsense"], "write field=value"),
+        (["transcribe", "{}", "--model", "{}"], "there is no audio file in"),
+        (["transcribe", "{}/ref.trn", "--model", "{}"], "is no model bundle"),
+        (["deploy"], "no Prefect server runs: start `starling up`"),
+    ],
+)
+def test_a_users_mistake_is_one_message_with_a_remedy(tmp_path, home, words, message, wide):
+    (tmp_path / "ref.trn").write_text("x (a)\ny (b)\n")
+    (tmp_path / "short.trn").write_text("x (a)\n")
+    (tmp_path / "bad.trn").write_text("no id at all\n")
+    write_config(tmp_path / "wrong.yaml", tiny_document(train={"epoch": 1}))
+    write_config(tmp_path / "good.yaml", tiny_document())
+    result = invoke(*(word.format(tmp_path) for word in words), code=1)
+    assert message in result.stderr
+    assert result.stdout == ""
+    assert result.stderr.startswith("error ")
+
+
+@pytest.mark.parametrize("words", [["run", "x", "--until", "shrad"], ["run", "x", "--from", "nothing"], ["runn"], ["run"]])
+def test_a_wrong_command_line_is_answered_with_usage(words):
+    assert "Usage:" in invoke(*words, code=2).stderr
+
+
+def test_a_plain_run_prints_one_json_object_and_tables_on_standard_error(tmp_path, home):
+    path = write_config(tmp_path / "c.yaml", tiny_document())
+    result = invoke("features", path, "--plain", "--json")
+    assert len(result.stdout.splitlines()) == 1
+    found = json.loads(result.stdout)
+    assert [stage["name"] for stage in found["stages"]] == ["prepare", "shard", "features"]
+    assert found["utterances"] == {"read": 40, "written": 40, "quarantined": 0}
+    assert found["model_uri"] is None
+    assert "prepare" in result.stderr
+    again = invoke("features", path, "--plain")
+    assert again.stdout.count("cached") == 3
+    forced = json.loads(invoke("shard", path, "--plain", "--again", "--json").stdout)
+    assert [stage["cached"] for stage in forced["stages"]] == [True, False]
+
+
+def test_transcribe_reads_files_and_folders_and_reports_bad_ones(finished, tmp_path, monkeypatch):
+    good = write_tone(tmp_path / "audio" / "good.flac", seconds=1.0)
+    bad = tmp_path / "audio" / "bad.wav"
+    bad.write_bytes(b"no audio")
+    bundle = tmp_path / "bundle"
+    shutil.copytree(finished.result("train").store.local_path("model/bundle.json").parent, bundle)
+    found = json.loads(invoke("transcribe", good, "--model", bundle, "--json").stdout)
+    assert [(entry["file"], entry["seconds"], entry["error"]) for entry in found["files"]] == [(str(good), 1.0, "")]
+    result = invoke("transcribe", tmp_path / "audio", "--model", bundle, "--json", code=1)
+    errors = {Path(entry["file"]).name: bool(entry["error"]) for entry in json.loads(result.stdout)["files"]}
+    assert errors == {"good.flac": False, "bad.wav": True}
+    result = invoke("transcribe", tmp_path / "nowhere.wav", "--model", bundle, code=1)
+    assert "nowhere.wav" in result.stderr
+    assert "error Exit" not in result.stderr
+
+
+def test_a_model_that_is_not_in_the_registry_is_an_error_with_a_remedy(finished, tmp_path, wide):
+    audio = write_tone(tmp_path / "a.wav")
+    result = invoke("transcribe", audio, "--model", "models:/nobody@champion", code=1)
+    assert "models:/nobody@champion is not in the registry at sqlite:///" in result.stderr
+    assert "starling run" in result.stderr
+
+
+def test_doctor_finds_everything_or_says_how_to_mend_it(home):
+    found = json.loads(invoke("doctor", "--json").stdout)
+    assert found["healthy"] is True
+    checks = {entry["check"]: entry for entry in found["checks"]}
+    assert {"python", "packages", "torchaudio", "soundfile", "espeak-ng", "gpu", "data folder", "object store"} <= set(checks)
+    assert all(entry["remedy"] for entry in found["checks"] if entry["state"] != "ok")
+
+
+def test_doctor_reports_what_breaks_and_goes_on(home, monkeypatch):
+    from flows.cli import doctor
+
+    def check_broken():
+        raise ImportError("no such library")
+
+    monkeypatch.setattr(doctor, "CHECKS", (check_broken, doctor.check_python))
+    found = json.loads(invoke("doctor", "--json", code=1).stdout)
+    assert found["healthy"] is False
+    assert [entry["state"] for entry in found["checks"]] == ["error", "ok"]
+    assert "no such library" in found["checks"][0]["found"]
+
+
+def test_the_installed_command_starts(tmp_path):
+    assert "Usage" in starling("--help", home=tmp_path).stdout

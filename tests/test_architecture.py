@@ -1,0 +1,87 @@
+"""The rules of DESIGN: who may import whom, and what is never done."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+ROOMS = ("flows", "tasks", "training", "speech", "storage")
+SOURCES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+BLOCKED = ("prefect", "mlflow", "typer", "rich", "matplotlib")
+
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in sys.argv[2].split(","):
+            raise ImportError(f"{name} is not installed here")
+
+sys.meta_path.insert(0, Block())
+for room in sys.argv[1].split(","):
+    package = importlib.import_module(room)
+    for module in pkgutil.walk_packages(package.__path__, room + "."):
+        importlib.import_module(module.name)
+rooms = {"flows", "tasks", "training", "speech", "storage"}
+print(",".join(sorted({name.split(".")[0] for name in sys.modules} & rooms)))
+"""
+
+
+def imported(rooms, blocked=BLOCKED):
+    """Rooms that are loaded after every module of some rooms has been imported in a fresh process."""
+    command = [sys.executable, "-c", IMPORT_ALL, ",".join(rooms), ",".join(blocked)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.strip().split(",")
+
+
+def test_training_speech_and_storage_need_neither_prefect_nor_mlflow_nor_a_terminal():
+    assert imported(["training", "speech", "storage"]) == ["speech", "storage", "training"]
+
+
+@pytest.mark.parametrize("room", ["speech", "storage"])
+def test_speech_and_storage_know_nobody(room):
+    assert imported([room]) == [room]
+
+
+def test_the_import_contracts_hold():
+    command = Path(sys.executable).with_name("lint-imports")
+    if not command.exists():
+        pytest.skip("import-linter is not installed")
+    done = subprocess.run([command, "--no-cache"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout
+
+
+def calls(tree):
+    """Dotted names and arguments of all calls."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), node
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_nothing_is_unpickled_evaluated_or_handed_to_a_shell(path):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    modules = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    modules |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+    forbidden = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
+    assert not {name.split(".")[0] for name in modules} & forbidden
+    for name, node in calls(tree):
+        keywords = {k.arg: ast.unparse(k.value) for k in node.keywords}
+        assert name not in {"eval", "exec", "compile", "__import__", "os.system", "os.popen", "torch.load", "torch.save"}
+        assert name not in {"yaml.load", "yaml.unsafe_load", "yaml.full_load"}
+        assert keywords.get("shell", "False") == "False", f"{name} with a shell"
+        if name in {"np.load", "numpy.load", "np.save", "numpy.save"}:
+            assert keywords.get("allow_pickle") == "False", f"{path}: {name} without allow_pickle=False"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_modules_stay_readable(path):
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 350
+
+
+def test_every_source_file_has_room_in_the_mirror():
+    assert all((ROOT / "tests" / room).is_dir() for room in ROOMS)

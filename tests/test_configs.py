@@ -1,0 +1,34 @@
+import re
+from pathlib import Path
+
+import pytest
+
+from tasks.config import load_config, parse_config
+
+CONFIGS = sorted((Path(__file__).resolve().parents[1] / "configs").glob("*.yaml"))
+
+
+def test_the_promised_configurations_are_there():
+    assert {path.stem for path in CONFIGS} >= {"demo", "fsdd", "mini_librispeech", "librispeech_100", "librispeech_960"}
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_configuration_loads(path, monkeypatch):
+    for variable in re.findall(r"\$\{?([A-Z][A-Z0-9_]*)", path.read_text()):
+        monkeypatch.setenv(variable, "/data")
+    config = load_config(path)
+    assert parse_config(config.model_dump(mode="json", by_alias=True)) == config
+    assert all("$" not in source.path for source in config.data.sources)
+    assert path.read_text().startswith("#"), "say first what the configuration is for"
+
+
+def test_every_configuration_registers_a_model_of_its_own():
+    names = [load_config(path).model_name for path in CONFIGS]
+    assert len(set(names)) == len(names) or all(name.startswith("starling") for name in names)
+
+
+def test_the_demos_test_voices_are_never_heard_in_training():
+    sources = load_config(next(path for path in CONFIGS if path.stem == "demo")).data.sources
+    voices = sources[0].synthesis
+    assert sources[0].kind == "synthetic"
+    assert not set(voices.train_voices) & {*voices.valid_voices, *voices.test_voices}

@@ -1,0 +1,170 @@
+"""Every code block of README.md and docs/ is true: Python runs, YAML configures, shell lines name what there is."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+import typer
+import yaml
+
+from tasks.config import ConfigError, parse_config
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted(path for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")] if path.is_file())
+FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)")
+REMARK = "<!-- not run"
+"""A page says so right before a Python block that needs what a test does not have."""
+
+
+def blocks(kind):
+    """Blocks of a kind: page, line and text."""
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for match in FENCE.finditer(text):
+            skipped = text[: match.start()].rstrip().rpartition("\n")[2].startswith(REMARK)
+            if match[1] in kind and not (skipped and "python" in kind):
+                where = f"{page.relative_to(ROOT)}:{text[: match.start()].count(chr(10)) + 1}"
+                yield pytest.param(match[2], id=where)
+
+
+def shell_lines():
+    for param in blocks(("bash", "sh", "console", "shell")):
+        text = param.values[0].replace("\\\n", " ")
+        for line in text.splitlines():
+            line = line.strip().removeprefix("$ ")
+            if line and not line.startswith("#"):
+                yield pytest.param(line, id=f"{param.id} {line[:50]}")
+
+
+def words_of(line):
+    """Words of a command, without comment, environment assignments and what follows a pipe."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars="|;&<>")
+    lexer.whitespace_split, lexer.commenters = True, "#"
+    words = []
+    for word in lexer:
+        if set(word) <= set("|;&<>"):
+            break
+        words.append(word)
+    while words and re.fullmatch(r"[A-Z_][A-Z0-9_]*=.*", words[0]):
+        words.pop(0)
+    return words
+
+
+def make_targets():
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    return set(re.findall(r"^([a-z][a-z-]*):", text, re.MULTILINE))
+
+
+def check_starling(words):
+    """Parse a `starling` line without running it."""
+    from flows.cli.app import app
+
+    command, context = typer.main.get_command(app), None
+    context = click.Context(command, info_name="starling")
+    while isinstance(command, click.Group) or hasattr(command, "commands"):
+        plain = [word for word in words if not word.startswith("-")]
+        if not plain:
+            assert set(words) <= {"--help"}
+            return
+        name = plain[0]
+        assert name in command.commands, f"there is no command {name!r}"
+        words = words[words.index(name) + 1 :]
+        command = command.commands[name]
+        context = click.Context(command, parent=context, info_name=name)
+    if "--help" not in words and not {"…", "..."} & set(words):
+        parser = command.make_parser(context)
+        parser.parse_args(args=list(words))
+    for word in words:
+        if word.startswith("configs/"):
+            assert (ROOT / word).is_file(), f"there is no {word}"
+    for position, word in enumerate(words[:-1]):
+        if word == "--set":
+            assert "=" in words[position + 1]
+            check_field(words[position + 1])
+
+
+def check_field(assignment):
+    """An override in the docs names a field that exists."""
+    document = {"name": "docs", "data": {"sources": [{"kind": "table", "path": "x"}]}}
+    node = document
+    *parents, last = assignment.partition("=")[0].split(".")
+    for name in parents:
+        node = node[int(name)] if isinstance(node, list) else node.setdefault(name, {})
+    node[last] = yaml.safe_load(assignment.partition("=")[2])
+    try:
+        parse_config(document)
+    except ConfigError as error:
+        assert "there is no such field" not in str(error), error
+
+
+@pytest.mark.parametrize("line", shell_lines())
+def test_shell_lines_name_what_there_is(line):
+    words = words_of(line)
+    if not words:
+        return
+    name = Path(words[0]).name
+    if name == "starling":
+        check_starling(words[1:])
+    elif name == "make":
+        targets = [word for word in words[1:] if "=" not in word and not word.startswith("-")]
+        assert set(targets) <= make_targets()
+    elif name in ("python", "python3") and len(words) > 1 and words[1].endswith(".py"):
+        assert (ROOT / words[1]).is_file(), f"there is no {words[1]}"
+
+
+@pytest.mark.parametrize("text", blocks(("yaml", "yml")))
+def test_yaml_is_a_configuration_or_a_part_of_one(text):
+    document = yaml.safe_load(text)
+    assert isinstance(document, dict)
+    document.setdefault("name", "docs")
+    data = document.setdefault("data", {})
+    data.setdefault("sources", [{"kind": "table", "path": "corpus.csv"}])
+    parse_config(document)
+
+
+@pytest.mark.parametrize("text", blocks(("python", "py")))
+def test_python_runs(text, tmp_path, request):
+    env = None
+    if "models:/" in text or "load_model" in text or ".wav" in text:
+        env = registry_environment(text, tmp_path)
+    command = [sys.executable, "-c", text]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def registry_environment(text, folder):
+    """A registry that has a model under the names that a block uses, and the audio files that it mentions."""
+    import importlib.util
+    import os
+
+    if "support" not in sys.modules:
+        spec = importlib.util.spec_from_file_location("support", ROOT / "tests" / "support.py")
+        sys.modules["support"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules["support"])
+    import mlflow
+    import support
+
+    home, _ = support.finished()
+    for name in re.findall(r"""["'](\w[\w./-]*\.(?:wav|flac|ogg|mp3))["']""", text):
+        support.write_tone(folder / name, seconds=1.0)
+    uri = f"sqlite:///{home}/mlflow/mlflow.db"
+    client = mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)
+    source = client.get_model_version("tiny", "1").source
+    for name in set(re.findall(r"models:/([\w-]+)", text)) - {"tiny"}:
+        if not client.search_model_versions(f"name='{name}'"):
+            client.create_registered_model(name)
+            version = client.create_model_version(name, source)
+            for alias in ("champion", "challenger"):
+                client.set_registered_model_alias(name, alias, version.version)
+    return {**os.environ, "STARLING_HOME": str(home), "MLFLOW_TRACKING_URI": uri}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_pictures_lead_somewhere(page):
+    targets = LINK.findall(page.read_text(encoding="utf-8"))
+    assert [target for target in targets if not (page.parent / target).exists()] == []

@@ -1,5 +1,6 @@
 """Deployments: which flows run by themselves, when, and with what."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,11 +45,8 @@ def deploy(config: PipelineConfig, timezone: str = "UTC") -> list[dict[str, Any]
     from prefect.exceptions import ObjectAlreadyExists
     from prefect.flows import Flow
 
-    with get_client(sync_client=True) as api:
-        try:
-            api.create_work_pool(WorkPoolCreate(name=POOL, type="process"))
-        except ObjectAlreadyExists:
-            pass
+    with get_client(sync_client=True) as api, suppress(ObjectAlreadyExists):
+        api.create_work_pool(WorkPoolCreate(name=POOL, type="process"))
     root = Path(flows.__file__).resolve().parent.parent
     done: list[dict[str, Any]] = []
     for item in SCHEDULED:

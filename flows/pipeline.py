@@ -15,8 +15,8 @@ from prefect.runtime import flow_run
 
 from flows.summary import summarize
 from tasks.config import PipelineConfig
-from tasks.orchestration import TASKS, close_run, open_run
-from tasks.stage import STAGES, Run
+from tasks.orchestration import close_run, open_run, run_stage
+from tasks.stage import STAGES, Run, position
 
 INGEST, TRAIN, EVALUATE = STAGES[:3], STAGES[3:4], STAGES[4:]
 
@@ -41,8 +41,8 @@ def _run(config: PipelineConfig, run_id: str, force_from: str) -> Iterator[Run]:
 
 def _stages(run: Run, names: Sequence[str], until: str) -> None:
     for name in names:
-        if name not in run.results and STAGES.index(name) <= STAGES.index(until):
-            TASKS[name](run.run_id)
+        if name not in run.results and position(name) <= position(until):
+            run_stage(name, run)
 
 
 @flow(name="ingest", flow_run_name="ingest {config.name}", persist_result=False)
@@ -105,12 +105,12 @@ def pipeline(config: PipelineConfig, run_id: str = "", force_from: str = "", unt
     run_id = run_id or new_run_id(config)
     run = open_run(config, run_id, force_from)
     run.flow_run_url = str(flow_run.ui_url or "")
-    last = STAGES.index(until)
+    last = position(until)
     try:
         ingest(config, run_id, force_from, until if until in INGEST else INGEST[-1])
-        if last >= STAGES.index(TRAIN[0]):
+        if last >= position(TRAIN[0]):
             train(config, run_id, force_from)
-        if last >= STAGES.index(EVALUATE[0]):
+        if last >= position(EVALUATE[0]):
             evaluate(config, run_id, force_from, until)
         return summarize(run)
     finally:

@@ -230,6 +230,14 @@ def orchestration(on_wait: Callable[[str], None] = lambda _: None) -> Iterator[s
             own.wait()
         yield url
     finally:
-        os.environ.pop("PREFECT_API_URL", None)
         if own is not None:
+            _send_remaining_logs()
             own.stop()
+        os.environ.pop("PREFECT_API_URL", None)
+
+
+def _send_remaining_logs(patience_s: float = 10.0) -> None:
+    """Let Prefect send its last log lines while the server is still there to take them."""
+    from prefect.logging.handlers import APILogWorker
+
+    APILogWorker.drain_all(timeout=patience_s)

@@ -40,9 +40,7 @@ class FrontEnd(nn.Module):
         """Width of a feature frame."""
         return int(self.extract.dim)
 
-    def forward(
-        self, inputs: Tensor, lengths: Tensor, speakers: Sequence[str] | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, inputs: Tensor, lengths: Tensor, speakers: Sequence[str] | None = None) -> tuple[Tensor, Tensor]:
         """Normalized features, zero in the padding.
 
         Args:

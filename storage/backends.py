@@ -124,7 +124,7 @@ class _LocalBackend(Backend):
 class _FsspecBackend(Backend):
     """Any fsspec file system whose single put is atomic (object stores, memory)."""
 
-    def __init__(self, filesystem: Any, lock: AbstractContextManager[Any] | None = None) -> None:  # noqa: ANN401  (fsspec is untyped)
+    def __init__(self, filesystem: Any, lock: AbstractContextManager[Any] | None = None) -> None:
         self._fs = filesystem
         self._lock = lock or nullcontext()
 

@@ -85,7 +85,7 @@ class ShardIndex:
             raise IndexError(f"row {position} of an index of {len(self)} utterances")
         return {name: column[position].as_py() for name, column in self._columns.items()}
 
-    def column(self, name: str) -> Any:  # noqa: ANN401  (numpy array or list)
+    def column(self, name: str) -> Any:
         """A column: a numpy array [num_utterances] for numbers, a list for text."""
         if name not in self._columns:
             raise ShardIndexError(f"the index has no column {name!r}: it has {', '.join(self._columns)}")

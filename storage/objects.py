@@ -148,7 +148,7 @@ class ObjectStore:
             yield file
             self._call(name, lambda backend, path: backend.put_file(path, scratch, True))
 
-    def read_json(self, name: str) -> Any:  # noqa: ANN401  (as json.loads)
+    def read_json(self, name: str) -> Any:
         """The value of a JSON object.
 
         Raises:

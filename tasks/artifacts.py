@@ -87,10 +87,11 @@ class ProgressArtifact:
         self._set(100.0 * min(1.0, done / total), note)
 
     def _set(self, share: float, note: str) -> None:
-        if self._id is None:
+        known = self._id
+        if known is None:
             self._id = _quietly(lambda: create_progress_artifact(share, key=self.key, description=note))
         else:
-            _quietly(lambda: update_progress_artifact(self._id, progress=share, description=note))
+            _quietly(lambda: update_progress_artifact(known, progress=share, description=note))
 
     def finish(self) -> None:
         """Show 100 %, if anything was shown."""

@@ -30,6 +30,17 @@ class ConfigError(ValueError):
     """A configuration has an unknown, ill-typed or contradictory field."""
 
 
+def is_name(text: str) -> bool:
+    """Whether a text can name a model, a set, an object and a metric alike."""
+    return bool(_NAME.fullmatch(text))
+
+
+def _checked_name(name: str) -> str:
+    if name and not is_name(name):
+        raise ValueError(f"{name!r}: use letters, digits, '.', '_' and '-', and begin with a letter or digit")
+    return name
+
+
 class SourceConfig(BaseModel):
     """One corpus, or one part of it."""
 
@@ -58,6 +69,8 @@ class SourceConfig(BaseModel):
     """Only the first so many utterances; 0 takes all."""
     synthesis: SynthesisConfig | None = None
     """For `synthetic`: how much speech, by which voices."""
+
+    _check_set = field_validator("set")(_checked_name)
 
     @model_validator(mode="after")
     def _check_path(self) -> "SourceConfig":
@@ -132,7 +145,9 @@ class RegisterConfig(BaseModel):
     model: str = ""
     """Registered model's name; by default the configuration's name."""
     significance: float = Field(default=0.05, gt=0, le=1)
-    """A challenger replaces the champion only if its WER is lower with a smaller p-value than this (paired bootstrap)."""
+    """A challenger replaces the champion only if its WER is lower, with a smaller p-value than this (paired test)."""
+
+    _check_model = field_validator("model")(_checked_name)
 
 
 class PipelineConfig(BaseModel):
@@ -168,9 +183,9 @@ class PipelineConfig(BaseModel):
     @field_validator("name")
     @classmethod
     def _check_name(cls, name: str) -> str:
-        if not _NAME.fullmatch(name):
-            raise ValueError(f"{name!r}: use letters, digits, '.', '_' and '-', and begin with a letter or digit")
-        return name
+        if not name:
+            raise ValueError("a name must not be empty")
+        return _checked_name(name)
 
     @property
     def model_name(self) -> str:

@@ -4,9 +4,10 @@ What a stage reads and writes goes through the object store; between tasks of on
 passes, so that Prefect's database holds neither data nor pickles.
 """
 
+from collections.abc import Callable
 from typing import Any
 
-from prefect import Task, task
+from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 from prefect.states import Completed
@@ -49,9 +50,7 @@ def _call(stage: Stage) -> Any:
         with progress.listening(bar):
             result = stage.execute(run)
         bar.finish()
-        get_run_logger().info(
-            "%s: %s%s", stage.name, counts_text(result.counts), " (cached)" if result.cached else ""
-        )
+        get_run_logger().info("%s: %s%s", stage.name, counts_text(result.counts), " (cached)" if result.cached else "")
         publish(run, result)
         summary = f"{counts_text(result.counts)}; {result.url}"
         return Completed(name="Cached", message=summary) if result.cached else Completed(message=summary)
@@ -61,12 +60,19 @@ def _call(stage: Stage) -> Any:
     return call
 
 
-def stage_task(stage: Stage) -> Task[Any, Any]:
-    """A Prefect task that runs a stage; it is not Prefect's cache that knows whether the work is done, but the stage."""
-    return task(_call(stage), name=stage.name, persist_result=False, cache_policy=NO_CACHE)
+def stage_task(stage: Stage) -> Callable[[str], Any]:
+    """A Prefect task that runs a stage. Not Prefect's cache knows whether the work is done, but the stage."""
+    decorate: Any = task(name=stage.name, persist_result=False, cache_policy=NO_CACHE)
+    decorated: Callable[[str], Any] = decorate(_call(stage))
+    return decorated
 
 
-TASKS: dict[str, Task[Any, Any]] = {name: stage_task(stage) for name, stage in ALL.items()}
+TASKS: dict[str, Callable[[str], Any]] = {name: stage_task(stage) for name, stage in ALL.items()}
+
+
+def run_stage(name: str, run: Run) -> None:
+    """Run one stage as a Prefect task of the flow that calls this."""
+    TASKS[name](run.run_id)
 
 
 def run_plainly(run: Run, until: str = "report") -> None:

@@ -1,5 +1,6 @@
 """Plots of a training run, from its journal."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ def _curve(axes: Axes, entries: list[Entry], field: str, label: str, color: str,
 
 def _throughput(steps: list[Entry]) -> list[Entry]:
     """Seconds of audio trained per second, between journal lines."""
-    pairs = zip(steps, steps[1:], strict=False)
+    pairs = itertools.pairwise(steps)
     return [
         {"epoch": b["epoch"], "rate": (b["audio_seconds"] - a["audio_seconds"]) / (b["elapsed"] - a["elapsed"])}
         for a, b in pairs

@@ -28,7 +28,7 @@ from storage.objects import ObjectStore
 from storage.shards import ShardWriteError, member_key
 from storage.stages import StageOutput, digest_json
 from tasks import progress
-from tasks.config import DataConfig, SourceConfig
+from tasks.config import DataConfig, SourceConfig, is_name
 from tasks.home import home
 from tasks.splits import Item, split_utterances
 from tasks.stage import LOCK_WAIT_S, Inputs, Run, Stage, StageError
@@ -86,7 +86,9 @@ def open_source(source: SourceConfig) -> CorpusReader:
         config = source.synthesis or SynthesisConfig()
         folder = home() / "corpora" / f"synthetic-{digest_json(config.model_dump(mode='json'))[:16]}"
         with file_lock(folder.with_suffix(".lock"), LOCK_WAIT_S):  # runs that want the same speech make it once
-            synthesize_corpus(config, folder, lambda done, total: progress.report("prepare", done, total, "synthesizing"))
+            synthesize_corpus(
+                config, folder, lambda done, total: progress.report("prepare", done, total, "synthesizing")
+            )
         return open_corpus("table", str(folder / "metadata.csv"), corpus=source.corpus or "synthetic")
     options: dict[str, Any] = {"where": source.where} if source.where else {}
     return open_corpus(
@@ -124,11 +126,11 @@ def check(utterance: Utterance, data: DataConfig, normalizer: TextNormalizer) ->
         return refused("bad-id", str(error))
     except UnicodeEncodeError as error:
         return refused("bad-text", f"text, speaker, set or file name is not valid Unicode: {error.reason}")
+    if utterance.split and not is_name(utterance.split):
+        return refused("bad-set", f"set {utterance.split!r}: use letters, digits, '.', '_' and '-'")
     try:
         text = normalizer(utterance.text)
-        wave, rate = decode_audio(
-            utterance.audio, start=utterance.start, end=utterance.end, channel=utterance.channel
-        )
+        wave, rate = decode_audio(utterance.audio, start=utterance.start, end=utterance.end, channel=utterance.channel)
     except (TextError, AudioError) as error:
         return refused(error.reason, str(error))
     seconds = len(wave) / rate
@@ -143,9 +145,7 @@ def check(utterance: Utterance, data: DataConfig, normalizer: TextNormalizer) ->
     return Checked(utterance, text, digest, seconds, rate)
 
 
-def check_all(
-    utterances: Iterable[Utterance], data: DataConfig, workers: int
-) -> Iterator[Checked | Refused]:
+def check_all(utterances: Iterable[Utterance], data: DataConfig, workers: int) -> Iterator[Checked | Refused]:
     """Check utterances in threads (decoding releases the interpreter lock), in order, few at a time in memory."""
     normalizer = TextNormalizer(data.normalizer)
     seen: set[str] = set()

@@ -15,7 +15,6 @@ from mlflow.pyfunc import PythonModel, PythonModelContext
 
 from speech.transcriber import Transcriber
 
-
 _FRAME = 200  # no recording has fewer samples than a frame of 25 ms at 8 kHz
 
 

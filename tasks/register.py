@@ -4,9 +4,14 @@ The new version becomes `@challenger`. It becomes `@champion` if there is none, 
 this run's test sets: both recognize the same utterances, and a paired test must find the difference significant.
 """
 
+import io
 import json
+import logging
 import os
 import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -62,6 +67,7 @@ def client() -> mlflow.MlflowClient:
     uri = mlflow_uri()
     if uri.startswith("sqlite:///"):
         Path(uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
     mlflow.set_tracking_uri(uri)
     return mlflow.MlflowClient()
 
@@ -180,7 +186,7 @@ def _signature() -> ModelSignature:
 def _log_model(run: Run, run_id: str, bundle: Path, tags: dict[str, str]) -> str:
     """Log the model to the run and register it; returns the version."""
     rate = run.config.data.sample_rate
-    with mlflow.start_run(run_id=run_id):
+    with _without_chatter(), mlflow.start_run(run_id=run_id):
         info = mlflow.pyfunc.log_model(
             name="model",
             python_model=str(pyfunc_path()),
@@ -189,8 +195,16 @@ def _log_model(run: Run, run_id: str, bundle: Path, tags: dict[str, str]) -> str
             input_example=pd.DataFrame([[np.zeros(rate // 2).tolist()]]),
             pip_requirements=[f"{name}=={metadata.version(name)}" for name in _REQUIREMENTS],
         )
-    version = mlflow.register_model(info.model_uri, run.config.model_name, await_registration_for=60, tags=tags)
+        version = mlflow.register_model(info.model_uri, run.config.model_name, await_registration_for=60, tags=tags)
     return str(version.version)
+
+
+@contextmanager
+def _without_chatter() -> Iterator[None]:
+    """Keep MLflow's notices (hints about type hints, "created version") out of a run's output; errors still raise."""
+    with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _complete_bundle(run: Run, folder: Path) -> Path:

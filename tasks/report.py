@@ -8,7 +8,7 @@ from typing import Any
 
 from speech.scoring import align, mark
 from storage.objects import ObjectStore
-from storage.stages import StageOutput, digest_json
+from storage.stages import StageOutput
 from tasks import progress
 from tasks.home import home, mlflow_uri
 from tasks.plots import learning_curves

@@ -21,7 +21,7 @@ _INDEX_FIELDS = ("text", "speaker", "corpus", "domain", "language")
 
 
 def plan_shards(rows: list[Row], shard_seconds: float, seed: int) -> list[list[Row]]:
-    """Cut a set into shards of about `shard_seconds`, utterances mixed by a hash so that each shard has many speakers."""
+    """Cut a set into shards of about `shard_seconds`, utterances mixed by a hash: each shard has many speakers."""
     ordered = sorted(rows, key=lambda row: digest_json([seed, row["id"]]))
     shards: list[list[Row]] = []
     seconds = shard_seconds

@@ -26,6 +26,17 @@ class StageError(RuntimeError):
     """A stage cannot do its work."""
 
 
+def position(stage: str) -> int:
+    """A stage's place in the order.
+
+    Raises:
+        StageError: If there is no such stage.
+    """
+    if stage not in STAGES:
+        raise StageError(f"{stage!r} is no stage; stages are: {', '.join(STAGES)}")
+    return STAGES.index(stage)
+
+
 @dataclass(frozen=True)
 class StageResult:
     """What a stage did, or had done before."""
@@ -83,7 +94,7 @@ class Run:
 
     def forced(self, stage: str) -> bool:
         """Whether a stage is to be done anew."""
-        return bool(self.force_from) and STAGES.index(stage) >= STAGES.index(self.force_from)
+        return bool(self.force_from) and position(stage) >= position(self.force_from)
 
 
 Inputs = tuple[dict[str, Any], dict[str, str]]

@@ -25,7 +25,8 @@ def _inputs(run: Run) -> Inputs:
     shards = run.result("shard").record["sets"]
     if "valid" not in shards:
         raise StageError(
-            "there is no validation set: give a source `set: valid`, or data.valid_share above 0 and a source without set"
+            "there is no validation set: give a source `set: valid`, or leave one without a set and give "
+            "data.valid_share a share above 0"
         )
     content = {
         "train": config.train.model_dump(mode="json", exclude=_NOT_CONTENT),

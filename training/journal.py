@@ -31,7 +31,7 @@ class Journal:
                 if file.read(1) != b"\n":
                     file.write(b"\n")
 
-    def write(self, kind: str, **values: Any) -> None:  # noqa: ANN401  (JSON values)
+    def write(self, kind: str, **values: Any) -> None:
         """Append one entry.
 
         Args:

@@ -69,7 +69,9 @@ def check_packages() -> list[Finding]:
         try:
             version = metadata.version(requirement.name)
         except metadata.PackageNotFoundError:
-            findings.append(Finding(requirement.name, "error", "missing", f"pip install '{requirement}' -c constraints.txt"))
+            findings.append(
+                Finding(requirement.name, "error", "missing", f"pip install '{requirement}' -c constraints.txt")
+            )
             continue
         if not requirement.specifier.contains(version, prereleases=True):
             remedy = f"pip install '{requirement}' -c constraints.txt"
@@ -153,7 +155,14 @@ def check_home() -> list[Finding]:
     probe.unlink()
     free = shutil.disk_usage(folder).free / 2**30
     low = free < 5
-    return [Finding("data folder", "warning" if low else "ok", f"{folder}, {free:.0f} GiB free", "free some space" if low else "")]
+    return [
+        Finding(
+            "data folder",
+            "warning" if low else "ok",
+            f"{folder}, {free:.0f} GiB free",
+            "free some space" if low else "",
+        )
+    ]
 
 
 def check_store() -> list[Finding]:

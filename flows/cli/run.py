@@ -19,7 +19,9 @@ STAGE_HELP = {
     "register": "Register the model of a configuration in MLflow.",
 }
 
-ConfigArgument = Annotated[Path, typer.Argument(help="YAML configuration, such as configs/demo.yaml.", show_default=False)]
+ConfigArgument = Annotated[
+    Path, typer.Argument(help="YAML configuration, such as configs/demo.yaml.", show_default=False)
+]
 PlainOption = Annotated[bool, typer.Option("--plain", help="Run the stages without Prefect.")]
 
 
@@ -34,7 +36,8 @@ def run(
     config: ConfigArgument,
     overrides: SetOption = None,
     from_stage: Annotated[
-        str | None, typer.Option("--from", metavar="STAGE", callback=_stage, help="Do this stage and all later ones anew.")
+        str | None,
+        typer.Option("--from", metavar="STAGE", callback=_stage, help="Do this stage and all later ones anew."),
     ] = None,
     until: Annotated[
         str, typer.Option("--until", metavar="STAGE", callback=_stage, help="Stop after this stage.")

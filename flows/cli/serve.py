@@ -16,7 +16,8 @@ from flows.cli.common import JsonOption, SetOption, err, friendly, out, print_js
 
 DEFAULT_CONFIG = Path("configs/demo.yaml")
 ConfigOption = Annotated[
-    list[Path] | None, typer.Option("--config", "-c", help="Configuration to deploy; repeatable. Default: configs/demo.yaml.")
+    list[Path] | None,
+    typer.Option("--config", "-c", help="Configuration to deploy; repeatable. Default: configs/demo.yaml."),
 ]
 
 

@@ -8,7 +8,20 @@ from typer.testing import CliRunner
 
 from flows.cli.app import app
 
-COMMANDS = {"run", "corpus", "shard", "features", "train", "decode", "score", "register", "transcribe", "up", "deploy", "doctor"}
+COMMANDS = {
+    "run",
+    "corpus",
+    "shard",
+    "features",
+    "train",
+    "decode",
+    "score",
+    "register",
+    "transcribe",
+    "up",
+    "deploy",
+    "doctor",
+}
 
 
 def invoke(*words, code=0):
@@ -36,13 +49,21 @@ def test_every_command_has_help(command):
     assert "Usage:" in invoke(command, "--help").stdout
 
 
-@pytest.mark.parametrize("command", ["run", "shard", "features", "train", "decode", "score", "register", "transcribe", "up", "deploy", "doctor"])
+@pytest.mark.parametrize(
+    "command",
+    ["run", "shard", "features", "train", "decode", "score", "register", "transcribe", "up", "deploy", "doctor"],
+)
 def test_everything_that_reports_can_do_so_in_json(command):
     assert "--json" in invoke(command, "--help").stdout
 
 
 def test_corpus_list_names_every_layout():
-    assert set(json.loads(invoke("corpus", "list", "--json").stdout)["layouts"]) == {"librispeech", "kaldi", "table", "synthetic"}
+    assert set(json.loads(invoke("corpus", "list", "--json").stdout)["layouts"]) == {
+        "librispeech",
+        "kaldi",
+        "table",
+        "synthetic",
+    }
     assert "librispeech" in invoke("corpus", "list").stdout
 
 
@@ -102,7 +123,9 @@ def test_a_users_mistake_is_one_message_with_a_remedy(tmp_path, home, words, mes
     assert result.stderr.startswith("error ")
 
 
-@pytest.mark.parametrize("words", [["run", "x", "--until", "shrad"], ["run", "x", "--from", "nothing"], ["runn"], ["run"]])
+@pytest.mark.parametrize(
+    "words", [["run", "x", "--until", "shrad"], ["run", "x", "--from", "nothing"], ["runs"], ["run"]]
+)
 def test_a_wrong_command_line_is_answered_with_usage(words):
     assert "Usage:" in invoke(*words, code=2).stderr
 
@@ -149,7 +172,9 @@ def test_doctor_finds_everything_or_says_how_to_mend_it(home):
     found = json.loads(invoke("doctor", "--json").stdout)
     assert found["healthy"] is True
     checks = {entry["check"]: entry for entry in found["checks"]}
-    assert {"python", "packages", "torchaudio", "soundfile", "espeak-ng", "gpu", "data folder", "object store"} <= set(checks)
+    assert {"python", "packages", "torchaudio", "soundfile", "espeak-ng", "gpu", "data folder", "object store"} <= set(
+        checks
+    )
     assert all(entry["remedy"] for entry in found["checks"] if entry["state"] != "ok")
 
 

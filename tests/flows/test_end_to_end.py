@@ -127,7 +127,14 @@ def test_mlflow_has_the_run_and_the_model_and_names_the_flow_run(servers):
     assert run.data.tags["prefect.flow_run"].startswith(servers.prefect)
     assert {"loss", "lr", "test.wer"} <= set(run.data.metrics)
     with environment(MLFLOW_TRACKING_URI=servers.mlflow):
-        found = starling("transcribe", next((servers.home / "corpora").rglob("*.flac")), "--model", "models:/tiny@champion", "--json", home=servers.home)
+        found = starling(
+            "transcribe",
+            next((servers.home / "corpora").rglob("*.flac")),
+            "--model",
+            "models:/tiny@champion",
+            "--json",
+            home=servers.home,
+        )
     answer = json.loads(found.stdout)
     assert answer["files"][0]["error"] == ""
 
@@ -185,7 +192,10 @@ def test_up_serves_deployments_until_it_is_interrupted(tmp_path):
         up = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=log, text=True)
         try:
             announced = json.loads(up.stdout.readline())
-            assert announced["urls"] == {"prefect": f"http://127.0.0.1:{ports[0]}", "mlflow": f"http://127.0.0.1:{ports[1]}"}
+            assert announced["urls"] == {
+                "prefect": f"http://127.0.0.1:{ports[0]}",
+                "mlflow": f"http://127.0.0.1:{ports[1]}",
+            }
             schedules = {entry["deployment"]: entry["schedule"] for entry in announced["deployments"]}
             assert schedules["pipeline/tiny"].split()[1] == "2"
             assert schedules["evaluate/tiny"].split()[1] == "*"

@@ -11,7 +11,10 @@ from support import ROOT, processes_naming, wait_until
 from flows import services
 from flows.services import ServiceError, answers, free_port, note_path, running_services, spawn
 
-SERVER = "import http.server, sys; http.server.HTTPServer(('127.0.0.1', int(sys.argv[1])), http.server.SimpleHTTPRequestHandler).serve_forever()"
+SERVER = """
+import http.server, sys
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), http.server.SimpleHTTPRequestHandler).serve_forever()
+"""
 
 
 def a_server(home, code=SERVER):
@@ -36,7 +39,9 @@ def test_a_service_that_ends_by_itself_is_reported_with_its_log(home):
 
 
 def test_a_service_that_does_not_answer_is_given_up_and_a_stubborn_one_is_killed(home):
-    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
+    code = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
+    )
     service = a_server(home, code)
     wait_until(lambda: "deaf" in service.log.read_text(), 20)
     with pytest.raises(ServiceError, match="did not answer at http"):
@@ -108,7 +113,8 @@ services.adopt_orphans()
 kept = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
 # a child that leaves two children of its own, one of which does not mind SIGTERM
 stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(100)"
-code = f"import subprocess, sys; [subprocess.Popen([sys.executable, '-c', c]) for c in ('import time; time.sleep(100)', {stubborn!r})]"
+codes = ["import time; time.sleep(100)", stubborn]
+code = f"import subprocess, sys; [subprocess.Popen([sys.executable, '-c', c]) for c in {codes!r}]"
 subprocess.run([sys.executable, "-c", code])
 time.sleep(0.5)
 print(len(services._children()), flush=True)

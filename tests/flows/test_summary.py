@@ -1,5 +1,7 @@
+import dataclasses
 import io
 import json
+from pathlib import Path
 
 from rich.console import Console
 
@@ -24,7 +26,12 @@ def test_a_whole_run(finished):
     assert found["model_aliases"] == ["challenger", "champion"]
     assert [stage["name"] for stage in found["stages"]] == list(finished.results)
     text = printed(found)
-    for word in ("models:/tiny/1", "@champion", "95 % interval", "starling transcribe --model models:/tiny@champion FILE.wav"):
+    for word in (
+        "models:/tiny/1",
+        "@champion",
+        "95 % interval",
+        "starling transcribe --model models:/tiny@champion FILE.wav",
+    ):
         assert word in text
     assert found["report"] in text
 
@@ -38,8 +45,6 @@ def test_however_far_a_run_went_it_can_be_told(finished):
 
 
 def test_utterances_that_were_lost_later_are_counted_as_quarantined(finished):
-    import dataclasses
-
     run = upto(finished, 2)
     shard = run.result("shard")
     run.results["shard"] = dataclasses.replace(shard, counts=shard.counts | {"quarantined": 3})
@@ -54,4 +59,4 @@ def test_a_mere_challenger_is_named_by_its_version(finished):
 def test_the_report_comes_from_the_store_where_the_data_folder_is_another(finished, home):
     found = summarize(finished)
     assert found["report"].startswith(str(home))
-    assert "<html" in open(found["report"]).read()
+    assert "<html" in Path(found["report"]).read_text()

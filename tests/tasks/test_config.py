@@ -32,11 +32,11 @@ def test_the_smallest_configuration_has_defaults_for_all_else():
 @pytest.mark.parametrize(
     ("document", "field", "nearest"),
     [
-        (minimal(modle={}), "modle", "'model'"),
+        (minimal(modelx={}), "modelx", "'model'"),
         (minimal(train={"epoch": 3}), "train.epoch", "'epochs'"),
         (minimal(train={"optimizer": {"zzz": 1}}), "train.optimizer.zzz", "there are: kind, lr, momentum"),
         (minimal(train={"augment": {"time_mask": 1}}), "train.augment.time_mask", "'time_masks'"),
-        (minimal(registr={}), "registr", "'register'"),
+        (minimal(registers={}), "registers", "'register'"),
         (minimal(register={"significanse": 0.1}), "register.significanse", "'significance'"),
         ({"name": "m", "data": {"sources": [SOURCE | {"speaker": "a"}]}}, "data.sources.0.speaker", "'speakers'"),
         (
@@ -64,7 +64,9 @@ def test_an_unknown_field_is_named_with_the_nearest_right_one(document, field, n
         ({"name": "m"}, ["data: this field is required"]),
         ({"name": "m", "data": {"sources": [{"kind": "table"}]}}, ["data.sources.0", "'table' needs a path"]),
         (minimal(name="a/b"), ["name", "'a/b'"]),
-        (minimal(name=""), ["name"]),
+        (minimal(name=""), ["name", "must not be empty"]),
+        (minimal(register={"model": "a:b"}), ["register.model", "'a:b'"]),
+        ({"name": "m", "data": {"sources": [SOURCE | {"set": "a/b"}]}}, ["data.sources.0.set", "'a/b'"]),
         (minimal(storage={"url": "s3://key:secret@bucket"}), ["storage.url", "must not carry credentials"]),
     ],
 )
@@ -185,13 +187,29 @@ def test_every_field_has_a_description_for_the_parameter_form():
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=8), lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["name", "data", "sources", "kind", "train", "epochs", "synthesis", "x"]), inner, max_size=4), max_leaves=12))
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(["name", "data", "sources", "kind", "train", "epochs", "synthesis", "x"]),
+                inner,
+                max_size=4,
+            )
+        ),
+        max_leaves=12,
+    )
+)
 def test_whatever_a_document_holds_is_a_configuration_or_a_config_error(value):
     document = value if isinstance(value, dict) else {"data": value}
     try:
         parse_config(document)
     except ConfigError as error:
-        assert "wrong field" in str(error)
+        found = str(error)
+    else:
+        found = "1 wrong field"
+    assert "wrong field" in found
 
 
 def test_the_environment_is_not_changed_by_reading(tmp_path):

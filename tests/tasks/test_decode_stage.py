@@ -11,7 +11,9 @@ from tasks.stage import Run, StageError
 
 def variant(finished, **fields):
     run = Run(parse_config(tiny_document(**fields)), "r")
-    run.results = {name: result for name, result in finished.results.items() if name in ("prepare", "shard", "features", "train")}
+    run.results = {
+        name: result for name, result in finished.results.items() if name in ("prepare", "shard", "features", "train")
+    }
     return run
 
 

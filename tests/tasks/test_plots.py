@@ -5,7 +5,15 @@ from tasks.plots import _throughput, learning_curves
 
 
 def step(n, **more):
-    return {"kind": "step", "step": n, "epoch": n / 10, "loss": 3 / n, "lr": 0.1, "audio_seconds": 10.0 * n, "elapsed": n} | more
+    return {
+        "kind": "step",
+        "step": n,
+        "epoch": n / 10,
+        "loss": 3 / n,
+        "lr": 0.1,
+        "audio_seconds": 10.0 * n,
+        "elapsed": n,
+    } | more
 
 
 VALID = {"kind": "valid", "step": 9, "epoch": 1, "valid_loss": 1.0, "valid_wer": 0.5}

@@ -92,7 +92,9 @@ def test_any_format_rate_and_number_of_channels_is_described_rightly(home, tmp_p
 
 def test_too_many_bad_utterances_stop_the_run_and_say_why(home, tmp_path):
     path, _ = bad_corpus(tmp_path / "corpus")
-    with pytest.raises(QuarantineError, match=r"13 of 20 .*max_quarantined \(5%\).*quarantine\.parquet.*raise the limit"):
+    with pytest.raises(
+        QuarantineError, match=r"13 of 20 .*max_quarantined \(5%\).*quarantine\.parquet.*raise the limit"
+    ):
         prepared(home, path, max_quarantined=0.05)
     assert not list(home.rglob("done.json"))
     share = 13 / 20
@@ -124,7 +126,7 @@ def test_jsonl_with_lone_surrogates_costs_one_utterance_not_the_run(home, tmp_pa
 
 def test_speakers_are_kept_apart_and_the_same_division_comes_again(home, tmp_path):
     path = small_corpus(tmp_path / "corpus", speakers=8, each=2)
-    result, used, _ = prepared(home, path)
+    _, used, _ = prepared(home, path)
     speakers = {name: {row["speaker"] for row in used if row["set"] == name} for name in ("train", "valid", "test")}
     assert all(speakers.values())
     assert not speakers["train"] & (speakers["valid"] | speakers["test"])

@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -82,25 +83,33 @@ try:
 except Exception as error:
     refused = str(error)
 rooms = sorted({name.split(".")[0] for name in sys.modules} & {"flows", "tasks", "prefect"})
-print(json.dumps({"found": {k: v.to_dict("records") for k, v in found.items()}, "rooms": rooms, "pickles": loads, "refused": refused}))
+found = {k: v.to_dict("records") for k, v in found.items()}
+print(json.dumps({"found": found, "rooms": rooms, "pickles": loads, "refused": refused}))
 """
 
 
 def test_the_champion_transcribes_in_a_fresh_process_without_the_runs_data(finished, tmp_path):
-    home = os.environ["STARLING_HOME"]
+    home = Path(os.environ["STARLING_HOME"])
     audio = write_tone(tmp_path / "a.flac", rate=16000, seconds=1.0)
     hidden = ["objects", "corpora", "work", "cache"]
-    there = [name for name in hidden if os.path.exists(f"{home}/{name}")]
+    there = [name for name in hidden if (home / name).exists()]
     for name in there:
-        os.rename(f"{home}/{name}", f"{home}/{name}.away")
+        (home / name).rename(home / f"{name}.away")
     try:
-        command = [sys.executable, "-c", FRESH, f"sqlite:///{home}/mlflow/mlflow.db", "models:/tiny@champion", str(audio)]
+        command = [
+            sys.executable,
+            "-c",
+            FRESH,
+            f"sqlite:///{home}/mlflow/mlflow.db",
+            "models:/tiny@champion",
+            str(audio),
+        ]
         env = {k: v for k, v in os.environ.items() if k != "STARLING_HOME"} | {"PYTHONPATH": str(ROOT)}
         env |= {"MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false"}
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
     finally:
         for name in there:
-            os.rename(f"{home}/{name}.away", f"{home}/{name}")
+            (home / f"{name}.away").rename(home / name)
     assert done.returncode == 0, done.stderr[-3000:]
     answer = json.loads(done.stdout.splitlines()[-1])
     found = answer["found"]

@@ -71,7 +71,10 @@ def decoded_by_quality(monkeypatch):
 
 def aliases(name="judged"):
     """Every alias of every version."""
-    return {v.version: sorted(client().get_model_version(name, v.version).aliases) for v in client().search_model_versions(f"name='{name}'")}
+    return {
+        v.version: sorted(client().get_model_version(name, v.version).aliases)
+        for v in client().search_model_versions(f"name='{name}'")
+    }
 
 
 def test_a_challenger_becomes_champion_only_if_it_is_better_and_there_is_always_one_champion(

@@ -60,7 +60,10 @@ def test_a_copy_lies_in_the_data_folder_and_beside_the_model(finished):
 
 def test_what_comes_from_data_is_escaped():
     assert "<script>" not in table(["<script>"], [["<script>alert(1)</script>", 1]])
-    assert table(["a"], [["<&>"]], {0}) == "<table><tr><th class=n>a</th></tr><tr><td class=n>&lt;&amp;&gt;</td></tr></table>"
+    assert (
+        table(["a"], [["<&>"]], {0})
+        == "<table><tr><th class=n>a</th></tr><tr><td class=n>&lt;&amp;&gt;</td></tr></table>"
+    )
 
 
 def test_numbers_are_readable():

@@ -12,7 +12,10 @@ def row(name, ref, hyp, speaker="s", domain=""):
 
 
 def test_the_figures_are_corpus_counts_not_means_of_utterances():
-    rows = [row("a", "one two three four five six seven eight", "one two three four five six seven eight"), row("b", "no", "yes indeed")]
+    rows = [
+        row("a", "one two three four five six seven eight", "one two three four five six seven eight"),
+        row("b", "no", "yes indeed"),
+    ]
     found = summarize(score_rows(rows), 200, 0)
     assert (found["sub"], found["ins"], found["del"], found["words"], found["utterances"]) == (1, 1, 0, 9, 2)
     assert found["wer"] == pytest.approx(2 / 9)

@@ -104,13 +104,15 @@ def test_a_killed_stage_continues_with_the_missing_shards(home, tmp_path, monkey
         SHARD.execute(run)
     output = SHARD.output(run)
     assert output.record() is None
-    before = {name: os.stat(output.store.local_path(name)).st_mtime_ns for name in output.store.list() if name.endswith(".tar")}
+    before = {
+        name: output.store.local_path(name).stat().st_mtime_ns for name in output.store.list() if name.endswith(".tar")
+    }
     assert len(before) == 3
     monkeypatch.undo()
     monkeypatch.setenv("STARLING_HOME", str(home))
     result = SHARD.execute(run)
     assert result.counts["written"] == 12
-    assert all(os.stat(result.store.local_path(name)).st_mtime_ns == stamp for name, stamp in before.items())
+    assert all(result.store.local_path(name).stat().st_mtime_ns == stamp for name, stamp in before.items())
 
 
 KILLED = """
@@ -177,7 +179,7 @@ def test_a_corpus_that_has_gone_since_stops_the_stage(home, tmp_path):
     PREPARE.execute(run)
     for file in (tmp_path / "corpus" / "audio").iterdir():
         file.unlink()
-    with pytest.raises(QuarantineError, match="12 of 12 .* --from prepare"):
+    with pytest.raises(QuarantineError, match=r"12 of 12 .* --from prepare"):
         SHARD.execute(run)
     assert SHARD.output(run).record() is None
 

@@ -1,0 +1,11 @@
+"""A wrong stage in Prefect's parameter form ended with "tuple.index(x): x not in tuple"."""
+
+import pytest
+
+from tasks.stage import STAGES, StageError, position
+
+
+def test_a_wrong_stage_is_answered_with_the_right_ones():
+    with pytest.raises(StageError, match="'shrad' is no stage; stages are: prepare, shard"):
+        position("shrad")
+    assert [position(name) for name in STAGES] == list(range(8))

@@ -1,0 +1,23 @@
+"""MLflow's "View run at" and Prefect's tables went to standard output, before the one JSON object."""
+
+import json
+
+from support import tiny_document, write_config
+from typer.testing import CliRunner
+
+from flows.cli import app
+from tasks import orchestration
+
+
+def test_what_libraries_print_goes_to_standard_error(tmp_path, home, monkeypatch):
+    work = orchestration.run_plainly
+
+    def printing(run, until):
+        print("View run at http://…")
+        work(run, until)
+
+    monkeypatch.setattr(orchestration, "run_plainly", printing)
+    path = write_config(tmp_path / "c.yaml", tiny_document())
+    result = CliRunner().invoke(app.app, ["features", str(path), "--plain", "--json"])
+    assert json.loads(result.stdout)["stages"]
+    assert "View run" in result.stderr

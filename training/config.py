@@ -76,7 +76,8 @@ class TrainConfig(BaseModel):
     amp: Literal["auto", "off", "bf16"] = "auto"
     """Mixed precision of forward and backward passes; `auto` is bf16 on a GPU and off on a CPU."""
     threads: int = Field(default=0, ge=0)
-    """CPU threads; 0 is one per core. Results repeat bit for bit only with the same number."""
+    """CPU threads of the training step; 0 is one per core but one, which reads ahead and serves everything else.
+    Results repeat bit for bit only with the same number."""
     checkpoint_steps: int = Field(default=200, ge=1)
     """A checkpoint is written every so many steps and at every epoch's end."""
     checkpoint_keep: int = Field(default=2, ge=1)

@@ -71,7 +71,7 @@ class Trainer:
 
     def __init__(self, job: TrainJob) -> None:
         self.job, self.cfg = job, job.train
-        torch.set_num_threads(self.cfg.threads or os.cpu_count() or 1)
+        torch.set_num_threads(self.cfg.threads or max(1, (os.cpu_count() or 1) - 1))
         self.device = pick_device(self.cfg.device)
         self.amp = self.cfg.amp == "bf16" or (self.cfg.amp == "auto" and self.device.type == "cuda")
         self.tokenizer = job.spec.build_tokenizer()

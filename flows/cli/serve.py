@@ -1,11 +1,12 @@
 """`starling up` and `starling deploy`: the servers, the worker, and what runs by itself."""
 
+import io
 import json
 import os
 import signal
 import sys
 import threading
-from contextlib import ExitStack, redirect_stdout
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Annotated
 
@@ -92,7 +93,7 @@ def _deploy_all(configs: list[Path] | None, overrides: list[str] | None = None) 
     from tasks.config import load_config
 
     given = configs or ([DEFAULT_CONFIG] if DEFAULT_CONFIG.is_file() else [])
-    with redirect_stdout(sys.stderr):  # Prefect prints
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # Prefect prints tables
         return [entry for path in given for entry in register(load_config(path, overrides or []))]
 
 

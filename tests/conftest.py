@@ -1,12 +1,19 @@
 """Fixtures that every room's tests share."""
 
+import importlib.util
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
 # Two cores serve the whole suite: a test must not oversubscribe them with one thread pool per process.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+if "support" not in sys.modules:  # tests/ must not be on sys.path: its folders are named like the rooms
+    _spec = importlib.util.spec_from_file_location("support", Path(__file__).resolve().with_name("support.py"))
+    sys.modules["support"] = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(sys.modules["support"])
 
 
 def find_shared_data() -> Path | None:
@@ -25,3 +32,23 @@ def shared_data() -> Path:
     if folder is None:
         pytest.skip("no real speech here: set STARLING_SHARED_DATA to the folder that holds it")
     return folder
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """An empty data folder."""
+    folder = tmp_path / "home"
+    monkeypatch.setenv("STARLING_HOME", str(folder))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return folder
+
+
+@pytest.fixture
+def finished(monkeypatch):
+    """A finished tiny run, in its own data folder; read only."""
+    import support
+
+    folder, run = support.finished()
+    monkeypatch.setenv("STARLING_HOME", str(folder))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return run

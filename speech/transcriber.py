@@ -82,13 +82,17 @@ class Transcriber:
         """Rate that arrays are expected at unless another is named, Hz."""
         return self.spec.sample_rate
 
-    def transcribe(self, audio: Sequence[Audio], sample_rate: int | None = None) -> list[Transcript]:
+    def transcribe(
+        self, audio: Sequence[Audio] | str | Path | bytes, sample_rate: int | None = None
+    ) -> list[Transcript]:
         """Recognize recordings; one that cannot be read gets its error and stops no other.
 
         Args:
-            audio: Paths, encoded files as bytes, or arrays [num_samples] in ±1.
+            audio: Paths, encoded files as bytes, or arrays [num_samples]: floats in ±1, or integer PCM.
             sample_rate: Rate of the arrays, Hz; the model's own by default.
         """
+        if isinstance(audio, str | Path | bytes):  # one recording; a text would else be read letter by letter
+            audio = [audio]
         waves: list[Tensor | str] = [self._load(item, sample_rate) for item in audio]
         pieces = [
             _Piece(i, part)
@@ -110,12 +114,17 @@ class Transcriber:
         try:
             if isinstance(item, str | Path | bytes):
                 return load_audio(item, self.sample_rate)
-            wave = torch.as_tensor(np.asarray(item, dtype=np.float32))
+            samples = np.asarray(item)
+            if np.issubdtype(samples.dtype, np.integer):  # PCM as read from a file
+                samples = samples / -float(np.iinfo(samples.dtype).min or -1)
+            wave = torch.as_tensor(samples.astype(np.float32))
             if wave.ndim != 1 or len(wave) == 0 or not torch.isfinite(wave).all():
                 return f"an array of shape {tuple(wave.shape)} is no audio: give finite samples [num_samples] in ±1"
             return resample(wave, sample_rate or self.sample_rate, self.sample_rate)
         except AudioError as error:
             return str(error)
+        except (TypeError, ValueError) as error:
+            return f"a {type(item).__name__} is no audio: give a path, bytes or an array of samples ({error})"
 
     def _batches(self, order: list[int], pieces: list[_Piece]) -> Iterator[list[int]]:
         rows: list[int] = []

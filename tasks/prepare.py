@@ -7,6 +7,7 @@ up: read = written + quarantined. One bad utterance never stops a corpus; too ma
 import hashlib
 import io
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +29,7 @@ from storage.objects import ObjectStore
 from storage.shards import ShardWriteError, member_key
 from storage.stages import StageOutput, digest_json
 from tasks import progress
-from tasks.config import DataConfig, SourceConfig, is_name
+from tasks.config import ConfigError, DataConfig, SourceConfig, is_name
 from tasks.home import home
 from tasks.splits import Item, split_utterances
 from tasks.stage import LOCK_WAIT_S, Inputs, Run, Stage, StageError
@@ -89,7 +90,14 @@ def open_source(source: SourceConfig) -> CorpusReader:
             synthesize_corpus(
                 config, folder, lambda done, total: progress.report("prepare", done, total, "synthesizing")
             )
-        return open_corpus("table", str(folder / "metadata.csv"), corpus=source.corpus or "synthetic")
+        name = source.corpus or "synthetic"
+        table = str(folder / "metadata.csv")
+        return open_corpus("table", table, corpus=name, domain=source.domain, language=source.language)
+    if unset := re.search(r"\$\{?(\w+)", source.path):
+        raise ConfigError(
+            f"data.sources: the path {source.path!r} needs the environment variable {unset[1]}: export "
+            f"{unset[1]}=FOLDER, or write the path itself"
+        )
     options: dict[str, Any] = {"where": source.where} if source.where else {}
     return open_corpus(
         source.kind,

@@ -269,6 +269,8 @@ def _make_version(api: mlflow.MlflowClient, run: Run, output: StageOutput) -> tu
     """A new MLflow run and registered version; returns their ids. A failure leaves the run marked as failed."""
     tags = _tags(run, output)
     experiment = experiment_id(api, run.config.name)
+    for stale in api.search_runs([experiment], f"tags.`{KEY_TAG}` = '{output.key}' and attributes.status = 'RUNNING'"):
+        api.set_terminated(stale.info.run_id, "KILLED")  # a process that was killed could not say so itself
     created = api.create_run(experiment, run_name=run.run_id, tags=tags)
     run_id = str(created.info.run_id)
     try:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from speech.audio import decode_audio, resample
-from speech.tokens import Tokenizer
+from speech.tokens import TokenError, Tokenizer
 from storage.index import ShardIndex
 from storage.reading import ShardReader
 
@@ -39,6 +39,22 @@ class Batch:
     seconds: float
 
 
+def encode(tokenizer: Tokenizer, text: str, lenient: bool = False) -> list[int]:
+    """Tokens of a text.
+
+    Raises:
+        TokenError: If it has a symbol that the tokenizer does not know, unless `lenient` leaves it out.
+    """
+    try:
+        return tokenizer.encode(text)
+    except TokenError as error:
+        if not lenient:
+            raise
+        unknown = set(error.symbols)
+    words = ["".join(c for c in word if c not in unknown) for word in text.split() if word not in unknown]
+    return tokenizer.encode(" ".join(word for word in words if word))
+
+
 class SpeechDataset:
     """One set's utterances, by number, from verified shards.
 
@@ -47,6 +63,8 @@ class SpeechDataset:
         reader: Reads its payloads.
         tokenizer: Encodes its transcripts; None leaves tokens empty (for decoding).
         sample_rate: Rate that audio is brought to, Hz; None leaves it as stored.
+        lenient: Leave symbols that the tokenizer does not know out of the tokens (for validation: a word that never
+            occurs in training cannot be said, costs no loss, and counts as an error in the WER).
     """
 
     def __init__(
@@ -55,6 +73,7 @@ class SpeechDataset:
         reader: ShardReader,
         tokenizer: Tokenizer | None = None,
         sample_rate: int | None = None,
+        lenient: bool = False,
     ) -> None:
         self.index = index
         self.reader = reader
@@ -64,7 +83,7 @@ class SpeechDataset:
         self._speakers = list(index.column("speaker"))
         self._texts = list(index.column("text"))
         self._stored = index.metadata["payload"] == "npy"
-        self._tokens = [tokenizer.encode(text) for text in self._texts] if tokenizer else [[] for _ in self._texts]
+        self._tokens = [encode(tokenizer, text, lenient) if tokenizer else [] for text in self._texts]
 
     def __len__(self) -> int:
         return len(self._ids)

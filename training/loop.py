@@ -77,7 +77,7 @@ class Trainer:
         self.tokenizer = job.spec.build_tokenizer()
         self.frontend = job.spec.build_frontend(job.speaker_stats()).to(self.device)
         self.train_set = self._dataset(job.train_url)
-        self.valid_set = self._dataset(job.valid_url)
+        self.valid_set = self._dataset(job.valid_url, lenient=True)
         torch.manual_seed(derive_seed("init", job.seed))
         self.model = job.spec.build_model().to(self.device)
         self.optimizer = build_optimizer(self.cfg.optimizer, self.model)
@@ -89,10 +89,10 @@ class Trainer:
         self._bad_steps = 0
         self._mark = time.monotonic()
 
-    def _dataset(self, url: str) -> SpeechDataset:
+    def _dataset(self, url: str, lenient: bool = False) -> SpeechDataset:
         store = ObjectStore(url)
         index = ShardIndex.read(store)
-        return SpeechDataset(index, ShardReader(store, index, self.job.cache), self.tokenizer)
+        return SpeechDataset(index, ShardReader(store, index, self.job.cache), self.tokenizer, lenient=lenient)
 
     def run(self) -> dict[str, Any]:
         """Train to the end, from the newest checkpoint if there is one.

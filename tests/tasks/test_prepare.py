@@ -8,7 +8,7 @@ import soundfile
 from support import small_corpus, tone, write_table, write_tone
 
 from storage.locks import LockTimeoutError, file_lock
-from tasks.config import SourceConfig, parse_config
+from tasks.config import ConfigError, SourceConfig, parse_config
 from tasks.prepare import MANIFEST, PREPARE, QUARANTINE, QuarantineError, open_source, read_table, select
 from tasks.stage import Run, StageError
 
@@ -215,3 +215,9 @@ def test_synthetic_speech_is_made_once_even_by_two_runs_at_a_time(home):
         patch.setattr("tasks.prepare.LOCK_WAIT_S", 0.0)
         with pytest.raises(LockTimeoutError):
             open_source(source)
+
+
+def test_an_unset_variable_in_a_path_is_named(home, monkeypatch):
+    monkeypatch.delenv("STARLING_NOWHERE", raising=False)
+    with pytest.raises(ConfigError, match="environment variable STARLING_NOWHERE"):
+        open_source(SourceConfig(kind="table", path="$STARLING_NOWHERE/metadata.csv"))

@@ -1,0 +1,43 @@
+"""The transcriber took integer PCM for samples in ±1, and read a lone path letter by letter."""
+
+import numpy as np
+import torch
+
+from speech.bundle import BundleSpec, save_bundle
+from speech.features import FeatureConfig
+from speech.models import ModelConfig
+from speech.tokens import TokenConfig, train_tokenizer
+from speech.transcriber import Transcriber
+
+
+def transcriber(folder):
+    torch.manual_seed(1)
+    spec = BundleSpec(
+        sample_rate=8000,
+        features=FeatureConfig(num_mels=16, cmvn="none"),
+        stats=None,
+        tokenizer=train_tokenizer(TokenConfig(), ["abc"]).to_dict(),
+        model=ModelConfig(dim=16, layers=1, heads=2, channels=4),
+    )
+    save_bundle(folder, spec, spec.build_model().state_dict())
+    return Transcriber(folder)
+
+
+def test_integer_samples_mean_the_same_as_floats(tmp_path):
+    rng = np.random.default_rng(0)
+    pcm = rng.integers(-8000, 8000, 8000, dtype=np.int16)
+    first, second = transcriber(tmp_path).transcribe([pcm, (pcm / 32768).astype(np.float32)])
+    assert first == second
+    assert not first.error
+
+
+def test_a_lone_path_is_one_recording(tmp_path):
+    found = transcriber(tmp_path).transcribe("missing.wav")
+    assert len(found) == 1
+    assert "missing.wav" in found[0].error
+
+
+def test_what_is_no_audio_gets_an_error_and_stops_no_other(tmp_path):
+    found = transcriber(tmp_path).transcribe([{"a": 1}, np.zeros(4000, np.float32)])
+    assert "dict is no audio" in found[0].error
+    assert not found[1].error

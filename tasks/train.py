@@ -89,6 +89,11 @@ class _Reporter:
 
 
 def _work(run: Run, output: StageOutput) -> dict[str, Any]:
+    if output.store.url.startswith("memory:"):
+        raise StageError(
+            "storage.url is memory://, which the training process cannot see: use a folder or s3:// (memory:// serves "
+            "sharding and features only)"
+        )
     job = make_job(run, output)
     if run.forced("train"):
         job.journal.unlink(missing_ok=True)

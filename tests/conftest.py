@@ -4,16 +4,27 @@ import importlib.util
 import os
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 # Two cores serve the whole suite: a test must not oversubscribe them with one thread pool per process.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-if "support" not in sys.modules:  # tests/ must not be on sys.path: its folders are named like the rooms
-    _spec = importlib.util.spec_from_file_location("support", Path(__file__).resolve().with_name("support.py"))
-    sys.modules["support"] = importlib.util.module_from_spec(_spec)
-    _spec.loader.exec_module(sys.modules["support"])
+
+def _load(name: str) -> ModuleType:
+    """A module of tests/, which must not be on sys.path: its folders are named like the rooms."""
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).resolve().with_name(f"{name}.py"))
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+_load("support")
+s3_server = _load("s3").s3_server
 
 
 def find_shared_data() -> Path | None:

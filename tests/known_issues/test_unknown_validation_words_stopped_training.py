@@ -6,15 +6,11 @@ from speech.tokens import TokenConfig, TokenError, train_tokenizer
 from training.data import encode
 
 
-@pytest.mark.parametrize(
-    ("kind", "known"),
-    [("words", "open door"), ("characters", "open thedoor"[:5] + "door")],
-    ids=["words", "characters"],
-)
-def test_unknown_symbols_are_left_out_where_asked_for(kind, known):
+@pytest.mark.parametrize("kind", ["words", "characters"])
+def test_unknown_symbols_are_left_out_where_asked_for(kind):
     tokenizer = train_tokenizer(TokenConfig(kind=kind), ["open door", "door open"])
     text = "open window door" if kind == "words" else "open zzz door"
     with pytest.raises(TokenError):
         encode(tokenizer, text)
-    assert tokenizer.decode(encode(tokenizer, text, lenient=True)) == known
+    assert tokenizer.decode(encode(tokenizer, text, lenient=True)) == "open door"
     assert encode(tokenizer, "xyz" if kind == "characters" else "xyz abc", lenient=True) == []

@@ -1,4 +1,4 @@
-"""Fixtures of the storage tests; above all a real S3 server: rclone on a free loopback port, over a folder."""
+"""A fixture that several rooms' tests use: a real S3 server: rclone on a free loopback port, over a folder."""
 
 import importlib.metadata
 import os

@@ -5,6 +5,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from tasks.home import shown_mlflow_uri
 from tasks.register import current_aliases
 from tasks.report import counts_text, local_report, percent
 from tasks.stage import Run
@@ -23,6 +24,8 @@ def summarize(run: Run) -> dict[str, Any]:
         "sets": {},
         "model_uri": None,
         "model_aliases": [],
+        "decision": None,
+        "registry": None,
         "report": None,
     }
     if "prepare" in results:
@@ -32,7 +35,7 @@ def summarize(run: Run) -> dict[str, Any]:
     if "register" in results:
         record = results["register"].record
         summary["model_uri"], summary["model_aliases"] = record["model_uri"], current_aliases(record)
-        summary["decision"] = record["decision"]["reason"]
+        summary["decision"], summary["registry"] = record["decision"]["reason"], shown_mlflow_uri()
     if "report" in results:
         result = results["report"]
         summary["report"] = str(local_report(result.store, run.config.name, result.key))
@@ -65,6 +68,7 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
         aliases = " ".join(f"@{alias}" for alias in summary["model_aliases"])
         console.print(f"model   [bold]{summary['model_uri']}[/bold]  {aliases}", highlight=False)
         console.print(f"        {summary['decision']}", highlight=False)
+        console.print(f"        in the registry at {summary['registry']}", highlight=False, soft_wrap=True)
     if summary["report"]:
         console.print(f"report  {summary['report']}", highlight=False, soft_wrap=True)
     if summary["model_uri"]:

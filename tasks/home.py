@@ -1,6 +1,7 @@
 """The data folder: where everything goes that no configuration sends elsewhere."""
 
 import os
+import re
 from pathlib import Path
 
 
@@ -20,6 +21,11 @@ def mlflow_uri() -> str:
     """Where MLflow keeps runs and models: $MLFLOW_TRACKING_URI, or SQLite in the data folder."""
     given = os.environ.get("MLFLOW_TRACKING_URI")
     return given or f"sqlite:///{home() / 'mlflow' / 'mlflow.db'}"
+
+
+def shown_mlflow_uri() -> str:
+    """The same, fit to be printed: without user and password."""
+    return re.sub(r"://[^/@]*@", "://", mlflow_uri())
 
 
 def mlflow_artifacts() -> Path:

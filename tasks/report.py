@@ -10,7 +10,7 @@ from speech.scoring import align, mark
 from storage.objects import ObjectStore
 from storage.stages import StageOutput
 from tasks import progress
-from tasks.home import home, mlflow_uri
+from tasks.home import home, shown_mlflow_uri
 from tasks.plots import learning_curves
 from tasks.provenance import provenance
 from tasks.stage import STAGES, Inputs, Run, Stage
@@ -163,7 +163,7 @@ def _attach(run: Run, path: Path) -> None:
     try:
         client().log_artifact(run.result("register").record["mlflow_run"], str(path))
     except Exception as error:  # any tracking trouble: the report itself is safe in the store
-        progress.report("report", 1, 1, f"not attached to MLflow at {mlflow_uri()}: {type(error).__name__}")
+        progress.report("report", 1, 1, f"not attached to MLflow at {shown_mlflow_uri()}: {type(error).__name__}")
 
 
 REPORT = Stage("report", 1, _inputs, _work)

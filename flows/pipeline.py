@@ -14,9 +14,10 @@ from prefect import flow
 from prefect.runtime import flow_run
 
 from flows.summary import summarize
+from tasks import STAGES
 from tasks.config import PipelineConfig
 from tasks.orchestration import close_run, open_run, run_stage
-from tasks.stage import STAGES, Run, position
+from tasks.stage import Run, position
 
 INGEST, TRAIN, EVALUATE = STAGES[:3], STAGES[3:4], STAGES[4:]
 

@@ -159,6 +159,12 @@ def prefect_environment() -> dict[str, str]:
     }
 
 
+def set_prefect_defaults() -> None:
+    """Give this process those settings, except where its environment has others."""
+    for name, value in prefect_environment().items():
+        os.environ.setdefault(name, value)
+
+
 def start_prefect(port: int = 0) -> Service:
     """Start a Prefect server (API, UI, scheduler) with its SQLite database in the data folder."""
     port = port or free_port()
@@ -214,7 +220,7 @@ def orchestration(on_wait: Callable[[str], None] = lambda _: None) -> Iterator[s
     Yields:
         The server's URL, without /api.
     """
-    os.environ.update({k: v for k, v in prefect_environment().items() if k not in os.environ})
+    set_prefect_defaults()
     if os.environ.get("PREFECT_API_URL"):
         connect_mlflow()
         yield os.environ["PREFECT_API_URL"].removesuffix("/api")

@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+STAGES = ("prepare", "shard", "features", "train", "decode", "score", "register", "report")
+"""The stages in order; here, because the command line names them before it loads what they need."""
+
 
 def pyfunc_path() -> Path:
     """The code file of the registered model; MLflow copies it, and must not import it from here."""

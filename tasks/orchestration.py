@@ -12,7 +12,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 from prefect.states import Completed
 
-from tasks import progress
+from tasks import STAGES, progress
 from tasks.artifacts import ProgressArtifact, publish
 from tasks.config import PipelineConfig
 from tasks.decode import DECODE
@@ -22,7 +22,7 @@ from tasks.register import REGISTER
 from tasks.report import REPORT, counts_text
 from tasks.score import SCORE
 from tasks.shard import SHARD
-from tasks.stage import STAGES, Run, Stage
+from tasks.stage import Run, Stage
 from tasks.train import TRAIN
 
 ALL: dict[str, Stage] = {

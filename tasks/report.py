@@ -9,11 +9,11 @@ from typing import Any
 from speech.scoring import align, mark
 from storage.objects import ObjectStore
 from storage.stages import StageOutput
-from tasks import progress
+from tasks import STAGES, progress
 from tasks.home import home, shown_mlflow_uri
 from tasks.plots import learning_curves
 from tasks.provenance import provenance
-from tasks.stage import STAGES, Inputs, Run, Stage
+from tasks.stage import Inputs, Run, Stage
 from training.journal import read_journal
 
 _STYLE = """

@@ -13,11 +13,9 @@ from typing import Any
 from storage.locks import file_lock
 from storage.objects import ObjectStore
 from storage.stages import StageOutput, stage_key
+from tasks import STAGES
 from tasks.config import PipelineConfig
 from tasks.home import home, objects_url
-
-STAGES = ("prepare", "shard", "features", "train", "decode", "score", "register", "report")
-"""The stages in order."""
 
 LOCK_WAIT_S = 12 * 3600.0
 

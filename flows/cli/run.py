@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from flows.cli.common import JsonOption, SetOption, err, friendly, out, print_json, progress_bars
+from tasks import STAGES
 
-STAGE_NAMES = ("prepare", "shard", "features", "train", "decode", "score", "register", "report")
 STAGE_HELP = {
     "shard": "Prepare the corpora of a configuration and pack them into WebDataset shards.",
     "features": "Compute feature statistics, and feature shards if the configuration stores them.",
@@ -26,8 +26,8 @@ PlainOption = Annotated[bool, typer.Option("--plain", help="Run the stages witho
 
 
 def _stage(value: str | None) -> str | None:
-    if value is not None and value not in STAGE_NAMES:
-        raise typer.BadParameter(f"{value!r} is no stage; stages are: {', '.join(STAGE_NAMES)}")
+    if value is not None and value not in STAGES:
+        raise typer.BadParameter(f"{value!r} is no stage; stages are: {', '.join(STAGES)}")
     return value
 
 

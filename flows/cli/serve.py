@@ -123,7 +123,7 @@ def deploy(
     """Register the deployments of configurations, with their schedules, at the running Prefect server."""
     from flows import services
 
-    os.environ.update({k: v for k, v in services.prefect_environment().items() if k not in os.environ})
+    services.set_prefect_defaults()
     if not os.environ.get("PREFECT_API_URL"):
         url = services.running_services().get("prefect")
         if url is None:

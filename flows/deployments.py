@@ -7,9 +7,12 @@ from typing import Any
 
 import flows
 from tasks.config import PipelineConfig
+from tasks.nodes import QUEUE
 
 POOL = "starling"
 """Work pool whose worker runs flows as processes."""
+DEFAULT_QUEUE = "default"
+"""Work queue of everything but nodes; every pool has it."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +42,9 @@ def deploy(config: PipelineConfig, timezone: str = "UTC") -> list[dict[str, Any]
     Returns:
         Name, schedule and id of each.
     """
-    from prefect.client.orchestration import get_client
-    from prefect.client.schemas.actions import WorkPoolCreate
-    from prefect.client.schemas.schedules import CronSchedule
-    from prefect.exceptions import ObjectAlreadyExists
     from prefect.flows import Flow
 
-    with get_client(sync_client=True) as api, suppress(ObjectAlreadyExists):
-        api.create_work_pool(WorkPoolCreate(name=POOL, type="process"))
+    _make_pool(POOL)
     root = Path(flows.__file__).resolve().parent.parent
     done: list[dict[str, Any]] = []
     for item in SCHEDULED:
@@ -55,11 +53,52 @@ def deploy(config: PipelineConfig, timezone: str = "UTC") -> list[dict[str, Any]
             name=config.name,
             work_pool_name=POOL,
             parameters={"config": config.model_dump(mode="json", by_alias=True)},
-            schedules=[CronSchedule(cron=item.cron, timezone=timezone)] if item.cron else [],
+            schedules=[_cron(item.cron, timezone)] if item.cron else [],
             description=item.about,
             tags=["starling", config.model.kind],
             print_next_steps=False,
             ignore_warnings=True,
         )
         done.append({"deployment": f"{item.flow}/{config.name}", "schedule": item.cron or None, "id": str(identity)})
+    if config.train.launch.kind == "prefect":
+        done.append(_deploy_node(config, root))
     return done
+
+
+def _deploy_node(config: PipelineConfig, root: Path) -> dict[str, Any]:
+    """The deployment that the train stage asks for runs of, one for each node."""
+    from prefect.flows import Flow
+
+    pool = config.train.launch.pool
+    _make_pool(pool, QUEUE)
+    loaded: Any = Flow.from_source(source=str(root), entrypoint="flows/node.py:node")
+    identity = loaded.deploy(
+        name=config.name,
+        work_pool_name=pool,
+        work_queue_name=QUEUE,
+        description="By the train flow: one node of the ring.",
+        tags=["starling", config.train.strategy],
+        print_next_steps=False,
+        ignore_warnings=True,
+    )
+    return {"deployment": f"node/{config.name}", "schedule": None, "id": str(identity)}
+
+
+def _cron(cron: str, timezone: str) -> Any:
+    from prefect.client.schemas.schedules import CronSchedule
+
+    return CronSchedule(cron=cron, timezone=timezone)
+
+
+def _make_pool(name: str, queue: str = "") -> None:
+    """A work pool for processes, and a queue of it, unless they are there."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.actions import WorkPoolCreate
+    from prefect.exceptions import ObjectAlreadyExists
+
+    with get_client(sync_client=True) as api:
+        with suppress(ObjectAlreadyExists):
+            api.create_work_pool(WorkPoolCreate(name=name, type="process"))
+        if queue:
+            with suppress(ObjectAlreadyExists):
+                api.create_work_queue(name=queue, work_pool_name=name)

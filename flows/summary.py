@@ -21,6 +21,7 @@ def summarize(run: Run) -> dict[str, Any]:
             for r in results.values()
         ],
         "utterances": {"read": 0, "written": 0, "quarantined": 0},
+        "training": None,
         "sets": {},
         "model_uri": None,
         "model_aliases": [],
@@ -30,6 +31,8 @@ def summarize(run: Run) -> dict[str, Any]:
     }
     if "prepare" in results:
         summary["utterances"] = _utterances(run)
+    if "train" in results:
+        summary["training"] = _training(run)
     if "score" in results:
         summary["sets"] = results["score"].record["sets"]
     if "register" in results:
@@ -40,6 +43,18 @@ def summarize(run: Run) -> dict[str, Any]:
         result = results["report"]
         summary["report"] = str(local_report(result.store, run.config.name, result.key))
     return summary
+
+
+def _training(run: Run) -> dict[str, Any]:
+    """Who trained together, and what was trained twice because a node was lost."""
+    cfg, result = run.config.train, run.result("train").record["result"]
+    return {
+        "strategy": cfg.strategy,
+        "nodes": cfg.nodes,
+        "learners_per_node": cfg.learners_per_node,
+        "utterances": result["utterances"],
+        "repeated": result.get("repeated", 0),
+    }
 
 
 def _utterances(run: Run) -> dict[str, int]:
@@ -62,6 +77,9 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
         time = "cached" if stage["cached"] else f"{stage['seconds']:.1f} s"
         stages.add_row(stage["name"], time, counts_text(stage["counts"]))
     console.print(stages)
+    training = summary.get("training")
+    if training and training["strategy"] != "single":
+        console.print(_training_table(training))
     if summary["sets"]:
         console.print(score_table(summary["sets"]))
     if summary["model_uri"]:
@@ -76,6 +94,16 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
         name = summary["model_uri"].rsplit("/", 1)[0]
         uri = f"{name}@champion" if "champion" in summary["model_aliases"] else summary["model_uri"]
         console.print(f"try     starling transcribe --model {uri} FILE.wav", highlight=False, soft_wrap=True)
+
+
+def _training_table(training: dict[str, Any]) -> Table:
+    table = Table(header_style="bold")
+    table.add_column("strategy")
+    for head in ("nodes", "learners per node", "utterances trained", "repeated"):
+        table.add_column(head, justify="right")
+    fields = ("nodes", "learners_per_node", "utterances", "repeated")
+    table.add_row(training["strategy"], *(f"{training[name]:,}" for name in fields))
+    return table
 
 
 def score_table(sets: dict[str, Any]) -> Table:

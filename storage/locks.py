@@ -13,13 +13,18 @@ class LockTimeoutError(TimeoutError):
 
 
 @contextmanager
-def file_lock(path: Path, wait_s: float, poll_s: float = 0.2) -> Iterator[None]:
+def file_lock(path: Path, wait_s: float, poll_s: float = 0.2) -> Iterator[int]:
     """Hold an exclusive lock while the block runs.
+
+    It belongs to whoever has the file descriptor open: a child that inherits it keeps the lock when its parent dies.
 
     Args:
         path: Lock file; made if missing, never deleted (deleting it would let two processes hold "the" lock).
         wait_s: Seconds to wait for another holder.
         poll_s: Seconds between attempts.
+
+    Yields:
+        The lock's file descriptor.
 
     Raises:
         LockTimeoutError: If another process still holds it after `wait_s`; the message names that process.
@@ -39,4 +44,4 @@ def file_lock(path: Path, wait_s: float, poll_s: float = 0.2) -> Iterator[None]:
         file.truncate(0)
         file.write(f"process {os.getpid()}")
         file.flush()
-        yield
+        yield file.fileno()

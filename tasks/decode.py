@@ -18,7 +18,7 @@ from tasks.features import set_digest, set_url
 from tasks.prepare import write_table
 from tasks.stage import Inputs, Run, Stage, StageError
 from training.inference import Decoded, decode_set
-from training.loop import pick_device
+from training.compute import pick_device
 
 _SCHEMA = pa.schema(
     [

@@ -1,6 +1,6 @@
 """Plots of a training run, from its journal."""
 
-import itertools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,52 +11,110 @@ matplotlib.use("Agg")  # files only: a worker has no screen
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from tasks.metrics import Rounds
+
 Entry = dict[str, Any]
-_TRAIN, _VALID = "#1f6f8b", "#d1495b"
+_TRAIN, _VALID, _THIRD = "#1f6f8b", "#d1495b", "#edae49"
+_FAINT = 0.25
 
 
-def _curve(axes: Axes, entries: list[Entry], field: str, label: str, color: str, marker: str = "") -> None:
+def _curve(
+    axes: Axes, entries: list[Entry], field: str, label: str | None, color: str, marker: str = "", alpha: float = 1.0
+) -> None:
     points = [(entry["epoch"], entry[field]) for entry in entries if entry.get(field) is not None]
     if points:
         x, y = zip(*points, strict=True)
-        axes.plot(x, y, color=color, marker=marker, markersize=3, linewidth=1.2, label=label)
+        width = 1.2 if alpha == 1.0 else 0.7
+        axes.plot(x, y, color=color, marker=marker, markersize=3, linewidth=width, label=label, alpha=alpha)
 
 
-def _throughput(steps: list[Entry]) -> list[Entry]:
-    """Seconds of audio trained per second, between journal lines."""
-    pairs = itertools.pairwise(steps)
-    return [
-        {"epoch": b["epoch"], "rate": (b["audio_seconds"] - a["audio_seconds"]) / (b["elapsed"] - a["elapsed"])}
-        for a, b in pairs
-        if b["elapsed"] > a["elapsed"]
-    ]
+def joined_steps(journal: list[Entry]) -> list[Entry]:
+    """The learners' step entries joined to one curve: means of losses, sums of throughputs.
+
+    Args:
+        journal: Entries that count, in their order.
+    """
+    rounds, joined = Rounds(), []
+    for entry in journal:
+        if entry["kind"] in ("start", "resume"):
+            joined += rounds.flush()
+            steps = entry.get("steps")
+            rounds.restart(steps if isinstance(steps, dict) else {})
+        elif entry["kind"] == "step":
+            joined += rounds.feed(entry)
+    return joined + rounds.flush()
+
+
+def by_learner(journal: list[Entry]) -> dict[str, list[Entry]]:
+    """Step entries of each learner; of none where only one trained."""
+    found: dict[str, list[Entry]] = {}
+    for entry in journal:
+        if entry["kind"] == "step" and "learner" in entry:
+            found.setdefault(entry["learner"], []).append(entry)
+    return found if len(found) > 1 else {}
+
+
+def _losses(axes: Axes, journal: list[Entry], steps: list[Entry], valid: list[Entry]) -> None:
+    learners = by_learner(journal)
+    for number, (_, own) in enumerate(sorted(learners.items())):
+        _curve(axes, own, "loss", "one learner" if number == 0 else None, _TRAIN, alpha=_FAINT)
+    _curve(axes, steps, "loss", f"training, mean of {len(learners)} learners" if learners else "training", _TRAIN)
+    for number, node in enumerate(sorted({node for entry in valid for node in entry.get("replicas") or {}})):
+        own = [{"epoch": e["epoch"], "loss": (e.get("replicas") or {}).get(node)} for e in valid]
+        if len(valid[-1].get("replicas") or {}) > 1:
+            _curve(axes, own, "loss", "validation, one replica" if number == 0 else None, _VALID, alpha=_FAINT)
+    _curve(axes, valid, "valid_loss", "validation", _VALID, "o")
+    axes.set(title="CTC loss", ylabel="nats per token", yscale="log")
+
+
+def _exchange(axes: Axes, steps: list[Entry]) -> None:
+    """Staleness, and on an axis of its own the distance between replicas."""
+    _curve(axes, steps, "staleness", "staleness", _TRAIN)
+    axes.set(title="Exchange of weights", ylabel="own steps", ylim=(0, None))
+    other = axes.twinx()
+    _curve(other, steps, "distance", "consensus distance", _THIRD)
+    other.set(ylabel="RMS difference", ylim=(0, None))
+    if other.lines:
+        other.legend(fontsize=8, frameon=False, loc="upper left")
+
+
+def _members(axes: Axes, steps: list[Entry]) -> None:
+    _curve(axes, steps, "nodes", "nodes in the ring", _TRAIN)
+    axes.set(title="Nodes", ylim=(0, None))
+
+
+def _shown(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def learning_curves(journal: list[Entry], path: Path) -> Path:
-    """Loss, WER, learning rate and throughput over epochs, as one PNG.
+    """Loss, WER, learning rate and throughput over epochs, and where nodes average their weights how that went; a PNG.
 
     Args:
         journal: Entries of a training journal.
         path: Where the picture goes.
     """
-    steps = [entry for entry in journal if entry["kind"] == "step"]
+    steps = joined_steps(journal)
     valid = [entry for entry in journal if entry["kind"] == "valid"]
-    figure = Figure(figsize=(10, 6.4), layout="constrained")
-    axes = figure.subplots(2, 2)
-    _curve(axes[0, 0], steps, "loss", "training (batch)", _TRAIN)
-    _curve(axes[0, 0], valid, "valid_loss", "validation", _VALID, "o")
-    axes[0, 0].set(title="CTC loss", ylabel="nats per token", yscale="log")
+    exchanged = any(_shown(entry.get(name)) for entry in steps for name in ("staleness", "distance"))
+    rows = 3 if exchanged else 2
+    figure = Figure(figsize=(10, 3.2 * rows), layout="constrained")
+    axes = figure.subplots(rows, 2)
+    _losses(axes[0, 0], journal, steps, valid)
     percent = [{**entry, "wer": 100 * entry["valid_wer"]} for entry in valid]
     _curve(axes[0, 1], percent, "wer", "validation, greedy", _VALID, "o")
     axes[0, 1].set(title="Word error rate", ylabel="%", ylim=(0, None))
     _curve(axes[1, 0], steps, "lr", "learning rate", _TRAIN)
     axes[1, 0].set(title="Learning rate", ylim=(0, None))
-    _curve(axes[1, 1], _throughput(steps), "rate", "audio seconds per second", _TRAIN)
+    _curve(axes[1, 1], steps, "throughput", "audio seconds per second", _TRAIN)
     axes[1, 1].set(title="Throughput", ylabel="s of audio / s", ylim=(0, None))
+    if exchanged:
+        _exchange(axes[2, 0], steps)
+        _members(axes[2, 1], steps)
     for axis in axes.flat:
         axis.set_xlabel("epoch")
         axis.grid(alpha=0.25)
-        if axis.lines:
-            axis.legend(fontsize=8, frameon=False)
+        if axis.get_legend_handles_labels()[0]:
+            axis.legend(fontsize=8, frameon=False, loc="upper right")
     figure.savefig(path, dpi=110)
     return path

@@ -6,13 +6,11 @@ this run's test sets: both recognize the same utterances, and a paired test must
 
 import io
 import json
-import logging
-import os
 import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ import mlflow
 import numpy as np
 import pandas as pd
 import yaml
-from mlflow.entities import Metric, Param, RunTag
+from mlflow.entities import Metric
 from mlflow.exceptions import MlflowException
 from mlflow.models import ModelSignature
 from mlflow.types.schema import AnyType, ColSpec, ParamSchema, ParamSpec, Schema
@@ -32,15 +30,26 @@ from storage.stages import StageOutput, digest_json
 from tasks import pyfunc_path
 from tasks.decode import decode_with, fetch_bundle, scored_sets
 from tasks.features import set_digest
-from tasks.home import mlflow_artifacts, mlflow_uri
+from tasks.forward import send_rest
 from tasks.plots import learning_curves
 from tasks.prepare import read_table
 from tasks.provenance import provenance
 from tasks.score import score_rows
 from tasks.stage import Inputs, Run, Stage
+from tasks.tracking import (
+    DECISION_TAG,
+    KEY_TAG,
+    TrainingRun,
+    client,
+    experiment_id,
+    find_training_run,
+    flatten,
+    log_params,
+    set_tags,
+)
+from tasks.train import forward_note, training_run
 from training.journal import read_journal
 
-KEY_TAG = "starling.key"
 _REQUIREMENTS = (
     *("torch", "torchaudio", "numpy", "soundfile", "safetensors", "pydantic"),
     *("sentencepiece", "flashlight-text", "rapidfuzz", "pandas", "mlflow"),
@@ -58,28 +67,6 @@ class Decision:
     champion_wer: float | None = None
     challenger_wer: float | None = None
     p_value: float | None = None
-
-
-def client() -> mlflow.MlflowClient:
-    """A client of the configured MLflow, without telemetry and without unpickling."""
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    os.environ.setdefault("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
-    uri = mlflow_uri()
-    if uri.startswith("sqlite:///"):
-        Path(uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
-    logging.getLogger("mlflow").setLevel(logging.WARNING)
-    mlflow.set_tracking_uri(uri)
-    return mlflow.MlflowClient()
-
-
-def experiment_id(api: mlflow.MlflowClient, name: str) -> str:
-    """The experiment of that name, made if it is missing."""
-    found = api.get_experiment_by_name(name)
-    if found is not None:
-        return str(found.experiment_id)
-    local = mlflow_uri().startswith("sqlite:") or not os.environ.get("MLFLOW_TRACKING_URI")
-    location = (mlflow_artifacts() / name).as_uri() if local else None
-    return str(api.create_experiment(name, artifact_location=location))
 
 
 def find_version(api: mlflow.MlflowClient, name: str, key: str) -> Any | None:
@@ -101,33 +88,15 @@ def champion_version(api: mlflow.MlflowClient, name: str) -> Any | None:
         raise
 
 
-def flatten(value: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    """A nested configuration as dotted parameters, lists as JSON."""
-    flat: dict[str, str] = {}
-    for name, item in value.items():
-        if isinstance(item, dict):
-            flat |= flatten(item, f"{prefix}{name}.")
-        else:
-            flat[f"{prefix}{name}"] = json.dumps(item) if isinstance(item, list) else str(item)
-    return flat
-
-
-def _metrics(run: Run, journal: list[dict[str, Any]]) -> list[Metric]:
-    """The journal's numbers by step, and the test sets' at the last step."""
-    metrics: list[Metric] = []
-    step = 0
-    for entry in journal:
-        step = max(step, int(entry.get("step", 0)))
-        at_ms = int(1000 * float(entry.get("elapsed", 0.0)))
-        for name, value in entry.items():
-            usable = isinstance(value, int | float) and np.isfinite(value)
-            if entry["kind"] in ("step", "valid") and name not in ("step", "epochs") and usable:
-                metrics.append(Metric(name, float(value), at_ms, int(entry["step"])))
-    for name, scores in run.result("score").record["sets"].items():
-        for figure in ("wer", "wer_low", "wer_high", "cer"):
-            if scores[figure] is not None:
-                metrics.append(Metric(f"{name}.{figure}", scores[figure], 0, step))
-    return metrics
+def _test_metrics(run: Run, at_ms: int) -> list[Metric]:
+    """The test sets' figures at the training's last step."""
+    step = int(run.result("train").record["result"]["step"])
+    return [
+        Metric(f"{name}.{figure}", scores[figure], at_ms, step)
+        for name, scores in run.result("score").record["sets"].items()
+        for figure in ("wer", "wer_low", "wer_high", "cer")
+        if scores[figure] is not None
+    ]
 
 
 def _tags(run: Run, output: StageOutput) -> dict[str, str]:
@@ -150,19 +119,25 @@ def tests_digest(run: Run) -> str:
     return digest_json({name: set_digest(run, name) for name in scored_sets(run)})
 
 
-def _log_run(api: mlflow.MlflowClient, run: Run, output: StageOutput, run_id: str, folder: Path) -> None:
-    """Parameters, metrics, and artifacts of the MLflow run."""
+def _training(api: mlflow.MlflowClient, run: Run, output: StageOutput) -> TrainingRun:
+    """The training as MLflow knows it; under a name of its own if its run has been given to another registration."""
+    tracking = run.result("train").record.get("tracking", {})
+    about = training_run(run, tracking.get("training", ""))
+    found = find_training_run(api, about) if about.training else None
+    tags = found.data.tags if found else {}
+    if about.training and DECISION_TAG not in tags and tags.get(KEY_TAG, output.key) == output.key:
+        return about
+    return replace(about, training=f"{about.training or output.key}/{run.run_id}")
+
+
+def _log_run(api: mlflow.MlflowClient, run: Run, run_id: str, folder: Path) -> None:
+    """Parameters, test results and artifacts of the MLflow run; the folder holds the journal."""
     config = run.config.model_dump(mode="json", by_alias=True)
-    params = [Param(name, value[:6000]) for name, value in flatten(config).items()]
-    for start in range(0, len(params), 100):
-        api.log_batch(run_id, params=params[start : start + 100])
-    journal_file = folder / "journal.jsonl"
-    journal_file.write_bytes(run.result("train").store.read("journal.jsonl"))
-    journal = read_journal(journal_file)
-    metrics = _metrics(run, journal)
-    for start in range(0, len(metrics), 1000):
-        api.log_batch(run_id, metrics=metrics[start : start + 1000])
-    learning_curves(journal, folder / "learning_curves.png")
+    known = api.get_run(run_id)
+    log_params(api, known, flatten(config))
+    elapsed_ms = int(1000 * float(run.result("train").record["result"].get("elapsed", 0.0)))
+    api.log_batch(run_id, metrics=_test_metrics(run, known.info.start_time + elapsed_ms))
+    learning_curves(read_journal(folder / "journal.jsonl"), folder / "learning_curves.png")
     (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
     versions = {name: metadata.version(name) for name in (*_REQUIREMENTS, "prefect", "fsspec", "pyarrow")}
     (folder / "environment.json").write_text(json.dumps(versions | provenance(), indent=2), encoding="utf-8")
@@ -266,22 +241,34 @@ def _inputs(run: Run) -> Inputs:
 
 
 def _make_version(api: mlflow.MlflowClient, run: Run, output: StageOutput) -> tuple[str, str]:
-    """A new MLflow run and registered version; returns their ids. A failure leaves the run marked as failed."""
-    tags = _tags(run, output)
+    """The training's MLflow run, completed, and a registered version; returns their ids.
+
+    A failure leaves the run marked as failed; the next attempt takes it up again.
+    """
+    about = _training(api, run, output)
+    with tempfile.TemporaryDirectory() as folder:
+        journal = Path(folder) / "journal.jsonl"
+        journal.write_bytes(run.result("train").store.read("journal.jsonl"))
+        run_id = send_rest(journal, forward_note(run.result("train").key, about.training), about)
+        try:
+            _end_stale(api, run, output, run_id)
+            api.update_run(run_id, name=run.run_id)
+            set_tags(api, run_id, tags := _tags(run, output))
+            _log_run(api, run, run_id, Path(folder))
+            with tempfile.TemporaryDirectory() as bundle:
+                version = _log_model(run, run_id, _complete_bundle(run, Path(bundle)), tags)
+        except BaseException:
+            api.set_terminated(run_id, "FAILED")
+            raise
+    return run_id, version
+
+
+def _end_stale(api: mlflow.MlflowClient, run: Run, output: StageOutput, run_id: str) -> None:
+    """Mark what killed processes left: they could not say so themselves."""
     experiment = experiment_id(api, run.config.name)
     for stale in api.search_runs([experiment], f"tags.`{KEY_TAG}` = '{output.key}' and attributes.status = 'RUNNING'"):
-        api.set_terminated(stale.info.run_id, "KILLED")  # a process that was killed could not say so itself
-    created = api.create_run(experiment, run_name=run.run_id, tags=tags)
-    run_id = str(created.info.run_id)
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            _log_run(api, run, output, run_id, Path(folder))
-        with tempfile.TemporaryDirectory() as folder:
-            version = _log_model(run, run_id, _complete_bundle(run, Path(folder)), tags)
-    except BaseException:
-        api.set_terminated(run_id, "FAILED")
-        raise
-    return run_id, version
+        if stale.info.run_id != run_id:
+            api.set_terminated(stale.info.run_id, "KILLED")
 
 
 def _work(run: Run, output: StageOutput) -> dict[str, Any]:
@@ -299,8 +286,8 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
         decision = Decision(True, "it is the champion already")
     else:
         decision = decide(run, champion)
-    api.log_batch(run_id, tags=[RunTag("starling.decision", decision.reason)])
-    api.set_model_version_tag(name, version, "starling.decision", decision.reason)
+    set_tags(api, run_id, {DECISION_TAG: decision.reason})
+    api.set_model_version_tag(name, version, DECISION_TAG, decision.reason)
     if decision.promoted:
         api.set_registered_model_alias(name, "champion", version)
     api.set_terminated(run_id, "FINISHED")

@@ -33,6 +33,15 @@ def percent(rate: float | None) -> str:
     return "–" if rate is None else f"{100 * rate:.2f} %"
 
 
+def strategy_text(run: Run) -> str:
+    """How the learners of a run work together, in one line."""
+    cfg = run.config.train
+    if cfg.strategy == "single":
+        return "single"
+    nodes = "1 node" if cfg.nodes == 1 else f"{cfg.nodes} nodes"
+    return f"{cfg.strategy}, {nodes} of {cfg.learners_per_node} learner{'s' if cfg.learners_per_node > 1 else ''}"
+
+
 def counts_text(counts: dict[str, Any]) -> str:
     """Counts in one line."""
     return ", ".join(f"{value:,} {name}" for name, value in counts.items())
@@ -114,7 +123,10 @@ def render(run: Run, curves: bytes) -> str:
         "parameters": f"{training['parameters']:,}",
         "trained": f"{training['epoch']} epochs, {training['step']:,} steps, {training['elapsed'] / 60:.1f} minutes on "
         f"{training['device']}",
+        "strategy": strategy_text(run),
     }
+    if training.get("repeated"):
+        facts["repeated"] = f"{training['repeated']:,} utterances, begun by a node that was lost"
     config = run.config.model_dump_json(indent=2, by_alias=True)
     first = next(iter(scores["sets"].items()))
     image = base64.b64encode(curves).decode()
@@ -158,7 +170,7 @@ def local_report(store: ObjectStore, name: str, key: str) -> Path:
 
 def _attach(run: Run, path: Path) -> None:
     """Put the report beside the model; a tracking server that is away costs the run nothing."""
-    from tasks.register import client
+    from tasks.tracking import client
 
     try:
         client().log_artifact(run.result("register").record["mlflow_run"], str(path))

@@ -1,7 +1,11 @@
-"""Stage 4, train: tokens from the training transcripts, then training in a process of its own."""
+"""Stage 4, train: tokens from the training transcripts, then training in processes of its own."""
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from speech.bundle import BundleSpec
 from speech.tokens import train_tokenizer
@@ -10,25 +14,30 @@ from storage.objects import ObjectStore
 from storage.stages import StageOutput, digest_json
 from tasks import progress
 from tasks.features import set_digest, set_url
+from tasks.forward import Forwarder, Sender
 from tasks.home import home
+from tasks.nodes import NodeRuns, node_runs
+from tasks.provenance import provenance
 from tasks.stage import Inputs, Run, Stage, StageError
+from tasks.tracking import TrainingRun, flatten
+from tasks.world import check_world
 from training.job import TrainJob
 from training.journal import JournalTail
 from training.launch import run_training
 
 # they change how training proceeds, not what it makes
-_NOT_CONTENT = {"threads", "checkpoint_steps", "checkpoint_keep", "log_steps"}
+_NOT_CONTENT: dict[str, Any] = {
+    **dict.fromkeys(("threads", "checkpoint_steps", "checkpoint_keep", "log_steps", "launch", "membership"), True),
+    "exchange": {"encrypt", "timeout_s", "chunk_kb"},
+}
+_IDENTITY = "tracking.json"
+_COUNTED = {"epochs": "epoch", "steps": "step", "utterances": "utterances", "unalignable": "unalignable"}
 
 
-def _inputs(run: Run) -> Inputs:
+def _content(run: Run) -> dict[str, Any]:
+    """The configuration that shapes the model."""
     config = run.config
-    shards = run.result("shard").record["sets"]
-    if "valid" not in shards:
-        raise StageError(
-            "there is no validation set: give a source `set: valid`, or leave one without a set and give "
-            "data.valid_share a share above 0"
-        )
-    content = {
+    return {
         "train": config.train.model_dump(mode="json", exclude=_NOT_CONTENT),
         "model": config.model.model_dump(mode="json"),
         "tokens": config.tokens.model_dump(mode="json"),
@@ -37,10 +46,30 @@ def _inputs(run: Run) -> Inputs:
         "sample_rate": config.data.sample_rate,
         "seed": config.seed,
     }
+
+
+def _inputs(run: Run) -> Inputs:
+    if "valid" not in run.result("shard").record["sets"]:
+        raise StageError(
+            "there is no validation set: give a source `set: valid`, or leave one without a set and give "
+            "data.valid_share a share above 0"
+        )
     # what the training reads, not where the features stage left it: a forced rerun with the same result changes nothing
     stats = {name: run.result("features").record[name] for name in ("stats", "speakers")}
     digests = {"stats": digest_json(stats)} | {name: set_digest(run, name) for name in ("train", "valid")}
-    return content, digests
+    return _content(run), digests
+
+
+def work_folder(key: str) -> Path:
+    """Local folder of a training: journal, job, logs, the ring's key."""
+    return home() / "work" / f"train-{key}"
+
+
+def forward_note(key: str, training: str) -> Path:
+    """The file that keeps what MLflow has acknowledged of a training's journal."""
+    folder = work_folder(key)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"forward-{hashlib.sha256(training.encode()).hexdigest()[:12]}.json"
 
 
 def make_job(run: Run, output: StageOutput) -> TrainJob:
@@ -57,7 +86,6 @@ def make_job(run: Run, output: StageOutput) -> TrainJob:
         normalizer=config.data.normalizer,
         provenance={"name": config.name, "train": set_digest(run, "train"), "valid": set_digest(run, "valid")},
     )
-    work = home() / "work" / f"train-{output.key}"
     return TrainJob(
         run=output.key,
         seed=config.seed,
@@ -67,25 +95,110 @@ def make_job(run: Run, output: StageOutput) -> TrainJob:
         train_url=set_url(run, "train"),
         valid_url=set_url(run, "valid"),
         output_url=output.store.url,
-        journal=work / "journal.jsonl",
+        journal=work_folder(output.key) / "journal.jsonl",
         cache=run.cache_folder,
     )
 
 
-class _Reporter:
-    """Turns new journal lines into progress reports."""
+def training_run(run: Run, training: str) -> TrainingRun:
+    """What MLflow is told of a training when it begins.
 
-    def __init__(self, job: TrainJob) -> None:
-        self.tail = JournalTail(job.journal)
+    Args:
+        run: The pipeline's run.
+        training: Identity of the training.
+    """
+    content = _content(run)
+    data = {"sample_rate": content.pop("sample_rate"), "normalizer": content.pop("normalizer")}
+    tags = {"starling.run": run.run_id, "starling.objects": run.store.url}
+    tags |= {f"starling.{name}": str(value) for name, value in provenance().items()}
+    if run.flow_run_url:
+        tags["prefect.flow_run"] = run.flow_run_url
+    return TrainingRun(training, run.config.name, run.run_id, tags, flatten(content | {"data": data}))
+
+
+def training_identity(store: ObjectStore) -> str:
+    """Identity of the training whose checkpoints lie in a store, drawn if it has none: a resume has the same one."""
+    if not store.exists(_IDENTITY):
+        store.write_json(_IDENTITY, {"training": uuid4().hex})
+    return str(store.read_json(_IDENTITY)["training"])
+
+
+class Reporter:
+    """Turns new journal lines into progress reports.
+
+    Args:
+        journal: The journal.
+        nodes: Nodes that there should be.
+    """
+
+    def __init__(self, journal: Path, nodes: int) -> None:
+        self.tail = JournalTail(journal)
+        self.forwarder: Forwarder | None = None
+        self.present: set[int] | None = None
+        """Nodes in the ring; None before the journal says anything of them."""
+        self._nodes, self._alive = nodes, nodes
+        self._progress = 0.0
+        self._losses: dict[str, float] = {}
 
     def __call__(self) -> None:
+        """Report what is new."""
         for entry in self.tail.new_entries():
-            if entry["kind"] == "step":
-                note = f"loss {entry['loss']:.3f}, lr {entry['lr']:.2e}"
-                progress.report("train", entry["epoch"], entry["epochs"], note)
-            elif entry["kind"] == "valid":
+            kind = entry["kind"]
+            if kind in ("start", "resume"):
+                self._progress, self._losses = 0.0, {}
+            elif kind == "view":
+                self._view(entry)
+            elif kind == "step":
+                self._step(entry)
+            elif kind == "valid":
                 note = f"validation loss {entry['valid_loss']:.3f}, WER {entry['valid_wer']:.1%}"
-                progress.report("train", entry["epoch"], entry["epochs"], note)
+                self._report(max(self._progress, entry["epoch"]), entry, note)
+
+    def _step(self, entry: dict[str, Any]) -> None:
+        self._losses[entry.get("learner", "")] = entry["loss"]
+        self._alive = entry.get("nodes", self._alive)
+        loss = sum(self._losses.values()) / len(self._losses)
+        self._report(max(self._progress, entry["epoch"]), entry, f"loss {loss:.3f}, lr {entry['lr']:.2e}")
+
+    def _view(self, entry: dict[str, Any]) -> None:
+        nodes = entry.get("nodes", [])
+        self.present, self._alive = set(nodes), len(nodes)
+        present = tuple(f"{node}." for node in nodes)
+        self._losses = {name: loss for name, loss in self._losses.items() if name.startswith(present)}
+
+    def _report(self, done: float, entry: dict[str, Any], note: str) -> None:
+        self._progress = done
+        if self._nodes > 1:
+            note += f", {self._alive} of {self._nodes} nodes"
+        if self.forwarder is not None and self.forwarder.trouble:
+            note += ", MLflow is away"
+        progress.report("train", done, entry["epochs"], note)
+
+
+@contextmanager
+def _helpers(run: Run, job: TrainJob, training: str) -> Iterator[tuple[Forwarder, NodeRuns | None]]:
+    """What accompanies a training: metrics to MLflow, and the nodes' Prefect runs if there are any."""
+    note = forward_note(job.run, training)
+    sender = Sender(job.journal, note, training_run(run, training))
+    with ExitStack() as stack:
+        forwarder = stack.enter_context(Forwarder(sender))
+        # leaves first: the nodes' processes must end soon, the metrics may take a moment
+        nodes = stack.enter_context(node_runs(run, job)) if job.train.launch.kind == "prefect" else None
+        yield forwarder, nodes
+
+
+def _train(run: Run, job: TrainJob, training: str) -> None:
+    reporter = Reporter(job.journal, job.train.nodes)
+    with _helpers(run, job, training) as (forwarder, nodes):
+        reporter.forwarder = forwarder
+
+        def on_poll() -> None:
+            reporter()
+            if nodes is not None:
+                nodes.alive = reporter.present
+                nodes.poll()
+
+        run_training(job, job.journal.parent, on_poll)
 
 
 def _work(run: Run, output: StageOutput) -> dict[str, Any]:
@@ -94,26 +207,23 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
             "storage.url is memory://, which the training process cannot see: use a folder or s3:// (memory:// serves "
             "sharding and features only)"
         )
+    check_world(run)
     job = make_job(run, output)
     if run.forced("train"):
         job.journal.unlink(missing_ok=True)
-    run_training(job, job.journal.parent, _Reporter(job))
     store = output.store
+    training = training_identity(store)
+    _train(run, job, training)
     result = store.read_json("result.json")
     # the journal moves beside the model: whoever has the object store has the learning curves
     store.write_file("journal.jsonl", job.journal)
-    for folder in ("checkpoints", "snapshots"):
+    for folder in ("checkpoints", "snapshots", "replicas"):
         store.delete_tree(folder)
-    return {
-        "counts": {
-            "epochs": result["epoch"],
-            "steps": result["step"],
-            "utterances": result["utterances"],
-            "unalignable": result["unalignable"],
-        },
-        "result": result,
-        "digest": model_digest(store),
-    }
+    store.delete(_IDENTITY)
+    counts = {name: result[field] for name, field in _COUNTED.items()}
+    if result.get("repeated") or run.config.train.learners > 1:
+        counts["repeated"] = result.get("repeated", 0)
+    return {"counts": counts, "result": result, "tracking": {"training": training}, "digest": model_digest(store)}
 
 
 def model_digest(store: ObjectStore) -> str:
@@ -123,4 +233,4 @@ def model_digest(store: ObjectStore) -> str:
     return both.hexdigest()
 
 
-TRAIN = Stage("train", 1, _inputs, _work)
+TRAIN = Stage("train", 2, _inputs, _work)

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -54,6 +55,8 @@ def words_of(line):
         words.append(word)
     while words and re.fullmatch(r"[A-Z_][A-Z0-9_]*=.*", words[0]):
         words.pop(0)
+    if words and words[0] == "srun" and "starling" in words:  # what a launcher runs is a command line, too
+        words = words[words.index("starling") :]
     return words
 
 
@@ -122,8 +125,77 @@ def test_shell_lines_name_what_there_is(line):
         assert (ROOT / words[1]).is_file(), f"there is no {words[1]}"
 
 
+@pytest.mark.parametrize("text", blocks(("bash", "sh")))
+def test_shell_blocks_are_valid_scripts(text):
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("there is no bash here")
+    done = subprocess.run([bash, "-n"], input=text, capture_output=True, text=True, timeout=20)
+    assert done.returncode == 0, done.stderr
+
+
+def manifests():
+    """Kubernetes objects of all pages, each block's together."""
+    for param in blocks(("yaml", "yml")):
+        documents = list(yaml.safe_load_all(param.values[0]))
+        if any("apiVersion" in (document or {}) for document in documents):
+            yield pytest.param(documents, id=param.id)
+
+
+KINDS = {"Service": "v1", "PersistentVolumeClaim": "v1", "Job": "batch/v1"}
+SOURCES = {"configMap": ("configmap", "name"), "secret": ("secret generic", "secretName")}
+
+
+def made_by_commands(page="kubernetes.md"):
+    """What `kubectl create` lines make: kind and name."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    return set(re.findall(r"kubectl (?:-n \S+ )?create (secret generic|configmap|namespace) (\S+)", text))
+
+
+@pytest.mark.parametrize("documents", manifests())
+def test_manifests_fit_together(documents):
+    jobs = [document["spec"]["template"] for document in documents if document["kind"] == "Job"]
+    claims = {document["metadata"]["name"] for document in documents if document["kind"] == "PersistentVolumeClaim"}
+    assert len({(document["kind"], document["metadata"]["name"]) for document in documents}) == len(documents)
+    for document in documents:
+        assert document["apiVersion"] == KINDS[document["kind"]]
+        assert ("namespace", document["metadata"]["namespace"]) in made_by_commands()
+        spec = document["spec"]
+        if document["kind"] == "Service":
+            behind = [job for job in jobs if spec["selector"].items() <= job["metadata"]["labels"].items()]
+            ports = {port["containerPort"] for job in behind for port in job["spec"]["containers"][0]["ports"]}
+            assert {port["targetPort"] for port in spec["ports"]} <= ports
+        elif document["kind"] == "Job":
+            if spec.get("completionMode") == "Indexed":
+                assert spec["completions"] == spec["parallelism"]  # all nodes at a time
+            else:
+                assert "backoffLimitPerIndex" not in spec
+            check_pod(spec["template"]["spec"], claims)
+
+
+def check_pod(pod, claims):
+    """A pod's volumes, secrets and commands exist."""
+    assert pod["restartPolicy"] in ("Never", "OnFailure")
+    made, volumes = made_by_commands(), {volume["name"]: volume for volume in pod["volumes"]}
+    for volume in volumes.values():
+        for field, (kind, name) in SOURCES.items():
+            assert field not in volume or (kind, volume[field][name]) in made
+        assert "persistentVolumeClaim" not in volume or volume["persistentVolumeClaim"]["claimName"] in claims
+    for container in pod["containers"]:
+        assert {"name", "image", "command", "resources"} <= set(container)
+        assert {mount["name"] for mount in container["volumeMounts"]} == set(volumes)
+        assert all(isinstance(entry["value"], str) for entry in container["env"])
+        assert all(("secret generic", entry["secretRef"]["name"]) in made for entry in container.get("envFrom", []))
+        shell, flag, line = container["command"]
+        assert (shell, flag) == ("sh", "-c")
+        words = shlex.split(line)
+        check_starling(words[words.index("starling") + 1 :])
+
+
 @pytest.mark.parametrize("text", blocks(("yaml", "yml")))
 def test_yaml_is_a_configuration_or_a_part_of_one(text):
+    if "apiVersion:" in text:
+        return
     document = yaml.safe_load(text)
     assert isinstance(document, dict)
     document.setdefault("name", "docs")

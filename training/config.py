@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from speech.features.augment import AugmentConfig
 
@@ -46,21 +46,91 @@ class ScheduleConfig(BaseModel):
     """The peak is `lr` x batch / this number of utterances (published: 256); 0 leaves `lr` unscaled."""
 
 
+class ExchangeConfig(BaseModel):
+    """How nodes average their weights with neighbours."""
+
+    model_config = _MODEL_CONFIG
+
+    kind: Literal["zmq", "gloo"] = "zmq"
+    """`zmq`: elastic and encrypted; `gloo`: torch.distributed between fixed neighbours: nobody may join or leave."""
+    neighbours: Literal["ring", "random-ring"] = "ring"
+    """`ring` alternates left and right; `random-ring` shuffles the ring at every exchange (better beyond 16 nodes)."""
+    wire: Literal["fp32", "bf16"] = "fp32"
+    """Weights on the wire; bf16 halves the bytes and cannot average out differences below its rounding."""
+    per_step: int = Field(default=1, ge=1)
+    """Exchanges that a node begins per training step at most, so that a fast network does not eat the CPU."""
+    chunk_kb: int = Field(default=1024, ge=16, le=65536)
+    """Size of a message in KiB: sending, receiving and averaging overlap chunk by chunk."""
+    timeout_s: float = Field(default=5.0, gt=0)
+    """A neighbour that does not answer for this long is left alone for a while."""
+    encrypt: bool = True
+    """Authenticate and encrypt (CURVE); without it only loopback addresses are allowed."""
+
+
+class MembershipConfig(BaseModel):
+    """When nodes count as lost, and how long one waits for whom."""
+
+    model_config = _MODEL_CONFIG
+
+    beat_s: float = Field(default=0.5, gt=0)
+    """Seconds between a node's reports to the store."""
+    dead_after_s: float = Field(default=10.0, gt=0)
+    """A node that has not reported for so long is dropped; its unfinished leases return to the pool."""
+    start_patience_s: float = Field(default=120.0, gt=0)
+    """Training begins with those that are there when not all nodes have joined after this time."""
+    store_grace_s: float = Field(default=10.0, gt=0)
+    """A node without work and without an answer from the store goes on with a share of its own after this time."""
+    store_patience_s: float = Field(default=600.0, gt=0)
+    """Without any answer from the store for so long, a node gives up."""
+    max_restarts: int = Field(default=3, ge=0)
+    """Restarts of a node's processes at most; each rejoins the ring as a newcomer."""
+    max_bad_steps: int = Field(default=20, ge=1)
+    """After so many steps in a row without a finite loss a node takes its weights from a neighbour."""
+
+
+class LaunchConfig(BaseModel):
+    """Where the nodes run."""
+
+    model_config = _MODEL_CONFIG
+
+    kind: Literal["local", "external", "prefect"] = "local"
+    """`local`: all on this machine; `external`: `starling train --node-rank ...` under any launcher; `prefect`: one run
+    of the `node` deployment for each, on a work pool."""
+    listen: str = "127.0.0.1:0"
+    """HOST:PORT of the store; port 0 takes a free one. Other hosts than loopback need the ring's key."""
+    key_file: str = ""
+    """File of the ring's key (`starling key FILE` makes one); empty makes a new key for each local run."""
+    pool: str = "starling"
+    """Prefect work pool of the `node` deployment, for `prefect`."""
+
+
 class TrainConfig(BaseModel):
     """Training of one acoustic model."""
 
     model_config = _MODEL_CONFIG
 
-    strategy: Literal["single"] = "single"
-    """How learners work together; `single` is one process."""
+    strategy: Literal["single", "scpsgd", "adpsgd", "h-adpsgd"] = "single"
+    """How learners work together: `single` is one process; `scpsgd` one node of several, averaging gradients; `adpsgd`
+    several nodes of one, averaging weights with neighbours; `h-adpsgd` several nodes of several."""
+    nodes: int = Field(default=1, ge=1, le=4096)
+    """Nodes in the ring (super-learners)."""
+    learners_per_node: int = Field(default=1, ge=1, le=64)
+    """Learners that a node consists of; they all-reduce their gradients at every step."""
+    exchange: ExchangeConfig = ExchangeConfig()
+    """How nodes average their weights."""
+    membership: MembershipConfig = MembershipConfig()
+    """When nodes count as lost."""
+    launch: LaunchConfig = LaunchConfig()
+    """Where the nodes run."""
     epochs: int = Field(default=20, ge=1)
     """Passes over the training set."""
     max_minutes: float = Field(default=0.0, ge=0)
     """Stop after this much training time and keep the best model so far, restarts counted in; 0 never stops early."""
     batch_seconds: float = Field(default=160.0, gt=0)
-    """Seconds of audio in a batch, padding included: no batch exceeds this bound, long single utterances aside."""
+    """Seconds of audio in a batch over all learners, padding included: each learner gets an equal share of this bound,
+    and a longer batch only where one utterance is longer."""
     max_batch: int = Field(default=64, ge=1)
-    """Utterances in a batch at most."""
+    """Utterances in a batch over all learners at most."""
     bucket_batches: int = Field(default=16, ge=1)
     """Batches' worth of shuffled utterances sorted by duration together: more pads less, less shuffles better."""
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -84,3 +154,20 @@ class TrainConfig(BaseModel):
     """Checkpoints kept, the newest ones."""
     log_steps: int = Field(default=10, ge=1)
     """A line in the journal every so many steps."""
+
+    @property
+    def learners(self) -> int:
+        """Learners in all."""
+        return self.nodes * self.learners_per_node
+
+    @model_validator(mode="after")
+    def _check_world(self) -> "TrainConfig":
+        if self.strategy in ("single", "scpsgd") and self.nodes > 1:
+            raise ValueError(f"nodes is {self.nodes} but {self.strategy} has one node: use nodes=1, or adpsgd")
+        if self.strategy in ("single", "adpsgd") and self.learners_per_node > 1:
+            other = "scpsgd" if self.strategy == "single" else "h-adpsgd"
+            raise ValueError(
+                f"learners_per_node is {self.learners_per_node} but {self.strategy} has nodes of one: use "
+                f"learners_per_node=1, or {other}"
+            )
+        return self

@@ -1,7 +1,8 @@
 """The journal: metrics appended to a local JSON-lines file, so that no tracking server can cost a training step.
 
-A resumed run appends a `resume` line with the step that it starts from, or `start` if no checkpoint was left; what the
-lost process had written beyond that step is void, and readers drop it.
+The store writes it, with what the learners tell it; each learner counts its own steps. A resumed run appends a `resume`
+line with the steps that its learners start from, or `start` if no checkpoint was left; what was written beyond those
+steps is void, and readers drop it.
 """
 
 import json
@@ -35,7 +36,7 @@ class Journal:
         """Append one entry.
 
         Args:
-            kind: `start`, `resume`, `step`, `valid` or `end`.
+            kind: `start`, `resume`, `step`, `valid`, `epoch`, `view`, `bad` or `end`.
             values: JSON values.
         """
         os.write(self._fd, (json.dumps({"kind": kind, **values}, sort_keys=True) + "\n").encode())
@@ -73,9 +74,13 @@ def _is_void(entry: Entry, restart: Entry) -> bool:
     """Whether what an entry tells of is done again after a later `start` or `resume`."""
     if restart["kind"] == "start" or entry["kind"] == "end":
         return True
-    # an epoch may have ended, and no checkpoint followed, though none of its steps is lost
-    repeated = entry["kind"] == "valid" and entry.get("epoch", 0) > restart.get("epoch", math.inf)
-    return bool(repeated or entry.get("step", 0) > restart["step"])
+    if entry["kind"] in ("valid", "epoch"):
+        # an epoch may have ended, and no checkpoint followed, though none of its steps is lost
+        return bool(entry.get("epoch", 0) > restart.get("epoch", math.inf))
+    if "learner" in entry:
+        # steps are each learner's own; one that the checkpoint does not know starts from its first step again
+        return bool(entry.get("step", 0) > restart.get("steps", {}).get(entry["learner"], 0))
+    return bool(entry.get("step", 0) > restart["step"])
 
 
 class JournalTail:

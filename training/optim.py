@@ -29,10 +29,10 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's state by name: `<parameter number>.<state name>`; scalars become tensors."""
+    """A copy of the optimizer's state by name: `<parameter number>.<state name>`; scalars become tensors."""
     state: dict[int, dict[str, Any]] = optimizer.state_dict()["state"]
     return {
-        f"{number}.{name}": torch.as_tensor(value).detach().cpu().contiguous()
+        f"{number}.{name}": torch.as_tensor(value).detach().clone().cpu().contiguous()
         for number, entries in state.items()
         for name, value in entries.items()
         if value is not None

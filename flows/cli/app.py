@@ -12,7 +12,7 @@ os.environ.setdefault("DO_NOT_TRACK", "1")
 os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
 warnings.filterwarnings("ignore", category=UserWarning)
 
-from flows.cli import corpus, doctor, run, score, serve, transcribe
+from flows.cli import corpus, doctor, node, run, score, serve, transcribe
 
 app = typer.Typer(
     name="starling",
@@ -22,8 +22,10 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.command("run")(run.run)
-for stage in ("shard", "features", "train", "decode", "register"):
+for stage in ("shard", "features", "decode", "register"):
     app.command(stage, help=run.STAGE_HELP[stage])(run.stage_command(stage))
+app.command("train")(node.train)
+app.command("key")(node.key)
 app.command("score")(score.score)
 app.add_typer(corpus.app, name="corpus")
 app.command("transcribe")(transcribe.transcribe)

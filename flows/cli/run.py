@@ -14,7 +14,6 @@ from tasks import STAGES
 STAGE_HELP = {
     "shard": "Prepare the corpora of a configuration and pack them into WebDataset shards.",
     "features": "Compute feature statistics, and feature shards if the configuration stores them.",
-    "train": "Train the acoustic model of a configuration.",
     "decode": "Recognize the test sets of a configuration.",
     "register": "Register the model of a configuration in MLflow.",
 }

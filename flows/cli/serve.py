@@ -8,12 +8,15 @@ import sys
 import threading
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
 from flows.cli.common import JsonOption, SetOption, err, friendly, out, print_json
+
+if TYPE_CHECKING:
+    from flows.services import Service
 
 DEFAULT_CONFIG = Path("configs/demo.yaml")
 ConfigOption = Annotated[
@@ -31,7 +34,6 @@ def up(
 ) -> None:
     """Start Prefect, MLflow and a worker on this machine, deploy, and wait for Ctrl-C."""
     from flows import services
-    from flows.deployments import POOL
 
     if running := services.running_services():
         raise services.ServiceError(f"servers of this data folder run already: {running}")
@@ -56,18 +58,39 @@ def up(
         os.environ.update(services.prefect_environment())
         os.environ.update({"PREFECT_API_URL": f"{urls['prefect']}/api", "MLFLOW_TRACKING_URI": urls["mlflow"]})
         deployed = _deploy_all(config)
-        command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process"]
-        command += ["--name", "starling-local", "--limit", "1"]
-        worker = services.spawn("worker", command, "", "")
-        stack.callback(worker.stop)
+        workers = _start_workers([str(entry["deployment"]) for entry in deployed], config)
+        for worker in workers:
+            stack.callback(worker.stop)
         services.note_path().write_text(json.dumps(urls), encoding="utf-8")
         stack.callback(services.note_path().unlink, missing_ok=True)
         _announce(urls, deployed, json_output)
         while not stop.wait(1.0):
-            for service in (*started, worker):
+            for service in (*started, *workers):
                 if service.process.poll() is not None:
                     raise services.ServiceError(f"{service.name} ended by itself; its log is {service.log}")
         err.print("stopping")
+
+
+def _start_workers(deployments: list[str], configs: list[Path] | None) -> "list[Service]":
+    """A worker that runs one pipeline at a time, and, where nodes are Prefect runs, one for them for each pool."""
+    from flows.deployments import DEFAULT_QUEUE, POOL
+    from tasks.nodes import QUEUE
+
+    workers = [_worker("worker", POOL, DEFAULT_QUEUE, "--limit", "1")]
+    if any(name.startswith("node/") for name in deployments):
+        from tasks.config import load_config
+
+        launches = [load_config(path).train.launch for path in configs or [DEFAULT_CONFIG]]
+        pools = sorted({launch.pool for launch in launches if launch.kind == "prefect"})
+        workers += [_worker(f"worker-{pool}-nodes", pool, QUEUE) for pool in pools]
+    return workers
+
+
+def _worker(name: str, pool: str, queue: str, *more: str) -> "Service":
+    from flows import services
+
+    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--work-queue", queue]
+    return services.spawn(name, [*command, "--type", "process", "--name", f"starling-local-{queue}", *more], "", "")
 
 
 def _check_port(port: int) -> None:

@@ -70,7 +70,7 @@ def fetch_model(model: str) -> Path:
     from mlflow.exceptions import MlflowException
 
     from flows.services import connect_mlflow
-    from tasks.register import client
+    from tasks.tracking import client
 
     connect_mlflow()
     client()

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.utilities.callables import parameter_schema
-from support import tiny_document
+from support import tiny_document, write_config
 
 from flows import pipeline
 from flows.deployments import SCHEDULED
@@ -55,3 +55,52 @@ def test_run_names_are_unique_and_sort_by_time():
     assert len(names) == 50
     stamp = datetime.strptime(min(names).rsplit("-", 1)[0], "tiny-%Y%m%d-%H%M%S").replace(tzinfo=UTC)
     assert abs(datetime.now(UTC) - stamp) < timedelta(minutes=2)
+
+
+def test_a_ring_of_prefect_runs_has_a_deployment_for_its_nodes_and_no_other_configuration_has(monkeypatch):
+    from flows import deployments, node
+
+    made, pools = [], []
+
+    class Loaded:
+        def __init__(self, entrypoint):
+            self.entrypoint = entrypoint
+
+        def deploy(self, **options):
+            made.append((self.entrypoint, options))
+            return "id"
+
+    monkeypatch.setattr("prefect.flows.Flow.from_source", lambda source, entrypoint: Loaded(entrypoint))
+    monkeypatch.setattr(deployments, "_make_pool", lambda *given: pools.append(given))
+    document = tiny_document()
+    deployed = deployments.deploy(parse_config(document))
+    assert [entry["deployment"] for entry in deployed] == [f"{item.flow}/tiny" for item in SCHEDULED]
+    document["train"] |= {"strategy": "adpsgd", "nodes": 2, "launch": {"kind": "prefect", "pool": "gpus"}}
+    made.clear()
+    assert deployments.deploy(parse_config(document))[-1]["deployment"] == "node/tiny"
+    entrypoint, options = made[-1]
+    assert entrypoint == "flows/node.py:node"
+    assert (options["work_pool_name"], options["work_queue_name"]) == ("gpus", "nodes")
+    assert pools == [("starling",), ("starling",), ("gpus", "nodes")]
+    sent = {"node_rank": 1, "store": "127.0.0.1:1", "key_file": "/k", "max_restarts": 3}
+    assert node.node.validate_parameters(sent).items() >= sent.items()
+
+
+def test_up_starts_a_worker_for_pipelines_and_one_for_the_nodes_of_each_pool(home, tmp_path, monkeypatch):
+    from flows import services
+    from flows.cli.serve import _start_workers
+
+    commands = []
+    monkeypatch.setattr(services, "spawn", lambda name, command, *_: commands.append(command) or name)
+    document = tiny_document()
+    plain = write_config(tmp_path / "plain.yaml", document)
+    document["train"] |= {"strategy": "adpsgd", "nodes": 2, "launch": {"kind": "prefect", "pool": "gpus"}}
+    ring = write_config(tmp_path / "ring.yaml", document)
+    assert _start_workers(["train/tiny"], [plain]) == ["worker"]
+    assert commands[0][commands[0].index("--work-queue") + 1] == "default"
+    assert commands[0][-2:] == ["--limit", "1"]
+    commands.clear()
+    assert _start_workers(["train/tiny", "node/tiny"], [plain, ring]) == ["worker", "worker-gpus-nodes"]
+    words = commands[1]
+    assert (words[words.index("--pool") + 1], words[words.index("--work-queue") + 1]) == ("gpus", "nodes")
+    assert "--limit" not in words

@@ -13,7 +13,7 @@ def test_the_child_notices_that_its_parent_is_another_one(tmp_path):
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     child = subprocess.run(
-        [sys.executable, "-m", "training.launch", str(tmp_path / "job.json"), str(dead.pid)],
+        [sys.executable, "-m", "training.supervise", str(tmp_path / "job.json"), str(dead.pid)],
         cwd=Path(__file__).resolve().parents[2],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -21,4 +21,4 @@ def test_the_child_notices_that_its_parent_is_another_one(tmp_path):
         timeout=100,
     )
     assert child.returncode == 1
-    assert child.stderr.strip() == "the parent died before training began"
+    assert child.stderr.strip() == "the parent died before this process could begin"

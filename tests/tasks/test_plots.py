@@ -1,7 +1,7 @@
 import matplotlib.image
 import pytest
 
-from tasks.plots import _throughput, learning_curves
+from tasks.plots import by_learner, joined_steps, learning_curves
 
 
 def step(n, **more):
@@ -39,4 +39,37 @@ def test_any_journal_gives_a_picture(tmp_path, journal):
 
 def test_throughput_is_audio_over_time_and_skips_what_has_no_time():
     steps = [step(1), step(2), step(3, elapsed=2), step(4, elapsed=6, audio_seconds=70.0)]
-    assert [point["rate"] for point in _throughput(steps)] == [10.0, 10.0]
+    assert [point["throughput"] for point in joined_steps(steps)] == [None, 10.0, None, 10.0]
+
+
+def ring(learners, steps, **more):
+    """A journal of several learners that exchange weights."""
+    own = {"staleness": 1.0, "distance": 0.01, "nodes": learners} | more
+    entries = [step(n, learner=f"{who}.0", loss=3.0 + who, **own) for n in range(1, steps) for who in range(learners)]
+    replicas = {str(who): 1.0 + who / 10 for who in range(learners)}
+    return [{"kind": "start", "step": 0}, *entries, VALID | {"replicas": replicas}]
+
+
+def test_several_learners_are_one_averaged_curve_and_each_a_faint_one():
+    journal = ring(3, 6)
+    assert sorted(by_learner(journal)) == ["0.0", "1.0", "2.0"]
+    joined = joined_steps(journal)
+    assert [entry["loss"] for entry in joined] == [4.0] * 5
+    assert [entry["throughput"] for entry in joined] == [None, 30.0, 30.0, 30.0, 30.0]
+    assert by_learner(ring(1, 6)) == {}
+
+
+def test_a_ring_has_a_panel_for_its_exchanges_and_a_single_learner_has_none(tmp_path):
+    ring_, alone = (
+        matplotlib.image.imread(learning_curves(journal, tmp_path / f"{name}.png"))
+        for name, journal in (("ring", ring(3, 6)), ("alone", ring(1, 6, staleness=None, distance=None)))
+    )
+    assert ring_.shape[0] > 1.3 * alone.shape[0]
+
+
+def test_a_resume_voids_nothing_of_the_curves_that_counts(tmp_path):
+    resume = {"kind": "resume", "step": 4, "steps": {"0.0": 2, "1.0": 2}}
+    again = [entry | {"step": entry["step"] + 2} for entry in ring(2, 3)[1:-1]]
+    journal = [*ring(2, 3)[:-1], resume, *again]
+    assert [entry["step"] for entry in joined_steps(journal)] == [2, 4, 6, 8]
+    assert learning_curves(journal, tmp_path / "curves.png").exists()

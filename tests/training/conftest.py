@@ -1,177 +1,36 @@
-"""A tiny spoken language for the training tests: six tones are its words, a few seconds of it make a corpus."""
+"""Fixtures of the training tests; `tones` has the rest."""
 
-from dataclasses import dataclass
+import importlib.util
+import sys
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
-import numpy as np
 import pytest
-import torch
-
-from speech.audio import decode_audio, encode_flac
-from speech.bundle import BundleSpec
-from speech.features import CmvnStats, FeatureConfig, build_features
-from speech.models import ModelConfig
-from speech.tokens import TokenConfig, train_tokenizer
-from storage.index import ShardIndex
-from storage.objects import ObjectStore
-from storage.shards import Sample, build_index, write_shard
-from training.config import TrainConfig
-from training.job import TrainJob
-from training.loop import Trainer
-
-WORDS = ("ba", "ce", "di", "fu", "gu", "ly")
-RATE = 8000
-FEATURES = FeatureConfig(num_mels=16)
-TINY = {
-    "blstm": ModelConfig(kind="blstm", dim=24, layers=1, subsampling=2, channels=4, dropout=0.1),
-    "conformer": ModelConfig(
-        kind="conformer", dim=16, layers=1, heads=2, kernel=5, feed_forward=2, subsampling=2, channels=4, dropout=0.1
-    ),
-}
 
 
-def speak(words: list[str], rng: np.random.Generator) -> torch.Tensor:
-    """Each word 0.12 s of its tone with an overtone, between pauses; a little noise below all."""
-    pieces = [np.zeros(RATE // 20)]
-    for word in words:
-        time = np.arange(int(rng.uniform(0.10, 0.14) * RATE)) / RATE
-        tone = 2 * np.pi * 300 * 1.45 ** WORDS.index(word) * time
-        pieces += [rng.uniform(0.2, 0.4) * (np.sin(tone) + 0.3 * np.sin(2 * tone)), np.zeros(RATE // 25)]
-    wave = np.concatenate(pieces)
-    return torch.from_numpy(wave + rng.normal(0, 0.003, len(wave))).float()
+def _load(name: str) -> ModuleType:
+    """A module beside this one: tests/ is not on sys.path."""
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).resolve().with_name(f"{name}.py"))
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
 
 
-def make_sample(number: int, words: list[str], rng: np.random.Generator, prefix: str) -> Sample:
-    wave = speak(words, rng)
-    row = {
-        "duration": len(wave) / RATE,
-        "num_frames": len(wave),
-        "sample_rate": RATE,
-        "text": " ".join(words),
-        "speaker": f"speaker{number % 3}",
-        "domain": "tones",
-    }
-    return Sample(f"{prefix}{number:03d}", {"flac": encode_flac(wave, RATE)}, row)
-
-
-def write_set(url: str, samples: list[Sample], payload: str = "flac", per_shard: int = 10) -> ShardIndex:
-    """Shards and index of a set."""
-    store = ObjectStore(url)
-    chunks = [samples[start : start + per_shard] for start in range(0, len(samples), per_shard)]
-    parts = [write_shard(store, f"{number:06d}.tar", chunk, payload) for number, chunk in enumerate(chunks)]
-    index = build_index(parts, {})
-    index.write(store)
-    return index
-
-
-def speak_set(url: str, count: int, seed: int, prefix: str) -> list[Sample]:
-    """Write `count` utterances of one to three words."""
-    rng = np.random.default_rng(seed)
-    texts = [[WORDS[int(k)] for k in rng.integers(0, len(WORDS), int(rng.integers(1, 4)))] for _ in range(count)]
-    samples = [make_sample(number, words, rng, prefix) for number, words in enumerate(texts)]
-    write_set(url, samples)
-    return samples
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """A training and a validation set on disk, and jobs over them."""
-
-    folder: Path
-    train: list[Sample]
-    valid: list[Sample]
-    stats: CmvnStats
-
-    def url(self, name: str) -> str:
-        return str(self.folder / name)
-
-    def spec(self, kind: str = "blstm", **changes: object) -> BundleSpec:
-        tokenizer = train_tokenizer(TokenConfig(kind="words"), [row.row["text"] for row in self.train])
-        spec = BundleSpec(
-            sample_rate=RATE,
-            features=FEATURES,
-            stats=self.stats.to_dict(),
-            tokenizer=tokenizer.to_dict(),
-            model=TINY[kind],
-        )
-        return spec.model_copy(update=changes)
-
-    def job(self, folder: Path, kind: str = "blstm", spec: BundleSpec | None = None, **changes: object) -> TrainJob:
-        """A job that leaves its output and journal below `folder`; `changes` go to the job or to its `train` part."""
-        train = {
-            "epochs": 2,
-            "batch_seconds": 6.0,
-            "max_batch": 12,
-            "threads": 1,
-            "device": "cpu",
-            "checkpoint_steps": 3,
-            "log_steps": 1,
-            "optimizer": {"lr": 5e-3},
-            "augment": {"time_masks": 1, "time_mask_frames": 3, "freq_masks": 1, "freq_mask_bins": 2},
-        }
-        train.update({name: value for name, value in changes.items() if name in TrainConfig.model_fields})
-        values: dict[str, object] = {
-            "run": "run-1",
-            "seed": 7,
-            "train": TrainConfig.model_validate(train),
-            "spec": spec or self.spec(kind),
-            "train_url": self.url("train"),
-            "valid_url": self.url("valid"),
-            "output_url": str(folder / "output"),
-            "journal": folder / "journal.jsonl",
-            "cache": folder / "cache",
-        }
-        values.update({name: value for name, value in changes.items() if name in TrainJob.model_fields})
-        return TrainJob.model_validate(values)
-
-
-def make_corpus(folder: Path) -> Corpus:
-    """48 training and 12 validation utterances, half a second each."""
-    train = speak_set(str(folder / "train"), 48, 1, "t")
-    valid = speak_set(str(folder / "valid"), 12, 2, "v")
-    extract, stats = build_features(FEATURES, RATE), CmvnStats(FEATURES.num_mels)
-    for sample in train:
-        wave, _ = decode_audio(sample.members["flac"])
-        stats.add(*extract(wave[None], torch.tensor([len(wave)])))
-    return Corpus(folder, train, valid, stats)
+tones = _load("tones")
 
 
 @pytest.fixture(scope="session")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    return make_corpus(tmp_path_factory.mktemp("tones"))
-
-
-LEARNS = {
-    "augment": {"enabled": False},
-    "max_batch": 4,
-    "checkpoint_steps": 1000,
-    "schedule": {"kind": "cosine", "warmup_epochs": 0.5},
-}
-"""Settings with which a tiny model learns the six words in seconds."""
-
-
-def bare(kind: str) -> ModelConfig:
-    """The tiny model without dropout, at 25 output frames a second."""
-    return TINY[kind].model_copy(update={"subsampling": 4, "dropout": 0.0})
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A finished training."""
-
-    job: TrainJob
-    result: dict[str, Any]
-
-    @property
-    def bundle(self) -> Path:
-        return Path(self.job.output_url) / "model"
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> "tones.Corpus":
+    return tones.make_corpus(tmp_path_factory.mktemp("tones"))
 
 
 @pytest.fixture(scope="session")
-def trained(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+def trained(corpus: "tones.Corpus", tmp_path_factory: pytest.TempPathFactory) -> "tones.Trained":
     """A Conformer that knows the six words."""
-    spec = corpus.spec("conformer", model=bare("conformer"))
+    spec = corpus.spec("conformer", model=tones.bare("conformer"))
     folder = tmp_path_factory.mktemp("trained")
-    job = corpus.job(folder, spec=spec, epochs=10, average=2, optimizer={"lr": 1e-2}, **LEARNS)
-    return Trained(job, Trainer(job).run())
+    job = corpus.job(folder, spec=spec, epochs=10, average=2, optimizer={"lr": 1e-2}, **tones.LEARNS)
+    return tones.train_here(job)

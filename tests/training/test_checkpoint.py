@@ -1,4 +1,4 @@
-"""Checkpoints: all or nothing, the newest intact one, of this run only; and the average of epochs."""
+"""What nodes and evaluator leave in the object store: replicas, averages, and the choice of the best epochs."""
 
 import pytest
 import torch
@@ -8,17 +8,20 @@ from torch import nn
 from storage.objects import ObjectStore
 from training.checkpoint import (
     CheckpointError,
-    TrainState,
-    average_snapshots,
     best_epochs,
-    checkpoint_steps,
-    load_checkpoint,
+    cpu_weights,
+    load_replica,
+    mean_weights,
     prune_snapshots,
-    save_checkpoint,
-    save_snapshot,
+    read_weights,
+    save_replica,
+    snapshot_name,
+    write_weights,
 )
 from training.config import OptimizerConfig
-from training.optim import build_optimizer
+from training.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
+
+FOLDER = "checkpoints/000001/node-000"
 
 
 @pytest.fixture(params=["file", "memory"])
@@ -35,7 +38,6 @@ class Learner:
         torch.manual_seed(seed)
         self.model = nn.Linear(3, 2)
         self.optimizer = build_optimizer(OptimizerConfig(lr=0.1), self.model)
-        self.state = TrainState()
         self.train(steps)
 
     def train(self, steps):
@@ -43,165 +45,79 @@ class Learner:
             self.optimizer.zero_grad()
             self.model(torch.ones(1, 3)).square().sum().backward()
             self.optimizer.step()
-            self.state.step += 1
         return self
 
-    def save(self, store, run="r", keep=2):
-        save_checkpoint(store, self.model, self.optimizer, self.state, run, keep)
+    def save(self, store):
+        return save_replica(store, FOLDER, cpu_weights(self.model), optimizer_tensors(self.optimizer))
 
-    def load(self, store, run="r"):
-        found = load_checkpoint(store, self.model, self.optimizer, run)
-        self.state = found or self.state
-        return found
+    def load(self, store, files):
+        weights, state = load_replica(store, files)
+        self.model.load_state_dict(weights)
+        load_optimizer_tensors(self.optimizer, state)
+        return self
 
     @property
     def weights(self):
         return torch.cat([p.detach().flatten() for p in self.model.parameters()])
 
 
-def part(step, name):
-    return f"checkpoints/step-{step:09d}/{name}"
-
-
-def test_a_learner_continues_bit_for_bit(store):
+def test_a_replica_continues_bit_for_bit(store):
     learner = Learner(3)
-    learner.state.history.append({"epoch": 0, "loss": 1.25, "wer": 0.5})
-    learner.state.elapsed = 12.75
-    learner.save(store)
-    other = Learner(seed=5)
-    assert other.load(store) == learner.state
+    files = learner.save(store)
+    assert set(files) == {f"{FOLDER}/model.safetensors", f"{FOLDER}/optimizer.safetensors"}
+    other = Learner(seed=5).load(store, files)
     assert torch.equal(other.train(4).weights, learner.train(4).weights)
-
-
-def test_without_a_checkpoint_there_is_nothing_to_resume(store):
-    before = (learner := Learner(1)).weights
-    assert learner.load(store) is None
-    assert torch.equal(learner.weights, before)
-
-
-def test_the_newest_is_taken_and_old_ones_are_pruned(store):
-    learner = Learner()
-    for _ in range(4):
-        learner.train(5).save(store, keep=2)
-    assert checkpoint_steps(store) == [15, 20]
-    assert {name.split("/")[1] for name in store.list("checkpoints")} == {"step-000000015", "step-000000020"}
-    assert Learner().load(store).step == 20
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors"])
 @pytest.mark.parametrize("damage", ["cut", "flipped", "missing"])
-def test_a_damaged_newest_one_is_passed_over(store, file, damage):
-    learner = Learner(5)
-    learner.save(store)
-    good = learner.weights
-    learner.train(5).save(store)
-    data = store.read(part(10, file))
+def test_damage_is_noticed_and_named(store, file, damage):
+    files = Learner(5).save(store)
+    name = f"{FOLDER}/{file}"
+    data = store.read(name)
     if damage == "missing":
-        store.delete(part(10, file))
+        store.delete(name)
     else:
-        store.write(part(10, file), data[:-7] if damage == "cut" else data[:-1] + bytes([data[-1] ^ 1]))
-    other = Learner(seed=3)
-    assert other.load(store).step == 5
-    assert torch.equal(other.weights, good)
+        store.write(name, data[:-7] if damage == "cut" else data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(CheckpointError, match=f"{FOLDER}/{file} is {'missing' if damage == 'missing' else 'damaged'}"):
+        Learner().load(store, files)
 
 
-@pytest.mark.parametrize("text", [b"", b'{"run": "r", "sha', b"[]", b"{}", b'{"run": "r"}'])
-def test_a_damaged_state_is_passed_over(store, text):
-    learner = Learner(5)
-    learner.save(store)
-    learner.train(5).save(store)
-    store.write(part(10, "state.json"), text)
-    assert Learner().load(store).step == 5
+def test_what_was_copied_does_not_change_with_the_training():
+    """Writing goes on in a thread while the training steps on: it must have copies."""
+    learner = Learner(2)
+    weights, state = cpu_weights(learner.model), optimizer_tensors(learner.optimizer)
+    before = {name: tensor.clone() for name, tensor in {**weights, **state}.items()}
+    learner.train(3)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in {**weights, **state}.items())
 
 
-def test_without_an_intact_one_training_starts_anew(store):
-    Learner(5).save(store)
-    store.write(part(5, "model.safetensors"), b"")
-    before = (learner := Learner(seed=4)).weights
-    assert learner.load(store) is None
-    assert torch.equal(learner.weights, before)
+def constant(value):
+    return {"weight": torch.full((2, 2), value), "bias": torch.full((2,), -value)}
 
 
-def test_another_runs_checkpoint_is_refused(store):
-    Learner(5).save(store, run="theirs")
-    with pytest.raises(CheckpointError, match=r"step-000000005/state\.json.*another configuration"):
-        Learner().load(store, run="ours")
-
-
-class Killed(BaseException):
-    """Stands for kill -9: nothing after it runs."""
-
-
-@pytest.mark.parametrize("writes", [0, 1, 2])
-def test_a_writer_killed_between_any_two_objects_leaves_the_older_one(store, writes, monkeypatch):
-    learner = Learner(5)
-    learner.save(store)
-    left, write = [writes], ObjectStore.write
-
-    def dying_write(self, name, data):
-        if left[0] == 0:
-            raise Killed
-        left[0] -= 1
-        write(self, name, data)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ObjectStore, "write", dying_write)
-        with pytest.raises(Killed):
-            learner.train(5).save(store)
-    assert checkpoint_steps(store) == [5]
-    assert Learner().load(store).step == 5
-    learner.save(store)  # what was left half-written is overwritten
-    assert Learner().load(store).step == 10
-
-
-def test_a_pruner_killed_in_the_middle_leaves_no_half_checkpoint(store, monkeypatch):
-    learner = Learner(5)
-    learner.save(store, keep=1)
-
-    def dying_delete(self, prefix):
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ObjectStore, "delete_tree", dying_delete)
-        with pytest.raises(Killed):
-            learner.train(5).save(store, keep=1)
-    assert checkpoint_steps(store) == [10]
-    assert Learner().load(store).step == 10
-
-
-def constant_model(value):
-    model = nn.Linear(2, 2)
-    nn.init.constant_(model.weight, value)
-    nn.init.constant_(model.bias, -value)
-    return model
-
-
-def test_the_average_is_the_mean_of_the_named_epochs(store):
-    for epoch, value in enumerate([1.0, 2.0, 6.0, 100.0]):
-        save_snapshot(store, constant_model(value), epoch)
-    mean = average_snapshots(store, [2, 0, 1])
+def test_the_average_is_the_mean():
+    mean = mean_weights(constant(value) for value in [6.0, 1.0, 2.0])
     assert torch.equal(mean["weight"], torch.full((2, 2), 3.0))
     assert torch.equal(mean["bias"], torch.full((2,), -3.0))
     assert mean["weight"].dtype == torch.float32
 
 
-def test_the_average_of_one_epoch_is_that_epoch_exactly(store):
-    torch.manual_seed(0)
-    model = nn.Linear(7, 5)
-    save_snapshot(store, model, 3)
-    assert save(average_snapshots(store, [3])) == save({k: v.contiguous() for k, v in model.state_dict().items()})
+def test_the_average_of_one_is_that_one_exactly():
+    weights = cpu_weights(nn.Linear(7, 5))
+    assert save(mean_weights([weights])) == save(weights)
 
 
-def test_the_order_of_epochs_does_not_change_the_average(store):
-    for epoch in range(3):
-        torch.manual_seed(epoch)
-        save_snapshot(store, nn.Linear(7, 5), epoch)
-    assert save(average_snapshots(store, [0, 1, 2])) == save(average_snapshots(store, [2, 0, 1]))
+def test_the_order_of_replicas_does_not_change_the_average():
+    replicas = [cpu_weights(nn.Linear(7, 5)) for _ in range(3)]
+    assert save(mean_weights(replicas)) == save(mean_weights(replicas[::-1]))
 
 
-def test_no_epoch_no_model(store):
+def test_an_average_of_nothing_or_of_different_models_is_refused():
     with pytest.raises(CheckpointError, match="no epoch has ended"):
-        average_snapshots(store, [])
+        mean_weights([])
+    with pytest.raises(CheckpointError, match="not of one model"):
+        mean_weights([constant(1.0), {"weight": torch.zeros(2, 2)}])
 
 
 def test_the_best_epochs_are_those_of_lowest_loss():
@@ -213,7 +129,8 @@ def test_the_best_epochs_are_those_of_lowest_loss():
 
 def test_only_wanted_snapshots_stay(store):
     for epoch in range(4):
-        save_snapshot(store, constant_model(epoch), epoch)
+        write_weights(store, snapshot_name(epoch), constant(float(epoch)))
     prune_snapshots(store, {1, 3})
     assert store.list("snapshots") == ["snapshots/epoch-0001.safetensors", "snapshots/epoch-0003.safetensors"]
     assert load(store.read("snapshots/epoch-0003.safetensors"))["weight"][0, 0] == 3.0
+    assert read_weights(store, snapshot_name(1))["bias"][0] == -1.0

@@ -1,0 +1,1 @@
+"""Figures about Starling's speed, each from one command: `python -m benchmarks.NAME`."""

@@ -1,0 +1,259 @@
+"""One learner of `benchmarks.scaling`: the training loop with its real exchanges and leases; its gradient is a wait.
+
+It makes the same calls in the same order as `training.worker.Worker`; forward and backward are `time.sleep`, the
+gradient is a constant. What it did stands on a board in shared memory, so that it may be killed at any moment.
+"""
+
+import logging
+import mmap
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks import netns
+from training.config import ExchangeConfig
+from training.exchange import Exchange, ExchangeSetup, build_exchange
+from training.exchange.keys import RingKey
+from training.group import NodeGroup
+from training.membership import View
+from training.processes import end_with_parent
+from training.store.messages import JoinReply
+from training.store.node_client import NodeClient
+from training.store.worklist import Assignment
+
+IDLE_S = 0.02
+_FACTS = 10
+_CAPACITY = 100_000
+"""Steps that a board holds at most."""
+
+
+class Board:
+    """What a learner tells while it runs: `ready`, the time of each step's end, and the exchange's figures."""
+
+    def __init__(self) -> None:
+        self._values: NDArray[np.float64] = np.frombuffer(mmap.mmap(-1, 8 * (_FACTS + _CAPACITY)), dtype=np.float64)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the learner waits for the start."""
+        return bool(self._values[1])
+
+    def set_ready(self) -> None:
+        """The learner waits for the start."""
+        self._values[1] = 1
+
+    def step(self) -> None:
+        """A step has ended now."""
+        number = int(self._values[0])
+        if number < _CAPACITY:
+            self._values[_FACTS + number] = time.monotonic()
+            self._values[0] = number + 1
+
+    def note(self, exchange: Exchange) -> None:
+        """Take down the exchange's figures."""
+        stats = exchange.stats()
+        facts = (stats.initiated, stats.answered, stats.failed, stats.mean_s, stats.staleness, stats.distance)
+        self._values[2 : 2 + len(facts)] = facts
+
+    def facts(self) -> dict[str, float]:
+        """The exchange's figures."""
+        names = ("initiated", "answered", "failed", "mean_s", "staleness", "distance")
+        return dict(zip(names, self._values[2 : 2 + len(names)].tolist(), strict=True))
+
+    def stamps(self) -> NDArray[np.float64]:
+        """Monotonic times of the steps' ends."""
+        return self._values[_FACTS : _FACTS + int(self._values[0])].copy()
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a learner is told.
+
+    Attributes:
+        node: Its node.
+        rank: Its rank in the node.
+        nodes: Nodes in the ring.
+        ranks: Ranks of the node.
+        params: Weights of the model.
+        step_s: Seconds that a gradient takes, slow-down included.
+        batch: Utterances in a step of one learner.
+        shard: Each row's shard [rows].
+        exchange: Between nodes.
+        store: HOST:PORT of the store.
+        key: The ring's key.
+        folder: For logs and meeting points.
+        host: Address that it listens at.
+        namespace: Descriptor of its network namespace; None for the machine's own network.
+        apart: Whether its node's ranks are on several machines.
+    """
+
+    node: int
+    rank: int
+    nodes: int
+    ranks: int
+    params: int
+    step_s: float
+    batch: int
+    shard: NDArray[np.int64]
+    exchange: ExchangeConfig
+    store: str
+    key: Path
+    folder: Path
+    host: str = "127.0.0.1"
+    namespace: int | None = None
+    apart: bool = False
+
+
+def run(setup: Setup, board: Board, start: Any, parent: int) -> None:
+    """Train until killed; what goes wrong is in the folder's log.
+
+    Args:
+        setup: Who it is.
+        board: Where it tells what it does.
+        start: An event: all are ready.
+        parent: Process number of the one who started it.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent(parent, signal.SIGKILL)
+    with (setup.folder / f"learner-{setup.node}.{setup.rank}.log").open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", force=True)
+    torch.set_num_threads(1)
+    if setup.namespace is not None:
+        netns.enter(setup.namespace)
+    if setup.apart:
+        os.environ["GLOO_SOCKET_IFNAME"] = netns.DEVICE
+    try:
+        _Learner(setup, board).train(start)
+    except BaseException:
+        logging.exception("this learner has failed")
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)
+
+
+class _Learner:
+    def __init__(self, setup: Setup, board: Board) -> None:
+        self.setup, self.board, self.step = setup, board, 0
+        meeting = setup.folder / f"meet-{setup.node}"
+        self.group = NodeGroup(setup.rank, setup.ranks, meeting, torch.device("cpu"))
+        self.weights = torch.full((setup.params,), float(setup.node))
+        self.grads = torch.empty(setup.params)
+        first, last = self.group.share(setup.params)
+        self.mine = self.weights[first:last]
+        key = RingKey.load(setup.key)
+        self.exchange = self._exchange(key) if setup.nodes > 1 else None
+        self.client = NodeClient(setup.store, key, setup.node, folder=setup.folder) if setup.rank == 0 else None
+        self.view = View()
+        self.work: Assignment | None = None
+        self._done: set[tuple[str, int]] = set()
+
+    def _exchange(self, key: RingKey) -> Exchange:
+        setup = self.setup
+        return build_exchange(
+            setup.exchange,
+            ExchangeSetup(
+                node=setup.node,
+                rank=setup.rank,
+                size=self.mine.numel(),
+                key=key if setup.exchange.encrypt else None,
+                folder=setup.folder,
+                bind_host=setup.host,
+            ),
+        )
+
+    def train(self, start: Any) -> None:
+        self._join()
+        self.board.set_ready()
+        start.wait(120)
+        while True:
+            orders = self.group.tell(self._decide() if self.group.rank == 0 else {})
+            if orders["do"] == "end":
+                return
+            {"step": self._step, "wait": self._wait, "view": self._set_view}[str(orders["do"])](orders)
+
+    def _join(self) -> None:
+        endpoints = tuple(self.group.gather_text(self.exchange.endpoint if self.exchange else ""))
+        reply: JoinReply | None = self.client.join(endpoints) if self.client else None
+        self._set_view(self.group.tell({"view": reply.view.to_dict()} if reply else {}))
+        if self.exchange:
+            self.exchange.start(self.mine, 0)
+        if self.client:
+            size = self.setup.batch * self.setup.ranks
+            self.client.begin(
+                lambda _, rows, __: [rows[at : at + size] for at in range(0, len(rows), size)], self.setup.shard
+            )
+
+    def _decide(self) -> dict[str, Any]:
+        client = self.client
+        assert client is not None
+        if client.dropped():
+            raise RuntimeError("the store has dropped this node")
+        self._leave_traces(client)
+        if client.finish():
+            return {"do": "end"}
+        view = client.view()
+        if view.number != self.view.number:
+            return {"do": "view", "view": view.to_dict()}
+        self.work = client.next()
+        return {"do": "step" if self.work is not None else "wait"}
+
+    def _leave_traces(self, client: NodeClient) -> None:
+        """Say that snapshots and checkpoints are written: what storage costs is not measured here."""
+        epoch, checkpoint = client.snapshot_wanted(), client.checkpoint_wanted()
+        if epoch is not None and ("epoch", epoch) not in self._done:
+            self._done.add(("epoch", epoch))
+            client.snapshot_written(epoch)
+        if checkpoint is not None and ("checkpoint", checkpoint) not in self._done:
+            self._done.add(("checkpoint", checkpoint))
+            client.checkpoint_done(
+                checkpoint, {"node": self.setup.node, "step": self.step, "seq": client.seq, "files": {}}
+            )
+
+    def _set_view(self, orders: Mapping[str, Any]) -> None:
+        self.view = View.from_dict(orders["view"])
+        if self.exchange:
+            self.exchange.set_view(self.view)
+
+    def _wait(self, _: Mapping[str, Any]) -> None:
+        time.sleep(IDLE_S)
+
+    def _step(self, _: Mapping[str, Any]) -> None:
+        time.sleep(self.setup.step_s)
+        self.grads.fill_(1e-6 * (1 + self.setup.node))
+        self.group.sum(self.grads)
+        if self._all_ready():
+            self._average()
+        self.weights.sub_(self.grads)
+        self.step += 1
+        if self.exchange:
+            self.exchange.give(self.mine, self.step)
+            self.exchange.tick(self.step)
+            self.board.note(self.exchange)
+        if self.client and self.work is not None:
+            count = len(self.work.rows)
+            self.client.trained(self.work, loss_sum=1.0, tokens=count, seconds=float(count), utterances=count)
+        self.board.step()
+
+    def _all_ready(self) -> bool:
+        ready = self.exchange is not None and self.exchange.ready()
+        if self.group.size == 1:
+            return ready
+        votes = self.group.sum(torch.tensor([0.0, 0.0, float(ready)], dtype=torch.float64))  # with loss and tokens
+        return round(float(votes[2])) == self.group.size
+
+    def _average(self) -> None:
+        assert self.exchange is not None
+        delta = self.group.gather_shares(self.exchange.take(), self.weights.numel())
+        self.weights.add_(delta)
+        self.exchange.release()

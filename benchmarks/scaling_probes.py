@@ -1,0 +1,64 @@
+"""Instruments of `benchmarks.scaling`: rates, processor time, and an index to lease."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from storage.index import SCHEMA, ShardIndex, ShardRecord
+from storage.objects import ObjectStore
+
+
+def rate(stamps: NDArray[np.float64], window: float, end: float) -> float:
+    """Steps per second between the first and the last step's end in the window; counted where there is but one."""
+    inside = stamps[(stamps >= window) & (stamps <= end)]
+    if len(inside) < 2:
+        return len(inside) / (end - window)
+    return float((len(inside) - 1) / (inside[-1] - inside[0]))
+
+
+def write_index(url: str, num_shards: int, per_shard: int) -> None:
+    """Publish an index of utterances of one second that nobody is going to read."""
+    rows = num_shards * per_shard
+    shard = np.repeat(np.arange(num_shards), per_shard)
+    columns: dict[str, Any] = {name: [""] * rows for name in ("text", "speaker", "corpus", "domain", "language")}
+    columns |= {
+        "id": [f"u{row}" for row in range(rows)],
+        "shard": shard,
+        "offset": np.zeros(rows),
+        "length": np.ones(rows),
+    }
+    columns |= {"duration": np.ones(rows), "num_frames": np.full(rows, 16000), "sample_rate": np.full(rows, 16000)}
+    table = pa.table({field.name: pa.array(columns[field.name]).cast(field.type) for field in SCHEMA})
+    records = tuple(
+        ShardRecord(f"{number:06d}.tar", per_shard, float(per_shard), 1, "0" * 64) for number in range(num_shards)
+    )
+    ShardIndex(table, records, {"payload": "flac"}).write(ObjectStore(url))
+
+
+def machine_cpu() -> tuple[float, float]:
+    """Busy and all seconds of the machine's cores since it started."""
+    values = [int(value) for value in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    idle = values[3] + values[4]
+    ticks = os.sysconf("SC_CLK_TCK")
+    return (sum(values) - idle) / ticks, sum(values) / ticks
+
+
+def tree_cpu(root: int) -> float:
+    """Processor seconds of a process and all that descend from it and are alive."""
+    parents, seconds = {}, {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has just ended
+        number = int(path.parent.name)
+        parents[number] = int(fields[1])
+        seconds[number] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    family = {root}
+    while more := {number for number, parent in parents.items() if parent in family} - family:
+        family |= more
+    return sum(seconds.get(number, 0.0) for number in family)

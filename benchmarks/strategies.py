@@ -1,0 +1,69 @@
+"""The same recipe trained by one, two and four learners: word error rate by strategy.
+
+    python -m benchmarks.strategies [--json] [--config configs/fsdd.yaml] [--set FIELD=VALUE ...] [--worlds single ...]
+
+Every world trains the same number of epochs at the same global batch and learning rate. Runs are cached in the data
+folder, so an interrupted round continues.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+WORLDS = {
+    "single": ("single", 1, 1),
+    "scpsgd-2": ("scpsgd", 1, 2),
+    "adpsgd-2": ("adpsgd", 2, 1),
+    "adpsgd-4": ("adpsgd", 4, 1),
+    "h-adpsgd-2x2": ("h-adpsgd", 2, 2),
+}
+
+
+def run(config: Path, world: str, overrides: list[str]) -> dict[str, Any]:
+    """Train and score one world; the row for the table."""
+    strategy, nodes, learners = WORLDS[world]
+    changes = [f"train.strategy={strategy}", f"train.nodes={nodes}", f"train.learners_per_node={learners}", *overrides]
+    command = [sys.executable, "-m", "flows.cli.app", "run", str(config), "--plain", "--until", "score", "--json"]
+    for change in changes:
+        command += ["--set", change]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT)
+    summary = json.loads(done.stdout.strip().splitlines()[-1])
+    training = next(stage for stage in summary["stages"] if stage["name"] == "train")
+    scores = summary["sets"]["test"]
+    return {
+        "world": world,
+        "strategy": strategy,
+        "learners": nodes * learners,
+        "wer": scores["wer"],
+        "wer_low": scores["wer_low"],
+        "wer_high": scores["wer_high"],
+        "utterances": scores["utterances"],
+        "train_s": training["seconds"],
+    }
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--config", type=Path, default=ROOT / "configs" / "fsdd.yaml")
+    parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="FIELD=VALUE")
+    parser.add_argument("--worlds", nargs="+", choices=WORLDS, default=list(WORLDS))
+    args = parser.parse_args()
+    rows = []
+    for world in args.worlds:
+        row = run(args.config, world, args.overrides)
+        rows.append(row)
+        if not args.json:
+            interval = f"{row['wer_low']:.2%}-{row['wer_high']:.2%}"
+            print(f"{world:14} WER {row['wer']:7.2%} ({interval})  trained in {row['train_s']:.0f} s", flush=True)
+    if args.json:
+        print(json.dumps({"benchmark": "strategies", "config": args.config.name, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""`starling train`, for a whole training or for one node of it, and `starling key`, by which nodes trust each other."""
+
+import logging
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.cli.common import JsonOption, SetOption, friendly, out, print_json
+from flows.cli.run import PlainOption, execute, finish
+
+STORE, KEY_FILE = "STARLING_STORE", "STARLING_RING_KEY_FILE"
+RANKS = ("SLURM_NODEID", "JOB_COMPLETION_INDEX")
+"""Where launchers say which node this is: Slurm, Kubernetes' indexed jobs."""
+
+
+@friendly
+def train(
+    config: Annotated[Path | None, typer.Argument(help="YAML configuration.", show_default=False)] = None,
+    overrides: SetOption = None,
+    again: Annotated[bool, typer.Option("--again", help="Do this stage anew even if it is done.")] = False,
+    plain: PlainOption = False,
+    node_rank: Annotated[
+        int | None,
+        typer.Option("--node-rank", min=0, help=f"Be this node of a ring. Default: {' or '.join(RANKS)}."),
+    ] = None,
+    store: Annotated[
+        str, typer.Option("--store", metavar="HOST:PORT", help=f"The ring's store. Default: {STORE}.")
+    ] = "",
+    key_file: Annotated[
+        Path | None, typer.Option("--key-file", help=f"The ring's key (see `starling key`). Default: {KEY_FILE}.")
+    ] = None,
+    bind: Annotated[
+        str, typer.Option("--bind", metavar="HOST", help="Listen here. Default: the address that leads to the store.")
+    ] = "",
+    advertise: Annotated[
+        str, typer.Option("--advertise", metavar="HOST", help="Neighbours reach this node here. Default: --bind.")
+    ] = "",
+    folder: Annotated[Path | None, typer.Option("--folder", help="Logs of the node.")] = None,
+    max_restarts: Annotated[
+        int | None, typer.Option("--max-restarts", min=0, help="Restarts of the node's processes. Default: 3.")
+    ] = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Train the acoustic model of a configuration, or be one node of a training that runs elsewhere.
+
+    Without a configuration, and with --node-rank and --store, this process and its children are one node; the training
+    itself runs where `starling train CONFIG` or `starling run CONFIG` does, with train.launch.kind=external.
+    """
+    node_options = {
+        "--node-rank": node_rank,
+        "--store": store or None,
+        "--key-file": key_file,
+        "--bind": bind or None,
+        "--advertise": advertise or None,
+        "--folder": folder,
+        "--max-restarts": max_restarts,
+    }
+    given = [name for name, value in node_options.items() if value is not None]
+    if config is not None:
+        if given:
+            raise ValueError(
+                f"{given[0]} is for a node, which takes no configuration (it gets it from the store): leave out "
+                f"{config}, or {given[0]}"
+            )
+        finish(execute(config, overrides or [], "train" if again else "", "train", plain), json_output)
+        return
+    if not given and not os.environ.get(STORE):
+        raise ValueError("give a configuration to train, or --node-rank and --store to be a node of a training")
+    foreign = {"--set": bool(overrides), "--again": again, "--plain": plain, "--json": json_output}
+    for name, used in foreign.items():
+        if used:
+            raise ValueError(f"{name} needs a configuration; a node takes none (it gets it from the store)")
+    raise typer.Exit(
+        _node(node_rank, store, key_file, bind, advertise, folder, 3 if max_restarts is None else max_restarts)
+    )
+
+
+def _node(
+    rank: int | None, store: str, key: Path | None, bind: str, advertise: str, folder: Path | None, max_restarts: int
+) -> int:
+    from flows.node import node_folder
+    from tasks.nodes import own_address
+    from tasks.world import check_key_file, is_loopback, split_address
+    from training.node import run_node
+
+    rank = _rank() if rank is None else rank
+    store = store or os.environ.get(STORE, "")
+    if not store:
+        raise ValueError(f"--store is missing: give the HOST:PORT of the training's store, or set {STORE}")
+    host, _ = split_address(store, "--store")
+    key = key or (Path(os.environ[KEY_FILE]) if os.environ.get(KEY_FILE) else None)
+    if key is not None:
+        check_key_file(key, "--key-file")
+    elif not is_loopback(host):
+        raise ValueError(f"--key-file is missing: a store at {host} wants the ring's key (or set {KEY_FILE})")
+    address = bind or own_address(store)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    place = folder or node_folder(rank, store)
+    return run_node(store, key, place, rank, max_restarts, address, advertise or address)
+
+
+def _rank() -> int:
+    """The node's number, from the launcher."""
+    for name in RANKS:
+        text = os.environ.get(name, "")
+        if text:
+            if not text.isdigit():
+                raise ValueError(f"{name} is {text!r}, which is no node number: give --node-rank")
+            return int(text)
+    raise ValueError(
+        f"--node-rank is missing: give the node's number, from 0 (a launcher may set {' or '.join(RANKS)})"
+    )
+
+
+@friendly
+def key(
+    file: Annotated[Path, typer.Argument(help="File to write; must not exist yet.", show_default=False)],
+    json_output: JsonOption = False,
+) -> None:
+    """Make the key of a ring: whoever has this file may join the training and read and change its weights."""
+    from training.exchange.keys import RingKey
+
+    made = RingKey.generate()
+    made.save(file)
+    if json_output:
+        print_json({"file": str(file), "public": made.public.decode()})
+        return
+    out.print(f"{file}: copy it to every node over a safe channel, readable by its owner only", highlight=False)

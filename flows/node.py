@@ -1,0 +1,87 @@
+"""The flow `node`: one node of a ring, on whatever machine its Prefect worker runs.
+
+The train stage asks for one run of it for each node. Training happens in a child process, so that cancelling the run
+(SIGTERM) and killing it (kill -9) both end everything that it started.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from prefect import flow
+from prefect.states import Completed
+
+from tasks.home import home
+from tasks.nodes import own_address
+from tasks.world import check_key_file, split_address
+from training.processes import stop
+from training.rank import STOPPED
+
+_PATIENCE_S = 9.0
+
+
+class NodeError(RuntimeError):
+    """A node's processes failed."""
+
+
+def node_folder(node_rank: int, store: str) -> Path:
+    """Local folder of a node: log, and what it has to remember."""
+    name = "".join(c if c.isalnum() else "-" for c in store)
+    return home() / "work" / f"node-{node_rank}-{name}"
+
+
+@flow(name="node", flow_run_name="node {node_rank}", persist_result=False)
+def node(
+    node_rank: int,
+    store: str,
+    key_file: str = "",
+    folder: str = "",
+    bind: str = "",
+    advertise: str = "",
+    max_restarts: int = 3,
+) -> Any:
+    """Train as one node of a ring until the training ends.
+
+    Args:
+        node_rank: The node's number, from 0.
+        store: HOST:PORT of the training's store.
+        key_file: File of the ring's key on this machine; empty for a ring without encryption.
+        folder: Local folder; by default below the data folder.
+        bind: Address to listen on for neighbours; by default the one that leads to the store.
+        advertise: Address that neighbours are told; by default the same.
+        max_restarts: How often the node's processes are restarted after they died.
+    """
+    split_address(store, "store")
+    if key_file:
+        check_key_file(Path(key_file), "key_file")
+    place = Path(folder) if folder else node_folder(node_rank, store)
+    place.mkdir(parents=True, exist_ok=True)
+    address = bind or own_address(store)
+    command = [sys.executable, "-m", "training.node", "--store", store, *(["--key-file", key_file] if key_file else [])]
+    command += ["--folder", str(place), "--node-rank", str(node_rank), "--max-restarts", str(max_restarts)]
+    command += ["--bind", address, "--advertise", advertise or address, "--parent", str(os.getpid())]
+    status = _run(command, place / "node.log")
+    if status == STOPPED:
+        return Completed(name="Stopped", message="stopped after a checkpoint")
+    if status:
+        raise NodeError(f"node {node_rank} ended with status {status}: {_end_of(place / 'node.log')}")
+    return Completed(message="the training has ended")
+
+
+def _run(command: list[str], log: Path) -> int:
+    """Run a child to its end; it ends when this process is told to, and when it dies."""
+    # a log of its own: a child that kept the worker's pipe open would hide this process's end from the worker
+    with log.open("ab") as out:
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+        try:
+            return child.wait()
+        except BaseException:
+            stop(child, _PATIENCE_S)
+            raise
+
+
+def _end_of(log: Path, lines: int = 12) -> str:
+    text = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return f"the end of {log}:\n" + "\n".join(text[-lines:])

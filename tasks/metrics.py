@@ -1,0 +1,228 @@
+"""The training journal as metrics: what one learner reports, and what it means for the training as a whole.
+
+Metric names: `learner.<node>.<rank>/<field>` for one learner at its own steps; `loss`, `lr`, ... averaged over the
+learners at the steps of all of them; `valid_loss`, `valid_wer`, `train_loss` and `replica.<node>/valid_loss` per epoch.
+Entries without a learner (trainings of one process, older versions) are global as they are.
+
+A resume voids what a lost process had written beyond its checkpoint, but it may have been sent. Then a step has two
+values: the later one has the later time, so a chart shows it last. Where a training ends at a lower step than a voided
+one, `closing_points` repeats the last valid value at the highest step, so that the last value is right in the end.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+Entry = dict[str, Any]
+_LEARNER_FIELDS = (
+    *("loss", "lr", "grad_norm", "utterances", "audio_seconds"),
+    *("step_s", "exchange_s", "staleness", "distance"),
+)
+_MEAN_FIELDS = ("loss", "lr", "grad_norm", "step_s", "exchange_s", "staleness", "distance")
+_GLOBAL_FIELDS = (*_MEAN_FIELDS, "epoch", "elapsed", "nodes", "throughput")
+
+
+class Point(NamedTuple):
+    """One value of one metric."""
+
+    name: str
+    value: float
+    at_ms: int
+    """Milliseconds of training; after a resume later than all that was before."""
+    step: int
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value can be a metric: a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def mean(values: Iterable[Any]) -> float | None:
+    """Mean of the finite numbers among some values; None without any."""
+    numbers = [float(value) for value in values if is_number(value)]
+    return sum(numbers) / len(numbers) if numbers else None
+
+
+class Rounds:
+    """Joins the learners' `step` entries to rounds, in which each learner reports once at most.
+
+    A round ends when all that were in the one before have reported, or when one reports again: a slow learner holds
+    nobody up. Entries without a learner are a round each.
+    """
+
+    def __init__(self) -> None:
+        self._steps: dict[str, int] = {}
+        self._last: dict[str, Entry] = {}
+        self._before: set[str] = set()
+        self._round: dict[str, Entry] = {}
+
+    def restart(self, steps: Mapping[str, int]) -> None:
+        """A `start` or `resume`: forget the open round, and count each learner's steps from here.
+
+        Args:
+            steps: Steps of each learner in the checkpoint.
+        """
+        self._round, self._last, self._before = {}, {}, set()
+        self._steps = {name: int(step) for name, step in steps.items()}
+
+    def feed(self, entry: Entry) -> list[Entry]:
+        """Take a `step` entry; returns the rounds that it ends."""
+        learner = entry.get("learner")
+        if learner is None:
+            return [entry | {"throughput": self._rate("", entry)}]
+        done = self.flush() if learner in self._round else []
+        self._round[learner] = entry | {"throughput": self._rate(learner, entry)}
+        self._steps[learner] = int(entry["step"])
+        if self._before and self._before <= set(self._round):
+            done += self.flush()
+        return done
+
+    def flush(self) -> list[Entry]:
+        """End the open round, if there is one."""
+        if not self._round:
+            return []
+        entries = list(self._round.values())
+        self._before, self._round = set(self._round), {}
+        rates = [entry["throughput"] for entry in entries if entry["throughput"] is not None]
+        return [
+            {
+                **entries[-1],
+                **{field: mean(entry.get(field) for entry in entries) for field in _MEAN_FIELDS},
+                "step": sum(self._steps.values()),
+                "epoch": max(entry["epoch"] for entry in entries),
+                "elapsed": max(float(entry.get("elapsed", 0.0)) for entry in entries),
+                "throughput": sum(rates) if rates else None,
+                "learners": len(entries),
+            }
+        ]
+
+    def _rate(self, learner: str, entry: Entry) -> float | None:
+        """Seconds of audio per second since the learner's last entry."""
+        before, self._last[learner] = self._last.get(learner), entry
+        if before is None or "audio_seconds" not in entry or "audio_seconds" not in before:
+            return None
+        seconds = entry["elapsed"] - before["elapsed"]
+        audio = entry["audio_seconds"] - before["audio_seconds"]
+        return audio / seconds if seconds > 0 and audio >= 0 else None
+
+
+class Translator:
+    """Turns journal entries, in their order, into points; the same journal always gives the same points."""
+
+    def __init__(self) -> None:
+        self.highest: dict[str, Point] = {}
+        """By metric, the point that a tracking server takes for the last one: highest step, then latest."""
+        self.last: dict[str, Point] = {}
+        """By metric, the point that came last."""
+        self._rounds = Rounds()
+        self._offset_ms = 0
+        self._floor_ms: int | None = None
+        self._latest_ms = 0
+        self._step = 0
+
+    def feed(self, entry: Entry) -> list[Point]:
+        """The points of one entry."""
+        kind = entry["kind"]
+        if kind in ("start", "resume"):
+            points = self._open_round(self._latest_ms)
+            self._restart(entry)
+        else:
+            points = self._told(kind, entry, self._time(entry))
+        for point in points:
+            self.last[point.name] = point
+            best = self.highest.get(point.name)
+            if best is None or _order(point) >= _order(best):
+                self.highest[point.name] = point
+        return points
+
+    def _told(self, kind: str, entry: Entry, at_ms: int) -> list[Point]:
+        if kind == "step":
+            joined = self._rounds.feed(entry)
+            return self._learner(entry, at_ms) + [point for one in joined for point in self._round(one, at_ms)]
+        if kind in ("valid", "end", "epoch"):
+            return self._open_round(at_ms) + self._milestone(entry, at_ms)
+        return []
+
+    def _open_round(self, at_ms: int) -> list[Point]:
+        return [point for joined in self._rounds.flush() for point in self._round(joined, at_ms)]
+
+    def _restart(self, entry: Entry) -> None:
+        steps = entry.get("steps")
+        self._rounds.restart(steps if isinstance(steps, dict) else {})
+        self._step = int(entry.get("step", 0))
+        self._floor_ms = self._latest_ms + 1 if self._latest_ms else None
+
+    def _time(self, entry: Entry) -> int:
+        if not is_number(entry.get("elapsed")):
+            return self._latest_ms
+        own = int(1000 * float(entry["elapsed"]))
+        if self._floor_ms is not None:  # the first entry after a restart: from here on everything is later than before
+            self._offset_ms = max(self._offset_ms, self._floor_ms - own)
+            self._floor_ms = None
+        at_ms = own + self._offset_ms
+        self._latest_ms = max(self._latest_ms, at_ms)
+        return at_ms
+
+    def _learner(self, entry: Entry, at_ms: int) -> list[Point]:
+        learner, step = entry.get("learner"), int(entry["step"])
+        if learner is None:
+            names = [name for name in entry if name not in ("kind", "step", "epochs")]
+            return self._points(entry, names, at_ms, step)
+        return self._points(entry, _LEARNER_FIELDS, at_ms, step, f"learner.{learner}/")
+
+    def _round(self, joined: Entry, at_ms: int) -> list[Point]:
+        self._step = max(self._step, int(joined["step"]))
+        names = _GLOBAL_FIELDS if "learners" in joined else ("throughput",)
+        return self._points(joined, names, at_ms, int(joined["step"]))
+
+    def _milestone(self, entry: Entry, at_ms: int) -> list[Point]:
+        self._step = step = max(self._step, int(entry.get("step", 0)))
+        if entry["kind"] == "end":
+            return self._points(entry, ("valid_loss", "valid_wer"), at_ms, step, "final.")
+        if entry["kind"] == "epoch":
+            return self._points(entry, ("repeated",), at_ms, step)
+        names = [name for name in entry if name not in ("kind", "step", "epochs")]
+        points = self._points(entry, names, at_ms, step)
+        replicas = entry.get("replicas")
+        if isinstance(replicas, dict):
+            named = {f"replica.{node}/valid_loss": value for node, value in replicas.items()}
+            points += self._points(named, list(named), at_ms, step)
+        return points
+
+    def _points(
+        self, entry: Mapping[str, Any], names: Iterable[str], at_ms: int, step: int, prefix: str = ""
+    ) -> list[Point]:
+        return [
+            Point(_metric_name(prefix + name), float(entry[name]), at_ms, step)
+            for name in names
+            if is_number(entry.get(name))
+        ]
+
+
+def _metric_name(text: str) -> str:
+    """A name that MLflow allows: a single bad one would make it refuse all that is sent with it."""
+    return re.sub(r"[^\w\-. :/]", "_", text, flags=re.ASCII)[:250]
+
+
+def _order(point: Point) -> tuple[int, int, float]:
+    """How MLflow decides which value is the last one."""
+    return point.step, point.at_ms, point.value
+
+
+def closing_points(sent: Translator, valid: Iterable[Entry]) -> list[Point]:
+    """Points that make the last value of each metric right, where a voided entry has the highest step.
+
+    Args:
+        sent: Has translated the whole journal, voided entries included.
+        valid: The entries that count (`training.journal.read_journal`).
+    """
+    right = Translator()
+    for entry in valid:
+        right.feed(entry)
+    points = []
+    for name, point in right.last.items():
+        shown = sent.highest.get(name, point)
+        if (shown.step, shown.value) != (point.step, point.value):
+            points.append(Point(name, point.value, shown.at_ms + 1, max(shown.step, point.step)))
+    return points

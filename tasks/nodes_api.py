@@ -1,0 +1,123 @@
+"""What the train stage asks of Prefect about node runs: bounded requests, and nothing but JSON."""
+
+from contextlib import ExitStack
+from typing import Any
+from uuid import UUID
+
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterId,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+    FlowRunFilterTags,
+)
+from prefect.client.schemas.objects import StateType
+from prefect.exceptions import ObjectNotFound
+from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.states import Cancelling
+
+from tasks.stage import StageError
+
+_REQUEST_S = 5.0
+_PAGE = 100
+_LIVE = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.PAUSED]
+
+
+class PrefectApi:
+    """Node runs of one training at the configured Prefect server.
+
+    Args:
+        name: The configuration's name; the deployment is `node/<name>`.
+        training: Identity of the training.
+    """
+
+    def __init__(self, name: str, training: str) -> None:
+        self._deployment = f"node/{name}"
+        self._tags = ["starling-node", f"training-{training}"]
+        self._stack = ExitStack()
+
+    def __enter__(self) -> "PrefectApi":
+        self._client = self._stack.enter_context(_client())
+        self._id = self._client.read_deployment_by_name(self._deployment).id
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def start(self, rank: int, parameters: dict[str, Any], idempotency_key: str) -> UUID:
+        """Ask for a run of one node."""
+        with _impatient():
+            return self._client.create_flow_run_from_deployment(
+                self._id,
+                name=f"node {rank} of {self._tags[1]}",
+                parameters=parameters,
+                idempotency_key=idempotency_key,
+                tags=self._tags,
+            ).id
+
+    def states(self, runs: list[UUID]) -> dict[UUID, tuple[str, str]]:
+        """State type and message of runs."""
+        found: dict[UUID, tuple[str, str]] = {}
+        for start in range(0, len(runs), _PAGE):
+            chosen = FlowRunFilter(id=FlowRunFilterId(any_=runs[start : start + _PAGE]))
+            with _impatient():
+                for run in self._client.read_flow_runs(flow_run_filter=chosen, limit=_PAGE):
+                    if run.state is not None:
+                        found[run.id] = (run.state.type.value, run.state.message or run.state.name or "")
+        return found
+
+    def left(self) -> dict[UUID, dict[str, Any]]:
+        """Parameters of runs of this training that have not ended."""
+        chosen = FlowRunFilter(
+            tags=FlowRunFilterTags(all_=self._tags),
+            state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_LIVE)),
+        )
+        with _impatient():
+            return {run.id: run.parameters for run in self._client.read_flow_runs(flow_run_filter=chosen)}
+
+    def cancel(self, run: UUID) -> None:
+        """Have a run ended: its worker ends the process."""
+        with _impatient():
+            self._client.set_flow_run_state(run, Cancelling(message="the training has ended"))
+
+
+def _client() -> SyncPrefectClient:
+    return get_client(httpx_settings={"timeout": _REQUEST_S}, sync_client=True)
+
+
+def _impatient() -> Any:
+    """Settings under which a request is not repeated for a minute while the server is away."""
+    return temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 1})
+
+
+def check_pool(pool: str, name: str) -> None:
+    """Nodes need a Prefect server, a work pool and the node deployment.
+
+    Args:
+        pool: Name of the pool.
+        name: The configuration's name.
+
+    Raises:
+        StageError: If one of them is missing.
+    """
+    if not PREFECT_API_URL.value():
+        raise StageError(
+            "train.launch.kind is prefect, but no Prefect server is configured: run this as a flow (without --plain) "
+            "with `starling up` or PREFECT_API_URL, or use train.launch.kind=local"
+        )
+    with _impatient(), _client() as api:
+        try:
+            api.read_work_pool(pool)
+        except ObjectNotFound as error:
+            raise StageError(
+                f"train.launch.pool is {pool!r}, and the Prefect server has no such work pool: `starling deploy "
+                "--config FILE` makes it, then `prefect worker start --pool NAME --work-queue nodes` on every machine"
+            ) from error
+        try:
+            api.read_deployment_by_name(f"node/{name}")
+        except ObjectNotFound as error:
+            raise StageError(
+                f"train.launch.kind is prefect, and there is no deployment node/{name}: make it with `starling deploy "
+                "--config FILE`"
+            ) from error

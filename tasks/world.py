@@ -1,0 +1,132 @@
+"""Whether a training can work as it is configured: found out before anything starts, with the field and the remedy."""
+
+import ipaddress
+import os
+import re
+from pathlib import Path
+
+from storage.index import ShardIndex
+from storage.objects import ObjectStore
+from tasks.features import set_url
+from tasks.nodes_api import check_pool
+from tasks.stage import Run, StageError
+from training.config import TrainConfig
+
+_ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:]+\]|[^:\[\]\s/]+):(?P<port>[0-9]{1,5})")
+
+
+def check_world(run: Run) -> None:
+    """Refuse a training that cannot work.
+
+    Raises:
+        StageError: The message names the field and the remedy.
+    """
+    cfg = run.config.train
+    check_launch(cfg)
+    check_devices(cfg)
+    check_shards(cfg, set_url(run, "train"))
+    if cfg.launch.kind == "prefect":
+        check_pool(cfg.launch.pool, run.config.name)
+
+
+def split_address(text: str, field: str) -> tuple[str, int]:
+    """Host and port of HOST:PORT; an IPv6 address stands in brackets.
+
+    Raises:
+        StageError: If the text is no such thing.
+    """
+    found = _ADDRESS.fullmatch(text.strip())
+    if found is None or int(found["port"]) > 65535:
+        raise StageError(f"{field} is {text!r}: write HOST:PORT, such as 127.0.0.1:0 or [::1]:7100 (port 0 to 65535)")
+    return found["host"].strip("[]"), int(found["port"])
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a host's address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def check_launch(cfg: TrainConfig) -> None:
+    """The store's address and the ring's key.
+
+    Raises:
+        StageError: If the address is none, or others could reach it who need no key.
+    """
+    launch = cfg.launch
+    host, _ = split_address(launch.listen, "train.launch.listen")
+    if not is_loopback(host):
+        if not launch.key_file:
+            raise StageError(
+                f"train.launch.listen is {launch.listen}, which other machines reach: make a key with `starling key "
+                "FILE`, give it to every machine, and name it in train.launch.key_file"
+            )
+        if not cfg.exchange.encrypt:
+            raise StageError(
+                f"train.exchange.encrypt is false and train.launch.listen is {launch.listen}, which other machines "
+                "reach: leave train.exchange.encrypt true, or listen on 127.0.0.1"
+            )
+    if launch.key_file:
+        check_key_file(Path(launch.key_file), "train.launch.key_file")
+
+
+def check_key_file(path: Path, field: str) -> None:
+    """The file of the ring's key must be there and readable.
+
+    Raises:
+        StageError: If it is not.
+    """
+    from training.exchange.keys import RingKey
+
+    remedy = "make one with `starling key FILE`, the same for every machine"
+    if not path.is_file():
+        raise StageError(f"{field} is {path}, where there is no file: {remedy}")
+    if not os.access(path, os.R_OK):
+        raise StageError(f"{field} is {path}, which this user may not read: change its owner, or {remedy}")
+    try:
+        RingKey.load(path)
+    except ValueError as error:
+        raise StageError(f"{field}: {error}") from error
+
+
+def check_devices(cfg: TrainConfig, gpus: int | None = None) -> None:
+    """As many GPUs as a local node has learners, where GPUs are demanded.
+
+    Args:
+        cfg: The training.
+        gpus: GPUs of this machine, by default those that torch sees.
+
+    Raises:
+        StageError: If there are fewer.
+    """
+    if cfg.device != "cuda" or cfg.launch.kind != "local":
+        return
+    if gpus is None:
+        import torch
+
+        gpus = torch.cuda.device_count()
+    if gpus == 0:
+        raise StageError("train.device is 'cuda' but torch sees no GPU: use 'auto' or 'cpu', or mend the driver")
+    if cfg.learners_per_node > gpus:
+        raise StageError(
+            f"train.learners_per_node is {cfg.learners_per_node} but this machine has {gpus} GPU(s): use at most "
+            f"{gpus}, or train.device=cpu"
+        )
+
+
+def check_shards(cfg: TrainConfig, train_url: str) -> None:
+    """At least one training shard for every node: shards are what nodes lease.
+
+    Raises:
+        StageError: If there are fewer.
+    """
+    if cfg.nodes == 1:
+        return
+    shards = len(ShardIndex.read(ObjectStore(train_url)).shards)
+    if shards < cfg.nodes:
+        raise StageError(
+            f"train.nodes is {cfg.nodes} but the training set has only {shards} shard(s), and every node needs one: "
+            f"lower storage.shard_seconds to get more shards, or use train.nodes={shards} or fewer"
+        )

@@ -1,0 +1,128 @@
+"""`starling key`, and `starling train` as one node: what is taken from where, and what is refused."""
+
+import json
+import stat
+
+import pytest
+from support import tiny_document, write_config
+from typer.testing import CliRunner
+
+from flows.cli.app import app
+from training.exchange.keys import RingKey
+
+ENVIRONMENT = ("STARLING_STORE", "STARLING_RING_KEY_FILE", "SLURM_NODEID", "JOB_COMPLETION_INDEX")
+
+
+def invoke(*words, code=0):
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
+    assert "Traceback" not in result.stderr
+    return result
+
+
+@pytest.fixture(autouse=True)
+def clean(home, monkeypatch):
+    for name in ENVIRONMENT:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("flows.cli.common.err.width", 300, raising=False)
+
+
+@pytest.fixture
+def key(tmp_path):
+    path = tmp_path / "ring.key"
+    RingKey.generate().save(path)
+    return path
+
+
+@pytest.fixture
+def node(monkeypatch):
+    """What the node would have been started with."""
+    calls = []
+
+    def run_node(*given):
+        calls.append(given)
+        return 0
+
+    monkeypatch.setattr("training.node.run_node", run_node)
+    return calls
+
+
+def test_a_key_is_made_once_and_only_its_owner_may_read_it(tmp_path):
+    path = tmp_path / "keys" / "ring.key"
+    found = json.loads(invoke("key", path, "--json").stdout)
+    made = RingKey.load(path)
+    assert found == {"file": str(path), "public": made.public.decode()}
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert made.secret.decode() not in json.dumps(found)
+    refused = invoke("key", path, code=1)
+    assert str(path) in refused.stderr
+    assert RingKey.load(path) == made
+    assert str(tmp_path / "other") in invoke("key", tmp_path / "other").stdout
+
+
+def test_a_node_takes_what_it_is_given(node, key, tmp_path):
+    invoke("train", "--node-rank", 3, "--store", "127.0.0.1:7100", "--key-file", key, "--bind", "127.0.0.2",
+           "--advertise", "me", "--folder", tmp_path / "n", "--max-restarts", 0)  # fmt: skip
+    assert node == [("127.0.0.1:7100", key, tmp_path / "n", 3, 0, "127.0.0.2", "me")]
+
+
+def test_a_node_takes_the_rest_from_its_surroundings(node, key, monkeypatch, home):
+    monkeypatch.setenv("STARLING_STORE", "127.0.0.1:7100")
+    monkeypatch.setenv("STARLING_RING_KEY_FILE", str(key))
+    for name, rank in (("JOB_COMPLETION_INDEX", 2), ("SLURM_NODEID", 5)):
+        monkeypatch.setenv(name, str(rank))
+        invoke("train")
+    folders = [str(home / "work" / f"node-{rank}-127-0-0-1-7100") for rank in (2, 5)]
+    assert [(call[0], call[1], str(call[2]), *call[3:]) for call in node] == [
+        ("127.0.0.1:7100", key, folders[0], 2, 3, "127.0.0.1", "127.0.0.1"),
+        ("127.0.0.1:7100", key, folders[1], 5, 3, "127.0.0.1", "127.0.0.1"),
+    ]
+
+
+def test_the_nodes_exit_status_is_the_commands(key, monkeypatch):
+    monkeypatch.setattr("training.node.run_node", lambda *_: 75)
+    invoke("train", "--node-rank", 0, "--store", "127.0.0.1:1", "--key-file", key, code=75)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "give a configuration to train, or --node-rank and --store"),
+        (["--node-rank", "0"], "--store is missing"),
+        (["--store", "127.0.0.1:7100"], "--node-rank is missing"),
+        (["--store", "nonsense", "--node-rank", "0"], "--store is 'nonsense': write HOST:PORT"),
+        (["--store", "head:7100", "--node-rank", "0"], "--key-file is missing"),
+        (["--store", "head:7100", "--node-rank", "0", "--key-file", "{}/no"], "--key-file is {}/no, where there is no"),
+        (["--store", "head:7100", "--node-rank", "0", "--key-file", "{}/bad"], "bad"),
+        (["{}/c.yaml", "--node-rank", "0"], "--node-rank is for a node, which takes no configuration"),
+        (["{}/c.yaml", "--store", "h:1"], "--store is for a node"),
+        (["--node-rank", "0", "--store", "127.0.0.1:1", "--set", "train.epochs=1"], "--set needs a configuration"),
+        (["--node-rank", "0", "--store", "127.0.0.1:1", "--plain"], "--plain needs a configuration"),
+    ],
+)
+def test_a_wrong_combination_names_the_option(words, message, tmp_path, node):
+    write_config(tmp_path / "c.yaml", tiny_document())
+    (tmp_path / "bad").write_text("no key")
+    result = invoke("train", *(word.format(tmp_path) for word in words), code=1)
+    assert message.format(tmp_path) in result.stderr
+    assert node == []
+
+
+@pytest.mark.parametrize("name", ["SLURM_NODEID", "JOB_COMPLETION_INDEX"])
+def test_a_launchers_number_must_be_one(name, monkeypatch, node):
+    monkeypatch.setenv(name, "first")
+    assert f"{name} is 'first'" in invoke("train", "--store", "127.0.0.1:1", code=1).stderr
+
+
+def test_a_negative_rank_is_answered_with_usage(node):
+    assert "Usage:" in invoke("train", "--node-rank", -1, "--store", "127.0.0.1:1", code=2).stderr
+
+
+def test_a_configuration_is_trained_as_before(monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr("flows.cli.node.execute", lambda *given: seen.append(given) or {})
+    monkeypatch.setattr("flows.cli.node.finish", lambda summary, json_output: None)
+    path = write_config(tmp_path / "c.yaml", tiny_document())
+    monkeypatch.setenv("STARLING_STORE", "127.0.0.1:1")  # a whole training pays no heed to it
+    invoke("train", path, "--plain", "--again", "--set", "train.epochs=1")
+    assert seen == [(path, ["train.epochs=1"], "train", "train", True)]

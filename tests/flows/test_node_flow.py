@@ -1,0 +1,289 @@
+"""The node flow: its child process ends with it, however it ends, and the real thing at a real Prefect server."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from support import (
+    ROOT,
+    end_processes,
+    environment,
+    get_json,
+    processes_naming,
+    tiny_document,
+    wait_until,
+    write_config,
+)
+
+from flows import node as module
+from flows.deployments import _deploy_node
+from flows.node import NodeError, _end_of, _run, node, node_folder
+from flows.services import free_port, spawn, start_prefect
+from tasks.config import parse_config
+from tasks.nodes import QUEUE, NodeRuns
+from tasks.nodes_api import PrefectApi, check_pool
+from tasks.stage import StageError
+from training.config import TrainConfig
+from training.exchange.keys import RingKey
+from training.journal import read_journal
+
+PARENT = """
+import signal, sys
+from pathlib import Path
+from flows.node import _run
+
+class Terminated(BaseException):
+    pass
+
+def terminate(*_):
+    raise Terminated
+
+signal.signal(signal.SIGTERM, terminate)  # as Prefect does in the process of a flow run
+child = "import os, sys, time; from training.processes import end_with_parent; end_with_parent(int(sys.argv[1])); "
+child += "print('up', flush=True); time.sleep(100)"
+import os
+_run([sys.executable, "-c", child, str(os.getpid())], Path(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_childs_end_is_the_flows_end_however_that_comes(tmp_path, home, number):
+    log = tmp_path / "node.log"
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "STARLING_HOME": str(home)}
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(log)], env=env, stderr=subprocess.DEVNULL)
+    wait_until(lambda: log.exists() and "up" in log.read_text(), 60)
+    parent.send_signal(number)
+    parent.wait(20)
+    wait_until(lambda: not processes_naming(str(home)), 20)
+
+
+def test_the_childs_status_and_the_end_of_its_log_are_told(tmp_path):
+    log = tmp_path / "node.log"
+    assert _run([sys.executable, "-c", "print('line\\n' * 30 + 'last'); raise SystemExit(3)"], log) == 3
+    assert _end_of(log).endswith("last")
+    assert len(_end_of(log).splitlines()) == 13
+
+
+@pytest.fixture
+def key(tmp_path):
+    path = tmp_path / "ring.key"
+    RingKey.generate().save(path)
+    return path
+
+
+def test_the_child_is_told_who_it_is_but_not_the_key(home, key, monkeypatch):
+    commands = []
+    monkeypatch.setattr(module, "_run", lambda command, log: commands.append(command) or 0)
+    state = node.fn(2, "127.0.0.1:7100", str(key), max_restarts=1)
+    assert state.is_completed()
+    words = commands[0]
+    options = dict(zip(words[3::2], words[4::2], strict=True))
+    assert words[1:3] == ["-m", "training.node"]
+    assert options == {
+        "--store": "127.0.0.1:7100",
+        "--key-file": str(key),
+        "--folder": str(node_folder(2, "127.0.0.1:7100")),
+        "--node-rank": "2",
+        "--max-restarts": "1",
+        "--bind": "127.0.0.1",
+        "--advertise": "127.0.0.1",
+        "--parent": str(os.getpid()),
+    }
+    assert RingKey.load(key).secret.decode() not in " ".join(words)
+
+
+def test_a_node_that_was_stopped_is_no_failure_and_one_that_failed_says_why(home, key, monkeypatch):
+    monkeypatch.setattr(module, "_run", lambda command, log: 75)
+    assert node.fn(0, "127.0.0.1:1", str(key)).name == "Stopped"
+
+    def failed(command, log):
+        log.write_text("no GPU here")
+        return 1
+
+    monkeypatch.setattr(module, "_run", failed)
+    with pytest.raises(NodeError, match=r"node 0 ended with status 1: (?s:.*)no GPU here"):
+        node.fn(0, "127.0.0.1:1", str(key))
+
+
+@pytest.mark.parametrize(
+    ("store", "key_file", "word"), [("x", "", "HOST:PORT"), ("h:1", "/no/key", "key_file is /no/key")]
+)
+def test_wrong_parameters_are_refused_before_anything_starts(home, store, key_file, word):
+    with pytest.raises(StageError, match=word):
+        node.fn(0, store, key_file)
+
+
+class Pool:
+    """A Prefect server, a worker for nodes, and the deployment."""
+
+    def __init__(self, home, server):
+        self.home, self.config, self.server = home, ring(), server
+        self.api = os.environ["PREFECT_API_URL"] = f"{server.url}/api"
+        _deploy_node(self.config, ROOT)
+        command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", "starling", "--type", "process"]
+        self.worker = spawn("worker", [*command, "--work-queue", QUEUE, "--name", "test"], "", "")
+
+    def stop(self):
+        self.worker.stop()
+        self.server.stop()
+        end_processes(processes_naming(str(self.home)))
+
+    def runs(self):
+        found = get_json(f"{self.api}/flow_runs/filter", {"sort": "START_TIME_ASC"})
+        return {run["id"]: (run["parameters"]["node_rank"], run["state_type"]) for run in found}
+
+    def children(self):
+        """Nodes' processes by rank, and the flows' processes that are their parents."""
+        found = {}
+        for pid in processes_naming(str(self.home)):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if b"training.node" in words:
+                parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+                found[int(words[words.index(b"--node-rank") + 1])] = (pid, parent)
+        return found
+
+
+def ring(**launch):
+    document = tiny_document("ring")
+    document["train"] |= {"strategy": "adpsgd", "nodes": 2, "launch": {"kind": "prefect", **launch}}
+    return parse_config(document)
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory):
+    home = tmp_path_factory.mktemp("nodes").resolve()
+    names = {"STARLING_HOME": home, "PREFECT_API_URL": None, "MLFLOW_TRACKING_URI": None}
+    with environment(**names):
+        from flows.services import prefect_environment
+
+        with environment(**prefect_environment()):
+            server = start_prefect().wait()
+            # Prefect has read its settings long ago
+            with temporary_settings({PREFECT_API_URL: f"{server.url}/api"}):
+                started = Pool(home, server)
+                try:
+                    yield started
+                finally:
+                    started.stop()
+    assert processes_naming(str(home)) == []
+
+
+@pytest.mark.slow
+def test_a_crashed_node_run_is_replaced_alone_and_cancelling_ends_all(pool, tmp_path):
+    """Nobody listens at the store's address: the nodes wait for it, which is all that this test needs of them."""
+    check_pool("starling", "ring")
+    with pytest.raises(StageError, match=r"train\.launch\.pool is 'nowhere'.*starling deploy"):
+        check_pool("nowhere", "ring")
+    with pytest.raises(StageError, match="there is no deployment node/other"):
+        check_pool("starling", "other")
+    folder = tmp_path / "train"
+    folder.mkdir()
+    (folder / "store.json").write_text(f'{{"address": "127.0.0.1:{free_port()}", "pid": 1}}')
+    RingKey.generate().save(folder / "ring.key")
+    train: TrainConfig = pool.config.train
+    job = type("Job", (), {"run": "k1", "train": train, "journal": folder / "journal.jsonl"})()
+    with PrefectApi("ring", job.run) as api:
+        runs = NodeRuns(job, api)
+        stop = threading.Event()
+
+        def poll():
+            while not stop.wait(0.5):
+                runs.poll()
+
+        polling = threading.Thread(target=poll, daemon=True)
+        polling.start()
+        try:
+            wait_until(lambda: len(pool.children()) == 2, 120)
+            before = pool.children()
+            os.kill(before[1][1], signal.SIGKILL)  # the process of one flow run
+            wait_until(lambda: pool.children().get(1, before[1])[0] != before[1][0], 120)
+            assert pool.children()[0] == before[0]
+            states = sorted(pool.runs().values())
+            assert [rank for rank, _ in states] == [0, 1, 1]
+            assert "CRASHED" in [state for _, state in states]
+        finally:
+            stop.set()
+            polling.join(20)
+            began = time.monotonic()
+            runs.close(0.0)
+        wait_until(lambda: not pool.children(), 20)
+        assert time.monotonic() - began < 25
+        wait_until(lambda: {state for _, state in pool.runs().values()} == {"CANCELLED", "CRASHED"}, 60)
+
+
+@pytest.mark.slow
+def test_without_a_server_a_ring_of_prefect_runs_is_refused_with_the_remedy(home, monkeypatch):
+    with temporary_settings(restore_defaults={PREFECT_API_URL}), pytest.raises(StageError, match=r"without --plain"):
+        check_pool("starling", "ring")
+
+
+def command_line(pool, config, *words):
+    """A command against the pool's server, as a user would give it."""
+    env = {**os.environ, "STARLING_HOME": str(pool.home), "PREFECT_API_URL": pool.api, "OMP_NUM_THREADS": "1"}
+    log = (pool.home / "command.log").open("w")
+    with log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "flows.cli.app", *words[:1], str(config), *words[1:]],
+            cwd=ROOT,
+            env=env,
+            stdout=log,
+            stderr=log,
+        )
+
+
+def entries(pool):
+    """What the newest training's journal says."""
+    journals = sorted(pool.home.glob("work/train-*/journal.jsonl"), key=lambda path: path.stat().st_ctime)
+    return read_journal(journals[-1]) if journals else []
+
+
+def training(pool, name, epochs):
+    """A ring of Prefect runs that trains for so many epochs, deployed."""
+    document = tiny_document(name)
+    document["train"] |= {"strategy": "adpsgd", "nodes": 2, "launch": {"kind": "prefect"}, "epochs": epochs}
+    _deploy_node(parse_config(document), ROOT)
+    return write_config(pool.home / f"{name}.yaml", document)
+
+
+@pytest.mark.slow
+def test_a_ring_of_prefect_runs_trains_and_a_killed_node_rejoins_while_the_other_goes_on(pool):
+    config = training(pool, "rejoin", 250)  # long enough for Prefect to bring a node back
+    run = command_line(pool, config, "train", "--json")
+    try:
+        wait_until(lambda: {e["learner"] for e in entries(pool) if e["kind"] == "step"} == {"0.0", "1.0"}, 180)
+        before = pool.children()
+        os.kill(before[1][1], signal.SIGKILL)
+        wait_until(lambda: pool.children().get(1, before[1])[0] != before[1][0], 180)
+        assert pool.children()[0] == before[0]
+        assert run.wait(300) == 0, (pool.home / "command.log").read_text()
+    finally:
+        run.kill()
+        run.wait()
+    found = json.loads((pool.home / "command.log").read_text().splitlines()[-1])
+    assert found["training"]["nodes"] == 2
+    assert found["training"]["utterances"] >= 250 * 24
+    wait_until(lambda: not pool.children(), 30)
+    views = [entry["nodes"] for entry in entries(pool) if entry["kind"] == "view"]
+    assert [0] in views
+    assert views[-1] == [0, 1] or [0, 1] in views[views.index([0]) :]
+
+
+@pytest.mark.slow
+def test_ending_the_training_ends_its_node_runs_within_ten_seconds(pool):
+    run = command_line(pool, training(pool, "cancelled", 100_000), "train")
+    try:
+        wait_until(lambda: len(pool.children()) == 2, 180)
+        wait_until(lambda: {e["learner"] for e in entries(pool) if e["kind"] == "step"} == {"0.0", "1.0"}, 180)
+        run.send_signal(signal.SIGINT)
+        wait_until(lambda: not pool.children(), 40)
+        run.wait(40)
+    finally:
+        run.kill()
+        run.wait()

@@ -1,0 +1,350 @@
+"""The forwarder against a real MLflow: SQLite for the rules, a server that is killed, stopped and started again."""
+
+import json
+import os
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import mlflow
+import pytest
+from support import environment, processes_naming, wait_until
+
+from flows.services import start_mlflow
+from tasks import forward
+from tasks.forward import Acknowledged, Forwarder, Sender, send_rest
+from tasks.metrics import Translator
+from tasks.tracking import TRAINING_TAG, TrainingRun, client
+from training.journal import parse_lines
+
+
+def about(training="t-1", **params):
+    return TrainingRun(training, "forwarded", "run", {"who": "test"}, {"lr": "0.1", **params})
+
+
+class Writer:
+    """Writes a journal as the store does."""
+
+    def __init__(self, path):
+        self.path, self.steps = path, Counter()
+        self.write(kind="start", step=0, run="t-1")
+
+    def write(self, **entry):
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+
+    def step(self, learner="0.0", **more):
+        self.steps[learner] += 1
+        n = self.steps[learner]
+        entry = {"learner": learner, "step": n, "epoch": n / 10, "epochs": 9, "loss": 5.0 / n, "lr": 0.1}
+        self.write(kind="step", elapsed=n / 2, audio_seconds=3.0 * n, nodes=2, **(entry | more))
+
+    def expected(self):
+        """Every point that the journal means, by name: sorted (step, value)."""
+        translator, found = Translator(), {}
+        for entry in parse_lines(self.path.read_text().splitlines()):
+            for point in translator.feed(entry):
+                found.setdefault(point.name, []).append((point.step, point.value))
+        return {name: sorted(values) for name, values in found.items()}
+
+
+def sent(api, run_id):
+    """Every point that MLflow has."""
+    names = api.get_run(run_id).data.metrics
+    return {name: sorted((m.step, m.value) for m in api.get_metric_history(run_id, name)) for name in names}
+
+
+@pytest.fixture
+def writer(home, tmp_path):
+    return Writer(tmp_path / "journal.jsonl")
+
+
+def sender(writer, **more):
+    return Sender(writer.path, writer.path.with_name("note.json"), about(), **more)
+
+
+def test_everything_is_sent_once_and_in_bounded_calls(writer, monkeypatch):
+    for n in range(300):
+        writer.step(f"{n % 2}.0")
+    one = sender(writer)
+    api = one.open()
+    sizes = []
+    log_batch = api.log_batch
+    monkeypatch.setattr(
+        api,
+        "log_batch",
+        lambda run, metrics=(), **more: (sizes.append(len(metrics)), log_batch(run, metrics=metrics, **more)),
+    )
+    one.drain()
+    assert max(sizes) <= 1000
+    assert sum(sizes) > 1000
+    assert sent(api, one.run_id) == writer.expected()
+    assert one.known.bytes == writer.path.stat().st_size
+    run = api.get_run(one.run_id)
+    assert run.data.tags[TRAINING_TAG] == "t-1"
+    assert run.data.params == {"lr": "0.1"}
+
+
+def test_a_new_process_goes_on_where_the_old_one_was_acknowledged(writer, monkeypatch):
+    for _ in range(5):
+        writer.step()
+    first = sender(writer)
+    first.drain()
+    writer.step()
+    second = sender(writer)
+    calls = []
+    monkeypatch.setattr(second, "_log", lambda api, points: calls.append(points))
+    second.drain()
+    assert {point.step for point in calls[0]} == {6}
+    assert second.run_id == first.run_id
+
+
+def test_what_was_sent_without_an_acknowledgement_is_not_doubled(writer):
+    for n in range(60):
+        writer.step(f"{n % 3}.0")
+    first = sender(writer)
+    while first.send():
+        pass
+    for remembered in (0, first.known.bytes // 2):
+        Acknowledged("t-1", first.run_id, remembered).save(first.note)
+        sender(writer).drain()
+    first.note.unlink()  # as on another machine: the run is found by the training's identity
+    assert send_rest(writer.path, first.note, about()) == first.run_id
+    assert sent(client(), first.run_id) == writer.expected()
+
+
+def test_a_resume_continues_the_same_run_and_the_last_value_is_right(writer):
+    for _ in range(8):
+        writer.step()
+    first = sender(writer)
+    first.drain()
+    first.end("KILLED")
+    writer.write(kind="resume", step=4, epoch=0, steps={"0.0": 4})
+    writer.steps["0.0"] = 4
+    writer.step(loss=0.25)
+    writer.write(kind="end", step=5)
+    second = sender(writer)
+    second.drain()
+    second.end("FINISHED")
+    api = client()
+    run = api.get_run(first.run_id)
+    assert second.run_id == first.run_id
+    assert run.info.status == "FINISHED"
+    assert run.data.metrics["learner.0.0/loss"] == run.data.metrics["loss"] == 0.25
+    at_five = [m.value for m in api.get_metric_history(first.run_id, "learner.0.0/loss") if m.step == 5]
+    assert at_five == [1.0, 0.25]
+
+
+def test_a_journal_that_was_begun_anew_for_another_training_has_another_run(writer):
+    writer.step()
+    first = sender(writer)
+    first.drain()
+    writer.path.unlink()
+    again = Writer(writer.path)
+    again.step()
+    second = Sender(writer.path, first.note, about("t-2"))
+    second.drain()
+    assert second.run_id != first.run_id
+    assert sent(client(), second.run_id) == again.expected()
+
+
+def test_a_run_that_was_deleted_is_made_again_with_everything(writer):
+    writer.step()
+    first = sender(writer)
+    first.drain()
+    client().delete_run(first.run_id)
+    second = sender(writer)
+    second.drain()
+    assert second.run_id != first.run_id
+    assert sent(client(), second.run_id) == writer.expected()
+
+
+def test_parameters_that_a_resume_gives_otherwise_are_kept_as_they_were(writer):
+    writer.step()
+    sender(writer).drain()
+    again = Sender(writer.path, writer.path.with_name("note.json"), about(lr="0.2", extra="1"))
+    again.drain()
+    assert client().get_run(again.run_id).data.params == {"lr": "0.1", "extra": "1"}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"training": "t-1", "bytes": "x", "more": 1}', '{"training": "other"}']
+)
+def test_a_damaged_note_means_that_nothing_is_acknowledged(tmp_path, text):
+    path = tmp_path / "note.json"
+    path.write_text(text)
+    assert Acknowledged.load(path, "t-1") == Acknowledged("t-1")
+
+
+def test_half_a_line_waits_for_its_other_half(writer):
+    line = json.dumps({"kind": "step", "step": 1, "epoch": 0.1, "epochs": 1, "loss": 2.0, "lr": 0.1, "elapsed": 1.0})
+    with writer.path.open("a") as file:
+        file.write(line[:20])
+    one = sender(writer)
+    one.drain()
+    assert sent(client(), one.run_id) == {}
+    with writer.path.open("a") as file:
+        file.write(line[20:] + "\n")
+    one.drain()
+    assert sent(client(), one.run_id)["loss"] == [(1, 2.0)]
+
+
+def test_a_random_mixture_of_trouble_loses_and_doubles_nothing(writer):
+    draw = random.Random(7)
+
+    class Flaky:
+        """Fails before or after the call reached MLflow."""
+
+        def __init__(self):
+            self.api = client()
+
+        def __getattr__(self, name):
+            def call(*args, **more):
+                if name == "log_batch" and draw.random() < 0.3:
+                    raise OSError("not sent")
+                reply = getattr(self.api, name)(*args, **more)
+                if name == "log_batch" and draw.random() < 0.3:
+                    raise OSError("the answer was lost")
+                return reply
+
+            return call
+
+    one = sender(writer, connect=Flaky)
+    for n in range(40):
+        for _ in range(draw.randrange(4)):
+            writer.step(f"{n % 2}.0")
+        try:
+            one.send()
+        except OSError:
+            one.forget_connection()
+        if draw.random() < 0.1:
+            one = sender(writer, connect=Flaky)
+    sender(writer).drain()
+    assert sent(client(), one.known.run_id) == writer.expected()
+
+
+def test_mlflow_that_is_not_there_is_noted_and_delays_nothing(writer, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    writer.step()
+    with Forwarder(sender(writer), every_s=0.1) as forwarder:
+        wait_until(lambda: forwarder.trouble, 60)
+        assert threading.active_count() < 20
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    run_id = send_rest(writer.path, writer.path.with_name("note.json"), about())
+    assert sent(client(), run_id) == writer.expected()
+
+
+def test_a_hanging_call_is_left_to_itself_after_a_while(writer):
+    hang = threading.Event()
+
+    class Hanging(Sender):
+        def send(self):
+            hang.wait(30)
+            return False
+
+    forwarder = Forwarder(Hanging(writer.path, writer.path.with_name("n.json"), about()), every_s=0.01)
+    with pytest.raises(KeyboardInterrupt), forwarder:
+        raise KeyboardInterrupt
+    assert not hang.is_set()
+    hang.set()
+
+
+class Server:
+    """A real MLflow server on a fixed port."""
+
+    def __init__(self, home):
+        self.home = home
+        self.service = start_mlflow().wait()
+        self.url, self.port = self.service.url, int(self.service.url.rpartition(":")[2])
+
+    def pids(self):
+        return [
+            p
+            for p in processes_naming(str(self.home))
+            if b"mlflow" in Path(f"/proc/{p}/cmdline").read_bytes()
+            or b"multiprocessing" in Path(f"/proc/{p}/cmdline").read_bytes()
+        ]
+
+    def signal(self, number):
+        for pid in self.pids():
+            os.kill(pid, number)
+        if number == signal.SIGKILL:
+            self.service.process.wait()
+            wait_until(lambda: not self.pids(), 20)
+
+    def restart(self):
+        self.service = start_mlflow(self.port).wait()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    home = tmp_path_factory.mktemp("mlflow").resolve()
+    with environment(STARLING_HOME=home, MLFLOW_TRACKING_URI=None):
+        started = Server(home)
+        try:
+            yield started
+        finally:
+            started.signal(signal.SIGCONT)
+            started.signal(signal.SIGKILL)
+
+
+def test_a_server_that_is_killed_and_one_that_hangs_cost_nothing_and_lose_nothing(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(forward, "_REQUEST_S", 5)
+    with environment(STARLING_HOME=server.home, MLFLOW_TRACKING_URI=server.url):
+        writer = Writer(tmp_path / "journal.jsonl")
+        one = sender(writer)
+        done = threading.Event()
+
+        def train():
+            """Steps on, whatever MLflow does."""
+            n = 0
+            while not done.is_set():
+                writer.step(f"{n % 2}.0")
+                n += 1
+                time.sleep(0.03)
+
+        training = threading.Thread(target=train)
+        try:
+            with Forwarder(one, every_s=0.2) as forwarder:
+                training.start()
+                wait_until(lambda: one.known.bytes > 1000, 60)
+                server.signal(signal.SIGKILL)
+                wait_until(lambda: forwarder.trouble, 30)
+                before = sum(writer.steps.values())
+                wait_until(lambda: sum(writer.steps.values()) > before + 50, 30)
+                server.restart()
+                reached = writer.path.stat().st_size
+                wait_until(lambda: one.known.bytes > reached and not forwarder.trouble, 60)
+                server.signal(signal.SIGSTOP)
+                wait_until(lambda: forwarder.trouble, 30)
+                server.signal(signal.SIGCONT)
+                wait_until(lambda: not forwarder.trouble, 60)
+                done.set()
+                training.join(10)
+        finally:
+            done.set()
+        api = mlflow.MlflowClient(tracking_uri=server.url)
+        assert api.get_run(one.known.run_id).info.status == "FINISHED"
+        assert sent(api, one.known.run_id) == writer.expected()
+        runs = api.search_runs([api.get_experiment_by_name("forwarded").experiment_id])
+        assert [run.info.run_id for run in runs] == [one.known.run_id]
+        assert "MLFLOW_HTTP_REQUEST_TIMEOUT" not in os.environ
+
+
+def test_what_a_dead_server_could_not_take_is_sent_at_the_latest_by_the_register_stage(server, tmp_path):
+    with environment(STARLING_HOME=server.home, MLFLOW_TRACKING_URI=server.url):
+        writer = Writer(tmp_path / "journal.jsonl")
+        note = tmp_path / "note.json"
+        late = Sender(writer.path, note, about("t-late"))
+        server.signal(signal.SIGKILL)
+        with Forwarder(late, every_s=0.1) as forwarder:
+            for _ in range(20):
+                writer.step()
+            wait_until(lambda: forwarder.trouble, 30)
+        server.restart()
+        run_id = send_rest(writer.path, note, about("t-late"))
+        api = mlflow.MlflowClient(tracking_uri=server.url)
+        assert sent(api, run_id) == writer.expected()

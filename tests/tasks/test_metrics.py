@@ -1,0 +1,147 @@
+import json
+import random
+
+import pytest
+
+from tasks.metrics import Point, Rounds, Translator, closing_points, mean
+from training.journal import Journal, read_journal
+
+
+def step(learner, n, **more):
+    entry = {"kind": "step", "step": n, "epoch": n / 10, "epochs": 2, "loss": 10.0 / n, "lr": 0.1, "elapsed": float(n)}
+    return entry | ({} if learner is None else {"learner": learner, "nodes": 2}) | more
+
+
+def translate(entries):
+    translator = Translator()
+    return [point for entry in entries for point in translator.feed(entry)], translator
+
+
+def series(points, name):
+    return [(point.step, point.value) for point in points if point.name == name]
+
+
+def test_each_learner_has_its_own_metrics_and_all_together_the_global_ones():
+    entries = [
+        step("0.0", n, loss=1.0) | {"learner": who, "loss": value}
+        for n in (1, 2, 3)
+        for who, value in (("0.0", 1.0), ("1.0", 3.0))
+    ]
+    points, _ = translate([{"kind": "start", "step": 0}, *entries])
+    assert series(points, "learner.0.0/loss") == [(1, 1.0), (2, 1.0), (3, 1.0)]
+    assert series(points, "learner.1.0/loss") == [(1, 3.0), (2, 3.0), (3, 3.0)]
+    assert series(points, "loss") == [(2, 2.0), (4, 2.0), (6, 2.0)]
+    assert series(points, "nodes") == [(2, 2.0), (4, 2.0), (6, 2.0)]
+
+
+def test_entries_without_a_learner_are_global_as_they_are():
+    points, _ = translate([step(None, n, utterances=4 * n) for n in (1, 2)])
+    assert series(points, "loss") == [(1, 10.0), (2, 5.0)]
+    assert series(points, "utterances") == [(1, 4.0), (2, 8.0)]
+    assert not [p for p in points if "learner" in p.name]
+
+
+def test_a_slow_learner_holds_nobody_up_and_a_newcomer_joins():
+    rounds = Rounds()
+    ends = []
+    for who, n in [("a", 1), ("b", 1), ("c", 1), ("a", 2), ("b", 2), ("a", 3), ("b", 3), ("c", 2), ("a", 4), ("b", 4)]:
+        ends += rounds.feed(step(who, n))
+    assert [(end["step"], end["learners"]) for end in ends] == [(3, 3), (5, 2), (7, 2), (10, 3)]
+    assert rounds.flush() == []
+
+
+def test_throughput_sums_the_learners_and_skips_what_has_no_time():
+    rounds = Rounds()
+    ends = []
+    for n in (1, 2, 3):
+        for who, rate in (("0.0", 10.0), ("1.0", 5.0)):
+            ends += rounds.feed(step(who, n, audio_seconds=rate * n))
+    assert [end["throughput"] for end in ends] == [None, 15.0, 15.0]
+    assert [end["throughput"] for n in (1, 2, 3) for end in Rounds().feed(step(None, n))] == [None] * 3
+    alone = Rounds()
+    steps = [step(None, n, audio_seconds=10.0 * n, elapsed=time) for n, time in ((1, 1), (2, 2), (3, 2), (7, 6))]
+    assert [end["throughput"] for entry in steps for end in alone.feed(entry)] == [None, 10.0, None, 10.0]
+
+
+def test_an_epoch_gives_validation_of_the_average_and_of_each_replica():
+    valid = {
+        "kind": "valid",
+        "epoch": 1,
+        "epochs": 2,
+        "step": 40,
+        "train_loss": 2.0,
+        "valid_loss": 1.5,
+        "valid_wer": 0.5,
+        "replicas": {"0": 1.6, "1": 1.7},
+        "elapsed": 9.0,
+    }
+    epoch = {"kind": "epoch", "epoch": 1, "repeated": 3, "repeated_ids": ["a"], "utterances": 10, "elapsed": 9.0}
+    points, _ = translate([valid, epoch, {"kind": "end", "step": 41, "valid_loss": 1.4, "valid_wer": 0.4}])
+    assert series(points, "valid_loss") == [(40, 1.5)]
+    assert series(points, "replica.1/valid_loss") == [(40, 1.7)]
+    assert series(points, "train_loss") == [(40, 2.0)]
+    assert series(points, "repeated") == [(40, 3.0)]
+    assert series(points, "final.valid_loss") == [(41, 1.4)]
+
+
+@pytest.mark.parametrize("value", [None, float("nan"), float("inf"), "text", True, [1]])
+def test_what_is_no_finite_number_is_no_metric(value):
+    points, _ = translate([step("0.0", 1, loss=value, staleness=value), step(None, 2, loss=value)])
+    assert not [p for p in points if p.name.endswith(("loss", "staleness"))]
+    assert mean([value]) is None
+
+
+def test_names_are_such_as_mlflow_allows():
+    from mlflow.utils.validation import _validate_metric_name
+
+    points, _ = translate([step("0.0", 1), step("node/é<3>", 1, **{"valid?": 1}), step(None, 2, **{"a?b": 1.0})])
+    assert points
+    for point in points:
+        _validate_metric_name(point.name)
+
+
+def redone():
+    """A training that lost steps 4 to 6 of one learner, and ended at step 5 the second time."""
+    first = [step("0.0", n) for n in range(1, 7)]
+    resume = {"kind": "resume", "step": 3, "epoch": 0, "steps": {"0.0": 3}}
+    return [
+        {"kind": "start", "step": 0},
+        *first,
+        resume,
+        *(step("0.0", n, loss=7.0 + n, elapsed=n - 1.5) for n in (4, 5)),
+    ]
+
+
+def test_what_is_done_again_is_later_and_the_last_value_is_right_in_the_end(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in redone()))
+    points, translator = translate(redone())
+    times = [point.at_ms for point in points if point.name == "learner.0.0/loss"]
+    assert times == sorted(set(times))
+    assert translator.highest["learner.0.0/loss"].step == 6
+    closing = {point.name: point for point in closing_points(translator, read_journal(path))}
+    assert closing["learner.0.0/loss"][1::2] == (12.0, 6)
+    assert closing["learner.0.0/loss"].at_ms > translator.highest["learner.0.0/loss"].at_ms
+    assert closing["loss"].value == 12.0
+
+
+def test_without_a_resume_there_is_nothing_to_make_right(tmp_path):
+    journal = Journal(tmp_path / "j.jsonl")
+    entries = [step(f"{n % 3}.0", 1 + n // 3) for n in range(30)]
+    for entry in entries:
+        journal.write(**{"kind": entry["kind"], **{k: v for k, v in entry.items() if k != "kind"}})
+    journal.close()
+    _, translator = translate(entries)
+    assert closing_points(translator, read_journal(tmp_path / "j.jsonl")) == []
+
+
+def test_the_same_journal_always_gives_the_same_points():
+    draw = random.Random(3)
+    entries = [{"kind": "start", "step": 0}]
+    for n in range(1, 300):
+        entries.append(step(f"{draw.randrange(4)}.{draw.randrange(2)}", n, elapsed=draw.random() * n))
+        if draw.random() < 0.03:
+            entries.append({"kind": "resume", "step": n, "steps": {"0.0": n // 8}, "epoch": 0})
+    assert translate(entries)[0] == translate(entries)[0]
+    assert len(set(translate(entries)[0])) == len(translate(entries)[0])
+    assert all(isinstance(point, Point) and point.at_ms >= 0 for point in translate(entries)[0])

@@ -1,0 +1,248 @@
+"""Node runs: what is asked of Prefect when nodes crash, leave, or were left by a former process; Prefect is a fake."""
+
+import json
+from itertools import count
+from uuid import UUID
+
+import pytest
+
+from tasks.nodes import NodeRuns, own_address
+from tasks.stage import StageError
+from training.config import TrainConfig
+
+
+class Prefect:
+    """Remembers what it was asked; the test decides how runs fare."""
+
+    def __init__(self):
+        self.numbers = count(1)
+        self.runs, self.parameters, self.keys, self.cancelled = {}, {}, {}, []
+        self.leftovers = {}
+        self.away = False
+
+    def start(self, rank, parameters, idempotency_key):
+        self._answer()
+        if idempotency_key not in self.keys:
+            run = UUID(int=next(self.numbers))
+            self.keys[idempotency_key] = run
+            self.runs[run], self.parameters[run] = ("SCHEDULED", ""), parameters
+        return self.keys[idempotency_key]
+
+    def states(self, runs):
+        self._answer()
+        return {run: self.runs[run] for run in runs}
+
+    def left(self):
+        self._answer()
+        return self.leftovers
+
+    def cancel(self, run):
+        self._answer()
+        self.cancelled.append(run)
+        self.runs[run] = ("CANCELLED", "")
+
+    def _answer(self):
+        if self.away:
+            raise OSError("Prefect is away")
+
+    def ranks(self):
+        return [parameters["node_rank"] for parameters in self.parameters.values()]
+
+    def run_of(self, rank):
+        return [run for run, parameters in self.parameters.items() if parameters["node_rank"] == rank][-1]
+
+    def fare(self, rank, state, message=""):
+        self.runs[self.run_of(rank)] = (state, message)
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        self.now += 0.5
+        return self.now
+
+
+@pytest.fixture
+def world(tmp_path):
+    return World(tmp_path)
+
+
+class World:
+    def __init__(self, folder, nodes=3, **launch):
+        train = TrainConfig(
+            strategy="adpsgd", nodes=nodes, launch={"kind": "prefect", **launch}, membership={"max_restarts": 2}
+        )
+        self.job = type("Job", (), {"run": "key1", "train": train, "journal": folder / "journal.jsonl"})()
+        self.folder, self.prefect, self.clock = folder, Prefect(), Clock()
+        self.nodes = NodeRuns(self.job, self.prefect, self.clock)
+
+    def listen(self, address="127.0.0.1:7100"):
+        (self.folder / "store.json").write_text(json.dumps({"address": address, "pid": 1}))
+
+    def poll(self, seconds=3.0):
+        self.clock.now += seconds
+        self.nodes.poll()
+
+
+def test_nothing_is_asked_before_the_store_listens(world):
+    world.poll()
+    assert world.prefect.runs == {}
+    (world.folder / "store.json").write_text("{")
+    world.poll()
+    assert world.prefect.runs == {}
+
+
+def test_each_node_gets_a_run_with_the_stores_address_and_the_keys_path_but_not_the_key(world):
+    world.listen()
+    world.poll()
+    assert world.prefect.ranks() == [0, 1, 2]
+    key_file = world.folder / "ring.key"
+    assert list(world.prefect.parameters.values())[1] == {
+        "node_rank": 1,
+        "store": "127.0.0.1:7100",
+        "key_file": str(key_file),
+        "max_restarts": 2,
+    }
+    world.poll()
+    assert len(world.prefect.runs) == 3
+
+
+def test_polling_often_asks_seldom(world):
+    world.listen()
+    world.poll()
+    asked = []
+    world.prefect.states = lambda runs: asked.append(runs) or {}
+    for _ in range(20):
+        world.poll(-0.4)
+    assert len(asked) <= 2
+
+
+@pytest.mark.parametrize("how", ["CRASHED", "FAILED"])
+def test_a_crashed_node_is_replaced_alone_and_only_so_often(world, how):
+    world.listen()
+    world.poll()
+    for _ in range(5):
+        world.prefect.fare(1, how, "killed")
+        world.poll()
+        world.poll()
+    assert world.prefect.ranks() == [0, 1, 2, 1, 1]
+
+
+@pytest.mark.parametrize("how", ["COMPLETED", "CANCELLED"])
+def test_a_node_that_ended_by_itself_or_by_a_user_is_not_replaced(world, how):
+    world.listen()
+    world.poll()
+    world.prefect.fare(1, how)
+    world.poll()
+    assert world.prefect.ranks() == [0, 1, 2]
+
+
+def test_when_every_node_has_failed_too_often_training_ends_with_the_reason(world):
+    world.listen()
+    world.poll()
+
+    def fail_again_and_again():
+        for _ in range(9):
+            for rank in range(3):
+                world.prefect.fare(rank, "FAILED", "no GPU here")
+            world.poll()
+
+    with pytest.raises(StageError, match=r"2 replacements included: node 0: no GPU here"):
+        fail_again_and_again()
+
+
+def test_prefect_that_is_away_is_asked_again_and_no_run_is_doubled(world):
+    world.listen()
+    world.prefect.away = True
+    world.poll()
+    world.prefect.away = False
+    world.poll()
+    assert len(world.prefect.runs) == 3
+    start = world.prefect.start
+
+    def answer_is_lost(*given):
+        start(*given)
+        raise OSError("the answer was lost")
+
+    world.prefect.fare(1, "CRASHED")
+    world.prefect.start = answer_is_lost
+    world.poll()
+    world.prefect.start = start
+    world.poll()
+    assert world.prefect.ranks() == [0, 1, 2, 1]
+
+
+def test_a_run_whose_machine_died_is_given_up_after_its_node_stays_away(world):
+    world.listen()
+    world.poll()
+    for rank in range(3):
+        world.prefect.fare(rank, "RUNNING")
+    world.nodes.alive = {0, 1, 2}
+    world.poll()
+    world.nodes.alive = {0, 2}
+    world.poll()
+    assert world.prefect.cancelled == []
+    first = world.prefect.run_of(1)
+    world.poll(60)
+    assert world.prefect.cancelled == [first]
+    assert world.prefect.ranks() == [0, 1, 2, 1]
+    world.poll(60)  # the new one has not joined yet: it may still wait for a worker
+    assert world.prefect.ranks() == [0, 1, 2, 1]
+
+
+def test_runs_that_a_killed_flow_left_are_kept_if_they_reach_the_store_and_ended_otherwise(tmp_path):
+    world = World(tmp_path, key_file="/keys/ring")
+    world.listen()
+    mine, other, strange = (UUID(int=n) for n in (101, 102, 103))
+    world.prefect.runs |= dict.fromkeys((mine, other, strange), ("RUNNING", ""))
+    world.prefect.leftovers = {
+        mine: {"node_rank": 1, "store": "127.0.0.1:7100"},
+        other: {"node_rank": 2, "store": "127.0.0.1:9"},
+        strange: {},
+    }
+    world.poll()
+    assert world.prefect.ranks() == [0, 2]
+    assert sorted(world.prefect.cancelled) == [other, strange]
+
+
+def test_with_a_key_of_its_own_every_session_ends_what_a_former_one_left(world):
+    world.listen()
+    left = UUID(int=101)
+    world.prefect.leftovers = {left: {"node_rank": 1, "store": "127.0.0.1:7100"}}
+    world.poll()
+    assert world.prefect.cancelled == [left]
+    assert world.prefect.ranks() == [0, 1, 2]
+
+
+def test_the_end_of_training_waits_for_nodes_and_a_cancellation_ends_them_at_once(world):
+    world.listen()
+    world.poll()
+    for rank in (0, 1):
+        world.prefect.fare(rank, "COMPLETED")
+    world.prefect.fare(2, "RUNNING")
+    world.nodes.close(5.0)
+    assert world.prefect.cancelled == [world.prefect.run_of(2)]
+    world.prefect.away = True
+    world.nodes.close(0.0)
+
+
+def test_a_store_that_listens_everywhere_is_given_by_this_machines_own_address(tmp_path):
+    world = World(tmp_path, listen="0.0.0.0:7100")
+    world.listen("127.0.0.1:7100")  # what the store says of itself is for this machine
+    world.poll()
+    assert {parameters["store"] for parameters in world.prefect.parameters.values()} == {
+        f"{own_address('192.0.2.1:9')}:7100"
+    }
+
+
+def test_without_encryption_there_is_no_key_to_hand_over(tmp_path):
+    world = World(tmp_path)
+    object.__setattr__(world.job.train.exchange, "__dict__", world.job.train.exchange.__dict__ | {"encrypt": False})
+    assert world.nodes.key_file == ""
+
+
+@pytest.mark.parametrize(("store", "own"), [("127.0.0.1:80", "127.0.0.1"), ("nowhere.invalid:1", "127.0.0.1")])
+def test_neighbours_reach_this_machine_as_it_reaches_the_store(store, own):
+    assert own_address(store) == own

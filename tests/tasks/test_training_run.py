@@ -1,0 +1,256 @@
+"""One MLflow run for a training and its registration; a stand-in for the training writes what a real one does."""
+
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+from support import tiny_document
+
+from speech.bundle import save_bundle
+from storage.objects import ObjectStore
+from tasks import train as module
+from tasks.config import parse_config
+from tasks.forward import Forwarder
+from tasks.orchestration import ALL
+from tasks.register import REGISTER
+from tasks.stage import STAGES, Run
+from tasks.tracking import DECISION_TAG, KEY_TAG, TRAINING_TAG, client, experiment_id
+from tasks.train import TRAIN, Reporter, work_folder
+from training.journal import Journal
+from training.launch import TrainingFailedError
+
+
+def write(journal, kind, **values):
+    with Path(journal).open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"kind": kind, **values}) + "\n")
+
+
+def train_steps(job, first, last):
+    for n in range(first, last + 1):
+        for learner in ("0.0", "1.0"):
+            write(
+                job.journal,
+                "step",
+                **{"learner": learner, "step": n, "epoch": n / 4, "epochs": 2, "loss": 9.0 / n, "lr": 0.1},
+                **{"elapsed": float(n), "audio_seconds": 2.0 * n, "utterances": 4 * n, "nodes": 2, "staleness": 1.0},
+            )
+
+
+def finish(job, steps):
+    """Leave what a finished training leaves: an untrained model."""
+    store, model = ObjectStore(job.output_url), job.spec.build_model()
+    with tempfile.TemporaryDirectory() as folder:
+        save_bundle(Path(folder), job.spec, model.state_dict())
+        for name in ("model.safetensors", "bundle.json"):
+            store.write_file(f"model/{name}", Path(folder) / name)
+    write(job.journal, "valid", epoch=2, epochs=2, step=2 * steps, train_loss=1.0, valid_loss=2.0, valid_wer=0.9,
+          replicas={"0": 2.1, "1": 2.2}, elapsed=float(steps), audio_seconds=1.0, unalignable=0)  # fmt: skip
+    write(job.journal, "end", step=2 * steps, valid_loss=2.0, valid_wer=0.9)
+    result = {"epoch": 2, "step": 2 * steps, "utterances": 48, "unalignable": 0, "repeated": 3, "elapsed": float(steps)}
+    store.write_json("result.json", result | {"parameters": model.num_parameters(), "device": "cpu"})
+
+
+def whole(job, folder, on_poll):
+    Journal(job.journal).write("start", step=0, run=job.run)
+    train_steps(job, 1, 8)
+    on_poll()
+    finish(job, 8)
+    on_poll()
+
+
+def a_run(name="r", force_from="", **fields):
+    document = tiny_document(**fields)
+    document["train"] |= {"strategy": "adpsgd", "nodes": 2}
+    return Run(parse_config(document), name, force_from)
+
+
+def until(run, last):
+    for name in STAGES[: STAGES.index(last) + 1]:
+        ALL[name].execute(run)
+    return run
+
+
+def runs(api=None):
+    api = api or client()
+    return api.search_runs([experiment_id(api, "tiny")])
+
+
+def history(run_id, name):
+    return sorted((m.step, m.value) for m in client().get_metric_history(run_id, name))
+
+
+@pytest.fixture
+def trained(home, monkeypatch):
+    monkeypatch.setattr(module, "run_training", whole)
+    return until(a_run(), "train")
+
+
+def test_training_and_registration_share_one_run_and_metrics_are_not_doubled(trained):
+    [before] = runs()
+    assert before.info.status == "FINISHED"
+    assert before.data.params["train.strategy"] == "adpsgd"
+    assert "decode.kind" not in before.data.params
+    assert history(before.info.run_id, "learner.1.0/loss") == [(n, 9.0 / n) for n in range(1, 9)]
+    assert history(before.info.run_id, "loss") == [(2 * n, 9.0 / n) for n in range(1, 9)]
+    until(trained, "report")
+    [run] = runs()
+    assert run.info.run_id == before.info.run_id == trained.result("register").record["mlflow_run"]
+    assert (run.info.status, run.info.run_name) == ("FINISHED", "r")
+    assert run.data.tags[KEY_TAG] == trained.result("register").key
+    assert run.data.tags[DECISION_TAG] == "there was no champion"
+    assert "decode.kind" in run.data.params
+    assert run.data.params["train.nodes"] == "2"
+    assert history(run.info.run_id, "loss") == [(2 * n, 9.0 / n) for n in range(1, 9)]
+    assert history(run.info.run_id, "replica.1/valid_loss") == [(16, 2.2)]
+    assert [step for step, _ in history(run.info.run_id, "test.wer")] == [16]
+    names = {file.path for file in client().list_artifacts(run.info.run_id)}
+    assert {"config.yaml", "environment.json", "journal.jsonl", "learning_curves.png"} <= names
+
+
+def test_counts_say_what_was_repeated(trained):
+    counts = {"epochs": 2, "steps": 16, "utterances": 48, "unalignable": 0, "repeated": 3}
+    assert trained.result("train").counts == counts
+    assert set(trained.result("train").store.list()) == {
+        *("model/model.safetensors", "model/bundle.json", "journal.jsonl", "result.json", "done.json")
+    }
+
+
+def test_another_registration_of_the_same_training_has_a_run_of_its_own_with_everything(trained):
+    until(trained, "register")
+    again = until(a_run("again", decode={"kind": "beam", "beam": 4}), "register")
+    assert again.result("train").cached
+    first, second = (run.result("register").record["mlflow_run"] for run in (trained, again))
+    assert first != second
+    assert history(first, "loss") == history(second, "loss")
+    assert client().get_run(second).data.params["decode.beam"] == "4"
+    assert len(runs()) == 2
+
+
+def test_a_registration_that_failed_is_finished_in_the_same_run(trained, monkeypatch):
+    from tasks import register
+
+    until(trained, "score")
+    with monkeypatch.context() as patch:
+        patch.setattr(register, "_log_model", lambda *_: (_ for _ in ()).throw(OSError("no space left")))
+        with pytest.raises(OSError, match="no space"):
+            REGISTER.execute(trained)
+    assert [run.info.status for run in runs()] == ["FAILED"]
+    REGISTER.execute(trained)
+    [run] = runs()
+    assert run.info.status == "FINISHED"
+    assert history(run.info.run_id, "loss") == [(2 * n, 9.0 / n) for n in range(1, 9)]
+
+
+def test_a_training_that_was_interrupted_goes_on_in_the_same_run(home, monkeypatch):
+    def interrupted(job, folder, on_poll):
+        Journal(job.journal).write("start", step=0, run=job.run)
+        train_steps(job, 1, 5)
+        raise KeyboardInterrupt
+
+    def resumed(job, folder, on_poll):
+        write(job.journal, "resume", step=6, epoch=0, steps={"0.0": 3, "1.0": 3})
+        train_steps(job, 4, 8)
+        finish(job, 8)
+
+    patient = Forwarder.stop  # an interrupted stage waits two seconds for MLflow; a busy machine may need more
+    monkeypatch.setattr(Forwarder, "stop", lambda self, status, patience_s: patient(self, status, 60))
+    monkeypatch.setattr(module, "run_training", interrupted)
+    run = until(a_run(), "features")
+    with pytest.raises(KeyboardInterrupt):
+        TRAIN.execute(run)
+    [first] = runs()
+    assert first.info.status == "KILLED"
+    assert history(first.info.run_id, "learner.0.0/loss")[-1] == (5, 9.0 / 5)
+    monkeypatch.setattr(module, "run_training", resumed)
+    TRAIN.execute(run)
+    [second] = runs()
+    assert second.info.run_id == first.info.run_id
+    assert second.info.status == "FINISHED"
+    steps = [step for step, _ in history(first.info.run_id, "learner.0.0/loss")]
+    assert steps == [1, 2, 3, 4, 4, 5, 5, 6, 7, 8]  # steps done again are shown twice, the later ones last
+    assert second.data.metrics["learner.0.0/loss"] == 9.0 / 8
+
+
+def test_a_training_that_is_forced_anew_has_a_new_run(trained):
+    first = runs()[0]
+    until(a_run("anew", force_from="train"), "train")
+    assert len(runs()) == 2
+    assert runs()[0].data.tags[TRAINING_TAG] != first.data.tags[TRAINING_TAG]
+
+
+def test_mlflow_that_is_away_while_training_is_made_up_for_by_the_registration(home, monkeypatch):
+    monkeypatch.setattr(module, "run_training", whole)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    run = until(a_run(), "train")
+    assert not run.result("train").cached
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    until(run, "register")
+    [found] = runs()
+    assert found.data.tags[TRAINING_TAG] == run.result("train").record["tracking"]["training"]
+    assert history(found.info.run_id, "learner.1.0/loss") == [(n, 9.0 / n) for n in range(1, 9)]
+
+
+def test_a_training_that_fails_says_so_in_mlflow_and_publishes_nothing(home, monkeypatch):
+    def fails(job, folder, on_poll):
+        raise TrainingFailedError("status 1")
+
+    patient = Forwarder.stop
+    monkeypatch.setattr(Forwarder, "stop", lambda self, status, patience_s: patient(self, status, 60))
+    monkeypatch.setattr(module, "run_training", fails)
+    run = until(a_run(), "features")
+    with pytest.raises(TrainingFailedError):
+        TRAIN.execute(run)
+    assert TRAIN.output(run).record() is None
+    assert [found.info.status for found in runs()] == ["FAILED"]
+
+
+@pytest.mark.parametrize(
+    ("train", "same"),
+    [
+        ({"launch": {"kind": "external"}}, True),
+        ({"membership": {"dead_after_s": 3}}, True),
+        ({"exchange": {"encrypt": False, "timeout_s": 1, "chunk_kb": 64}}, True),
+        ({"threads": 2, "checkpoint_steps": 7, "checkpoint_keep": 3, "log_steps": 2}, True),
+        ({"exchange": {"wire": "bf16"}}, False),
+        ({"exchange": {"neighbours": "random-ring"}}, False),
+        ({"nodes": 3}, False),
+        ({"strategy": "h-adpsgd", "learners_per_node": 2}, False),
+    ],
+)
+def test_where_and_how_a_ring_runs_is_no_part_of_the_address(home, train, same, request):
+    run = until(a_run(), "features")
+    changed = run.config.model_dump(mode="json", by_alias=True)
+    changed["train"] |= train
+    other = Run(parse_config(changed), "other", results=run.results)
+    assert (TRAIN.output(run).key == TRAIN.output(other).key) is same
+
+
+def test_progress_is_the_rings_and_names_the_nodes_that_are_alive(tmp_path):
+    from tasks import progress
+
+    journal, heard = tmp_path / "journal.jsonl", []
+    reporter = Reporter(journal, 3)
+    common = {"epochs": 4, "lr": 0.1, "nodes": 3, "step": 1}
+    write(journal, "start", step=0)
+    write(journal, "view", number=1, nodes=[0, 1, 2], joined=[0, 1, 2], left={})
+    for learner, epoch, loss in (("0.0", 0.5, 2.0), ("1.0", 0.4, 4.0), ("2.0", 0.6, 3.0)):
+        write(journal, "step", learner=learner, epoch=epoch, loss=loss, **common)
+    write(journal, "view", number=2, nodes=[0, 2], joined=[], left={"1": "silent"})
+    write(journal, "step", learner="0.0", epoch=0.7, loss=1.0, **(common | {"nodes": 2}))
+    write(journal, "valid", epoch=1, epochs=4, valid_loss=1.5, valid_wer=0.25)
+    with progress.listening(lambda *given: heard.append(given)):
+        reporter()
+    assert [(done, note) for _, done, _, note in heard] == [
+        (0.5, "loss 2.000, lr 1.00e-01, 3 of 3 nodes"),
+        (0.5, "loss 3.000, lr 1.00e-01, 3 of 3 nodes"),
+        (0.6, "loss 3.000, lr 1.00e-01, 3 of 3 nodes"),
+        (0.7, "loss 2.000, lr 1.00e-01, 2 of 3 nodes"),
+        (1, "validation loss 1.500, WER 25.0%, 2 of 3 nodes"),
+    ]
+    assert reporter.present == {0, 2}
+
+
+def test_an_interrupted_stage_hears_of_nothing_but_its_own_work_folder(trained):
+    folder = work_folder(trained.result("train").key)
+    assert [path.suffix for path in folder.glob("forward-*.json")] == [".json"]

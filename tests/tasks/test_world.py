@@ -1,0 +1,144 @@
+import os
+
+import pytest
+from support import tiny_document
+
+from tasks import world
+from tasks.config import ConfigError, parse_config
+from tasks.stage import StageError
+from tasks.world import (
+    check_devices,
+    check_key_file,
+    check_launch,
+    check_shards,
+    check_world,
+    is_loopback,
+    split_address,
+)
+from training.config import TrainConfig
+from training.exchange.keys import RingKey
+
+
+def config(**train):
+    return TrainConfig.model_validate(train)
+
+
+@pytest.fixture
+def key(tmp_path):
+    path = tmp_path / "ring.key"
+    RingKey.generate().save(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    "text", ["host", "host:", ":1", "host:99999", "::1:80", "a b:1", "http://host:1", "host:-1", ""]
+)
+def test_a_malformed_address_is_refused_with_its_field_and_an_example(text):
+    with pytest.raises(StageError, match=r"train\.launch\.listen is .*HOST:PORT, such as 127\.0\.0\.1:0"):
+        check_launch(config(launch={"listen": text}))
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [("127.0.0.1:0", "127.0.0.1", 0), ("[::1]:7100", "::1", 7100), ("head.cluster:7100", "head.cluster", 7100)],
+)
+def test_an_address_is_host_and_port(text, host, port):
+    assert split_address(text, "x") == (host, port)
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [("127.0.0.1", True), ("127.8.8.8", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("head", False)],
+)
+def test_what_only_this_machine_reaches(host, local):
+    assert is_loopback(host) is local
+
+
+def test_other_machines_need_the_rings_key(key):
+    with pytest.raises(StageError, match=r"starling key FILE.*train\.launch\.key_file"):
+        check_launch(config(launch={"listen": "0.0.0.0:7100"}))
+    listen = {"listen": "0.0.0.0:7100", "key_file": str(key)}
+    check_launch(config(launch=listen))
+    with pytest.raises(StageError, match=r"train\.exchange\.encrypt is false.*0\.0\.0\.0:7100"):
+        check_launch(config(launch=listen, exchange={"encrypt": False}))
+    check_launch(config(exchange={"encrypt": False}))
+
+
+def test_a_key_that_is_missing_unreadable_or_none_is_named(tmp_path, key):
+    with pytest.raises(StageError, match=r"train\.launch\.key_file is .*nowhere.*no file.*starling key FILE"):
+        check_launch(config(launch={"key_file": str(tmp_path / "nowhere")}))
+    damaged = tmp_path / "damaged"
+    damaged.write_text("no key")
+    damaged.chmod(0o600)
+    with pytest.raises(StageError, match="damaged"):
+        check_key_file(damaged, "--key-file")
+    key.chmod(0o644)
+    with pytest.raises(StageError, match=r"ring\.key"):
+        check_key_file(key, "--key-file")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+def test_a_key_of_another_user_is_named(key):
+    key.chmod(0)
+    with pytest.raises(StageError, match="may not read"):
+        check_key_file(key, "--key-file")
+
+
+@pytest.mark.parametrize(
+    ("fields", "gpus", "message"),
+    [
+        ({"strategy": "scpsgd", "learners_per_node": 4}, 2, r"learners_per_node is 4 but this machine has 2 GPU"),
+        ({}, 0, "torch sees no GPU"),
+        ({"strategy": "scpsgd", "learners_per_node": 2}, 2, ""),
+        ({"strategy": "adpsgd", "nodes": 4}, 1, ""),
+        ({"strategy": "scpsgd", "learners_per_node": 4, "launch": {"kind": "external"}}, 0, ""),
+    ],
+)
+def test_a_local_node_has_a_gpu_for_each_learner_where_gpus_are_demanded(fields, gpus, message):
+    cfg = config(device="cuda", **fields)
+    if message:
+        with pytest.raises(StageError, match=message):
+            check_devices(cfg, gpus)
+    else:
+        check_devices(cfg, gpus)
+    check_devices(config(**fields), 0)
+
+
+def test_every_node_needs_a_shard(finished):
+    url = finished.result("shard").store.child("train").url
+    shards = finished.result("shard").record["sets"]["train"]["shards"]
+    check_shards(config(strategy="adpsgd", nodes=shards), url)
+    with pytest.raises(
+        StageError, match=rf"train\.nodes is 99 .*only {shards} shard.*storage\.shard_seconds.*nodes={shards}"
+    ):
+        check_shards(config(strategy="adpsgd", nodes=99), url)
+
+
+def test_the_stage_asks_before_anything_starts(finished, monkeypatch):
+    run = type(
+        "R", (), {"config": parse_config(tiny_document()), "results": finished.results, "result": finished.result}
+    )()
+    check_world(run)
+    document = tiny_document()
+    document["train"] |= {"launch": {"kind": "prefect"}, "strategy": "adpsgd"}
+    run.config = parse_config(document)
+    monkeypatch.setattr(world, "check_pool", lambda pool, name: (_ for _ in ()).throw(StageError(f"{pool} {name}")))
+    with pytest.raises(StageError, match="starling tiny"):
+        check_world(run)
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        ({"strategy": "adpsdg"}, "train.strategy"),
+        ({"strategy": "single", "nodes": 2}, "use nodes=1, or adpsgd"),
+        ({"strategy": "adpsgd", "learners_per_node": 2}, "or h-adpsgd"),
+        ({"launch": {"kind": "slurm"}}, "train.launch.kind"),
+    ],
+)
+def test_a_contradictory_world_is_refused_by_the_configuration(train, message):
+    document = tiny_document()
+    document["train"] |= train
+    with pytest.raises(ConfigError) as caught:
+        parse_config(document)
+    assert message in str(caught.value)

@@ -1,0 +1,158 @@
+"""The scaling benchmark's machinery: a tiny run with real processes, its arithmetic, and its network namespaces."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks import netns, scaling
+from benchmarks.scaling_scenario import Measured, Scenario
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = ["--params", "2000", "--step-s", "0.03", "--slow-params", "2000", "--slow-step-s", "0.03", "--seconds", "0.8"]
+COMMAND = [sys.executable, "-m", "benchmarks.scaling", "--json", "--learners", "2", "--disturbed", "2", *TINY]
+FIELDS = {
+    "strategy": str,
+    "learners": int,
+    "condition": str,
+    "params": int,
+    "step_s": float,
+    "steps_per_s": float,
+    "speedup": float,
+    "epoch_ratio": float,
+    "cpu_share": float,
+    "accounted": bool,
+}
+
+
+def start(*words: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [*COMMAND, *words],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def descendants(root: int) -> set[int]:
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    family = {root}
+    while more := {number for number, parent in parents.items() if parent in family} - family:
+        family |= more
+    return family - {root}
+
+
+def running(number: int) -> bool:
+    try:
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def measured(rates: list[float], **changes: object) -> Measured:
+    common = {"epoch_s": None, "closings": 0, "index": 80, "accounted": True, "cpu_share": 0.5, "own_share": 0.4}
+    return Measured(rates, sum(rates) * 8, **{**common, **changes})
+
+
+def test_tiny_run_has_all_fields_and_its_counts_add_up() -> None:
+    words = ["--conditions", "homogeneous", "slow 2x", "--strategies", "adpsgd", "scpsgd", "--closings", "3"]
+    child = start(*words, "--epoch-s", "1", "--limit-s", "30")
+    out, err = child.communicate(timeout=150)
+    assert child.returncode == 0, err
+    document = json.loads(out)
+    rows = document["rows"]
+    found = [(row["strategy"], row["learners"], row["condition"]) for row in rows]
+    assert found == [
+        ("single", 1, "homogeneous"),
+        *[(name, 2, condition) for condition in ("homogeneous", "slow 2x") for name in ("adpsgd", "scpsgd")],
+    ]
+    for row in rows:
+        assert {name: type(row[name]) for name in FIELDS} == FIELDS
+        assert row["accounted"]
+        assert row["steps_per_s"] > 0
+    slowed = rows[3]
+    assert slowed["epochs"] >= 3
+    assert slowed["failed"] == 0
+    assert rows[1]["exchanges_per_step"] > 0
+    assert not document["skipped"]
+    assert not document["failures"]
+    scaling.show(document)
+
+
+def test_killed_run_leaves_no_process() -> None:
+    child = start("--conditions", "homogeneous", "--strategies", "adpsgd", "--seconds", "60")
+    deadline = time.monotonic() + 60
+    family: set[int] = set()
+    while len(family) < 3 and time.monotonic() < deadline:  # the run's process, the store, a learner
+        family |= descendants(child.pid)
+        time.sleep(0.05)
+    assert len(family) >= 3
+    child.send_signal(signal.SIGKILL)
+    child.communicate(timeout=30)
+    while any(map(running, family)) and time.monotonic() < deadline + 30:
+        time.sleep(0.05)
+    assert not [number for number in family if running(number)]
+
+
+def test_ratios() -> None:
+    one = scaling.Result(Scenario("single", 1), measured([3.0]))
+    base = scaling.Result(Scenario("adpsgd", 4), measured([3.0, 3.0, 3.0, 2.7]))
+    slow = scaling.Result(
+        Scenario("adpsgd", 4, condition="slow 10x", slow=10.0),
+        measured([3.0, 3.0, 3.0, 0.3], epoch_s=1.2, closings=4, cpu_share=0.95, own_share=0.9),
+    )
+    row = scaling.to_row(base, [one, base])
+    assert (row["speedup"], row["epoch_ratio"], row["note"]) == (3.9, 1.0, "")
+    row = scaling.to_row(slow, [one, base, slow])
+    assert row["steps_per_s"] == 3.0  # the slow learner is not one of the others
+    assert row["epoch_ratio"] == pytest.approx(1.2 / 80 * 11.7 * 8, abs=1e-3)
+    assert row["throughput_ratio"] == pytest.approx(11.7 / 9.3, abs=1e-3)
+    assert row["note"] == "the cores are the limit"
+    few = replace(slow, measured=replace(slow.measured, closings=2))
+    assert scaling.to_row(few, [one, base, few])["epoch_ratio"] == pytest.approx(11.7 / 9.3, abs=1e-3)
+
+
+def test_plan_measures_what_is_compared_with_first() -> None:
+    scenarios = list(scaling.plan(scaling.parse(["--learners", "2", "4"])))
+    for number, scenario in enumerate(scenarios):
+        before = [scaling.Result(one, measured([1.0] * one.learners)) for one in scenarios[: number + 1]]
+        row = scaling.to_row(before[-1], before)
+        assert row["speedup"] is not None, scenario
+        assert row["epoch_ratio"] is not None, scenario
+        assert scenario.strategy != "h-adpsgd" or scenario.nodes > 1
+    assert {one.condition for one in scenarios} == set(scaling.CONDITIONS)
+
+
+def test_namespaces_reach_each_other_and_vanish() -> None:
+    if reason := netns.why_not():
+        pytest.skip(f"no network namespaces: {reason}")
+    # in a process of its own: the switch moves its thread into another namespace
+    script = (
+        "import socket, subprocess\n"
+        "from benchmarks import netns\n"
+        "switch = netns.Switch(2, '100mbit')\n"
+        "netns.enter(switch.machines[0])\n"
+        "server = socket.create_server((netns.address(0), 0))\n"
+        "netns.enter(switch.machines[1])\n"
+        "socket.create_connection(server.getsockname(), timeout=10)\n"
+        "print(subprocess.run(['tc', 'qdisc', 'show'], capture_output=True, text=True).stdout)\n"
+    )
+    before = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=True).stdout
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "tbf" in done.stdout
+    assert "100Mbit" in done.stdout
+    assert subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=True).stdout == before

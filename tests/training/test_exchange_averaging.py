@@ -1,0 +1,314 @@
+"""The half-difference rule and the mailbox, without processes: nothing is lost in any order of events."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from training.exchange.averaging import Averager
+from training.exchange.client import MailboxExchange
+from training.exchange.wire import Wire
+
+SIZE, CHUNK = 10, 4
+
+
+class Bare(MailboxExchange):
+    """A mailbox whose other side the test plays."""
+
+    endpoint = ""
+
+    def _wake(self):
+        pass
+
+    def set_view(self, view):
+        raise NotImplementedError
+
+    def fetch(self, timeout_s):
+        raise NotImplementedError
+
+    def alive(self):
+        return True
+
+    def close(self):
+        self._close_mailbox()
+
+
+class Learner:
+    """Live weights, the two sides of its mailbox, and what its gradients have added."""
+
+    def __init__(self, number, wire="fp32"):
+        rng = np.random.default_rng(number)
+        self.live = torch.from_numpy(rng.integers(-512, 512, SIZE).astype(np.float32))
+        self.exact = self.live.double().clone()  # initial weights and gradient steps
+        self.outside = Bare(SIZE)
+        self.inside = Averager(self.outside._mailbox, CHUNK, wire)
+        self.outside.start(self.live, 0)
+        self.inside.poll()
+        self.rng = rng
+        self.step = 0
+
+    def gradient(self):
+        step = torch.from_numpy(self.rng.integers(-64, 64, SIZE).astype(np.float32))
+        self.live += step
+        self.exact += step.double()
+        self.step += 1
+
+    def take(self):
+        if self.outside.ready():
+            self.live += self.outside.take()
+            self.outside.release()
+
+    def give(self):
+        return self.outside.give(self.live, self.step)
+
+    def drain(self):
+        for _ in range(3):
+            self.inside.poll()
+            self.take()
+
+    def close(self):
+        self.outside.close()
+
+
+class Network:
+    """Messages under way; each is delivered when the test says so, or never."""
+
+    def __init__(self, learners):
+        self.learners = learners
+        self.requests, self.replies = [], []
+
+    def ask(self, i, j, chunk):
+        inside = self.learners[i].inside
+        message = bytearray(inside.count(chunk) * inside.wire.itemsize)
+        inside.ask(chunk, message)
+        self.requests.append((i, j, chunk, message))
+
+    def answer(self, which):
+        i, j, chunk, message = self.requests.pop(which % len(self.requests))
+        reply = bytearray(message)
+        self.learners[j].inside.answer(chunk, message, reply)
+        self.replies.append((i, chunk, message, reply))
+
+    def settle(self, which):
+        i, chunk, message, reply = self.replies.pop(which % len(self.replies))
+        self.learners[i].inside.settle(chunk, message, reply)
+
+    def quiesce(self):
+        while self.requests:
+            self.answer(0)
+        while self.replies:
+            self.settle(0)
+        for learner in self.learners:
+            learner.drain()
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(["gradient", "take", "give", "poll", "hold", "ask", "ask", "answer", "answer", "settle"]),
+        st.integers(0, 10**6),
+        st.integers(0, 10**6),
+    ),
+    max_size=120,
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(count=st.integers(1, 9), wire=st.sampled_from(["fp32", "bf16"]), events=EVENTS)
+def test_the_sum_is_kept_and_no_gradient_is_lost_in_any_interleaving(count, wire, events):
+    learners = [Learner(i, wire) for i in range(count)]
+    net = Network(learners)
+    for kind, a, b in events:
+        learner = learners[a % count]
+        if kind in ("gradient", "take", "give"):
+            getattr(learner, kind)()
+        elif kind in ("poll", "hold"):
+            learner.inside.poll(settled=kind == "poll")
+        elif kind == "ask" and count > 1:
+            net.ask(a % count, (a + 1 + b % (count - 1)) % count, b % learner.inside.chunks)
+        elif kind == "answer" and net.requests:
+            net.answer(b)
+        elif kind == "settle" and net.replies:
+            net.settle(b)
+    net.quiesce()
+    live = sum(learner.live.double() for learner in learners)
+    exact = sum(learner.exact for learner in learners)
+    assert torch.allclose(live, exact, rtol=0, atol=1e-2)
+    for learner in learners:
+        learner.close()
+
+
+@pytest.mark.parametrize("wire", ["fp32", "bf16"])
+def test_both_sides_add_the_same_with_opposite_signs_bit_for_bit(wire):
+    one, two = Learner(1, wire), Learner(2, wire)
+    for learner in (one, two):
+        learner.live.copy_(torch.randn(SIZE))
+        learner.give()
+        learner.inside.poll()
+    net = Network([one, two])
+    for chunk in range(one.inside.chunks):
+        net.ask(0, 1, chunk)
+        net.answer(0)
+        net.settle(0)
+    deltas = []
+    for learner in (one, two):
+        learner.inside.poll()
+        deltas.append(learner.outside.take().clone())
+    assert torch.equal(deltas[0], -deltas[1])
+    assert deltas[0].abs().min() > 0
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize("wire", ["fp32", "bf16"])
+def test_a_chunk_that_is_not_finite_is_left_out_by_both_sides(bad, side, wire):
+    learners = [Learner(1, wire), Learner(2, wire)]
+    learners[side].live[5] = bad  # in the second of three chunks
+    net = Network(learners)
+    for learner in learners:
+        learner.give()
+        learner.inside.poll()
+    for chunk in range(3):
+        net.ask(0, 1, chunk)
+        net.answer(0)
+        net.settle(0)
+    assert [learner.inside.skipped for learner in learners] == [1, 1]
+    for learner in learners:
+        learner.inside.poll()
+        delta = learner.outside.take()
+        assert torch.all(delta[4:8] == 0)
+        assert torch.isfinite(delta).all()
+        assert delta[:4].abs().sum() > 0
+
+
+def test_differences_beyond_fp32_are_left_out_by_both_sides():
+    learners = [Learner(1), Learner(2)]
+    for learner, value in zip(learners, (3e38, -3e38), strict=True):
+        learner.live[:] = value
+        learner.give()
+        learner.inside.poll()
+    net = Network(learners)
+    net.ask(0, 1, 0)
+    net.answer(0)
+    net.settle(0)
+    assert [learner.inside.skipped for learner in learners] == [1, 1]
+
+
+def test_large_finite_differences_are_averaged_although_their_squares_overflow():
+    learners = [Learner(1), Learner(2)]
+    for learner, value in zip(learners, (1e30, -1e30), strict=True):
+        learner.live[:] = value
+        learner.give()
+        learner.inside.poll()
+    net = Network(learners)
+    net.ask(0, 1, 0)
+    net.quiesce()
+    assert learners[0].live[0] == learners[1].live[0] == 0
+
+
+def test_a_delta_that_the_snapshot_lacks_stays_in_the_working_copy():
+    one, two = Learner(1), Learner(2)
+    net = Network([one, two])
+    for chunk in range(3):
+        net.ask(0, 1, chunk)
+    for _ in range(3):
+        net.answer(0)
+        net.settle(0)
+    mean = (one.exact + two.exact) / 2
+    one.inside.poll()  # the delta is offered, not taken
+    assert one.give()  # a snapshot without it
+    one.inside.poll()
+    for chunk in range(3):
+        assert np.allclose(one.inside.weights(chunk), mean[chunk * 4 : chunk * 4 + 4])
+    one.take()
+    assert one.give()  # now it has it
+    one.inside.poll()
+    for chunk in range(3):
+        assert np.allclose(one.inside.weights(chunk), mean[chunk * 4 : chunk * 4 + 4])
+
+
+def test_a_delta_released_while_an_older_snapshot_waits_is_not_lost_from_the_working_copy():
+    one, two = Learner(1), Learner(2)
+    net = Network([one, two])
+    net.ask(0, 1, 0)
+    net.answer(0)
+    net.settle(0)
+    one.inside.poll()
+    one.give()  # waits, without the delta
+    one.take()
+    net.ask(0, 1, 1)
+    net.answer(0)
+    net.settle(0)  # the next delta is gathered meanwhile
+    one.inside.poll()
+    mean = (one.exact + two.exact) / 2
+    assert np.allclose(one.inside.weights(0), mean[:4])
+    assert np.allclose(one.inside.weights(1), mean[4:8])
+
+
+def test_new_weights_drop_what_waits_and_what_is_gathered():
+    one, two = Learner(1), Learner(2)
+    net = Network([one, two])
+    net.ask(0, 1, 0)
+    net.answer(0)
+    net.settle(0)
+    one.inside.poll()
+    net.ask(0, 1, 1)
+    net.answer(0)
+    net.settle(0)
+    fresh = torch.arange(SIZE, dtype=torch.float32)
+    one.outside.start(fresh, 5)
+    one.inside.poll()
+    assert not one.outside.ready()
+    assert np.array_equal(np.concatenate([one.inside.weights(c) for c in range(3)]), fresh.numpy())
+    one.inside.poll()
+    assert not one.outside.ready()
+
+
+def test_a_reset_while_the_slot_is_full_comes_with_the_next_snapshot():
+    one = Learner(1)
+    assert one.give()
+    assert not one.give()  # full
+    fresh = torch.zeros(SIZE)
+    one.outside.start(fresh, 0)
+    one.inside.poll()
+    before = one.inside.generation
+    assert one.outside.give(fresh, 1)
+    one.inside.poll()
+    assert one.inside.generation == before + 1
+    assert not one.inside.weights(0).any()
+
+
+def test_staleness_counts_own_steps_since_the_snapshot_in_use():
+    one, two = Learner(1), Learner(2)
+    net = Network([one, two])
+    net.ask(0, 1, 0)
+    net.answer(0)
+    net.settle(0)
+    one.inside.poll()
+    for step in range(1, 4):
+        one.outside.tick(step)
+    one.outside.take()
+    assert one.outside.stats().staleness == 3
+
+
+@given(values=st.lists(st.floats(width=32, allow_nan=True), min_size=1, max_size=50))
+@settings(max_examples=60, deadline=None)
+def test_bf16_is_rounded_to_nearest_and_keeps_what_is_not_finite(values):
+    array = np.array(values, np.float32)
+    wire = Wire("bf16", len(array))
+    raw = bytearray(2 * len(array))
+    wire.encode(array, raw)
+    ours, theirs = wire.decode(raw), torch.from_numpy(array).bfloat16().float().numpy()
+    assert np.array_equal(np.isnan(ours), np.isnan(array))
+    known = ~np.isnan(array)
+    step = np.abs(np.nextafter(theirs[known], np.inf) - theirs[known]) * 2**16
+    with np.errstate(invalid="ignore"):
+        same = (ours[known] == theirs[known]) | (np.abs(ours[known] - theirs[known]) <= step)  # ties may differ
+    assert same.all()
+
+
+def test_weights_of_another_shape_or_type_are_refused():
+    one = Learner(1)
+    for wrong in (torch.zeros(SIZE + 1), torch.zeros(SIZE).double(), torch.zeros(2, 5), torch.zeros(2 * SIZE)[::2]):
+        with pytest.raises(ValueError, match="contiguous fp32"):
+            one.outside.give(wrong, 0)

@@ -1,0 +1,324 @@
+"""What every exchange must do, run on each of them with real threads, processes and sockets."""
+
+from abc import abstractmethod
+from contextlib import contextmanager
+
+import pytest
+import torch
+from support import wait_until
+
+from training.config import ExchangeConfig
+from training.exchange import ExchangeError, ExchangeSetup, World, build_exchange
+from training.exchange.keys import RingKey
+from training.membership import Member, View
+
+SIZE = 10_000
+CONFIG = {"chunk_kb": 16, "timeout_s": 1.0}  # three chunks
+
+
+class Ring:
+    """Exchanges and the live weights beside them."""
+
+    def __init__(self, exchanges):
+        self.exchanges = list(exchanges)
+        self.live = [torch.full((SIZE,), float(i)) + torch.arange(SIZE) % 7 for i in range(len(self.exchanges))]
+        self.step = 0
+        self.view = View()
+
+    def join(self, nodes=None, number=1):
+        """Tell all that these are in the ring."""
+        nodes = range(len(self.exchanges)) if nodes is None else nodes
+        self.view = View(number, tuple(Member(n, f"once-{n}", (self.exchanges[n].endpoint,)) for n in nodes))
+        for n in nodes:
+            self.exchanges[n].set_view(self.view)
+
+    def start(self, nodes=None):
+        for n in range(len(self.exchanges)) if nodes is None else nodes:
+            self.exchanges[n].start(self.live[n], 0)
+
+    def loaded(self, nodes=None):
+        """Wait until all have their weights: the second offer finds the first one read."""
+        for n in 2 * list(range(len(self.exchanges)) if nodes is None else nodes):
+            wait_until(lambda: self.exchanges[n].give(self.live[n], 0), 20, 0.01)  # noqa: B023
+
+    def work(self, nodes=None, tick=True):
+        """What a training process does around a step."""
+        self.step += 1
+        for n in range(len(self.exchanges)) if nodes is None else nodes:
+            self.take(n)
+            self.exchanges[n].give(self.live[n], self.step)
+            if tick:
+                self.exchanges[n].tick(self.step)
+
+    def take(self, n):
+        if self.exchanges[n].ready():
+            self.live[n] += self.exchanges[n].take()
+            self.exchanges[n].release()
+
+    def total(self):
+        return torch.stack(self.live).double().sum(0)
+
+    def spread(self, nodes=None):
+        """RMS distance to the average."""
+        live = torch.stack([self.live[n] for n in nodes] if nodes else self.live).double()
+        return float((live - live.mean(0)).square().mean().sqrt())
+
+    def settled(self, total):
+        """Take what waits; whether the sum is right, so that nothing is under way."""
+        self.work(tick=False)
+        return torch.allclose(self.total(), total, rtol=0, atol=1e-2)
+
+
+class ExchangeContract:
+    """The tests; an implementation says how to make its exchanges."""
+
+    elastic = True
+    meets = False  # whether both sides must have a step to give
+
+    @abstractmethod
+    def make(self, count, folder, **config):
+        """Exchanges of `count` nodes."""
+
+    @contextmanager
+    def ring(self, count, folder, **config):
+        exchanges = self.make(count, folder, **config)
+        try:
+            yield Ring(exchanges)
+        finally:
+            for exchange in exchanges:
+                exchange.close()
+
+    @pytest.mark.parametrize("count", [2, 3, 5])
+    def test_a_ring_of_any_size_agrees_and_the_sum_is_kept(self, count, tmp_path):
+        with self.ring(count, tmp_path) as ring:
+            ring.start()
+            ring.loaded()
+            ring.join()
+            total = ring.total()
+
+            def agree():
+                ring.work()
+                return ring.spread() < 0.05
+
+            wait_until(agree, 60, 0.01)
+            wait_until(lambda: ring.settled(total), 20, 0.05)
+
+            def adds_up():
+                stats = [exchange.stats() for exchange in ring.exchanges]
+                assert not any(s.failed for s in stats)
+                ours, theirs = sum(s.initiated for s in stats), sum(s.answered for s in stats)
+                return ours == theirs and all(s.initiated and s.bytes_sent and s.bytes_received for s in stats)
+
+            wait_until(adds_up, 20, 0.05)
+
+    def test_nobody_exchanges_without_a_step_and_permits_do_not_add_up(self, tmp_path):
+        with self.ring(2, tmp_path) as ring:
+            one = ring.exchanges[0]
+            ring.start()
+            ring.loaded()
+            for step in range(5):
+                one.tick(step)  # nobody to exchange with
+            ring.join()
+            one.tick(5)
+            if self.meets:
+                ring.exchanges[1].tick(5)
+            wait_until(one.ready, 20, 0.01)
+            for _ in range(10):
+                ring.work(tick=False)
+            assert one.stats().initiated <= 2
+            assert ring.exchanges[1].stats().initiated == int(self.meets)
+
+    def test_gradient_steps_are_not_lost(self, tmp_path):
+        with self.ring(3, tmp_path) as ring:
+            ring.join()
+            ring.start()
+            total = ring.total()
+            for _ in range(60):
+                for n, live in enumerate(ring.live):
+                    live += n + 1
+                    total += n + 1
+                ring.work()
+            wait_until(lambda: ring.settled(total), 20, 0.05)
+
+    def test_one_alone_trains_on(self, tmp_path):
+        with self.ring(1, tmp_path) as ring:
+            ring.join()
+            ring.start()
+            for _ in range(20):
+                ring.work()
+            assert ring.exchanges[0].alive()
+            assert not ring.exchanges[0].ready()
+            assert ring.exchanges[0].stats().failed == 0
+
+    def test_what_is_not_finite_does_not_spread(self, tmp_path):
+        with self.ring(2, tmp_path) as ring:
+            ring.live[1][5000] = float("nan")
+            ring.join()
+            ring.start()
+            one, two = ring.exchanges
+
+            def skipped():
+                ring.work()
+                return one.stats().skipped_nonfinite and two.stats().skipped_nonfinite
+
+            wait_until(skipped, 20, 0.01)
+            wait_until(lambda: ring.work() or float((ring.live[0][:4096] - ring.live[1][:4096]).norm()) < 0.1, 20, 0.01)
+            assert torch.isfinite(ring.live[0]).all()
+            assert ring.live[0][4096] == 4096 % 7  # the whole chunk is left as it was
+
+    def test_new_weights_replace_the_old_ones(self, tmp_path):
+        with self.ring(2, tmp_path) as ring:
+            ring.join()
+            ring.start()
+            total = ring.total()
+            wait_until(lambda: ring.work() or ring.spread() < 0.05, 20, 0.01)
+            wait_until(lambda: ring.settled(total), 20, 0.05)
+            for n in range(2):
+                ring.live[n] = torch.full((SIZE,), 100.0 + n)
+            ring.start()
+            ring.loaded()
+            wait_until(lambda: ring.work() or ring.spread() < 0.05, 20, 0.01)
+            assert torch.allclose(torch.stack(ring.live).mean(0), torch.tensor(100.5), atol=0.2)
+
+    def test_weights_that_do_not_fit_are_refused(self, tmp_path):
+        with self.ring(1, tmp_path) as ring:
+            with pytest.raises(ValueError, match="contiguous fp32"):
+                ring.exchanges[0].start(torch.zeros(3), 0)
+            with pytest.raises(ExchangeError, match="start"):
+                ring.exchanges[0].give(torch.zeros(SIZE), 0)
+            with pytest.raises(ExchangeError, match="ready"):
+                ring.exchanges[0].take()
+
+    def test_a_closed_exchange_is_not_alive_and_harmless(self, tmp_path):
+        with self.ring(2, tmp_path) as ring:
+            ring.join()
+            ring.start()
+            one = ring.exchanges[0]
+            wait_until(lambda: ring.work() or one.stats().initiated, 20, 0.01)
+            assert one.alive()
+            one.close()
+            one.close()
+            assert not one.alive()
+            one.tick(9)
+            one.set_view(View())
+            assert not one.ready()
+            assert one.stats().initiated
+
+    def test_a_newcomer_gets_a_neighbours_weights(self, tmp_path):
+        if not self.elastic:
+            pytest.skip("a fixed ring has no newcomers")
+        with self.ring(3, tmp_path) as ring:
+            ring.join([0, 1])
+            ring.start([0, 1])
+            newcomer = ring.exchanges[2]
+            newcomer.set_view(ring.view)
+            ring.loaded([0, 1])
+            weights = newcomer.fetch(5.0)
+            assert any(torch.equal(weights, ring.live[n]) for n in range(2))
+            ring.live[2] = weights
+            ring.start([2])
+            ring.join([0, 1, 2], 2)
+            total = ring.total()
+            wait_until(lambda: ring.work() or (ring.spread() < 0.05 and newcomer.stats().answered), 30, 0.01)
+            wait_until(lambda: ring.settled(total), 20, 0.05)
+
+    def test_nobody_gives_weights(self, tmp_path):
+        if not self.elastic:
+            pytest.skip("a fixed ring has no newcomers")
+        with self.ring(2, tmp_path) as ring:
+            assert ring.exchanges[0].fetch(0.5) is None  # no view
+            ring.join()
+            assert ring.exchanges[0].fetch(1.0) is None  # the other has none either
+            ring.live[1][7] = float("inf")
+            ring.start([1])
+            ring.loaded([1])
+            assert ring.exchanges[0].fetch(1.0) is None  # not these
+
+    def test_a_dead_peer_costs_a_failure_and_the_ring_closes(self, tmp_path):
+        if not self.elastic:
+            pytest.skip("a fixed ring ends with its first loss")
+        with self.ring(3, tmp_path) as ring:
+            ring.join()
+            ring.start()
+            wait_until(lambda: ring.work() or ring.exchanges[0].stats().answered, 20, 0.01)
+            ring.exchanges[1].close()
+            others = [0, 2]
+            wait_until(lambda: ring.work(others) or ring.exchanges[0].stats().failed, 20, 0.01)
+            ring.live[2] += 3
+            ring.join(others, 2)
+            wait_until(lambda: ring.work(others) or ring.spread(others) < 0.05, 20, 0.01)
+
+
+class TestMemory(ExchangeContract):
+    def make(self, count, folder, **config):
+        cfg = ExchangeConfig.model_validate(CONFIG | config)
+        return [build_exchange(cfg, ExchangeSetup(n, 0, SIZE), "memory") for n in range(count)]
+
+
+class TestMemoryRandomRing(TestMemory):
+    def make(self, count, folder, **config):
+        return super().make(count, folder, neighbours="random-ring", **config)
+
+
+class TestZmq(ExchangeContract):
+    key = None
+
+    def make(self, count, folder, **config):
+        cfg = ExchangeConfig.model_validate(CONFIG | {"encrypt": self.key is not None} | config)
+        made = []
+        try:
+            for n in range(count):
+                made.append(build_exchange(cfg, ExchangeSetup(n, 0, SIZE, self.key, folder)))
+        except BaseException:
+            for exchange in made:
+                exchange.close()
+            raise
+        return made
+
+
+class TestZmqSecureBf16RandomRing(TestZmq):
+    key = RingKey.generate()
+
+    def make(self, count, folder, **config):
+        return super().make(count, folder, neighbours="random-ring", wire="bf16", **config)
+
+
+@pytest.mark.slow
+class TestGloo(ExchangeContract):
+    elastic = False
+    meets = True
+
+    def make(self, count, folder, **config):
+        cfg = ExchangeConfig.model_validate(CONFIG | {"kind": "gloo"} | config)
+        world = World(str(folder / "meet"), count)
+        return [build_exchange(cfg, ExchangeSetup(n, 0, SIZE, None, folder, world=world)) for n in range(count)]
+
+
+def test_an_unknown_exchange_is_refused():
+    with pytest.raises(ValueError, match="choose one of zmq, gloo, memory"):
+        build_exchange(ExchangeConfig(), ExchangeSetup(0, 0, 1), "carrier pigeon")
+
+
+def test_ranks_exchange_with_the_same_rank(tmp_path):
+    cfg = ExchangeConfig.model_validate(CONFIG | {"encrypt": False})
+    made = {(n, r): build_exchange(cfg, ExchangeSetup(n, r, SIZE, None, tmp_path)) for n in (0, 1) for r in (0, 1)}
+    try:
+        view = View(1, tuple(Member(n, "x", (made[n, 0].endpoint, made[n, 1].endpoint)) for n in (0, 1)))
+        live = {key: torch.full((SIZE,), 10.0 * key[1] + key[0]) for key in made}
+        for key, exchange in made.items():
+            exchange.set_view(view)
+            exchange.start(live[key], 0)
+
+        def met():
+            for key, exchange in made.items():
+                if exchange.ready():
+                    live[key] += exchange.take()
+                    exchange.release()
+                exchange.give(live[key], 1)
+                exchange.tick(1)
+            return all(abs(float(live[n, r][0]) - (10 * r + 0.5)) < 1e-3 for n, r in made)
+
+        wait_until(met, 20, 0.01)
+    finally:
+        for exchange in made.values():
+            exchange.close()

@@ -1,0 +1,110 @@
+"""The ring's key: its file, and who gets through a handshake."""
+
+import threading
+
+import pytest
+import zmq
+from support import wait_until
+
+from training.exchange.keys import KeyFileError, RingKey, is_local, secure_client, secure_server
+
+
+def test_a_key_is_saved_for_its_owner_only_and_comes_back(tmp_path):
+    key, path = RingKey.generate(), tmp_path / "deep" / "ring.key"
+    key.save(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert RingKey.load(path) == key
+    assert [child.name for child in path.parent.iterdir()] == ["ring.key"]
+
+
+def test_a_key_is_never_replaced(tmp_path):
+    path = tmp_path / "ring.key"
+    first = RingKey.generate()
+    first.save(path)
+    with pytest.raises(KeyFileError, match="exists"):
+        RingKey.generate().save(path)
+    assert RingKey.load(path) == first
+
+
+def test_the_secret_is_not_shown():
+    key = RingKey.generate()
+    assert key.secret.decode() not in repr(key) + str(key)
+
+
+def test_halves_must_belong_together():
+    one, two = RingKey.generate(), RingKey.generate()
+    with pytest.raises(ValueError, match="belong together"):
+        RingKey(one.public, two.secret)
+
+
+def test_files_that_are_no_keys_are_refused_with_a_remedy(tmp_path):
+    path = tmp_path / "ring.key"
+    with pytest.raises(KeyFileError, match=r"no key file .*ring\.key.*starling key"):
+        RingKey.load(path)
+    RingKey.generate().save(path)
+    path.chmod(0o644)
+    with pytest.raises(KeyFileError, match=r"chmod 600 .*ring\.key"):
+        RingKey.load(path)
+    path.chmod(0o600)
+    good = path.read_bytes()
+    for bad in (b"", b"hello\n", good[:-20], b"\xff\xfe\x00", good.replace(b"ring key 1", b"ring key 2"), good[:60]):
+        path.write_bytes(bad)
+        with pytest.raises(KeyFileError, match=r"ring\.key"):
+            RingKey.load(path)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "local"),
+    [
+        ("tcp://127.0.0.1:5", True),
+        ("tcp://127.8.9.1:*", True),
+        ("tcp://localhost:5", True),
+        ("tcp://[::1]:5", True),
+        ("ipc:///tmp/x", True),
+        ("inproc://x", True),
+        ("tcp://0.0.0.0:5", False),
+        ("tcp://*:5", False),
+        ("tcp://192.168.0.1:5", False),
+        ("tcp://host:5", False),
+    ],
+)
+def test_only_local_endpoints_do_without_a_key(endpoint, local):
+    assert is_local(endpoint) is local
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        if local:
+            secure_client(socket, None, endpoint)
+            secure_server(context, socket, None, endpoint)
+        else:
+            with pytest.raises(ValueError, match="key file"):
+                secure_client(socket, None, endpoint)
+            with pytest.raises(ValueError, match="loopback"):
+                secure_server(context, socket, None, endpoint)
+
+
+@pytest.mark.parametrize("who", ["same", "other", "none", "knows the public half only"])
+def test_only_holders_of_the_key_are_heard(who):
+    key, other = RingKey.generate(), RingKey.generate()
+    with zmq.Context() as context, zmq.Context() as outside:
+        server, client = context.socket(zmq.ROUTER), outside.socket(zmq.DEALER)
+        server.linger = client.linger = 0
+        secure_server(context, server, key, "tcp://127.0.0.1:1")
+        endpoint = f"tcp://127.0.0.1:{server.bind_to_random_port('tcp://127.0.0.1')}"
+        secure_client(client, {"same": key, "none": None}.get(who, other), endpoint)
+        if who == "knows the public half only":
+            client.setsockopt(zmq.CURVE_SERVERKEY, key.public)
+        client.connect(endpoint)
+        client.send(b"hello")
+        assert bool(server.poll(5000 if who == "same" else 500)) is (who == "same")
+        server.close()
+        client.close()
+
+
+def test_the_authenticator_ends_with_its_context_and_serves_one_key():
+    before = threading.active_count()
+    context = zmq.Context()
+    with context.socket(zmq.ROUTER) as socket:
+        secure_server(context, socket, RingKey.generate(), "tcp://127.0.0.1:1")
+        with pytest.raises(ValueError, match="another ring"):
+            secure_server(context, socket, RingKey.generate(), "tcp://127.0.0.1:1")
+    context.term()
+    wait_until(lambda: threading.active_count() <= before, 10)

@@ -1,0 +1,284 @@
+"""A tiny spoken language for the training tests: six tones are its words, a few seconds of it make a corpus.
+
+And two ways to train on it: `train`, as users do, with all its processes; `train_here`, the same parts in this process.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from speech.audio import decode_audio, encode_flac
+from speech.bundle import BundleSpec
+from speech.features import CmvnStats, FeatureConfig, build_features
+from speech.models import ModelConfig
+from speech.tokens import TokenConfig, train_tokenizer
+from storage.index import ShardIndex
+from storage.objects import ObjectStore
+from storage.shards import Sample, build_index, write_shard
+from training.compute import Learner, use_threads
+from training.config import TrainConfig
+from training.evaluator import Evaluator
+from training.evaluator import run as evaluate
+from training.group import NodeGroup
+from training.job import TrainJob
+from training.journal import read_journal
+from training.launch import run_training
+from training.store.client import StoreClient
+from training.store.node_client import NodeClient
+from training.store.server import Server, read_address
+from training.store.settings import Settings
+from training.worker import Worker
+
+WORDS = ("ba", "ce", "di", "fu", "gu", "ly")
+RATE = 8000
+FEATURES = FeatureConfig(num_mels=16)
+TINY = {
+    "blstm": ModelConfig(kind="blstm", dim=24, layers=1, subsampling=2, channels=4, dropout=0.1),
+    "conformer": ModelConfig(
+        kind="conformer", dim=16, layers=1, heads=2, kernel=5, feed_forward=2, subsampling=2, channels=4, dropout=0.1
+    ),
+}
+
+
+def speak(words: list[str], rng: np.random.Generator) -> torch.Tensor:
+    """Each word 0.12 s of its tone with an overtone, between pauses; a little noise below all."""
+    pieces = [np.zeros(RATE // 20)]
+    for word in words:
+        time = np.arange(int(rng.uniform(0.10, 0.14) * RATE)) / RATE
+        tone = 2 * np.pi * 300 * 1.45 ** WORDS.index(word) * time
+        pieces += [rng.uniform(0.2, 0.4) * (np.sin(tone) + 0.3 * np.sin(2 * tone)), np.zeros(RATE // 25)]
+    wave = np.concatenate(pieces)
+    return torch.from_numpy(wave + rng.normal(0, 0.003, len(wave))).float()
+
+
+def make_sample(number: int, words: list[str], rng: np.random.Generator, prefix: str) -> Sample:
+    wave = speak(words, rng)
+    row = {
+        "duration": len(wave) / RATE,
+        "num_frames": len(wave),
+        "sample_rate": RATE,
+        "text": " ".join(words),
+        "speaker": f"speaker{number % 3}",
+        "domain": "tones",
+    }
+    return Sample(f"{prefix}{number:03d}", {"flac": encode_flac(wave, RATE)}, row)
+
+
+def write_set(url: str, samples: list[Sample], payload: str = "flac", per_shard: int = 10) -> ShardIndex:
+    """Shards and index of a set."""
+    store = ObjectStore(url)
+    chunks = [samples[start : start + per_shard] for start in range(0, len(samples), per_shard)]
+    parts = [write_shard(store, f"{number:06d}.tar", chunk, payload) for number, chunk in enumerate(chunks)]
+    index = build_index(parts, {})
+    index.write(store)
+    return index
+
+
+def speak_set(url: str, count: int, seed: int, prefix: str) -> list[Sample]:
+    """Write `count` utterances of one to three words."""
+    rng = np.random.default_rng(seed)
+    texts = [[WORDS[int(k)] for k in rng.integers(0, len(WORDS), int(rng.integers(1, 4)))] for _ in range(count)]
+    samples = [make_sample(number, words, rng, prefix) for number, words in enumerate(texts)]
+    write_set(url, samples)
+    return samples
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A training and a validation set on disk, and jobs over them."""
+
+    folder: Path
+    train: list[Sample]
+    valid: list[Sample]
+    stats: CmvnStats
+
+    def url(self, name: str) -> str:
+        return str(self.folder / name)
+
+    def spec(self, kind: str = "blstm", **changes: object) -> BundleSpec:
+        tokenizer = train_tokenizer(TokenConfig(kind="words"), [row.row["text"] for row in self.train])
+        spec = BundleSpec(
+            sample_rate=RATE,
+            features=FEATURES,
+            stats=self.stats.to_dict(),
+            tokenizer=tokenizer.to_dict(),
+            model=TINY[kind],
+        )
+        return spec.model_copy(update=changes)
+
+    def job(self, folder: Path, kind: str = "blstm", spec: BundleSpec | None = None, **changes: object) -> TrainJob:
+        """A job that leaves its output and journal below `folder`; `changes` go to the job or to its `train` part."""
+        train = {
+            "epochs": 2,
+            "batch_seconds": 6.0,
+            "max_batch": 12,
+            "threads": 1,
+            "device": "cpu",
+            "checkpoint_steps": 3,
+            "log_steps": 1,
+            "membership": {"beat_s": 0.05},
+            "optimizer": {"lr": 5e-3},
+            "augment": {"time_masks": 1, "time_mask_frames": 3, "freq_masks": 1, "freq_mask_bins": 2},
+        }
+        train.update({name: value for name, value in changes.items() if name in TrainConfig.model_fields})
+        values: dict[str, object] = {
+            "run": "run-1",
+            "seed": 7,
+            "train": TrainConfig.model_validate(train),
+            "spec": spec or self.spec(kind),
+            "train_url": self.url("train"),
+            "valid_url": self.url("valid"),
+            "output_url": str(folder / "output"),
+            "journal": folder / "journal.jsonl",
+            "cache": folder / "cache",
+        }
+        values.update({name: value for name, value in changes.items() if name in TrainJob.model_fields})
+        return TrainJob.model_validate(values)
+
+
+def make_corpus(folder: Path) -> Corpus:
+    """48 training and 12 validation utterances, half a second each."""
+    train = speak_set(str(folder / "train"), 48, 1, "t")
+    valid = speak_set(str(folder / "valid"), 12, 2, "v")
+    extract, stats = build_features(FEATURES, RATE), CmvnStats(FEATURES.num_mels)
+    for sample in train:
+        wave, _ = decode_audio(sample.members["flac"])
+        stats.add(*extract(wave[None], torch.tensor([len(wave)])))
+    return Corpus(folder, train, valid, stats)
+
+
+LEARNS = {
+    "augment": {"enabled": False},
+    "max_batch": 4,
+    "checkpoint_steps": 1000,
+    "schedule": {"kind": "cosine", "warmup_epochs": 0.5},
+}
+"""Settings with which a tiny model learns the six words in seconds."""
+
+
+def bare(kind: str) -> ModelConfig:
+    """The tiny model without dropout, at 25 output frames a second."""
+    return TINY[kind].model_copy(update={"subsampling": 4, "dropout": 0.0})
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finished training."""
+
+    job: TrainJob
+    result: dict[str, Any]
+    worker: Worker | None = None
+    """Of a training in this process."""
+
+    @property
+    def bundle(self) -> Path:
+        return Path(self.job.output_url) / "model"
+
+    @property
+    def model_bytes(self) -> bytes:
+        return (self.bundle / "model.safetensors").read_bytes()
+
+    def entries(self, kind: str) -> list[dict[str, Any]]:
+        """The journal's entries of a kind."""
+        return [entry for entry in read_journal(self.job.journal) if entry["kind"] == kind]
+
+    @property
+    def losses(self) -> list[float]:
+        """Of all steps."""
+        return [entry["loss"] for entry in self.entries("step")]
+
+
+def train(job: TrainJob, on_poll: Callable[[], None] | None = None) -> Trained:
+    """Train a job as users do, with all its processes."""
+    run_training(job, job.journal.parent, on_poll, poll_s=0.05)
+    return Trained(job, ObjectStore(job.output_url).read_json("result.json"))
+
+
+@contextmanager
+def store_here(job: TrainJob) -> Iterator[str]:
+    """A job's store in a thread; its address."""
+    folder = job.journal.parent / "store"
+    folder.mkdir(parents=True, exist_ok=True)
+    begun: Future[Server] = Future()
+
+    def work() -> None:
+        # SQLite wants its database used by the thread that opened it
+        try:
+            server = Server(
+                Settings.from_job(job.model_dump(mode="json")), folder, "tcp://127.0.0.1:0", None, fresh=True
+            )
+        except Exception as error:
+            begun.set_exception(error)
+            return
+        begun.set_result(server)
+        server.run()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    server = begun.result(20)
+    try:
+        yield str(read_address(folder))
+    finally:
+        server.stop()
+        thread.join(20)
+
+
+class StopsAt(Worker):
+    """Is asked to stop when it has made a given step, and makes no other."""
+
+    stop_at = 0
+    address = ""
+    asked = False
+
+    def _decide(self) -> dict[str, Any]:
+        assert self.client is not None
+        if self.step != self.stop_at:
+            return super()._decide()
+        if not self.asked:
+            self.asked = True
+            ask_here(self.address, {"op": "stop"})
+        self._leave_traces(self.client)
+        return {"do": "end", "why": why} if (why := self.client.finish()) else {"do": "wait"}
+
+
+def ask_here(address: str, message: dict[str, Any]) -> dict[str, Any]:
+    """Ask a store that needs no key."""
+    client = StoreClient(address, None)
+    try:
+        return client.request(message, patience_s=20)
+    finally:
+        client.close()
+
+
+def train_here(job: TrainJob, stop_at: int = 0) -> Trained:
+    """Train with one node, the same parts as `train` starts, in threads of this process.
+
+    Args:
+        job: What to train.
+        stop_at: The step after which training is asked to stop; there is no result then.
+    """
+    use_threads(job.train.threads)
+    cpu, folder = torch.device("cpu"), job.journal.parent / "node-000"
+    folder.mkdir(parents=True, exist_ok=True)
+    with store_here(job) as address:
+        client = NodeClient(address, None, 0, folder=folder)
+        kind = StopsAt if stop_at else Worker
+        worker = kind(job, 0, Learner(job, cpu), NodeGroup(0, 1, folder / "meet", cpu), None, client)
+        if isinstance(worker, StopsAt):
+            worker.stop_at, worker.address = stop_at, address
+        try:
+            why = worker.run()
+        finally:
+            client.close()
+        if stop_at:
+            assert why == "stop"
+            return Trained(job, {}, worker)
+        evaluate(Evaluator(job), lambda message: ask_here(address, message))
+    return Trained(job, ObjectStore(job.output_url).read_json("result.json"), worker)

@@ -1,0 +1,141 @@
+"""One learner's arithmetic: batch to gradient, gradient to update. Knows nothing of other learners.
+
+Nothing random survives from step to step: dropout and augmentation draw from the seed that each step is given.
+"""
+
+import math
+import os
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from speech.features.augment import SpecAugment, perturb_waves
+from storage.index import ShardIndex
+from storage.objects import ObjectStore
+from storage.reading import ShardReader
+from training.batching import derive_seed
+from training.data import Batch, SpeechDataset
+from training.flat import FlatParameters
+from training.job import TrainJob
+from training.optim import build_optimizer, set_learning_rate
+from training.validation import ctc_losses
+
+
+def pick_device(wanted: str, number: int = 0) -> torch.device:
+    """The device that `auto`, `cpu` or `cuda` means here.
+
+    Args:
+        wanted: What the configuration says.
+        number: Which GPU of this machine; learners share GPUs where there are fewer.
+
+    Raises:
+        ValueError: If CUDA is wanted and there is none.
+    """
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ValueError("train.device is 'cuda' but torch sees no GPU: use 'auto' or 'cpu', or mend the driver")
+    if wanted == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", number % torch.cuda.device_count())
+
+
+def use_threads(configured: int, learners: int = 1) -> None:
+    """Set the threads of a training step: one per core but one, shared by the learners of this machine."""
+    torch.set_num_threads(configured or max(1, ((os.cpu_count() or 1) - 1) // learners))
+
+
+def open_set(job: TrainJob, url: str, lenient: bool = False) -> SpeechDataset:
+    """A job's training or validation set, from its shards."""
+    store = ObjectStore(url)
+    index = ShardIndex.read(store)
+    reader = ShardReader(store, index, job.cache)
+    return SpeechDataset(index, reader, job.spec.build_tokenizer(), lenient=lenient)
+
+
+@dataclass
+class Losses:
+    """Sums over one learner's part of a step."""
+
+    loss: float = 0.0
+    """CTC losses, nats; over several learners `nan` if one of them is."""
+    tokens: float = 0.0
+    utterances: float = 0.0
+    unalignable: float = 0.0
+    """Utterances whose tokens do not fit their frames; their loss counts as zero."""
+    seconds: float = 0.0
+    """Audio."""
+
+    def to_list(self) -> list[float]:
+        """For an all-reduce."""
+        return [self.loss, self.tokens, self.utterances, self.unalignable, self.seconds]
+
+
+class Learner:
+    """A model with flat parameters and its optimizer.
+
+    Args:
+        job: What to train.
+        device: Where.
+    """
+
+    def __init__(self, job: TrainJob, device: torch.device) -> None:
+        self.job, self.cfg, self.device = job, job.train, device
+        self.amp = self.cfg.amp == "bf16" or (self.cfg.amp == "auto" and device.type == "cuda")
+        self.frontend = job.spec.build_frontend(job.speaker_stats()).to(device)
+        torch.manual_seed(derive_seed("init", job.seed))
+        self.model = job.spec.build_model().to(device)
+        self.flat = FlatParameters(self.model)
+        self.optimizer = build_optimizer(self.cfg.optimizer, self.model)
+        self.spec_augment = SpecAugment(self.cfg.augment)
+        self.model.train()
+
+    def gradient(self, batch: Batch | None, seed: int) -> Losses:
+        """Add the gradient of a batch's summed loss to the flat gradients, which are cleared first.
+
+        Args:
+            batch: Utterances; None leaves the gradients zero (a rank without work in the last step of a lease).
+            seed: Of dropout and augmentation.
+        """
+        self.flat.zero_grad()
+        if batch is None:
+            return Losses()
+        torch.manual_seed(seed)
+        feats, frames = self._augmented(batch, torch.Generator().manual_seed(seed))
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.amp):
+            log_probs, out_frames = self.model(feats, frames)
+        losses, unalignable = ctc_losses(log_probs, out_frames, batch)
+        total = losses.sum()
+        total.backward()  # type: ignore[no-untyped-call]
+        tokens = int(batch.token_lengths.sum())
+        return Losses(float(total.detach()), tokens, len(batch.ids), unalignable, batch.seconds)
+
+    def _augmented(self, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        inputs, lengths = batch.inputs.to(self.device), batch.lengths.to(self.device)
+        if inputs.ndim == 2:
+            rate = self.job.spec.sample_rate
+            inputs, lengths = perturb_waves(inputs, lengths, rate, self.cfg.augment, generator)
+        feats, frames = self.frontend(inputs, lengths, batch.speakers)
+        return self.spec_augment(feats, frames, generator), frames
+
+    @torch.no_grad()
+    def scale_gradient(self, tokens: float) -> float:
+        """Turn summed gradients into those of the mean loss per token, clipped; one pass over the flat buffer.
+
+        Args:
+            tokens: Tokens that the gradients are summed over, at all learners of the node.
+
+        Returns:
+            The gradient's L2 norm before clipping.
+        """
+        scale = 1.0 / max(1.0, tokens)
+        norm = float(self.flat.grad_norm()) * scale
+        clip = self.cfg.optimizer.clip_norm
+        if clip and math.isfinite(norm) and norm > clip:
+            scale *= clip / (norm + 1e-6)
+        self.flat.grads.mul_(scale)
+        return norm
+
+    def update(self, lr: float) -> None:
+        """Apply the gradients."""
+        set_learning_rate(self.optimizer, lr)
+        self.optimizer.step()

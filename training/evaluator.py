@@ -1,0 +1,212 @@
+"""Averages the replicas of each finished epoch, validates the average and every replica, and makes the final model.
+
+A process of its own: the learners never stop for it. Replicas come through the object store, results go to the store.
+"""
+
+import argparse
+import logging
+import math
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from speech.bundle import save_bundle
+from speech.decoding import DecodeError
+from storage.objects import ObjectStore
+from training.batching import derive_seed
+from training.checkpoint import (
+    best_epochs,
+    mean_weights,
+    prune_snapshots,
+    read_weights,
+    snapshot_name,
+    write_weights,
+)
+from training.compute import open_set, pick_device, use_threads
+from training.job import TrainJob
+from training.processes import end_with_parent
+from training.store.messages import replica_name
+from training.validation import validate
+
+log = logging.getLogger(__name__)
+POLL_S = 0.3
+Weights = dict[str, Tensor]
+
+
+class NoModelError(RuntimeError):
+    """Training left no model with finite numbers."""
+
+
+def is_finite(weights: Weights) -> bool:
+    """Whether all weights are finite numbers."""
+    return all(bool(torch.isfinite(tensor).all()) for tensor in weights.values() if tensor.is_floating_point())
+
+
+class Evaluator:
+    """Validates weights of one job.
+
+    Args:
+        job: What is being trained.
+    """
+
+    def __init__(self, job: TrainJob) -> None:
+        self.job, self.cfg = job, job.train
+        use_threads(self.cfg.threads)
+        self.device = pick_device(self.cfg.device)
+        self.output = ObjectStore(job.output_url)
+        self.tokenizer = job.spec.build_tokenizer()
+        self.frontend = job.spec.build_frontend(job.speaker_stats()).to(self.device)
+        self.valid_set = open_set(job, job.valid_url, lenient=True)
+        self.model = job.spec.build_model().to(self.device).eval()
+
+    def validate(self, weights: Weights) -> dict[str, float]:
+        """Loss per token in nats, and greedy WER as a fraction; both NaN for weights that give no finite numbers."""
+        self.model.load_state_dict(weights)
+        # dither draws here, too: the same numbers, whatever this process did before
+        torch.manual_seed(derive_seed("valid", self.job.seed))
+        try:
+            return validate(self.model, self.frontend, self.valid_set, self.tokenizer, self.cfg, self.device)
+        except DecodeError:
+            return {"loss": math.nan, "wer": math.nan}
+
+    def evaluate(self, epoch: int, nodes: list[int]) -> dict[str, Any]:
+        """Average an epoch's replicas (those with finite weights) and validate the average and each of them.
+
+        Args:
+            epoch: The epoch, 1 is the first.
+            nodes: Whose replicas are there.
+
+        Returns:
+            `loss` and `wer` of the average (None if no replica is finite), and `replicas`, each node's loss.
+        """
+        sound: dict[int, Weights] = {}
+        for node in nodes:
+            weights = read_weights(self.output, replica_name(epoch, node))
+            if is_finite(weights):
+                sound[node] = weights
+            else:
+                log.warning("the replica of node %d at epoch %d is not finite and is left out", node, epoch)
+        if not sound:
+            return {"epoch": epoch, "loss": None, "wer": None, "replicas": {str(node): None for node in nodes}}
+        average = mean_weights(sound.values())
+        write_weights(self.output, snapshot_name(epoch), average)
+        result = self.validate(average)
+        replicas = {str(node): None for node in nodes} | {
+            str(node): result["loss"] if len(sound) == 1 else self.validate(weights)["loss"]
+            for node, weights in sound.items()
+        }
+        return {"epoch": epoch, **{k: _number(v) for k, v in result.items()}, "replicas": _numbers(replicas)}
+
+    def finish(self, totals: dict[str, Any], history: list[dict[str, Any]]) -> dict[str, Any]:
+        """Write the final model: the average over learners, and over the best `train.average` epochs.
+
+        Args:
+            totals: Counters for `result.json`.
+            history: What `evaluate` returned, one an epoch.
+
+        Returns:
+            What `result.json` holds.
+
+        Raises:
+            NoModelError: If no epoch gave finite numbers.
+        """
+        usable = [entry for entry in history if entry.get("loss") is not None]
+        if not usable:
+            raise NoModelError(
+                "no epoch gave a model with finite numbers: lower train.optimizer.lr, lengthen "
+                "train.schedule.warmup_epochs, or raise train.max_minutes so that an epoch can end"
+            )
+        chosen = sorted(best_epochs(usable, self.cfg.average))
+        weights = mean_weights(read_weights(self.output, snapshot_name(epoch)) for epoch in chosen)
+        final = self.validate(weights)
+        provenance = {**self.job.spec.provenance, "run": self.job.run, "epochs": chosen}
+        spec = self.job.spec.model_copy(update={"provenance": provenance})
+        with tempfile.TemporaryDirectory() as folder:
+            save_bundle(Path(folder), spec, weights)
+            for name in ("model.safetensors", "bundle.json"):
+                self.output.write_file(f"model/{name}", Path(folder) / name)
+        result = {
+            **totals,
+            "history": history,
+            "parameters": self.model.num_parameters(),
+            "averaged_epochs": chosen,
+            "valid": final,
+            "device": str(self.device),
+            "strategy": self.cfg.strategy,
+            "nodes": self.cfg.nodes,
+            "learners_per_node": self.cfg.learners_per_node,
+        }
+        self.output.write_json("result.json", result)
+        return result
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _numbers(values: dict[str, float | None]) -> dict[str, float | None]:
+    return {name: None if value is None else _number(value) for name, value in values.items()}
+
+
+def run(evaluator: Evaluator, ask: Callable[[dict[str, Any]], dict[str, Any]]) -> str:
+    """Evaluate epochs as they become ready, until training is over.
+
+    Args:
+        evaluator: Does the work.
+        ask: Sends a request to the store and returns its answer.
+
+    Returns:
+        Why training ended.
+    """
+    while True:
+        for item in ask({"op": "evaluations"})["ready"]:
+            result = evaluator.evaluate(int(item["epoch"]), [int(node) for node in item["nodes"]])
+            history = ask({"op": "evaluated", "epoch": item["epoch"], "result": result})["history"]
+            best = best_epochs([entry for entry in history if entry.get("loss") is not None], evaluator.cfg.average)
+            prune_snapshots(evaluator.output, {*best})
+            evaluator.output.delete_tree(f"replicas/epoch-{int(item['epoch']):04d}")
+            log.info("epoch %d: %s", item["epoch"], result)
+        status = ask({"op": "status"})
+        if status["finish"] not in ("", "done", "time") or status["result"]:
+            return str(status["finish"])
+        if status["finish"] and not status["to_evaluate"]:
+            result = evaluator.finish(status["totals"], status["history"])
+            ask({"op": "finished", "result": {"step": result["step"], "valid": result["valid"]}})
+            return str(status["finish"])
+        time.sleep(POLL_S)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point of `python -m training.evaluator`."""
+    parser = argparse.ArgumentParser(prog="training.evaluator", description="Validate the replicas of a training.")
+    parser.add_argument("--job", type=Path, required=True)
+    parser.add_argument("--store", required=True)
+    parser.add_argument("--key-file", type=Path)
+    parser.add_argument("--parent", type=int, required=True)
+    args = parser.parse_args(argv)
+    end_with_parent(args.parent)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    from training.exchange.keys import RingKey
+    from training.store.client import StoreClient
+
+    job = TrainJob.model_validate_json(args.job.read_bytes())
+    client = StoreClient(args.store, RingKey.load(args.key_file) if args.key_file else None)
+    evaluator = Evaluator(job)
+    patience_s = job.train.membership.store_patience_s
+    try:
+        run(evaluator, lambda request: client.request(request, patience_s=patience_s))
+    except NoModelError as error:
+        log.error("%s", error)
+        return 3
+    finally:
+        client.close()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,165 @@
+"""The half-difference rule on chunks of flat weights; no I/O.
+
+Two sides i and j exchange a chunk: i sends its weights as they are, j answers with its own as they are then, and both
+add half the difference of the two messages: j at once, i when the answer comes. The two additions are the negatives
+of each other bit for bit, so the sum over learners stays what it is, whatever else happens to the weights of either
+side in between: gradient steps, other exchanges, newer snapshots. (AD-PSGD, arXiv:1710.06952, algorithm 1, without
+its lock: there, both sides overwrite their weights with the average, which needs one.)
+
+Additions go to a working copy of the weights, from which further exchanges read, and to a delta that the training
+process adds to the live weights between two steps.
+"""
+
+import numpy as np
+
+from training.exchange.mailbox import Floats, Mailbox
+from training.exchange.wire import Buffer, Wire, WireKind
+
+_QUIET = np.errstate(over="ignore", invalid="ignore")  # values that are not finite are looked for, not warned about
+
+
+class Averager:
+    """The exchange's side of a mailbox.
+
+    Attributes:
+        generation: Of the present weights; 0 before the first ones.
+        step: Training step of the snapshot in use.
+        chunks: Number of chunks.
+        chunk: Weights in each but the last.
+        wire: Converts chunks to messages.
+        skipped: Chunks left out because they were not finite.
+    """
+
+    def __init__(self, mailbox: Mailbox, chunk: int, wire: WireKind = "fp32") -> None:
+        self._mailbox = mailbox
+        self.size = mailbox.size
+        self.chunk = min(chunk, max(self.size, 1))
+        self.chunks = -(-self.size // self.chunk)
+        self.wire = Wire(wire, self.chunk)
+        self.generation = 0
+        self.step = 0
+        self.skipped = 0
+        self._weights = mailbox.weights[0]
+        self._pending = mailbox.deltas[1]
+        self._fresh = np.ones(self.chunks, bool)  # chunks whose pending memory holds nothing of ours yet
+        self._offered_generation = 0
+        self._pending_step = 0
+        self._difference = np.empty(self.chunk, np.float32)
+
+    @property
+    def loaded(self) -> bool:
+        """Whether there are weights."""
+        return self.generation > 0
+
+    @property
+    def dirty(self) -> bool:
+        """Whether there is something to hand over."""
+        return not bool(self._fresh.all())
+
+    def count(self, index: int) -> int:
+        """Weights in a chunk."""
+        return min(self.chunk, self.size - index * self.chunk)
+
+    def weights(self, index: int) -> Floats:
+        """The present weights of a chunk; a view."""
+        return self._weights[index * self.chunk : index * self.chunk + self.count(index)]
+
+    def poll(self, settled: bool = True) -> bool:
+        """Load a snapshot if one waits, and hand over the delta if its slot is empty.
+
+        Args:
+            settled: Whether to hand over: not in the middle of an exchange, to save passes over the weights.
+
+        Returns:
+            Whether a snapshot was loaded.
+        """
+        # `released` is read first: if a delta is released now, a snapshot that lacks it is loaded before its memory
+        # is used again
+        empty = self._mailbox.released == self._mailbox.offered
+        loaded = self._load()
+        if settled and empty and self.dirty:
+            self._hand_over()
+        return loaded
+
+    def ask(self, index: int, out: Buffer) -> None:
+        """Write a chunk as a message."""
+        self.wire.encode(self.weights(index), out)
+
+    @_QUIET
+    def answer(self, index: int, theirs: Buffer, out: Buffer) -> float:
+        """Average with a message, and write the answer to it.
+
+        Args:
+            index: The chunk.
+            theirs: The message.
+            out: Memory for the answer; may be the message's.
+
+        Returns:
+            Sum of the squared differences; NaN if the chunk was left out.
+        """
+        weights, difference = self.weights(index), self._difference[: self.count(index)]
+        if self.wire.kind == "fp32":
+            np.subtract(self.wire.decode(theirs), weights, out=difference)
+            self.wire.encode(weights, out)
+        else:
+            received = self.wire.decode(theirs)
+            self.wire.encode(weights, out)
+            np.subtract(received, self.wire.decode(out, 1), out=difference)
+        return self._add(index, difference)
+
+    @_QUIET
+    def settle(self, index: int, sent: Buffer, theirs: Buffer) -> float:
+        """Average with the answer to a message of ours; returns as `answer` does."""
+        difference = self._difference[: self.count(index)]
+        np.subtract(self.wire.decode(theirs), self.wire.decode(sent, 1), out=difference)
+        return self._add(index, difference)
+
+    def _add(self, index: int, difference: Floats) -> float:
+        # finite squares mean finite differences; otherwise look closely, so that both sides decide alike
+        squares = float(difference.dot(difference))
+        if not np.isfinite(squares) and not np.isfinite(difference).all():
+            self.skipped += 1
+            return float("nan")
+        start = index * self.chunk
+        pending = self._pending[start : start + len(difference)]
+        if self._fresh[index]:
+            np.multiply(difference, np.float32(0.5), out=pending)
+            self._weights[start : start + len(difference)] += pending
+            if not self.dirty:
+                self._pending_step = self.step
+            self._fresh[index] = False
+        else:
+            difference *= np.float32(0.5)
+            pending += difference
+            self._weights[start : start + len(difference)] += difference
+        return squares
+
+    @_QUIET
+    def _load(self) -> bool:
+        """Take over a waiting snapshot: its buffer becomes the working copy, with what it lacks added."""
+        mailbox, number = self._mailbox, self._mailbox.written
+        if number == mailbox.read:
+            return False
+        weights = mailbox.weights[number % 2]
+        if mailbox.snapshot_generation != self.generation:
+            self.generation = mailbox.snapshot_generation
+            self._fresh[:] = True
+        else:
+            offered = mailbox.offered
+            if mailbox.snapshot_taken < offered and self._offered_generation == self.generation:
+                weights += mailbox.deltas[offered % 2]
+            for index in np.flatnonzero(~self._fresh).tolist():
+                part = slice(index * self.chunk, index * self.chunk + self.count(index))
+                weights[part] += self._pending[part]
+        self._weights, self.step = weights, mailbox.snapshot_step
+        mailbox.read = number
+        return True
+
+    def _hand_over(self) -> None:
+        """Offer the pending delta, and gather the next in the other buffer."""
+        for index in np.flatnonzero(self._fresh).tolist():
+            self._pending[index * self.chunk : index * self.chunk + self.count(index)] = 0
+        self._mailbox.send_delta(self._pending_step, self.generation)
+        self._offered_generation = self.generation
+        self._pending = self._mailbox.deltas[(self._mailbox.offered + 1) % 2]
+        self._fresh[:] = True

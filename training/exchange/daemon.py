@@ -1,0 +1,71 @@
+"""The exchange's process: `python -m training.exchange.daemon MEMORY CONTROL PARENT`.
+
+The training process starts it, shares memory and a socket pair with it (both by inherited descriptors), and sends it
+the setup as the first line; the key comes that way too, so that no process list shows it. It ends with its parent.
+"""
+
+import logging
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+from training.exchange.control import Control
+from training.exchange.mailbox import Mailbox
+from training.processes import end_with_parent
+
+_SETUP_S = 30.0
+
+
+def main(argv: list[str]) -> int:
+    """Serve one exchange until the training process ends it or ends.
+
+    Args:
+        argv: Descriptors of the memory and of the control socket, and the parent's process number.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the training process's business, which then ends this one
+    end_with_parent(int(argv[2]), signal.SIGKILL)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    control = Control(socket.socket(fileno=int(argv[1])))
+    setup = _setup(control)
+    mailbox = Mailbox(int(argv[0]), int(setup["size"]))
+    if setup["kind"] == "gloo":
+        # nobody calls there: said before torch is loaded, which takes seconds
+        control.send({"listening": f"gloo://{setup['node']}.{setup['rank']}"})
+        from training.exchange.gloo_daemon import serve
+
+        return serve(setup, mailbox, control)
+    return _serve_zmq(setup, mailbox, control)
+
+
+def _setup(control: Control) -> dict[str, Any]:
+    deadline = time.monotonic() + _SETUP_S
+    while not control.closed and time.monotonic() < deadline:
+        control.wait(1.0)
+        if messages := control.receive():
+            return messages[0]
+    raise SystemExit("the training process sent no setup")
+
+
+def _serve_zmq(setup: dict[str, Any], mailbox: Mailbox, control: Control) -> int:
+    import zmq
+
+    from training.exchange.zmq_daemon import ZmqDaemon
+
+    try:
+        daemon = ZmqDaemon(setup, mailbox, control)
+    except (zmq.ZMQError, ValueError) as error:
+        taken = isinstance(error, zmq.ZMQError) and error.errno == zmq.EADDRINUSE
+        control.send({"error": "taken" if taken else "setup", "why": str(error)})
+        return 2
+    control.send({"listening": daemon.endpoint})
+    try:
+        daemon.run()
+    finally:
+        daemon.close()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,211 @@
+"""The exchange over torch.distributed: fixed pairs that meet in turn, as AD-PSGD is often published.
+
+Both sides of a pair must come, so the edges of the ring are coloured: all edges of one colour are disjoint and can
+meet at the same time, two colours do for an even ring and three for an odd one, and everybody goes through the colours
+in the same order. So no ring size deadlocks. Every turn needs a permit (a step) of both, so that a slow node's
+neighbours exchange as rarely as it does; they compute on meanwhile.
+"""
+
+import datetime
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from training.exchange.averaging import Averager
+from training.exchange.control import Control
+from training.exchange.mailbox import Mailbox
+from training.exchange.reporting import Report
+
+_MEET_S = 120.0  # until all are there in the beginning
+_BEAT_S = 0.05
+_STALLED = 17
+_HELLO = 1 << 20
+
+
+def colours(nodes: int) -> list[list[tuple[int, int]]]:
+    """The edges of a ring in groups that share no node.
+
+    Args:
+        nodes: Size of the ring, at least 1.
+    """
+    if nodes < 2:
+        return []
+    if nodes == 2:
+        return [[(0, 1)]]
+    edges = [(node, (node + 1) % nodes) for node in range(nodes)]
+    groups = [edges[0 : nodes - nodes % 2 : 2], edges[1:nodes:2], edges[nodes - 1 :] if nodes % 2 else []]
+    return [group for group in groups if group]
+
+
+def partners(nodes: int, node: int) -> list[int | None]:
+    """Whom a node meets in each turn of a round; None where it has nobody."""
+    met: list[int | None] = []
+    for group in colours(nodes):
+        pair = next((pair for pair in group if node in pair), None)
+        met.append(None if pair is None else pair[0] + pair[1] - node)
+    return met
+
+
+def serve(setup: dict[str, Any], mailbox: Mailbox, control: Control) -> int:
+    """Serve a mailbox until the training process closes its end, or a neighbour is lost."""
+    daemon = GlooDaemon(setup, mailbox, control)
+    status = daemon.run()
+    logging.shutdown()
+    os._exit(status)  # Gloo's threads may wait for others for ever
+
+
+class GlooDaemon:
+    """Meets neighbours while the training process has steps to give."""
+
+    def __init__(self, setup: dict[str, Any], mailbox: Mailbox, control: Control) -> None:
+        self._setup, self._mailbox, self._control = setup, mailbox, control
+        self._node, self._timeout_s = int(setup["node"]), float(setup["timeout_s"])
+        self._averager = Averager(mailbox, int(setup["chunk"]), setup["wire"])
+        self._report = Report(mailbox)
+        self._partners = partners(int(setup["world"]["nodes"]), self._node)
+        self._turn = self._ticks = self._budget = 0
+        self._watch = Watchdog()
+
+    def run(self) -> int:
+        """Serve; the exit status."""
+        torch.set_num_threads(1)
+        joined = not self._partners
+        while not self._control.closed:
+            for command in self._control.receive():
+                if "fetch" in command:
+                    why = "a fixed ring has no newcomers"
+                    self._control.send({"fetched": command["fetch"], "ok": False, "node": -1, "why": why})
+            self._averager.poll()
+            self._report.write(time.monotonic(), self._averager)
+            if self._mailbox.ticks != self._ticks:
+                self._ticks, self._budget = self._mailbox.ticks, int(self._setup["per_step"])
+            if not (self._budget and self._averager.loaded and self._partners):
+                self._control.wait(_BEAT_S)
+                continue
+            self._budget -= 1
+            try:
+                if not joined:
+                    self._join()
+                    joined = True
+                self._meet()
+            except RuntimeError as error:
+                logging.error("a neighbour is lost, and a fixed ring cannot go on: %s", error)
+                self._report.failed += 1
+                self._report.write(math.inf, self._averager)
+                return 1
+        return 0
+
+    def _join(self) -> None:
+        """Meet everybody once."""
+        world = self._setup["world"]
+        limit = datetime.timedelta(seconds=_MEET_S)
+        host, _, port = world["store"].rpartition(":")
+        store: Any
+        if port.isdigit():
+            store = dist.TCPStore(host, int(port), None, bool(world["serve"]), limit, wait_for_workers=False)  # type: ignore[attr-defined]
+        else:
+            store = dist.FileStore(world["store"], world["nodes"])  # type: ignore[attr-defined]
+        prefix = dist.PrefixStore(f"rank-{self._setup['rank']}", store)  # type: ignore[attr-defined]
+        dist.init_process_group("gloo", store=prefix, rank=self._node, world_size=world["nodes"], timeout=limit)
+
+    def _meet(self) -> None:
+        """The next turn: the pair's two ways in chunks, one ahead of the arithmetic."""
+        peer = self._partners[self._turn % len(self._partners)]
+        self._turn += 1
+        if peer is None:
+            return
+        self._greet(peer)
+        averager, began, squares, compared = self._averager, time.monotonic(), 0.0, 0
+        self._report.initiated += 1
+        generation = averager.generation
+        with self._watch.limit(self._timeout_s) as alarm:
+            ahead = self._swap(0, peer)
+            for index in range(averager.chunks):
+                sent, received, works = ahead
+                for work in works:
+                    work.wait()
+                alarm()
+                if index + 1 < averager.chunks:
+                    ahead = self._swap(index + 1, peer)
+                averager.poll(settled=False)
+                difference = averager.settle(index, sent, received) if averager.generation == generation else math.nan
+                self._report.bytes_sent += len(sent)
+                self._report.received(len(sent), late=False)
+                if not math.isnan(difference):
+                    squares += difference
+                    compared += averager.count(index)
+        self._report.answered(0, last=True)
+        self._report.finish(time.monotonic() - began, squares, compared, peer)
+
+    def _greet(self, peer: int) -> None:
+        """Wait until the other one is there, and serve the training process meanwhile."""
+        ours, theirs = torch.zeros(1, dtype=torch.uint8), torch.zeros(1, dtype=torch.uint8)
+        works = [dist.isend(ours, peer, tag=_HELLO), dist.irecv(theirs, peer, tag=_HELLO)]
+        errors: list[RuntimeError] = []
+
+        def wait() -> None:
+            try:
+                for work in works:
+                    if work is not None:
+                        work.wait()
+            except RuntimeError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=wait, daemon=True)
+        thread.start()
+        with self._watch.limit(_MEET_S):
+            while thread.is_alive():
+                thread.join(0.002)
+                self._averager.poll()
+                self._report.write(time.monotonic(), self._averager)
+                self._control.receive()
+                if self._control.closed:
+                    os._exit(0)  # what waits for the other one cannot be called off
+        if errors:
+            raise errors[0]
+
+    def _swap(self, index: int, peer: int) -> "tuple[memoryview, memoryview, list[dist.Work]]":
+        """Begin to send and receive a chunk."""
+        length = self._averager.count(index) * self._averager.wire.itemsize
+        buffers = [np.empty(length, np.uint8) for _ in range(2)]
+        self._averager.ask(index, buffers[0])
+        out, into = (torch.from_numpy(buffer) for buffer in buffers)
+        works = [dist.isend(out, peer, tag=index), dist.irecv(into, peer, tag=index)]
+        return buffers[0].data, buffers[1].data, [work for work in works if work is not None]
+
+
+class Watchdog:
+    """Ends this process when a meeting stands still: Gloo itself may wait for a dead peer far beyond its time-out."""
+
+    def __init__(self) -> None:
+        self._deadline = math.inf
+        threading.Thread(target=self._run, name="watchdog", daemon=True).start()
+
+    @contextmanager
+    def limit(self, seconds: float) -> Iterator[Any]:
+        """Bound a block; calling the value that it gives starts the time anew."""
+
+        def again() -> None:
+            self._deadline = time.monotonic() + seconds
+
+        again()
+        try:
+            yield again
+        finally:
+            self._deadline = math.inf
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(0.1)
+            if time.monotonic() > self._deadline:
+                logging.error("a neighbour has not come: the fixed ring ends")
+                os._exit(_STALLED)

@@ -1,0 +1,25 @@
+"""An exchange between fixed ring neighbours over torch.distributed (Gloo): for comparison, without elasticity."""
+
+from training.config import ExchangeConfig
+from training.exchange.base import ExchangeSetup
+from training.exchange.process import ProcessExchange
+
+
+class GlooExchange(ProcessExchange):
+    """An exchange whose daemon meets its two neighbours in turn; nobody may join, and the first loss ends it."""
+
+    def __init__(self, cfg: ExchangeConfig, setup: ExchangeSetup) -> None:
+        """Start the daemon; it looks for the others in the background.
+
+        Raises:
+            ValueError: If the configuration asks for what a fixed ring cannot do.
+            ExchangeError: If the daemon cannot begin.
+        """
+        if setup.world is None:
+            raise ValueError("gloo needs to know where its ring meets: give ExchangeSetup.world")
+        if cfg.neighbours != "ring":
+            raise ValueError("gloo has fixed neighbours: use neighbours: ring, or kind: zmq")
+        if not 0 <= setup.node < setup.world.nodes:
+            raise ValueError(f"node {setup.node} is not among the {setup.world.nodes} nodes of the fixed ring")
+        world = {"store": setup.world.store, "nodes": setup.world.nodes, "serve": setup.world.serve}
+        super().__init__(cfg, setup, {"kind": "gloo", "world": world})

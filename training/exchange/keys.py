@@ -1,0 +1,200 @@
+"""The ring's key pair: who holds it takes part, nobody else gets through a handshake (CurveZMQ).
+
+One pair serves a whole ring: every server uses it as its server key and every client as its client key, so a client
+must know the public half to be understood, and the secret half to be let in. Server sockets ask the context's
+authenticator (ZAP, RFC 27), which allows that one public key.
+"""
+
+import ipaddress
+import os
+import stat
+import tempfile
+import threading
+import weakref
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import zmq
+from zmq.utils import z85
+
+_ZAP_ADDRESS = "inproc://zeromq.zap.01"
+_DOMAIN = b"starling"
+_HEADER = "starling ring key 1"
+
+_guards: "weakref.WeakKeyDictionary[zmq.Context[Any], bytes]" = weakref.WeakKeyDictionary()
+_guards_lock = threading.Lock()
+
+
+class KeyFileError(ValueError):
+    """A key file that cannot be used; the message names the file and the remedy."""
+
+
+@dataclass(frozen=True)
+class RingKey:
+    """A CURVE key pair.
+
+    Attributes:
+        public: The public half, 40 characters of Z85.
+        secret: The secret half, 40 characters of Z85; never shown.
+    """
+
+    public: bytes
+    secret: bytes = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if not _fits(self.public, self.secret):
+            raise ValueError("not a CURVE key pair: the two halves, 40 characters of Z85 each, must belong together")
+
+    @classmethod
+    def generate(cls) -> "RingKey":
+        """A new pair."""
+        return cls(*zmq.curve_keypair())
+
+    def save(self, path: Path) -> None:
+        """Write the pair to a new file that only its owner may read.
+
+        Raises:
+            KeyFileError: If the file exists.
+        """
+        text = f"{_HEADER}\npublic {self.public.decode()}\nsecret {self.secret.decode()}\n"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".key-")  # mkstemp gives mode 0600
+        try:
+            with os.fdopen(handle, "w", encoding="ascii") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.link(name, path)  # unlike a rename, this never replaces a file
+        except FileExistsError:
+            raise KeyFileError(f"{path} exists: a ring's key is never replaced; remove it or name another") from None
+        finally:
+            Path(name).unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: Path) -> "RingKey":
+        """Read a pair.
+
+        Raises:
+            KeyFileError: If the file is missing, readable by others, or not a key.
+        """
+        try:
+            mode = path.stat().st_mode
+            text = path.read_text(encoding="ascii")
+        except FileNotFoundError:
+            raise KeyFileError(f"no key file {path}: make one with `starling key {path}` and copy it there") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise KeyFileError(f"cannot read the key file {path} ({error}): copy the ring's key there again") from error
+        if mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise KeyFileError(f"others may read the key file {path}: run `chmod 600 {path}`")
+        lines = text.splitlines()
+        words = dict(line.split(" ", 1) for line in lines[1:] if " " in line)
+        try:
+            if lines[:1] != [_HEADER]:
+                raise ValueError("another header")
+            return cls(words["public"].encode("ascii"), words["secret"].encode("ascii"))
+        except (ValueError, KeyError):
+            raise KeyFileError(f"{path} is no key of a ring: make one with `starling key` or copy it again") from None
+
+
+def _fits(public: bytes, secret: bytes) -> bool:
+    """Whether two halves are well-formed and belong together."""
+    try:
+        return len(public) == 40 and len(secret) == 40 and zmq.curve_public(secret) == public
+    except (ValueError, zmq.ZMQError):
+        return False
+
+
+def is_local(endpoint: str) -> bool:
+    """Whether a ZeroMQ endpoint cannot be reached from another machine."""
+    kind, _, rest = endpoint.partition("://")
+    if kind in ("ipc", "inproc"):
+        return True
+    host = rest.rpartition(":")[0].strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def secure_server(ctx: "zmq.Context[Any]", socket: "zmq.Socket[Any]", key: RingKey | None, endpoint: str) -> None:
+    """Prepare a socket that is going to be bound; call this before binding it.
+
+    Args:
+        ctx: The socket's context; gets an authenticator, which ends with it.
+        socket: The socket.
+        key: The ring's key; None for a plain one.
+        endpoint: Where it is going to be bound.
+
+    Raises:
+        ValueError: If there is no key and the endpoint is not local, or the context serves another key already.
+    """
+    if key is None:
+        _need_local(endpoint)
+        return
+    _guard(ctx, key)
+    socket.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
+    socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an authenticator, refuse instead of letting all in
+    socket.setsockopt(zmq.CURVE_SERVER, 1)
+    socket.setsockopt(zmq.CURVE_SECRETKEY, key.secret)
+
+
+def secure_client(socket: "zmq.Socket[Any]", key: RingKey | None, endpoint: str) -> None:
+    """Prepare a socket that is going to be connected; call this before connecting it.
+
+    Args:
+        socket: The socket.
+        key: The ring's key; None for a plain one.
+        endpoint: Where it is going to be connected.
+
+    Raises:
+        ValueError: If there is no key and the endpoint is not local.
+    """
+    if key is None:
+        _need_local(endpoint)
+        return
+    socket.setsockopt(zmq.CURVE_SERVERKEY, key.public)
+    socket.setsockopt(zmq.CURVE_PUBLICKEY, key.public)
+    socket.setsockopt(zmq.CURVE_SECRETKEY, key.secret)
+
+
+def _need_local(endpoint: str) -> None:
+    if not is_local(endpoint):
+        raise ValueError(
+            f"{endpoint} can be reached from other machines and there is no key: give a key file "
+            "(launch.key_file) or use a loopback address"
+        )
+
+
+def _guard(ctx: "zmq.Context[Any]", key: RingKey) -> None:
+    """Start a context's authenticator, once."""
+    with _guards_lock:
+        present = _guards.get(ctx)
+        if present is not None:
+            if present != key.public:
+                raise ValueError("this ZeroMQ context serves another ring's key: use a context of its own")
+            return
+        # a shadow's sockets are not closed by ctx.destroy() under the feet of the thread that uses them
+        socket: zmq.Socket[bytes] = zmq.Context.shadow(ctx).socket(zmq.REP)
+        socket.linger = 0
+        socket.bind(_ZAP_ADDRESS)
+        allowed = z85.decode(key.public)
+        threading.Thread(target=_answer_zap, args=(socket, allowed), name="zap", daemon=True).start()
+        _guards[ctx] = key.public
+
+
+def _answer_zap(socket: "zmq.Socket[bytes]", allowed: bytes) -> None:
+    """Answer the context's questions about clients until the context ends (ZAP 1.0, RFC 27)."""
+    try:
+        while True:
+            frames = socket.recv_multipart()
+            version, request = frames[0], frames[1]
+            welcome = version == b"1.0" and frames[5:7] == [b"CURVE", allowed]
+            status = (b"200", b"OK") if welcome else (b"400", b"unknown key")
+            socket.send_multipart([b"1.0", request, *status, b"", b""])
+    except zmq.ZMQError:
+        pass  # the context has ended
+    finally:
+        socket.close()

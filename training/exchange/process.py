@@ -1,0 +1,163 @@
+"""An exchange in a process of its own, seen from the training process."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from training.config import ExchangeConfig
+from training.exchange.base import ExchangeError, ExchangeSetup, PortTakenError
+from training.exchange.client import MailboxExchange
+from training.exchange.control import Control
+from training.membership import Member, View
+from training.processes import stop
+
+START_S = 60.0
+"""How long a daemon may take to begin."""
+
+_ROOT = str(Path(__file__).resolve().parents[2])
+_WILDCARDS = ("0.0.0.0", "::", "*")  # noqa: S104
+
+
+class ProcessExchange(MailboxExchange):
+    """Starts a daemon and talks to it.
+
+    Linux ends the daemon when the *thread* that started it ends, so make this object in a thread that lives as long
+    as the training.
+    """
+
+    def __init__(self, cfg: ExchangeConfig, setup: ExchangeSetup, extra: dict[str, Any]) -> None:
+        super().__init__(setup.size)
+        self._rank = setup.rank
+        self._fetches = 0
+        self._log = setup.folder / f"exchange-{setup.node}.{setup.rank}.log"
+        host, port = split_host(setup.bind_host)
+        if host in _WILDCARDS and not setup.advertise_host:
+            raise ValueError(f"bind_host {host} is no address that others can call: give advertise_host too")
+        message = {
+            "kind": cfg.kind,
+            "size": setup.size,
+            "node": setup.node,
+            "rank": setup.rank,
+            "seed": setup.seed,
+            "host": host,
+            "port": port + setup.rank if port else 0,
+            "advertise": setup.advertise_host,
+            "chunk": cfg.chunk_kb * 256,
+            "wire": cfg.wire,
+            "neighbours": cfg.neighbours,
+            "per_step": cfg.per_step,
+            "timeout_s": cfg.timeout_s,
+        }
+        if setup.key is not None and cfg.encrypt:
+            message |= {"public": setup.key.public.decode(), "secret": setup.key.secret.decode()}
+        self._process = self._launch()
+        self._control.send(message | extra)
+        try:
+            self.endpoint = self._listening()
+        except BaseException:
+            self.close()
+            raise
+
+    def set_view(self, view: View) -> None:
+        """See `Exchange.set_view`."""
+        if (me := self._rank) > 0:
+            members = (Member(m.node, m.incarnation, m.endpoints[me : me + 1]) for m in view.members)
+            view = View(view.number, tuple(members))
+        self._control.send({"view": view.to_dict()})
+
+    def fetch(self, timeout_s: float) -> torch.Tensor | None:
+        """See `Exchange.fetch`."""
+        self._fetches += 1
+        self._control.send({"fetch": self._fetches, "timeout_s": timeout_s})
+        answer = self._await("fetched", timeout_s + 0.5, self._fetches)
+        if not answer or not answer["ok"]:
+            return None
+        weights = torch.from_numpy(self._mailbox.fetched.copy())
+        self._mailbox.forget_fetched()
+        return weights
+
+    def alive(self) -> bool:
+        """See `Exchange.alive`."""
+        return self._process.poll() is None and not self._control.closed
+
+    def close(self) -> None:
+        """See `Exchange.close`."""
+        self._control.close()
+        stop(self._process, 2.0)
+        self._close_mailbox()
+
+    @property
+    def pid(self) -> int:
+        """The daemon's process number."""
+        return self._process.pid
+
+    def _launch(self) -> "subprocess.Popen[bytes]":
+        ours, theirs = socket.socketpair()
+        self._control = Control(ours)
+        files = (str(self._file), str(theirs.fileno()))
+        command = [sys.executable, "-m", "training.exchange.daemon", *files, str(os.getpid())]
+        # arithmetic on chunks gains nothing from threads, and must leave the cores to training
+        threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        path = os.pathsep.join(filter(None, (_ROOT, os.environ.get("PYTHONPATH"))))
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        log: IO[bytes]
+        with theirs, self._log.open("ab") as log:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(self._file, theirs.fileno()),
+                env=os.environ | threads | {"PYTHONPATH": path},
+            )
+
+    def _listening(self) -> str:
+        answer = self._await("listening", START_S)
+        if answer is not None:
+            return str(answer["listening"])
+        raise ExchangeError(f"the exchange's daemon did not begin; the end of {self._log}:\n{_tail(self._log)}")
+
+    def _await(self, name: str, timeout_s: float, value: object = None) -> dict[str, Any] | None:
+        """The daemon's message of that name (and value), None after a time-out or if the daemon ends."""
+        deadline = time.monotonic() + timeout_s
+        while (left := deadline - time.monotonic()) > 0 and not self._control.closed:
+            self._control.flush()
+            self._control.wait(min(left, 0.2))
+            for message in self._control.receive():
+                if message.get("error") == "taken":
+                    raise PortTakenError(f"the exchange's port is taken: configure another or none ({message['why']})")
+                if "error" in message:
+                    raise ExchangeError(f"the exchange cannot begin: {message['why']}")
+                if name in message and value in (None, message[name]):
+                    return message
+        return None
+
+    def _wake(self) -> None:
+        self._control.wake()
+
+
+def split_host(text: str) -> tuple[str, int]:
+    """Host and port (0: any) of "host", "host:port" or "[v6]:port".
+
+    Raises:
+        ValueError: If the port is no number of a port.
+    """
+    host, colon, port = text.rpartition(":")
+    if not colon or (":" in host and not host.startswith("[")):
+        host, port = text, "0"
+    if not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"bind_host {text!r}: give HOST or HOST:PORT with a port below 65536")
+    return host.strip("[]"), int(port)
+
+
+def _tail(path: Path) -> str:
+    try:
+        return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
+    except OSError:
+        return "(nothing)"

@@ -1,0 +1,215 @@
+"""The asking side: one connection per peer, and a window of chunks under way on it."""
+
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import zmq
+
+from training.exchange.averaging import Averager
+from training.exchange.keys import RingKey, secure_client
+from training.exchange.zmq_protocol import AVERAGE, OK, Header, unpack
+
+WINDOW_BYTES = 8 * 1024 * 1024
+"""Chunks under way to a peer, in bytes: enough for sending, receiving and arithmetic to overlap."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where and who a peer is."""
+
+    node: int
+    incarnation: str
+    endpoint: str
+
+
+@dataclass
+class Links:
+    """Makes connections.
+
+    Attributes:
+        context: ZeroMQ's.
+        key: The ring's.
+        timeout_s: After which a peer counts as silent.
+        longest: Bytes of a message at most.
+    """
+
+    context: "zmq.Context[Any]"
+    key: RingKey | None
+    timeout_s: float
+    longest: int
+
+    def open(self, endpoint: str) -> "zmq.Socket[bytes]":
+        """A connection that is made, and made again, in the background."""
+        socket: zmq.Socket[bytes] = self.context.socket(zmq.DEALER)
+        socket.linger = 0
+        socket.setsockopt(zmq.MAXMSGSIZE, self.longest)
+        # much longer than our own time-out: a connection that goes down takes the answers under way with it
+        beat = max(1000, int(1000 * self.timeout_s))
+        socket.setsockopt(zmq.HEARTBEAT_IVL, beat)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 4 * beat)
+        socket.setsockopt(zmq.RECONNECT_IVL, 100)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
+        secure_client(socket, self.key, endpoint)
+        socket.connect(endpoint)
+        return socket
+
+
+class Peer:
+    """A neighbour that is or was asked.
+
+    Attributes:
+        address: Who it is.
+        socket: The connection to it.
+        underway: Chunks that it has not answered, by token and index; kept after a time-out, because an answer that
+            comes late must be averaged all the same: the peer has added its half.
+        retry_at: Not to be asked before (monotonic seconds).
+    """
+
+    def __init__(self, address: Address, links: Links) -> None:
+        self.address = address
+        self._links = links
+        self._silences = 0
+        self.socket = links.open(address.endpoint)
+        self.underway: dict[tuple[int, int], zmq.Frame] = {}
+        self._spare: list[zmq.Frame] = []
+        self.retry_at = 0.0
+
+    def frame(self, length: int) -> zmq.Frame:
+        """Memory for a message."""
+        while self._spare:
+            frame = self._spare.pop()
+            if len(frame) == length:
+                return frame
+        return zmq.Frame(bytes(length))
+
+    def answered(self, frame: zmq.Frame) -> None:
+        """It is there: its message's memory may be used again, as it has been sent in full."""
+        self._spare.append(frame)
+        self._silences, self.retry_at = 0, 0.0
+
+    def silent(self, now: float) -> None:
+        """It let a time-out pass."""
+        self.retry_at = now + self._links.timeout_s * 2 ** min(self._silences, 4)
+        self._silences += 1
+
+    def close(self) -> None:
+        """Forget everything."""
+        self.socket.close(0)
+        self.underway.clear()
+
+
+class Peers:
+    """The connections, the least recently used of which are closed when there are many."""
+
+    def __init__(self, links: Links, poller: zmq.Poller, most: int = 32) -> None:
+        self._links, self._poller, self._most = links, poller, most
+        self._open: OrderedDict[Address, Peer] = OrderedDict()
+
+    def __iter__(self) -> Any:
+        return iter(list(self._open.values()))
+
+    def get(self, address: Address) -> Peer:
+        """The peer at an address, connected; one that never answered is connected anew."""
+        peer = self._open.get(address)
+        if peer is not None and peer.underway:
+            self.drop(address)
+            peer = None
+        if peer is None:
+            peer = self._open[address] = Peer(address, self._links)
+            self._poller.register(peer.socket, zmq.POLLIN)
+        self._open.move_to_end(address)
+        for other in [a for a, p in self._open.items() if not p.underway][: max(0, len(self._open) - self._most)]:
+            if other != address:
+                self.drop(other)
+        return peer
+
+    def waits(self, address: Address, now: float) -> bool:
+        """Whether a peer is to be left alone for now."""
+        peer = self._open.get(address)
+        return peer is not None and now < peer.retry_at
+
+    def drop(self, address: Address) -> None:
+        """Close a connection."""
+        peer = self._open.pop(address)
+        self._poller.unregister(peer.socket)
+        peer.close()
+
+    def keep(self, addresses: set[Address]) -> None:
+        """Close all others."""
+        for address in [address for address in self._open if address not in addresses]:
+            self.drop(address)
+
+    def close(self) -> None:
+        """Close all."""
+        self.keep(set())
+
+
+@dataclass
+class Asking:
+    """An exchange begun here.
+
+    Attributes:
+        peer: With whom.
+        header: Of its messages.
+        first: The chunk to begin with.
+        window: Chunks under way at most.
+    """
+
+    peer: Peer
+    header: Header
+    first: int
+    window: int
+    began: float = field(default_factory=time.monotonic)
+    moved: float = field(default_factory=time.monotonic)
+    sent: int = 0
+    settled: int = 0
+    squares: float = 0.0
+    compared: int = 0
+
+    def send(self, averager: Averager) -> int:
+        """Send as many chunks as the window admits; returns bytes."""
+        total = 0
+        while self.sent < averager.chunks and self.sent - self.settled < self.window:
+            index = (self.first + self.sent) % averager.chunks
+            frame = self.peer.frame(averager.count(index) * averager.wire.itemsize)
+            averager.ask(index, frame.buffer)
+            header = replace(self.header, index=index, last=self.sent == averager.chunks - 1)
+            try:
+                self.peer.socket.send(header.pack(), zmq.SNDMORE | zmq.NOBLOCK)
+                self.peer.socket.send(frame, zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                break
+            self.peer.underway[header.token, index] = frame
+            self.sent += 1
+            total += len(frame)
+        return total
+
+    def done(self, averager: Averager) -> bool:
+        """Whether all chunks are answered."""
+        return self.settled == averager.chunks
+
+    @property
+    def next_first(self) -> int:
+        """Where the next exchange begins: if exchanges break off, all chunks still have their turn."""
+        return self.first + self.settled
+
+
+def receive(socket: "zmq.Socket[bytes]", parts: int) -> tuple[list[zmq.Frame], Header] | None:
+    """One message of so many parts, the last two of which are header and chunk.
+
+    Returns:
+        None if it is malformed.
+
+    Raises:
+        zmq.Again: If there is none.
+    """
+    frames: list[zmq.Frame] = socket.recv_multipart(zmq.NOBLOCK, copy=False)  # type: ignore[assignment]
+    header = unpack(frames[-2].buffer) if len(frames) == parts else None
+    return None if header is None else (frames, header)
+
+
+def is_answer(header: Header, kind: int = AVERAGE) -> bool:
+    """Whether an answer brings weights."""
+    return header.kind == kind and header.status == OK

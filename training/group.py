@@ -1,0 +1,174 @@
+"""The learners of one node: a process group that all-reduces gradients, and decides together.
+
+A node of one learner needs no process group: the same calls then cost nothing.
+"""
+
+import datetime
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from training.flat import FlatParameters, share
+
+TIMEOUT = datetime.timedelta(seconds=300)
+"""For collectives: a rank that has died is noticed at once (its connection closes), a stopped one after this time."""
+BUCKET = 6_000_000
+"""Gradient values that are all-reduced together, while the backward pass goes on (24 MB)."""
+
+
+def _blank(size: int) -> Tensor:
+    return torch.zeros(size, dtype=torch.uint8)
+
+
+class NodeGroup:
+    """The ranks of a node.
+
+    Args:
+        rank: Own number, from 0.
+        size: Ranks of the node.
+        meeting_point: A file that all ranks of this start of the node, and nobody else, use to find each other; unused
+            if the node has one rank.
+        device: Where the gradients are.
+    """
+
+    def __init__(self, rank: int, size: int, meeting_point: Path, device: torch.device) -> None:
+        self.rank, self.size, self.device = rank, size, device
+        self._control: dist.ProcessGroup | None = None
+        if size > 1:
+            # loopback unless somebody configured otherwise: a node is one machine
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+            backend = "nccl" if device.type == "cuda" else "gloo"
+            store = dist.FileStore(str(meeting_point), size)  # type: ignore[attr-defined]
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+            # orders are CPU tensors: they must not wait for the GPU's queue
+            self._control = dist.new_group(backend="gloo", timeout=TIMEOUT)
+
+    def tell(self, message: dict[str, Any]) -> dict[str, Any]:
+        """What rank 0 says, at every rank.
+
+        Args:
+            message: JSON values; what other ranks give is ignored.
+        """
+        if self.size == 1:
+            return message
+        text = json.dumps(message).encode() if self.rank == 0 else b""
+        length = torch.tensor([len(text)])
+        dist.broadcast(length, 0, group=self._control)
+        data = torch.frombuffer(bytearray(text), dtype=torch.uint8) if self.rank == 0 else _blank(int(length))
+        dist.broadcast(data, 0, group=self._control)
+        return dict(json.loads(data.numpy().tobytes()))
+
+    def gather_text(self, text: str, limit: int = 512) -> list[str]:
+        """A short text of every rank, in the order of the ranks."""
+        if self.size == 1:
+            return [text]
+        data = torch.frombuffer(bytearray(text.encode().ljust(limit, b"\0")), dtype=torch.uint8)
+        parts = [_blank(limit) for _ in range(self.size)]
+        dist.all_gather(parts, data, group=self._control)
+        return [part.numpy().tobytes().rstrip(b"\0").decode() for part in parts]
+
+    def all(self, mine: bool) -> bool:
+        """Whether it is so at every rank."""
+        if self.size == 1:
+            return mine
+        flag = torch.tensor([int(mine)])
+        dist.all_reduce(flag, dist.ReduceOp.MIN, group=self._control)
+        return bool(flag)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Sum over the ranks, in place."""
+        if self.size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def share(self, total: int) -> tuple[int, int]:
+        """The part [start, stop) of a flat buffer that this rank exchanges."""
+        return share(total, self.rank, self.size)
+
+    def gather_shares(self, mine: Tensor, total: int) -> Tensor:
+        """Put the ranks' shares of a flat buffer together again.
+
+        Args:
+            mine: This rank's share, on the group's device.
+            total: Items of the whole buffer.
+        """
+        if self.size == 1:
+            return mine
+        width = -(-total // self.size)
+        padded = torch.zeros(width, device=self.device, dtype=mine.dtype)
+        padded[: mine.numel()] = mine
+        whole = torch.empty(width * self.size, device=self.device, dtype=mine.dtype)
+        dist.all_gather_into_tensor(whole, padded)
+        return whole[:total]
+
+    def close(self) -> None:
+        """Leave the group."""
+        if self.size > 1:
+            dist.destroy_process_group()
+
+
+class GradientReducer:
+    """Sums flat gradients over a node's ranks bucket by bucket, while the backward pass still runs.
+
+    Buckets go out in a fixed order, from the last parameters to the first: every rank must start the same collectives
+    in the same order, whichever gradient it has ready first (Li et al. 2020, arXiv:2006.15704, section 3.2).
+    """
+
+    def __init__(self, group: NodeGroup, flat: FlatParameters, bucket: int = BUCKET) -> None:
+        self._group, self._flat = group, flat
+        self._buckets: list[tuple[int, int]] = []
+        self._bucket_of: list[int] = [0] * len(flat.spans)
+        self._cut(bucket)
+        self._works: list[dist.Work] = []
+        self._missing: list[int] = []
+        self._reset()
+        if group.size > 1:
+            for number, parameter in enumerate(flat.parameters):
+                parameter.register_post_accumulate_grad_hook(self._hook(number))  # type: ignore[no-untyped-call]
+
+    def _cut(self, bucket: int) -> None:
+        stop = self._flat.num_parameters
+        for number in reversed(range(len(self._flat.spans))):
+            start = self._flat.spans[number][0]
+            self._bucket_of[number] = len(self._buckets)
+            if stop - start >= bucket or start == 0:
+                self._buckets.append((start, stop))
+                stop = start
+
+    def _hook(self, number: int) -> Callable[[Tensor], None]:
+        def ready(_: Tensor) -> None:
+            self._missing[self._bucket_of[number]] -= 1
+            self._send_ready()
+
+        return ready
+
+    def _reset(self) -> None:
+        self._works = []
+        self._missing = [self._bucket_of.count(number) for number in range(len(self._buckets))]
+
+    def _send_ready(self) -> None:
+        while len(self._works) < len(self._buckets) and not self._missing[len(self._works)]:
+            self._send(len(self._works))
+
+    def _send(self, number: int) -> None:
+        start, stop = self._buckets[number]
+        work = dist.all_reduce(self._flat.grads[start:stop], async_op=True)
+        assert work is not None
+        self._works.append(work)
+
+    def finish(self) -> None:
+        """Send what has not gone out (parameters without a gradient in this step) and wait for all sums."""
+        if self._group.size == 1:
+            return
+        while len(self._works) < len(self._buckets):
+            self._send(len(self._works))
+        for work in self._works:
+            work.wait()
+        self._reset()

@@ -1,0 +1,226 @@
+"""A node: starts its ranks (by torchrun if there are several), restarts them if they die, and ends with its parent."""
+
+import argparse
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from training.job import TrainJob
+from training.processes import end_with_parent, stop
+from training.rank import DIVERGED, STOPPED, NodeSetup
+
+log = logging.getLogger(__name__)
+JOB_PATIENCE_S = 120.0
+END_S = 8.0
+RESTART_PAUSE_S = 1.0
+
+
+class NodeError(RuntimeError):
+    """A node cannot begin, or failed too often."""
+
+
+def fetch_job(store: str, key_file: Path | None, patience_s: float = JOB_PATIENCE_S) -> TrainJob:
+    """Ask the store what to train.
+
+    Args:
+        store: HOST:PORT.
+        key_file: The ring's key; None for a ring without authentication on loopback.
+        patience_s: How long the store may take to answer.
+
+    Raises:
+        NodeError: If it does not answer.
+    """
+    from training.exchange.keys import RingKey
+    from training.store.client import StoreClient
+    from training.store.messages import StoreUnreachableError
+
+    key = RingKey.load(key_file) if key_file else None
+    client = StoreClient(store, key)
+    try:
+        reply = client.request({"op": "job"}, patience_s=patience_s)
+    except StoreUnreachableError as error:
+        raise NodeError(
+            f"no answer from the store at {store} in {patience_s:.0f} s: is it running, is the address right (--store),"
+            f" and is {key_file} the key that it was started with?"
+        ) from error
+    finally:
+        client.close()
+    return TrainJob.model_validate(reply["job"])
+
+
+class Node:
+    """One node's processes.
+
+    Args:
+        setup: Who it is and where the store is.
+        max_restarts: How often its processes are restarted after they died.
+    """
+
+    def __init__(self, setup: NodeSetup, max_restarts: int) -> None:
+        self.setup, self.max_restarts = setup, max_restarts
+        self._stop = threading.Event()
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def request_stop(self, *_: object) -> None:
+        """Ask the ranks to leave the ring and end; `run` then returns."""
+        self._stop.set()
+
+    def run(self) -> int:
+        """Run until training is over.
+
+        Returns:
+            0 when it is, 75 if it was stopped, otherwise the last status of the ranks.
+        """
+        folder = self.setup.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        job = fetch_job(self.setup.store, self.setup.key_file)
+        (folder / "job.json").write_text(job.model_dump_json(), encoding="utf-8")
+        (folder / "node.json").write_text(self.setup.model_dump_json(), encoding="utf-8")
+        for attempt in range(self.max_restarts + 1):
+            status = self._attempt(job.train.learners_per_node, attempt)
+            if status in (0, STOPPED, DIVERGED) or self._stop.is_set():
+                return status
+            log.warning("node %d: its processes ended with status %d", self.setup.node, status)
+            self._stop.wait(RESTART_PAUSE_S)
+        return status
+
+    def _attempt(self, ranks: int, attempt: int) -> int:
+        with (self.setup.folder / "node.log").open("ab") as out:
+            child = subprocess.Popen(
+                self._command(ranks, attempt), stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=self._environment()
+            )
+        try:
+            return self._watch(child)
+        finally:
+            stop(child, END_S)
+
+    def _watch(self, child: "subprocess.Popen[bytes]") -> int:
+        told = 0.0
+        while child.poll() is None:
+            if self._stop.is_set():
+                if not told:
+                    child.terminate()
+                    told = time.monotonic()
+                elif time.monotonic() > told + END_S:
+                    child.kill()
+            time.sleep(0.1)
+        return child.returncode
+
+    def _command(self, ranks: int, attempt: int) -> list[str]:
+        rank = ["-m", "training.rank", str(self.setup.folder / "node.json"), str(os.getpid())]
+        if ranks == 1:
+            return [sys.executable, *rank]
+        # one agent a node: the agents of several nodes would restart each other. Its own meeting point is a file, so
+        # that it listens on no port; the ranks meet through another.
+        meeting = self.setup.folder / f"agents-{os.getpid()}-{attempt}"
+        return [
+            sys.executable,
+            *("-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(ranks)),
+            *("--rdzv-backend", "c10d", "--rdzv-endpoint", str(meeting), "--rdzv-conf", "store_type=file"),
+            *("--rdzv-id", f"{os.getpid()}-{attempt}", "--max-restarts", "0", "--local-addr", "127.0.0.1"),
+            *rank,
+        ]
+
+    @staticmethod
+    def _environment() -> dict[str, str]:
+        root = str(Path(__file__).resolve().parents[1])
+        path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
+        return {
+            **os.environ,
+            "PYTHONPATH": path,
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+            # otherwise torchrun's agent opens a TCP port on all addresses, which nobody here needs
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        }
+
+
+def run_node(
+    store: str,
+    key_file: Path | None,
+    folder: Path,
+    node: int,
+    max_restarts: int = 3,
+    bind_host: str = "127.0.0.1",
+    advertise_host: str = "",
+    **more: Any,
+) -> int:
+    """Run one node until training is over; SIGTERM and SIGINT make it leave the ring within ten seconds.
+
+    Args:
+        store: HOST:PORT of the store.
+        key_file: The ring's key.
+        folder: For logs, the local journal and meeting points.
+        node: Number of the node; a node of the same number that is alive is superseded.
+        max_restarts: How often its processes are restarted after they died.
+        bind_host: Address on which its exchanges listen.
+        advertise_host: Address under which neighbours reach them; by default `bind_host`.
+        more: Further fields of `NodeSetup`.
+
+    Returns:
+        0 when training is over, 75 if it was stopped, otherwise the status of its ranks.
+
+    Raises:
+        NodeError: If the store does not answer.
+    """
+    setup = NodeSetup(
+        node=node,
+        store=store,
+        key_file=key_file,
+        folder=folder,
+        bind_host=bind_host,
+        advertise_host=advertise_host,
+        **more,
+    )
+    runner = Node(setup, max_restarts)
+
+    def ask(_number: int, _frame: FrameType | None) -> None:
+        runner.request_stop()
+
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, ask)
+    return runner.run()
+
+
+def main(argv: list[str]) -> int:
+    """Entry point of `python -m training.node`."""
+    parser = argparse.ArgumentParser(prog="training.node", description="Run one node of a training.")
+    parser.add_argument("--store", required=True, help="HOST:PORT of the store")
+    parser.add_argument("--key-file", type=Path, help="file with the ring's key")
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--node-rank", type=int, required=True)
+    parser.add_argument("--bind", default="127.0.0.1")
+    parser.add_argument("--advertise", default="")
+    parser.add_argument("--max-restarts", type=int, default=3)
+    parser.add_argument("--more", type=json.loads, default={}, help="further fields of the node's setup, JSON")
+    parser.add_argument("--parent", type=int, help="number of the process to end with")
+    args = parser.parse_args(argv)
+    if args.parent:
+        end_with_parent(args.parent)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    try:
+        return run_node(
+            args.store,
+            args.key_file,
+            args.folder,
+            args.node_rank,
+            args.max_restarts,
+            args.bind,
+            args.advertise,
+            **args.more,
+        )
+    except NodeError as error:
+        log.error("%s", error)
+        return 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

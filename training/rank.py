@@ -1,0 +1,117 @@
+"""The process of one rank: joins its node, the ring and the store, and trains; started by `training.node`."""
+
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from training.job import TrainJob
+from training.processes import end_with_parent
+
+log = logging.getLogger(__name__)
+STOPPED, DIVERGED = 75, 3
+
+
+class NodeSetup(BaseModel):
+    """What the ranks of a node need to know beside the job; a JSON file that the node's own process writes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    node: int
+    store: str
+    """HOST:PORT of the store."""
+    key_file: Path | None
+    folder: Path
+    bind_host: str = "127.0.0.1"
+    advertise_host: str = ""
+    first_gpu: int = 0
+    """Number of the GPU of rank 0, where several nodes share a machine."""
+    learners_here: int = 1
+    """Learners on this machine, which share its cores."""
+    meeting: str = ""
+    """Files below this name are where the fixed ring of `exchange.kind: gloo` meets; local nodes only."""
+    slow: float = 1.0
+    """Makes this node so many times slower: a fault for tests and benchmarks."""
+
+
+def main(argv: list[str]) -> int:
+    """Run one rank.
+
+    Args:
+        argv: The setup's file and the number of the process to end with.
+
+    Returns:
+        0 when training is over, 75 if it was stopped, 3 if it diverged.
+    """
+    setup_file, parent = Path(argv[0]), int(argv[1])
+    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    # torchrun stands between a rank and its node; a rank of a node that is gone has nobody left to end it
+    end_with_parent(parent if size == 1 else os.getppid(), signal.SIGKILL)
+    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s %(levelname)s [rank {rank}] %(message)s")
+    setup = NodeSetup.model_validate_json(setup_file.read_bytes())
+    job = TrainJob.model_validate_json((setup.folder / "job.json").read_bytes())
+    return _run(job, setup, rank, size)
+
+
+def _run(job: TrainJob, setup: NodeSetup, rank: int, size: int) -> int:
+    from training.compute import Learner, pick_device, use_threads
+    from training.exchange import ExchangeSetup, World, build_exchange
+    from training.exchange.keys import RingKey
+    from training.group import NodeGroup
+    from training.store.node_client import NodeClient
+    from training.worker import DivergedError, NoWeightsError, Worker
+
+    use_threads(job.train.threads, setup.learners_here)
+    device = pick_device(job.train.device, setup.first_gpu + rank)
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    run_id = os.environ.get("TORCHELASTIC_RUN_ID", "0")
+    group = NodeGroup(rank, size, setup.folder / f"meet-{run_id}-{restart}", device)
+    learner = Learner(job, device)
+    key = RingKey.load(setup.key_file) if setup.key_file else None
+    start, stop = group.share(learner.flat.weights.numel())
+    exchange = None
+    if job.train.nodes > 1:
+        exchange = build_exchange(
+            job.train.exchange,
+            ExchangeSetup(
+                node=setup.node,
+                rank=rank,
+                size=stop - start,
+                key=key if job.train.exchange.encrypt else None,
+                folder=setup.folder,
+                bind_host=setup.bind_host,
+                advertise_host=setup.advertise_host,
+                seed=job.seed,
+                world=World(f"{setup.meeting}-{rank}", job.train.nodes) if setup.meeting else None,
+            ),
+        )
+    client = None
+    worker: Worker | None = None
+    try:
+        if rank == 0:
+            client = NodeClient(setup.store, key, setup.node, folder=setup.folder)
+        worker = Worker(job, setup.node, learner, group, exchange, client)
+        worker.slow = setup.slow
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: worker.stop_requested.set())
+        why = worker.run()
+        log.info("node %d rank %d: training is over (%s) after %d steps", setup.node, rank, why, worker.step)
+        return 0 if why in ("done", "time") else STOPPED
+    except (DivergedError, NoWeightsError) as error:
+        log.error("%s", error)
+        if client and isinstance(error, DivergedError):
+            client.fail(str(error))
+        return DIVERGED if isinstance(error, DivergedError) else 1
+    finally:
+        if client:
+            client.close()
+        if exchange:
+            exchange.close()
+        group.close()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

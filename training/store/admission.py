@@ -1,0 +1,121 @@
+"""Who may come in, and where a newcomer's weights come from; when a session begins anew."""
+
+import logging
+import secrets
+
+from training.store.checkpoints import discard, find_checkpoint, last_number, restored_state
+from training.store.core import Core
+from training.store.evaluations import Evaluations
+from training.store.messages import Message, Source, StoreError, checkpoint_folder, pack_bits
+
+log = logging.getLogger(__name__)
+MAX_NODES = 4096
+
+
+class Admission:
+    """Lets nodes in.
+
+    Args:
+        core: What the coordinator's parts share.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+
+    def begin_session(self, damaged: str = "") -> None:
+        """Start from the newest complete checkpoint, or from nothing; whoever is in the ring must join again.
+
+        Args:
+            damaged: Folder of a checkpoint whose files turned out to be damaged.
+
+        Raises:
+            StoreError: If the checkpoint is of another run or another index.
+        """
+        core, ledger = self.core, self.core.ledger
+        if damaged:
+            log.warning("%s is damaged and is passed over", damaged)
+            discard(core.output, int(damaged.rsplit("/", 1)[1]))
+        number, document = find_checkpoint(core.output, core.settings.run) or (0, None)
+        state = restored_state(ledger, core.settings.run, secrets.token_hex(4), number, document)
+        state["values"]["checkpoint"] = max(state["values"]["checkpoint"], last_number(core.output))
+        core.do("reset", state=state)
+        ledger.lines.append(self._first_line() if document is not None else self._start_line())
+        core.compact = True
+
+    def _start_line(self) -> Message:
+        return {"kind": "start", "step": 0, "run": self.core.settings.run}
+
+    def _first_line(self) -> Message:
+        ledger, ranks = self.core.ledger, range(self.core.settings.learners_per_node)
+        steps = {f"{node}.{rank}": step for node, step in ledger.books.steps.items() for rank in ranks}
+        return {
+            "kind": "resume",
+            "step": ledger.totals.steps,
+            "epoch": ledger.values.closed,
+            "steps": steps,
+            "checkpoint": checkpoint_folder(ledger.values.restored),
+            "elapsed": ledger.values.elapsed,
+        }
+
+    def join(self, message: Message) -> Message:
+        """Let a node in.
+
+        Raises:
+            StoreError: If its number is taken, or not a node number.
+        """
+        core, ledger = self.core, self.core.ledger
+        node, name, previous = int(message["node"]), str(message["incarnation"]), str(message["previous"])
+        kept = str(message["kept"])
+        endpoints = [str(endpoint) for endpoint in message["endpoints"]]
+        if not 0 <= node < MAX_NODES or not name:
+            raise StoreError(f"node number {node} is not between 0 and {MAX_NODES - 1}")
+        present = ledger.seat_of(node)
+        if present is not None and previous and present.member.incarnation not in (previous, name):
+            raise StoreError(f"node {node} was taken over by another process: give every node a number of its own")
+        source = self._source(node, kept, str(message["damaged"]))
+        if name not in ledger.seats:
+            core.do("join", node=node, incarnation=name, endpoints=endpoints)
+            log.info("node %d joined as %s, weights: %s", node, name, source)
+        if source == "own":
+            core.do("ready", incarnation=name)
+        return self._welcome(node, name, source)
+
+    def _source(self, node: int, kept: str, damaged: str) -> Source:
+        """Where a joining node's weights come from; without any in the ring, a session begins anew."""
+        ledger, values = self.core.ledger, self.core.ledger.values
+        others = any(seat.ready and seat.member.node != node for seat in ledger.seats.values())
+        if damaged and values.restored and damaged == checkpoint_folder(values.restored):
+            self.begin_session(damaged)
+        elif values.finish:
+            if values.finish == "done" and not others and Evaluations(ledger).lost():
+                self.begin_session()
+        elif values.running:
+            if others:
+                return "neighbour"
+            seat = ledger.seat_of(node)
+            present = seat is not None and seat.ready and seat.member.incarnation == kept
+            if kept and (present or kept in ledger.books.former):
+                return "own"
+            self.begin_session()
+        return "checkpoint" if ledger.values.restored else "initial"
+
+    def _welcome(self, node: int, name: str, source: Source) -> Message:
+        ledger = self.core.ledger
+        resumed = source == "checkpoint"
+        records = ledger.books.records if resumed else []
+        same = sorted(int(record["node"]) for record in records) == list(range(self.core.settings.nodes))
+        own = [record for record in records if same and int(record["node"]) == node]
+        return {
+            "incarnation": name,
+            "session": ledger.values.session,
+            "view": ledger.view().to_dict(),
+            "job": self.core.settings.job,
+            "progress": ledger.progress(),
+            "source": source,
+            "resume": checkpoint_folder(ledger.values.restored) if resumed else None,
+            "record": own[0] if own else None,
+            "records": records,
+            "step": ledger.seats[name].step,
+            "finish": ledger.values.finish,
+            "trained": {str(number): pack_bits(epoch.trained) for number, epoch in ledger.epochs.items()},
+        }

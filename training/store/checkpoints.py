@@ -1,0 +1,222 @@
+"""Checkpoints as the store sees them: what the nodes wrote, and exactly the rows that are in those weights.
+
+Layout below the training's output: `checkpoints/<number>/...` with the nodes' files, then `complete.json`, without
+which the checkpoint does not exist.
+"""
+
+import logging
+import queue
+import threading
+from collections.abc import Mapping
+
+import numpy as np
+
+from storage.objects import ObjectMissingError, ObjectStore
+from training.store.epochs import ClosedEpoch, Epoch, Repeats, Totals
+from training.store.ledger import Accepted, Books, Counters, Ledger
+from training.store.messages import Message, StoreError, checkpoint_folder
+
+log = logging.getLogger(__name__)
+_FORMAT = 1
+
+
+def _complete_name(number: int) -> str:
+    return f"{checkpoint_folder(number)}/complete.json"
+
+
+def _numbers(store: ObjectStore) -> tuple[set[int], set[int]]:
+    """Numbers of all checkpoints, and of the complete ones."""
+    every: set[int] = set()
+    complete: set[int] = set()
+    for name in store.list("checkpoints"):
+        part = name.split("/")[1]
+        if part.isdigit() and name.count("/") >= 2:
+            every.add(int(part))
+            if name == _complete_name(int(part)):
+                complete.add(int(part))
+    return every, complete
+
+
+def last_number(store: ObjectStore) -> int:
+    """The highest number that a checkpoint has had, complete or not."""
+    return max(_numbers(store)[0], default=0)
+
+
+def find_checkpoint(store: ObjectStore, run: str) -> tuple[int, Message] | None:
+    """Number and document of the newest complete checkpoint; documents that cannot be read are passed over.
+
+    Raises:
+        StoreError: If it is of another run.
+    """
+    for number in sorted(_numbers(store)[1], reverse=True):
+        try:
+            document = store.read_json(_complete_name(number))
+        except (ObjectMissingError, ValueError) as error:
+            log.warning("checkpoint %d is passed over: %s", number, error)
+            continue
+        if not isinstance(document, dict) or document.get("format") != _FORMAT:
+            log.warning("checkpoint %d is passed over: it is of another format", number)
+            continue
+        if document["run"] != run:
+            raise StoreError(
+                f"{store.join(_complete_name(number))} belongs to another configuration: remove the folder, or train "
+                "with --from train"
+            )
+        return number, document
+    return None
+
+
+def discard(store: ObjectStore, number: int) -> None:
+    """Make a checkpoint incomplete: its files turned out to be damaged."""
+    store.delete(_complete_name(number))
+
+
+def make_document(ledger: Ledger, run: str, nodes: int, records: Mapping[str, Message]) -> Message:
+    """What `complete.json` says.
+
+    Args:
+        ledger: The present state, with `accepted` since the checkpoint was begun.
+        run: Identity of the run.
+        nodes: Nodes that the job asks for.
+        records: What each incarnation has written; `seq` is the last report that its weights contain.
+    """
+    seqs = {name: int(record["seq"]) for name, record in records.items()}
+    later = [entry for entry in ledger.accepted or [] if entry.incarnation in seqs]
+    later = [entry for entry in later if entry.seq > seqs[entry.incarnation]]
+    closed = min([ledger.values.closed, *(entry.epoch for entry in later)])
+    totals = Totals(**vars(ledger.totals))
+    for entry in later:
+        totals.add(entry.counts, -1)
+    numbers = range(closed, max([ledger.values.closed - 1, closed - 1, *ledger.epochs]) + 1)
+    steps = dict(ledger.books.steps)
+    steps.update({str(record["node"]): int(record["step"]) for record in records.values()})
+    return {
+        "format": _FORMAT,
+        "run": run,
+        "nodes": nodes,
+        "size": ledger.size,
+        "records": sorted(records.values(), key=lambda record: int(record["node"])),
+        "closed": {str(n): part.to_dict() for n, part in ledger.closed.items() if n < closed},
+        "epochs": [_without(ledger, n, later) for n in numbers if n in ledger.epochs or n in ledger.closed],
+        "count": closed,
+        "totals": vars(totals),
+        "elapsed": ledger.values.elapsed,
+        "steps": steps,
+        "history": [entry for entry in ledger.books.history if entry["epoch"] <= closed],
+        "snapshots": {n: nodes for n, nodes in ledger.books.snapshots.items() if int(n) <= closed},
+    }
+
+
+def _without(ledger: Ledger, number: int, later: list[Accepted]) -> Message:
+    """An epoch as if some reports had not come, and nobody had a lease."""
+    epoch = Epoch(number, ledger.shards, ledger.seed)
+    source: Epoch | ClosedEpoch = ledger.epochs[number] if number in ledger.epochs else ledger.closed[number]
+    epoch.trained = source.trained.copy() if isinstance(source, Epoch) else np.ones(ledger.size, dtype=np.bool_)
+    epoch.repeats = Repeats(source.repeats.count, list(source.repeats.rows))
+    epoch.totals = Totals(**vars(source.totals))
+    for entry in later:
+        if entry.epoch == number:
+            epoch.trained[entry.rows] = False
+            epoch.totals.add(entry.counts, -1)
+    return epoch.to_dict()
+
+
+def restored_state(ledger: Ledger, run: str, session: str, number: int, document: Message | None) -> Message:
+    """The state that a session begins with, as `Ledger.load` takes it.
+
+    Args:
+        ledger: What was before; numbers that must never come twice go on from it.
+        run: Identity of the run.
+        session: Name of the session.
+        number: Of the checkpoint; 0 for none.
+        document: What `complete.json` said; None for a start from nothing.
+
+    Raises:
+        StoreError: If the checkpoint is of another index.
+    """
+    old = ledger.values
+    values = Counters(
+        run=run,
+        session=session,
+        view=old.view + 1,
+        leases=old.leases,
+        checkpoint=max(old.checkpoint, number),
+        restored=number,
+    )
+    books, totals = Books(), Totals()
+    epochs: list[Message] = []
+    closed: dict[str, Message] = {}
+    if document is not None:
+        if document["size"] != ledger.size:
+            raise StoreError(
+                f"checkpoint {number} is of an index of {document['size']} utterances, this one has {ledger.size}: "
+                "train with --from train"
+            )
+        values.closed, values.elapsed = int(document["count"]), float(document["elapsed"])
+        books = Books(
+            steps=document["steps"],
+            records=document["records"],
+            snapshots=document["snapshots"],
+            history=document["history"],
+        )
+        totals, epochs, closed = Totals(**document["totals"]), document["epochs"], document["closed"]
+    return {
+        "values": vars(values),
+        "books": vars(books),
+        "totals": vars(totals),
+        "seats": [],
+        "epochs": epochs,
+        "closed": closed,
+    }
+
+
+class Publisher:
+    """Writes `complete.json` and deletes old checkpoints in a thread of its own: object stores may be slow.
+
+    Args:
+        store: The training's output.
+        keep: Complete checkpoints to keep.
+    """
+
+    def __init__(self, store: ObjectStore, keep: int) -> None:
+        self._store, self._keep = store, keep
+        self._tasks: queue.Queue[tuple[int, Message] | None] = queue.Queue()
+        self._done: queue.Queue[tuple[int, bool]] = queue.Queue()
+        self._thread = threading.Thread(target=self._work, name="publisher", daemon=True)
+        self._thread.start()
+
+    def publish(self, number: int, document: Message) -> None:
+        """Have a checkpoint published; returns at once."""
+        self._tasks.put((number, document))
+
+    def finished(self) -> list[tuple[int, bool]]:
+        """Checkpoints that were published, or could not be, since the last call."""
+        found = []
+        while not self._done.empty():
+            found.append(self._done.get_nowait())
+        return found
+
+    def close(self, patience_s: float = 5.0) -> None:
+        """End the thread after what it has been given."""
+        self._tasks.put(None)
+        self._thread.join(patience_s)
+
+    def _work(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            number, document = task
+            try:
+                self._store.write_json(_complete_name(number), document)
+                self._done.put((number, True))
+                self._prune(number)
+            except Exception:
+                # storage in trouble costs a checkpoint, not the training
+                log.exception("checkpoint %d could not be published", number)
+                self._done.put((number, False))
+
+    def _prune(self, newest: int) -> None:
+        every, complete = _numbers(self._store)
+        kept = set(sorted(number for number in complete if number <= newest)[-self._keep :])
+        for number in sorted(number for number in every - kept if number < newest):
+            # this goes first: a checkpoint without it does not exist
+            discard(self._store, number)
+            self._store.delete_tree(checkpoint_folder(number))

@@ -1,0 +1,133 @@
+"""Requests to the store: each with a number, repeated until it is answered or time is up."""
+
+import threading
+import time
+from typing import Any
+
+import zmq
+
+from training.exchange.keys import RingKey, secure_client
+from training.store.messages import MAX_MESSAGE, Message, StoreError, StoreUnreachableError, decode, encode
+
+REPEAT_S = 0.5
+"""An unanswered request is sent again after this time: the store may have been killed with it in hand."""
+
+
+class StoreClient:
+    """Asks the store. One request at a time; threads may share it.
+
+        with StoreClient("127.0.0.1:5555", key) as client:
+            client.request({"op": "status"})
+
+    Args:
+        address: HOST:PORT.
+        key: The ring's key; None only for a store on this machine that has none.
+
+    Raises:
+        ValueError: If there is no key and the store is on another machine, or the address is malformed.
+    """
+
+    def __init__(self, address: str, key: RingKey | None) -> None:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit():
+            raise StoreError(f"the store's address is {address!r}: give HOST:PORT")
+        self.address, self._key = address, key
+        self._endpoint = f"tcp://{address}"
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._lock = threading.Lock()
+        self._number = 0
+        self._refused = False
+        self._socket, self._monitor = self._connect()
+
+    def __enter__(self) -> "StoreClient":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _connect(self) -> tuple["zmq.Socket[bytes]", "zmq.Socket[bytes]"]:
+        socket = self._context.socket(zmq.DEALER)
+        socket.linger = 0
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
+        socket.setsockopt(zmq.RECONNECT_IVL, 100)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        socket.setsockopt(zmq.HEARTBEAT_IVL, 5000)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 20000)
+        # what is sent while nobody listens is repeated anyway, and must not pile up
+        socket.setsockopt(zmq.IMMEDIATE, 1)
+        socket.setsockopt(zmq.IPV6, int("[" in self.address))
+        try:
+            secure_client(socket, self._key, self._endpoint)
+        except ValueError:
+            socket.close()
+            self._context.term()
+            raise
+        failures = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+        monitor = socket.get_monitor_socket(failures | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
+        socket.connect(self._endpoint)
+        return socket, monitor
+
+    def request(self, message: Message, patience_s: float = 10.0) -> Message:
+        """Ask, and wait for the answer.
+
+        Args:
+            message: `op` says what is wanted; it must be harmless to ask twice.
+            patience_s: Wait this long at most.
+
+        Raises:
+            StoreUnreachableError: No answer in time.
+            StoreError: The store refused; the message says why.
+        """
+        with self._lock:
+            self._number += 1
+            number, data = str(self._number).encode(), encode(message)
+            deadline = time.monotonic() + patience_s
+            while (left := deadline - time.monotonic()) > 0:
+                if not self._send(number, data, left):
+                    continue
+                answer = self._receive(number, min(REPEAT_S, deadline - time.monotonic()))
+                if answer is not None:
+                    return _unwrap(answer)
+            raise StoreUnreachableError(self._reason(patience_s))
+
+    def _send(self, number: bytes, data: bytes, left_s: float) -> bool:
+        """Send as soon as there is a connection."""
+        if not self._socket.poll(int(min(left_s, REPEAT_S) * 1000) + 1, zmq.POLLOUT):
+            return False
+        try:
+            self._socket.send_multipart([number, data], zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def _receive(self, number: bytes, patience_s: float) -> Message | None:
+        """The answer to a request; answers to earlier ones are passed over."""
+        deadline = time.monotonic() + patience_s
+        # look once even when time is up: this process may have been stopped meanwhile, and the answer is there
+        while self._socket.poll(max(0, int((deadline - time.monotonic()) * 1000)) + 1):
+            frames = self._socket.recv_multipart()
+            if len(frames) == 2 and frames[0] == number:
+                return decode(frames[1])
+        return None
+
+    def _reason(self, patience_s: float) -> str:
+        while self._monitor.poll(0):
+            self._monitor.recv_multipart()
+            self._refused = True
+        if self._refused:
+            return f"the store at {self.address} refused the key: use the key file that the store was started with"
+        return f"the store at {self.address} has not answered for {patience_s:g} s: does it run, and is it its key?"
+
+    def close(self) -> None:
+        """Close the connection."""
+        with self._lock:
+            self._socket.disable_monitor()
+            self._monitor.close(0)
+            self._socket.close(0)
+            self._context.term()
+
+
+def _unwrap(answer: Message) -> Message:
+    if "error" in answer:
+        raise StoreError(str(answer["error"]))
+    return dict(answer["ok"])

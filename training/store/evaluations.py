@@ -1,0 +1,93 @@
+"""Which epochs' replicas are all there and may be evaluated."""
+
+from training.store.epochs import Totals
+from training.store.ledger import Ledger
+from training.store.messages import Message
+
+LATE_S = 30.0
+"""After the first node has left its replica, the others are waited for this long."""
+
+
+class Evaluations:
+    """Watches the replicas that nodes leave at the ends of epochs; here epochs are counted from 1.
+
+    Args:
+        ledger: The state.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self._first: dict[int, float] = {}
+
+    def _open(self) -> list[int]:
+        """Epochs that are over and not evaluated: closed ones, and the one that the time ran out in."""
+        values, done = self.ledger.values, {entry["epoch"] for entry in self.ledger.books.history}
+        numbers = list(range(1, values.closed + 1))
+        partial = self.ledger.epochs.get(values.closed)
+        if values.finish == "time" and partial is not None and partial.count:
+            numbers.append(values.closed + 1)
+        return [number for number in numbers if number not in done]
+
+    def _awaited(self, number: int) -> set[int]:
+        """Nodes whose replica is still to come."""
+        seats = self.ledger.seats
+        names = [name for name in self.ledger.books.awaited.get(str(number), seats) if name in seats]
+        delivered = self.ledger.books.snapshots.get(str(number), [])
+        if not names and not delivered:
+            names = [name for name, seat in seats.items() if seat.ready]
+        return {seats[name].member.node for name in names} - set(delivered)
+
+    def pending(self) -> list[int]:
+        """Epochs that are over, not evaluated, and of which replicas have come or will come."""
+        stored = self.ledger.books.snapshots
+        return [number for number in self._open() if stored.get(str(number)) or number >= self.ledger.values.closed]
+
+    def lost(self) -> bool:
+        """Whether the last epoch was neither evaluated nor has any node left its replica."""
+        last = self.ledger.total
+        return last in self._open() and not self.ledger.books.snapshots.get(str(last))
+
+    def wanted(self, node: int) -> int | None:
+        """The newest epoch whose replica a node should leave now."""
+        # replicas at hand are those of the last epoch's end, not of any earlier one's
+        newest = [number for number in self._open() if number >= self.ledger.values.closed]
+        return next((number for number in reversed(newest) if node in self._awaited(number)), None)
+
+    def ready(self, now: float) -> list[Message]:
+        """Epochs to evaluate, oldest first: `epoch`, and `nodes` whose replicas are there."""
+        found = []
+        for number in self._open():
+            nodes = self.ledger.books.snapshots.get(str(number), [])
+            if not nodes:
+                continue
+            first = self._first.setdefault(number, now)
+            if not self._awaited(number) or now - first > LATE_S:
+                found.append({"epoch": number, "nodes": sorted(nodes)})
+        return found
+
+    def journal_line(self, number: int, result: Message) -> Message:
+        """The journal's `valid` entry for an evaluation.
+
+        Args:
+            number: The epoch.
+            result: `loss`, `wer` and `replicas`, each node's loss.
+        """
+        ledger = self.ledger
+        past = [part.totals for n, part in sorted(ledger.closed.items()) if n < number]
+        closed = ledger.closed.get(number - 1)
+        if closed is None and number - 1 in ledger.epochs:
+            past.append(ledger.epochs[number - 1].totals)
+        own = past[-1] if past else Totals()
+        return {
+            "kind": "valid",
+            "epoch": number,
+            "epochs": ledger.total,
+            "step": closed.step if closed else ledger.totals.steps,
+            "train_loss": own.loss_sum / own.tokens if own.tokens else None,
+            "valid_loss": result.get("loss"),
+            "valid_wer": result.get("wer"),
+            "replicas": result.get("replicas", {}),
+            "elapsed": closed.elapsed if closed else ledger.values.elapsed,
+            "audio_seconds": sum(totals.seconds for totals in past),
+            "unalignable": sum(totals.unalignable for totals in past),
+        }

@@ -1,0 +1,105 @@
+"""Who is given which rows: guided self-scheduling, and taking work back from the slowest when nothing is left."""
+
+from training.store.core import Core
+from training.store.epochs import Epoch, Lease
+from training.store.ledger import Seat
+from training.store.messages import Message, pack_rows
+from training.store.pace import Pace, fair_transfer
+
+ANSWER_BEATS = 4
+"""A node that is asked to give rows back is waited for this many beats."""
+
+
+class Leasing:
+    """Gives work.
+
+    Args:
+        core: What the coordinator's parts share.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+        now = core.clock()
+        self._paces = {name: Pace(now) for name in core.ledger.seats}
+        self._asked: dict[str, Message] = {}
+        """Rows that a holder was asked to give back: number, lease, utterances, until."""
+        self._fruitless: dict[str, int] = {}
+        """Rows that a holder had when it had no whole batch to give back."""
+        self._number = int(core.wall() * 1000)
+
+    def report(self, name: str, rows: int) -> None:
+        """Note that a node has trained rows."""
+        self._paces.setdefault(name, Pace(self.core.clock())).report(self.core.clock(), rows)
+
+    def answered(self, name: str, number: int, rows: int) -> None:
+        """A node has given back what it could."""
+        asked = self._asked.get(name)
+        if asked is not None and asked["number"] == number:
+            del self._asked[name]
+            if not rows:
+                self._fruitless[name] = asked["held"]
+
+    def asked(self, name: str) -> Message | None:
+        """What a node is to give back."""
+        return self._asked.get(name)
+
+    def open_leases(self, name: str, have: set[str]) -> list[Message]:
+        """A node's leases that it does not know of: new ones, or an answer was lost."""
+        return [
+            self._describe(epoch, lease)
+            for epoch in self.core.ledger.epochs.values()
+            for lease in epoch.leases.values()
+            if lease.incarnation == name and not lease.adopted and str(lease.number) not in have
+        ]
+
+    def _describe(self, epoch: Epoch, lease: Lease) -> Message:
+        rows = epoch.open_rows(lease)
+        return {"id": str(lease.number), "epoch": epoch.number, "whole": lease.whole, "rows": pack_rows(rows)}
+
+    def reclaim(self, name: str, have: set[str]) -> None:
+        """A node that knows its leases has nothing left to do: what it has not reported, it will not train."""
+        for epoch in list(self.core.ledger.epochs.values()):
+            for lease in list(epoch.leases.values()):
+                if lease.incarnation == name and (lease.adopted or str(lease.number) in have):
+                    rows = pack_rows(epoch.open_rows(lease))
+                    self.core.do("back", epoch=epoch.number, lease=lease.number, rows=rows)
+
+    def give_work(self, seat: Seat, have: set[str]) -> None:
+        """Lease rows of the oldest epoch that has some; if it has none, take some back from the slowest node."""
+        ledger, name = self.core.ledger, seat.member.incarnation
+        if not ledger.values.running or not seat.ready or self.open_leases(name, have):
+            return
+        first = ledger.values.closed
+        for number in range(first, min(first + 2, ledger.total)):
+            epoch = ledger.epochs.get(number)
+            if epoch is None or epoch.pool():
+                self.core.do("lease", epoch=number, incarnation=name, live=len(ledger.seats))
+                return
+            if self._take_back(epoch, name):
+                return  # what comes back is older than anything that the next epoch has
+
+    def _take_back(self, epoch: Epoch, asker: str) -> bool:
+        """Ask the node that would end last for some of its rows; whether an answer is worth waiting for."""
+        now = self.core.clock()
+        self._asked = {name: asked for name, asked in self._asked.items() if asked["until"] > now}
+        if any(asked["epoch"] == epoch.number for asked in self._asked.values()):
+            return True
+        prior = self._rate(asker, 1.0)
+        seats = self.core.ledger.seats
+        held = {name: epoch.held(name) for name in seats if name != asker}
+        held = {name: rows for name, rows in held.items() if rows and self._fruitless.get(name) != rows}
+        if not held:
+            return False
+        slowest = max(held, key=lambda name: held[name] / self._rate(name, prior))
+        rows = fair_transfer(held[slowest], self._rate(slowest, prior), prior)
+        if rows < 1:
+            return False
+        self._number += 1
+        until = now + ANSWER_BEATS * self.core.settings.beat_s
+        asked = {"number": self._number, "epoch": epoch.number, "utterances": rows, "until": until}
+        self._asked[slowest] = {**asked, "held": held[slowest]}
+        return True
+
+    def _rate(self, name: str, prior: float) -> float:
+        pace = self._paces.setdefault(name, Pace(self.core.clock()))
+        return max(pace.rate(self.core.clock(), prior, self.core.settings.beat_s), 1e-9)

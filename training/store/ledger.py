@@ -1,0 +1,336 @@
+"""The store's memory: members, epochs, counts, all changed by events only, so that a log of events is the whole truth.
+
+`Ledger.apply` is the one way to change it, and depends on nothing but the event and what came before. Journal lines
+that an event brings about are collected in `lines`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from training.membership import Member, View
+from training.store.epochs import ClosedEpoch, Epoch, ShardMap, Totals
+from training.store.messages import Message, Rows, unpack_rows
+
+Event = dict[str, Any]
+
+
+@dataclass
+class Seat:
+    """A member and what it has told.
+
+    Attributes:
+        member: Number, incarnation, endpoints.
+        ready: Whether it has weights that a newcomer may take.
+        seq: Number of its last report.
+        step: Local steps that it has made.
+        since: Epochs that were closed when it joined.
+    """
+
+    member: Member
+    ready: bool = False
+    seq: int = 0
+    step: int = 0
+    since: int = 0
+
+    def to_list(self) -> list[Any]:
+        """As JSON."""
+        member = self.member
+        return [member.node, member.incarnation, list(member.endpoints), self.ready, self.seq, self.step, self.since]
+
+    @classmethod
+    def from_list(cls, value: list[Any]) -> "Seat":
+        """From what `to_list` gave."""
+        node, incarnation, endpoints, *rest = value
+        return cls(Member(node, incarnation, tuple(endpoints)), *rest)
+
+
+@dataclass
+class Accepted:
+    """A report that came while a checkpoint was being made: the checkpoint may not contain it."""
+
+    incarnation: str
+    seq: int
+    epoch: int
+    rows: Rows
+    counts: Message
+
+
+@dataclass
+class Counters:
+    """The ledger's plain values."""
+
+    run: str = ""
+    """Identity of the run."""
+    session: str = ""
+    """Of this start or resume."""
+    view: int = 0
+    """Number of the view."""
+    leases: int = 0
+    """Number of the last lease."""
+    closed: int = 0
+    """Epochs closed; the one under way is of this number."""
+    running: bool = False
+    """Whether leases are granted."""
+    stopping: bool = False
+    """Whether somebody asked to stop."""
+    finish: str = ""
+    """Why training has ended."""
+    elapsed: float = 0.0
+    """Seconds of training, over all sessions."""
+    at: float = 0.0
+    """Wall clock when `elapsed` was noted."""
+    checkpoint: int = 0
+    """Number of the last checkpoint that was begun."""
+    restored: int = 0
+    """Number of the checkpoint that this session comes from; 0 for none."""
+    failure: str = ""
+    """Reason of the last node that gave up."""
+
+
+@dataclass
+class Books:
+    """The ledger's plain collections."""
+
+    steps: dict[str, int] = field(default_factory=dict)
+    """Local steps by node, of members and former members."""
+    records: list[Message] = field(default_factory=list)
+    """Of the checkpoint that this session comes from."""
+    snapshots: dict[str, list[int]] = field(default_factory=dict)
+    """Nodes that have left their replica, by epoch (1 is the first)."""
+    awaited: dict[str, list[str]] = field(default_factory=dict)
+    """Incarnations that were there when an epoch (1 is the first) closed."""
+    history: list[Message] = field(default_factory=list)
+    """Results of evaluations, in order."""
+    spools: dict[str, int] = field(default_factory=dict)
+    """Bytes of the nodes' own journals that have arrived."""
+    former: list[str] = field(default_factory=list)
+    """Incarnations that had weights when they were dropped."""
+    result: Message | None = None
+    """The final result."""
+
+
+class Ledger:
+    """State of a training.
+
+    Args:
+        shards: The index's shards.
+        ids: Utterance ids by row, for naming repeated ones.
+        seed: The run's.
+        epochs: Epochs to train.
+    """
+
+    def __init__(self, shards: ShardMap, ids: Sequence[str], seed: int, epochs: int) -> None:
+        self.shards, self.ids, self.seed, self.total = shards, ids, seed, epochs
+        self.values, self.books, self.totals = Counters(), Books(), Totals()
+        self.seats: dict[str, Seat] = {}
+        self.epochs: dict[int, Epoch] = {}
+        self.closed: dict[int, ClosedEpoch] = {}
+        self.lines: list[Message] = []
+        self.accepted: list[Accepted] | None = None
+        """Reports since a checkpoint was begun; None while none is being made."""
+
+    # --- questions
+
+    @property
+    def size(self) -> int:
+        """Utterances in an epoch."""
+        return len(self.shards)
+
+    @property
+    def trained(self) -> int:
+        """Utterances trained in all epochs, each once an epoch."""
+        return self.values.closed * self.size + sum(epoch.count for epoch in self.epochs.values())
+
+    @property
+    def repeated(self) -> int:
+        """Utterances that were, or may have been, trained more than once in an epoch."""
+        closed = sum(part.repeats.count for part in self.closed.values())
+        return closed + sum(part.repeats.count for part in self.epochs.values())
+
+    @property
+    def complete(self) -> bool:
+        """Whether all epochs are closed."""
+        return self.values.closed >= self.total
+
+    def view(self) -> View:
+        """The ring."""
+        members = sorted((seat.member for seat in self.seats.values()), key=lambda member: member.node)
+        return View(self.values.view, tuple(members))
+
+    def seat_of(self, node: int) -> Seat | None:
+        """The member of that number."""
+        return next((seat for seat in self.seats.values() if seat.member.node == node), None)
+
+    def progress(self) -> Message:
+        """How far training is, as `Progress` reads it."""
+        return {
+            "trained": self.trained,
+            "size": self.size,
+            "total": self.total,
+            "closed": self.values.closed,
+            "live": len(self.seats),
+            "elapsed": self.values.elapsed,
+        }
+
+    def open_epoch(self, number: int) -> Epoch:
+        """An epoch that is, or from now on is, under way."""
+        if number not in self.epochs:
+            self.epochs[number] = Epoch(number, self.shards, self.seed)
+        return self.epochs[number]
+
+    # --- events
+
+    def apply(self, event: Event) -> Any:
+        """Change the state by an event; returns what the event's kind gives (a lease, for `lease`)."""
+        return getattr(self, f"_on_{event['event']}")(event)
+
+    def _on_join(self, event: Event) -> None:
+        node = int(event["node"])
+        left = {}
+        if (old := self.seat_of(node)) is not None:
+            left[str(node)] = "it joined again"
+            self._remove(old)
+        member = Member(node, event["incarnation"], tuple(event["endpoints"]))
+        step = self.books.steps.get(str(node), 0)
+        self.seats[member.incarnation] = Seat(member, step=step, since=self.values.closed)
+        self._new_view([node], left)
+
+    def _on_drop(self, event: Event) -> None:
+        seat = self.seats.get(event["incarnation"])
+        if seat is not None:
+            self._remove(seat)
+            self._new_view([], {str(seat.member.node): event["why"]})
+            self.values.failure = event.get("failure") or self.values.failure
+
+    def _remove(self, seat: Seat) -> None:
+        for epoch in self.epochs.values():
+            epoch.lose(seat.member.incarnation)
+        if seat.ready:
+            self.books.former = [*self.books.former[-999:], seat.member.incarnation]
+        del self.seats[seat.member.incarnation]
+
+    def _new_view(self, joined: list[int], left: dict[str, str]) -> None:
+        self.values.view += 1
+        view = self.view()
+        line = {"kind": "view", "number": view.number, "nodes": list(view.nodes), "joined": joined, "left": left}
+        self.lines.append({**line, "step": self.totals.steps, "elapsed": self.values.elapsed})
+
+    def _on_ready(self, event: Event) -> None:
+        self.seats[event["incarnation"]].ready = True
+
+    def _on_running(self, _: Event) -> None:
+        self.values.running = True
+
+    def _on_lease(self, event: Event) -> Any:
+        self.values.leases += 1
+        epoch = self.open_epoch(event["epoch"])
+        return epoch.grant(self.values.leases, event["incarnation"], event["live"])
+
+    def _on_adopt(self, event: Event) -> None:
+        self.values.leases += 1
+        epoch = self.open_epoch(event["epoch"])
+        epoch.adopt(self.values.leases, event["incarnation"], unpack_rows(event["rows"]))
+
+    def _on_begin(self, event: Event) -> None:
+        if event["epoch"] in self.epochs:
+            self.epochs[event["epoch"]].begin(event["incarnation"], unpack_rows(event["rows"]))
+
+    def _on_back(self, event: Event) -> None:
+        if event["epoch"] in self.epochs:
+            self.epochs[event["epoch"]].give_back(event["lease"], unpack_rows(event["rows"]))
+
+    def _on_report(self, event: Event) -> None:
+        seat, number, rows = self.seats[event["incarnation"]], int(event["epoch"]), unpack_rows(event["rows"])
+        seat.seq = int(event["seq"])
+        seat.step += 1
+        self.books.steps[str(seat.member.node)] = seat.step
+        counts = {**event["counts"], "steps": 1}
+        self.totals.add(counts)
+        if number < self.values.closed:
+            self._repeat(number, rows, counts)
+            return
+        epoch = self.open_epoch(number)
+        epoch.totals.add(counts)
+        new = epoch.train(rows)
+        if self.accepted is not None:
+            self.accepted.append(Accepted(seat.member.incarnation, seat.seq, number, new, counts))
+        while (first := self.epochs.get(self.values.closed)) is not None and first.done:
+            self._close(first)
+
+    def _repeat(self, number: int, rows: Rows, counts: Message) -> None:
+        """A row came after its epoch had closed: somebody else had trained it meanwhile."""
+        closed = self.closed[number]
+        closed.totals.add(counts)
+        closed.repeats.add(rows)
+        if self.accepted is not None:
+            self.accepted.append(Accepted("", 0, number, rows[:0], counts))
+        self.lines.append(self._epoch_line(number))
+
+    def _close(self, epoch: Epoch) -> None:
+        number = epoch.number
+        self.values.closed = number + 1
+        self.closed[number] = ClosedEpoch(epoch.repeats, epoch.totals, self.values.elapsed, self.totals.steps)
+        del self.epochs[number]
+        self.books.awaited[str(number + 1)] = [name for name, seat in self.seats.items() if seat.ready]
+        self.lines.append(self._epoch_line(number))
+
+    def _epoch_line(self, number: int) -> Message:
+        closed = self.closed[number]
+        return {
+            "kind": "epoch",
+            "epoch": number + 1,
+            "step": closed.step,
+            "utterances": self.size,
+            "index": self.size,
+            "repeated": closed.repeats.count,
+            "repeated_ids": [self.ids[row] for row in closed.repeats.rows],
+            "nodes": len(self.seats),
+            "elapsed": closed.elapsed,
+        }
+
+    def _on_snapshot(self, event: Event) -> None:
+        nodes = self.books.snapshots.setdefault(str(event["epoch"]), [])
+        if event["node"] not in nodes:
+            nodes.append(event["node"])
+
+    def _on_evaluated(self, event: Event) -> None:
+        self.books.history.append(event["result"])
+        self.lines.append(event["line"])
+
+    def _on_result(self, event: Event) -> None:
+        self.books.result = event["result"]
+        self.lines.append(event["line"])
+
+    def _on_spool(self, event: Event) -> None:
+        self.books.spools[event["name"]] = event["offset"]
+
+    def _on_value(self, event: Event) -> None:
+        for name, value in event["values"].items():
+            setattr(self.values, name, value)
+
+    def _on_reset(self, event: Event) -> None:
+        self.load(event["state"])
+        self.accepted = None
+
+    # --- the whole
+
+    def to_dict(self) -> Message:
+        """As JSON."""
+        return {
+            "values": vars(self.values).copy(),
+            "books": vars(self.books).copy(),
+            "totals": vars(self.totals).copy(),
+            "seats": [seat.to_list() for seat in self.seats.values()],
+            "epochs": [epoch.to_dict() for epoch in self.epochs.values()],
+            "closed": {str(number): closed.to_dict() for number, closed in self.closed.items()},
+        }
+
+    def load(self, value: Message) -> None:
+        """Take over what `to_dict` gave."""
+        self.values, self.books = Counters(**value["values"]), Books(**value["books"])
+        self.totals = Totals(**value["totals"])
+        self.seats = {seat.member.incarnation: seat for seat in map(Seat.from_list, value["seats"])}
+        epochs = [Epoch.from_dict(part, self.shards, self.seed) for part in value["epochs"]]
+        self.epochs = {epoch.number: epoch for epoch in epochs}
+        self.closed = {int(number): ClosedEpoch.from_dict(part) for number, part in value["closed"].items()}

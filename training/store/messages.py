@@ -1,0 +1,198 @@
+"""What nodes and store tell each other: JSON objects, with rows of the index packed into short strings."""
+
+import base64
+import json
+import zlib
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from training.membership import View
+
+Message = dict[str, Any]
+Rows = NDArray[np.int64]
+Source = Literal["initial", "checkpoint", "neighbour", "own"]
+MAX_MESSAGE = 256 * 1024 * 1024
+"""Bytes of a message at most; the largest is a lease of a whole epoch."""
+
+COUNTS = ("utterances", "seconds", "loss_sum", "tokens", "unalignable", "skipped")
+"""What a report counts."""
+
+
+class StoreError(ValueError):
+    """The store refused a request, or is not what was expected."""
+
+
+class StoreUnreachableError(StoreError):
+    """No answer in time."""
+
+
+def pack_rows(rows: Rows) -> str:
+    """Row numbers as text: differences, deflated; ascending rows take well under a byte each."""
+    differences = np.diff(np.asarray(rows, dtype=np.int64), prepend=0).astype("<i4")
+    return base64.b64encode(zlib.compress(differences.tobytes(), 1)).decode()
+
+
+def unpack_rows(text: str) -> Rows:
+    """What `pack_rows` was given.
+
+    Raises:
+        StoreError: If the text is no such thing.
+    """
+    data = _inflate(text)
+    if len(data) % 4:
+        raise StoreError("packed rows are damaged: are store and nodes of one version?")
+    return np.cumsum(np.frombuffer(data, dtype="<i4"), dtype=np.int64)
+
+
+def pack_bits(bits: NDArray[np.bool_]) -> str:
+    """A mask as text."""
+    return base64.b64encode(zlib.compress(np.packbits(bits).tobytes(), 6)).decode()
+
+
+def unpack_bits(text: str, count: int) -> NDArray[np.bool_]:
+    """What `pack_bits` was given: a mask of `count`.
+
+    Raises:
+        StoreError: If the text is no mask of that length.
+    """
+    octets = np.frombuffer(_inflate(text), dtype=np.uint8)
+    if len(octets) != (count + 7) // 8:
+        raise StoreError(f"a mask of {len(octets)} bytes where {count} rows were expected: is it of another index?")
+    return np.unpackbits(octets, count=count).astype(np.bool_)
+
+
+def _inflate(text: str) -> bytes:
+    try:
+        expand = zlib.decompressobj()
+        data = expand.decompress(base64.b64decode(text, validate=True), MAX_MESSAGE)
+    except (ValueError, zlib.error) as error:
+        raise StoreError(f"packed rows are damaged ({error}): are store and nodes of one version?") from error
+    if expand.unconsumed_tail or not expand.eof:
+        raise StoreError("packed rows are damaged or too long: are store and nodes of one version?")
+    return data
+
+
+def encode(message: Message) -> bytes:
+    """A message as it goes over the wire."""
+    return json.dumps(message, separators=(",", ":")).encode()
+
+
+def decode(data: bytes) -> Message:
+    """A message from the wire.
+
+    Raises:
+        StoreError: If it is no JSON object.
+    """
+    try:
+        message = json.loads(data)
+    except ValueError as error:
+        raise StoreError(f"a message is no JSON ({error})") from error
+    if not isinstance(message, dict):
+        raise StoreError("a message is no JSON object")
+    return message
+
+
+def checkpoint_folder(number: int) -> str:
+    """Where the files of a checkpoint are, below the training's output."""
+    return f"checkpoints/{number:06d}"
+
+
+def replica_name(epoch: int, node: int) -> str:
+    """Where a node leaves its weights at an epoch's end (1 is the first), below the training's output."""
+    return f"replicas/epoch-{epoch:04d}/node-{node:03d}.safetensors"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far training is, over all nodes, as far as this node knows.
+
+    Attributes:
+        trained: Utterances trained in all epochs, each counted once an epoch; own ones that are not yet reported
+            included.
+        size: Utterances in an epoch.
+        total: Epochs to train.
+        closed: Epochs of which every utterance is trained.
+        live: Nodes in the ring.
+        elapsed: Seconds of training, over all sessions.
+    """
+
+    trained: int = 0
+    size: int = 1
+    total: int = 1
+    closed: int = 0
+    live: int = 1
+    elapsed: float = 0.0
+
+    @property
+    def epochs(self) -> float:
+        """Epochs trained, with fraction: the position in the schedule."""
+        return min(self.trained / self.size, float(self.total))
+
+    @classmethod
+    def from_dict(cls, value: Message) -> "Progress":
+        """From the store's JSON."""
+        names = ("trained", "size", "total", "closed", "live")
+        return cls(**{name: int(value[name]) for name in names}, elapsed=float(value["elapsed"]))
+
+
+@dataclass(frozen=True)
+class JoinReply:
+    """What a node learns when it joins.
+
+    Attributes:
+        incarnation: Its name in the ring from now on.
+        session: Changes when training starts anew or from a checkpoint; weights of another session are void.
+        view: The ring.
+        job: The training job, as `TrainJob.model_dump(mode="json")`.
+        progress: How far training is.
+        source: Where its weights come from: `initial` (made from the seed), `checkpoint` (see `resume`), `neighbour`
+            (`Exchange.fetch`; if no neighbour answers, join again), or `own` (it was dropped, is back, and nobody
+            else has newer ones).
+        resume: Folder of the checkpoint, below the output, for `checkpoint`.
+        record: What this node put into that checkpoint, if the same nodes train as then; else start from the average.
+        records: What all nodes put into that checkpoint.
+        step: Local steps that this node has made.
+        finish: Why training has ended already, or "".
+    """
+
+    incarnation: str
+    session: str
+    view: View
+    job: Message
+    progress: Progress
+    source: Source
+    resume: str | None = None
+    record: Message | None = None
+    records: tuple[Message, ...] = field(default_factory=tuple)
+    step: int = 0
+    finish: str = ""
+
+    @property
+    def fresh(self) -> bool:
+        """Whether training has not begun: weights are made or loaded, not taken from a neighbour."""
+        return self.source in ("initial", "checkpoint")
+
+    @property
+    def epoch(self) -> int:
+        """Epoch under way (0 is the first)."""
+        return self.progress.closed
+
+    @classmethod
+    def from_dict(cls, value: Message) -> "JoinReply":
+        """From the store's JSON."""
+        return cls(
+            incarnation=str(value["incarnation"]),
+            session=str(value["session"]),
+            view=View.from_dict(value["view"]),
+            job=dict(value["job"]),
+            progress=Progress.from_dict(value["progress"]),
+            source=value["source"],
+            resume=value["resume"],
+            record=value["record"],
+            records=tuple(value["records"]),
+            step=int(value["step"]),
+            finish=str(value["finish"]),
+        )

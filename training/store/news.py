@@ -1,0 +1,79 @@
+"""What a node has to tell the store: kept until the store has answered, so that nothing is lost while it is away."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from training.store.messages import Message, pack_rows
+from training.store.worklist import Assignment
+
+REPORTS = 500
+"""Reports that one message carries at most."""
+
+
+@dataclass
+class News:
+    """Everything that a beat brings.
+
+    Attributes:
+        reports: Trained batches.
+        begun: Batches that were begun, or soon will be.
+        back: Batches given back.
+        answered: Number of the revocation that `back` answers.
+        snapshots: Epochs whose replica is written.
+        records: Checkpoints, and what was written for them.
+    """
+
+    reports: list[Message] = field(default_factory=list)
+    begun: list[Message] = field(default_factory=list)
+    back: list[Message] = field(default_factory=list)
+    answered: int = 0
+    snapshots: list[int] = field(default_factory=list)
+    records: list[tuple[int, Message]] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.reports or self.begun or self.back or self.snapshots or self.records or self.answered)
+
+    def message(self) -> Message:
+        """As JSON: copies, for more news may come while it is on its way."""
+        more = len(self.reports) > REPORTS
+        return {
+            "reports": self.reports[:REPORTS],
+            "begun": list(self.begun),
+            "back": list(self.back),
+            "answered": self.answered,
+            "snapshots": list(self.snapshots),
+            # a record follows the reports that its weights contain
+            "records": [] if more else list(self.records),
+        }
+
+    def forget(self, sent: Message) -> None:
+        """The store has answered a message."""
+        self.reports = self.reports[len(sent["reports"]) :]
+        self.begun = self.begun[len(sent["begun"]) :]
+        self.back = self.back[len(sent["back"]) :]
+        self.snapshots = self.snapshots[len(sent["snapshots"]) :]
+        self.records = self.records[len(sent["records"]) :]
+        if self.answered == sent["answered"]:
+            self.answered = 0
+
+    def renumber(self) -> None:
+        """Number the reports from 1, for a new incarnation; the rest belongs to the old one."""
+        self.reports = [{**report, "seq": number} for number, report in enumerate(self.reports, 1)]
+        self.begun, self.back, self.answered, self.records = [], [], 0, []
+
+    def begin(self, assignment: Assignment) -> None:
+        """Note that a batch is, or soon will be, begun."""
+        entry = {"epoch": assignment.epoch, "own": assignment.own, "rows": pack_rows(assignment.rows)}
+        self.begun.append(entry)
+
+    def report(self, seq: int, assignment: Assignment, counts: dict[str, Any]) -> None:
+        """Note that a batch was trained."""
+        rows = pack_rows(assignment.rows)
+        self.reports.append({"seq": seq, "epoch": assignment.epoch, "rows": rows, "counts": counts})
+
+    def give_back(self, number: int, assignments: list[Assignment]) -> None:
+        """Note which batches are given back, as the answer to a revocation."""
+        self.answered = number
+        for assignment in assignments:
+            entry = {"epoch": assignment.epoch, "lease": assignment.lease, "rows": pack_rows(assignment.rows)}
+            self.back.append(entry)

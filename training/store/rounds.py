@@ -1,0 +1,105 @@
+"""A checkpoint in the making: who has been asked, who has answered."""
+
+from dataclasses import dataclass, field
+
+from storage.objects import ObjectStore
+from training.store.checkpoints import Publisher, make_document
+from training.store.ledger import Ledger
+from training.store.messages import Message
+from training.store.settings import Settings
+
+PATIENCE_S = 120.0
+"""A node that has not answered after this time is left out of a checkpoint."""
+
+
+@dataclass
+class Round:
+    """One checkpoint.
+
+    Attributes:
+        number: Its number.
+        waiting: Incarnations that have not answered.
+        records: What the others wrote.
+        deadline: When those that have not answered are left out, by the monotonic clock.
+        publishing: Whether it is with the publisher.
+    """
+
+    number: int
+    waiting: set[str]
+    deadline: float
+    records: dict[str, Message] = field(default_factory=dict)
+    publishing: bool = False
+
+
+class Rounds:
+    """Begins checkpoints and publishes them, one at a time.
+
+    Args:
+        settings: The job.
+        ledger: The state.
+        output: The training's output.
+    """
+
+    def __init__(self, settings: Settings, ledger: Ledger, output: ObjectStore) -> None:
+        self.settings, self.ledger = settings, ledger
+        self.publisher = Publisher(output, settings.checkpoint_keep)
+        self.current: Round | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what is under way: the session has changed, or the store was started."""
+        self.current = None
+        self.ledger.accepted = None
+        self._steps, self._closed = self.ledger.totals.steps, self.ledger.values.closed
+
+    @property
+    def fresh(self) -> bool:
+        """Whether nothing was trained since the last checkpoint was begun."""
+        return self._steps == self.ledger.totals.steps
+
+    def due(self) -> bool:
+        """Whether a checkpoint should be begun: after enough steps, or because an epoch has closed."""
+        if self.current is not None or self.fresh:
+            return False
+        steps = self.ledger.totals.steps - self._steps
+        enough = steps >= self.settings.checkpoint_steps * max(1, len(self.ledger.seats))
+        return enough or self.ledger.values.closed > self._closed
+
+    def begin(self, number: int, now: float) -> None:
+        """Ask all members that have weights."""
+        waiting = {name for name, seat in self.ledger.seats.items() if seat.ready}
+        self.current = Round(number, waiting, now + PATIENCE_S)
+        self.ledger.accepted = []
+        self._steps, self._closed = self.ledger.totals.steps, self.ledger.values.closed
+
+    def asked(self, incarnation: str) -> int | None:
+        """The checkpoint that a member is to write."""
+        current = self.current
+        return current.number if current is not None and incarnation in current.waiting else None
+
+    def answer(self, incarnation: str, number: int, record: Message) -> None:
+        """A member has written its part."""
+        current = self.current
+        if current is None or current.number != number or incarnation not in current.waiting:
+            return
+        current.waiting.discard(incarnation)
+        current.records[incarnation] = record
+
+    def tick(self, now: float) -> None:
+        """Publish what is complete; leave out who is gone or too late."""
+        for number, _ in self.publisher.finished():
+            if self.current is not None and self.current.number == number:
+                self.current = None
+        current = self.current
+        if current is None or current.publishing:
+            return
+        current.waiting &= self.ledger.seats.keys()
+        if current.waiting and now < current.deadline:
+            return
+        if not current.records:
+            self.current, self.ledger.accepted = None, None
+            return
+        document = make_document(self.ledger, self.settings.run, self.settings.nodes, current.records)
+        self.ledger.accepted = None
+        current.publishing = True
+        self.publisher.publish(current.number, document)

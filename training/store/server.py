@@ -1,0 +1,233 @@
+"""The store's process: one socket, one loop.
+
+    python -m training.store.server --folder F --job job.json --listen HOST:PORT --key-file K [--parent PID] [--fresh]
+
+It may be killed at any moment and started again on the same folder: every answer was committed before it was sent, and
+nodes repeat what was not answered. `F/store.json` tells where it listens. Exit status 2: it cannot work as configured.
+"""
+
+import argparse
+import json
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from storage.index import ShardIndex
+from storage.objects import ObjectStore
+from training.exchange.keys import RingKey, secure_server
+from training.processes import end_with_parent
+from training.store.coordinator import Coordinator
+from training.store.core import Core
+from training.store.epochs import ShardMap
+from training.store.ledger import Ledger
+from training.store.log import StoreLog
+from training.store.messages import MAX_MESSAGE, Message, StoreError, decode, encode
+from training.store.settings import Settings
+
+log = logging.getLogger(__name__)
+
+CANNOT_WORK = 2
+"""Exit status: another start with the same configuration would fail as well."""
+POLL_S = 0.1
+TOGETHER = 256
+"""Requests that one commit may hold."""
+COMPACT_EVERY = 5000
+"""Events after which the log takes over the whole state."""
+
+
+def read_address(folder: Path) -> str | None:
+    """HOST:PORT at which a store of that folder listens or has listened last; None if there was none."""
+    try:
+        return str(json.loads((folder / "store.json").read_text(encoding="utf-8"))["address"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def listening_endpoint(listen: str, folder: Path, fresh: bool) -> str:
+    """The endpoint to bind: with port 0, the one that the nodes know from before if the store goes on.
+
+    Raises:
+        StoreError: If it is no HOST:PORT.
+    """
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise StoreError(f"launch.listen is {listen!r}: give HOST:PORT, such as 127.0.0.1:0 (0 takes a free port)")
+    if port == "0" and not fresh and (before := read_address(folder)) is not None:
+        port = before.rpartition(":")[2]
+    return f"tcp://{host}:{port}"
+
+
+def bind(context: "zmq.Context[Any]", endpoint: str, key: RingKey | None) -> "zmq.Socket[bytes]":
+    """The store's socket.
+
+    Raises:
+        StoreError: If the address is taken, or not of this machine.
+        ValueError: If other machines can reach it and there is no key.
+    """
+    socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
+    socket.linger = 0
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, 5000)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 20000)
+    socket.setsockopt(zmq.IPV6, int("[" in endpoint))
+    secure_server(context, socket, key, endpoint)
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        where = endpoint.removeprefix("tcp://")
+        if error.errno == zmq.EADDRINUSE:
+            raise StoreError(f"{where} is in use: set launch.listen to another port, or 0 for a free one") from error
+        raise StoreError(
+            f"cannot listen at {where} ({error}): set launch.listen to an address of this machine"
+        ) from error
+    return socket
+
+
+def open_ledger(settings: Settings) -> Ledger:
+    """An empty ledger over the training set's index.
+
+    Raises:
+        StoreError: If there are fewer shards than nodes.
+    """
+    index = ShardIndex.read(ObjectStore(settings.train_url))
+    shards = ShardMap(index.column("shard"))
+    if shards.count < settings.nodes:
+        raise StoreError(
+            f"train.nodes is {settings.nodes} but the training set has {shards.count} shards, so some nodes would have "
+            "nothing to train: use fewer nodes, or smaller shards (storage.shard_seconds)"
+        )
+    return Ledger(shards, index.column("id"), settings.seed, settings.epochs)
+
+
+class Server:
+    """Answers requests; every one is committed before its answer goes out.
+
+    Args:
+        settings: The job.
+        folder: Where the log and `store.json` are.
+        endpoint: Where to listen.
+        key: The ring's key.
+        fresh: Begin a session, whatever the log holds.
+    """
+
+    def __init__(self, settings: Settings, folder: Path, endpoint: str, key: RingKey | None, fresh: bool) -> None:
+        self.folder = folder
+        self.context: zmq.Context[Any] = zmq.Context()
+        self.socket = bind(self.context, endpoint, key)
+        ledger = open_ledger(settings)
+        self.log = StoreLog(folder / "store.sqlite", settings.journal)
+        state, events = self.log.load()
+        if state is None or state["values"]["run"] != settings.run:
+            fresh = True
+        if fresh:
+            self.log.clear()
+        elif state is not None:
+            ledger.load(state)
+            for event in events:
+                ledger.apply(event)
+            ledger.lines.clear()  # they are in the journal
+        self.core = Core(settings, ledger, ObjectStore(settings.output_url))
+        self.coordinator = Coordinator(self.core, fresh)
+        self._since = 0
+        self._stop = False
+        self._commit()
+        self._announce()
+
+    def _announce(self) -> None:
+        """Tell where the store is, once it listens and its state stands."""
+        address = self.socket.getsockopt_string(zmq.LAST_ENDPOINT).removeprefix("tcp://")
+        host, _, port = address.rpartition(":")
+        host = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)  # noqa: S104 - compared, not bound
+        scratch = self.folder / f".store-{os.getpid()}.json"
+        scratch.write_text(json.dumps({"address": f"{host}:{port}", "pid": os.getpid()}), encoding="utf-8")
+        scratch.replace(self.folder / "store.json")
+        log.info("the store listens at %s", address)
+
+    def stop(self) -> None:
+        """End the loop soon."""
+        self._stop = True
+
+    def run(self) -> None:
+        """Answer until stopped."""
+        while not self._stop:
+            answers = []
+            if self.socket.poll(int(POLL_S * 1000)):
+                answers = [answer for _ in range(TOGETHER) if (answer := self._next()) is not None]
+            self.coordinator.tick()
+            self._commit()
+            for frames in answers:
+                self.socket.send_multipart(frames)
+        self.close()
+
+    def _next(self) -> list[bytes] | None:
+        """The answer to the next request that is there."""
+        try:
+            frames = self.socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+        if len(frames) != 3:
+            return None
+        return [*frames[:2], encode(self._answer(frames[2]))]
+
+    def _answer(self, data: bytes) -> Message:
+        try:
+            return {"ok": self.coordinator.handle(decode(data))}
+        except StoreError as error:
+            return {"error": str(error)}
+
+    def _commit(self) -> None:
+        events, lines = self.core.drain()
+        self._since += len(events)
+        whole = self.core.compact or self._since >= COMPACT_EVERY
+        self.log.commit(events, lines, self.core.ledger.to_dict() if whole else None)
+        if whole:
+            self.core.compact, self._since = False, 0
+
+    def close(self) -> None:
+        """Close everything."""
+        self._commit()
+        self.coordinator.rounds.publisher.close()
+        self.socket.close()
+        self.log.close()
+        self.context.term()
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m training.store.server", description="The store of a training.")
+    parser.add_argument("--folder", type=Path, required=True, help="where the log and store.json are")
+    parser.add_argument("--job", type=Path, required=True, help="the training job, JSON")
+    parser.add_argument("--listen", default="127.0.0.1:0", help="HOST:PORT")
+    parser.add_argument("--key-file", type=Path, help="the ring's key; needed beyond this machine")
+    parser.add_argument("--parent", type=int, default=0, help="process to end with")
+    parser.add_argument("--fresh", action="store_true", help="begin from the newest checkpoint, not from the log")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run the store until it is told to end (SIGTERM, SIGINT)."""
+    arguments = _arguments()
+    if arguments.parent:
+        end_with_parent(arguments.parent)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s store %(levelname)s %(message)s")
+    try:
+        settings = Settings.read(arguments.job)
+        key = RingKey.load(arguments.key_file) if arguments.key_file else None
+        arguments.folder.mkdir(parents=True, exist_ok=True)
+        endpoint = listening_endpoint(arguments.listen, arguments.folder, arguments.fresh)
+        server = Server(settings, arguments.folder, endpoint, key, arguments.fresh)
+    except ValueError as error:  # what the user did: StoreError, KeyFileError, ShardIndexError, ...
+        print(f"the store cannot start: {error}", file=sys.stderr, flush=True)
+        return CANNOT_WORK
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: server.stop())
+    server.run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""What the store needs to know of a job. Read from its JSON, because the job's own class imports torch."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from training.store.messages import Message, StoreError
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The part of a `TrainJob` that concerns the store; names and units are those of `TrainConfig`."""
+
+    run: str
+    seed: int
+    train_url: str
+    output_url: str
+    journal: Path
+    nodes: int
+    learners_per_node: int
+    epochs: int
+    max_minutes: float
+    checkpoint_steps: int
+    checkpoint_keep: int
+    beat_s: float
+    dead_after_s: float
+    start_patience_s: float
+    job: Message
+    """The whole job, for the nodes."""
+
+    @classmethod
+    def from_job(cls, job: Message) -> "Settings":
+        """From a job's JSON.
+
+        Raises:
+            StoreError: If something is missing.
+        """
+        try:
+            train = job["train"]
+            member = train["membership"]
+            return cls(
+                run=str(job["run"]),
+                seed=int(job["seed"]),
+                train_url=str(job["train_url"]),
+                output_url=str(job["output_url"]),
+                journal=Path(job["journal"]),
+                nodes=int(train["nodes"]),
+                learners_per_node=int(train["learners_per_node"]),
+                epochs=int(train["epochs"]),
+                max_minutes=float(train["max_minutes"]),
+                checkpoint_steps=int(train["checkpoint_steps"]),
+                checkpoint_keep=int(train["checkpoint_keep"]),
+                beat_s=float(member["beat_s"]),
+                dead_after_s=float(member["dead_after_s"]),
+                start_patience_s=float(member["start_patience_s"]),
+                job=job,
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise StoreError(
+                f"the job lacks a field or has a wrong one ({error!r}): write it from a TrainJob"
+            ) from error
+
+    @classmethod
+    def read(cls, path: Path) -> "Settings":
+        """From a job's file.
+
+        Raises:
+            StoreError: If there is none, or it is no job.
+        """
+        try:
+            job = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise StoreError(f"cannot read the job {path}: {error}") from error
+        if not isinstance(job, dict):
+            raise StoreError(f"{path} is no job: write it from a TrainJob")
+        return cls.from_job(job)

@@ -1,0 +1,184 @@
+"""What a node has been given to train: batches of its leases, oldest epoch first; and its own share without a store.
+
+Pure state; `NodeClient` guards it with a lock.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from training.batching import derive_seed
+from training.store.epochs import ShardMap, shard_order
+from training.store.messages import Message, Rows, StoreError, pack_rows, unpack_rows
+
+Planner = Callable[[int, Rows, str], Sequence[Rows]]
+"""(epoch, rows ascending, plan) -> batches. `plan` is "whole" for all rows of an epoch, else a name that is the same
+for the same rows of the same epoch."""
+WHOLE = "whole"
+OWN = "own-"
+"""Begins the lease of an assignment that the node took by itself."""
+
+
+@dataclass(frozen=True, eq=False)
+class Assignment:
+    """A batch to train.
+
+    Attributes:
+        lease: The lease that it is of.
+        epoch: Epoch (0 is the first).
+        number: Its place in the lease's plan.
+        rows: Positions in the training set's index.
+    """
+
+    lease: str
+    epoch: int
+    number: int
+    rows: Rows
+
+    @property
+    def own(self) -> bool:
+        """Whether the node took it by itself, because no store answered."""
+        return self.lease.startswith(OWN)
+
+
+def plan_lease(planner: Planner, lease: Message, size: int) -> list[Assignment]:
+    """A lease's batches.
+
+    A whole epoch is always planned as a whole, and what is trained of it left out batch by batch, so that a training
+    that was resumed goes on as if nothing had happened. Where other nodes have trained parts of batches, the rest is
+    planned anew.
+
+    Args:
+        planner: Makes batches.
+        lease: As the store sent it.
+        size: Utterances in an epoch.
+    """
+    epoch, rows = int(lease["epoch"]), unpack_rows(lease["rows"])
+    batches = list(planner(epoch, np.arange(size), WHOLE)) if lease["whole"] else []
+    if batches:
+        open_rows = np.zeros(size, dtype=np.bool_)
+        open_rows[rows] = True
+        shares = [open_rows[batch].mean() for batch in batches]
+        if all(share in (0.0, 1.0) for share in shares):
+            batches = [batch for batch, share in zip(batches, shares, strict=True) if share]
+        else:
+            batches = []
+    if not batches:
+        batches = list(planner(epoch, rows, plan_name(epoch, rows)))
+    if sum(map(len, batches)) != len(rows):
+        raise StoreError(f"a plan has {sum(map(len, batches))} of a lease's {len(rows)} rows")
+    return [Assignment(str(lease["id"]), epoch, number, rows) for number, rows in enumerate(batches)]
+
+
+def plan_name(epoch: int, rows: Rows) -> str:
+    """The same for the same rows of the same epoch, whoever has them."""
+    return f"{derive_seed('plan', epoch, pack_rows(rows)):016x}"
+
+
+class Worklist:
+    """A node's batches.
+
+    Args:
+        shards: The index's shards.
+        seed: The run's.
+        total: Epochs to train.
+        trained: Rows that were trained when the node joined, by epoch.
+    """
+
+    def __init__(self, shards: ShardMap, seed: int, total: int, trained: dict[int, NDArray[np.bool_]]) -> None:
+        self.shards, self.seed, self.total = shards, seed, total
+        self._queue: list[Assignment] = []
+        self._known = {epoch: mask.copy() for epoch, mask in trained.items()}
+        """Rows by epoch that are trained, or are or were this node's."""
+        self._seen: list[str] = []
+        self._own = 0
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    @property
+    def seen(self) -> list[str]:
+        """Leases that have arrived, the last ones."""
+        return self._seen[-256:]
+
+    def knows(self, lease: str) -> bool:
+        """Whether a lease has arrived before."""
+        return lease in self._seen
+
+    def add(self, assignments: list[Assignment]) -> None:
+        """Put a lease's batches in their place: after those of its epoch and of older ones."""
+        if not assignments:
+            return
+        epoch = assignments[0].epoch
+        place = sum(1 for waiting in self._queue if waiting.epoch <= epoch)
+        self._queue[place:place] = assignments
+        if not assignments[0].own:
+            self._seen.append(assignments[0].lease)
+        for assignment in assignments:
+            self._mask(epoch)[assignment.rows] = True
+
+    def _mask(self, epoch: int) -> NDArray[np.bool_]:
+        if epoch not in self._known:
+            self._known[epoch] = np.zeros(len(self.shards), dtype=np.bool_)
+        return self._known[epoch]
+
+    def next(self) -> Assignment | None:
+        """Take the next batch."""
+        return self._queue.pop(0) if self._queue else None
+
+    def peek(self, count: int) -> list[Assignment]:
+        """The next batches, which stay."""
+        return self._queue[:count]
+
+    def give_back(self, epoch: int, utterances: int) -> list[Assignment]:
+        """Take about that many utterances of an epoch out again, in whole batches from the end."""
+        given: list[Assignment] = []
+        count = 0
+        for assignment in reversed([waiting for waiting in self._queue if waiting.epoch == epoch and not waiting.own]):
+            if count + len(assignment.rows) / 2 > utterances:
+                break
+            given.append(assignment)
+            count += len(assignment.rows)
+        self._remove(given)
+        return given
+
+    def drop_own(self) -> None:
+        """The store is back: what this node took by itself and has not begun is given out by the store again."""
+        self._remove([waiting for waiting in self._queue if waiting.own])
+
+    def _remove(self, assignments: list[Assignment]) -> None:
+        gone = {id(assignment) for assignment in assignments}
+        self._queue = [waiting for waiting in self._queue if id(waiting) not in gone]
+        for assignment in assignments:
+            self._mask(assignment.epoch)[assignment.rows] = False
+
+    def own_share(self, closed: int, pools: dict[int, int], place: int, nodes: int) -> tuple[int, Rows] | None:
+        """What a node may train without a store: every n-th of the shards that nobody had when the store last spoke.
+
+        Args:
+            closed: Epochs that were closed.
+            pools: By epoch, how many shards of its order were given out.
+            place: This node's place in the ring.
+            nodes: Nodes in the ring.
+
+        Returns:
+            Epoch and rows, or None if there is nothing.
+        """
+        for epoch in range(closed, min(closed + 2, self.total)):
+            order = shard_order(self.seed, epoch, self.shards.count)
+            places = [p for p in range(pools.get(epoch, 0), len(order)) if p % nodes == place]
+            known = self._mask(epoch)
+            parts = [rows[~known[rows]] for rows in (self.shards.rows(int(order[p])) for p in places)]
+            rows = np.sort(np.concatenate([*parts, np.zeros(0, dtype=np.int64)]))
+            if len(rows):
+                return epoch, rows
+        return None
+
+    def take_own(self, planner: Planner, epoch: int, rows: Rows) -> list[Assignment]:
+        """Batches of an own share; `add` puts them into the list."""
+        self._own += 1
+        whole = len(rows) == len(self.shards)
+        lease = {"id": f"{OWN}{self._own}", "epoch": epoch, "whole": whole, "rows": pack_rows(rows)}
+        return plan_lease(planner, lease, len(self.shards))

@@ -1,0 +1,312 @@
+"""Runs a training on this machine: store, evaluator and local nodes; restarts what dies, ends what it began.
+
+A process of its own, the child of whoever wants the training. It trains nothing itself and imports no torch.
+"""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from storage.locks import file_lock
+from storage.objects import ObjectStore
+from training.exchange.keys import RingKey
+from training.job import TrainJob
+from training.processes import end_with_parent, stop
+from training.rank import DIVERGED, STOPPED
+from training.store.client import StoreClient
+from training.store.messages import StoreUnreachableError
+
+log = logging.getLogger(__name__)
+PREDECESSOR_S = 300.0
+"""How long a training waits for an earlier one of the same job to end."""
+START_S = 60.0
+STOP_S = 6.0
+"""How long the nodes may take for a last checkpoint when they are asked to stop."""
+MAX_STORE_RESTARTS = 20
+MAX_EVALUATOR_RESTARTS = 3
+LEFT_BEHIND_S = 120.0
+"""How long the evaluator may take after the last node has ended."""
+
+
+class SupervisorError(RuntimeError):
+    """Training cannot begin or cannot go on."""
+
+
+@dataclass
+class Part:
+    """A process that belongs to the training."""
+
+    name: str
+    command: list[str]
+    log: Path
+    restarts: int
+    """How often it may still be restarted."""
+    process: "subprocess.Popen[bytes] | None" = None
+    ended: int | None = None
+    """Exit status after which it is not started again."""
+    lock: int | None = None
+    """Descriptor of the training's lock: who has it open still holds it when the supervisor is killed."""
+
+    def start(self) -> None:
+        """Start it, with its output in its log."""
+        root = str(Path(__file__).resolve().parents[1])
+        path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
+        with self.log.open("ab") as out:
+            self.process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env={**os.environ, "PYTHONPATH": path},
+                pass_fds=() if self.lock is None else (self.lock,),
+            )
+
+    def died(self) -> int | None:
+        """Its exit status if it has ended since it was last started, else None."""
+        return self.process.poll() if self.process is not None and self.ended is None else None
+
+    def tail(self, lines: int = 15) -> str:
+        """The end of its log."""
+        if not self.log.exists():
+            return ""
+        return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+
+
+class Supervisor:
+    """Store, evaluator and nodes of one training.
+
+    Args:
+        job: What to train.
+        folder: For logs, the store's database, keys and the nodes' folders.
+        lock: Descriptor of the training's lock, which every process of the training inherits.
+    """
+
+    def __init__(self, job: TrainJob, folder: Path, lock: int | None = None) -> None:
+        self.job, self.cfg, self.folder, self.lock = job, job.train, folder, lock
+        self.stop_requested = False
+        self.local = self.cfg.launch.kind == "local"
+        self.key_file = self._key()
+        self.nodes: list[Part] = []
+        self.evaluator: Part | None = None
+        self.store: Part | None = None
+
+    def _key(self) -> Path | None:
+        """The ring's key: the configured one, or for a local run one of its own."""
+        if self.cfg.launch.key_file:
+            path = Path(self.cfg.launch.key_file).expanduser()
+            RingKey.load(path)
+            return path
+        if not self.cfg.exchange.encrypt:
+            return None
+        path = self.folder / "ring.key"
+        if not path.exists():
+            RingKey.generate().save(path)
+        return path
+
+    def run(self) -> int:
+        """Train to the end.
+
+        Returns:
+            0 with a model, 75 if it was stopped after a checkpoint, 3 if training diverged, 1 otherwise.
+        """
+        job_file = self.folder / "job.json"
+        job_file.write_text(self.job.model_dump_json(indent=2), encoding="utf-8")
+        try:
+            address = self._start_store(job_file)
+            self.evaluator = self._part("evaluator", self._evaluator(job_file, address), MAX_EVALUATOR_RESTARTS)
+            self.nodes = [self._node(number, address) for number in range(self.cfg.nodes)] if self.local else []
+            # the nodes first: they decide how long it takes
+            for part in [*self.nodes, self.evaluator]:
+                part.start()
+            return self._watch(address)
+        finally:
+            self._end_all()
+
+    def _part(self, name: str, words: list[str], restarts: int) -> Part:
+        parent = ["--parent", str(os.getpid())]
+        return Part(
+            name, [sys.executable, "-m", *words, *parent], self.folder / f"{name}.log", restarts, lock=self.lock
+        )
+
+    def _key_words(self) -> list[str]:
+        return ["--key-file", str(self.key_file)] if self.key_file else []
+
+    def _start_store(self, job_file: Path) -> str:
+        """Start the store and wait until it listens; returns its address."""
+        note = self.folder / "store.json"
+        note.unlink(missing_ok=True)
+        words = ["training.store.server", "--folder", str(self.folder / "store"), "--job", str(job_file)]
+        words += ["--listen", self.cfg.launch.listen, *self._key_words()]
+        self.store = self._part("store", [*words, "--fresh"], MAX_STORE_RESTARTS)
+        self.store.start()
+        address = self._store_address()
+        # a restarted store goes on with what it knew, where it was
+        host = address.rpartition(":")[0] if self.local else self.cfg.launch.listen.rpartition(":")[0]
+        words[words.index("--listen") + 1] = f"{host}:{address.rpartition(':')[2]}"
+        self.store.command = self._part("store", words, 0).command
+        note.write_text(json.dumps({"address": address, "pid": self.store.process.pid}), encoding="utf-8")  # type: ignore[union-attr]
+        return address
+
+    def _store_address(self) -> str:
+        assert self.store is not None
+        note = self.folder / "store" / "store.json"
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            if (status := self.store.died()) is not None:
+                raise SupervisorError(f"the store ended with status {status}:\n{self.store.tail()}")
+            try:
+                document = json.loads(note.read_text(encoding="utf-8"))
+                if document["pid"] == self.store.process.pid:  # type: ignore[union-attr]
+                    return str(document["address"])
+            except (OSError, ValueError, KeyError):
+                pass
+            time.sleep(0.05)
+        raise SupervisorError(f"the store did not listen within {START_S:.0f} s:\n{self.store.tail()}")
+
+    def _evaluator(self, job_file: Path, address: str) -> list[str]:
+        return ["training.evaluator", "--job", str(job_file), "--store", address, *self._key_words()]
+
+    def _node(self, number: int, address: str) -> Part:
+        per_node = self.cfg.learners_per_node
+        more: dict[str, Any] = {"first_gpu": number * per_node, "learners_here": self.cfg.learners}
+        more |= {"meeting": str(self.folder / f"gloo-{os.getpid()}")} | self._faults(number)
+        words = ["training.node", "--store", address, *self._key_words()]
+        words += ["--folder", str(self.folder / f"node-{number:03d}"), "--node-rank", str(number)]
+        words += ["--max-restarts", str(self.cfg.membership.max_restarts), "--more", json.dumps(more)]
+        return self._part(f"node-{number:03d}", words, self.cfg.membership.max_restarts)
+
+    def _faults(self, number: int) -> dict[str, float]:
+        """Slow nodes, by `STARLING_SLOW_NODES` ("2:10" makes node 2 ten times slower): for tests and benchmarks."""
+        slow = dict(item.split(":", 1) for item in os.environ.get("STARLING_SLOW_NODES", "").split(",") if item)
+        return {"slow": float(slow[str(number)])} if str(number) in slow else {}
+
+    # --- watching
+
+    def _watch(self, address: str) -> int:
+        assert self.evaluator is not None
+        assert self.store is not None
+        alone_since: float | None = None
+        while True:
+            if self.stop_requested:
+                return self._stop_training(address)
+            self._revive(self.store)
+            self._revive(self.evaluator, final=(0, DIVERGED))
+            for part in self.nodes:
+                self._revive(part, final=(0, STOPPED, DIVERGED), fatal=False)
+            if self.evaluator.ended is not None:
+                return self._outcome()
+            if self.nodes and all(part.ended is not None for part in self.nodes):
+                if all(part.ended not in (0, STOPPED) for part in self.nodes):
+                    return self._all_failed()
+                alone_since = alone_since or time.monotonic()
+                if time.monotonic() > alone_since + LEFT_BEHIND_S * 10:
+                    raise SupervisorError(f"the nodes have ended, the evaluator has not:\n{self.evaluator.tail()}")
+            time.sleep(0.1)
+
+    def _revive(self, part: Part, final: tuple[int, ...] = (), fatal: bool = True) -> None:
+        """Restart a part that died, unless it ended with one of the final statuses or too often."""
+        status = part.died()
+        if status is None:
+            return
+        if status in final:
+            part.ended = status
+        elif part.restarts > 0:
+            part.restarts -= 1
+            log.warning("%s ended with status %d and is started again", part.name, status)
+            part.start()
+        elif fatal:
+            raise SupervisorError(f"{part.name} ended with status {status} too often:\n{part.tail()}")
+        else:
+            log.error("%s ended with status %d and stays away:\n%s", part.name, status, part.tail())
+            part.ended = status
+
+    def _outcome(self) -> int:
+        assert self.evaluator is not None
+        if self.evaluator.ended == 0 and ObjectStore(self.job.output_url).exists("result.json"):
+            for part in self.nodes:
+                self._wait(part, STOP_S)
+            return 0
+        print(self.evaluator.tail(), file=sys.stderr)
+        return DIVERGED
+
+    def _all_failed(self) -> int:
+        """Every node has given up: why, and with which status."""
+        for part in self.nodes:
+            detail = (self.folder / part.name / "node.log").read_text(encoding="utf-8", errors="replace")
+            print(
+                f"{part.name}: {detail.strip().splitlines()[-1] if detail.strip() else part.tail(3)}", file=sys.stderr
+            )
+        diverged = any(part.ended == DIVERGED for part in self.nodes)
+        print("all nodes have failed" + (": training diverged" if diverged else ""), file=sys.stderr)
+        return DIVERGED if diverged else 1
+
+    def _stop_training(self, address: str) -> int:
+        """Somebody asked to end: a last checkpoint, if the nodes manage it in time."""
+        client = StoreClient(address, RingKey.load(self.key_file) if self.key_file else None)
+        try:
+            client.request({"op": "stop"}, patience_s=2.0)
+            deadline = time.monotonic() + STOP_S
+            while time.monotonic() < deadline and any(part.died() is None for part in self.nodes if part.ended is None):
+                time.sleep(0.05)
+        except StoreUnreachableError:
+            log.warning("the store does not answer: no last checkpoint")
+        finally:
+            client.close()
+        return STOPPED
+
+    def _wait(self, part: Part, patience_s: float) -> None:
+        if part.process is not None and part.ended is None:
+            try:
+                part.process.wait(patience_s)
+            except subprocess.TimeoutExpired:
+                log.warning("%s takes long to end", part.name)
+
+    def _end_all(self) -> None:
+        """End every process: all are asked at once, so that together they take no longer than one."""
+        parts = [part for part in [*self.nodes, self.evaluator, self.store] if part is not None and part.process]
+        for part in parts:
+            if part.process is not None and part.process.poll() is None:
+                part.process.terminate()
+        for part in parts:
+            assert part.process is not None
+            stop(part.process, 3.0)
+
+
+def main(argv: list[str], before: Callable[[], Any] | None = None) -> int:
+    """Train the job in a file; the entry point of the supervising process.
+
+    Args:
+        argv: The job file, and the number of the process to end with (by default, the present parent).
+        before: Called before anything else; for tests.
+    """
+    end_with_parent(int(argv[1]) if len(argv) > 1 else os.getppid())
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    job = TrainJob.model_validate_json(Path(argv[0]).read_bytes())
+    if before:
+        before()
+    # a killed parent's successor may be quicker than the end of these processes: only one may write checkpoints
+    with file_lock(job.journal.parent / "training.lock", PREDECESSOR_S) as lock:
+        supervisor = Supervisor(job, job.journal.parent, lock)
+
+        def ask_to_stop(*_: object) -> None:
+            supervisor.stop_requested = True
+
+        signal.signal(signal.SIGTERM, ask_to_stop)
+        signal.signal(signal.SIGINT, ask_to_stop)
+        try:
+            return supervisor.run()
+        except (SupervisorError, ValueError) as error:
+            print(error, file=sys.stderr)
+            return 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

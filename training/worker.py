@@ -1,0 +1,453 @@
+"""One learner at work: takes batches from the store's leases, computes gradients, averages with the neighbours.
+
+Rank 0 of a node decides, with the store, what the node does next, and tells the others; all ranks hold the same
+weights. A step is: gradient of the weights as they are; all-reduce within the node; add what averaging with neighbours
+has brought meanwhile; apply the gradient (ADPSGD, arXiv:1904.04956 and 1710.06952; with several ranks a node H-ADPSGD,
+arXiv:1907.05701). Nothing here waits for the network between nodes.
+"""
+
+import logging
+import math
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from storage.objects import ObjectStore
+from training.batching import derive_seed, plan_epoch
+from training.checkpoint import (
+    CheckpointError,
+    cpu_weights,
+    load_replica,
+    mean_weights,
+    save_replica,
+    write_weights,
+)
+from training.compute import Learner, Losses, open_set
+from training.exchange.base import Exchange, ExchangeError
+from training.group import GradientReducer, NodeGroup
+from training.job import TrainJob
+from training.membership import View
+from training.optim import load_optimizer_tensors, optimizer_tensors
+from training.prefetch import Prefetcher
+from training.schedule import learning_rate
+from training.store.messages import JoinReply, checkpoint_folder, replica_name
+from training.store.node_client import NodeClient
+from training.store.worklist import Assignment
+
+log = logging.getLogger(__name__)
+Orders = dict[str, Any]
+Rows = NDArray[np.int64]
+
+IDLE_S = 0.02
+"""Between two looks at the store's answers when there is nothing to train."""
+READ_AHEAD = 3
+"""Batches that are loaded ahead."""
+FETCH_S = 30.0
+"""How long a newcomer waits for a neighbour's weights at a time."""
+FETCH_TRIES = 2
+JOIN_TRIES = 5
+MAX_RECOVERIES = 3
+"""Times that a node takes a neighbour's weights after non-finite losses before it gives up."""
+STOPPED = 75
+"""Exit status of a process that was asked to stop and whose work is in a checkpoint (EX_TEMPFAIL)."""
+_REMEDY = "lower train.optimizer.lr or lengthen train.schedule.warmup_epochs"
+
+
+class DivergedError(RuntimeError):
+    """The loss or the gradient is no longer a finite number, and no neighbour has better weights."""
+
+
+class NoWeightsError(RuntimeError):
+    """A newcomer found nobody to take weights from."""
+
+
+class Worker:
+    """One rank of a node.
+
+    Args:
+        job: What to train.
+        node: Number of the node.
+        learner: Model and optimizer.
+        group: The node's ranks.
+        exchange: Averages with other nodes; None if there is one node only.
+        client: Speaks with the store; at rank 0 only.
+    """
+
+    def __init__(
+        self,
+        job: TrainJob,
+        node: int,
+        learner: Learner,
+        group: NodeGroup,
+        exchange: Exchange | None,
+        client: NodeClient | None,
+    ) -> None:
+        self.job, self.cfg, self.node = job, job.train, node
+        self.learner, self.group, self.exchange, self.client = learner, group, exchange, client
+        self.name = f"{node}.{group.rank}"
+        self.data = open_set(job, job.train_url)
+        self.output = ObjectStore(job.output_url)
+        self.reducer = GradientReducer(group, learner.flat)
+        self.prefetch = Prefetcher(self.data.batch)
+        self.step = 0
+        self.totals = Losses()
+        self.view = View()
+        self.stop_requested = threading.Event()
+        self.slow = 1.0
+        self._part = group.share(learner.flat.weights.numel())
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="writer")
+        self._written: set[tuple[str, int]] = set()
+        self._bad = self._recoveries = 0
+        self._exchange_s = 0.0
+        self._current: Assignment | None = None
+        self._mean_batch = 0.0
+
+    # --- joining
+
+    def run(self) -> str:
+        """Train until the store says that training is over.
+
+        Returns:
+            Why it ended: `done`, `time`, `stop`, or `left` if this node alone was asked to go.
+
+        Raises:
+            DivergedError: If this node has nothing finite to go on with.
+            NoWeightsError: If it joined in mid-run and found no weights.
+        """
+        self._join()
+        while True:
+            orders = self.group.tell(self._decide() if self.group.rank == 0 else {})
+            if orders["do"] == "end":
+                return self._end(orders["why"])
+            {"step": self._train, "wait": self._idle, "view": self._set_view, "rejoin": self._rejoin}[orders["do"]](
+                orders
+            )
+
+    def _join(self, again: bool = False) -> None:
+        damaged = ""
+        for _ in range(JOIN_TRIES):
+            endpoints = tuple(self.group.gather_text(self.exchange.endpoint if self.exchange else ""))
+            facts: Orders = {}
+            if self.client:
+                join = self.client.rejoin if again else self.client.join
+                facts = _facts(join(endpoints, damaged=damaged))
+            facts = self.group.tell(facts)
+            self._set_view(facts)
+            try:
+                if facts["finish"] or self._get_weights(facts):
+                    break
+            except CheckpointError as error:
+                log.warning("%s; asking for an older one", error)
+                damaged = str(facts["resume"])
+                continue
+            again = True
+        else:
+            raise NoWeightsError(f"node {self.node} found no weights to begin with, neither a checkpoint's nor others'")
+        if self.exchange:
+            self.exchange.start(self._mine(), self.step)
+        if self.client:
+            self.client.begin(self._plan, self.data.index.column("shard"))
+        log.info("node %d rank %d: weights %s, from step %d on", self.node, self.group.rank, facts["source"], self.step)
+
+    def _get_weights(self, facts: Orders) -> bool:
+        """Weights to begin with; False if a neighbour should give them and none does."""
+        if facts["source"] == "neighbour":
+            return self._take_from_neighbour()
+        if facts["source"] == "checkpoint":
+            self._resume(facts["record"], facts["records"])
+        return True
+
+    def _resume(self, record: dict[str, Any] | None, records: list[dict[str, Any]]) -> None:
+        """Continue this node's replica, or start from the average if the number of nodes has changed."""
+        if record is not None:
+            weights, optimizer = load_replica(self.output, record["files"])
+            load_optimizer_tensors(self.learner.optimizer, optimizer)
+            self.step = int(record["step"])
+            self.totals = Losses(**record["totals"])
+        else:
+            weights = mean_weights(load_replica(self.output, one["files"])[0] for one in records)
+        self.learner.model.load_state_dict(weights)
+
+    def _plan(self, epoch: int, rows: Rows, plan: str) -> list[Rows]:
+        """Cut a lease into this node's batches."""
+        seed = self.job.seed if plan == "whole" else derive_seed(self.job.seed, plan)
+        return [rows[batch] for batch in plan_node(self.cfg, self.data.durations[rows], seed, epoch)]
+
+    def _take_from_neighbour(self) -> bool:
+        """Take a live neighbour's weights, each rank its share; False if there are none."""
+        part = None
+        for _ in range(FETCH_TRIES):
+            part = self.exchange.fetch(FETCH_S) if self.exchange else None
+            if self.group.all(part is not None and bool(torch.isfinite(part).all())):
+                break
+            part = None
+            if not self.exchange or not self.view.without(self.node).members:
+                break
+            time.sleep(1.0)
+        if part is None:
+            return False
+        flat = self.learner.flat
+        flat.load(self.group.gather_shares(part.to(flat.weights.device), flat.weights.numel()))
+        return True
+
+    def _rejoin(self, _: Orders) -> None:
+        """The store had given this node up, because it was stopped or cut off: come back as a newcomer."""
+        log.warning("node %d was dropped from the ring and rejoins", self.node)
+        self._join(again=True)
+
+    def _set_view(self, orders: Orders) -> None:
+        self.view = View.from_dict(orders["view"])
+        if self.exchange:
+            self.exchange.set_view(self.view)
+
+    # --- deciding (rank 0)
+
+    def _decide(self) -> Orders:
+        client = self.client
+        assert client is not None
+        if self.stop_requested.is_set():
+            return {"do": "end", "why": "left"}
+        if client.dropped():
+            return {"do": "rejoin"}
+        self._leave_traces(client)
+        if why := client.finish():
+            return {"do": "end", "why": why}
+        view = client.view()
+        if view.number != self.view.number:
+            return {"do": "view", "view": view.to_dict()}
+        work = client.next()
+        if work is None:
+            return {"do": "wait"}
+        return self._orders(work, client)
+
+    def _orders(self, work: Assignment, client: NodeClient) -> Orders:
+        self._current = work
+        progress = client.progress()
+        # the rate at the middle of the step: the first step of a warm-up from zero moves, too
+        epochs = progress.epochs + 0.5 * len(work.rows) / len(self.data)
+        if not self._mean_batch:
+            plan = plan_node(self.cfg, self.data.durations, self.job.seed)
+            self._mean_batch = len(self.data) / max(1, len(plan))
+        batch = self._mean_batch * max(1, progress.live)
+        lr = learning_rate(self.cfg.schedule, self.cfg.optimizer.lr, epochs, self.cfg.epochs, batch)
+        return {
+            "do": "step",
+            "rows": work.rows.tolist(),
+            "epoch": work.epoch,
+            "progress": epochs,
+            "lr": lr,
+            "elapsed": progress.elapsed,
+            "next": [coming.rows.tolist() for coming in client.peek(READ_AHEAD)],
+        }
+
+    # --- training
+
+    def _train(self, orders: Orders) -> None:
+        started = time.monotonic()
+        rank, size = self.group.rank, self.group.size
+        batch = self.prefetch.take(_rows(orders["rows"])[rank::size])
+        self.prefetch.hint([_rows(rows)[rank::size] for rows in orders["next"]])
+        losses = self.learner.gradient(batch, derive_seed("step", self.job.seed, self.name, self.step))
+        self.reducer.finish()
+        together, agree = self._add_up(losses)
+        norm = self.learner.scale_gradient(together.tokens)
+        good = math.isfinite(norm) and math.isfinite(together.loss)
+        if agree:
+            self._average()
+        if good:
+            self.learner.update(orders["lr"])
+        self.step += 1
+        if self.slow > 1.0:  # a fault that tests inject: a machine that is so many times slower
+            time.sleep((time.monotonic() - started) * (self.slow - 1.0))
+        if self.exchange:
+            self._check_exchange()
+            self.exchange.give(self._mine(), self.step)
+            self.exchange.tick(self.step)
+        self._account(together, good)
+        self._log(orders, together, norm, time.monotonic() - started)
+        self._bad = 0 if good else self._bad + 1
+        if self._bad >= self.cfg.membership.max_bad_steps:
+            self._recover()
+
+    def _add_up(self, mine: Losses) -> tuple[Losses, bool]:
+        """Sums over the node's ranks, and whether all of them have something from their neighbours to add."""
+        ready = self.exchange is not None and self.exchange.ready()
+        if self.group.size == 1:
+            return mine, ready
+        values = torch.tensor([*mine.to_list(), float(ready)], device=self.group.device, dtype=torch.float64)
+        *sums, votes = self.group.sum(values).tolist()
+        return Losses(*sums), round(votes) == self.group.size
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        """Add half the difference to a neighbour to the live weights: what the exchange found since the last time."""
+        assert self.exchange is not None
+        started = time.monotonic()
+        flat = self.learner.flat
+        delta = self.exchange.take()
+        flat.weights.add_(self.group.gather_shares(delta.to(flat.weights.device), flat.weights.numel()))
+        self.exchange.release()
+        self._exchange_s = time.monotonic() - started
+
+    def _check_exchange(self) -> None:
+        """A dead exchange cannot be mended from here: the node starts its processes anew, which rejoin the ring."""
+        if self.exchange is not None and not self.exchange.alive():
+            raise ExchangeError(f"the exchange of node {self.node} rank {self.group.rank} has ended by itself")
+
+    def _mine(self) -> Tensor:
+        """This rank's share of the node's weights."""
+        start, stop = self._part
+        return self.learner.flat.weights[start:stop]
+
+    def _idle(self, _: Orders) -> None:
+        """Nothing to train: the neighbours' averaging still reaches this replica."""
+        time.sleep(IDLE_S)
+        if self.exchange is None:
+            return
+        if self.group.all(self.exchange.ready()):
+            self._average()
+            self.exchange.give(self._mine(), self.step)
+
+    def _account(self, sums: Losses, good: bool) -> None:
+        totals = self.totals
+        totals.utterances += sums.utterances
+        totals.seconds += sums.seconds
+        totals.unalignable += sums.unalignable
+        if self.client is None or self._current is None:
+            return
+        # one bad step, which changed no weight, must not void the whole sum
+        self.client.trained(
+            self._current,
+            loss_sum=sums.loss if good else 0.0,
+            tokens=int(sums.tokens) if good else 0,
+            seconds=sums.seconds,
+            utterances=int(sums.utterances),
+            unalignable=int(sums.unalignable),
+            skipped=0 if good else int(sums.utterances),
+        )
+
+    def _log(self, orders: Orders, sums: Losses, norm: float, seconds: float) -> None:
+        if self.client is None or self.step % self.cfg.log_steps:
+            return
+        entry: dict[str, Any] = {
+            "kind": "step",
+            "learner": self.name,
+            "step": self.step,
+            "epoch": orders["progress"],
+            "epochs": self.cfg.epochs,
+            "loss": sums.loss / max(1.0, sums.tokens),
+            "lr": orders["lr"],
+            "grad_norm": norm,
+            "utterances": int(self.totals.utterances),
+            "audio_seconds": self.totals.seconds,
+            "elapsed": orders["elapsed"],
+            "step_s": seconds,
+            "nodes": len(self.view.members),
+        }
+        if self.exchange:
+            stats = self.exchange.stats()
+            entry |= {"exchange_s": stats.last_s, "staleness": stats.staleness, "distance": stats.distance}
+            entry |= {"exchanges": stats.initiated, "answered": stats.answered, "failed": stats.failed}
+            entry["averaging_s"] = self._exchange_s
+        self.client.journal(entry)
+
+    def _recover(self) -> None:
+        """Too many steps without a finite loss: take a neighbour's weights, or give up."""
+        self._bad = 0
+        what = f"{self.cfg.membership.max_bad_steps} steps in a row without a finite loss or gradient"
+        if self.client:
+            self.client.journal({"kind": "bad", "learner": self.name, "step": self.step, "what": what})
+        self._recoveries += 1
+        if self._recoveries > MAX_RECOVERIES or not self._take_from_neighbour():
+            raise DivergedError(f"{what} (node {self.node}, step {self.step}), and no neighbour can help: {_REMEDY}")
+        self.learner.optimizer.state.clear()
+        if self.exchange:
+            self.exchange.start(self._mine(), self.step)
+
+    # --- leaving traces
+
+    def _leave_traces(self, client: NodeClient) -> None:
+        """Copy what the store wants to have of this replica; writing goes on beside the training."""
+        epoch, checkpoint = client.snapshot_wanted(), client.checkpoint_wanted()
+        if epoch is not None and ("epoch", epoch) not in self._written:
+            self._written.add(("epoch", epoch))
+            self._snapshot(client, epoch)
+        if checkpoint is not None and ("checkpoint", checkpoint) not in self._written:
+            self._written.add(("checkpoint", checkpoint))
+            self._checkpoint(client, checkpoint)
+
+    def _snapshot(self, client: NodeClient, epoch: int) -> None:
+        weights = cpu_weights(self.learner.model)
+
+        def write() -> None:
+            write_weights(self.output, replica_name(epoch, self.node), weights)
+            client.snapshot_written(epoch)
+
+        self._submit(write)
+
+    def _checkpoint(self, client: NodeClient, number: int) -> None:
+        record = {"node": self.node, "step": self.step, "seq": client.seq, "totals": vars(self.totals).copy()}
+        weights, optimizer = cpu_weights(self.learner.model), optimizer_tensors(self.learner.optimizer)
+
+        def write() -> None:
+            files = save_replica(self.output, f"{checkpoint_folder(number)}/node-{self.node:03d}", weights, optimizer)
+            client.checkpoint_done(number, {**record, "files": files})
+
+        self._submit(write)
+
+    def _submit(self, write: Any) -> None:
+        def guarded() -> None:
+            try:
+                write()
+            except Exception:
+                # storage in trouble costs a checkpoint, not the training; the next one tries again
+                log.exception("node %d could not write its weights", self.node)
+
+        self._writer.submit(guarded)
+
+    def _end(self, why: str) -> str:
+        self._writer.shutdown(wait=True)
+        self.prefetch.close()
+        if self.client:
+            self.client.leave()
+        return why
+
+
+def _facts(reply: JoinReply) -> Orders:
+    return {
+        "source": reply.source,
+        "record": reply.record,
+        "records": list(reply.records),
+        "resume": reply.resume,
+        "view": reply.view.to_dict(),
+        "finish": reply.finish,
+    }
+
+
+def _rows(values: list[int]) -> Rows:
+    return np.asarray(values, dtype=np.int64)
+
+
+def plan_node(cfg: Any, durations: Any, seed: int, epoch: int = 0) -> list[Rows]:
+    """Batches of one node: its share of the global batch; the ranks then divide each batch among themselves.
+
+    Args:
+        cfg: The training's configuration.
+        durations: Seconds of each utterance.
+        seed: Of the order.
+        epoch: Epoch number.
+    """
+    return plan_epoch(
+        durations,
+        batch_seconds=cfg.batch_seconds / cfg.nodes,
+        max_batch=max(1, cfg.max_batch // cfg.nodes),
+        bucket_batches=cfg.bucket_batches,
+        seed=seed,
+        epoch=epoch,
+    )

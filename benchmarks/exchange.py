@@ -135,7 +135,8 @@ def interference(count: int, seconds: float) -> list[dict[str, object]]:
     """How much slower a computing thread gets while two nodes on this machine exchange without a pause.
 
     `own core` binds the thread to one core and the exchange's processes to the others, as where a core is free;
-    `shared cores` binds nothing.
+    `shared cores` binds nothing. `slowdown` is by the clock; `cpu_slowdown` is by the thread's processor time: what
+    shared caches and memory cost, without the waiting for a core that other work on the machine causes.
     """
     cores = sorted(os.sched_getaffinity(0))
     rows = []
@@ -167,8 +168,10 @@ def _slowdown(pair: Pair, cores: set[int], seconds: float) -> dict[str, object]:
         running.clear()
         ticker.join()
         exchanges += pair.ends[0].stats().finished - before
-    slowdown = statistics.median(a / b for a, b in zip(quiet, busy, strict=True)) - 1
-    return {"slowdown": slowdown, "exchanges_per_s": exchanges / 5 / seconds}
+    wall, cpu = (
+        statistics.median(a[which] / b[which] for a, b in zip(quiet, busy, strict=True)) - 1 for which in range(2)
+    )
+    return {"slowdown": wall, "cpu_slowdown": cpu, "exchanges_per_s": exchanges / 5 / seconds}
 
 
 def _tick(pair: Pair, running: threading.Event) -> None:
@@ -180,18 +183,18 @@ def _tick(pair: Pair, running: threading.Event) -> None:
         time.sleep(0.02)
 
 
-def _compute(cores: set[int], seconds: float) -> float:
-    """Matrix products per second of one thread."""
+def _compute(cores: set[int], seconds: float) -> tuple[float, float]:
+    """Matrix products of one thread, per second and per second of processor time."""
     mine = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
         a = np.random.default_rng(0).normal(size=(384, 384)).astype(np.float32)
-        done, started = 0, time.perf_counter()
+        done, started, used = 0, time.perf_counter(), time.thread_time()
         while time.perf_counter() - started < seconds:
             for _ in range(20):
                 np.matmul(a, a)
             done += 20
-        return done / (time.perf_counter() - started)
+        return done / (time.perf_counter() - started), done / (time.thread_time() - used)
     finally:
         os.sched_setaffinity(0, mine)
 
@@ -243,7 +246,11 @@ def main(argv: list[str]) -> int:
         print(f"  {row['exchange']:16}{figures}")
     print("  training thread: give {give_s:.3f} s, take and add {take_s:.3f} s".format(**result["hand_over"]))  # type: ignore[arg-type]
     for row in slow:
-        print("  computing thread, {condition}: {slowdown:+.1%} at {exchanges_per_s:.1f} exchanges/s".format(**row))
+        line = (
+            "  computing thread, {condition}: {slowdown:+.1%} by the clock, {cpu_slowdown:+.1%} in processor "
+            "time, at {exchanges_per_s:.1f} exchanges/s"
+        )
+        print(line.format(**row))
     return 0
 
 

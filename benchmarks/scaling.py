@@ -3,7 +3,8 @@
 Processes, exchanges, all-reduces, leases and the store are real; only forward and backward passes are replaced by
 waiting, so that many learners fit on few cores. Each strategy runs
 
-- undisturbed with 1 to 16 learners (the speed-up is in utterances per second over one learner without any exchange);
+- undisturbed with 1 to 16 learners, in the middle of an epoch (the speed-up is in utterances per second over one
+  learner without any exchange);
 - with its last learner 2, 10 and 100 times slower, with short steps, so that epochs end while one watches: an epoch
   must be longer than a step of the slowest learner, as it is in any real training;
 - with every machine behind a link of 1 Gbit/s or 100 Mbit/s (network namespaces; as root). A machine is a learner,
@@ -11,7 +12,8 @@ waiting, so that many learners fit on few cores. Each strategy runs
 
     python -m benchmarks.scaling                       # a table, about 8 minutes on two cores
     python -m benchmarks.scaling --json                # the same as JSON
-    python -m benchmarks.scaling --seconds 30 --closings 8 --epoch-steps 4 --disturbed 16     # the long one
+    python -m benchmarks.scaling --seconds 30 --closings 8 --epoch-steps 6 --epoch-s 20       # the long one, 45 minutes
+    python -m benchmarks.scaling --disturbed 16 --slow-step-s 0.1                             # 16, as was published
     python -m benchmarks.scaling --strategies adpsgd --learners 8 --conditions homogeneous    # one question
     python -m benchmarks.scaling --neighbours random-ring --wire bf16 --plain                 # other exchanges
 
@@ -136,7 +138,7 @@ def to_row(result: Result, earlier: Sequence[Result]) -> Row:
         "epoch_s": got.epoch_s,
         "epochs": got.closings,
         "utterances": got.index,
-        "accounted": got.accounted,
+        "accounted": got.accounted if got.closings else None,
         "seconds": round(got.seconds, 1),
         "note": _note(got),
     }
@@ -187,8 +189,8 @@ def judge(rows: Sequence[Row]) -> list[Row]:
             goal("adpsgd, one 100x slower: epoch at most 1.2x", row["epoch_ratio"], row["epoch_ratio"] <= 1.2)
         if name == "adpsgd" and condition in LINKS and row["epoch_ratio"]:
             goal(f"adpsgd, {condition}: no loss (5 %)", row["epoch_ratio"], row["epoch_ratio"] <= 1.05)
-    accounts = all(row["accounted"] for row in rows)
-    goal("every closed epoch counts each utterance once", None, accounts)
+    if any(row["epochs"] for row in rows):
+        goal("each closed epoch counts every utterance once", None, all(row["accounted"] is not False for row in rows))
     return found
 
 
@@ -246,10 +248,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--disturbed", type=int, default=8, help="learners where one, or the links, are slow")
     parser.add_argument("--slow-params", type=int, default=100_000, help="weights where one learner is slow")
     parser.add_argument("--slow-step-s", type=float, default=0.05, help="step time where one learner is slow")
-    parser.add_argument("--epoch-steps", type=float, default=2.5, help="least epoch, in steps of the slow learner")
-    parser.add_argument("--epoch-s", type=float, default=4.0, help="least epoch where one learner is slow, seconds")
+    parser.add_argument("--epoch-steps", type=float, default=3.0, help="least epoch, in steps of the slow learner")
+    parser.add_argument("--epoch-s", type=float, default=5.0, help="least epoch where one learner is slow, seconds")
     parser.add_argument("--closings", type=int, default=4, help="epochs to close where one learner is slow")
-    parser.add_argument("--seconds", type=float, default=5.0, help="least time of a run")
+    parser.add_argument("--seconds", type=float, default=4.0, help="least time of a run")
     parser.add_argument("--limit-s", type=float, default=300.0, help="most time of a run")
     parser.add_argument("--neighbours", choices=("ring", "random-ring"), default="ring")
     parser.add_argument("--wire", choices=("fp32", "bf16"), default="fp32")
@@ -276,6 +278,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for scenario in plan(options):
         try:
             results.append(Result(scenario, measure(scenario)))
+        except KeyboardInterrupt:
+            failures.append("interrupted")
+            break
         except RunError as error:
             failures.append(str(error))
             print(f"failed: {error}", file=sys.stderr)

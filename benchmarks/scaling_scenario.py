@@ -38,7 +38,7 @@ class Scenario:
     rate: str = ""
     seconds: float = 8.0
     closings: int = 0
-    epoch_s: float = 3.0
+    epoch_s: float = 60.0
     limit_s: float = 300.0
     neighbours: str = "ring"
     wire: str = "fp32"

@@ -17,8 +17,8 @@ from tasks import progress
 from tasks.features import set_digest, set_url
 from tasks.prepare import write_table
 from tasks.stage import Inputs, Run, Stage, StageError
-from training.inference import Decoded, decode_set
 from training.compute import pick_device
+from training.inference import Decoded, decode_set
 
 _SCHEMA = pa.schema(
     [

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from speech.bundle import save_bundle
 from speech.decoding import DecodeError
-from storage.objects import ObjectStore
+from storage.objects import ObjectMissingError, ObjectStore
 from training.batching import derive_seed
 from training.checkpoint import (
     best_epochs,
@@ -84,6 +84,23 @@ class Evaluator:
         Returns:
             `loss` and `wer` of the average (None if no replica is finite), and `replicas`, each node's loss.
         """
+        try:
+            result = self._evaluate(epoch, nodes)
+        except ObjectMissingError:
+            # evaluated before the training was resumed from a checkpoint that did not know of it
+            return self._earlier(epoch, nodes)
+        self.output.write_json(_result_name(epoch), result)
+        return result
+
+    def _earlier(self, epoch: int, nodes: list[int]) -> dict[str, Any]:
+        """What an earlier evaluation of an epoch found, whose replicas are gone."""
+        try:
+            return dict(self.output.read_json(_result_name(epoch)))
+        except ObjectMissingError:
+            log.warning("the replicas of epoch %d are missing: it cannot be chosen", epoch)
+            return _nothing(epoch, nodes)
+
+    def _evaluate(self, epoch: int, nodes: list[int]) -> dict[str, Any]:
         sound: dict[int, Weights] = {}
         for node in nodes:
             weights = read_weights(self.output, replica_name(epoch, node))
@@ -92,7 +109,7 @@ class Evaluator:
             else:
                 log.warning("the replica of node %d at epoch %d is not finite and is left out", node, epoch)
         if not sound:
-            return {"epoch": epoch, "loss": None, "wer": None, "replicas": {str(node): None for node in nodes}}
+            return _nothing(epoch, nodes)
         average = mean_weights(sound.values())
         write_weights(self.output, snapshot_name(epoch), average)
         result = self.validate(average)
@@ -116,6 +133,8 @@ class Evaluator:
             NoModelError: If no epoch gave finite numbers.
         """
         usable = [entry for entry in history if entry.get("loss") is not None]
+        # a resume may go back to where an epoch was among the best again whose weights were deleted since
+        usable = [entry for entry in usable if self.output.exists(snapshot_name(int(entry["epoch"])))]
         if not usable:
             raise NoModelError(
                 "no epoch gave a model with finite numbers: lower train.optimizer.lr, lengthen "
@@ -145,6 +164,14 @@ class Evaluator:
         return result
 
 
+def _result_name(epoch: int) -> str:
+    return f"replicas/epoch-{epoch:04d}.json"
+
+
+def _nothing(epoch: int, nodes: list[int]) -> dict[str, Any]:
+    return {"epoch": epoch, "loss": None, "wer": None, "replicas": {str(node): None for node in nodes}}
+
+
 def _number(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
@@ -168,7 +195,8 @@ def run(evaluator: Evaluator, ask: Callable[[dict[str, Any]], dict[str, Any]]) -
             result = evaluator.evaluate(int(item["epoch"]), [int(node) for node in item["nodes"]])
             history = ask({"op": "evaluated", "epoch": item["epoch"], "result": result})["history"]
             best = best_epochs([entry for entry in history if entry.get("loss") is not None], evaluator.cfg.average)
-            prune_snapshots(evaluator.output, {*best})
+            # later ones are of this training before it was resumed, and may be needed again
+            prune_snapshots(evaluator.output, {*best, *range(int(item["epoch"]) + 1, evaluator.cfg.epochs + 1)})
             evaluator.output.delete_tree(f"replicas/epoch-{int(item['epoch']):04d}")
             log.info("epoch %d: %s", item["epoch"], result)
         status = ask({"op": "status"})
@@ -199,7 +227,10 @@ def main(argv: list[str] | None = None) -> int:
     evaluator = Evaluator(job)
     patience_s = job.train.membership.store_patience_s
     try:
-        run(evaluator, lambda request: client.request(request, patience_s=patience_s))
+        why = run(evaluator, lambda request: client.request(request, patience_s=patience_s))
+        if why.startswith("failed"):
+            log.error("training has %s", why)
+            return 3
     except NoModelError as error:
         log.error("%s", error)
         return 3

@@ -27,16 +27,22 @@ class NodeError(RuntimeError):
     """A node cannot begin, or failed too often."""
 
 
-def fetch_job(store: str, key_file: Path | None, patience_s: float = JOB_PATIENCE_S) -> TrainJob:
+def fetch_job(
+    store: str, key_file: Path | None, patience_s: float = JOB_PATIENCE_S, stop: threading.Event | None = None
+) -> TrainJob | None:
     """Ask the store what to train.
 
     Args:
         store: HOST:PORT.
         key_file: The ring's key; None for a ring without authentication on loopback.
         patience_s: How long the store may take to answer.
+        stop: Ends the waiting when it is set.
+
+    Returns:
+        The job; None if it was told to stop.
 
     Raises:
-        NodeError: If it does not answer.
+        NodeError: If the store does not answer.
     """
     from training.exchange.keys import RingKey
     from training.store.client import StoreClient
@@ -44,8 +50,15 @@ def fetch_job(store: str, key_file: Path | None, patience_s: float = JOB_PATIENC
 
     key = RingKey.load(key_file) if key_file else None
     client = StoreClient(store, key)
+    deadline = time.monotonic() + patience_s
     try:
-        reply = client.request({"op": "job"}, patience_s=patience_s)
+        while stop is None or not stop.is_set():
+            try:
+                return TrainJob.model_validate(client.request({"op": "job"}, patience_s=1.0)["job"])
+            except StoreUnreachableError:
+                if time.monotonic() > deadline:
+                    raise
+        return None
     except StoreUnreachableError as error:
         raise NodeError(
             f"no answer from the store at {store} in {patience_s:.0f} s: is it running, is the address right (--store),"
@@ -53,7 +66,6 @@ def fetch_job(store: str, key_file: Path | None, patience_s: float = JOB_PATIENC
         ) from error
     finally:
         client.close()
-    return TrainJob.model_validate(reply["job"])
 
 
 class Node:
@@ -81,7 +93,9 @@ class Node:
         """
         folder = self.setup.folder
         folder.mkdir(parents=True, exist_ok=True)
-        job = fetch_job(self.setup.store, self.setup.key_file)
+        job = fetch_job(self.setup.store, self.setup.key_file, stop=self._stop)
+        if job is None:
+            return STOPPED
         (folder / "job.json").write_text(job.model_dump_json(), encoding="utf-8")
         (folder / "node.json").write_text(self.setup.model_dump_json(), encoding="utf-8")
         for attempt in range(self.max_restarts + 1):

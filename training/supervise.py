@@ -234,6 +234,8 @@ class Supervisor:
             for part in self.nodes:
                 self._wait(part, STOP_S)
             return 0
+        if self.evaluator.ended == 0:  # somebody else asked the store to stop
+            return STOPPED
         print(self.evaluator.tail(), file=sys.stderr)
         return DIVERGED
 
@@ -254,8 +256,9 @@ class Supervisor:
         try:
             client.request({"op": "stop"}, patience_s=2.0)
             deadline = time.monotonic() + STOP_S
-            while time.monotonic() < deadline and any(part.died() is None for part in self.nodes if part.ended is None):
-                time.sleep(0.05)
+            # members may be elsewhere: the store knows when all have left
+            while time.monotonic() < deadline and client.request({"op": "status"}, patience_s=2.0)["members"]:
+                time.sleep(0.1)
         except StoreUnreachableError:
             log.warning("the store does not answer: no last checkpoint")
         finally:

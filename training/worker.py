@@ -10,35 +10,32 @@ import logging
 import math
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from storage.objects import ObjectStore
 from training.batching import derive_seed, plan_epoch
 from training.checkpoint import (
     CheckpointError,
-    cpu_weights,
     load_replica,
     mean_weights,
-    save_replica,
-    write_weights,
 )
 from training.compute import Learner, Losses, open_set
-from training.exchange.base import Exchange, ExchangeError
+from training.exchange.base import Exchange
 from training.group import GradientReducer, NodeGroup
 from training.job import TrainJob
 from training.membership import View
-from training.optim import load_optimizer_tensors, optimizer_tensors
+from training.optim import load_optimizer_tensors
 from training.prefetch import Prefetcher
+from training.ring import Ring
 from training.schedule import learning_rate
-from training.store.messages import JoinReply, checkpoint_folder, replica_name
+from training.store.messages import JoinReply
 from training.store.node_client import NodeClient
 from training.store.worklist import Assignment
+from training.traces import Traces
 
 log = logging.getLogger(__name__)
 Orders = dict[str, Any]
@@ -48,9 +45,6 @@ IDLE_S = 0.02
 """Between two looks at the store's answers when there is nothing to train."""
 READ_AHEAD = 3
 """Batches that are loaded ahead."""
-FETCH_S = 30.0
-"""How long a newcomer waits for a neighbour's weights at a time."""
-FETCH_TRIES = 2
 JOIN_TRIES = 5
 MAX_RECOVERIES = 3
 """Times that a node takes a neighbour's weights after non-finite losses before it gives up."""
@@ -89,7 +83,8 @@ class Worker:
         client: NodeClient | None,
     ) -> None:
         self.job, self.cfg, self.node = job, job.train, node
-        self.learner, self.group, self.exchange, self.client = learner, group, exchange, client
+        self.learner, self.group, self.client = learner, group, client
+        self.ring = Ring(node, group, learner.flat, exchange)
         self.name = f"{node}.{group.rank}"
         self.data = open_set(job, job.train_url)
         self.output = ObjectStore(job.output_url)
@@ -97,14 +92,10 @@ class Worker:
         self.prefetch = Prefetcher(self.data.batch)
         self.step = 0
         self.totals = Losses()
-        self.view = View()
+        self.traces = Traces(node, learner, self.output, client) if client else None
         self.stop_requested = threading.Event()
         self.slow = 1.0
-        self._part = group.share(learner.flat.weights.numel())
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="writer")
-        self._written: set[tuple[str, int]] = set()
         self._bad = self._recoveries = 0
-        self._exchange_s = 0.0
         self._current: Assignment | None = None
         self._mean_batch = 0.0
 
@@ -132,7 +123,7 @@ class Worker:
     def _join(self, again: bool = False) -> None:
         damaged = ""
         for _ in range(JOIN_TRIES):
-            endpoints = tuple(self.group.gather_text(self.exchange.endpoint if self.exchange else ""))
+            endpoints = self.ring.endpoints()
             facts: Orders = {}
             if self.client:
                 join = self.client.rejoin if again else self.client.join
@@ -149,8 +140,9 @@ class Worker:
             again = True
         else:
             raise NoWeightsError(f"node {self.node} found no weights to begin with, neither a checkpoint's nor others'")
-        if self.exchange:
-            self.exchange.start(self._mine(), self.step)
+        self.ring.start(self.step)
+        if self.traces:
+            self.traces.forget()
         if self.client:
             self.client.begin(self._plan, self.data.index.column("shard"))
         log.info("node %d rank %d: weights %s, from step %d on", self.node, self.group.rank, facts["source"], self.step)
@@ -158,7 +150,7 @@ class Worker:
     def _get_weights(self, facts: Orders) -> bool:
         """Weights to begin with; False if a neighbour should give them and none does."""
         if facts["source"] == "neighbour":
-            return self._take_from_neighbour()
+            return self.ring.take_from_neighbour()
         if facts["source"] == "checkpoint":
             self._resume(facts["record"], facts["records"])
         return True
@@ -179,32 +171,13 @@ class Worker:
         seed = self.job.seed if plan == "whole" else derive_seed(self.job.seed, plan)
         return [rows[batch] for batch in plan_node(self.cfg, self.data.durations[rows], seed, epoch)]
 
-    def _take_from_neighbour(self) -> bool:
-        """Take a live neighbour's weights, each rank its share; False if there are none."""
-        part = None
-        for _ in range(FETCH_TRIES):
-            part = self.exchange.fetch(FETCH_S) if self.exchange else None
-            if self.group.all(part is not None and bool(torch.isfinite(part).all())):
-                break
-            part = None
-            if not self.exchange or not self.view.without(self.node).members:
-                break
-            time.sleep(1.0)
-        if part is None:
-            return False
-        flat = self.learner.flat
-        flat.load(self.group.gather_shares(part.to(flat.weights.device), flat.weights.numel()))
-        return True
-
     def _rejoin(self, _: Orders) -> None:
         """The store had given this node up, because it was stopped or cut off: come back as a newcomer."""
         log.warning("node %d was dropped from the ring and rejoins", self.node)
         self._join(again=True)
 
     def _set_view(self, orders: Orders) -> None:
-        self.view = View.from_dict(orders["view"])
-        if self.exchange:
-            self.exchange.set_view(self.view)
+        self.ring.set_view(View.from_dict(orders["view"]))
 
     # --- deciding (rank 0)
 
@@ -215,11 +188,12 @@ class Worker:
             return {"do": "end", "why": "left"}
         if client.dropped():
             return {"do": "rejoin"}
-        self._leave_traces(client)
+        if self.traces:
+            self.traces.leave(self.step, vars(self.totals).copy())
         if why := client.finish():
             return {"do": "end", "why": why}
         view = client.view()
-        if view.number != self.view.number:
+        if view.number != self.ring.view.number:
             return {"do": "view", "view": view.to_dict()}
         work = client.next()
         if work is None:
@@ -259,16 +233,13 @@ class Worker:
         norm = self.learner.scale_gradient(together.tokens)
         good = math.isfinite(norm) and math.isfinite(together.loss)
         if agree:
-            self._average()
+            self.ring.average()
         if good:
             self.learner.update(orders["lr"])
         self.step += 1
         if self.slow > 1.0:  # a fault that tests inject: a machine that is so many times slower
             time.sleep((time.monotonic() - started) * (self.slow - 1.0))
-        if self.exchange:
-            self._check_exchange()
-            self.exchange.give(self._mine(), self.step)
-            self.exchange.tick(self.step)
+        self.ring.after_step(self.step)
         self._account(together, good)
         self._log(orders, together, norm, time.monotonic() - started)
         self._bad = 0 if good else self._bad + 1
@@ -277,42 +248,16 @@ class Worker:
 
     def _add_up(self, mine: Losses) -> tuple[Losses, bool]:
         """Sums over the node's ranks, and whether all of them have something from their neighbours to add."""
-        ready = self.exchange is not None and self.exchange.ready()
+        ready = self.ring.ready()
         if self.group.size == 1:
             return mine, ready
         values = torch.tensor([*mine.to_list(), float(ready)], device=self.group.device, dtype=torch.float64)
         *sums, votes = self.group.sum(values).tolist()
         return Losses(*sums), round(votes) == self.group.size
 
-    @torch.no_grad()
-    def _average(self) -> None:
-        """Add half the difference to a neighbour to the live weights: what the exchange found since the last time."""
-        assert self.exchange is not None
-        started = time.monotonic()
-        flat = self.learner.flat
-        delta = self.exchange.take()
-        flat.weights.add_(self.group.gather_shares(delta.to(flat.weights.device), flat.weights.numel()))
-        self.exchange.release()
-        self._exchange_s = time.monotonic() - started
-
-    def _check_exchange(self) -> None:
-        """A dead exchange cannot be mended from here: the node starts its processes anew, which rejoin the ring."""
-        if self.exchange is not None and not self.exchange.alive():
-            raise ExchangeError(f"the exchange of node {self.node} rank {self.group.rank} has ended by itself")
-
-    def _mine(self) -> Tensor:
-        """This rank's share of the node's weights."""
-        start, stop = self._part
-        return self.learner.flat.weights[start:stop]
-
     def _idle(self, _: Orders) -> None:
-        """Nothing to train: the neighbours' averaging still reaches this replica."""
         time.sleep(IDLE_S)
-        if self.exchange is None:
-            return
-        if self.group.all(self.exchange.ready()):
-            self._average()
-            self.exchange.give(self._mine(), self.step)
+        self.ring.idle(self.step)
 
     def _account(self, sums: Losses, good: bool) -> None:
         totals = self.totals
@@ -348,13 +293,12 @@ class Worker:
             "audio_seconds": self.totals.seconds,
             "elapsed": orders["elapsed"],
             "step_s": seconds,
-            "nodes": len(self.view.members),
+            "nodes": len(self.ring.view.members),
         }
-        if self.exchange:
-            stats = self.exchange.stats()
+        if (stats := self.ring.stats()) is not None:
             entry |= {"exchange_s": stats.last_s, "staleness": stats.staleness, "distance": stats.distance}
             entry |= {"exchanges": stats.initiated, "answered": stats.answered, "failed": stats.failed}
-            entry["averaging_s"] = self._exchange_s
+            entry["averaging_s"] = self.ring.averaging_s
         self.client.journal(entry)
 
     def _recover(self) -> None:
@@ -364,55 +308,14 @@ class Worker:
         if self.client:
             self.client.journal({"kind": "bad", "learner": self.name, "step": self.step, "what": what})
         self._recoveries += 1
-        if self._recoveries > MAX_RECOVERIES or not self._take_from_neighbour():
+        if self._recoveries > MAX_RECOVERIES or not self.ring.take_from_neighbour():
             raise DivergedError(f"{what} (node {self.node}, step {self.step}), and no neighbour can help: {_REMEDY}")
         self.learner.optimizer.state.clear()
-        if self.exchange:
-            self.exchange.start(self._mine(), self.step)
-
-    # --- leaving traces
-
-    def _leave_traces(self, client: NodeClient) -> None:
-        """Copy what the store wants to have of this replica; writing goes on beside the training."""
-        epoch, checkpoint = client.snapshot_wanted(), client.checkpoint_wanted()
-        if epoch is not None and ("epoch", epoch) not in self._written:
-            self._written.add(("epoch", epoch))
-            self._snapshot(client, epoch)
-        if checkpoint is not None and ("checkpoint", checkpoint) not in self._written:
-            self._written.add(("checkpoint", checkpoint))
-            self._checkpoint(client, checkpoint)
-
-    def _snapshot(self, client: NodeClient, epoch: int) -> None:
-        weights = cpu_weights(self.learner.model)
-
-        def write() -> None:
-            write_weights(self.output, replica_name(epoch, self.node), weights)
-            client.snapshot_written(epoch)
-
-        self._submit(write)
-
-    def _checkpoint(self, client: NodeClient, number: int) -> None:
-        record = {"node": self.node, "step": self.step, "seq": client.seq, "totals": vars(self.totals).copy()}
-        weights, optimizer = cpu_weights(self.learner.model), optimizer_tensors(self.learner.optimizer)
-
-        def write() -> None:
-            files = save_replica(self.output, f"{checkpoint_folder(number)}/node-{self.node:03d}", weights, optimizer)
-            client.checkpoint_done(number, {**record, "files": files})
-
-        self._submit(write)
-
-    def _submit(self, write: Any) -> None:
-        def guarded() -> None:
-            try:
-                write()
-            except Exception:
-                # storage in trouble costs a checkpoint, not the training; the next one tries again
-                log.exception("node %d could not write its weights", self.node)
-
-        self._writer.submit(guarded)
+        self.ring.start(self.step)
 
     def _end(self, why: str) -> str:
-        self._writer.shutdown(wait=True)
+        if self.traces:
+            self.traces.close()
         self.prefetch.close()
         if self.client:
             self.client.leave()

@@ -1,25 +1,28 @@
-"""Training in a real child process: killed, stopped, orphaned, failing."""
+"""Training with all its real processes: killed, orphaned, cancelled, failing, of one learner and of several."""
 
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
+from support import end_processes, processes_naming, wait_until
+from tones import LEARNS, bare, train, train_here
 
 from storage.locks import file_lock
 from storage.objects import ObjectStore
-from training.checkpoint import checkpoint_steps
 from training.journal import parse_lines, read_journal
-from training.launch import STOPPED, TrainingFailedError, run_training
-from training.loop import Trainer
+from training.launch import TrainingFailedError, run_training
+from training.store.checkpoints import find_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 RANDOM = {"time_masks": 1, "time_mask_frames": 3, "speed_factors": [0.9, 1.1], "noise_snr_db": [10, 20]}
 ENDLESS = 100_000
+SLOW = {"STARLING_SLOW_NODES": "0:8"}
+"""A tiny model's epochs are over before anybody could disturb them."""
 
 PARENT = """
 import sys
@@ -31,41 +34,65 @@ run_training(TrainJob.model_validate_json(Path(sys.argv[1]).read_bytes()), Path(
 """
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_left(tmp_path):
+    """A training's processes are gone soon after it, however it ended."""
+    yield
+    left = None
+    try:
+        wait_until(lambda: not processes_naming(str(tmp_path)), patience_s=20)
+    except TimeoutError:
+        left = processes_naming(str(tmp_path))
+        end_processes(left)
+    assert not left
+
+
 def start(job, folder):
+    """A process that trains, as a flow's task does; training is slow enough to be disturbed."""
     folder.mkdir(parents=True, exist_ok=True)
-    job_file = folder / "job.json"
+    job_file = folder / "parent.json"
     job_file.write_text(job.model_dump_json())
-    command = [sys.executable, "-m", "training.launch", str(job_file), str(os.getpid())]
-    with (folder / "child.log").open("ab") as log:
-        return subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=log, stderr=log)
+    command = [sys.executable, "-c", PARENT, str(job_file), str(folder)]
+    environment = {**os.environ, **SLOW, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    with (folder / "parent.log").open("ab") as log:
+        return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
 
 
 def last_step(job):
-    return max((entry.get("step", 0) for entry in read_journal(job.journal)), default=0)
+    return max((entry["step"] for entry in read_journal(job.journal) if entry["kind"] == "step"), default=0)
 
 
-def wait_for_step(job, step, process=None):
-    deadline = time.monotonic() + 60
-    while last_step(job) < step:
-        assert process is None or process.poll() is None, "the child ended by itself"
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+def wait_for_step(job, step, process):
+    """Wait until a step is in the journal, which is some steps later."""
+
+    def there():
+        assert process.poll() is None, "training ended by itself"
+        return last_step(job) >= step
+
+    wait_until(there, patience_s=120, every_s=0.02)
 
 
-def disturb(job, folder, step, number):
-    """Start a child and send it a signal at a step; its exit status."""
-    child = start(job, folder)
-    try:
-        wait_for_step(job, step, child)
-        child.send_signal(number)
-        return child.wait(30)
-    finally:
-        child.kill()
-        child.wait()
+def find_process(folder, *words):
+    """The process of a training whose command line has some words."""
+
+    def found():
+        for pid in processes_naming(str(folder)):
+            line = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if all(word.encode() in line for word in words):
+                return pid
+        return None
+
+    return wait_until(found, patience_s=60, every_s=0.05)
 
 
-def model_bytes(job):
-    return (Path(job.output_url) / "model" / "model.safetensors").read_bytes()
+def resumes(job):
+    return [entry for entry in parse_lines(job.journal.read_text().splitlines()) if entry["kind"] == "resume"]
+
+
+def checkpoint_steps(job):
+    """Steps in the newest complete checkpoint."""
+    found = find_checkpoint(ObjectStore(job.output_url), job.run)
+    return found[1]["totals"]["steps"] if found else 0
 
 
 def disturbed_job(corpus, folder, kind):
@@ -74,59 +101,77 @@ def disturbed_job(corpus, folder, kind):
     return corpus.job(folder, kind, optimizer=optimizer, augment=RANDOM, **options)
 
 
-@pytest.mark.parametrize(
-    ("kind", "disturbances"),
-    [
-        # in mid-epoch (an epoch has 12 steps), before the first checkpoint, and late
-        ("blstm", [(17, signal.SIGKILL)]),
-        ("conformer", [(2, signal.SIGKILL), (17, signal.SIGKILL), (28, signal.SIGTERM)]),
-    ],
-)
-def test_a_killed_training_ends_with_the_same_bytes(corpus, tmp_path, kind, disturbances):
-    whole = disturbed_job(corpus, tmp_path / "whole", kind)
-    result = Trainer(whole).run()
-    job = disturbed_job(corpus, tmp_path / "killed", kind)
-    for step, number in disturbances:
-        status = disturb(job, tmp_path / "killed", step, number)
-        assert status == (-signal.SIGKILL if number == signal.SIGKILL else STOPPED)
-        assert not ObjectStore(job.output_url).exists("result.json")
-        if number == signal.SIGTERM:  # it stopped in good order: no step is lost
-            assert checkpoint_steps(ObjectStore(job.output_url))[-1] == last_step(job)
-    polls = []
-    run_training(job, tmp_path / "killed", lambda: polls.append(last_step(job)), poll_s=0.05)
-    assert model_bytes(job) == model_bytes(whole)
-    assert ObjectStore(job.output_url).read_json("result.json")["history"] == result["history"]
-    steps = [entry["loss"] for entry in read_journal(job.journal) if entry["kind"] == "step"]
-    assert steps == [entry["loss"] for entry in read_journal(whole.journal) if entry["kind"] == "step"]
-    resumes = [e for e in parse_lines(job.journal.read_text().splitlines()) if e["kind"] == "resume"]
-    assert any(entry["cursor"] > 0 for entry in resumes)  # not only at the ends of epochs
-    assert polls[-1] == result["step"]
+def assert_same(run, whole):
+    """Bit for bit the same training: model, evaluations, losses; and the accounts add up."""
+    assert run.model_bytes == whole.model_bytes
+    assert run.result["history"] == whole.result["history"]
+    assert run.losses == whole.losses
+    assert run.result["step"] == whole.result["step"]
+    assert run.result["utterances"] == whole.result["utterances"]
+    assert [entry["repeated"] for entry in run.entries("epoch")] == [0, 0, 0, 0]
 
 
-def test_a_training_ends_with_its_killed_parent(corpus, tmp_path):
-    job = corpus.job(tmp_path, epochs=ENDLESS)
-    job_file = tmp_path / "parent.json"
-    job_file.write_text(job.model_dump_json())
-    command = [sys.executable, "-c", PARENT, str(job_file), str(tmp_path)]
-    parent = subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT)
+def test_a_killed_training_ends_with_the_same_bytes(corpus, tmp_path):
+    """First its learner is killed, in mid-epoch (an epoch has 12 steps), then whoever wanted the training."""
+    whole = train_here(disturbed_job(corpus, tmp_path / "whole", "conformer"))
+    folder = tmp_path / "killed"
+    job = disturbed_job(corpus, folder, "conformer")
+    parent = start(job, folder)
     try:
-        wait_for_step(job, 2, parent)
+        wait_for_step(job, 8, parent)
+        os.kill(find_process(folder, "training.rank"), signal.SIGKILL)
+        wait_until(lambda: resumes(job), patience_s=60)
+        wait_for_step(job, 17, parent)
+        seen = last_step(job)
         parent.kill()
         parent.wait()
-        # the child holds the lock as long as it lives; it stops in good order, with a checkpoint
-        with file_lock(tmp_path / "training.lock", wait_s=30):
-            assert checkpoint_steps(ObjectStore(job.output_url))[-1] == last_step(job)
-            assert not ObjectStore(job.output_url).exists("result.json")
+        # nobody told them, yet all processes of the training end, in good order: nothing is lost that was told
+        wait_until(lambda: not processes_naming(str(folder)), patience_s=30)
+        assert checkpoint_steps(job) >= seen
     finally:
         parent.kill()
+        parent.wait()
+    assert not ObjectStore(job.output_url).exists("result.json")
+    polls = []
+    run = train(job, lambda: polls.append(last_step(job)))
+    assert_same(run, whole)
+    assert len(resumes(job)) == 2
+    assert any(entry["step"] % 12 for entry in resumes(job))  # not only at the ends of epochs
+    assert polls[-1] == run.result["step"]
 
 
-def test_a_failure_tells_the_end_of_the_log(corpus, tmp_path):
-    optimizer = {"kind": "sgd", "lr": 1e30, "clip_norm": 0}
-    schedule = {"kind": "constant", "warmup_epochs": 0}
-    job = corpus.job(tmp_path, optimizer=optimizer, schedule=schedule, epochs=30)
-    with pytest.raises(TrainingFailedError, match=r"status 1(.|\n)*train\.log(.|\n)*lower train\.optimizer\.lr"):
-        run_training(job, tmp_path, poll_s=0.05)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["blstm", "conformer"])
+def test_a_training_that_is_stopped_and_killed_again_and_again(corpus, tmp_path, kind):
+    """Before the first checkpoint, in mid-epoch, late; politely, the supervisor only, and all processes at once."""
+    whole = train_here(disturbed_job(corpus, tmp_path / "whole", kind))
+    folder = tmp_path / "killed"
+    job = disturbed_job(corpus, folder, kind)
+    for step, who, number in [
+        (1, "all", signal.SIGKILL),
+        (11, "supervisor", signal.SIGKILL),
+        (20, "supervisor", signal.SIGTERM),
+        (30, "store", signal.SIGKILL),
+        (34, "all", signal.SIGKILL),
+    ]:
+        parent = start(job, folder)
+        try:
+            wait_for_step(job, step, parent)
+            if who == "all":
+                end_processes(processes_naming(str(folder)))
+            elif who == "store":
+                os.kill(find_process(folder, "training.store.server"), number)
+                continue  # it comes back, and training goes on
+            else:
+                os.kill(find_process(folder, "training.supervise"), number)
+            parent.wait(60)
+            wait_until(lambda: not processes_naming(str(folder)), patience_s=30)
+        finally:
+            if who != "store":
+                parent.kill()
+            parent.wait(240)
+        assert who == "store" or not ObjectStore(job.output_url).exists("result.json")
+    assert_same(train(job), whole)
 
 
 class Cancelled(BaseException):
@@ -142,5 +187,100 @@ def test_an_exception_of_the_caller_ends_the_training(corpus, tmp_path):
 
     with pytest.raises(Cancelled):
         run_training(job, tmp_path, cancel, poll_s=0.02)
-    with file_lock(tmp_path / "training.lock", wait_s=0):  # its holder is gone already
-        assert checkpoint_steps(ObjectStore(job.output_url))[-1] == last_step(job)
+    with file_lock(tmp_path / "training.lock", wait_s=0):  # its holder is gone already, and so is everybody else
+        assert not processes_naming(str(tmp_path))
+    assert checkpoint_steps(job) >= 2
+    assert not ObjectStore(job.output_url).exists("result.json")
+
+
+def test_a_failure_tells_the_end_of_the_log(corpus, tmp_path):
+    job = corpus.job(
+        tmp_path,
+        optimizer={"kind": "sgd", "lr": 1e30, "clip_norm": 0},
+        schedule={"kind": "constant", "warmup_epochs": 0},
+        epochs=ENDLESS,
+    )
+    with pytest.raises(TrainingFailedError, match=r"status 3(.|\n)*train\.log(.|\n)*lower train\.optimizer\.lr"):
+        run_training(job, tmp_path, poll_s=0.05)
+    bad = [entry for entry in read_journal(job.journal) if entry["kind"] == "bad"]
+    assert [entry["learner"] for entry in bad] == ["0.0"]
+
+
+def test_another_runs_output_is_refused(corpus, tmp_path):
+    train_here(corpus.job(tmp_path / "one", epochs=1), stop_at=2)
+    other = corpus.job(tmp_path / "two", run="run-2", output_url=str(tmp_path / "one" / "output"))
+    with pytest.raises(TrainingFailedError, match="belongs to another configuration"):
+        run_training(other, tmp_path / "two", poll_s=0.05)
+
+
+# --- several learners
+
+
+PLAIN = {
+    "epochs": 2,
+    "augment": {"enabled": False},
+    "optimizer": {"kind": "sgd", "lr": 0.05},
+    "average": 1,
+}
+"""Nothing random: neither dropout nor augmentation nor dither."""
+
+
+def test_a_node_of_two_learners_trains_what_one_trains(corpus, tmp_path):
+    """One code path: the two divide each batch, and add up their gradients."""
+    spec = corpus.spec("blstm", model=bare("blstm"))
+    one = train_here(corpus.job(tmp_path / "one", spec=spec, **PLAIN))
+    job = corpus.job(tmp_path / "two", spec=spec, strategy="scpsgd", learners_per_node=2, **PLAIN)
+    two = train(job)
+    ours, theirs = (load_file(run.bundle / "model.safetensors") for run in (one, two))
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        torch.testing.assert_close(theirs[name], tensor, rtol=1e-4, atol=1e-5, msg=name)
+    assert two.losses == pytest.approx(one.losses, rel=1e-4)
+    assert [entry["utterances"] for entry in two.entries("step")] == [e["utterances"] for e in one.entries("step")]
+    assert two.result["utterances"] == one.result["utterances"]
+    assert two.result["audio_seconds"] == pytest.approx(one.result["audio_seconds"])
+    assert two.result["step"] == one.result["step"]
+
+
+def assert_ring_adds_up(run, corpus, nodes, epochs):
+    """Every utterance once an epoch, by all nodes together; evaluated as average and as replicas."""
+    count = len(corpus.train)
+    assert [(e["epoch"], e["utterances"], e["index"], e["repeated"], e["nodes"]) for e in run.entries("epoch")] == [
+        (number, count, count, 0, nodes) for number in range(1, epochs + 1)
+    ]
+    assert run.result["utterances"] == epochs * count
+    assert run.result["repeated"] == 0
+    assert run.result["audio_seconds"] == pytest.approx(epochs * sum(s.row["duration"] for s in corpus.train))
+    learners = {f"{node}.0" for node in range(nodes)}
+    last = {entry["learner"]: entry for entry in run.entries("step")}
+    assert last.keys() == learners
+    assert sum(entry["utterances"] for entry in last.values()) == epochs * count
+    assert run.result["step"] == sum(entry["step"] for entry in last.values())
+    valid = run.entries("valid")
+    assert [entry["epoch"] for entry in valid] == list(range(1, epochs + 1))
+    for entry in valid:
+        assert entry["replicas"].keys() == {str(node) for node in range(nodes)}
+        assert all(isinstance(loss, float) for loss in [entry["valid_loss"], *entry["replicas"].values()])
+    assert not [entry for entry in read_journal(run.job.journal) if entry["kind"] == "bad"]
+
+
+def ring_job(corpus, folder, **world):
+    spec = corpus.spec("conformer", model=bare("conformer"))
+    return corpus.job(folder, spec=spec, epochs=12, optimizer={"lr": 1e-2}, **{**LEARNS, "max_batch": 8}, **world)
+
+
+def test_two_nodes_in_a_ring_learn_the_words(corpus, tmp_path):
+    run = train(ring_job(corpus, tmp_path, strategy="adpsgd", nodes=2))
+    assert run.result["valid"]["wer"] <= 0.1
+    assert_ring_adds_up(run, corpus, nodes=2, epochs=12)
+    averaged = [entry for entry in run.entries("step") if entry["exchanges"] + entry["answered"]]
+    assert {entry["learner"] for entry in averaged} == {"0.0", "1.0"}
+    assert not any(entry["failed"] for entry in run.entries("step"))
+
+
+@pytest.mark.slow
+def test_a_ring_of_nodes_of_two_learns_the_words(corpus, tmp_path):
+    run = train(ring_job(corpus, tmp_path, strategy="h-adpsgd", nodes=2, learners_per_node=2))
+    assert run.result["valid"]["wer"] <= 0.1
+    assert (run.result["strategy"], run.result["nodes"], run.result["learners_per_node"]) == ("h-adpsgd", 2, 2)
+    assert_ring_adds_up(run, corpus, nodes=2, epochs=12)

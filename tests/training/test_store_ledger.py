@@ -1,6 +1,7 @@
 """The store's books without processes: leases, accounts, replay, checkpoints, and decisions by a clock of our own."""
 
 import json
+import time
 from collections import Counter
 
 import numpy as np
@@ -391,3 +392,24 @@ def test_a_malformed_beat_changes_nothing(tmp_path):
         with pytest.raises(StoreError):
             beat(coordinator, 0, **news)
     assert coordinator.ledger.to_dict() == before
+
+
+def test_a_stop_waits_for_one_checkpoint_even_if_nothing_is_reported_yet(tmp_path):
+    coordinator, _ = make_coordinator(tmp_path, nodes=1)
+    join(coordinator, 0)
+    beat(coordinator, 0)
+    coordinator.handle({"op": "stop"})
+    reply = beat(coordinator, 0)
+    assert (reply["finish"], reply["checkpoint"]) == ("", 1)
+    record = {"node": 0, "step": 1, "seq": 1}
+    reply = beat(coordinator, 0, reports=[report(1, [0, 1])], records=[[1, record]])
+    deadline = time.monotonic() + 20
+    for seq in range(2, 10**6):  # it trains on meanwhile
+        if reply["finish"] or time.monotonic() > deadline:
+            break
+        reply = beat(coordinator, 0, reports=[report(seq, [seq % 30])])
+        assert reply["checkpoint"] is None
+        time.sleep(0.01)
+    assert reply["finish"] == "stop"
+    document = ObjectStore(str(tmp_path / "output_url")).read_json("checkpoints/000001/complete.json")
+    assert (document["totals"]["steps"], document["totals"]["utterances"]) == (1, 2)

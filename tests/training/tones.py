@@ -34,6 +34,7 @@ from training.store.client import StoreClient
 from training.store.node_client import NodeClient
 from training.store.server import Server, read_address
 from training.store.settings import Settings
+from training.store.worklist import Assignment
 from training.worker import Worker
 
 WORDS = ("ba", "ce", "di", "fu", "gu", "ly")
@@ -230,22 +231,19 @@ def store_here(job: TrainJob) -> Iterator[str]:
         thread.join(20)
 
 
-class StopsAt(Worker):
-    """Is asked to stop when it has made a given step, and makes no other."""
+class StopsAt(NodeClient):
+    """Asks for the end after a given step, and gives no work for another."""
 
     stop_at = 0
-    address = ""
-    asked = False
+    _asked = False
 
-    def _decide(self) -> dict[str, Any]:
-        assert self.client is not None
-        if self.step != self.stop_at:
-            return super()._decide()
-        if not self.asked:
-            self.asked = True
-            ask_here(self.address, {"op": "stop"})
-        self._leave_traces(self.client)
-        return {"do": "end", "why": why} if (why := self.client.finish()) else {"do": "wait"}
+    def next(self) -> Assignment | None:
+        if not self.stop_at or self.step < self.stop_at:
+            return super().next()
+        if not self._asked:
+            self._asked = True
+            ask_here(self._client.address, {"op": "stop"})
+        return None
 
 
 def ask_here(address: str, message: dict[str, Any]) -> dict[str, Any]:
@@ -268,11 +266,9 @@ def train_here(job: TrainJob, stop_at: int = 0) -> Trained:
     cpu, folder = torch.device("cpu"), job.journal.parent / "node-000"
     folder.mkdir(parents=True, exist_ok=True)
     with store_here(job) as address:
-        client = NodeClient(address, None, 0, folder=folder)
-        kind = StopsAt if stop_at else Worker
-        worker = kind(job, 0, Learner(job, cpu), NodeGroup(0, 1, folder / "meet", cpu), None, client)
-        if isinstance(worker, StopsAt):
-            worker.stop_at, worker.address = stop_at, address
+        client = StopsAt(address, None, 0, folder=folder)
+        client.stop_at = stop_at
+        worker = Worker(job, 0, Learner(job, cpu), NodeGroup(0, 1, folder / "meet", cpu), None, client)
         try:
             why = worker.run()
         finally:

@@ -56,6 +56,7 @@ class Coordinator:
         self._last = self._noted = now
         self._first_join: float | None = now if self.ledger.seats else None
         self._final: float | None = None
+        self._final_due = False
 
     # --- requests
 
@@ -321,11 +322,13 @@ class Coordinator:
         if not why or self.ledger.values.finish or (why != "stop" and not ready):
             return
         if self._final is None:
-            self._final = now + FINAL_S
+            # nodes may have made steps that they have not reported yet; at the end of the last epoch they have not
+            self._final, self._final_due = now + FINAL_S, why != "done" or not self.rounds.fresh
         if ready and now < self._final:
             if self.rounds.current is not None:
                 return
-            if not self.rounds.fresh:
+            if self._final_due:
+                self._final_due = False
                 self._begin_checkpoint()
                 return
         log.info("training ends: %s", why)

@@ -1,0 +1,76 @@
+"""A checkpoint with a missing object or a torn state stopped every resume instead of being passed over."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from storage.objects import ObjectStore
+from training.journal import parse_lines
+
+
+@pytest.fixture(scope="module")
+def tones():
+    """The tiny corpus of the training tests, and training on it in this process."""
+    if "tones" not in sys.modules:
+        path = Path(__file__).resolve().parents[1] / "training" / "tones.py"
+        spec = importlib.util.spec_from_file_location("tones", path)
+        sys.modules["tones"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules["tones"])
+    return sys.modules["tones"]
+
+
+@pytest.fixture(scope="module")
+def whole(tones, tmp_path_factory):
+    """A corpus, and a training on it that nothing disturbed."""
+    corpus = tones.make_corpus(tmp_path_factory.mktemp("tones"))
+    return corpus, tones.train_here(corpus.job(tmp_path_factory.mktemp("whole"), max_batch=4, checkpoint_steps=1000))
+
+
+def damage(store, folder, kind):
+    model, optimizer = f"{folder}/node-000/model.safetensors", f"{folder}/node-000/optimizer.safetensors"
+    if kind == "torn":
+        store.write(f"{folder}/complete.json", store.read(f"{folder}/complete.json")[:200])
+    elif kind == "never completed":
+        store.delete(f"{folder}/complete.json")
+    elif kind == "no model":
+        store.delete(model)
+    elif kind == "no optimizer":
+        store.delete(optimizer)
+    elif kind == "cut":
+        store.write(model, store.read(model)[:-9])
+    else:
+        data = bytearray(store.read(optimizer))
+        data[-5] ^= 4
+        store.write(optimizer, bytes(data))
+
+
+@pytest.mark.parametrize("kind", ["torn", "never completed", "no model", "no optimizer", "cut", "flipped"])
+def test_a_damaged_checkpoint_is_passed_over(tones, whole, tmp_path, kind):
+    corpus, undisturbed = whole
+    job = corpus.job(tmp_path, max_batch=4, checkpoint_steps=1000)
+    for step in (5, 8):
+        tones.train_here(job, stop_at=step)
+    store = ObjectStore(job.output_url)
+    folder = sorted(name.rsplit("/", 1)[0] for name in store.list("checkpoints") if name.endswith("complete.json"))[-1]
+    damage(store, folder, kind)
+    run = tones.train_here(job)
+    restarts = [entry for entry in parse_lines(job.journal.read_text().splitlines()) if entry["kind"] == "resume"]
+    assert restarts[-1]["steps"] == {"0.0": 5}
+    assert run.model_bytes == undisturbed.model_bytes
+    assert run.losses == undisturbed.losses
+    # what is written after it counts, though its number may be lower than the damaged one's was
+    newest = sorted(name for name in store.list("checkpoints") if name.endswith("complete.json"))[-1]
+    assert store.read_json(newest)["totals"]["steps"] == run.result["step"]
+
+
+def test_with_every_checkpoint_damaged_training_starts_anew(tones, whole, tmp_path):
+    corpus, undisturbed = whole
+    job = corpus.job(tmp_path, max_batch=4, checkpoint_steps=1000)
+    tones.train_here(job, stop_at=5)
+    store = ObjectStore(job.output_url)
+    damage(store, next(name for name in store.list("checkpoints")).rsplit("/", 2)[0], "no model")
+    run = tones.train_here(job)
+    assert run.model_bytes == undisturbed.model_bytes
+    assert run.losses == undisturbed.losses

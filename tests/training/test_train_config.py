@@ -1,0 +1,62 @@
+"""What one may choose about training, and which worlds cannot be."""
+
+import pytest
+from pydantic import ValidationError
+
+from training.config import TrainConfig
+
+
+@pytest.mark.parametrize(
+    ("strategy", "nodes", "per_node"),
+    [
+        ("single", 1, 1),
+        ("scpsgd", 1, 1),
+        ("scpsgd", 1, 4),
+        ("adpsgd", 1, 1),
+        ("adpsgd", 5, 1),
+        ("h-adpsgd", 2, 2),
+        ("h-adpsgd", 3, 1),
+    ],
+)
+def test_worlds_that_can_be(strategy, nodes, per_node):
+    cfg = TrainConfig(strategy=strategy, nodes=nodes, learners_per_node=per_node)
+    assert cfg.learners == nodes * per_node
+
+
+@pytest.mark.parametrize(
+    ("strategy", "nodes", "per_node", "field", "remedy"),
+    [
+        ("single", 2, 1, "nodes is 2", "nodes=1, or adpsgd"),
+        ("scpsgd", 3, 2, "nodes is 3", "nodes=1, or adpsgd"),
+        ("single", 1, 2, "learners_per_node is 2", "learners_per_node=1, or scpsgd"),
+        ("adpsgd", 2, 2, "learners_per_node is 2", "learners_per_node=1, or h-adpsgd"),
+    ],
+)
+def test_worlds_that_cannot_be_are_refused_with_the_remedy(strategy, nodes, per_node, field, remedy):
+    with pytest.raises(ValidationError, match=f"{field}.*{remedy}"):
+        TrainConfig(strategy=strategy, nodes=nodes, learners_per_node=per_node)
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"strategy": "adpsdg"}, "strategy"),
+        ({"nodes": 0}, "nodes"),
+        ({"learners_per_node": 0}, "learners_per_node"),
+        ({"exchange": {"kind": "mpi"}}, r"exchange\.kind"),
+        ({"exchange": {"wire": "fp16"}}, r"exchange\.wire"),
+        ({"exchange": {"chunk_kb": 1}}, r"exchange\.chunk_kb"),
+        ({"exchange": {"per_step": 0}}, r"exchange\.per_step"),
+        ({"membership": {"beat_s": 0}}, r"membership\.beat_s"),
+        ({"membership": {"dead_after": 3}}, r"membership\.dead_after"),
+        ({"launch": {"kind": "slurm"}}, r"launch\.kind"),
+    ],
+)
+def test_other_nonsense_is_refused_by_the_fields_name(values, field):
+    with pytest.raises(ValidationError, match=field):
+        TrainConfig.model_validate(values)
+
+
+def test_the_default_is_one_learner():
+    cfg = TrainConfig()
+    assert (cfg.strategy, cfg.nodes, cfg.learners_per_node) == ("single", 1, 1)

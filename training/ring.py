@@ -1,0 +1,111 @@
+"""A node's place in the ring: each rank exchanges its own share of the weights with the same rank of other nodes.
+
+An all-gather inside the node spreads what the ranks' exchanges bring, so that averaging uses every rank's link.
+"""
+
+import time
+
+import torch
+from torch import Tensor
+
+from training.exchange.base import Exchange, ExchangeError, ExchangeStats
+from training.flat import FlatParameters
+from training.group import NodeGroup
+from training.membership import View
+
+FETCH_S = 30.0
+"""How long a newcomer waits for a neighbour's weights at a time."""
+FETCH_TRIES = 2
+
+
+class Ring:
+    """Averages one node's weights with its neighbours'. With one node only there is no exchange and nothing happens.
+
+    Args:
+        node: Number of the node.
+        group: The node's ranks.
+        flat: Its weights.
+        exchange: This rank's; None if there is one node only.
+    """
+
+    def __init__(self, node: int, group: NodeGroup, flat: FlatParameters, exchange: Exchange | None) -> None:
+        self.node, self.group, self.flat, self.exchange = node, group, flat, exchange
+        self.view = View()
+        self.averaging_s = 0.0
+        """Seconds that the last averaging took of the training step."""
+        self._part = group.share(flat.weights.numel())
+
+    def endpoints(self) -> tuple[str, ...]:
+        """Where the node's exchanges answer, in the order of the ranks."""
+        return tuple(self.group.gather_text(self.exchange.endpoint if self.exchange else ""))
+
+    def set_view(self, view: View) -> None:
+        """Who takes part from now on."""
+        self.view = view
+        if self.exchange:
+            self.exchange.set_view(view)
+
+    def start(self, step: int) -> None:
+        """Take part with the present weights."""
+        if self.exchange:
+            self.exchange.start(self._mine(), step)
+
+    def _mine(self) -> Tensor:
+        """This rank's share of the weights."""
+        start, stop = self._part
+        return self.flat.weights[start:stop]
+
+    def take_from_neighbour(self) -> bool:
+        """Replace the weights by a live neighbour's, each rank its share; False if nobody has finite ones."""
+        part = None
+        for _ in range(FETCH_TRIES):
+            part = self.exchange.fetch(FETCH_S) if self.exchange else None
+            if self.group.all(part is not None and bool(torch.isfinite(part).all())):
+                break
+            part = None
+            if not self.exchange or not self.view.without(self.node).members:
+                break
+            time.sleep(1.0)
+        if part is None:
+            return False
+        self.flat.load(self.group.gather_shares(part.to(self.flat.weights.device), self.flat.weights.numel()))
+        return True
+
+    def ready(self) -> bool:
+        """Whether this rank's exchange has brought something."""
+        return self.exchange is not None and self.exchange.ready()
+
+    @torch.no_grad()
+    def average(self) -> None:
+        """Add what the exchanges of all ranks have brought, half the differences to neighbours, to the live weights."""
+        assert self.exchange is not None
+        started = time.monotonic()
+        delta = self.exchange.take()
+        weights = self.flat.weights
+        weights.add_(self.group.gather_shares(delta.to(weights.device), weights.numel()))
+        self.exchange.release()
+        self.averaging_s = time.monotonic() - started
+
+    def after_step(self, step: int) -> None:
+        """Offer the weights after a step, and allow further exchanges.
+
+        Raises:
+            ExchangeError: If the exchange has died. That cannot be mended from here: the node starts its processes
+                anew, which rejoin the ring.
+        """
+        if self.exchange is None:
+            return
+        if not self.exchange.alive():
+            raise ExchangeError(f"the exchange of node {self.node} rank {self.group.rank} has ended by itself")
+        self.exchange.give(self._mine(), step)
+        self.exchange.tick(step)
+
+    def idle(self, step: int) -> None:
+        """There is nothing to train: the neighbours' averaging still reaches this replica."""
+        if self.exchange is not None and self.group.all(self.exchange.ready()):
+            self.average()
+            self.exchange.give(self._mine(), step)
+
+    def stats(self) -> ExchangeStats | None:
+        """Figures of this rank's exchange."""
+        return self.exchange.stats() if self.exchange else None

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 
 from benchmarks import netns
@@ -231,7 +232,8 @@ class _Learner:
     def _step(self, _: Mapping[str, Any]) -> None:
         time.sleep(self.setup.step_s)
         self.grads.fill_(1e-6 * (1 + self.setup.node))
-        self.group.sum(self.grads)
+        if self.group.size > 1:
+            dist.all_reduce(self.grads)
         if self._all_ready():
             self._average()
         self.weights.sub_(self.grads)
@@ -247,10 +249,8 @@ class _Learner:
 
     def _all_ready(self) -> bool:
         ready = self.exchange is not None and self.exchange.ready()
-        if self.group.size == 1:
-            return ready
-        votes = self.group.sum(torch.tensor([0.0, 0.0, float(ready)], dtype=torch.float64))  # with loss and tokens
-        return round(float(votes[2])) == self.group.size
+        # as many numbers as the worker gathers with losses and the exchange's figures
+        return all(part[0] for part in self.group.gather_numbers([float(ready), *[0.0] * 8]))
 
     def _average(self) -> None:
         assert self.exchange is not None

@@ -4,7 +4,6 @@
 starts a Prefect server of its own, which ends with the run, and MLflow works on SQLite without any server.
 """
 
-import ctypes
 import http.client
 import json
 import os
@@ -21,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.home import home, mlflow_artifacts
+from training.processes import bind_to_parent, stop
 
 LOOPBACK = "127.0.0.1"
 START_S = 180.0
-_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class ServiceError(RuntimeError):
@@ -64,13 +63,7 @@ class Service:
 
     def stop(self, patience_s: float = 10.0) -> None:
         """End it: politely, then not."""
-        if self.process.poll() is None:
-            self.process.terminate()
-        try:
-            self.process.wait(patience_s)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        stop(self.process, patience_s)
 
     def _log_end(self) -> str:
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines() if self.log.exists() else []
@@ -93,12 +86,6 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _end_with_parent() -> None:
-    """Runs in the child before exec: the system ends it when this process dies, however it dies."""
-    if _libc is not None:
-        _libc.prctl(1, signal.SIGTERM)
-
-
 def spawn(name: str, command: list[str], url: str, health: str, env: dict[str, str] | None = None) -> Service:
     """Start a server as a child that cannot outlive this process; its output goes to a log in the data folder."""
     log = home() / "logs" / f"{name}.log"
@@ -110,15 +97,9 @@ def spawn(name: str, command: list[str], url: str, health: str, env: dict[str, s
             stdout=out,
             stderr=out,
             env={**os.environ, **(env or {})},
-            preexec_fn=_end_with_parent,
+            preexec_fn=bind_to_parent,
         )
     return Service(name, url, health, process, log)
-
-
-def adopt_orphans() -> None:
-    """Become the parent of descendants whose parent dies: flows of a killed worker, for example."""
-    if _libc is not None:
-        _libc.prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
 
 
 def end_orphans(keep: set[int], patience_s: float = 15.0) -> None:

@@ -92,6 +92,11 @@ def snapshot_name(epoch: int) -> str:
     return f"snapshots/epoch-{epoch:04d}.safetensors"
 
 
+def evaluation_name(epoch: int) -> str:
+    """Where the evaluator keeps what it found for an epoch: its replicas are deleted then."""
+    return f"replicas/epoch-{epoch:04d}.json"
+
+
 def read_weights(store: ObjectStore, name: str) -> dict[str, Tensor]:
     """Weights by name."""
     return dict(load(store.read(name)))

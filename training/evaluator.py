@@ -21,6 +21,7 @@ from storage.objects import ObjectMissingError, ObjectStore
 from training.batching import derive_seed
 from training.checkpoint import (
     best_epochs,
+    evaluation_name,
     mean_weights,
     prune_snapshots,
     read_weights,
@@ -89,13 +90,13 @@ class Evaluator:
         except ObjectMissingError:
             # evaluated before the training was resumed from a checkpoint that did not know of it
             return self._earlier(epoch, nodes)
-        self.output.write_json(_result_name(epoch), result)
+        self.output.write_json(evaluation_name(epoch), result)
         return result
 
     def _earlier(self, epoch: int, nodes: list[int]) -> dict[str, Any]:
         """What an earlier evaluation of an epoch found, whose replicas are gone."""
         try:
-            return dict(self.output.read_json(_result_name(epoch)))
+            return dict(self.output.read_json(evaluation_name(epoch)))
         except ObjectMissingError:
             log.warning("the replicas of epoch %d are missing: it cannot be chosen", epoch)
             return _nothing(epoch, nodes)
@@ -162,10 +163,6 @@ class Evaluator:
         }
         self.output.write_json("result.json", result)
         return result
-
-
-def _result_name(epoch: int) -> str:
-    return f"replicas/epoch-{epoch:04d}.json"
 
 
 def _nothing(epoch: int, nodes: list[int]) -> dict[str, Any]:

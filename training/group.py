@@ -74,6 +74,14 @@ class NodeGroup:
         dist.all_gather(parts, data, group=self._control)
         return [part.numpy().tobytes().rstrip(b"\0").decode() for part in parts]
 
+    def gather_numbers(self, mine: list[float]) -> list[list[float]]:
+        """Some numbers of every rank, as many of each, in the order of the ranks."""
+        if self.size == 1:
+            return [mine]
+        parts = [torch.zeros(len(mine), dtype=torch.float64) for _ in range(self.size)]
+        dist.all_gather(parts, torch.tensor(mine, dtype=torch.float64), group=self._control)
+        return [part.tolist() for part in parts]
+
     def all(self, mine: bool) -> bool:
         """Whether it is so at every rank."""
         if self.size == 1:
@@ -81,12 +89,6 @@ class NodeGroup:
         flag = torch.tensor([int(mine)])
         dist.all_reduce(flag, dist.ReduceOp.MIN, group=self._control)
         return bool(flag)
-
-    def sum(self, tensor: Tensor) -> Tensor:
-        """Sum over the ranks, in place."""
-        if self.size > 1:
-            dist.all_reduce(tensor)
-        return tensor
 
     def share(self, total: int) -> tuple[int, int]:
         """The part [start, stop) of a flat buffer that this rank exchanges."""

@@ -6,11 +6,21 @@ import signal
 import subprocess
 import sys
 
-_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+def bind_to_parent(number: int = signal.SIGTERM) -> None:
+    """Ask Linux to send this process a signal when its parent dies, kill -9 included; elsewhere do nothing.
+
+    It fits `preexec_fn`; a parent that died before goes unnoticed, for which see `end_with_parent`.
+    """
+    if _libc is not None:
+        _libc.prctl(_PR_SET_PDEATHSIG, int(number))
 
 
 def end_with_parent(parent: int, number: int = signal.SIGTERM) -> None:
-    """Ask Linux to send this process a signal when its parent dies, kill -9 included; elsewhere do nothing.
+    """Like `bind_to_parent`, from the child's own code.
 
     Args:
         parent: The parent's process number, from the parent itself: it may have died before this process could ask.
@@ -19,11 +29,15 @@ def end_with_parent(parent: int, number: int = signal.SIGTERM) -> None:
     Raises:
         SystemExit: If the parent is dead already.
     """
-    if sys.platform != "linux":
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(number))
-    if os.getppid() != parent:
+    bind_to_parent(number)
+    if _libc is not None and os.getppid() != parent:
         raise SystemExit("the parent died before this process could begin")
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose parent dies: flows of a killed worker, for example."""
+    if _libc is not None:
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def stop(process: "subprocess.Popen[bytes]", patience_s: float = 8.0) -> None:

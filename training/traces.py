@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from storage.objects import ObjectStore
-from training.checkpoint import cpu_weights, save_replica, write_weights
+from training.checkpoint import cpu_weights, evaluation_name, save_replica, write_weights
 from training.compute import Learner
 from training.optim import optimizer_tensors
 from training.store.messages import checkpoint_folder, replica_name
@@ -33,13 +33,14 @@ class Traces:
         self.node, self.learner, self.output, self.client = node, learner, output, client
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="writer")
         self._begun: set[tuple[str, int]] = set()
+        self._closed_before = 0
 
-    def leave(self, step: int, totals: dict[str, float]) -> None:
+    def leave(self, step: int, totals: list[dict[str, float]]) -> None:
         """Copy what is wanted of this replica, if anything is; each thing once.
 
         Args:
             step: Steps that this replica has made.
-            totals: Its counters, for a resume.
+            totals: Its learners' counters, for a resume.
         """
         epoch, checkpoint = self.client.snapshot_wanted(), self.client.checkpoint_wanted()
         if epoch is not None and self._is_new("epoch", epoch):
@@ -47,9 +48,23 @@ class Traces:
         if checkpoint is not None and self._is_new("checkpoint", checkpoint):
             self._checkpoint(checkpoint, {"node": self.node, "step": step, "seq": self.client.seq, "totals": totals})
 
-    def forget(self) -> None:
-        """The node has joined anew: what was asked before may be asked again."""
+    def end_epoch(self, epoch: int) -> None:
+        """Leave the replica without being asked: the store asks a beat after an epoch's end, some steps later.
+
+        Args:
+            epoch: The epoch that has just ended (1 is the first).
+        """
+        if self._is_new("epoch", epoch):
+            self._snapshot(epoch)
+
+    def joined(self, closed: int) -> None:
+        """The node has joined anew: what was asked before may be asked again.
+
+        Args:
+            closed: Epochs that were over by then.
+        """
         self._begun.clear()
+        self._closed_before = closed
 
     def _is_new(self, kind: str, number: int) -> bool:
         if (kind, number) in self._begun:
@@ -61,10 +76,16 @@ class Traces:
         weights = cpu_weights(self.learner.model)
 
         def write() -> None:
-            write_weights(self.output, replica_name(epoch, self.node), weights)
+            if epoch > self._closed_before or not self._was_left(epoch):
+                write_weights(self.output, replica_name(epoch, self.node), weights)
             self.client.snapshot_written(epoch)
 
         self._submit(write)
+
+    def _was_left(self, epoch: int) -> bool:
+        """Whether a replica was left at that epoch's end, before the checkpoint that this process began with."""
+        names = (replica_name(epoch, self.node), evaluation_name(epoch))
+        return any(self.output.exists(name) for name in names)
 
     def _checkpoint(self, number: int, record: dict[str, Any]) -> None:
         weights, optimizer = cpu_weights(self.learner.model), optimizer_tensors(self.learner.optimizer)

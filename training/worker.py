@@ -13,17 +13,17 @@ import time
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from storage.objects import ObjectStore
+from training.accounts import Accounts, Part, together
 from training.batching import derive_seed, plan_epoch
 from training.checkpoint import (
     CheckpointError,
     load_replica,
     mean_weights,
 )
-from training.compute import Learner, Losses, open_set
+from training.compute import Learner, open_set
 from training.exchange.base import Exchange
 from training.group import GradientReducer, NodeGroup
 from training.job import TrainJob
@@ -91,7 +91,7 @@ class Worker:
         self.reducer = GradientReducer(group, learner.flat)
         self.prefetch = Prefetcher(self.data.batch)
         self.step = 0
-        self.totals = Losses()
+        self.accounts = Accounts(node, group.size, self.cfg.epochs, client) if client else None
         self.traces = Traces(node, learner, self.output, client) if client else None
         self.stop_requested = threading.Event()
         self.slow = 1.0
@@ -141,9 +141,9 @@ class Worker:
         else:
             raise NoWeightsError(f"node {self.node} found no weights to begin with, neither a checkpoint's nor others'")
         self.ring.start(self.step)
-        if self.traces:
-            self.traces.forget()
-        if self.client:
+        self._current = None
+        if self.client and self.traces:
+            self.traces.joined(self.client.progress().closed)
             self.client.begin(self._plan, self.data.index.column("shard"))
         log.info("node %d rank %d: weights %s, from step %d on", self.node, self.group.rank, facts["source"], self.step)
 
@@ -161,7 +161,8 @@ class Worker:
             weights, optimizer = load_replica(self.output, record["files"])
             load_optimizer_tensors(self.learner.optimizer, optimizer)
             self.step = int(record["step"])
-            self.totals = Losses(**record["totals"])
+            if self.accounts:
+                self.accounts.load(record["totals"])
         else:
             weights = mean_weights(load_replica(self.output, one["files"])[0] for one in records)
         self.learner.model.load_state_dict(weights)
@@ -188,8 +189,8 @@ class Worker:
             return {"do": "end", "why": "left"}
         if client.dropped():
             return {"do": "rejoin"}
-        if self.traces:
-            self.traces.leave(self.step, vars(self.totals).copy())
+        if self.traces and self.accounts:
+            self.traces.leave(self.step, self.accounts.to_list())
         if why := client.finish():
             return {"do": "end", "why": why}
         view = client.view()
@@ -198,6 +199,9 @@ class Worker:
         work = client.next()
         if work is None:
             return {"do": "wait"}
+        if self.traces and self.cfg.nodes == 1 and self._current and work.epoch > self._current.epoch:
+            # a node alone knows to the step when an epoch is over: its evaluations repeat bit for bit
+            self.traces.end_epoch(work.epoch)
         return self._orders(work, client)
 
     def _orders(self, work: Assignment, client: NodeClient) -> Orders:
@@ -229,10 +233,12 @@ class Worker:
         self.prefetch.hint([_rows(rows)[rank::size] for rows in orders["next"]])
         losses = self.learner.gradient(batch, derive_seed("step", self.job.seed, self.name, self.step))
         self.reducer.finish()
-        together, agree = self._add_up(losses)
-        norm = self.learner.scale_gradient(together.tokens)
-        good = math.isfinite(norm) and math.isfinite(together.loss)
-        if agree:
+        part = Part.of(losses, self.ring.ready(), self.ring.stats())
+        parts = [Part.from_list(values) for values in self.group.gather_numbers(part.to_list())]
+        sums = together(parts)
+        norm = self.learner.scale_gradient(sums.tokens)
+        good = math.isfinite(norm) and math.isfinite(sums.loss)
+        if all(part.ready for part in parts):
             self.ring.average()
         if good:
             self.learner.update(orders["lr"])
@@ -240,66 +246,34 @@ class Worker:
         if self.slow > 1.0:  # a fault that tests inject: a machine that is so many times slower
             time.sleep((time.monotonic() - started) * (self.slow - 1.0))
         self.ring.after_step(self.step)
-        self._account(together, good)
-        self._log(orders, together, norm, time.monotonic() - started)
+        self._report(orders, parts, norm, good, time.monotonic() - started)
         self._bad = 0 if good else self._bad + 1
         if self._bad >= self.cfg.membership.max_bad_steps:
             self._recover()
-
-    def _add_up(self, mine: Losses) -> tuple[Losses, bool]:
-        """Sums over the node's ranks, and whether all of them have something from their neighbours to add."""
-        ready = self.ring.ready()
-        if self.group.size == 1:
-            return mine, ready
-        values = torch.tensor([*mine.to_list(), float(ready)], device=self.group.device, dtype=torch.float64)
-        *sums, votes = self.group.sum(values).tolist()
-        return Losses(*sums), round(votes) == self.group.size
 
     def _idle(self, _: Orders) -> None:
         time.sleep(IDLE_S)
         self.ring.idle(self.step)
 
-    def _account(self, sums: Losses, good: bool) -> None:
-        totals = self.totals
-        totals.utterances += sums.utterances
-        totals.seconds += sums.seconds
-        totals.unalignable += sums.unalignable
-        if self.client is None or self._current is None:
+    def _report(self, orders: Orders, parts: list[Part], norm: float, good: bool, seconds: float) -> None:
+        if self.accounts is None or self._current is None:
             return
-        # one bad step, which changed no weight, must not void the whole sum
-        self.client.trained(
-            self._current,
-            loss_sum=sums.loss if good else 0.0,
-            tokens=int(sums.tokens) if good else 0,
-            seconds=sums.seconds,
-            utterances=int(sums.utterances),
-            unalignable=int(sums.unalignable),
-            skipped=0 if good else int(sums.utterances),
-        )
-
-    def _log(self, orders: Orders, sums: Losses, norm: float, seconds: float) -> None:
-        if self.client is None or self.step % self.cfg.log_steps:
+        self.accounts.step(self._current, parts, good)
+        if self.step % self.cfg.log_steps:
             return
-        entry: dict[str, Any] = {
-            "kind": "step",
-            "learner": self.name,
+        shared = {
             "step": self.step,
             "epoch": orders["progress"],
-            "epochs": self.cfg.epochs,
-            "loss": sums.loss / max(1.0, sums.tokens),
             "lr": orders["lr"],
             "grad_norm": norm,
-            "utterances": int(self.totals.utterances),
-            "audio_seconds": self.totals.seconds,
             "elapsed": orders["elapsed"],
             "step_s": seconds,
             "nodes": len(self.ring.view.members),
         }
         if (stats := self.ring.stats()) is not None:
-            entry |= {"exchange_s": stats.last_s, "staleness": stats.staleness, "distance": stats.distance}
-            entry |= {"exchanges": stats.initiated, "answered": stats.answered, "failed": stats.failed}
-            entry["averaging_s"] = self.ring.averaging_s
-        self.client.journal(entry)
+            shared |= {"exchanges": stats.initiated, "answered": stats.answered, "failed": stats.failed}
+            shared["averaging_s"] = self.ring.averaging_s
+        self.accounts.journal(parts, **shared)
 
     def _recover(self) -> None:
         """Too many steps without a finite loss: take a neighbour's weights, or give up."""

@@ -14,6 +14,7 @@ import typer
 from rich.table import Table
 
 from flows.cli.common import JsonOption, SetOption, err, friendly, out, print_json
+from training.processes import adopt_orphans
 
 if TYPE_CHECKING:
     from flows.services import Service
@@ -42,7 +43,7 @@ def up(
         signal.signal(name, lambda *_: stop.set())
     for port in (prefect_port, mlflow_port):
         _check_port(port)
-    services.adopt_orphans()
+    adopt_orphans()
     with ExitStack() as stack:
         started = [services.start_prefect(prefect_port), services.start_mlflow(mlflow_port)]
         for service in started:

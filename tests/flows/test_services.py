@@ -109,7 +109,8 @@ def test_a_service_ends_with_its_parent_even_if_that_is_killed(home):
 ADOPTER = """
 import subprocess, sys, time
 from flows import services
-services.adopt_orphans()
+from training.processes import adopt_orphans
+adopt_orphans()
 kept = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
 # a child that leaves two children of its own, one of which does not mind SIGTERM
 stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(100)"

@@ -1,0 +1,115 @@
+"""What a node tells of its steps: to the store what was trained, to the journal how each of its learners fares."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from training.compute import Losses
+from training.exchange.base import ExchangeStats
+from training.store.node_client import NodeClient
+from training.store.worklist import Assignment
+
+
+@dataclass
+class Part:
+    """One rank's part of a step; all ranks' parts go to all ranks."""
+
+    losses: Losses
+    ready: bool
+    """Whether its exchange has brought something to add."""
+    exchange_s: float = 0.0
+    """Seconds of its last exchange."""
+    staleness: float = 0.0
+    distance: float = 0.0
+
+    @classmethod
+    def of(cls, losses: Losses, ready: bool, stats: ExchangeStats | None) -> "Part":
+        """Put together from a step's sums and the exchange's figures."""
+        if stats is None:
+            return cls(losses, ready)
+        return cls(losses, ready, stats.last_s, stats.staleness, stats.distance)
+
+    def to_list(self) -> list[float]:
+        """As numbers."""
+        return [*self.losses.to_list(), float(self.ready), self.exchange_s, self.staleness, self.distance]
+
+    @classmethod
+    def from_list(cls, values: list[float]) -> "Part":
+        """From what `to_list` gave."""
+        *losses, ready, exchange_s, staleness, distance = values
+        return cls(Losses(*losses), bool(ready), exchange_s, staleness, distance)
+
+
+def together(parts: list[Part]) -> Losses:
+    """Sums over the ranks; a loss that is no number makes the sum none."""
+    return Losses(*(sum(column) for column in zip(*(part.losses.to_list() for part in parts), strict=True)))
+
+
+class Accounts:
+    """Counters of a node's learners, kept at rank 0.
+
+    Args:
+        node: Number of the node.
+        ranks: Its learners.
+        epochs: Epochs to train.
+        client: Where reports and journal lines go.
+    """
+
+    def __init__(self, node: int, ranks: int, epochs: int, client: NodeClient) -> None:
+        self.node, self.epochs, self.client = node, epochs, client
+        self.totals = [Losses() for _ in range(ranks)]
+
+    def to_list(self) -> list[dict[str, float]]:
+        """For a checkpoint."""
+        return [vars(total).copy() for total in self.totals]
+
+    def load(self, totals: list[dict[str, float]]) -> None:
+        """From a checkpoint; a node of another size counts anew."""
+        if len(totals) == len(self.totals):
+            self.totals = [Losses(**total) for total in totals]
+
+    def step(self, assignment: Assignment, parts: list[Part], good: bool) -> None:
+        """A batch is trained.
+
+        Args:
+            assignment: The batch.
+            parts: Of all ranks.
+            good: Whether it changed the weights; one bad step must not void the whole sum.
+        """
+        for total, part in zip(self.totals, parts, strict=True):
+            total.utterances += part.losses.utterances
+            total.seconds += part.losses.seconds
+            total.unalignable += part.losses.unalignable
+        sums = together(parts)
+        self.client.trained(
+            assignment,
+            loss_sum=sums.loss if good else 0.0,
+            tokens=int(sums.tokens) if good else 0,
+            seconds=sums.seconds,
+            utterances=int(sums.utterances),
+            unalignable=int(sums.unalignable),
+            skipped=0 if good else int(sums.utterances),
+        )
+
+    def journal(self, parts: list[Part], **shared: Any) -> None:
+        """A line for each learner.
+
+        Args:
+            parts: Of all ranks.
+            shared: What is the same for all: `step`, `epoch`, `lr`, `grad_norm`, `elapsed`, `step_s`, `nodes` and, with
+                an exchange, its counters.
+        """
+        for rank, (total, part) in enumerate(zip(self.totals, parts, strict=True)):
+            if not part.losses.utterances and len(parts) > 1:
+                continue  # this rank had no work in the last step of a lease
+            entry = {
+                "kind": "step",
+                "learner": f"{self.node}.{rank}",
+                "epochs": self.epochs,
+                "loss": part.losses.loss / max(1.0, part.losses.tokens),
+                "utterances": int(total.utterances),
+                "audio_seconds": total.seconds,
+                **shared,
+            }
+            if "exchanges" in shared:
+                entry |= {"exchange_s": part.exchange_s, "staleness": part.staleness, "distance": part.distance}
+            self.client.journal(entry)

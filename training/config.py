@@ -164,6 +164,12 @@ class TrainConfig(BaseModel):
     def _check_world(self) -> "TrainConfig":
         if self.strategy in ("single", "scpsgd") and self.nodes > 1:
             raise ValueError(f"nodes is {self.nodes} but {self.strategy} has one node: use nodes=1, or adpsgd")
+        if self.exchange.kind == "gloo" and self.exchange.neighbours != "ring":
+            raise ValueError("exchange.kind gloo has fixed neighbours: use exchange.neighbours=ring, or kind=zmq")
+        if self.exchange.kind == "gloo" and self.launch.kind != "local":
+            raise ValueError(
+                f"exchange.kind gloo is for nodes of one machine (launch.kind=local), not {self.launch.kind}: use zmq"
+            )
         if self.strategy in ("single", "adpsgd") and self.learners_per_node > 1:
             other = "scpsgd" if self.strategy == "single" else "h-adpsgd"
             raise ValueError(

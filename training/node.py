@@ -13,7 +13,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from training.job import TrainJob
 from training.processes import end_with_parent, stop
 from training.rank import DIVERGED, STOPPED, NodeSetup
 
@@ -29,7 +28,7 @@ class NodeError(RuntimeError):
 
 def fetch_job(
     store: str, key_file: Path | None, patience_s: float = JOB_PATIENCE_S, stop: threading.Event | None = None
-) -> TrainJob | None:
+) -> dict[str, Any] | None:
     """Ask the store what to train.
 
     Args:
@@ -39,7 +38,8 @@ def fetch_job(
         stop: Ends the waiting when it is set.
 
     Returns:
-        The job; None if it was told to stop.
+        The job as JSON, unread: this process needs nothing of it that would be worth loading torch for; None if it was
+        told to stop.
 
     Raises:
         NodeError: If the store does not answer.
@@ -54,7 +54,7 @@ def fetch_job(
     try:
         while stop is None or not stop.is_set():
             try:
-                return TrainJob.model_validate(client.request({"op": "job"}, patience_s=1.0)["job"])
+                return dict(client.request({"op": "job"}, patience_s=1.0)["job"])
             except StoreUnreachableError:
                 if time.monotonic() > deadline:
                     raise
@@ -96,10 +96,10 @@ class Node:
         job = fetch_job(self.setup.store, self.setup.key_file, stop=self._stop)
         if job is None:
             return STOPPED
-        (folder / "job.json").write_text(job.model_dump_json(), encoding="utf-8")
+        (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
         (folder / "node.json").write_text(self.setup.model_dump_json(), encoding="utf-8")
         for attempt in range(self.max_restarts + 1):
-            status = self._attempt(job.train.learners_per_node, attempt)
+            status = self._attempt(int(job["train"]["learners_per_node"]), attempt)
             if status in (0, STOPPED, DIVERGED) or self._stop.is_set():
                 return status
             log.warning("node %d: its processes ended with status %d", self.setup.node, status)

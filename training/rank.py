@@ -5,11 +5,14 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
 
-from training.job import TrainJob
 from training.processes import end_with_parent
+
+if TYPE_CHECKING:
+    from training.job import TrainJob
 
 log = logging.getLogger(__name__)
 STOPPED, DIVERGED = 75, 3
@@ -52,11 +55,13 @@ def main(argv: list[str]) -> int:
     end_with_parent(parent if size == 1 else os.getppid(), signal.SIGKILL)
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s %(levelname)s [rank {rank}] %(message)s")
     setup = NodeSetup.model_validate_json(setup_file.read_bytes())
+    from training.job import TrainJob
+
     job = TrainJob.model_validate_json((setup.folder / "job.json").read_bytes())
     return _run(job, setup, rank, size)
 
 
-def _run(job: TrainJob, setup: NodeSetup, rank: int, size: int) -> int:
+def _run(job: "TrainJob", setup: NodeSetup, rank: int, size: int) -> int:
     from training.compute import Learner, pick_device, use_threads
     from training.exchange import ExchangeSetup, World, build_exchange
     from training.exchange.keys import RingKey
@@ -85,7 +90,7 @@ def _run(job: TrainJob, setup: NodeSetup, rank: int, size: int) -> int:
                 bind_host=setup.bind_host,
                 advertise_host=setup.advertise_host,
                 seed=job.seed,
-                world=World(f"{setup.meeting}-{rank}", job.train.nodes) if setup.meeting else None,
+                world=World(setup.meeting, job.train.nodes) if setup.meeting else None,
             ),
         )
     client = None

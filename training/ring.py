@@ -73,7 +73,7 @@ class Ring:
 
     def ready(self) -> bool:
         """Whether this rank's exchange has brought something."""
-        return self.exchange is not None and self.exchange.ready()
+        return self.exchange is not None and self.exchange.alive() and self.exchange.ready()
 
     @torch.no_grad()
     def average(self) -> None:
@@ -96,13 +96,15 @@ class Ring:
         if self.exchange is None:
             return
         if not self.exchange.alive():
+            if not self.exchange.elastic:
+                return
             raise ExchangeError(f"the exchange of node {self.node} rank {self.group.rank} has ended by itself")
         self.exchange.give(self._mine(), step)
         self.exchange.tick(step)
 
     def idle(self, step: int) -> None:
         """There is nothing to train: the neighbours' averaging still reaches this replica."""
-        if self.exchange is not None and self.group.all(self.exchange.ready()):
+        if self.exchange is not None and self.group.all(self.ready()):
             self.average()
             self.exchange.give(self._mine(), step)
 

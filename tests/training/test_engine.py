@@ -176,6 +176,32 @@ def test_checkpoints_do_not_pile_up(undisturbed):
     assert document["totals"]["steps"] == run.result["step"]
 
 
+@pytest.fixture
+def exact_time(monkeypatch):
+    """The store notes the time of training at every look, not once a second."""
+    monkeypatch.setattr("training.store.coordinator.NOTE_S", 0.0)
+
+
+def test_max_minutes_ends_an_epoch_early_with_a_model(corpus, tmp_path, exact_time):
+    run = train_here(corpus.job(tmp_path, epochs=5000, max_batch=1, batch_seconds=0.1, max_minutes=0.3 / 60))
+    result = run.result
+    assert result["elapsed"] >= 0.3
+    assert result["step"] == len(run.losses) < 5000 * 48
+    assert result["epoch"] == result["history"][-1]["epoch"] == 1 + (result["step"] - 1) // 48
+    assert len(run.model_bytes) > 1000
+
+
+def test_max_minutes_counts_over_restarts(corpus, tmp_path, exact_time):
+    train_here(corpus.job(tmp_path, epochs=5000), stop_at=10)
+    spent = newest(corpus.job(tmp_path))[1]["elapsed"]
+    assert spent > 0
+    run = train_here(corpus.job(tmp_path, epochs=5000, max_minutes=(spent + 0.2) / 60))
+    (resume,) = run.entries("resume")
+    assert resume["elapsed"] == spent
+    assert run.result["elapsed"] >= spent + 0.2
+    assert run.result["step"] >= 10
+
+
 def test_without_any_epoch_there_is_a_clear_error(corpus, tmp_path):
     with pytest.raises(NoModelError, match=r"train\.max_minutes"):
         Evaluator(corpus.job(tmp_path)).finish({}, [])

@@ -87,6 +87,56 @@ def test_several_resumes(path):
     assert [entry["step"] for entry in read_journal(path) if entry["kind"] == "resume"] == [2]
 
 
+def learner_steps(path):
+    return [(entry["learner"], entry["step"]) for entry in read_journal(path) if entry["kind"] == "step"]
+
+
+def write_learners(journal, **last):
+    """Steps 1 to `last` of each learner, in turns."""
+    for step in range(1, max(last.values()) + 1):
+        for learner, end in last.items():
+            if step <= end:
+                journal.write("step", learner=learner.replace("_", ".").strip("n"), step=step)
+
+
+def test_a_resume_voids_each_learners_own_steps(path):
+    """Learners are at different steps in a checkpoint, and one that it does not know starts anew."""
+    journal = Journal(path)
+    journal.write("start", step=0)
+    write_learners(journal, n0_0=3, n1_0=6, n2_0=2)
+    journal.write("bad", learner="1.0", step=5, what="no number")
+    journal.write("bad", learner="0.0", step=2, what="no number")
+    journal.write("resume", step=6, epoch=0, steps={"0.0": 2, "1.0": 4})
+    journal.close()
+    assert learner_steps(path) == [("0.0", 1), ("1.0", 1), ("0.0", 2), ("1.0", 2), ("1.0", 3), ("1.0", 4)]
+    assert [entry["learner"] for entry in read_journal(path) if entry["kind"] == "bad"] == ["0.0"]
+
+
+def test_a_resume_voids_epochs_and_views_beyond_it(path):
+    """Steps over all learners count for views, epochs for what is told once an epoch."""
+    journal = Journal(path)
+    journal.write("view", step=0, number=1, nodes=[0, 1])
+    for epoch in (1, 2, 3):
+        journal.write("epoch", epoch=epoch, step=10 * epoch, utterances=48)
+        journal.write("valid", epoch=epoch, step=10 * epoch, valid_loss=1.0 / epoch)
+    journal.write("view", step=25, number=2, nodes=[0])
+    # every step of epoch 2 is in the checkpoint, but its last one closed the epoch only afterwards
+    journal.write("resume", step=20, epoch=1, steps={"0.0": 10, "1.0": 10})
+    journal.close()
+    left = [(entry["kind"], entry.get("epoch", entry.get("number"))) for entry in read_journal(path)]
+    assert left == [("view", 1), ("epoch", 1), ("valid", 1), ("resume", 1)]
+
+
+def test_a_start_voids_everything(path):
+    journal = Journal(path)
+    write_learners(journal, n0_0=2, n0_1=2)
+    journal.write("end", step=4)
+    journal.write("start", step=0)
+    write_learners(journal, n0_0=1)
+    journal.close()
+    assert [entry["kind"] for entry in read_journal(path)] == ["start", "step"]
+
+
 def test_a_tail_gives_every_entry_once_and_waits_for_whole_lines(path):
     tail = JournalTail(path)
     assert tail.new_entries() == []

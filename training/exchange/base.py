@@ -124,6 +124,8 @@ class Exchange(ABC):
 
     endpoint: str
     """Where other nodes reach this exchange: goes into `Member.endpoints[rank]`."""
+    elastic: bool = True
+    """Whether nodes may come and go. A fixed ring ends with the first node that leaves it, without an error."""
 
     @abstractmethod
     def start(self, weights: "torch.Tensor", step: int) -> None:

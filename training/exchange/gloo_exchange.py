@@ -8,6 +8,8 @@ from training.exchange.process import ProcessExchange
 class GlooExchange(ProcessExchange):
     """An exchange whose daemon meets its two neighbours in turn; nobody may join, and the first loss ends it."""
 
+    elastic = False
+
     def __init__(self, cfg: ExchangeConfig, setup: ExchangeSetup) -> None:
         """Start the daemon; it looks for the others in the background.
 

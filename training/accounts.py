@@ -55,8 +55,12 @@ class Accounts:
     """
 
     def __init__(self, node: int, ranks: int, epochs: int, client: NodeClient) -> None:
-        self.node, self.epochs, self.client = node, epochs, client
-        self.totals = [Losses() for _ in range(ranks)]
+        self.node, self.ranks, self.epochs, self.client = node, ranks, epochs, client
+        self.reset()
+
+    def reset(self) -> None:
+        """Count anew."""
+        self.totals = [Losses() for _ in range(self.ranks)]
 
     def to_list(self) -> list[dict[str, float]]:
         """For a checkpoint."""

@@ -89,6 +89,12 @@ class Learner:
         self.spec_augment = SpecAugment(self.cfg.augment)
         self.model.train()
 
+    def reset(self) -> None:
+        """Go back to the initial weights and an optimizer without a past."""
+        torch.manual_seed(derive_seed("init", self.job.seed))
+        self.model.load_state_dict(self.job.spec.build_model().state_dict())
+        self.optimizer.state.clear()
+
     def gradient(self, batch: Batch | None, seed: int) -> Losses:
         """Add the gradient of a batch's summed loss to the flat gradients, which are cleared first.
 

@@ -149,8 +149,17 @@ class Worker:
 
     def _get_weights(self, facts: Orders) -> bool:
         """Weights to begin with; False if a neighbour should give them and none does."""
+        if facts["source"] == "own":
+            return True
         if facts["source"] == "neighbour":
+            # it may be another process that made these steps: their seeds must not come twice
+            self.step = max(self.step, facts["step"])
             return self.ring.take_from_neighbour()
+        if self.step:  # training begins anew, and this process has trained already
+            self.learner.reset()
+            self.step = 0
+            if self.accounts:
+                self.accounts.reset()
         if facts["source"] == "checkpoint":
             self._resume(facts["record"], facts["records"])
         return True
@@ -227,7 +236,7 @@ class Worker:
     # --- training
 
     def _train(self, orders: Orders) -> None:
-        started = time.monotonic()
+        started, worked = time.monotonic(), time.thread_time()
         rank, size = self.group.rank, self.group.size
         batch = self.prefetch.take(_rows(orders["rows"])[rank::size])
         self.prefetch.hint([_rows(rows)[rank::size] for rows in orders["next"]])
@@ -244,7 +253,7 @@ class Worker:
             self.learner.update(orders["lr"])
         self.step += 1
         if self.slow > 1.0:  # a fault that tests inject: a machine that is so many times slower
-            time.sleep((time.monotonic() - started) * (self.slow - 1.0))
+            time.sleep((time.thread_time() - worked) * (self.slow - 1.0))
         self.ring.after_step(self.step)
         self._report(orders, parts, norm, good, time.monotonic() - started)
         self._bad = 0 if good else self._bad + 1
@@ -299,6 +308,7 @@ class Worker:
 def _facts(reply: JoinReply) -> Orders:
     return {
         "source": reply.source,
+        "step": reply.step,
         "record": reply.record,
         "records": list(reply.records),
         "resume": reply.resume,

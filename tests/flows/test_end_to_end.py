@@ -30,7 +30,7 @@ SET_FIELDS = {"wer", "wer_low", "wer_high", "cer", "sub", "ins", "del", "words",
 
 def trainers(home):
     """Training processes below a data folder."""
-    return [p for p in processes_naming(str(home)) if b"training.launch" in Path(f"/proc/{p}/cmdline").read_bytes()]
+    return [p for p in processes_naming(str(home)) if b"training.supervise" in Path(f"/proc/{p}/cmdline").read_bytes()]
 
 
 def flow_runs(api, **states):

@@ -118,8 +118,17 @@ class Server:
     def __init__(self, settings: Settings, folder: Path, endpoint: str, key: RingKey | None, fresh: bool) -> None:
         self.folder = folder
         self.context: zmq.Context[Any] = zmq.Context()
-        self.socket = bind(self.context, endpoint, key)
-        ledger = open_ledger(settings)
+        try:
+            self.socket = bind(self.context, endpoint, key)
+            self._open(settings, fresh)
+        except BaseException:
+            # otherwise whoever collects the context waits for its socket
+            self.context.destroy(0)
+            raise
+
+    def _open(self, settings: Settings, fresh: bool) -> None:
+        """Find the state that was, or begin a session."""
+        folder, ledger = self.folder, open_ledger(settings)
         self.log = StoreLog(folder / "store.sqlite", settings.journal)
         state, events = self.log.load()
         if state is None or state["values"]["run"] != settings.run:

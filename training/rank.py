@@ -119,4 +119,7 @@ def _run(job: "TrainJob", setup: NodeSetup, rank: int, size: int) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    status = main(sys.argv[1:])
+    logging.shutdown()
+    # torch's Gloo sometimes aborts while the interpreter takes it down, after everything is done and told
+    os._exit(status)

@@ -93,6 +93,7 @@ def test_tiny_run_has_all_fields_and_its_counts_add_up(tmp_path: Path) -> None:
     scaling.show(document)
 
 
+@pytest.mark.slow
 def test_killed_run_leaves_no_process(tmp_path: Path) -> None:
     child = start("--conditions", "homogeneous", "--strategies", "adpsgd", "--seconds", "60", folder=tmp_path)
     deadline = time.monotonic() + 60

@@ -204,7 +204,7 @@ def test_a_learner_ten_times_slower_trains_less_and_holds_nobody_up(corpus, tmp_
 def test_a_learner_may_join_in_the_middle(corpus, tmp_path):
     """Node 3 is killed for good at the start; a process started by hand takes its place."""
     job = fault_job(corpus, tmp_path, membership={**QUICK, "max_restarts": 0})
-    with Running(job) as running:
+    with Running(job, slow=20) as running:
         running.wait_for_epoch(1)
         for module in ("training.node", "training.rank"):
             for pid in running.processes(module, 3):
@@ -212,7 +212,7 @@ def test_a_learner_may_join_in_the_middle(corpus, tmp_path):
         wait_until(lambda: lefts(running), 30)
         store = json.loads((tmp_path / "store.json").read_text())["address"]
         words = ["--store", store, "--key-file", str(tmp_path / "ring.key"), "--node-rank", "3"]
-        words += ["--folder", str(tmp_path / "by-hand"), "--more", json.dumps({"slow": SLOW})]
+        words += ["--folder", str(tmp_path / "by-hand"), "--more", json.dumps({"slow": 20})]
         joiner = subprocess.Popen([sys.executable, "-m", "training.node", *words], cwd=ROOT)
         try:
             trained = running.finish()

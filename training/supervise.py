@@ -1,6 +1,6 @@
 """Runs a training on this machine: store, evaluator and local nodes; restarts what dies, ends what it began.
 
-A process of its own, the child of whoever wants the training. It trains nothing itself and imports no torch.
+A process of its own, the child of whoever wants the training. It trains nothing itself.
 """
 
 import json
@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -283,18 +282,15 @@ class Supervisor:
             stop(part.process, 3.0)
 
 
-def main(argv: list[str], before: Callable[[], Any] | None = None) -> int:
+def main(argv: list[str]) -> int:
     """Train the job in a file; the entry point of the supervising process.
 
     Args:
         argv: The job file, and the number of the process to end with (by default, the present parent).
-        before: Called before anything else; for tests.
     """
     end_with_parent(int(argv[1]) if len(argv) > 1 else os.getppid())
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     job = TrainJob.model_validate_json(Path(argv[0]).read_bytes())
-    if before:
-        before()
     # a killed parent's successor may be quicker than the end of these processes: only one may write checkpoints
     with file_lock(job.journal.parent / "training.lock", PREDECESSOR_S) as lock:
         supervisor = Supervisor(job, job.journal.parent, lock)

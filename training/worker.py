@@ -48,8 +48,6 @@ READ_AHEAD = 3
 JOIN_TRIES = 5
 MAX_RECOVERIES = 3
 """Times that a node takes a neighbour's weights after non-finite losses before it gives up."""
-STOPPED = 75
-"""Exit status of a process that was asked to stop and whose work is in a checkpoint (EX_TEMPFAIL)."""
 _REMEDY = "lower train.optimizer.lr or lengthen train.schedule.warmup_epochs"
 
 

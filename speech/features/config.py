@@ -2,20 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+
+KINDS_OF_OPTION: Mapping[str, tuple[str, ...]] = {
+    "log_energies": ("fbank", "fber"),
+    "use_energy": ("fbank", "mfcc"),
+    "energy_floor": ("fbank", "mfcc"),
+}
+"""Which kinds read an option that not all of them read."""
+
+
+def leave_out_defaults(value: dict[str, Any], model: BaseModel, fields: tuple[str, ...]) -> dict[str, Any]:
+    """A model's serialization without those of `fields` that have their default value.
+
+    Stage outputs are addressed by the serialized configuration: a field that came later must not move the outputs of
+    those who do not use it.
+    """
+    known = type(model).model_fields
+    unused = {name for name in fields if getattr(model, name) == known[name].get_default(call_default_factory=True)}
+    return {name: item for name, item in value.items() if name not in unused}
 
 
 class FeatureConfig(BaseModel):
-    """How a waveform becomes feature frames (definitions and defaults are Kaldi's, energy is not used)."""
+    """How a waveform becomes the frames that a model reads (definitions and defaults are Kaldi's).
+
+    In this order: features of a kind, normalization, deltas, splicing, stride.
+    """
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
 
-    kind: Literal["logmel", "mfcc"] = "logmel"
-    """Log-mel filter-bank energies, or mel-frequency cepstral coefficients."""
+    kind: Literal["logmel", "mfcc", "fbank", "fber"] = "logmel"
+    """Log-mel filter-bank energies, mel-frequency cepstral coefficients, filter-bank energies (logarithmic or linear,
+    with or without the frame's energy), or filter-bank energy ratios: each band's share of the frame's energy."""
     num_mels: int = Field(default=80, ge=3)
-    """Number of mel filters (Kaldi computes MFCC from 23, or 40 for its `hires` setup)."""
+    """Number of filters (Kaldi computes MFCC from 23, or 40 for its `hires` setup)."""
     num_ceps: int = Field(default=13, ge=1)
     """Number of cepstral coefficients, at most `num_mels`; only for "mfcc"."""
     frame_ms: float = Field(default=25.0, gt=0)
@@ -32,7 +55,62 @@ class FeatureConfig(BaseModel):
     """Coefficient of the first-order pre-emphasis filter."""
     cepstral_lifter: float = Field(default=22.0, ge=0)
     """Length of the cepstral lifter; 0 is none; only for "mfcc"."""
-    cmvn: Literal["none", "global", "speaker", "utterance"] = "global"
-    """Over what mean and variance are normalized: the training set, each speaker, or each utterance."""
+    scale: Literal["mel", "linear"] = "mel"
+    """Filters are equally wide on the mel scale, or in Hz."""
+    log_energies: bool | None = None
+    """Logarithms, or what they would be taken of; by default yes for "fbank" and no for "fber", which alone have it."""
+    use_energy: bool = False
+    """The frame's log energy comes as one more feature before the filters' ("fbank") or instead of the first
+    coefficient ("mfcc")."""
+    energy_floor: float = Field(default=0.0, ge=0)
+    """Smallest energy of a frame with `use_energy`, on the scale of squared 16-bit samples; 0 is none."""
+    cmvn: Literal["none", "global", "speaker", "utterance", "sliding"] = "global"
+    """Over what mean and variance are normalized: the training set, each speaker, each utterance, or a window that
+    slides over the utterance."""
+    cmvn_variance: bool = True
+    """Normalize the variance, too; else the mean only."""
+    cmvn_window: int = Field(default=600, ge=2)
+    """Frames of the window of "sliding"."""
+    cmvn_min_window: int = Field(default=100, ge=1)
+    """Frames that the window has at the start of an utterance, with `cmvn_center: false`."""
+    cmvn_center: bool = True
+    """The window of "sliding" surrounds the frame; else it ends there (recognition may run along with the audio)."""
+    delta_order: int = Field(default=0, ge=0, le=4)
+    """Differences that are appended: 1 is deltas, 2 also deltas of deltas."""
+    delta_window: int = Field(default=2, ge=1)
+    """A delta is a regression over so many frames to either side."""
+    splice_left: int = Field(default=0, ge=0)
+    """Frames before each frame that are put in front of it."""
+    splice_right: int = Field(default=0, ge=0)
+    """Frames after each frame that are appended to it."""
+    stride: int = Field(default=1, ge=1)
+    """Only every so manyth frame is kept, beginning with the first (after splicing)."""
     stored: bool = False
-    """Compute the features once and store them in shards, instead of on the fly while training."""
+    """Compute the features once and store them in shards, instead of on the fly while training. What is stored is
+    neither normalized nor spliced; augmentation of waveforms is impossible then."""
+
+    @model_serializer(mode="wrap")
+    def _without_later_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return leave_out_defaults(handler(self), self, _LATER)
+
+    @property
+    def frame_factor(self) -> int:
+        """How many times wider deltas and splicing make a frame."""
+        return (self.delta_order + 1) * (self.splice_left + 1 + self.splice_right)
+
+
+_LATER = (
+    "scale",
+    "log_energies",
+    "use_energy",
+    "energy_floor",
+    "cmvn_variance",
+    "cmvn_window",
+    "cmvn_min_window",
+    "cmvn_center",
+    "delta_order",
+    "delta_window",
+    "splice_left",
+    "splice_right",
+    "stride",
+)

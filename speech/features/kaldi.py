@@ -1,4 +1,4 @@
-"""Log-mel and MFCC features by Kaldi's definitions, as torch modules for CPU and GPU.
+"""Features by Kaldi's definitions, as torch modules for CPU and GPU: log-mel, MFCC, filter-bank energies and ratios.
 
 Frames lie wholly inside the utterance (`snip_edges`); each has its mean removed, is pre-emphasized, windowed and
 zero-padded to a power of two; the power spectrum passes the mel filters; logarithms are floored at the epsilon of
@@ -14,16 +14,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from speech.features.config import FeatureConfig
+from speech.features.config import KINDS_OF_OPTION, FeatureConfig
 from speech.features.mel import FeatureError, dct_matrix, lifter_weights, mel_filter_bank, povey_window
 
 _CPU_CHUNK_FRAMES = 1024  # 2 MB of padded float32 samples: fits the caches, and calls cost little
 _GPU_CHUNK_FRAMES = 1 << 16  # about half a gigabyte of intermediate results
 _INT16_SCALE = 32768.0
+_EPSILON = torch.finfo(torch.float32).eps  # Kaldi's floor under logarithms
 
 
 class LogMel(nn.Module):
-    """Log-mel filter-bank energies (Kaldi's `compute-fbank-feats --use-energy=false`).
+    """Log-mel filter-bank energies (Kaldi's `compute-fbank-feats --use-energy=false`); other kinds derive from it.
 
     Args:
         config: the features.
@@ -60,7 +61,9 @@ class LogMel(nn.Module):
                 f"raise features.frame_ms and features.hop_ms"
             )
         self.fft_size = 1 << (self.frame_length - 1).bit_length()
-        filters = mel_filter_bank(config.num_mels, self.fft_size, sample_rate, config.low_freq, config.high_freq)
+        filters = mel_filter_bank(
+            config.num_mels, self.fft_size, sample_rate, config.low_freq, config.high_freq, config.scale
+        )
         # Everything before the spectrum is linear, so the 16-bit scale may hide in the window (a power of two: exact).
         self.register_buffer("window", (povey_window(self.frame_length) * _INT16_SCALE).float(), persistent=False)
         self.register_buffer("filters", filters.float(), persistent=False)
@@ -118,31 +121,76 @@ class LogMel(nn.Module):
         frames = waves.unfold(-1, self.frame_length, self.hop_length)
         for start in range(0, total, chunk):
             stop = min(start + chunk, total)
-            out[..., start:stop, :] = self._features(self._power(frames[..., start:stop, :]))
+            out[..., start:stop, :] = self._features(frames[..., start:stop, :])
 
-    def _power(self, frames: Tensor) -> Tensor:
-        """Frames `[..., frame_length]` to power spectra `[..., fft_size // 2 + 1]`."""
+    def _features(self, frames: Tensor) -> Tensor:
+        """Frames `[..., frame_length]` to features `[..., dim]`."""
+        return _log(self._energies(self._centred(frames)))
+
+    def _centred(self, frames: Tensor) -> Tensor:
+        """Frames with dither and without their mean."""
         if self.config.dither:
             frames = frames + torch.randn_like(frames) * (self.config.dither / _INT16_SCALE)
+        return frames - frames.mean(-1, keepdim=True)
+
+    def _energies(self, centred: Tensor) -> Tensor:
+        """Centred frames `[..., frame_length]` to the filters' energies `[..., num_mels]`."""
         size, coefficient = self.frame_length, self.config.preemphasis
-        centred = frames - frames.mean(-1, keepdim=True)
         padded = centred.new_empty(*centred.shape[:-1], self.fft_size)
         padded[..., size:] = 0.0
         padded[..., 0] = centred[..., 0] * (1.0 - coefficient)  # its predecessor is taken to be itself
         torch.sub(centred[..., 1:], centred[..., :-1], alpha=coefficient, out=padded[..., 1:size])
         padded[..., :size].mul_(self.window)
         spectrum = torch.view_as_real(torch.fft.rfft(padded))
-        return spectrum[..., 0].square().addcmul_(spectrum[..., 1], spectrum[..., 1])
+        power = spectrum[..., 0].square().addcmul_(spectrum[..., 1], spectrum[..., 1])
+        return torch.matmul(power, self.filters)
 
-    def _features(self, power: Tensor) -> Tensor:
-        """Power spectra `[..., fft_size // 2 + 1]` to features `[..., dim]`."""
-        return torch.matmul(power, self.filters).clamp_(min=torch.finfo(torch.float32).eps).log_()
+    def _log_energy(self, centred: Tensor) -> Tensor:
+        """Log energy of centred frames, before pre-emphasis and window (Kaldi's `--raw-energy`): `[..., 1]`."""
+        energy = centred.square().sum(-1, keepdim=True).mul_(_INT16_SCALE**2)
+        return energy.clamp_(min=max(_EPSILON, self.config.energy_floor)).log_()
+
+
+def _log(energies: Tensor) -> Tensor:
+    return energies.clamp_(min=_EPSILON).log_()
+
+
+class FilterBank(LogMel):
+    """Filter-bank energies with all of Kaldi's choices: logarithmic or linear, with the frame's energy in front.
+
+    With `log_energies: false` they are energies on the scale of squared 16-bit samples (`--use-log-fbank=false`).
+    """
+
+    def __init__(self, config: FeatureConfig, sample_rate: int) -> None:
+        super().__init__(config, sample_rate)
+        self.dim = config.num_mels + config.use_energy
+
+    def _features(self, frames: Tensor) -> Tensor:
+        centred = self._centred(frames)
+        energies = self._energies(centred)
+        if self.config.log_energies is not False:
+            energies = _log(energies)
+        return torch.cat([self._log_energy(centred), energies], dim=-1) if self.config.use_energy else energies
+
+
+class EnergyRatio(LogMel):
+    """Filter-bank energy ratio: each band's share of the frame's energy in all bands.
+
+    r_b = (E_b + ε) / Σ_k (E_k + ε): shares are positive, add up to one and do not change with the level of the
+    recording; ε, Kaldi's floor, makes them equal in digital silence. With `log_energies: true`, ln r_b.
+    """
+
+    def _features(self, frames: Tensor) -> Tensor:
+        energies = self._energies(self._centred(frames)).add_(_EPSILON)
+        shares = energies.div_(energies.sum(-1, keepdim=True))
+        return shares.log_() if self.config.log_energies else shares
 
 
 class Mfcc(LogMel):
-    """Mel-frequency cepstral coefficients (Kaldi's `compute-mfcc-feats --use-energy=false`).
+    """Mel-frequency cepstral coefficients (Kaldi's `compute-mfcc-feats`).
 
-    Log-mel energies, orthonormal cosine transform, cepstral lifter. Arguments and errors are those of `LogMel`.
+    Log-mel energies, orthonormal cosine transform, cepstral lifter; with `use_energy` the frame's log energy takes
+    the place of the first coefficient. Arguments and errors are those of `LogMel`.
     """
 
     cosines: Tensor
@@ -157,20 +205,38 @@ class Mfcc(LogMel):
         cosines = dct_matrix(config.num_mels, config.num_ceps) * lifter_weights(config.num_ceps, config.cepstral_lifter)
         self.register_buffer("cosines", cosines.float(), persistent=False)
 
-    def _features(self, power: Tensor) -> Tensor:
-        return torch.matmul(super()._features(power), self.cosines)
+    def _features(self, frames: Tensor) -> Tensor:
+        centred = self._centred(frames)
+        cepstra = torch.matmul(_log(self._energies(centred)), self.cosines)
+        if self.config.use_energy:
+            cepstra[..., :1] = self._log_energy(centred)
+        return cepstra
 
 
-FEATURES: dict[str, type[LogMel]] = {"logmel": LogMel, "mfcc": Mfcc}
+FEATURES: dict[str, type[LogMel]] = {"logmel": LogMel, "mfcc": Mfcc, "fbank": FilterBank, "fber": EnergyRatio}
 """Feature extractors by name: a new one is a class here and its name in `FeatureConfig.kind`."""
+
+
+def feature_dim(config: FeatureConfig, sample_rate: int) -> int:
+    """Width of the frames that a model reads, deltas and splicing included.
+
+    Raises:
+        FeatureError: see `build_features`.
+    """
+    return build_features(config, sample_rate).dim * config.frame_factor
 
 
 def build_features(config: FeatureConfig, sample_rate: int) -> LogMel:
     """Make the extractor that a configuration names.
 
     Raises:
-        FeatureError: the kind is unknown, or the configuration does not fit the sample rate.
+        FeatureError: the kind is unknown or does not have a chosen option, or the sample rate does not fit.
     """
     if config.kind not in FEATURES:
         raise FeatureError(f"unknown features.kind={config.kind!r}: choose one of {', '.join(sorted(FEATURES))}")
+    for option, kinds in KINDS_OF_OPTION.items():
+        if getattr(config, option) != FeatureConfig.model_fields[option].default and config.kind not in kinds:
+            raise FeatureError(
+                f"features.{option} is for features.kind {' and '.join(kinds)}, not {config.kind}: leave it out"
+            )
     return FEATURES[config.kind](config, sample_rate)

@@ -1,4 +1,4 @@
-"""Constant matrices of the features: window, mel filter bank, cosine transform, lifter.
+"""Constant matrices of the features: window, filter bank, cosine transform, lifter.
 
 Definitions are those of the HTK Book (Young et al. 2006, sections 5.2 to 5.6) as Kaldi implements them. All are
 computed in float64 and rounded once.
@@ -26,8 +26,10 @@ def hz_to_mel(hz: Tensor) -> Tensor:
     return 1127.0 * torch.log1p(hz / 700.0)
 
 
-def mel_filter_bank(num_mels: int, fft_size: int, sample_rate: int, low_freq: float, high_freq: float) -> Tensor:
-    """Triangular filters, equally spaced and overlapping by half on the mel scale.
+def mel_filter_bank(
+    num_mels: int, fft_size: int, sample_rate: int, low_freq: float, high_freq: float, scale: str = "mel"
+) -> Tensor:
+    """Triangular filters, equally spaced and overlapping by half on the mel scale (or in Hz).
 
     Args:
         num_mels: number of filters.
@@ -35,6 +37,7 @@ def mel_filter_bank(num_mels: int, fft_size: int, sample_rate: int, low_freq: fl
         sample_rate: in Hz.
         low_freq: lower edge of the first filter in Hz.
         high_freq: upper edge of the last one in Hz; 0 or less is an offset from the Nyquist frequency.
+        scale: "mel", or "linear" for filters of equal width in Hz.
 
     Returns:
         float64 `[fft_size // 2 + 1, num_mels]`; the row of the Nyquist frequency is zero, as Kaldi leaves it out.
@@ -49,10 +52,11 @@ def mel_filter_bank(num_mels: int, fft_size: int, sample_rate: int, low_freq: fl
             f"the filters from low_freq={low_freq} to high_freq={high_freq} ({high} Hz) do not fit into "
             f"0 to {nyquist} Hz, half the sample rate: change features.low_freq or features.high_freq"
         )
-    edges = hz_to_mel(torch.tensor([low_freq, high], dtype=torch.float64))
+    warp = hz_to_mel if scale == "mel" else torch.clone
+    edges = warp(torch.tensor([low_freq, high], dtype=torch.float64))
     step = (edges[1] - edges[0]) / (num_mels + 1)
     left = edges[0] + step * torch.arange(num_mels, dtype=torch.float64)
-    bins = hz_to_mel(torch.arange(fft_size // 2, dtype=torch.float64) * sample_rate / fft_size).unsqueeze(1)
+    bins = warp(torch.arange(fft_size // 2, dtype=torch.float64) * sample_rate / fft_size).unsqueeze(1)
     rising, falling = (bins - left) / step, (left + 2 * step - bins) / step
     weights = torch.minimum(rising, falling).clamp(min=0)
     if not (weights.sum(0) > 0).all():

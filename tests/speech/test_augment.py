@@ -1,4 +1,4 @@
-"""SpecAugment, speed, gain and noise."""
+"""Masks, speed, gain and generated noise; what holds for every augmentation is in test_augment_batch.py."""
 
 import math
 
@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from speech.audio import level_db
 from speech.features.augment import AugmentConfig, SpecAugment, perturb_waves
+from speech.features.augment.draws import seeds_of, uniforms
 
 
 def seeded(seed=0):
@@ -112,7 +113,8 @@ def test_a_batch_with_mixed_speeds_equals_its_utterances(seed, lengths):
         batch[row, :length] = torch.randn(length, generator=seeded(row)) * 0.1
     fast, new_lengths = perturb_waves(batch, torch.tensor(lengths), 16000, config, seeded(seed))
     assert torch.isfinite(fast).all()
-    factors = [config.speed_factors[i] for i in torch.randint(3, (len(lengths),), generator=seeded(seed)).tolist()]
+    seeds = seeds_of(seeded(seed), len(lengths))
+    factors = [config.speed_factors[int(draw * 3)] for draw in uniforms(seeds, "speed", 1)[:, 0].tolist()]
     for row, (length, factor) in enumerate(zip(lengths, factors, strict=True)):
         alone, count = perturb_waves(
             batch[row : row + 1, :length],

@@ -1,6 +1,7 @@
-"""Log-mel and MFCC: agreement with kaldi-native-fbank, and what every feature extractor must do."""
+"""Kinds of features: agreement with kaldi-native-fbank, and what every feature extractor must do."""
 
 import math
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -19,22 +20,27 @@ CONFIGS = [
     FeatureConfig(num_mels=23, frame_ms=20.0, hop_ms=7.5, low_freq=0.0, high_freq=3500.0),
     FeatureConfig(kind="mfcc", num_mels=23),
     FeatureConfig(kind="mfcc", num_mels=40, num_ceps=40, cepstral_lifter=0.0, high_freq=-400.0),
+    FeatureConfig(kind="mfcc", num_mels=23, use_energy=True),
+    FeatureConfig(kind="fbank", num_mels=40),
+    FeatureConfig(kind="fbank", num_mels=23, use_energy=True, energy_floor=1e4),
 ]
 
 
 def kaldi_features(config, wave, rate):
     """The same features by kaldi-native-fbank, `[T, F]`."""
     knf = pytest.importorskip("kaldi_native_fbank")
-    options = knf.FbankOptions() if config.kind == "logmel" else knf.MfccOptions()
+    options = knf.MfccOptions() if config.kind == "mfcc" else knf.FbankOptions()
     frame = options.frame_opts
     frame.samp_freq, frame.dither, frame.preemph_coeff = rate, 0.0, config.preemphasis
     frame.frame_length_ms, frame.frame_shift_ms = config.frame_ms, config.hop_ms
     options.mel_opts.num_bins = config.num_mels
     options.mel_opts.low_freq, options.mel_opts.high_freq = config.low_freq, config.high_freq
-    options.use_energy = False
+    options.use_energy, options.energy_floor = config.use_energy, config.energy_floor
     if config.kind == "mfcc":
         options.num_ceps, options.cepstral_lifter = config.num_ceps, config.cepstral_lifter
-    computer = knf.OnlineFbank(options) if config.kind == "logmel" else knf.OnlineMfcc(options)
+    else:
+        options.use_log_fbank = config.kind == "logmel" or config.log_energies is not False
+    computer = knf.OnlineMfcc(options) if config.kind == "mfcc" else knf.OnlineFbank(options)
     computer.accept_waveform(rate, (wave * 32768).tolist())
     computer.input_finished()
     frames = [computer.get_frame(i) for i in range(computer.num_frames_ready)]
@@ -49,7 +55,7 @@ def ours(config, wave, rate):
 
 def resolvable(config, wave, rate):
     """Which frames hold no filter more than about 70 dB below the frame's strongest, where float32 gives out."""
-    logmel = ours(config.model_copy(update={"kind": "logmel"}), wave, rate)
+    logmel = ours(config.model_copy(update={"kind": "logmel", "use_energy": False, "energy_floor": 0.0}), wave, rate)
     return logmel.amin(1) > logmel.amax(1) - 16.0
 
 
@@ -68,7 +74,7 @@ def synthetic(rate):
     }
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.kind}{c.num_mels}")
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.kind}{c.num_mels}{'e' * c.use_energy}")
 @pytest.mark.parametrize("rate", [16000, 8000])
 def test_synthetic_signals_agree_with_kaldi(config, rate):
     for name, wave in synthetic(rate).items():
@@ -77,14 +83,19 @@ def test_synthetic_signals_agree_with_kaldi(config, rate):
         torch.testing.assert_close(actual, expected, atol=1e-3, rtol=1e-4, msg=lambda m, name=name: f"{name}: {m}")
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.kind}{c.num_mels}")
-def test_real_speech_agrees_with_kaldi(config, shared_data):
-    paths = sorted(shared_data.glob("LibriSpeech/dev-clean-5/*/*/*.flac"))[::16]
-    paths += sorted(shared_data.glob("fsdd/recordings/*.flac"))[::400]
-    paths += sorted(shared_data.glob("LibriSpeech/train-clean-5/*/*/*.opus"))[::400]
-    differences, clear = [], []
+def real_speech(folder):
+    """Some recordings of each corpus: waves and rates."""
+    paths = sorted(folder.glob("LibriSpeech/dev-clean-5/*/*/*.flac"))[::16]
+    paths += sorted(folder.glob("fsdd/recordings/*.flac"))[::400]
+    paths += sorted(folder.glob("LibriSpeech/train-clean-5/*/*/*.opus"))[::400]
     for path in paths:
-        wave, rate = decode_audio(path)
+        yield decode_audio(path)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.kind}{c.num_mels}{'e' * c.use_energy}")
+def test_real_speech_agrees_with_kaldi(config, shared_data):
+    differences, clear = [], []
+    for wave, rate in real_speech(shared_data):
         expected, actual = kaldi_features(config, wave, rate), ours(config, wave, rate)
         assert actual.shape == expected.shape
         differences.append((actual - expected).abs())
@@ -96,6 +107,26 @@ def test_real_speech_agrees_with_kaldi(config, shared_data):
     assert (difference < 1e-3).float().mean() > 0.9995
     assert difference.mean() < 2e-5
     assert difference.max() < 0.1
+
+
+LINEAR = FeatureConfig(kind="fbank", num_mels=40, log_energies=False)
+
+
+def test_linear_energies_of_real_speech_agree_with_kaldi(shared_data):
+    for wave, rate in real_speech(shared_data):
+        expected, actual = kaldi_features(LINEAR, wave, rate), ours(LINEAR, wave, rate)
+        loudest = expected.amax(1, keepdim=True).clamp(min=1.0)
+        torch.testing.assert_close(actual / loudest, expected / loudest, atol=1e-3, rtol=0)
+
+
+def test_energy_ratios_of_real_speech_agree_with_kaldis_energies(shared_data):
+    config = FeatureConfig(kind="fber", num_mels=40)
+    for wave, rate in real_speech(shared_data):
+        energies = kaldi_features(LINEAR, wave, rate).double()
+        sums = energies.sum(1, keepdim=True)
+        actual = ours(config, wave, rate)
+        torch.testing.assert_close(actual[sums[:, 0] > 1], (energies / sums)[sums[:, 0] > 1].float(), atol=1e-3, rtol=0)
+        torch.testing.assert_close(actual.sum(1), torch.ones(len(actual)))
 
 
 class FeatureContract:
@@ -133,7 +164,7 @@ class FeatureContract:
             batch[row, :length] = self.wave(length, row)
         expected, counts = features(batch, lengths)
         actual = features._together(batch, counts, expected.shape[1])
-        torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-5)
+        torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
 
     def test_chunks_do_not_show(self, features, monkeypatch):
         wave = self.wave(16000 * 4)
@@ -141,7 +172,7 @@ class FeatureContract:
         for chunk in (1, 100):
             monkeypatch.setattr("speech.features.kaldi._CPU_CHUNK_FRAMES", chunk)
             parts, _ = features(wave.unsqueeze(0), torch.tensor([len(wave)]))
-            torch.testing.assert_close(whole, parts, atol=1e-4, rtol=1e-5)
+            torch.testing.assert_close(whole, parts, atol=1e-4, rtol=1e-4)
 
     def test_shapes_types_and_state(self, features):
         frames, counts = features(self.wave(16000).unsqueeze(0).double(), torch.tensor([16000]))
@@ -189,7 +220,7 @@ class FeatureContract:
         torch.manual_seed(0)
         dithered, _ = build_features(config, self.rate)(wave, lengths)
         plain, _ = build_features(self.config, self.rate)(wave, lengths)
-        assert 0 < (dithered - plain).abs().mean() < 0.1
+        assert 0 < ((dithered - plain).abs() / plain.abs().clamp(min=1)).mean() < 0.1
 
     @pytest.mark.gpu
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -230,6 +261,56 @@ class TestMfcc(FeatureContract):
         torch.testing.assert_close(difference[:, 0], torch.full((98,), math.log(4) * math.sqrt(23)), atol=1e-3, rtol=0)
 
 
+class TestMfccWithEnergy(FeatureContract):
+    config = FeatureConfig(kind="mfcc", num_mels=23, use_energy=True)
+
+
+class TestFilterBank(FeatureContract):
+    config = FeatureConfig(kind="fbank", num_mels=40, use_energy=True)
+
+    def test_its_first_feature_is_the_log_energy_of_the_frame(self, features):
+        wave = self.wave(4000)
+        frames, _ = features(wave.unsqueeze(0), torch.tensor([4000]))
+        blocks = (wave * 32768).unfold(0, 400, 160)
+        energy = (blocks - blocks.mean(1, keepdim=True)).square().sum(1).log()
+        torch.testing.assert_close(frames[0, :, 0], energy, atol=1e-4, rtol=0)
+        logmel, _ = build_features(FeatureConfig(num_mels=40), self.rate)(wave.unsqueeze(0), torch.tensor([4000]))
+        assert torch.equal(frames[..., 1:], logmel)
+
+
+class TestLinearEnergies(FeatureContract):
+    config = FeatureConfig(kind="fbank", num_mels=20, log_energies=False, scale="linear")
+
+    def test_they_are_what_the_logarithm_is_taken_of(self, features):
+        wave, lengths = self.wave(4000).unsqueeze(0), torch.tensor([4000])
+        logs, _ = build_features(FeatureConfig(num_mels=20, scale="linear"), self.rate)(wave, lengths)
+        torch.testing.assert_close(features(wave, lengths)[0].log(), logs, atol=1e-4, rtol=0)
+
+
+class TestEnergyRatio(FeatureContract):
+    config = FeatureConfig(kind="fber", num_mels=30)
+
+    def test_shares_add_up_and_do_not_change_with_the_level(self, features):
+        wave, lengths = self.wave(4000).unsqueeze(0), torch.tensor([4000])
+        shares, _ = features(wave, lengths)
+        assert (shares > 0).all()
+        torch.testing.assert_close(shares.sum(2), torch.ones(1, 23))
+        torch.testing.assert_close(features(wave * 0.1, lengths)[0], shares, atol=1e-6, rtol=1e-4)
+        logs, _ = build_features(self.config.model_copy(update={"log_energies": True}), self.rate)(wave, lengths)
+        torch.testing.assert_close(logs.exp(), shares)
+
+    def test_silence_has_equal_shares(self, features):
+        shares, _ = features(torch.zeros(1, 400), torch.tensor([400]))
+        torch.testing.assert_close(shares, torch.full((1, 1, 30), 1 / 30))
+
+
+def test_filters_of_equal_width_in_hz():
+    bank = mel_filter_bank(15, 512, 16000, 0.0, 0.0, "linear")
+    peaks = bank.argmax(0)
+    assert torch.equal(peaks, torch.arange(1, 16) * 16)
+    torch.testing.assert_close(bank[16:241].sum(1), torch.ones(225, dtype=torch.float64))
+
+
 def test_filters_overlap_to_one_between_the_outer_centres():
     bank = mel_filter_bank(40, 4096, 16000, 20.0, 0.0)
     sums = bank.sum(1)
@@ -261,7 +342,7 @@ def test_impossible_configurations_name_their_field():
         build_features(FeatureConfig(kind="mfcc", num_mels=13, num_ceps=14), 16000)
     with pytest.raises(FeatureError, match=r"features\.frame_ms"):
         build_features(FeatureConfig(frame_ms=0.01), 16000)
-    with pytest.raises(FeatureError, match=r"'chroma'.*logmel, mfcc"):
+    with pytest.raises(FeatureError, match=r"'chroma'.*fbank, fber, logmel, mfcc"):
         build_features(FeatureConfig.model_construct(kind="chroma"), 16000)
 
 
@@ -270,5 +351,24 @@ def test_the_configuration_is_strict_and_documented():
         FeatureConfig(num_mel=40)
     with pytest.raises(ValidationError, match=r"hop_ms"):
         FeatureConfig(hop_ms=0)
-    assert set(FEATURES) == {"logmel", "mfcc"}
+    assert set(FEATURES) == set(get_args(FeatureConfig.model_fields["kind"].annotation))
     assert all(field.description for field in FeatureConfig.model_fields.values())
+
+
+@pytest.mark.parametrize(
+    "given", [{"kind": "mfcc", "log_energies": True}, {"use_energy": True}, {"kind": "fber", "energy_floor": 1.0}]
+)
+def test_an_option_that_a_kind_does_not_have_is_refused(given):
+    option = next(name for name in given if name != "kind")
+    with pytest.raises(FeatureError, match=rf"features\.{option} is for features\.kind"):
+        build_features(FeatureConfig(**given), 16000)
+
+
+def test_options_that_nobody_uses_leave_the_address_of_outputs_alone():
+    assert set(FeatureConfig().model_dump()) == {
+        *("kind", "num_mels", "num_ceps", "frame_ms", "hop_ms", "low_freq", "high_freq", "dither", "preemphasis"),
+        *("cepstral_lifter", "cmvn", "stored"),
+    }
+    config = FeatureConfig(delta_order=2, splice_left=3, cmvn="sliding", cmvn_window=300)
+    assert FeatureConfig.model_validate_json(config.model_dump_json()) == config
+    assert FeatureConfig.model_validate(FeatureConfig().model_dump()) == FeatureConfig()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from speech.features import CmvnStats, FeatureConfig, build_features
+from speech.features import CmvnStats, Expand, FeatureConfig, build_features, feature_dim
 from speech.features.cmvn import frame_mask
 from speech.frontend import FrontEnd
 
@@ -81,6 +81,47 @@ def test_batches_padding_and_empty_utterances_do_not_matter(cmvn, kind):
         alone, _ = frontend(inputs[row : row + 1, :length], lengths[row : row + 1], speakers[row : row + 1])
         torch.testing.assert_close(feats[row, :count], alone[0], atol=1e-4, rtol=1e-4)
         assert not feats[row, count:].any()
+
+
+def test_the_mean_alone_may_be_normalized():
+    inputs, lengths = waves()
+    stats = stats_of(inputs, lengths)
+    for cmvn in ("global", "utterance", "sliding"):
+        feats, frames = FrontEnd(config(cmvn, cmvn_variance=False), RATE, stats)(inputs, lengths)
+        plain, _ = FrontEnd(config("none"), RATE)(inputs, lengths)
+        offset = (plain - feats)[0, : frames[0]]
+        if cmvn == "global":
+            torch.testing.assert_close(offset, stats.mean.expand_as(offset))
+        else:  # these are shorter than the window
+            torch.testing.assert_close(offset, plain[0, : frames[0]].mean(0).expand_as(offset), atol=1e-4, rtol=0)
+
+
+def test_deltas_splicing_and_stride_come_after_normalization():
+    inputs, lengths = waves()
+    stats = stats_of(inputs, lengths)
+    normal, frames = FrontEnd(config("global"), RATE, stats)(inputs, lengths)
+    options = {"delta_order": 2, "splice_left": 1, "splice_right": 2, "stride": 2}
+    frontend = FrontEnd(config("global", **options), RATE, stats)
+    feats, kept = frontend(inputs, lengths)
+    expected, expected_frames = Expand(config("global", **options))(normal, frames)
+    assert torch.equal(feats, expected)
+    assert torch.equal(kept, expected_frames)
+    assert frontend.dim == feats.shape[2] == 10 * 3 * 4 == feature_dim(config("global", **options), RATE)
+
+
+def test_masks_come_before_deltas_and_splicing():
+    inputs, lengths = waves()
+    frontend = FrontEnd(config("utterance", splice_left=1, delta_order=1), RATE)
+    seen = []
+
+    def mask(feats, frames):
+        seen.append((feats.shape[2], frames.tolist()))
+        return torch.zeros_like(feats)
+
+    feats, frames = frontend(inputs, lengths, augment=mask)
+    assert seen == [(10, frames.tolist())]
+    assert feats.shape[2] == 40
+    assert not feats.any()
 
 
 @pytest.mark.parametrize("cmvn", ["none", "global", "utterance"])

@@ -1,0 +1,228 @@
+"""Configuration of augmentation: one model for each part, and one that joins them in a training configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
+
+from speech.features.config import leave_out_defaults
+
+_MODEL_CONFIG = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
+Range = tuple[float, float]
+
+
+def _ascending(name: str, ends: Range) -> None:
+    if ends[0] > ends[1]:
+        raise ValueError(f"{name}: the lower end {ends[0]} exceeds the upper end {ends[1]}: swap them")
+
+
+class SpeedConfig(BaseModel):
+    """Speed perturbation."""
+
+    model_config = _MODEL_CONFIG
+
+    factors: tuple[float, ...] = Field(min_length=1)
+    """Each utterance is played at one of these speeds; pitch follows."""
+
+
+class ReverbConfig(BaseModel):
+    """Reverberation by measured or simulated impulse responses."""
+
+    model_config = _MODEL_CONFIG
+
+    kind: Literal["decay", "image"] = "decay"
+    """Simulation: `decay` is noise under an exponential envelope behind the direct sound, `image` a shoebox room by
+    the image method."""
+    rt60_s: Range = (0.15, 0.6)
+    """Reverberation time (decay by 60 dB) of the simulated rooms, seconds."""
+    direct_db: Range = (0.0, 12.0)
+    """Energy of the direct sound relative to the rest, for `decay`."""
+    rooms: int = Field(default=200, ge=1)
+    """Simulated impulse responses to choose from."""
+    files: tuple[str, ...] = ()
+    """Measured impulse responses instead of simulated ones: audio files, folders, or tables of them."""
+    probability: float = Field(default=0.5, ge=0, le=1)
+    """Share of the utterances that are reverberated."""
+
+    @model_validator(mode="after")
+    def _check(self) -> ReverbConfig:
+        _ascending("rt60_s", self.rt60_s)
+        _ascending("direct_db", self.direct_db)
+        if not 0.05 <= self.rt60_s[0] <= self.rt60_s[1] <= 2.0:
+            raise ValueError(f"rt60_s: {list(self.rt60_s)} is not between 0.05 and 2 seconds")
+        return self
+
+
+class NoiseConfig(BaseModel):
+    """Additive noise, generated or recorded."""
+
+    model_config = _MODEL_CONFIG
+
+    snr_db: Range = (5.0, 20.0)
+    """Signal-to-noise ratio over the whole utterance, dB."""
+    generated: tuple[Literal["white", "pink"], ...] = ("white", "pink")
+    """Generated noises."""
+    files: tuple[str, ...] = ()
+    """Recorded noises: audio files, folders, or tables of them (CSV, TSV, JSON lines)."""
+    file_share: float = Field(default=1.0, ge=0, le=1)
+    """Share of recorded noises, where there are `files`; the rest is generated."""
+    probability: float = Field(default=1.0, ge=0, le=1)
+    """Share of the utterances that noise is added to."""
+
+    @model_validator(mode="after")
+    def _check(self) -> NoiseConfig:
+        _ascending("snr_db", self.snr_db)
+        if not self.generated and not (self.files and self.file_share == 1.0):
+            raise ValueError("generated: it is empty, and files do not make all of the noise: name white, pink or both")
+        return self
+
+
+class GainConfig(BaseModel):
+    """Change of level."""
+
+    model_config = _MODEL_CONFIG
+
+    db: float = Field(gt=0)
+    """Louder or softer by up to so many dB."""
+
+
+class TimeWarpConfig(BaseModel):
+    """SpecAugment's time warping."""
+
+    model_config = _MODEL_CONFIG
+
+    frames: int = Field(ge=1)
+    """A point of the utterance is moved by up to so many frames."""
+
+
+class MaskConfig(BaseModel):
+    """SpecAugment's masks."""
+
+    model_config = _MODEL_CONFIG
+
+    time_masks: int = Field(default=2, ge=0)
+    """Number of time masks in an utterance."""
+    time_mask_frames: int = Field(default=25, ge=0)
+    """Longest time mask, in frames."""
+    time_mask_share: float = Field(default=0.2, ge=0, le=1)
+    """Longest time mask, as a share of the utterance."""
+    freq_masks: int = Field(default=2, ge=0)
+    """Number of frequency masks in an utterance."""
+    freq_mask_bins: int = Field(default=15, ge=0)
+    """Widest frequency mask, in features."""
+
+
+class AugmentConfig(BaseModel):
+    """How training data are varied: speed, reverberation, noise, gain; then, on features, time warping and masks."""
+
+    model_config = _MODEL_CONFIG
+
+    enabled: bool = True
+    """Augment at all."""
+    time_masks: int = Field(default=2, ge=0)
+    """Number of time masks in an utterance; masks may overlap."""
+    time_mask_frames: int = Field(default=25, ge=0)
+    """Longest time mask, in frames."""
+    time_mask_share: float = Field(default=0.2, ge=0, le=1)
+    """Longest time mask, as a share of the utterance."""
+    freq_masks: int = Field(default=2, ge=0)
+    """Number of frequency masks in an utterance."""
+    freq_mask_bins: int = Field(default=15, ge=0)
+    """Widest frequency mask, in features."""
+    speed_factors: tuple[float, ...] = ()
+    """Each utterance is played at one of these speeds (pitch follows), such as 0.9, 1.0, 1.1; empty is none."""
+    noise_snr_db: Range | None = None
+    """Mix white or pink noise in, at a signal-to-noise ratio drawn from this range in dB; short for `noise`."""
+    gain_db: float = Field(default=0.0, ge=0)
+    """Change the level by up to so many dB, louder or softer."""
+    noise: NoiseConfig | None = None
+    """Mix noise in: from recordings, or at choice of kind and share."""
+    reverb: ReverbConfig | None = None
+    """Reverberate."""
+    time_warp_frames: int = Field(default=0, ge=0)
+    """Move a point of the utterance by up to so many frames, stretching one side and squeezing the other; 0 is none."""
+
+    @field_validator("speed_factors")
+    @classmethod
+    def _check_speed(cls, factors: tuple[float, ...]) -> tuple[float, ...]:
+        for factor in factors:
+            if not 0.5 <= factor <= 2.0:
+                raise ValueError(f"speed_factors: {factor} is not between 0.5 and 2")
+        return factors
+
+    @field_validator("noise_snr_db")
+    @classmethod
+    def _check_noise(cls, snr: Range | None) -> Range | None:
+        if snr is not None:
+            _ascending("noise_snr_db", snr)
+        return snr
+
+    @model_validator(mode="after")
+    def _check_one_noise(self) -> AugmentConfig:
+        if self.noise is not None and self.noise_snr_db is not None:
+            raise ValueError("noise_snr_db is short for noise.snr_db: give one of them")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_later_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return leave_out_defaults(handler(self), self, ("noise", "reverb", "time_warp_frames"))
+
+    def parts(self) -> dict[str, BaseModel]:
+        """The wanted augmentations by their names in the registry, in the order in which they are applied."""
+        if not self.enabled:
+            return {}
+        noise = self.noise or (NoiseConfig(snr_db=self.noise_snr_db) if self.noise_snr_db else None)
+        found: dict[str, BaseModel | None] = {
+            "speed": SpeedConfig(factors=self.speed_factors) if self.speed_factors else None,
+            "reverb": self.reverb,
+            "noise": noise,
+            "gain": GainConfig(db=self.gain_db) if self.gain_db > 0 else None,
+            "time_warp": TimeWarpConfig(frames=self.time_warp_frames) if self.time_warp_frames else None,
+            "masks": self._masks() if self.time_masks + self.freq_masks else None,
+        }
+        return {name: part for name, part in found.items() if part is not None}
+
+    def _masks(self) -> MaskConfig:
+        return MaskConfig(**{name: getattr(self, name) for name in MaskConfig.model_fields})
+
+    def wave_fields(self) -> list[str]:
+        """Fields of this configuration that change waveforms, for messages."""
+        fields = ("speed_factors", "reverb", "noise", "noise_snr_db", "gain_db") if self.enabled else ()
+        return [name for name in fields if getattr(self, name)]
+
+    def refuse_waves(self) -> None:
+        """Check that nothing here changes waveforms, where there are stored features only.
+
+        Raises:
+            ValueError: something does; the message names it.
+        """
+        if fields := self.wave_fields():
+            raise ValueError(
+                f"features.stored leaves no waveforms to change while training, but train.augment has "
+                f"{', '.join(fields)}: leave {'it' if len(fields) == 1 else 'them'} out, or set features.stored=false"
+            )
+
+    def with_files(self, change: Callable[[str], str]) -> AugmentConfig:
+        """This configuration with other paths of files."""
+        given = {name: part for name in ("noise", "reverb") if (part := getattr(self, name)) is not None}
+        changed = {
+            name: part.model_copy(update={"files": tuple(change(file) for file in part.files)})
+            for name, part in given.items()
+        }
+        return self.model_copy(update=changed)
+
+    def file_lists(self) -> list[str]:
+        """Files, folders and tables that noises and impulse responses are read from."""
+        if not self.enabled:
+            return []
+        return [*(self.noise.files if self.noise else ()), *(self.reverb.files if self.reverb else ())]

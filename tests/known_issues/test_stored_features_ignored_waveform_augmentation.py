@@ -1,0 +1,19 @@
+"""With stored features, speed perturbation, noise and gain were configured, accepted and silently never done."""
+
+import pytest
+
+from tasks.config import ConfigError, parse_config
+
+
+@pytest.mark.parametrize("field", [{"speed_factors": [0.9, 1.1]}, {"noise_snr_db": [5, 20]}, {"gain_db": 6}])
+def test_they_are_refused_together(field):
+    document = {
+        "name": "x",
+        "data": {"sources": [{"kind": "table", "path": "x.csv"}]},
+        "features": {"stored": True},
+        "train": {"augment": field},
+    }
+    with pytest.raises(ConfigError, match=rf"train\.augment has {next(iter(field))}.*features\.stored=false"):
+        parse_config(document)
+    document["features"]["stored"] = False
+    parse_config(document)

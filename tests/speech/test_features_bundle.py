@@ -1,0 +1,52 @@
+"""Every kind of features, widened in every way, in a bundle that transcribes."""
+
+import json
+
+import pytest
+import torch
+
+from speech.bundle import BundleSpec, load_bundle, save_bundle
+from speech.features import FEATURES, CmvnStats, FeatureConfig, build_features
+from speech.models import ModelConfig
+from speech.tokens import TokenConfig, train_tokenizer
+from speech.transcriber import Transcriber
+
+RATE = 8000
+WIDENED = {"delta_order": 1, "splice_left": 1, "splice_right": 1, "stride": 2}
+
+
+def make_spec(features):
+    stats = CmvnStats(build_features(features, RATE).dim)
+    stats.add(torch.randn(50, stats.dim, generator=torch.Generator().manual_seed(0)))
+    return BundleSpec(
+        sample_rate=RATE,
+        features=features,
+        stats=stats.to_dict(),
+        tokenizer=train_tokenizer(TokenConfig(kind="characters"), ["one two"]).to_dict(),
+        model=ModelConfig(kind="conformer", dim=8, layers=1, heads=2, kernel=3, channels=2, subsampling=2),
+    )
+
+
+@pytest.mark.parametrize("kind", sorted(FEATURES))
+@pytest.mark.parametrize("cmvn", ["global", "sliding"])
+def test_a_bundle_with_widened_features_transcribes(tmp_path, kind, cmvn):
+    spec = make_spec(FeatureConfig(kind=kind, num_mels=15, cmvn=cmvn, **WIDENED))
+    torch.manual_seed(0)
+    save_bundle(tmp_path, spec, {name: tensor.contiguous() for name, tensor in spec.build_model().state_dict().items()})
+    loaded, model = load_bundle(tmp_path)
+    assert loaded.features == spec.features
+    waves, lengths = torch.randn(2, 8000) / 10, torch.tensor([8000, 5000])
+    feats, frames = loaded.build_frontend()(waves, lengths)
+    assert feats.shape == (2, 49, 6 * build_features(spec.features, RATE).dim)
+    log_probs, _ = model(feats, frames)
+    assert torch.isfinite(log_probs).all()
+    found = Transcriber(tmp_path).transcribe([waves[0].numpy()])
+    assert found[0].error == ""
+
+
+def test_a_bundle_of_before_is_read_and_written_the_same():
+    """Its features have none of the later fields, and it must not get them."""
+    spec = make_spec(FeatureConfig(num_mels=15))
+    document = json.loads(spec.model_dump_json())
+    assert "delta_order" not in document["features"]
+    assert BundleSpec.model_validate(document) == spec

@@ -20,44 +20,30 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from speech.english import LARGEST_NUMBER, number_words, ordinal_words, spell_numbers
+from speech.scripts import FAMILIES, LanguageError, change_case, compose, family_of, number_speller, primary
+
+__all__ = [
+    "LARGEST_NUMBER",
+    "LanguageError",
+    "NormalizerConfig",
+    "TextError",
+    "TextNormalizer",
+    "number_words",
+    "ordinal_words",
+]
+
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 APOSTROPHE = "'"
 
-# fmt: off
-_ONES = (
-    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
-    "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
-)
-_TENS = ("", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
-# fmt: on
-_ORDINALS = {
-    "one": "first",
-    "two": "second",
-    "three": "third",
-    "five": "fifth",
-    "eight": "eighth",
-    "nine": "ninth",
-    "twelve": "twelfth",
-}
-LARGEST_NUMBER = 999_999_999
-
 _APOSTROPHES = "’ʼ＇`´′‛ʹ"
 _OPEN_QUOTES = re.compile(r"‘(.*?)’(?!\w)")
-_CURRENCIES = {"$": ("dollar", "cent"), "£": ("pound", "pence"), "€": ("euro", "cent")}
 _SYMBOLS = {"&": " and ", "%": " percent ", "@": " at ", "+": " plus ", "=": " equals ", "°": " degrees "}
 _FRACTIONS = {ord("½"): " one half ", ord("¼"): " one quarter ", ord("¾"): " three quarters "}
 # Letters that Unicode does not decompose into a base letter and an accent.
 _LATIN = {"ß": "ss", "æ": "ae", "œ": "oe", "ø": "o", "ł": "l", "đ": "d", "ð": "d", "þ": "th", "ı": "i"}
 _LATIN |= {small.upper(): large.upper() for small, large in _LATIN.items() if small not in "ßı"}
 
-_DIGITS = r"[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+"
-_MONEY = re.compile(
-    rf"([$£€])\s?({_DIGITS})(?:\.([0-9]{{2}})(?![0-9])|(\.[0-9]+))?(\s(?:hundred|thousand|million|billion|trillion)\b)?",
-    re.IGNORECASE,
-)
-_NUMBER = re.compile(
-    rf"(?:(?<!\S)([-−]))?(?:({_DIGITS})(?:\.([0-9]+)|(st|nd|rd|th)\b)?|(?<![\w.])\.([0-9]+))", re.IGNORECASE
-)
 _PLAIN = re.compile(r"[a-zA-Z ]*(?:(?<=[a-zA-Z])'(?=[a-zA-Z])[a-zA-Z ]*)*")
 
 
@@ -81,94 +67,36 @@ class NormalizerConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
 
-    kind: Literal["english", "basic", "none"] = "english"
+    kind: Literal[
+        "english",
+        "basic",
+        "none",
+        "auto",
+        "latin",
+        "cyrillic",
+        "greek",
+        "arabic",
+        "persian",
+        "hebrew",
+        "indic",
+        "thai",
+        "korean",
+        "cjk",
+    ] = "english"
     """`english` spells numbers and symbols, drops accents and punctuation; `basic` (any language) drops punctuation
-    only; `none` leaves the text as it is except for white space and Unicode composition (its case too)."""
+    only; `none` leaves the text as it is except for white space and Unicode composition (its case too); the others
+    are families of writing systems (speech/scripts.py); `auto` goes by each utterance's language."""
     case: Literal["upper", "lower", "keep"] = "lower"
     """Letter case of the result; without effect for kind `none`."""
+    numbers: Literal["auto", "words", "keep"] = "auto"
+    """Digits as words: `auto` in English only; `words` in other languages too, by the package num2words."""
+    punctuation: Literal["drop", "keep"] = "drop"
+    """Whether punctuation stays; `english` and `basic` always drop it."""
+    fold: bool = False
+    """One spelling where custom knows several: Russian ё as е, Arabic alefs and Greek vowels without their marks."""
     alphabet: str | None = None
     """The characters that may remain; a space is always allowed. None: the letters a to z and the apostrophe for
     `english` (in the chosen case), everything for the other kinds."""
-
-
-def number_words(number: int) -> str:
-    """Reads a whole number in 0 ... 999,999,999 as English words: 1203 is "one thousand two hundred three".
-
-    Raises:
-        ValueError: The number is outside that range.
-    """
-    if not 0 <= number <= LARGEST_NUMBER:
-        raise ValueError(f"number_words reads 0 to {LARGEST_NUMBER:,}, not {number:,}")
-    words: list[str] = []
-    for scale, name in ((1_000_000, "million"), (1_000, "thousand"), (1, "")):
-        group, number = divmod(number, scale)
-        if group:
-            words += [*_below_thousand(group), *([name] if name else [])]
-    return " ".join(words) or _ONES[0]
-
-
-def ordinal_words(number: int) -> str:
-    """Reads an ordinal in 0 ... 999,999,999: 22 is "twenty second".
-
-    Raises:
-        ValueError: The number is outside that range.
-    """
-    *head, last = number_words(number).split()
-    regular = last[:-1] + "ieth" if last.endswith("y") else last + "th"
-    return " ".join([*head, _ORDINALS.get(last, regular)])
-
-
-def _below_thousand(number: int) -> list[str]:
-    hundreds, rest = divmod(number, 100)
-    words = [_ONES[hundreds], "hundred"] if hundreds else []
-    if rest >= 20:
-        words.append(_TENS[rest // 10])
-        rest %= 10
-    if rest:
-        words.append(_ONES[rest])
-    return words
-
-
-def _digit_words(digits: str) -> str:
-    return " ".join(_ONES[int(digit)] for digit in digits)
-
-
-def _read(digits: str, *, ordinal: bool = False) -> str:
-    """Reads a run of digits; a leading zero (a code, "007") or too many of them (a serial number) means one by one."""
-    digits = digits.replace(",", "")
-    if len(digits) > len(str(LARGEST_NUMBER)) or (digits[0] == "0" and len(digits) > 1):
-        return _digit_words(digits)
-    return ordinal_words(int(digits)) if ordinal else number_words(int(digits))
-
-
-def _money(match: re.Match[str]) -> str:
-    sign, whole, cents, fraction, scale = match.groups()
-    one, hundredth = _CURRENCIES[sign]
-    if scale:
-        tail = f" point {_digit_words(cents or fraction[1:])}" if cents or fraction else ""
-        return f" {_read(whole)}{tail}{scale} {one}s "
-    if fraction:
-        return f" {_read(whole)} point {_digit_words(fraction[1:])} {one}s "
-    words = f" {_read(whole)} {one if whole == '1' else one + 's'} "
-    if cents and cents != "00":
-        amount = int(cents)
-        name = "penny" if hundredth == "pence" and amount == 1 else hundredth
-        words += f"and {number_words(amount)} {name if amount == 1 or hundredth == 'pence' else name + 's'} "
-    return words
-
-
-def _number(match: re.Match[str]) -> str:
-    minus, whole, decimals, suffix, bare_decimals = match.groups()
-    words = ["minus"] if minus else []
-    if whole:
-        words.append(_read(whole, ordinal=suffix is not None))
-    if decimals or bare_decimals:
-        words += ["point", _digit_words(decimals or bare_decimals)]
-    return f" {' '.join(words)} "
-
-
-def _spell_numbers(text: str) -> str:
-    return _NUMBER.sub(_number, _MONEY.sub(_money, text))
 
 
 def _fold_typography(text: str) -> str:
@@ -215,14 +143,19 @@ class TextNormalizer:
         self.cfg = cfg or NormalizerConfig()
         self._alphabet = self._allowed()
 
-    def __call__(self, text: str) -> str:
+    def __call__(self, text: str, language: str = "") -> str:
         """Returns the normalized text.
+
+        Args:
+            text: A transcript.
+            language: Its BCP 47 tag; decides the rules for kind `auto`, the case and the words of numbers.
 
         Raises:
             TextError: Nothing is left (reason "empty-text"), or a character lies outside the alphabet
                 ("outside-alphabet").
+            LanguageError: Numbers are wanted as words of a language in which nobody can read them.
         """
-        result = self.normalize(text)
+        result = self.normalize(text, language)
         if not result:
             raise TextError("empty-text", f"nothing is left of the text {_shorten(text)} after normalization")
         if self._alphabet is not None and not self._alphabet.issuperset(result):
@@ -236,35 +169,49 @@ class TextNormalizer:
             )
         return result
 
-    def normalize(self, text: str) -> str:
+    def normalize(self, text: str, language: str = "") -> str:
         """Returns the normalized text without any check; the result may be empty (as a silent hypothesis is)."""
-        if self.cfg.kind == "none":
+        kind = self._kind(language)
+        if kind == "none":
             return " ".join(unicodedata.normalize("NFC", text).split())
-        if self.cfg.kind == "english" and _PLAIN.fullmatch(text):
-            return " ".join(self._case(text).split())
+        if kind == "english" and _PLAIN.fullmatch(text):
+            return " ".join(change_case(text, self.cfg.case).split())
         # Case mapping and composition can undo each other for a few letters (İ, ŉ): go on until nothing changes.
         for _ in range(8):
-            before, text = text, self._one_pass(text)
+            before, text = text, self._one_pass(text, kind, language)
             if text == before:
                 break
         return text
 
-    def _one_pass(self, text: str) -> str:
-        english = self.cfg.kind == "english"
+    def _kind(self, language: str) -> str:
+        if self.cfg.kind != "auto":
+            return self.cfg.kind
+        return "english" if primary(language) == "en" else family_of(language).name
+
+    def _one_pass(self, text: str, kind: str, language: str) -> str:
+        if kind in FAMILIES:
+            return self._family_pass(text, kind, language)
+        english = kind == "english"
         if english and not text.isascii():
             text = text.translate(_FRACTIONS)
         text = _fold_typography(text)
         text = unicodedata.normalize("NFKC", text)
         if english:
-            text = _spell_numbers(text).translate(_ENGLISH)
+            text = spell_numbers(text).translate(_ENGLISH)
             if not text.isascii():
                 text = _drop_accents(text)
-        return unicodedata.normalize("NFKC", self._case(_collapse(_drop_punctuation(text))))
+        text = change_case(_collapse(_drop_punctuation(text)), self.cfg.case)
+        return unicodedata.normalize("NFKC", text)
 
-    def _case(self, text: str) -> str:
-        if self.cfg.case == "keep":
-            return text
-        return text.upper() if self.cfg.case == "upper" else text.lower()
+    def _family_pass(self, text: str, kind: str, language: str) -> str:
+        family = FAMILIES[kind]
+        if self.cfg.numbers == "words":
+            text = spell_numbers(text) if primary(language) == "en" else number_speller(primary(language))(text)
+        text = family.clean(_fold_typography(text), self.cfg.fold)
+        if self.cfg.punctuation == "drop":
+            text = _collapse(_drop_punctuation(text))
+        text = family.clean(" ".join(text.split()), self.cfg.fold)
+        return compose(change_case(text, self.cfg.case, language))
 
     def _allowed(self) -> frozenset[str] | None:
         if self.cfg.alphabet is not None:

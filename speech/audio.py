@@ -22,6 +22,9 @@ SILENCE_DB = -120.0
 
 _BLOCK_SAMPLES = 1 << 20  # a header may claim any length: memory grows with what is really there
 _INT16_SCALE = 32768
+_OPUS_PREROLL_S = 1.0
+"""Opus predicts from what it has decoded: after a seek it must decode some audio before what it gives is the same as in
+one pass. RFC 7845, section 4.6, asks for at least 80 ms; SILK's long-term prediction on loud noise wants more."""
 
 AudioErrorReason = Literal["unreadable", "empty"]
 
@@ -39,15 +42,25 @@ class AudioError(ValueError):
 
 
 def decode_audio(
-    source: bytes | str | Path, *, start: float = 0.0, end: float | None = None, channel: int | None = None
+    source: bytes | str | Path,
+    *,
+    start: float = 0.0,
+    end: float | None = None,
+    channel: int | None = None,
+    raw_rate: int | None = None,
 ) -> tuple[Tensor, int]:
     """Decode a file, or a segment of it, to one channel.
+
+    A segment is found by seeking, to the sample, in all formats: what lies before it is not decoded, apart from a
+    second of Opus. Each call opens the file anew: what MP3 gives differs in the last bit by what was decoded before,
+    and a waveform must be a function of its source alone.
 
     Args:
         source: the encoded bytes, or a local path.
         start: where the segment starts, in seconds.
         end: where it ends, in seconds; None is the end of the file, and so is an end beyond it.
         channel: the channel to take, from 0; None averages all of them.
+        raw_rate: the sample rate of audio without a header (16-bit, little-endian, one channel); None reads the header.
 
     Returns:
         The waveform, float32 `[num_samples]` in [-1, 1], and its sample rate in Hz.
@@ -59,7 +72,7 @@ def decode_audio(
     if start < 0 or (end is not None and end <= start):
         raise AudioError(f"{name}: the segment from {start} s to {end} s has no duration", "empty")
     try:
-        with soundfile.SoundFile(io.BytesIO(source) if isinstance(source, bytes) else str(source)) as file:
+        with _open(source, raw_rate) as file:
             rate = int(file.samplerate)
             samples = _read_segment(file, start, end, channel, name)
     except (soundfile.SoundFileError, OSError, RuntimeError, TypeError) as error:
@@ -70,6 +83,13 @@ def decode_audio(
     if not torch.isfinite(samples).all():
         raise AudioError(f"{name} has samples that are not finite numbers: write again", "unreadable")
     return samples, rate
+
+
+def _open(source: bytes | str | Path, raw_rate: int | None) -> soundfile.SoundFile:
+    opened = io.BytesIO(source) if isinstance(source, bytes) else str(source)
+    if raw_rate is None:
+        return soundfile.SoundFile(opened)
+    return soundfile.SoundFile(opened, samplerate=raw_rate, channels=1, format="RAW", subtype="PCM_16", endian="LITTLE")
 
 
 def _read_segment(file: soundfile.SoundFile, start: float, end: float | None, channel: int | None, name: str) -> Tensor:
@@ -83,7 +103,7 @@ def _read_segment(file: soundfile.SoundFile, start: float, end: float | None, ch
     if first >= last:
         return torch.empty(0)
     if first:
-        file.seek(first)
+        _seek(file, first, name)
     blocks, missing = [], last - first
     while missing > 0:
         block = torch.from_numpy(file.read(min(missing, _BLOCK_SAMPLES), dtype="float32", always_2d=True))
@@ -95,6 +115,18 @@ def _read_segment(file: soundfile.SoundFile, start: float, end: float | None, ch
     if missing > 0 and file.frames < 1 << 62:
         raise AudioError(f"{name} is truncated: {missing} of {last - first} samples are missing", "unreadable")
     return torch.cat(blocks) if len(blocks) != 1 else blocks[0]
+
+
+def _seek(file: soundfile.SoundFile, first: int, name: str) -> None:
+    preroll = min(first, round(_OPUS_PREROLL_S * file.samplerate)) if file.subtype == "OPUS" else 0
+    try:
+        file.seek(first - preroll)
+    except soundfile.SoundFileError as error:
+        raise AudioError(
+            f"{name} is truncated: there is no sample {first} of the {file.frames} that it claims to have", "unreadable"
+        ) from error
+    if preroll:
+        file.read(preroll, dtype="float32", always_2d=True)
 
 
 def _to_mono(block: Tensor, channel: int | None) -> Tensor:

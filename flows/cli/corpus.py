@@ -5,16 +5,31 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
+from flows.cli import corpus_download
 from flows.cli.common import JsonOption, friendly, out, print_json
 
-app = typer.Typer(help="Look at corpora.", no_args_is_help=True)
+app = typer.Typer(help="Look at corpora, and fetch public ones.", no_args_is_help=True)
+
+app.command("download")(corpus_download.download)
 
 LAYOUTS = {
     "librispeech": "SPEAKER/CHAPTER/*.flac (or opus, ogg, wav, mp3) with SPEAKER-CHAPTER.trans.txt",
+    "mls": "Multilingual LibriSpeech: LANGUAGE/PART/transcripts.txt and audio/SPEAKER/BOOK/*",
+    "commonvoice": "Common Voice: clips/*.mp3 with train.tsv, dev.tsv, test.tsv, validated.tsv",
+    "peoples_speech": "People's Speech: manifests of JSON lines with training_data; audio in folders or tars",
+    "tedlium": "TED-LIUM 1 to 3: stm/*.stm with sph/*.sph (or wav, flac)",
+    "an4": "AN4 and SphinxTrain's layout: etc/*.fileids, etc/*.transcription, wav/ or raw/",
+    "telephone": "Switchboard, Fisher and the like as a Kaldi data folder with segments and two channels",
+    "speechocean762": "speechocean762: Kaldi data folders train and test beside WAVE/",
+    "fsdd": "Free Spoken Digit Dataset: recordings/DIGIT_SPEAKER_TAKE.wav",
+    "gigaspeech": "GigaSpeech.json: long recordings with segments",
     "kaldi": "a Kaldi data folder: wav.scp, text, utt2spk, optionally segments",
-    "table": "CSV, TSV or JSON lines with audio path, text, and optionally speaker, id, split, …",
+    "nemo": "NeMo's manifest: JSON lines with audio_filepath, duration, text, offset; tarred or not",
+    "lhotse": "lhotse's and icefall's recordings and supervisions, or cuts: *.jsonl, *.jsonl.gz",
+    "table": "CSV, TSV, JSON lines or Parquet with audio path, text, and optionally speaker, id, split, …",
+    "webdataset": "uncompressed tars of KEY.flac (wav, …) with KEY.json, KEY.txt or KEY.cls",
     "synthetic": "spoken commands, synthesized by eSpeak NG; needs no files",
 }
 
@@ -22,14 +37,45 @@ LAYOUTS = {
 @app.command("list")
 @friendly
 def list_layouts(json_output: JsonOption = False) -> None:
-    """List the corpus layouts that can be read."""
+    """List the corpus layouts that can be read, and the corpora that `starling corpus download` fetches."""
+    from storage.corpora import READERS, reader_class
+    from storage.corpora.catalog import CATALOG
+
+    options = {kind: sorted(reader_class(kind).OPTIONS) for kind in READERS}
     if json_output:
-        print_json({"layouts": LAYOUTS})
+        print_json(
+            {
+                "layouts": LAYOUTS,
+                "options": options,
+                "downloads": {
+                    name: {"kind": d.kind, "licence": d.licence, "link": d.link, "parts": _sizes(d)}
+                    for name, d in CATALOG.items()
+                },
+            }
+        )
         return
-    table = Table("kind", "layout", header_style="bold")
+    table = Table("kind", "layout", "options", header_style="bold", title="Layouts", title_justify="left")
     for kind, layout in LAYOUTS.items():
-        table.add_row(kind, layout)
+        table.add_row(kind, layout, ", ".join(options.get(kind, ())))
     out.print(table)
+    table = Table(
+        "corpus",
+        "licence",
+        Column("link", overflow="fold"),
+        "parts (MB)",
+        header_style="bold",
+        title="Downloads",
+        title_justify="left",
+    )
+    for name, download in CATALOG.items():
+        parts = ", ".join(f"{part} {size:,}" for part, size in _sizes(download).items())
+        table.add_row(name, download.licence, download.link, parts)
+    out.print(table)
+
+
+def _sizes(download: Any) -> dict[str, int]:
+    """Megabytes of each part."""
+    return {part: archive.size for part, archive in download.parts.items()}
 
 
 @app.command("inspect")
@@ -42,8 +88,9 @@ def inspect(
 ) -> None:
     """Read a corpus, check every utterance, and say what would be used and what would be quarantined."""
     from storage.corpora import guess_kind, reader_class
-    from tasks.config import DataConfig, SourceConfig
+    from tasks.config import DataConfig
     from tasks.prepare import Checked, check_all, open_source, select, worker_count
+    from tasks.sources import SourceConfig
 
     kind = kind or guess_kind(str(path))
     reader_class(kind)  # an unknown kind is answered with the nearest right one

@@ -8,7 +8,6 @@ A new layout is one module and one line in `READERS`.
 
 import difflib
 from importlib import import_module
-from itertools import islice
 from pathlib import Path
 
 from storage.corpora.base import CorpusError, CorpusReader, Problem, Utterance
@@ -26,11 +25,39 @@ __all__ = [
 
 READERS: dict[str, str] = {
     "librispeech": "storage.corpora.librispeech:LibriSpeechReader",
+    "mls": "storage.corpora.mls:MlsReader",
+    "commonvoice": "storage.corpora.commonvoice:CommonVoiceReader",
+    "peoples_speech": "storage.corpora.peoples_speech:PeoplesSpeechReader",
+    "tedlium": "storage.corpora.tedlium:TedliumReader",
+    "an4": "storage.corpora.an4:An4Reader",
+    "telephone": "storage.corpora.presets:TelephoneReader",
+    "speechocean762": "storage.corpora.presets:SpeechOceanReader",
+    "fsdd": "storage.corpora.presets:FsddReader",
+    "gigaspeech": "storage.corpora.gigaspeech:GigaSpeechReader",
     "kaldi": "storage.corpora.kaldi:KaldiReader",
+    "nemo": "storage.corpora.nemo:NemoReader",
+    "lhotse": "storage.corpora.lhotse:LhotseReader",
     "table": "storage.corpora.table:TableReader",
+    "webdataset": "storage.corpora.webdataset:WebDatasetReader",
 }
 
-_TABLE_SUFFIXES = frozenset({".csv", ".tsv", ".jsonl"})
+# From the surest sign to the weakest: a manifest may lie beside tars, a table beside folders of audio.
+_GUESSES = (
+    "kaldi",
+    "lhotse",
+    "nemo",
+    "peoples_speech",
+    "gigaspeech",
+    "table",
+    "commonvoice",
+    "speechocean762",
+    "tedlium",
+    "an4",
+    "mls",
+    "fsdd",
+    "webdataset",
+    "librispeech",
+)
 
 
 def reader_class(kind: str) -> type[CorpusReader]:
@@ -69,17 +96,15 @@ def guess_kind(path: str) -> str:
         CorpusError: nothing there looks like a known layout.
     """
     root = Path(path).expanduser()
-    if root.is_file() and root.suffix.lower() in _TABLE_SUFFIXES:
-        return "table"
-    if (root / "wav.scp").is_file():
-        return "kaldi"
-    if any((root / f"metadata{suffix}").is_file() for suffix in _TABLE_SUFFIXES):
-        return "table"
-    if root.is_dir() and any(islice(root.rglob("*.trans.txt"), 1)):
-        return "librispeech"
+    for kind in _GUESSES:
+        try:
+            if reader_class(kind).recognises(root):
+                return kind
+        except OSError:
+            continue  # such as a folder that may not be listed
     if not root.exists():
         raise CorpusError(f"{root} does not exist: check the path of the corpus")
     raise CorpusError(
-        f"{root} looks like no known corpus layout: it has no wav.scp, metadata.csv or *.trans.txt. "
+        f"{root} looks like no known corpus layout: it has no wav.scp, metadata.csv, *.trans.txt, stm, clips, … "
         f"Name the kind ({', '.join(sorted(READERS))}), or describe the corpus in a CSV table."
     )

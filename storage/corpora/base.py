@@ -1,14 +1,19 @@
 """What every corpus reader gives and promises."""
 
+import gzip
 import hashlib
+import json
 import os
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-AUDIO_SUFFIXES = frozenset({".flac", ".opus", ".ogg", ".wav", ".mp3"})
+AUDIO_SUFFIXES = frozenset({".flac", ".opus", ".ogg", ".wav", ".mp3", ".sph"})
+SET_OF_SPLIT = {"dev": "valid", "validation": "valid", "valid": "valid", "train": "train", "test": "test"}
+"""What public corpora call their parts, and what a set of ours is called."""
 
 
 class CorpusError(ValueError):
@@ -44,6 +49,9 @@ class Utterance:
         end: where it ends; None is the end of the file.
         channel: from 0; None mixes all channels.
         split: "train", "test", ... when the corpus says so.
+        offset: where the audio's bytes begin in the file, when they are a member of an uncompressed tar; None is a
+            file of its own.
+        length: how many bytes they are; given together with `offset`.
     """
 
     id: str
@@ -59,6 +67,8 @@ class Utterance:
     end: float | None = None
     channel: int | None = None
     split: str | None = None
+    offset: int | None = None
+    length: int | None = None
 
 
 class CorpusReader(ABC):
@@ -126,6 +136,20 @@ class CorpusReader(ABC):
             digest.update(line.encode("utf-8", "surrogateescape") + b"\n")
         return digest.hexdigest()
 
+    def _make(self, utterance_id: str, audio: str | Path, text: str, speaker: str, **fields: Any) -> Utterance | None:
+        """An utterance of this corpus, or None and a problem if its file is not there; fields of None are left out."""
+        if "://" not in str(audio) and not Path(audio).is_file():
+            self._problem(utterance_id, "missing-audio", f"{audio} does not exist")
+            return None
+        own: dict[str, Any] = {"corpus": self.corpus, "domain": self.domain, "language": self.language}
+        own |= {name: value for name, value in fields.items() if value is not None}
+        return Utterance(id=utterance_id, audio=str(audio), text=text, speaker=speaker, **own)
+
+    @classmethod
+    def recognises(cls, root: Path) -> bool:
+        """Whether a path certainly has this layout, judged by names and at most one line of a file."""
+        return False
+
     def _problem(self, entry_id: str, reason: str, detail: str) -> None:
         self.problems.append(Problem(entry_id, reason, detail))
 
@@ -138,11 +162,64 @@ def _stamp(file: Path) -> str:
     return f"{status.st_size}\t{status.st_mtime_ns}"
 
 
+def checked_times(start: float, end: float | None) -> tuple[float, float | None]:
+    """Times of a segment as they are.
+
+    Raises:
+        ValueError: they are no numbers of at least 0 that ascend.
+    """
+    if not 0 <= start < float("inf") or (end is not None and not start < end < float("inf")):
+        raise ValueError(f"its times {start} s and {end} s do not ascend from 0")
+    return start, end
+
+
+def as_number(name: str, value: object) -> float | None:
+    """A number of a manifest, which may be missing or written as text.
+
+    Raises:
+        ValueError: it is no finite number of at least 0.
+    """
+    if value is None or value == "":
+        return None
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError(f"{name} is {value!r}: it must be a number")
+    number = float(value)
+    if not 0 <= number < float("inf"):
+        raise ValueError(f"{name} is {value!r}: it must be a number of at least 0")
+    return number
+
+
 def read_lines(path: Path) -> Iterator[tuple[int, str | None]]:
-    """Numbered lines of a UTF-8 text file without their ends; None stands for a line that is not UTF-8."""
-    with path.open("rb") as file:
+    """Numbered lines of a UTF-8 text file, or a gzipped one, without their ends; None: a line that is not UTF-8."""
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         for number, raw in enumerate(file, start=1):
             try:
                 yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
             except UnicodeDecodeError:
                 yield number, None
+
+
+def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    """Numbered JSON objects of a file with one per line, gzipped or not; text in place of one says what is wrong."""
+    try:
+        for number, line in read_lines(path):
+            if line is not None and not line.strip():
+                continue
+            try:
+                row = json.loads(line) if line is not None else None
+            except ValueError as error:
+                yield number, f"no JSON: {error}"
+                continue
+            except RecursionError:
+                yield number, "no JSON that can be read: it is nested too deeply"
+                continue
+            yield number, row if isinstance(row, dict) else "not a JSON object in UTF-8"
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        yield 0, f"the compressed file is cut or damaged: {error}"
+
+
+def first_object(path: Path) -> dict[str, Any]:
+    """The first JSON object of a file with one per line; an empty one where there is none."""
+    for _, row in read_json_lines(path):
+        return row if isinstance(row, dict) else {}
+    return {}

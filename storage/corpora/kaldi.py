@@ -1,8 +1,10 @@
 """Kaldi data folders: `wav.scp`, `text`, `utt2spk`, and optionally `segments` and `reco2file_and_channel`.
 
-An entry of `wav.scp` that is a command ("sox ... |") is never run: it becomes a problem of the reader.
+An entry of `wav.scp` that is a command is never run. What `sph2pipe -f wav -p -c 1 FILE |` and `flac -c -d -s FILE |`
+say is understood: a file, and a channel of it. Any other command becomes a problem of the reader.
 """
 
+import shlex
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,6 +33,11 @@ class KaldiReader(CorpusReader):
     """
 
     OPTIONS = frozenset({"root"})
+
+    @classmethod
+    def recognises(cls, root: Path) -> bool:
+        """A `wav.scp`."""
+        return (root / "wav.scp").is_file()
 
     def _utterances(self) -> Iterator[Utterance]:
         if not self.root.is_dir():
@@ -62,7 +69,8 @@ class KaldiReader(CorpusReader):
         segment = segments[utterance_id]
         if segment is None:
             return None  # already noted when the segments were read
-        audio, problem = self._locate(self._entry(segment.recording, recordings))
+        entry, side = _understand(self._entry(segment.recording, recordings))
+        audio, problem = self._locate(entry)
         if problem:
             self._problem(utterance_id, *problem)
             return None
@@ -77,7 +85,7 @@ class KaldiReader(CorpusReader):
             duration=None if segment.end is None else segment.end - segment.start,
             start=segment.start,
             end=segment.end,
-            channel=self._channel(segment.recording, recordings),
+            channel=self._channel(segment.recording, recordings) if side is None else side,
         )
 
     def _segments(self, recordings: dict[str, str]) -> dict[str, _Segment | None]:
@@ -156,7 +164,7 @@ class KaldiReader(CorpusReader):
             if (self.root / name).is_file():
                 yield self.root / name
         for entry in self._read("wav.scp", required=True).values():
-            audio, problem = self._locate(entry)
+            audio, problem = self._locate(_understand(entry)[0])
             if not problem and isinstance(audio, Path):
                 yield audio
 
@@ -178,3 +186,24 @@ class KaldiReader(CorpusReader):
             fields = line.split(maxsplit=1)
             if fields:
                 yield fields[0], fields[1].strip() if len(fields) > 1 else ""
+
+
+def _understand(entry: str | None) -> tuple[str | None, int | None]:
+    """An entry of wav.scp whose well-known command only decodes a file: that file, and the channel that it takes."""
+    if entry is None or not entry.endswith("|"):
+        return entry, None
+    try:
+        program, *words = shlex.split(entry.removesuffix("|"))
+    except ValueError:
+        return entry, None
+    name, channel, files = program.rpartition("/")[2], None, list[str]()
+    remaining = iter(words)
+    for word in remaining:
+        if name == "sph2pipe" and word in ("-f", "-c"):
+            value = next(remaining, "")
+            channel = int(value) - 1 if word == "-c" and value in ("1", "2") else channel
+        elif not word.startswith("-"):
+            files.append(word)
+        elif word not in (("-p", "-u") if name == "sph2pipe" else ("-c", "-d", "-s", "-dc", "-cd", "-cds")):
+            return entry, None  # such as -t, a range of time: it would change the audio
+    return (files[0], channel) if name in ("sph2pipe", "flac") and len(files) == 1 else (entry, None)

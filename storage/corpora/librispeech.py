@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 from storage.corpora.base import AUDIO_SUFFIXES, CorpusReader, Utterance, read_lines
@@ -15,6 +16,11 @@ class LibriSpeechReader(CorpusReader):
     Any audio suffix of `AUDIO_SUFFIXES` is taken. The speaker is the name of the folder above the chapter's. When the
     path is a folder of subsets, each utterance's `split` is the name of its subset.
     """
+
+    @classmethod
+    def recognises(cls, root: Path) -> bool:
+        """A transcript anywhere below."""
+        return root.is_dir() and any(islice(root.rglob(f"*{_TRANSCRIPT_SUFFIX}"), 1))
 
     def _utterances(self) -> Iterator[Utterance]:
         for folder, names in self._chapters():

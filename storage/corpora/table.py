@@ -1,13 +1,12 @@
-"""Tables: CSV, TSV (Common Voice's) or JSON lines (NeMo's and others'), one row per utterance."""
+"""Tables: CSV, TSV, JSON lines or Parquet, one row per utterance."""
 
 import csv
-import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from storage.corpora.base import CorpusError, CorpusReader, Utterance, read_lines
+from storage.corpora.base import CorpusError, CorpusReader, Utterance, read_json_lines
 
 # The names under which public corpora have each field; the first one that the table has is taken.
 _KNOWN_COLUMNS: dict[str, tuple[str, ...]] = {
@@ -24,11 +23,12 @@ _KNOWN_COLUMNS: dict[str, tuple[str, ...]] = {
     "end": ("end",),
     "channel": ("channel",),
 }
-_SUFFIXES = (".csv", ".tsv", ".jsonl")
+_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
+_BATCH_ROWS = 1024
 
 
 class TableReader(CorpusReader):
-    """Reads a table, or a folder with a `metadata.csv`, `.tsv` or `.jsonl`.
+    """Reads a table, or a folder with a `metadata.csv`, `.tsv`, `.jsonl` or `.parquet`.
 
     Audio paths are relative to the table. A row without id gets the audio file's stem (and its start, where it is a
     part of a file). A row with `start` and `duration` but no `end` is the piece of that length, as in NeMo's manifests.
@@ -57,12 +57,19 @@ class TableReader(CorpusReader):
             raise CorpusError(f"option {option!r} is {value!r}: give a mapping such as {{'text': 'sentence'}}")
         return {str(name): str(item) for name, item in value.items()}
 
+    @classmethod
+    def recognises(cls, root: Path) -> bool:
+        """A table, or a folder with one called `metadata`."""
+        if root.is_file():
+            return root.suffix.lower() in _SUFFIXES
+        return any((root / f"metadata{suffix}").is_file() for suffix in _SUFFIXES)
+
     def _find_table(self) -> Path:
         if self.root.is_dir():
             for suffix in _SUFFIXES:
                 if (self.root / f"metadata{suffix}").is_file():
                     return self.root / f"metadata{suffix}"
-            raise CorpusError(f"{self.root} has no metadata.csv, .tsv or .jsonl: name the table itself")
+            raise CorpusError(f"{self.root} has no metadata.csv, .tsv, .jsonl or .parquet: name the table itself")
         if self.root.suffix.lower() not in _SUFFIXES:
             raise CorpusError(f"{self.root} is no table: its name must end in {', '.join(_SUFFIXES)}")
         return self.root
@@ -122,7 +129,7 @@ class TableReader(CorpusReader):
     def _value(self, field: str, row: dict[str, Any]) -> str | None:
         names = (self._chosen[field],) if field in self._chosen else _KNOWN_COLUMNS[field]
         for name in names:
-            if row.get(name) is not None:
+            if row.get(name) is not None and not isinstance(row[name], dict | bytes):  # audio inside the table
                 return str(row[name]).strip()
         return None
 
@@ -140,24 +147,28 @@ class TableReader(CorpusReader):
 
     def _rows(self) -> Iterator[tuple[int, dict[str, Any] | str]]:
         """Line number and row; text in place of a row says what is wrong with it."""
-        rows = self._json_rows() if self.table.suffix.lower() == ".jsonl" else self._text_rows()
-        for number, row in rows:
+        kinds = {".jsonl": lambda: read_json_lines(self.table), ".parquet": self._parquet_rows}
+        for number, row in kinds.get(self.table.suffix.lower(), self._text_rows)():
             if isinstance(row, str) or self._wanted(row):
                 yield number, row
 
     def _wanted(self, row: dict[str, Any]) -> bool:
         return all(str(row.get(name, "")) == value for name, value in self._where.items())
 
-    def _json_rows(self) -> Iterator[tuple[int, dict[str, Any] | str]]:
-        for number, line in read_lines(self.table):
-            if line is not None and not line.strip():
-                continue
-            try:
-                row = json.loads(line) if line is not None else None
-            except ValueError as error:
-                yield number, f"no JSON: {error}"
-                continue
-            yield number, row if isinstance(row, dict) else "not a JSON object in UTF-8"
+    def _parquet_rows(self) -> Iterator[tuple[int, dict[str, Any] | str]]:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            with pq.ParquetFile(self.table) as file:
+                self._check_header(file.schema_arrow.names)
+                number = 0
+                for batch in file.iter_batches(_BATCH_ROWS):
+                    for row in batch.to_pylist():
+                        number += 1
+                        yield number, row
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise CorpusError(f"{self.table} is no Parquet file that can be read: {error}") from error
 
     def _text_rows(self) -> Iterator[tuple[int, dict[str, Any] | str]]:
         tabs = self.table.suffix.lower() == ".tsv"

@@ -1,105 +1,13 @@
-"""One contract for all corpus readers over small corpora made here, then what is special to each layout."""
+"""The first three layouts: LibriSpeech, Kaldi, tables."""
 
 import json
-import os
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from pathlib import Path
 
-import numpy as np
 import pytest
-import soundfile
+from corpus_contract import SPEAKERS, CorpusContract, expected_ids, write_audio
 
 from storage.corpora import READERS, CorpusError, CorpusReader, Utterance, guess_kind, open_corpus, reader_class
-
-SPEAKERS = ("11", "22")
-
-
-def write_audio(path: Path, seconds: float = 0.01) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    soundfile.write(path, np.zeros(int(8000 * seconds), dtype=np.int16), 8000)
-    return path
-
-
-def expected_ids():
-    return [f"{speaker}-1-000{number}" for speaker in SPEAKERS for number in range(3)]
-
-
-class CorpusContract(ABC):
-    """Six good utterances of two speakers; each reader says how its layout is made and broken."""
-
-    kind: str
-
-    @abstractmethod
-    def make(self, folder: Path) -> Path:
-        """Writes the corpus and returns the path to open."""
-
-    @abstractmethod
-    def add_bad_entries(self, path: Path) -> dict[str, str]:
-        """Adds broken entries to the corpus; returns id to reason."""
-
-    @pytest.fixture
-    def path(self, tmp_path):
-        return self.make(tmp_path / "corpus")
-
-    def open(self, path, **options) -> CorpusReader:
-        return open_corpus(self.kind, str(path), **options)
-
-    def test_yields_every_utterance_in_order(self, path):
-        reader = self.open(path, corpus="c", domain="read", language="en-US")
-        utterances = list(reader)
-        assert [utterance.id for utterance in utterances] == expected_ids()
-        assert [utterance.speaker for utterance in utterances] == [s for s in SPEAKERS for _ in range(3)]
-        assert utterances[4].text == "TEXT ü 22 1"
-        assert {(u.corpus, u.domain, u.language) for u in utterances} == {("c", "read", "en-US")}
-        assert all(Path(u.audio).is_absolute() and Path(u.audio).is_file() for u in utterances)
-        assert reader.problems == []
-
-    def test_is_lazy_and_repeatable(self, path):
-        reader = self.open(path)
-        first = next(iter(reader))
-        assert isinstance(first, Utterance)
-        assert list(reader) == list(reader)
-
-    def test_a_default_name(self, path):
-        assert {utterance.corpus for utterance in self.open(path)} == {path.stem}
-
-    def test_bad_entries_become_problems(self, path):
-        expected = self.add_bad_entries(path)
-        reader = self.open(path)
-        assert [utterance.id for utterance in reader] == expected_ids()
-        assert {problem.id: problem.reason for problem in reader.problems} == expected
-        assert len(reader.problems) == len(expected)
-        assert all(problem.detail for problem in reader.problems)
-        list(reader)
-        assert len(reader.problems) == len(expected)  # not counted twice
-
-    def test_files_hold_all_audio(self, path):
-        reader = self.open(path)
-        files = set(reader.files())
-        assert {Path(utterance.audio) for utterance in reader} < files
-        assert all(file.is_file() for file in files)
-
-    def test_fingerprint_follows_the_files(self, path, tmp_path):
-        reader = self.open(path)
-        before = reader.fingerprint()
-        assert before == self.open(path).fingerprint()
-        assert len(before) == 64
-        audio = Path(next(iter(reader)).audio)
-        os.utime(audio, (1, 1))
-        touched = self.open(path).fingerprint()
-        audio.unlink()
-        removed = self.open(path).fingerprint()
-        assert len({before, touched, removed}) == 3
-
-    def test_kind_is_guessed(self, path):
-        assert guess_kind(str(path)) == self.kind
-        assert [u.id for u in open_corpus("auto", str(path))] == expected_ids()
-
-    def test_refuses_unknown_options_and_paths(self, path, tmp_path):
-        with pytest.raises(CorpusError, match="no option 'colour'"):
-            self.open(path, colour="red")
-        with pytest.raises(CorpusError, match="does not exist"):
-            self.open(tmp_path / "none")
 
 
 class TestLibriSpeech(CorpusContract):
@@ -176,6 +84,33 @@ class TestKaldi(CorpusContract):
             "text:13": "bad-line",
         }
 
+    @pytest.mark.parametrize(
+        ("entry", "channel"),
+        [
+            ("sph2pipe -f wav -p -c 2 call.wav |", 1),
+            ("/opt/tools/sph2pipe -f wav -c 1 'call.wav' |", 0),
+            ("sph2pipe -f wav call.wav |", None),
+            ("flac -c -d -s call.wav |", None),
+        ],
+    )
+    def test_well_known_commands_are_understood(self, tmp_path, entry, channel):
+        write_audio(tmp_path / "call.wav")
+        (tmp_path / "wav.scp").write_text(f"call {entry}\n")
+        (tmp_path / "text").write_text("call HELLO\n")
+        (found,) = self.open(tmp_path)
+        assert (found.audio, found.channel) == (str(tmp_path / "call.wav"), channel)
+
+    @pytest.mark.parametrize(
+        "entry", ["sph2pipe -t 1:2 call.wav |", "sox call.wav -t wav - |", "sph2pipe a b |", "flac 'x |", "|"]
+    )
+    def test_other_commands_are_problems(self, tmp_path, entry):
+        write_audio(tmp_path / "call.wav")
+        (tmp_path / "wav.scp").write_text(f"call {entry}\n")
+        (tmp_path / "text").write_text("call HELLO\n")
+        reader = self.open(tmp_path)
+        assert list(reader) == []
+        assert [problem.reason for problem in reader.problems] == ["pipe-command"]
+
     def test_commands_are_never_run(self, path):
         self.add_bad_entries(path)
         reader = self.open(path)
@@ -248,8 +183,11 @@ class TableContract(CorpusContract):
     def make(self, folder):
         for utterance_id in expected_ids():
             write_audio(folder / "wav" / f"{utterance_id}.flac")
-        (folder / self.name).write_text(self.render(list(self.rows())), encoding="utf-8")
+        self.write(folder / self.name, list(self.rows()))
         return folder / self.name
+
+    def write(self, path, rows):
+        path.write_text(self.render(rows), encoding="utf-8")
 
     def test_where_selects(self, path):
         reader = self.open(path, where={"part": "p1"})
@@ -268,28 +206,28 @@ class TableContract(CorpusContract):
     def test_all_fields(self, path):
         row = {"id": "x", "audio": "wav/11-1-0000.flac", "text": "T", "speaker": "s", "domain": "d", "language": "de"}
         row |= {"split": "test", "sample_rate": 8000, "start": 1.5, "duration": 2.0, "channel": 1}
-        path.write_text(self.render([row]), encoding="utf-8")
+        self.write(path, [row])
         (found,) = self.open(path, domain="ignored", corpus="c")
         audio = str(path.parent / "wav" / "11-1-0000.flac")
         assert found == Utterance("x", audio, "T", "s", "c", "d", "de", 2.0, 8000, 1.5, 3.5, 1, "test")
 
     @pytest.mark.parametrize(("field", "value"), [("duration", "long"), ("start", "-1"), ("end", "nan"), ("end", "0")])
     def test_bad_numbers_are_problems(self, path, field, value):
-        path.write_text(self.render([{"id": "x", "audio": "wav/11-1-0000.flac", "text": "T", field: value}]))
+        self.write(path, [{"id": "x", "audio": "wav/11-1-0000.flac", "text": "T", field: value}])
         reader = self.open(path)
         assert list(reader) == []
         assert [problem[:2] for problem in reader.problems] == [("x", "bad-line")]
 
     def test_pieces_of_one_file_get_different_ids(self, path):
         piece = {"audio": "wav/11-1-0000.flac", "text": "T", "duration": 1}
-        path.write_text(self.render([{**piece, "offset": 0}, {**piece, "offset": 1.5}]))
+        self.write(path, [{**piece, "offset": 0.0}, {**piece, "offset": 1.5}])
         assert [(u.id, u.start, u.end) for u in self.open(path)] == [
             ("11-1-0000", 0.0, None),
             ("11-1-0000-00001500", 1.5, 2.5),
         ]
 
     def test_addresses_pass_unchecked(self, path):
-        path.write_text(self.render([{"id": "x", "audio": "s3://bucket/x.flac", "text": "T"}]))
+        self.write(path, [{"id": "x", "audio": "s3://bucket/x.flac", "text": "T"}])
         (found,) = self.open(path)
         assert found.audio == "s3://bucket/x.flac"
 
@@ -383,7 +321,7 @@ class TestJsonLines(TableContract):
 
 
 def test_unknown_kinds_name_the_nearest():
-    with pytest.raises(CorpusError, match=r"did you mean 'librispeech'\?.*kaldi, librispeech, table"):
+    with pytest.raises(CorpusError, match=r"did you mean 'librispeech'\?.*kaldi, lhotse, librispeech"):
         open_corpus("LibriSpeach", "/")
     with pytest.raises(CorpusError, match="Known kinds"):
         open_corpus("???", "/")
@@ -398,3 +336,32 @@ def test_guess_kind_explains(tmp_path):
         guess_kind(str(tmp_path))
     with pytest.raises(CorpusError, match="does not exist"):
         guess_kind(str(tmp_path / "none"))
+
+
+class TestParquet(TableContract):
+    name = "metadata.parquet"
+
+    def render(self, rows):
+        raise NotImplementedError
+
+    def write(self, path, rows):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        pq.write_table(pa.Table.from_pylist(rows), path)
+
+    def add_bad_entries(self, path):
+        bad = [{"path": "wav/none.flac", "text": "X"}, {"path": "wav/q.flac"}, {"text": "X"}]
+        self.write(path, [*self.rows(), *bad])
+        return {"none": "missing-audio", "q": "missing-transcript", "metadata.parquet:9": "missing-audio"}
+
+    def test_audio_inside_the_table_is_a_problem(self, path):
+        self.write(path, [{"audio": {"bytes": b"x", "path": "x.flac"}, "text": "T"}])
+        reader = self.open(path)
+        assert list(reader) == []
+        assert [problem.reason for problem in reader.problems] == ["missing-audio"]
+
+    def test_a_damaged_file_is_named(self, path):
+        path.write_bytes(path.read_bytes()[:-20])
+        with pytest.raises(CorpusError, match=r"metadata\.parquet is no Parquet"):
+            list(self.open(path))

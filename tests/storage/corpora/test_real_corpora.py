@@ -49,3 +49,13 @@ def test_a_folder_of_subsets(shared_data):
     splits = [utterance.split for utterance in open_corpus("auto", str(shared_data / "LibriSpeech"))]
     assert splits.count("train-clean-5") == 1423
     assert splits.count("dev-clean-5") == 96
+
+
+def test_named_corpora(shared_data):
+    digits = list(open_corpus("fsdd", str(shared_data / "fsdd")))
+    assert {(u.split, u.text) for u in digits[:1]} == {("test", "zero")}
+    assert [sum(u.split == name for u in digits) for name in ("train", "test")] == [1800, 200]
+    parts = {u.id: u.split for u in open_corpus("table", str(shared_data / "fsdd"), columns={"split": "part"})}
+    assert all({"valid": "test", "train": "train"}[parts[u.id] or ""] == u.split for u in digits)
+    speech = list(open_corpus("speechocean762", str(shared_data / "speechocean762")))
+    assert [sum(u.split == name for u in speech) for name in ("train", "valid")] == [2148, 300]

@@ -1,0 +1,91 @@
+"""AN4 of Carnegie Mellon University, and any corpus in SphinxTrain's layout: etc/*.fileids and etc/*.transcription."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from storage.corpora.base import SET_OF_SPLIT, CorpusError, CorpusReader, Utterance, read_lines
+
+_SUFFIXES = (".sph", ".wav", ".flac", ".raw")
+_LINE = re.compile(r"(?P<text>.*?)\s*\((?P<id>[^()\s]+)\)\s*")
+_MARKS = re.compile(r"</?s>|<sil>|\+\+\w+\+\+|\(\d+\)")
+_RAW_RATE = 16000
+
+
+class An4Reader(CorpusReader):
+    """Reads the folder that holds `etc` and `wav` (or `raw`, for which 16-bit little-endian at 16 kHz is assumed).
+
+    The name of the list gives the set (`an4_test.fileids` is `test`), the folder of a file is its speaker.
+    """
+
+    @classmethod
+    def recognises(cls, root: Path) -> bool:
+        """Lists of files in `etc`."""
+        return any((root / "etc").glob("*.fileids"))
+
+    def _utterances(self) -> Iterator[Utterance]:
+        for fileids in self._lists():
+            texts = self._texts(fileids.with_suffix(".transcription"))
+            split = SET_OF_SPLIT.get(fileids.stem.rpartition("_")[2])
+            for number, line in read_lines(fileids):
+                if line is None:
+                    self._problem(f"{fileids.name}:{number}", "bad-line", f"line {number} of {fileids} is not UTF-8")
+                elif name := line.strip():
+                    yield from self._entry(name, texts, split)
+            for utterance_id in texts:
+                self._problem(utterance_id, "missing-audio", f"{fileids} has no line for it")
+
+    def _entry(self, name: str, texts: dict[str, str], split: str | None) -> Iterator[Utterance]:
+        place = Path(name)
+        if name.startswith("/") or ".." in place.parts:
+            self._problem(name, "bad-line", "the name leaves the corpus")
+            return
+        text = texts.pop(place.name, None)
+        if text is None:
+            self._problem(place.name, "missing-transcript", f"no transcript has a line for {name}")
+            return
+        audio = self._audio(name)
+        rate = _RAW_RATE if audio.suffix == ".raw" else None
+        found = self._make(place.name, audio, text, place.parent.name, split=split, sample_rate=rate)
+        if found:
+            yield found
+
+    def _audio(self, name: str) -> Path:
+        candidates = [
+            self.root / folder / f"{name}{suffix}"
+            for folder, suffixes in (("wav", _SUFFIXES[:3]), ("raw", _SUFFIXES[3:]))
+            for suffix in suffixes
+        ]
+        return next((path for path in candidates if path.is_file()), candidates[0])
+
+    def _texts(self, path: Path) -> dict[str, str]:
+        """Id to words."""
+        texts: dict[str, str] = {}
+        if not path.is_file():
+            raise CorpusError(f"{path} is missing: each list of files needs a transcription of its name")
+        for number, line in read_lines(path):
+            if line == "":
+                continue
+            match = _LINE.fullmatch(line) if line is not None else None
+            if match is None:
+                wrong = "is not UTF-8" if line is None else "does not end with (ID)"
+                self._problem(f"{path.name}:{number}", "bad-line", f"line {number} of {path} {wrong}")
+            elif match["id"] in texts:
+                self._problem(match["id"], "duplicate-id", f"a second line of {path} has this id")
+            else:
+                texts[match["id"]] = " ".join(_MARKS.sub(" ", match["text"]).split())
+        return texts
+
+    def _lists(self) -> list[Path]:
+        found = sorted((self.root / "etc").glob("*.fileids"), key=lambda path: ("train" not in path.stem, path.name))
+        if not found:
+            raise CorpusError(f"{self.root} has no etc/*.fileids: name the folder that holds etc and wav")
+        return found
+
+    def files(self) -> Iterator[Path]:
+        """Lists, transcriptions and audio."""
+        for fileids in self._lists():
+            yield fileids
+            yield fileids.with_suffix(".transcription")
+        for folder in ("wav", "raw"):
+            yield from sorted(path for path in (self.root / folder).rglob("*") if path.suffix in _SUFFIXES)

@@ -1,0 +1,112 @@
+"""Common Voice: one folder per language with clips/*.mp3 and the tables train, dev, test, validated, … (TSV).
+
+Source: Ardila et al. 2020, "Common Voice: A Massively-Multilingual Speech Corpus".
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from storage.corpora.base import SET_OF_SPLIT, CorpusError, CorpusReader, Utterance, read_lines
+
+_PARTS = ("train", "dev", "test")
+_REQUIRED = ("client_id", "path", "sentence")
+
+
+class CommonVoiceReader(CorpusReader):
+    """Reads a language's folder such as `cv-corpus-17.0/de`.
+
+    Speaker is `client_id`, language is `locale` and, where the release has it, domain is `sentence_domain`.
+
+    Options:
+        tables: which tables to read; by default train, dev and test, whose names give the set (`dev` is `valid`),
+            or `validated` where there is none of them. The rows of `validated` and of other tables get the set of
+            the table of the three that has the same clip, if any.
+        where: column to value, for instance `{accents: "Scottish English"}`; other rows are left out.
+    """
+
+    OPTIONS = frozenset({"tables", "where"})
+
+    @classmethod
+    def recognises(cls, root: Path) -> bool:
+        """A folder `clips` beside one of the tables."""
+        return (root / "clips").is_dir() and any((root / f"{name}.tsv").is_file() for name in (*_PARTS, "validated"))
+
+    def _utterances(self) -> Iterator[Utterance]:
+        where = self.options.get("where") or {}
+        if not isinstance(where, Mapping):
+            raise CorpusError(f"option 'where' is {where!r}: give a mapping such as {{'accents': 'England English'}}")
+        splits = self._splits()
+        for table in self._tables():
+            for number, row in self._rows(table):
+                if isinstance(row, str):
+                    self._problem(f"{table.name}:{number}", "bad-line", row)
+                elif all(row.get(str(name), "") == str(value) for name, value in where.items()):
+                    split = SET_OF_SPLIT.get(table.stem) or splits.get(row["path"])
+                    yield from self._entry(row, split)
+
+    def _entry(self, row: dict[str, str], split: str | None) -> Iterator[Utterance]:
+        path = self._clip(row["path"])
+        found = self._make(
+            path.stem,
+            path,
+            row["sentence"].strip(),
+            row["client_id"],
+            language=row.get("locale") or None,
+            domain=row.get("sentence_domain") or None,
+            split=split,
+        )
+        if found:
+            yield found
+
+    def _clip(self, name: str) -> Path:
+        """Early releases leave the suffix out."""
+        return self.root / "clips" / (name if name.endswith((".mp3", ".wav", ".flac", ".ogg")) else f"{name}.mp3")
+
+    def _tables(self) -> list[Path]:
+        named = self.options.get("tables")
+        names = [named] if isinstance(named, str) else list(named) if isinstance(named, list | tuple) else None
+        if names is None:
+            names = [name for name in _PARTS if (self.root / f"{name}.tsv").is_file()] or ["validated"]
+        paths = [self.root / f"{str(name).removesuffix('.tsv')}.tsv" for name in names]
+        for path in paths:
+            if not path.is_file():
+                raise CorpusError(f"{path} does not exist: name a language's folder, and tables that it has")
+        return paths
+
+    def _splits(self) -> dict[str, str]:
+        """Set of each clip, needed only for tables that are no set themselves."""
+        if all(table.stem in SET_OF_SPLIT for table in self._tables()):
+            return {}
+        tables = [self.root / f"{name}.tsv" for name in _PARTS]
+        return {
+            row["path"]: SET_OF_SPLIT[table.stem]
+            for table in tables
+            if table.is_file()
+            for _, row in self._rows(table)
+            if not isinstance(row, str)
+        }
+
+    def _rows(self, table: Path) -> Iterator[tuple[int, dict[str, str] | str]]:
+        """Rows of a table; its cells are never quoted."""
+        lines = read_lines(table)
+        header = (next(lines, (0, ""))[1] or "").split("\t")
+        if missing := [name for name in _REQUIRED if name not in header]:
+            raise CorpusError(f"{table} has no column {missing[0]!r}: it is no table of Common Voice")
+        for number, line in lines:
+            if line == "":
+                continue
+            cells = line.split("\t") if line is not None else []
+            if line is None or len(cells) != len(header):
+                wrong = "not UTF-8" if line is None else f"{len(cells)} cells where the header has {len(header)}"
+                yield number, f"line {number} of {table}: {wrong}"
+                continue
+            row = dict(zip(header, cells, strict=True))
+            yield number, row if row["path"] else f"line {number} of {table} names no clip"
+
+    def files(self) -> Iterator[Path]:
+        """The tables and the clips that they name."""
+        for table in self._tables():
+            yield table
+            for _, row in self._rows(table):
+                if not isinstance(row, str):
+                    yield self._clip(row["path"])

@@ -1,0 +1,148 @@
+"""GigaSpeech's metadata: one JSON document with `audios`, each a long recording with its `segments`.
+
+Source: Chen et al. 2021, "GigaSpeech: An Evolving, Multi-Domain ASR Corpus with 10,000 Hours of Transcribed Audio".
+The document has gigabytes: it is read one recording at a time.
+"""
+
+import codecs
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from storage.corpora.base import CorpusError, CorpusReader, Utterance, as_number, checked_times
+
+_PUNCTUATION = {"<COMMA>": ",", "<PERIOD>": ".", "<QUESTIONMARK>": "?", "<EXCLAMATIONPOINT>": "!"}
+_GARBAGE = ("<SIL>", "<MUSIC>", "<NOISE>", "<OTHER>")
+_CHUNK = 1 << 20
+_MAX_OBJECT = 1 << 26
+_ARRAY = re.compile(r'"audios"\s*:\s*\[')
+_BLANK = re.compile(r"[\s,]*")
+
+
+class GigaSpeechReader(CorpusReader):
+    """Reads `GigaSpeech.json`, or the folder that holds it; audio paths are relative to the document.
+
+    Segments that are only silence, music or noise become problems. `{DEV}` is the set `valid`, `{TEST}` is `test`, the
+    rest is `train`. Domain is the recording's source (audiobook, podcast, youtube).
+
+    Options:
+        subset: only segments of this subset: XS, S, M, L, XL, DEV or TEST.
+        punctuation: `drop` the tags such as `<COMMA>` (default), or `keep` them as characters.
+    """
+
+    OPTIONS = frozenset({"subset", "punctuation"})
+
+    @classmethod
+    def recognises(cls, root: Path) -> bool:
+        """A JSON document that begins with an object whose key `audios` comes early."""
+        path = _document(root)
+        if not path.is_file() or path.suffix != ".json":
+            return False
+        with path.open("rb") as file:
+            return _ARRAY.search(file.read(1 << 16).decode("utf-8", "replace")) is not None
+
+    def _utterances(self) -> Iterator[Utterance]:
+        punctuation, subset = self.options.get("punctuation", "drop"), str(self.options.get("subset") or "")
+        if punctuation not in ("drop", "keep"):
+            raise CorpusError(f"option punctuation is {punctuation!r}: use drop or keep")
+        document = _document(self.root)
+        for number, audio in enumerate(read_array(document)):
+            if isinstance(audio, str):
+                self._problem(f"{document.name}:{number}", "bad-line", audio)
+                continue
+            segments = audio.get("segments")
+            for segment in segments if isinstance(segments, list) else ():
+                if not isinstance(segment, dict) or not isinstance(segment.get("sid"), str):
+                    self._problem(f"{audio.get('aid')}:{number}", "bad-line", "a segment has no sid")
+                elif not subset or f"{{{subset}}}" in _list(segment.get("subsets")):
+                    yield from self._segment(document, audio, segment, keep=punctuation == "keep")
+
+    def _segment(
+        self, document: Path, audio: dict[str, Any], segment: dict[str, Any], keep: bool
+    ) -> Iterator[Utterance]:
+        utterance_id, text = segment["sid"], segment.get("text_tn")
+        if not isinstance(text, str):
+            self._problem(utterance_id, "missing-transcript", "the segment has no text_tn")
+            return
+        if any(tag in text for tag in _GARBAGE):
+            self._problem(utterance_id, "garbage", text)
+            return
+        try:
+            start, end = checked_times(*(as_number(k, segment.get(k)) or 0.0 for k in ("begin_time", "end_time")))
+        except ValueError as error:
+            self._problem(utterance_id, "bad-segment", str(error))
+            return
+        speaker = segment.get("speaker")
+        found = self._make(
+            utterance_id,
+            document.parent / str(audio.get("path", "")),
+            spell(text, keep),
+            str(audio.get("aid", "")) if speaker in (None, "", "N/A") else str(speaker),
+            start=start,
+            end=end,
+            duration=round((end or 0.0) - start, 6),
+            domain=str(audio.get("source") or "") or None,
+            split=_set(_list(segment.get("subsets"))),
+        )
+        if found:
+            yield found
+
+    def files(self) -> Iterator[Path]:
+        """The document and the recordings that it names."""
+        document = _document(self.root)
+        yield document
+        for audio in read_array(document):
+            if not isinstance(audio, str) and audio.get("path"):
+                yield document.parent / str(audio["path"])
+
+
+def spell(text: str, keep: bool) -> str:
+    """Tags of punctuation as characters after their word, or left out."""
+    for tag, character in _PUNCTUATION.items():
+        text = re.sub(rf"\s*{tag}", character if keep else " ", text)
+    return " ".join(text.split())
+
+
+def _document(root: Path) -> Path:
+    return root / "GigaSpeech.json" if root.is_dir() else root
+
+
+def _list(value: object) -> list[str]:
+    return [str(item) for item in value] if isinstance(value, list) else []
+
+
+def _set(subsets: list[str]) -> str:
+    return "valid" if "{DEV}" in subsets else "test" if "{TEST}" in subsets else "train"
+
+
+def read_array(path: Path) -> Iterator[dict[str, Any] | str]:
+    """Objects of the document's array `audios`, one at a time; text in place of one says what is wrong.
+
+    Raises:
+        CorpusError: the file has no such array.
+    """
+    if not path.is_file():
+        raise CorpusError(f"{path} does not exist: name GigaSpeech.json or its folder")
+    with path.open("rb") as file:
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        head = decoder.decode(file.read(_CHUNK))
+        match = _ARRAY.search(head)
+        if match is None:
+            raise CorpusError(f'{path} has no array "audios": it is no metadata of GigaSpeech')
+        buffer, position = head, match.end()
+        while True:
+            position = _BLANK.match(buffer, position).end()  # type: ignore[union-attr]  # it matches nothing, too
+            if buffer.startswith("]", position):
+                return
+            try:
+                value, position = json.JSONDecoder().raw_decode(buffer, position)
+            except (ValueError, RecursionError) as error:
+                more = decoder.decode(file.read(max(_CHUNK, len(buffer) - position)))
+                if not more or len(buffer) - position > _MAX_OBJECT:
+                    yield f"the document is cut or damaged: {error}"
+                    return
+                buffer, position = buffer[position:] + more, 0
+                continue
+            yield value if isinstance(value, dict) else "not a JSON object"

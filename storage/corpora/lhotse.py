@@ -1,0 +1,204 @@
+"""Manifests of lhotse and icefall: recordings and supervisions, or cuts, as JSON lines, gzipped or not.
+
+Source: Żelasko et al. 2021, "Lhotse: a speech data representation library for the modern deep learning ecosystem".
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from storage.corpora.base import (
+    CorpusError,
+    CorpusReader,
+    Utterance,
+    as_number,
+    checked_times,
+    first_object,
+    read_json_lines,
+)
+
+_SUFFIXES = (".jsonl", ".jsonl.gz")
+_TAG = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8})*")
+_LANGUAGES = {"english": "en", "german": "de", "french": "fr", "spanish": "es", "chinese": "zh", "mandarin": "zh"}
+
+
+class _Source(NamedTuple):
+    """A file of a recording, or what is wrong with it."""
+
+    path: str
+    channels: tuple[int, ...]
+    problem: tuple[str, str] | None = None
+
+
+class _Recording(NamedTuple):
+    sources: tuple[_Source, ...]
+    duration: float | None
+
+
+class LhotseReader(CorpusReader):
+    """Reads a folder of manifests, or one manifest of cuts, of supervisions, or of recordings.
+
+    Of each `…recordings…jsonl(.gz)` the partner with "supervisions" in its place is read; a folder without any is read
+    by its `…cuts…jsonl(.gz)`. One utterance comes from each supervision. Recordings that are commands, in memory, or
+    transformed, and mixed cuts, become problems: nothing is run.
+    """
+
+    @classmethod
+    def recognises(cls, root: Path) -> bool:
+        """Pairs of manifests, or cuts that have supervisions."""
+        pairs, cuts = _manifests(root)
+        return bool(pairs) or any({"supervisions", "start"} <= first_object(path).keys() for path in cuts[:1])
+
+    def _utterances(self) -> Iterator[Utterance]:
+        pairs, cuts = _manifests(self.root)
+        if not pairs and not cuts:
+            raise CorpusError(f"{self.root} has neither recordings.jsonl and supervisions.jsonl nor cuts.jsonl")
+        for recordings, supervisions in pairs:
+            yield from self._pair(recordings, supervisions)
+        for path in () if pairs else cuts:
+            for place, cut in self._rows(path):
+                yield from self._cut(place, cut)
+
+    def _pair(self, recordings: Path, supervisions: Path) -> Iterator[Utterance]:
+        known = {str(row.get("id")): self._recording(row) for _, row in self._rows(recordings)}
+        used: set[str] = set()
+        for place, row in self._rows(supervisions):
+            recording_id = str(row.get("recording_id"))
+            used.add(recording_id)
+            yield from self._supervision(place, row, known.get(recording_id), 0.0)
+        for recording_id in known:
+            if recording_id not in used:
+                self._problem(recording_id, "missing-transcript", f"{supervisions.name} has nothing for it")
+
+    def _cut(self, place: str, cut: dict[str, Any]) -> Iterator[Utterance]:
+        cut_id = str(cut.get("id") or place)
+        if cut.get("type", "MonoCut") not in ("MonoCut", "MultiCut", "Cut"):
+            self._problem(cut_id, "mixed-cut", f"a {cut['type']} is made of several recordings")
+            return
+        supervisions = [s for s in cut.get("supervisions") or () if isinstance(s, dict)]
+        if not supervisions:
+            self._problem(cut_id, "missing-transcript", "the cut has no supervision")
+        recording = cut.get("recording")
+        parsed = self._recording(recording) if isinstance(recording, dict) else None
+        try:
+            start = as_number("start", cut.get("start")) or 0.0
+        except ValueError as error:
+            self._problem(cut_id, "bad-segment", str(error))
+            return
+        for supervision in supervisions:
+            row = {"channel": cut.get("channel"), **supervision}
+            row["id"] = cut_id if len(supervisions) == 1 else supervision.get("id")
+            yield from self._supervision(place, row, parsed, start)
+
+    def _supervision(
+        self, place: str, row: dict[str, Any], recording: _Recording | None, shift: float
+    ) -> Iterator[Utterance]:
+        utterance_id, text = str(row.get("id") or place), row.get("text")
+        if not isinstance(text, str):
+            self._problem(utterance_id, "missing-transcript", "the supervision has no text")
+            return
+        channels = row.get("channel")
+        channel = channels[0] if isinstance(channels, list) and channels else channels
+        source = _source(recording, channel if isinstance(channel, int) else None)
+        if recording is None or source is None:
+            self._problem(utterance_id, "missing-audio", "no recording has this id and channel")
+            return
+        if source.problem:
+            self._problem(utterance_id, *source.problem)
+            return
+        try:
+            begin = shift + _signed("start", row.get("start"))
+            duration = as_number("duration", row.get("duration"))
+            start, end = checked_times(max(0.0, round(begin, 6)), None if duration is None else begin + duration)
+        except ValueError as error:
+            self._problem(utterance_id, "bad-segment", str(error))
+            return
+        whole = start == 0 and end is not None and recording.duration is not None and end >= recording.duration - 1e-3
+        several = len(source.channels) > 1 and isinstance(channel, int)
+        found = self._make(
+            utterance_id,
+            source.path,
+            text.strip(),
+            str(row.get("speaker") or ""),
+            duration=duration,
+            start=start,
+            end=None if whole or end is None else round(end, 6),
+            channel=source.channels.index(channel) if several and channel in source.channels else None,
+            language=_language(row.get("language")),
+        )
+        if found:
+            yield found
+
+    def _recording(self, row: dict[str, Any]) -> _Recording:
+        sources = []
+        for source in row.get("sources") or ():
+            kind, place = source.get("type"), str(source.get("source", ""))
+            problem = None
+            if kind not in ("file", "url"):
+                problem = ("pipe-command" if kind == "command" else "missing-audio", f"a source of type {kind!r}")
+            elif row.get("transforms"):
+                problem = (
+                    "transformed",
+                    "the recording is transformed on the fly: save it, or leave the transform out",
+                )
+            path = place if "://" in place else str(self._find(place))
+            sources.append(_Source(path, tuple(c for c in source.get("channels") or (0,)), problem))
+        duration = row.get("duration")
+        return _Recording(tuple(sources), float(duration) if isinstance(duration, int | float) else None)
+
+    def _find(self, place: str) -> Path:
+        """Relative paths count from where lhotse was run: the folder of the manifests or one above it."""
+        folder = self.root if self.root.is_dir() else self.root.parent
+        return next((p for base in (folder, *folder.parents) if (p := base / place).is_file()), folder / place)
+
+    def _rows(self, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+        for number, row in read_json_lines(path):
+            place = f"{path.name}:{number}"
+            if isinstance(row, str):
+                self._problem(place, "bad-line", f"line {number} of {path}: {row}")
+            else:
+                yield place, row
+
+    def files(self) -> Iterator[Path]:
+        """Manifests and the audio files that they name."""
+        pairs, cuts = _manifests(self.root)
+        for path in [one for pair in pairs for one in pair] if pairs else cuts:
+            yield path
+            for _, row in read_json_lines(path):
+                recording = None if isinstance(row, str) else row if "sources" in row else row.get("recording")
+                for source in self._recording(recording).sources if isinstance(recording, dict) else ():
+                    if "://" not in source.path and not source.problem:
+                        yield Path(source.path)
+
+
+def _manifests(root: Path) -> tuple[list[tuple[Path, Path]], list[Path]]:
+    """Pairs of recordings and supervisions, and cuts."""
+    files = sorted(root.iterdir()) if root.is_dir() else [root]
+    files = [path for path in files if path.name.endswith(_SUFFIXES) and path.is_file()]
+    pairs = []
+    for path in files:
+        name = path.name.replace("supervisions", "recordings")
+        partner = path.with_name(name.replace("recordings", "supervisions"))
+        pair = (path.with_name(name), partner)
+        if "recordings" in name and pair not in pairs and all(one.is_file() for one in pair):
+            pairs.append(pair)
+    return pairs, [path for path in files if "cuts" in path.name]
+
+
+def _source(recording: _Recording | None, channel: int | None) -> _Source | None:
+    for source in recording.sources if recording else ():
+        if channel is None or channel in source.channels:
+            return source
+    return None
+
+
+def _signed(name: str, value: object) -> float:
+    """A supervision may begin a little before its cut."""
+    return float(value) if isinstance(value, int | float) else as_number(name, value) or 0.0
+
+
+def _language(value: object) -> str | None:
+    if not isinstance(value, str) or not value:
+        return None
+    return _LANGUAGES.get(value.lower()) or (value if _TAG.fullmatch(value) else None)

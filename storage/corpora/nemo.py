@@ -1,0 +1,106 @@
+"""NeMo's manifests: JSON lines with `audio_filepath`, `duration`, `text`, and optionally `offset`; audio may be tarred.
+
+Source: NVIDIA NeMo's documentation of ASR datasets. A tarred set has `shard_id` in each line and one tar per shard
+(`audio_0.tar`, …), whose members have the name that `audio_filepath` gives.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from storage.corpora.base import CorpusError, CorpusReader, Utterance, as_number, first_object, read_json_lines
+from storage.corpora.tars import Member, tar_members
+from storage.safety import UnsafeTarError
+
+
+class NemoReader(CorpusReader):
+    """Reads one manifest. Relative paths count from its folder.
+
+    A line with an offset is a piece of its file, named after the file and its start in milliseconds.
+
+    Options:
+        tars: name of a shard's tar beside the manifest, `{}` standing for its number; by default `audio_{}.tar`.
+    """
+
+    OPTIONS = frozenset({"tars"})
+
+    @classmethod
+    def recognises(cls, root: Path) -> bool:
+        """JSON lines whose first has `audio_filepath`."""
+        return root.is_file() and root.suffix in (".json", ".jsonl") and "audio_filepath" in first_object(root)
+
+    def _utterances(self) -> Iterator[Utterance]:
+        if not self.root.is_file():
+            raise CorpusError(f"{self.root} is a folder: name the manifest itself")
+        shards: dict[str, dict[str, Member]] = {}
+        for number, row in read_json_lines(self.root):
+            place = f"{self.root.name}:{number}"
+            if isinstance(row, str):
+                self._problem(place, "bad-line", f"line {number}: {row}")
+            elif not isinstance(row.get("audio_filepath"), str) or not row["audio_filepath"]:
+                self._problem(place, "missing-audio", f"line {number} has no audio_filepath")
+            else:
+                yield from self._entry(number, row, shards)
+
+    def _entry(self, number: int, row: dict[str, Any], shards: dict[str, dict[str, Member]]) -> Iterator[Utterance]:
+        name, text = row["audio_filepath"], row.get("text")
+        label = str(row.get("id") or row.get("utt_id") or Path(name).stem)
+        if not isinstance(text, str):
+            self._problem(label, "missing-transcript", f"line {number} has no text")
+            return
+        try:
+            start, duration = as_number("offset", row.get("offset")) or 0.0, as_number("duration", row.get("duration"))
+        except ValueError as error:
+            self._problem(label, "bad-line", f"line {number}: {error}")
+            return
+        piece = row.get("offset") is not None and duration is not None
+        fields: dict[str, Any] = {"duration": duration, "start": start}
+        fields["end"] = start + duration if piece and duration else None
+        fields["language"] = _word(row.get("lang") or row.get("language"))
+        fields["domain"] = _word(row.get("domain"))
+        if "shard_id" in row:
+            member = self._member(str(row["shard_id"]), name, shards)
+            if member is None:
+                self._problem(label, "missing-audio", f"line {number}: shard {row['shard_id']} has no member {name!r}")
+                return
+            fields |= {"offset": member.offset, "length": member.length}
+        audio = self._tar(str(row["shard_id"])) if "shard_id" in row else self._file(name)
+        named = row.get("id") or row.get("utt_id") or not start
+        utterance_id = label if named else f"{label}-{round(start * 1000):08d}"
+        found = self._make(utterance_id, audio, text.strip(), str(row.get("speaker") or ""), **fields)
+        if found:
+            yield found
+
+    def _member(self, shard: str, name: str, shards: dict[str, dict[str, Member]]) -> Member | None:
+        if shard not in shards:
+            shards[shard] = {}
+            try:
+                for member in tar_members(self._tar(shard)):
+                    shards[shard].setdefault(member.name.removeprefix("./"), member)
+            except (OSError, UnsafeTarError) as error:
+                self._problem(self._tar(shard).name, "bad-tar", str(error))
+        return shards[shard].get(name.removeprefix("./"))
+
+    def _tar(self, shard: str) -> Path:
+        return self.root.parent / str(self.options.get("tars") or "audio_{}.tar").replace("{}", Path(shard).name)
+
+    def _file(self, name: str) -> Path | str:
+        return name if "://" in name else self.root.parent / Path(name).expanduser()
+
+    def files(self) -> Iterator[Path]:
+        """The manifest and each audio file or tar."""
+        yield self.root
+        shards: set[str] = set()
+        for _, row in read_json_lines(self.root):
+            if isinstance(row, str) or not isinstance(row.get("audio_filepath"), str):
+                continue
+            if "shard_id" in row:
+                shards.add(str(row["shard_id"]))
+            elif isinstance(path := self._file(row["audio_filepath"]), Path):
+                yield path
+        for shard in sorted(shards):
+            yield self._tar(shard)
+
+
+def _word(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None

@@ -1,0 +1,156 @@
+"""The People's Speech: manifests with one JSON object per line, audio in folders or in uncompressed tars.
+
+Source: Galvez et al. 2021, "The People's Speech: A Large-Scale Diverse English Speech Recognition Dataset".
+A line describes one recording whose `training_data` holds parallel lists (`duration_ms`, `label`, `name`) or a list of
+objects; the later, flat form (one utterance per line) is read, too.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from storage.corpora.base import (
+    SET_OF_SPLIT,
+    CorpusError,
+    CorpusReader,
+    Utterance,
+    as_number,
+    first_object,
+    read_json_lines,
+)
+from storage.corpora.tars import Member, tar_members
+from storage.safety import UnsafeTarError
+
+_NAMES = ("name", "audio_path", "output_paths", "audio_filepath")
+_TEXTS = ("label", "text", "transcript")
+_SUFFIXES = (".json", ".jsonl")
+
+
+class PeoplesSpeechReader(CorpusReader):
+    """Reads one manifest (`train/clean.json`) or a folder of them.
+
+    Audio is looked up in the folder of the manifest's name beside it (`train/clean/…`), in the manifest's own folder,
+    then among the members of the tars in either. Speaker is the recording's `identifier`.
+    """
+
+    @classmethod
+    def recognises(cls, root: Path) -> bool:
+        """A manifest whose first line has `training_data`."""
+        files = [root] if root.is_file() else _manifests(root)
+        return any(path.suffix in _SUFFIXES and "training_data" in first_object(path) for path in files[:8])
+
+    def _utterances(self) -> Iterator[Utterance]:
+        for manifest in self._tables():
+            members: dict[str, tuple[Path, Member]] | None = None
+            for number, row in read_json_lines(manifest):
+                if isinstance(row, str):
+                    self._problem(f"{manifest.name}:{number}", "bad-line", row)
+                    continue
+                try:
+                    entries = list(_entries(row))
+                except ValueError as error:
+                    self._problem(f"{manifest.name}:{number}", "bad-line", str(error))
+                    continue
+                for name, text, seconds in entries:
+                    place = _plain(manifest, name)
+                    if place is None and members is None:
+                        members = self._index(manifest)
+                    yield from self._entry(manifest, row, (name, text, seconds), place, (members or {}).get(name))
+
+    def _entry(
+        self,
+        manifest: Path,
+        row: dict[str, Any],
+        entry: tuple[str, str | None, float | None],
+        place: Path | None,
+        member: tuple[Path, Member] | None,
+    ) -> Iterator[Utterance]:
+        name, text, seconds = entry
+        utterance_id = name.rpartition("/")[2].rpartition(".")[0] or name
+        if text is None:
+            self._problem(utterance_id, "missing-transcript", f"{manifest} has no text for {name!r}")
+            return
+        tar, part = member or (None, None)
+        found = self._make(
+            utterance_id,
+            place or tar or manifest.with_suffix("") / name,
+            text,
+            str(row.get("identifier") or row.get("speaker") or ""),
+            duration=seconds,
+            split=SET_OF_SPLIT.get(manifest.parent.name) or SET_OF_SPLIT.get(manifest.stem),
+            offset=part.offset if part else None,
+            length=part.length if part else None,
+        )
+        if found:
+            yield found
+
+    def _index(self, manifest: Path) -> dict[str, tuple[Path, Member]]:
+        """Every member of the manifest's tars, by its name with and without the topmost folders."""
+        found: dict[str, tuple[Path, Member]] = {}
+        for tar in _tars(manifest):
+            try:
+                for member in tar_members(tar):
+                    name = member.name.removeprefix("./")
+                    found.setdefault(name, (tar, member))
+                    while "/" in name:
+                        name = name.partition("/")[2]
+                        found.setdefault(name, (tar, member))
+            except UnsafeTarError as error:
+                self._problem(tar.name, "bad-tar", str(error))
+        return found
+
+    def _tables(self) -> list[Path]:
+        found = [self.root] if self.root.is_file() else _manifests(self.root)
+        if not found:
+            raise CorpusError(f"{self.root} has no manifest: name one, such as train/clean.json, or a folder of them")
+        return found
+
+    def files(self) -> Iterator[Path]:
+        """Manifests, tars, and audio files that lie in folders."""
+        for manifest in self._tables():
+            yield manifest
+            yield from _tars(manifest)
+            folder = manifest.with_suffix("")
+            yield from sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix != ".tar")
+
+
+def _manifests(root: Path) -> list[Path]:
+    """Manifests of a folder and of the folders in it."""
+    found = [path for suffix in _SUFFIXES for pattern in ("", "*/") for path in root.glob(f"{pattern}*{suffix}")]
+    return sorted(path for path in found if path.is_file())
+
+
+def _tars(manifest: Path) -> list[Path]:
+    return sorted({*manifest.with_suffix("").glob("*.tar"), *manifest.parent.glob("*.tar")})
+
+
+def _plain(manifest: Path, name: str) -> Path | None:
+    """The audio as a file of its own; a name may not leave the corpus."""
+    if name.startswith("/") or ".." in name.split("/"):
+        return None
+    return next((p for folder in (manifest.with_suffix(""), manifest.parent) if (p := folder / name).is_file()), None)
+
+
+def _entries(row: dict[str, Any]) -> Iterator[tuple[str, str | None, float | None]]:
+    """Name, text and seconds of each utterance of a line."""
+    data = row.get("training_data", row)
+    if isinstance(data, list):
+        items = data
+    elif isinstance(data, dict) and isinstance(_first(data, _NAMES), list):
+        columns = {key: value for key, value in data.items() if isinstance(value, list)}
+        if len({len(column) for column in columns.values()}) != 1:
+            raise ValueError("the lists of training_data differ in length")
+        items = [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
+    else:
+        items = [data]
+    for item in items:
+        name = _first(item, _NAMES) if isinstance(item, dict) else None
+        if not isinstance(name, str) or not name:
+            raise ValueError("an utterance names no audio")
+        text = _first(item, _TEXTS)
+        milliseconds = as_number("duration_ms", item.get("duration_ms"))
+        yield name, text.strip() if isinstance(text, str) else None, milliseconds and milliseconds / 1000
+
+
+def _first(item: dict[str, Any], names: tuple[str, ...]) -> Any:
+    return next((item[name] for name in names if item.get(name) is not None), None)

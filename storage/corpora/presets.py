@@ -1,0 +1,85 @@
+"""Small public corpora, and known layouts with particulars: speechocean762, Free Spoken Digits, telephone speech."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from storage.corpora.base import SET_OF_SPLIT, CorpusError, CorpusReader, Utterance
+from storage.corpora.kaldi import KaldiReader
+
+_DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+_TEST_TAKES = 5
+
+
+class SpeechOceanReader(CorpusReader):
+    """speechocean762 (Zhang et al. 2021): Kaldi folders `train` and `test` below one folder with the audio.
+
+    Reads the corpus' folder, whose parts give the sets, or one part.
+    """
+
+    @classmethod
+    def recognises(cls, root: Path) -> bool:
+        """`WAVE` beside a Kaldi folder `train`."""
+        return (root / "WAVE").is_dir() and (root / "train" / "wav.scp").is_file()
+
+    def _parts(self) -> list[KaldiReader]:
+        names = [p for p in ("train", "valid", "test") if (self.root / p / "wav.scp").is_file()]
+        folders = [self.root / name for name in names] or [self.root]
+        return [
+            KaldiReader(
+                str(folder),
+                corpus=self.corpus,
+                domain=self.domain,
+                language=self.language,
+                root=str(self.root if names else self.root.parent),
+            )
+            for folder in folders
+        ]
+
+    def _utterances(self) -> Iterator[Utterance]:
+        for part in self._parts():
+            for utterance in part:
+                split = SET_OF_SPLIT.get(part.root.name)
+                yield Utterance(**{**vars(utterance), "split": split})
+            self.problems += part.problems
+
+    def files(self) -> Iterator[Path]:
+        """Those of the parts."""
+        for part in self._parts():
+            yield from part.files()
+
+
+class FsddReader(CorpusReader):
+    """Free Spoken Digit Dataset: recordings/DIGIT_SPEAKER_TAKE.wav; takes 0 to 4 are the official test set."""
+
+    @classmethod
+    def recognises(cls, root: Path) -> bool:
+        """A folder `recordings` with such names."""
+        return any((root / "recordings").glob("[0-9]_*_[0-9]*.wav"))
+
+    def _utterances(self) -> Iterator[Utterance]:
+        recordings = list(self.files())
+        if not recordings:
+            raise CorpusError(f"{self.root} has no recordings/*.wav: name the dataset's folder")
+        for path in recordings:
+            fields = path.stem.split("_")
+            if len(fields) != 3 or fields[0] not in "0123456789" or not fields[2].isdigit():
+                self._problem(path.stem, "bad-id", f"{path.name} is no DIGIT_SPEAKER_TAKE")
+                continue
+            split = "test" if int(fields[2]) < _TEST_TAKES else "train"
+            found = self._make(path.stem, path, _DIGITS[int(fields[0])], fields[1], split=split)
+            if found:
+                yield found
+
+    def files(self) -> Iterator[Path]:
+        """The recordings, by speaker's and take's name."""
+        found = (self.root / "recordings").glob("*")
+        yield from sorted(path for path in found if path.suffix in (".wav", ".flac"))
+
+
+class TelephoneReader(KaldiReader):
+    """Switchboard or Fisher as a Kaldi data folder prepares them: segments, and a file with one channel per side."""
+
+    def __init__(
+        self, path: str, *, corpus: str = "", domain: str = "", language: str = "en", **options: object
+    ) -> None:
+        super().__init__(path, corpus=corpus, domain=domain or "telephone", language=language, **options)

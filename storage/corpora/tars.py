@@ -1,0 +1,57 @@
+"""Members of uncompressed tar files as byte ranges: nothing is unpacked, and no member's name is used as a path."""
+
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from storage.safety import UnsafeTarError
+
+_MAX_NAME = 4096
+
+
+class Member(NamedTuple):
+    """A regular file in a tar: its bytes are `length` bytes of the tar from `offset` on."""
+
+    name: str
+    offset: int
+    length: int
+
+
+def tar_members(path: Path) -> Iterator[Member]:
+    """Regular files of a tar in their order; only headers are read.
+
+    Raises:
+        UnsafeTarError: the file is compressed, damaged or cut. Members before the damage have been yielded by then.
+    """
+    size = path.stat().st_size
+    try:
+        with tarfile.open(path, "r:") as tar:
+            for info in tar:
+                vars(tar)["members"] = []  # tarfile keeps them all, and a corpus has millions
+                if not info.isreg() or info.sparse is not None:
+                    continue
+                if info.offset_data + info.size > size:
+                    raise UnsafeTarError(f"{path}: cut in the middle of {info.name[:120]!r}. Fetch it again.")
+                yield Member(info.name[:_MAX_NAME], info.offset_data, info.size)
+            end = tar.offset
+    except (tarfile.TarError, UnicodeError, OverflowError) as error:
+        raise UnsafeTarError(f"{path}: no uncompressed tar, damaged or cut ({error}). Fetch it again.") from error
+    with path.open("rb") as file:
+        file.seek(end)
+        block = file.read(tarfile.BLOCKSIZE)
+    if len(block) < tarfile.BLOCKSIZE or block.count(0) != len(block):
+        raise UnsafeTarError(f"{path}: damaged or cut after byte {end}. Fetch it again.")
+
+
+def read_member(path: Path, member: Member, limit: int = 1 << 20) -> bytes:
+    """Content of a small member.
+
+    Raises:
+        UnsafeTarError: it is larger than `limit` bytes.
+    """
+    if member.length > limit:
+        raise UnsafeTarError(f"{path}: {member.name[:120]!r} has {member.length} bytes, more than {limit}")
+    with path.open("rb") as file:
+        file.seek(member.offset)
+        return file.read(member.length)

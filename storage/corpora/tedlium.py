@@ -1,0 +1,131 @@
+"""TED-LIUM, releases 1 to 3: stm/TALK.stm with the segments, sph/TALK.sph (or wav, flac) with the whole talks.
+
+Sources: Rousseau et al. 2014, "Enhancing the TED-LIUM Corpus …"; Hernandez et al. 2018, "TED-LIUM 3 …".
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from storage.corpora.base import SET_OF_SPLIT, CorpusError, CorpusReader, Utterance, checked_times, read_lines
+
+_SUFFIXES = (".sph", ".wav", ".flac")
+_MARKS = re.compile(
+    r"\{[^}]*\}|\[[^\]]*\]|<(?!unk>)[^>]*>|\(\d+\)"
+)  # {NOISE}, <sil>, the (2) of a second pronunciation
+_CLITIC = re.compile(r" '(?=(?:s|re|ve|ll|d|m|t)\b)")
+_IGNORED = "ignore_time_segment_in_scoring"
+
+
+class TedliumReader(CorpusReader):
+    """Reads the corpus' folder, or one part of it (a folder with `stm`).
+
+    `dev` becomes the set `valid`. Of release 3, `dev` and `test` are those of `legacy` and the rest of `data` is
+    `train`, as is the custom. Marks of noise and of pronunciation variants are taken out, and split clitics ("it 's")
+    are joined. Segments that the corpus itself excludes from scoring become problems.
+
+    Options:
+        unknown: what happens to `<unk>`, which stands for speech that nobody could spell: `remove` the mark (default)
+            or `refuse` the segment.
+    """
+
+    OPTIONS = frozenset({"unknown"})
+
+    @classmethod
+    def recognises(cls, root: Path) -> bool:
+        """A folder `stm` with `.stm` files."""
+        return any(any(stm.glob("*.stm")) for _, stm in _parts(root))
+
+    def _utterances(self) -> Iterator[Utterance]:
+        unknown = self.options.get("unknown", "remove")
+        if unknown not in ("remove", "refuse"):
+            raise CorpusError(f"option unknown is {unknown!r}: use remove or refuse")
+        talks: set[str] = set()
+        for split, stm in self._parts():
+            for path in sorted(stm.glob("*.stm")):
+                if path.stem in talks:
+                    continue  # release 3's data holds the talks of dev and test, too
+                if split not in (None, "train"):
+                    talks.add(path.stem)
+                yield from self._talk(path, split, refuse_unknown=unknown == "refuse")
+
+    def _talk(self, stm: Path, split: str | None, refuse_unknown: bool) -> Iterator[Utterance]:
+        for number, line in read_lines(stm):
+            if line is not None and (not line.strip() or line.startswith(";;")):
+                continue
+            place = f"{stm.name}:{number}"
+            fields = (line or "").split(maxsplit=6)
+            try:
+                if line is None or len(fields) < 5:
+                    raise ValueError("not UTF-8" if line is None else "too few fields")
+                start, end = checked_times(float(fields[3]), float(fields[4]))
+            except ValueError as error:
+                self._problem(place, "bad-line", f"line {number} of {stm}: {error}")
+                continue
+            text = fields[6] if len(fields) > 6 and fields[5].startswith("<") else " ".join(fields[5:])
+            utterance_id = f"{fields[0]}-{round(start * 100):07d}-{round((end or 0) * 100):07d}"
+            if _IGNORED in text:
+                self._problem(utterance_id, "not-scored", "the corpus excludes it from scoring")
+            elif refuse_unknown and "<unk>" in text:
+                self._problem(utterance_id, "unknown-words", text)
+            else:
+                yield from self._segment(stm, utterance_id, fields, (start, end), text, split)
+
+    def _segment(
+        self,
+        stm: Path,
+        utterance_id: str,
+        fields: list[str],
+        times: tuple[float, float | None],
+        text: str,
+        split: str | None,
+    ) -> Iterator[Utterance]:
+        start, end = times
+        found = self._make(
+            utterance_id,
+            _audio(stm, fields[0]),
+            clean_text(text),
+            fields[2],
+            start=start,
+            end=end,
+            duration=round((end or 0) - start, 6),
+            split=split,
+        )
+        if found:
+            yield found
+
+    def _parts(self) -> list[tuple[str | None, Path]]:
+        found = _parts(self.root)
+        if not found:
+            raise CorpusError(f"{self.root} has no folder stm: name TEDLIUM_release2, TEDLIUM_release-3, or a part")
+        return found
+
+    def files(self) -> Iterator[Path]:
+        """Segment tables and talks."""
+        for _, stm in self._parts():
+            yield from sorted(stm.glob("*.stm"))
+            for folder in ("sph", "wav", "flac"):
+                yield from sorted(p for p in (stm.parent / folder).glob("*") if p.suffix in _SUFFIXES)
+
+
+def _parts(root: Path) -> list[tuple[str | None, Path]]:
+    """Set and folder of segment tables."""
+    if (root / "stm").is_dir():
+        return [(SET_OF_SPLIT.get(root.name), root / "stm")]
+    legacy = root / "legacy" if (root / "legacy").is_dir() else root
+    found = [(SET_OF_SPLIT[name], legacy / name / "stm") for name in ("dev", "test", "train")]
+    if (root / "data" / "stm").is_dir():
+        found[2] = ("train", root / "data" / "stm")
+    return [(split, stm) for split, stm in found if stm.is_dir()]
+
+
+def _audio(stm: Path, talk: str) -> Path:
+    name = talk.replace("/", "_")
+    candidates = [stm.parents[1] / folder / f"{name}.{folder}" for folder in ("sph", "wav", "flac")]
+    return next((path for path in candidates if path.is_file()), candidates[0])
+
+
+def clean_text(text: str) -> str:
+    """The words of a segment without marks: "the(2) {NOISE} it 's <unk>" is "the it's"."""
+    words = _MARKS.sub(" ", text).replace("<unk>", " ")
+    return _CLITIC.sub("'", " ".join(words.split()))

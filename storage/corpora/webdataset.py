@@ -1,0 +1,144 @@
+"""Existing WebDataset shards: uncompressed tars whose members of one name are one utterance.
+
+A sample is an audio member (`KEY.flac`, …) with its text in `KEY.json`, `KEY.txt` or `KEY.cls`, next to one another in
+the tar, as WebDataset has it. Audio is left where it is: an utterance is a range of bytes of the tar.
+"""
+
+import fnmatch
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from storage.corpora.base import AUDIO_SUFFIXES, CorpusError, CorpusReader, Utterance, as_number
+from storage.corpora.tars import Member, read_member, tar_members
+from storage.safety import UnsafeTarError
+
+_TEXTS = ("text", "transcript", "transcription", "sentence", "normalized_text")
+_SPEAKERS = ("speaker", "speaker_id", "client_id", "spk")
+_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+_MAX_SHARDS = 1_000_000
+
+
+class WebDatasetReader(CorpusReader):
+    """Reads one tar, every `*.tar` of a folder, or those of a pattern such as `shards/train-{000000..000127}.tar`.
+
+    The id of an utterance is the `id` of its JSON, or its key. The JSON may say speaker, language, domain, split
+    and duration, too. A key that names a path is only a name: nothing is written anywhere.
+
+    Options:
+        text: the field of the JSON that holds the transcript, where it is none of the usual.
+    """
+
+    OPTIONS = frozenset({"text"})
+
+    def __init__(
+        self, path: str, *, corpus: str = "", domain: str = "", language: str = "en", **options: object
+    ) -> None:
+        folder, _, name = str(path).rpartition("/")
+        self._pattern = name if set(name) & set("{*?[") else ""
+        super().__init__(
+            folder or "." if self._pattern else path, corpus=corpus, domain=domain, language=language, **options
+        )
+
+    @classmethod
+    def recognises(cls, root: Path) -> bool:
+        """A tar, a folder with tars and no other layout, or a pattern of them."""
+        if root.is_file():
+            return root.suffix == ".tar"
+        if set(root.name) & set("{*?[") and root.suffix == ".tar":
+            return True
+        return root.is_dir() and any(root.glob("*.tar"))
+
+    def _utterances(self) -> Iterator[Utterance]:
+        shards = list(self.files())
+        if not shards:
+            raise CorpusError(f"{self.root} has no .tar{' that fits ' + self._pattern if self._pattern else ''}")
+        for shard in shards:
+            key, sample = "", dict[str, Member]()
+            try:
+                for member in tar_members(shard):
+                    member_key, suffix = _split(member.name)
+                    if member_key != key:
+                        yield from self._sample(shard, key, sample)
+                        key, sample = member_key, {}
+                    if suffix in sample:
+                        self._problem(f"{shard.name}:{member.name}", "duplicate-member", "the name occurs twice")
+                    sample.setdefault(suffix, member)
+            except (UnsafeTarError, OSError) as error:
+                self._problem(shard.name, "bad-tar", str(error))
+            yield from self._sample(shard, key, sample)
+
+    def _sample(self, shard: Path, key: str, sample: dict[str, Member]) -> Iterator[Utterance]:
+        if not sample:
+            return
+        audio = next((m for suffix, m in sample.items() if f".{suffix.rpartition('.')[2]}" in AUDIO_SUFFIXES), None)
+        if audio is None:
+            self._problem(key, "missing-audio", f"{shard.name} has only {', '.join(sample)} of it")
+            return
+        try:
+            fields = self._fields(shard, sample)
+            text = self._text(shard, sample, fields)
+            duration = as_number("duration", fields.get("duration"))
+        except (ValueError, RecursionError) as error:  # not UTF-8 and no JSON are ValueErrors
+            self._problem(key, "bad-line", f"{shard.name}: {error}")
+            return
+        if text is None:
+            self._problem(key, "missing-transcript", f"{shard.name} has no text for it")
+            return
+        found = self._make(
+            _word(fields, ("id", "utt_id")) or key,
+            shard,
+            text.strip(),
+            _word(fields, _SPEAKERS) or "",
+            language=_word(fields, ("language", "lang", "locale")),
+            domain=_word(fields, ("domain",)),
+            split=_word(fields, ("split",)),
+            duration=duration,
+            offset=audio.offset,
+            length=audio.length,
+        )
+        if found:
+            yield found
+
+    def _fields(self, shard: Path, sample: dict[str, Member]) -> dict[str, Any]:
+        fields = json.loads(read_member(shard, sample["json"])) if "json" in sample else {}
+        if not isinstance(fields, dict):
+            raise ValueError("its JSON is no object")
+        return fields
+
+    def _text(self, shard: Path, sample: dict[str, Member], fields: dict[str, Any]) -> str | None:
+        named = str(self.options.get("text") or "")
+        text = _word(fields, (named,) if named else _TEXTS)
+        for suffix in ("txt", "cls"):
+            if text is None and suffix in sample:
+                text = read_member(shard, sample[suffix]).decode()
+        return text
+
+    def files(self) -> Iterator[Path]:
+        """The shards in order; those that a range names may be missing."""
+        if self.root.is_file():
+            yield self.root
+        elif match := _RANGE.search(self._pattern):
+            first, last = int(match[1]), int(match[2])
+            if not first <= last < first + _MAX_SHARDS:
+                raise CorpusError(f"{self._pattern}: the range must ascend and name at most {_MAX_SHARDS} shards")
+            for number in range(first, last + 1):
+                name = f"{self._pattern[: match.start()]}{number:0{len(match[1])}d}{self._pattern[match.end() :]}"
+                yield self.root / name
+        else:
+            pattern = self._pattern or "*.tar"
+            yield from sorted(path for path in self.root.iterdir() if fnmatch.fnmatchcase(path.name, pattern))
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Key and suffix: WebDataset cuts at the first dot of the last part."""
+    folder, slash, base = name.removeprefix("./").rpartition("/")
+    stem, _, suffix = base.partition(".")
+    return f"{folder}{slash}{stem}", suffix.lower()
+
+
+def _word(fields: dict[str, Any], names: tuple[str, ...]) -> str | None:
+    value = next((fields[name] for name in names if fields.get(name) is not None), None)
+    return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else None

@@ -1,0 +1,59 @@
+"""The audio of an utterance, wherever its corpus has it: a file, a piece of a long recording, a member of a tar."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from speech.audio import AudioError, decode_audio
+from storage.corpora import Utterance
+
+_MAX_MEMBER = 1 << 28
+_RAW = {".raw": 16000}
+"""Suffixes of audio without a header (16-bit, little-endian, one channel), and the rate where the corpus says none."""
+
+
+def load_utterance_audio(source: Utterance | Mapping[str, Any]) -> tuple[Tensor, int]:
+    """Open the audio of an utterance or of a row of the manifest.
+
+    Of a long recording only the segment is decoded; of a tar only the member is read.
+
+    Args:
+        source: `audio`, `start`, `end`, `channel`, and `offset` and `length` where the audio is a range of bytes.
+
+    Returns:
+        The waveform, float32 `[num_samples]` in [-1, 1], and its sample rate in Hz.
+
+    Raises:
+        AudioError: the audio is missing, damaged or empty.
+    """
+    row: Mapping[str, Any] = vars(source) if isinstance(source, Utterance) else source
+    path, offset, length = row["audio"], row.get("offset"), row.get("length")
+    raw_rate = None
+    if (suffix := Path(path).suffix.lower()) in _RAW:
+        raw_rate = row.get("sample_rate") or _RAW[suffix]
+    encoded = path if offset is None or length is None else read_range(path, int(offset), int(length))
+    return decode_audio(encoded, start=row["start"], end=row["end"], channel=row["channel"], raw_rate=raw_rate)
+
+
+def read_range(path: str, offset: int, length: int) -> bytes:
+    """Bytes of a file.
+
+    Raises:
+        AudioError: the file is missing or shorter than that, or the range is larger than any utterance.
+    """
+    place = f"bytes {offset} to {offset + length} of {path!r}"
+    if offset < 0 or not 0 < length <= _MAX_MEMBER:
+        raise AudioError(
+            f"{place}: an utterance has 1 to {_MAX_MEMBER} bytes", "empty" if length == 0 else "unreadable"
+        )
+    try:
+        with Path(path).open("rb") as file:
+            file.seek(offset)
+            content = file.read(length)
+    except OSError as error:
+        raise AudioError(f"{place} cannot be read: {error.strerror or error}", "unreadable") from error
+    if len(content) < length:
+        raise AudioError(f"{place}: the file ends before: fetch it again", "unreadable")
+    return content

@@ -1,0 +1,449 @@
+"""Public corpora whose layout is folders: each made here as its publishers give it."""
+
+import json
+
+import pytest
+from corpus_contract import SPEAKERS, CorpusContract, expected_ids, texts, write_audio
+
+from storage.corpora import CorpusError, open_corpus
+from storage.corpora.gigaspeech import read_array, spell
+from storage.corpora.tedlium import clean_text
+
+
+class TestMls(CorpusContract):
+    kind = "mls"
+
+    def ids(self):
+        return [name.replace("-", "_") for name in expected_ids()]
+
+    def make(self, folder):
+        lines = []
+        for utterance_id, speaker, text in texts():
+            name = utterance_id.replace("-", "_")
+            write_audio(folder / "audio" / speaker / "1" / f"{name}.{'flac' if speaker == '11' else 'opus'}")
+            lines.append(f"{name}\t{text}\n")
+        (folder / "transcripts.txt").write_text("".join(lines), encoding="utf-8")
+        return folder
+
+    def add_bad_entries(self, path):
+        with (path / "transcripts.txt").open("ab") as file:
+            file.write(b"11_1_0009\tNO AUDIO\n\n11_1_0001\tAGAIN\n\xff\tbroken\nno tab\n../../x_1\tAWAY\n")
+        write_audio(path / "audio" / "11" / "1" / "11_1_0008.flac")
+        part = path.name
+        return {
+            "11_1_0009": "missing-audio",
+            "11_1_0001": "duplicate-id",
+            f"{part}/transcripts.txt:10": "bad-line",
+            f"{part}/transcripts.txt:11": "bad-line",
+            "../../x_1": "bad-id",
+            "11_1_0008": "missing-transcript",
+        }
+
+    def test_languages_parts_and_handles(self, tmp_path):
+        for part in ("dev", "train"):
+            self.make(tmp_path / "mls_german_opus" / part)
+        handles = tmp_path / "mls_german_opus" / "train" / "limited_supervised" / "1hr" / "0"
+        handles.mkdir(parents=True)
+        (handles / "handles.txt").write_text("22_1_0001\n22_1_0002\n")
+        for line in ("dev", "train"):
+            text = tmp_path / "mls_german_opus" / line / "transcripts.txt"
+            audio = text.parent / "audio" / "22" / "1"
+            if line == "train":  # the parts share no utterance
+                for path in sorted((text.parent / "audio").rglob("*_1_*")):
+                    path.rename(path.with_name(path.name.replace("_1_", "_2_")))
+                for folder in ("11", "22"):
+                    (text.parent / "audio" / folder / "1").rename(text.parent / "audio" / folder / "2")
+                text.write_text(text.read_text().replace("_1_", "_2_"))
+                (handles / "handles.txt").write_text("22_2_0001\n22_2_0002\n")
+            else:
+                assert audio.is_dir()
+        utterances = list(open_corpus("auto", str(tmp_path), handles="1hr/0"))
+        assert [(u.id, u.split, u.language) for u in utterances[5:]] == [
+            ("22_1_0002", "valid", "de"),
+            ("22_2_0001", "train", "de"),
+            ("22_2_0002", "train", "de"),
+        ]
+        with pytest.raises(CorpusError, match="handles"):
+            list(open_corpus("mls", str(tmp_path), handles="10hr"))
+
+
+class TestCommonVoice(CorpusContract):
+    kind = "commonvoice"
+    header = ("client_id", "path", "sentence", "up_votes", "down_votes", "age", "gender", "accents", "locale")
+
+    def row(self, speaker, path, text, accents="", locale="en-US"):
+        return "\t".join((speaker, path, text, "2", "0", "", "", accents, locale)) + "\n"
+
+    def make(self, folder):
+        lines = ["\t".join(self.header) + "\n"]
+        for utterance_id, speaker, text in texts():
+            write_audio(folder / "clips" / f"{utterance_id}.mp3")
+            lines.append(self.row(speaker, f"{utterance_id}.mp3", text, f"accent {speaker}"))
+        for name in ("train", "validated"):
+            (folder / f"{name}.tsv").write_text("".join(lines), encoding="utf-8")
+        return folder
+
+    def add_bad_entries(self, path):
+        with (path / "train.tsv").open("ab") as file:
+            file.write(self.row("1", "gone.mp3", "X").encode() + self.row("1", "11-1-0000.mp3", "AGAIN").encode())
+            file.write(b"too\tfew\n\xff\n" + self.row("1", "", "X").encode())
+        return {
+            "gone": "missing-audio",
+            "11-1-0000": "duplicate-id",
+            "train.tsv:10": "bad-line",
+            "train.tsv:11": "bad-line",
+            "train.tsv:12": "bad-line",
+        }
+
+    def test_tables_give_the_sets(self, path):
+        rows = (path / "train.tsv").read_text(encoding="utf-8").splitlines(keepends=True)
+        (path / "train.tsv").write_text("".join(rows[:3]))
+        (path / "dev.tsv").write_text("".join([rows[0], *rows[3:5]]))
+        assert [u.split for u in self.open(path)] == ["train", "train", "valid", "valid"]
+        splits = [u.split for u in self.open(path, tables="validated")]
+        assert splits == ["train", "train", "valid", "valid", None, None]
+
+    def test_accents_select(self, path):
+        assert {u.speaker for u in self.open(path, where={"accents": "accent 22"})} == {"22"}
+        with pytest.raises(CorpusError, match="mapping"):
+            list(self.open(path, where="x"))
+        with pytest.raises(CorpusError, match=r"other\.tsv"):
+            list(self.open(path, tables=["other"]))
+
+    def test_early_releases(self, path):
+        text = (path / "train.tsv").read_text(encoding="utf-8").replace(".mp3", "").replace("\tlocale", "\tsegment")
+        (path / "train.tsv").write_text(text.replace("\ten-US", "\t"), encoding="utf-8")
+        assert [u.id for u in self.open(path)] == expected_ids()
+
+
+class TestPeoplesSpeech(CorpusContract):
+    kind = "peoples_speech"
+
+    def make(self, folder):
+        lines = []
+        for speaker in SPEAKERS:
+            mine = [(i, t) for i, s, t in texts() if s == speaker]
+            data = {"duration_ms": [10] * 3, "label": [t for _, t in mine]}
+            data["name"] = [f"{speaker}/{i}.flac" for i, _ in mine]
+            for name in data["name"]:
+                write_audio(folder / "train" / "clean" / name)
+            lines.append(json.dumps({"identifier": speaker, "training_data": data}) + "\n")
+        (folder / "train" / "clean.json").write_text("".join(lines), encoding="utf-8")
+        return folder
+
+    def add_bad_entries(self, path):
+        def line(**data):
+            return (json.dumps({"identifier": "1", "training_data": data}) + "\n").encode()
+
+        with (path / "train" / "clean.json").open("ab") as file:
+            file.write(line(duration_ms=[1], label=["X"], name=["11/none.flac"]))
+            file.write(line(duration_ms=[1, 2], label=["X"], name=["x.flac"]))
+            file.write(line(duration_ms=[1], label=["AGAIN"], name=["11/11-1-0000.flac"]))
+            file.write(line(duration_ms=[1], label=[None], name=["11/q.flac"]))
+            file.write(line(duration_ms=[1], label=["X"], name=["../../../etc/passwd.flac"]))
+            file.write(b"\xff\n{\n")
+        return {
+            "none": "missing-audio",
+            "clean.json:4": "bad-line",
+            "11-1-0000": "duplicate-id",
+            "q": "missing-transcript",
+            "passwd": "missing-audio",
+            "clean.json:8": "bad-line",
+            "clean.json:9": "bad-line",
+        }
+
+    def test_durations_and_flat_lines(self, path):
+        assert {(u.duration, u.split) for u in self.open(path)} == {(0.01, "train")}
+        row = {"id": "x", "audio_filepath": "11/11-1-0000.flac", "duration_ms": 10, "text": "HELLO"}
+        (path / "train" / "clean.json").write_text(json.dumps(row) + "\n")
+        assert [(u.id, u.text) for u in self.open(path)] == [("11-1-0000", "HELLO")]
+
+
+class TestPeoplesSpeechInTars(TestPeoplesSpeech):
+    def make(self, folder):
+        import shutil
+        import tarfile
+
+        super().make(folder)
+        audio = folder / "train" / "clean"
+        with tarfile.open(folder / "train" / "clean_000000.tar", "w") as tar:
+            tar.add(audio, "clean")
+        shutil.rmtree(audio)
+        return folder
+
+
+class TestTedlium(CorpusContract):
+    kind = "tedlium"
+
+    def ids(self):
+        return [f"{speaker}-{100 * n:07d}-{100 * n + 50:07d}" for speaker in SPEAKERS for n in range(3)]
+
+    def make(self, folder):
+        for speaker in SPEAKERS:
+            write_audio(folder / "sph" / f"{speaker}.sph", 3.0)
+            lines = [f"{speaker} 1 {speaker} {n} {n}.5 <o,f0,female> TEXT ü {speaker} {n}\n" for n in range(3)]
+            (folder / "stm").mkdir(exist_ok=True)
+            (folder / "stm" / f"{speaker}.stm").write_text(";; comment\n" + "".join(lines), encoding="utf-8")
+        return folder
+
+    def add_bad_entries(self, path):
+        with (path / "stm" / "11.stm").open("ab") as file:
+            file.write(b"none 1 x 0 1 <o,f0,male> X\n11 1 11 2 1 <o,f0,male> X\n\xff 1\n11 1\n")
+            file.write(b"11 1 inter 4 5 <o,,unknown> ignore_time_segment_in_scoring\n11 1 11 0 0.5 <o,f0,male> AGAIN\n")
+        return {
+            "none-0000000-0000100": "missing-audio",
+            "11.stm:6": "bad-line",
+            "11.stm:7": "bad-line",
+            "11.stm:8": "bad-line",
+            "11-0000400-0000500": "not-scored",
+            "11-0000000-0000050": "duplicate-id",
+        }
+
+    def test_segments(self, path):
+        second = list(self.open(path))[1]
+        assert (second.start, second.end, second.duration) == (1.0, 1.5, 0.5)
+
+    def test_marks(self, path):
+        assert clean_text("the(2) {NOISE} it 's <unk> <sil> [LAUGH] we 'll") == "the it's we'll"
+        with (path / "stm" / "22.stm").open("a") as file:
+            file.write("22 1 22 2.5 3 <o,f0,female> a <unk> b\n")
+        assert list(self.open(path))[-1].text == "a b"
+        assert "unknown-words" in {p.reason for p in self._problems(path, unknown="refuse")}
+        with pytest.raises(CorpusError, match="remove or refuse"):
+            list(self.open(path, unknown="x"))
+
+    def _problems(self, path, **options):
+        reader = self.open(path, **options)
+        list(reader)
+        return reader.problems
+
+    def test_release_3(self, tmp_path):
+        root = tmp_path / "TEDLIUM_release-3"
+        self.make(root / "data")
+        dev = root / "legacy" / "dev"
+        (dev / "stm").mkdir(parents=True)
+        (dev / "stm" / "11.stm").write_text((root / "data" / "stm" / "11.stm").read_text())
+        write_audio(dev / "sph" / "11.sph", 3.0)
+        splits = [(u.speaker, u.split) for u in open_corpus("auto", str(root))]
+        assert splits == [("11", "valid")] * 3 + [("22", "train")] * 3
+
+    def test_release_2(self, tmp_path):
+        for part in ("train", "test"):
+            self.make(tmp_path / part)
+        assert [u.split for u in open_corpus("auto", str(tmp_path))] == ["test"] * 6  # the same talks: test counts
+
+
+class TestAn4(CorpusContract):
+    kind = "an4"
+
+    def make(self, folder):
+        (folder / "etc").mkdir(parents=True)
+        ids, lines = [], []
+        for utterance_id, speaker, text in texts():
+            write_audio(folder / "wav" / "an4_clstk" / speaker / f"{utterance_id}.sph")
+            ids.append(f"an4_clstk/{speaker}/{utterance_id}\n")
+            lines.append(f"<s> {text} </s> ({utterance_id})\n")
+        (folder / "etc" / "an4_train.fileids").write_text("".join(ids))
+        (folder / "etc" / "an4_train.transcription").write_text("".join(lines), encoding="utf-8")
+        return folder
+
+    def add_bad_entries(self, path):
+        with (path / "etc" / "an4_train.fileids").open("ab") as file:
+            file.write(b"an4_clstk/11/none\n\n\xff\nan4_clstk/11/gone\n../../x/away\n")
+        with (path / "etc" / "an4_train.transcription").open("ab") as file:
+            file.write(b"<s> X </s> (gone)\n<s> NO ID </s>\n\xff (y)\nX (lost)\nX (11-1-0000)\n")
+        return {
+            "none": "missing-transcript",
+            "an4_train.fileids:9": "bad-line",
+            "gone": "missing-audio",
+            "../../x/away": "bad-line",
+            "an4_train.transcription:8": "bad-line",
+            "an4_train.transcription:9": "bad-line",
+            "lost": "missing-audio",
+            "11-1-0000": "duplicate-id",
+        }
+
+    def test_test_and_raw(self, path):
+        (path / "raw" / "an4test_clstk" / "fjlp").mkdir(parents=True)
+        (path / "raw" / "an4test_clstk" / "fjlp" / "cen1-fjlp-b.raw").write_bytes(bytes(3200))
+        (path / "etc" / "an4_test.fileids").write_text("an4test_clstk/fjlp/cen1-fjlp-b\n")
+        (path / "etc" / "an4_test.transcription").write_text("HELLO(2) ++NOISE++ YOU (cen1-fjlp-b)\n")
+        utterances = list(self.open(path))
+        assert [u.split for u in utterances] == ["train"] * 6 + ["test"]
+        assert (utterances[6].text, utterances[6].speaker, utterances[6].sample_rate) == ("HELLO YOU", "fjlp", 16000)
+
+    def test_a_missing_transcription_is_named(self, path):
+        (path / "etc" / "an4_train.transcription").unlink()
+        with pytest.raises(CorpusError, match=r"an4_train\.transcription is missing"):
+            list(self.open(path))
+
+
+class TestTelephone(CorpusContract):
+    """Two-channel calls in sph, with segments, as the recipes for Switchboard and Fisher prepare them."""
+
+    kind = "telephone"
+    guessed = "kaldi"
+
+    def make(self, folder):
+        folder.mkdir()
+        write_audio(folder / "call.sph", 6.0)
+        lines = {"wav.scp": [], "text": [], "utt2spk": [], "segments": [], "reco2file_and_channel": []}
+        for number in range(2):
+            side = "AB"[number]
+            lines["wav.scp"].append(f"call-{side} sph2pipe -f wav -p -c {number + 1} {folder / 'call.sph'} |")
+            lines["reco2file_and_channel"].append(f"call-{side} call {side}")
+        for utterance_id, speaker, text in texts():
+            side, n = "AB"[SPEAKERS.index(speaker)], int(utterance_id[-1])
+            lines["text"].append(f"{utterance_id} {text}")
+            lines["utt2spk"].append(f"{utterance_id} {speaker}")
+            lines["segments"].append(f"{utterance_id} call-{side} {n} {n + 0.5}")
+        for name, content in lines.items():
+            (folder / name).write_text("\n".join(content) + "\n", encoding="utf-8")
+        return folder
+
+    def add_bad_entries(self, path):
+        with (path / "segments").open("a") as file:
+            file.write("late call-A 2 1\nwhere call-C 0 1\nmute call-A 0 1\n")
+        with (path / "text").open("ab") as file:
+            file.write(b"late X\nwhere X\n\xff X\n")
+        return {
+            "late": "bad-segment",
+            "where": "missing-audio",
+            "text:9": "bad-line",
+            "mute": "missing-transcript",
+        }
+
+    def test_sides_and_domain(self, path):
+        assert [(u.channel, u.start, u.domain) for u in self.open(path)][2:4] == [
+            (0, 2.0, "telephone"),
+            (1, 0.0, "telephone"),
+        ]
+
+
+class TestSpeechOcean(CorpusContract):
+    kind = "speechocean762"
+
+    def make(self, folder):
+        for part, speaker in zip(("train", "test"), SPEAKERS, strict=True):
+            (folder / part).mkdir(parents=True)
+            lines = {"wav.scp": [], "text": [], "utt2spk": []}
+            for utterance_id, _, text in (row for row in texts() if row[1] == speaker):
+                write_audio(folder / "WAVE" / f"SPEAKER{speaker}" / f"{utterance_id}.wav")
+                lines["wav.scp"].append(f"{utterance_id}\tWAVE/SPEAKER{speaker}/{utterance_id}.wav")
+                lines["text"].append(f"{utterance_id}\t{text}")
+                lines["utt2spk"].append(f"{utterance_id}\t{speaker}")
+            for name, content in lines.items():
+                (folder / part / name).write_text("\n".join(content) + "\n", encoding="utf-8")
+        return folder
+
+    def add_bad_entries(self, path):
+        with (path / "test" / "text").open("ab") as file:
+            file.write(b"none\tX\n\xff\tX\n11-1-0000\tX\n")
+        with (path / "test" / "wav.scp").open("a") as file:
+            file.write("11-1-0000\tWAVE/SPEAKER11/11-1-0000.wav\n")
+        return {"none": "missing-audio", "text:5": "bad-line", "11-1-0000": "duplicate-id"}
+
+    def test_parts_are_sets(self, path):
+        assert [u.split for u in self.open(path)] == ["train"] * 3 + ["test"] * 3
+
+
+class TestFsdd(CorpusContract):
+    kind = "fsdd"
+    text = "seven"
+
+    def ids(self):
+        return ["7_jackson_0", "7_jackson_1", "7_jackson_5", "7_theo_0", "7_theo_1", "7_theo_5"]
+
+    def speakers(self):
+        return ["jackson"] * 3 + ["theo"] * 3
+
+    def make(self, folder):
+        for name in self.ids():
+            write_audio(folder / "recordings" / f"{name}.wav")
+        return folder
+
+    def add_bad_entries(self, path):
+        for name in ("seven_theo_1", "7_theo", "7_theo_x"):
+            write_audio(path / "recordings" / f"{name}.wav")
+        return {"seven_theo_1": "bad-id", "7_theo": "bad-id", "7_theo_x": "bad-id"}
+
+    def test_the_official_test_set(self, path):
+        assert [u.split for u in self.open(path)] == ["test", "test", "train"] * 2
+
+
+class TestGigaSpeech(CorpusContract):
+    kind = "gigaspeech"
+
+    def make(self, folder):
+        audios = []
+        for speaker in SPEAKERS:
+            path = f"audio/youtube/{speaker}.opus"
+            write_audio(folder / path, 3.0)
+            segments = [
+                {"sid": i, "speaker": "N/A", "begin_time": n, "end_time": n + 0.5, "subsets": ["{XL}"], "text_tn": t}
+                for n, (i, t) in enumerate((i, t) for i, s, t in texts() if s == speaker)
+            ]
+            audios.append({"aid": speaker, "path": path, "source": "", "duration": 3.0, "segments": segments})
+        self.write(folder, audios)
+        return folder / "GigaSpeech.json"
+
+    def write(self, folder, audios, end="]}"):
+        head = '{"dataset": "GigaSpeech", "language": "EN", "audios" : ['
+        text = head + ",\n".join(json.dumps(audio, ensure_ascii=False) for audio in audios) + end
+        (folder / "GigaSpeech.json").write_text(text, encoding="utf-8")
+
+    def add_bad_entries(self, path):
+        def segment(sid, text="X", begin=0.0, end=1.0, **fields):
+            return {"sid": sid, "begin_time": begin, "end_time": end, "subsets": ["{XL}"], "text_tn": text} | fields
+
+        audios = json.loads(path.read_text(encoding="utf-8"))["audios"]
+        audios[1]["segments"] += [
+            segment("music", "<MUSIC>"),
+            segment("late", begin=2.0),
+            segment("mute", None),
+            segment("11-1-0000", "AGAIN"),
+            segment("odd", begin="x"),
+            {},
+        ]
+        audios += [{"aid": "gone", "path": "audio/none.opus", "segments": [segment("gone")]}, 7, {"aid": "empty"}]
+        self.write(path.parent, audios, end=", {")
+        return {
+            "music": "garbage",
+            "late": "bad-segment",
+            "mute": "missing-transcript",
+            "11-1-0000": "duplicate-id",
+            "odd": "bad-segment",
+            "22:1": "bad-line",
+            "gone": "missing-audio",
+            "GigaSpeech.json:3": "bad-line",
+            "GigaSpeech.json:5": "bad-line",
+        }
+
+    def test_a_folder_subsets_and_sets(self, path):
+        audios = json.loads(path.read_text(encoding="utf-8"))["audios"]
+        audios[0]["segments"][0]["subsets"] = ["{XL}", "{S}"]
+        audios[0]["segments"][1]["subsets"] = ["{DEV}"]
+        audios[1]["segments"][2]["subsets"] = ["{TEST}"]
+        audios[1]["source"] = "podcast"
+        self.write(path.parent, audios)
+        found = list(open_corpus("auto", str(path.parent)))
+        assert [u.split for u in found] == ["train", "valid", "train", "train", "train", "test"]
+        assert [u.domain for u in found] == [""] * 3 + ["podcast"] * 3
+        assert [u.id for u in self.open(path, subset="S")] == ["11-1-0000"]
+
+    def test_punctuation(self, path):
+        assert spell("YES <COMMA> WHY <QUESTIONMARK>", keep=False) == "YES WHY"
+        assert spell("YES <COMMA> WHY <QUESTIONMARK>", keep=True) == "YES, WHY?"
+        with pytest.raises(CorpusError, match="drop or keep"):
+            list(self.open(path, punctuation="x"))
+
+    def test_the_document_is_read_piece_by_piece(self, path, monkeypatch):
+        import storage.corpora.gigaspeech as module
+
+        monkeypatch.setattr(module, "_CHUNK", 128)
+        assert [audio["aid"] for audio in read_array(path)] == list(SPEAKERS)
+
+    def test_another_document_is_refused(self, path):
+        path.write_text('{"a": 1}')
+        with pytest.raises(CorpusError, match="audios"):
+            list(self.open(path))

@@ -16,10 +16,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import urlsplit
 
 TEMP_PREFIX = ".tmp-"
+
+
+class Entry(NamedTuple):
+    """An object in a listing: its path or name, bytes, and the time of its last change (s since 1970)."""
+
+    path: str
+    size: int
+    modified: float
 
 
 class Backend(ABC):
@@ -46,8 +54,8 @@ class Backend(ABC):
         """Copies the object into a local file."""
 
     @abstractmethod
-    def walk(self, folder: str) -> Iterator[str]:
-        """Full paths of all objects below a folder, temporary ones left out."""
+    def walk(self, folder: str) -> Iterator[Entry]:
+        """All objects below a folder with their full paths, temporary ones left out."""
 
     @abstractmethod
     def delete(self, path: str) -> None:
@@ -97,11 +105,14 @@ class _LocalBackend(Backend):
     def get_file(self, path: str, target: Path) -> None:
         shutil.copyfile(path, target)
 
-    def walk(self, folder: str) -> Iterator[str]:
+    def walk(self, folder: str) -> Iterator[Entry]:
         for parent, _, names in os.walk(folder):
             for name in names:
-                if not name.startswith(TEMP_PREFIX):
-                    yield f"{parent.rstrip('/')}/{name}"
+                path = f"{parent.rstrip('/')}/{name}"
+                with suppress(FileNotFoundError):  # deleted meanwhile
+                    if not name.startswith(TEMP_PREFIX):
+                        status = Path(path).stat()
+                        yield Entry(path, status.st_size, status.st_mtime)
 
     def delete(self, path: str) -> None:
         Path(path).unlink(missing_ok=True)
@@ -164,24 +175,25 @@ class _FsspecBackend(Backend):
         if target.stat().st_size != expected:
             raise ConnectionError(f"got {target.stat().st_size} of {expected} bytes")
 
-    def walk(self, folder: str) -> Iterator[str]:
+    def walk(self, folder: str) -> Iterator[Entry]:
         with self._lock:
             self._fs.invalidate_cache()
             try:
-                found = self._fs.find(folder)
+                found = self._fs.find(folder, detail=True)
             except FileNotFoundError:
                 return
-        for path in found:
+        for path, info in found.items():
             name = str(path)
             if not name.endswith("/") and not name.rpartition("/")[2].startswith(TEMP_PREFIX):
-                yield name
+                at = info.get("LastModified") or info.get("modified") or info.get("created") or 0.0
+                yield Entry(name, int(info["size"]), at if isinstance(at, float | int) else at.timestamp())
 
     def delete(self, path: str) -> None:
         with self._lock, suppress(FileNotFoundError):
             self._fs.rm_file(path)
 
     def delete_tree(self, folder: str) -> None:
-        paths = list(self.walk(folder))
+        paths = [entry.path for entry in self.walk(folder)]
         bulk = getattr(self._fs, "bulk_delete", None)
         for first in range(0, len(paths), 1000 if bulk else 1):
             if bulk:  # S3 deletes up to 1,000 keys in one request
@@ -278,12 +290,14 @@ def _make_s3(options: Mapping[str, Any]) -> Backend:
         "connect_timeout": 10,
         "read_timeout": 60,
         "max_pool_connections": 32,
-        "retries": {"mode": "standard", "total_max_attempts": 2},
+        "retries": {"mode": "standard", "total_max_attempts": 2},  # a part of an upload; the whole is ours to repeat
     }
     if endpoint and "amazonaws.com" not in endpoint:
         config["s3"] = {"addressing_style": "path"}  # bucket.host needs a DNS entry per bucket
     settings = {"skip_instance_cache": True, "use_listings_cache": False, "config_kwargs": config, **options}
-    return _FsspecBackend(s3fs.S3FileSystem(endpoint_url=endpoint, **settings))
+    filesystem = s3fs.S3FileSystem(endpoint_url=endpoint, **settings)
+    filesystem.retries = 1  # a third loop of retries would multiply the other two: minutes until an error is told
+    return _FsspecBackend(filesystem)
 
 
 BACKENDS: dict[str, Callable[[Mapping[str, Any]], Backend]] = {

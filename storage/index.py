@@ -92,6 +92,12 @@ class ShardIndex:
         column = self._columns[name]
         return column.to_pylist() if pa.types.is_string(column.type) else np.asarray(column)
 
+    def values(self, name: str) -> pa.Array:
+        """A column as it is stored: text of millions of utterances takes a tenth of the memory of a list."""
+        if name not in self._columns:
+            raise ShardIndexError(f"the index has no column {name!r}: it has {', '.join(self._columns)}")
+        return self._columns[name]
+
     @cached_property
     def _columns(self) -> dict[str, pa.Array]:
         table = self.table.combine_chunks()

@@ -45,3 +45,50 @@ def file_lock(path: Path, wait_s: float, poll_s: float = 0.2) -> Iterator[int]:
         file.write(f"process {os.getpid()}")
         file.flush()
         yield file.fileno()
+
+
+@contextmanager
+def passing_lock(path: Path, wait_s: float, poll_s: float = 0.05) -> Iterator[None]:
+    """Hold an exclusive lock of the moment, whose file is removed with it.
+
+    Args:
+        path: Lock file in a folder that exists.
+        wait_s: Seconds to wait for another holder.
+        poll_s: Seconds between attempts.
+
+    Raises:
+        LockTimeoutError: If another process still holds it after `wait_s`.
+    """
+    deadline = time.monotonic() + wait_s
+    while True:
+        with path.open("a") as file:
+            if _hold(file.fileno(), path):
+                try:
+                    yield
+                finally:
+                    path.unlink(missing_ok=True)
+                return
+        if time.monotonic() > deadline:
+            raise LockTimeoutError(f"{path} is held by another process: wait for it, or end it")
+        time.sleep(poll_s)
+
+
+def _hold(descriptor: int, path: Path) -> bool:
+    """Take the lock, unless another has it or the file's former holder has removed the file meanwhile."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except (BlockingIOError, FileNotFoundError):
+        return False
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a living process holds `file_lock` on a file."""
+    try:
+        with path.open("r") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    return False

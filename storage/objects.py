@@ -16,10 +16,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from storage.backends import BACKENDS, TEMP_PREFIX, Backend, backend_for, publish_file, temporary_file
+from storage.backends import BACKENDS, TEMP_PREFIX, Backend, Entry, backend_for, publish_file, temporary_file
 from storage.retries import ObjectMissingError, ObjectStoreError, RetryPolicy, with_retries
 
-__all__ = ["ObjectMissingError", "ObjectNameError", "ObjectStore", "ObjectStoreError", "RetryPolicy", "check_name"]
+__all__ = [
+    "Entry",
+    "ObjectMissingError",
+    "ObjectNameError",
+    "ObjectStore",
+    "ObjectStoreError",
+    "RetryPolicy",
+    "check_name",
+]
 
 T = TypeVar("T")
 
@@ -105,6 +113,17 @@ class ObjectStore:
         """The store of everything below `prefix`."""
         return ObjectStore(self.join(prefix.rstrip("/")), retry=self._retry, **self._options)
 
+    def parent(self) -> "ObjectStore":
+        """The store of the folder that this one is in.
+
+        Raises:
+            ObjectNameError: there is none: the store is a whole bucket or disk.
+        """
+        folder = self._path.rpartition("/")[0]
+        if not folder:
+            raise ObjectNameError(f"{self.url} has no folder above it")
+        return ObjectStore(self._url_of(folder), retry=self._retry, **self._options)
+
     def exists(self, name: str) -> bool:
         """Whether the object exists (a folder or a bare prefix does not)."""
         try:
@@ -166,15 +185,20 @@ class ObjectStore:
         text = json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False, indent=1)
         self.write(name, f"{text}\n".encode())
 
-    def list(self, prefix: str = "") -> list[str]:
-        """Sorted names, relative to this store, of all objects below the folder `prefix`."""
+    def entries(self, prefix: str = "") -> list[Entry]:
+        """All objects below the folder `prefix`, by name (relative to this store); times are of the store's clock."""
         folder = prefix.rstrip("/")
         base = self._path.rstrip("/") + "/"
 
-        def names(backend: Backend, path: str) -> list[str]:
-            return sorted(found.removeprefix(base) for found in backend.walk(path) if found.startswith(base))
+        def found(backend: Backend, path: str) -> list[Entry]:
+            everything = (e for e in backend.walk(path) if e.path.startswith(base))
+            return sorted(e._replace(path=e.path.removeprefix(base)) for e in everything)
 
-        return self._call(folder, names, root=True)
+        return self._call(folder, found, root=True)
+
+    def list(self, prefix: str = "") -> list[str]:
+        """Sorted names, relative to this store, of all objects below the folder `prefix`."""
+        return [entry.path for entry in self.entries(prefix)]
 
     def delete(self, name: str) -> None:
         """Deletes an object; it is no error when there is none."""

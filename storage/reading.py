@@ -1,7 +1,9 @@
 """Reads payloads out of shards by position, and whole shards in order, trusting neither the disk nor the network.
 
 The first use of a shard in a process copies it to the local disk if it is remote, and compares its size and SHA-256
-with the index: WebDataset tars lose samples silently when they are cut or damaged.
+with the index: WebDataset tars lose samples silently when they are cut or damaged. What fails the comparison raises a
+`ShardError` that carries the shard's record, so that whoever reads may set the shard aside (`storage.quarantine`) and
+go on with the others.
 """
 
 import hashlib
@@ -9,20 +11,33 @@ import os
 import tarfile
 import tempfile
 import threading
+import time
 import weakref
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
-from storage.backends import publish_file, sweep_temporary_files, temporary_file
+from storage.cache import DamagedCopyError, ShardCache
 from storage.index import ShardIndex, ShardRecord
-from storage.objects import ObjectMissingError, ObjectStore
+from storage.objects import ObjectMissingError, ObjectStore, ObjectStoreError
 from storage.safety import UnsafeTarError, check_tar
+from storage.union import shards_store
 
 
 class ShardError(ValueError):
-    """A shard that is missing, damaged, or not the one that the index describes."""
+    """A shard that is missing, damaged, or not the one that the index describes.
+
+    Attributes:
+        shard: the index's record of it.
+        reason: what is wrong, in a few words.
+    """
+
+    def __init__(self, message: str, shard: ShardRecord | None = None, reason: str = "") -> None:
+        super().__init__(message)
+        self.shard = shard
+        self.reason = reason or message
 
 
 class ShardReader:
@@ -31,29 +46,36 @@ class ShardReader:
     Safe to use from several threads; may be pickled, and each process verifies for itself.
 
     Args:
-        store: the store that holds the shards.
+        store: the store that holds the index, and the shards too, unless it is a union of sets beside it.
         index: their index.
         cache_dir: where copies of remote shards are kept, as `<sha256>.tar`; may be shared by processes and runs.
             None makes a temporary folder that goes with the reader.
+        cache_bytes: limit of the copies; None takes the folder's own, see `ShardCache`.
     """
 
-    def __init__(self, store: ObjectStore, index: ShardIndex, cache_dir: Path | None = None) -> None:
-        self.store = store
+    def __init__(
+        self, store: ObjectStore, index: ShardIndex, cache_dir: Path | None = None, cache_bytes: int | None = None
+    ) -> None:
+        self.store = shards_store(store, index)
         self.index = index
         self.cache_dir = Path(cache_dir) if cache_dir is not None else None
+        self.cache_bytes = cache_bytes
         self._prepare()
 
     def _prepare(self) -> None:
         self._paths: dict[int, Path] = {}
+        self._used: dict[int, float] = {}
         self._locks = [threading.Lock() for _ in self.index.shards]
-        self._folder_lock = threading.Lock()
-        self._folder = self.cache_dir
+        self._lock = threading.Lock()
+        self._cache: ShardCache | None = None
+        self._wanted: deque[int] = deque()
+        self._prefetcher: threading.Thread | None = None
         self._shard_of = self.index.column("shard")
         self._offset_of = self.index.column("offset")
         self._length_of = self.index.column("length")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"store": self.store, "index": self.index, "cache_dir": self.cache_dir}
+        return {name: getattr(self, name) for name in ("store", "index", "cache_dir", "cache_bytes")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -65,29 +87,42 @@ class ShardReader:
     def payload(self, position: int) -> bytes:
         """The payload of the utterance in this row of the index.
 
+        A copy that has been evicted from the cache since its last use is fetched again.
+
         Raises:
             IndexError: there is no such row.
-            ShardError: its shard is missing or damaged.
+            ShardError: its shard is missing or damaged; `error.shard` is its record. Rows of other shards may still be
+                read, and another call for this one tries again.
+            ObjectStoreError: the store cannot be reached; says nothing about the shard.
         """
         if not 0 <= position < len(self.index):
             raise IndexError(f"row {position} of an index of {len(self.index)} utterances")
         shard, length = int(self._shard_of[position]), int(self._length_of[position])
-        path = self.shard_path(shard)
-        # An open costs microseconds; a kept descriptor would have to survive forks, threads and 10,000 shards.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = self._open(shard)
         try:
             data = _pread(descriptor, length, int(self._offset_of[position]))
         finally:
             os.close(descriptor)
         if len(data) != length:
-            record = self.index.shards[shard]
-            raise ShardError(
-                f"{self._label(record)}: {path} became shorter while it was in use. Write the shard again."
-            )
+            self._paths.pop(shard, None)
+            raise self._error(self.index.shards[shard], "it became shorter while it was in use")
         return data
 
+    def _open(self, shard: int) -> int:
+        # An open costs microseconds; a kept descriptor would have to survive forks, threads and 10,000 shards.
+        for _ in range(5):  # more often it is evicted only by a cache that is too small for anything
+            path = self.shard_path(shard)
+            try:
+                return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                self._paths.pop(shard, None)
+        raise ObjectStoreError(
+            f"{self._label(self.index.shards[shard])}: its copy was evicted from {self.cache_dir} before it was read: "
+            "give the cache more room"
+        )
+
     def shard_path(self, shard: int) -> Path:
-        """The local, verified file of a shard (position in `index.shards`).
+        """The local, verified file of a shard (position in `index.shards`); open it soon, a copy may be evicted.
 
         Raises:
             ShardError: it is missing, damaged, unsafe, or not the one of the index.
@@ -99,7 +134,42 @@ class ShardReader:
             with self._locks[shard]:  # others wait for the first user of a shard, and for nobody else
                 path = self._paths.get(shard) or self._obtain(self.index.shards[shard])
                 self._paths[shard] = path
+        elif self._cache is not None and time.monotonic() - self._used.get(shard, 0.0) > 10.0:
+            self._used[shard] = time.monotonic()
+            self._cache.touch(path)
         return path
+
+    def prefetch(self, shards: Iterable[int]) -> None:
+        """Fetches and verifies shards in the background, in this order, such as those of the next lease.
+
+        Returns at once. What fails is left to the call that wants it. Of remote shards only as many are taken as fit
+        into half of the cache, so that those in use stay.
+        """
+        records, wanted = self.index.shards, []
+        room = self._shard_cache().max_bytes // 2 if self.store.local_path("x") is None else 1 << 62
+        for shard in shards:
+            if not 0 <= shard < len(records):
+                raise IndexError(f"shard {shard} of an index of {len(records)} shards")
+            room -= records[shard].bytes
+            if room >= 0:
+                wanted.append(shard)
+        with self._lock:
+            self._wanted.extend(wanted)
+            if self._wanted and (self._prefetcher is None or not self._prefetcher.is_alive()):
+                self._prefetcher = threading.Thread(target=self._fetch_wanted, name="prefetch", daemon=True)
+                self._prefetcher.start()
+
+    def _fetch_wanted(self) -> None:
+        while True:
+            with self._lock:
+                if not self._wanted:
+                    self._prefetcher = None
+                    return
+                shard = self._wanted.popleft()
+            try:
+                self.shard_path(shard)
+            except (ShardError, OSError):
+                continue  # whoever needs the shard gets the error
 
     def _obtain(self, record: ShardRecord) -> Path:
         path = self.store.local_path(record.name)
@@ -107,33 +177,38 @@ class ShardReader:
             return self._obtain_copy(record)
         problem = _problem(path, record)
         if problem:
-            raise ShardError(f"{self._label(record)}: {problem}. Delete it with its part file and run its stage again.")
+            raise self._error(record, problem)
         return path
 
     def _obtain_copy(self, record: ShardRecord) -> Path:
-        target = self._cache_folder() / f"{record.sha256}.tar"
-        if target.exists() and not _problem(target, record):
-            return target
-        try:
-            with temporary_file(target.parent) as (_, scratch):
-                fetched = self.store.fetch_into(record.name, scratch)
-                problem = _problem(fetched, record)
-                if problem is None:
-                    publish_file(fetched, target)
-        except ObjectMissingError as error:
-            raise ShardError(f"{self._label(record)}: it is missing. Run the stage that writes it again.") from error
-        if problem:
-            raise ShardError(f"{self._label(record)}: {problem}. Delete it with its part file and run its stage again.")
-        return target
+        def fetch(target: Path) -> None:
+            self.store.fetch_into(record.name, target)
 
-    def _cache_folder(self) -> Path:
-        with self._folder_lock:
-            if self._folder is None:
-                self._folder = Path(tempfile.mkdtemp(prefix="starling-shards-"))
-                weakref.finalize(self, rmtree, self._folder, ignore_errors=True)
-            self._folder.mkdir(parents=True, exist_ok=True)
-            sweep_temporary_files(self._folder)
-            return self._folder
+        def check(path: Path) -> str | None:
+            return _problem(path, record)
+
+        try:
+            return self._shard_cache().obtain(record.sha256, record.bytes, fetch, check)
+        except ObjectMissingError as error:
+            raise self._error(record, "it is missing") from error
+        except DamagedCopyError as error:
+            raise self._error(record, str(error)) from error
+
+    def _shard_cache(self) -> ShardCache:
+        with self._lock:
+            if self._cache is None:
+                folder = self.cache_dir
+                if folder is None:
+                    folder = Path(tempfile.mkdtemp(prefix="starling-shards-"))
+                    weakref.finalize(self, rmtree, folder, ignore_errors=True)
+                self._cache = ShardCache(folder, self.cache_bytes)
+            return self._cache
+
+    def _error(self, record: ShardRecord, problem: str) -> ShardError:
+        remedy = "Run the stage that writes it again"
+        if problem != "it is missing":
+            remedy = "Delete it with its part file and run its stage again"
+        return ShardError(f"{self._label(record)}: {problem}. {remedy}.", record, problem)
 
     def _label(self, record: ShardRecord) -> str:
         return f"shard {self.store.join(record.name)}"

@@ -14,6 +14,7 @@ from typing import Any
 from storage.objects import ObjectMissingError, ObjectStore
 
 DONE = "done.json"
+USES = "uses.json"
 _STAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
@@ -85,6 +86,31 @@ class StageOutput:
         if not isinstance(value, dict):
             raise ValueError(f"{self.store.join(DONE)} is not a JSON object: delete it and run the stage again")
         return value
+
+    def uses(self) -> dict[str, list[str]] | None:
+        """Stage to keys of the outputs that this one was made from or used with; None where nobody noted it."""
+        try:
+            value = self.store.read_json(USES)
+            return {str(stage): [str(key) for key in keys] for stage, keys in value["uses"].items()}
+        except (ObjectMissingError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+    def note_use(self, uses: Mapping[str, str], day: str) -> None:
+        """Notes that a run uses this output today, and what it stands on: `storage.garbage` leaves both alone.
+
+        Args:
+            uses: Stage to key of the run's earlier outputs.
+            day: The date; a second note of the same day costs no write.
+        """
+        known = self.uses() or {}
+        joined = {stage: sorted({*known.get(stage, ()), key}) for stage, key in uses.items()}
+        value = {"day": day, "uses": known | joined}
+        try:
+            if self.store.read_json(USES) == value:
+                return
+        except (ObjectMissingError, ValueError):
+            pass
+        self.store.write_json(USES, value)
 
     def publish(self, record: Mapping[str, Any]) -> dict[str, Any]:
         """Declares the output complete, with `stage` and `key` added to the record; call it last."""

@@ -12,7 +12,7 @@ os.environ.setdefault("DO_NOT_TRACK", "1")
 os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
 warnings.filterwarnings("ignore", category=UserWarning)
 
-from flows.cli import corpus, doctor, node, run, score, serve, transcribe
+from flows.cli import corpus, doctor, node, run, score, serve, storage, transcribe
 
 app = typer.Typer(
     name="starling",
@@ -28,6 +28,7 @@ app.command("train")(node.train)
 app.command("key")(node.key)
 app.command("score")(score.score)
 app.add_typer(corpus.app, name="corpus")
+app.add_typer(storage.app, name="storage")
 app.command("transcribe")(transcribe.transcribe)
 app.command("up")(serve.up)
 app.command("deploy")(serve.deploy)

@@ -1,0 +1,141 @@
+"""`starling storage`: verify what is stored, delete what nobody needs, see what takes the space."""
+
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from flows.cli.common import JsonOption, friendly, out, print_json, progress_bars
+
+app = typer.Typer(help="Verify, clean and measure an object store.", no_args_is_help=True)
+
+UrlOption = Annotated[
+    str, typer.Option("--url", help="Object store; by default that of the configuration, or of the data folder.")
+]
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", "-c", help="Configuration whose `storage` names store and credentials.")
+]
+
+
+def _open(url: str, config: Path | None) -> Any:
+    from storage.objects import ObjectStore
+    from tasks.config import load_config
+    from tasks.credentials import export_credentials
+    from tasks.home import objects_url
+
+    if config is not None:
+        storage = load_config(config).storage
+        export_credentials(storage)
+        url = url or storage.url
+    return ObjectStore(objects_url(url))
+
+
+def size_text(count: float) -> str:
+    """Bytes, readably."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+@app.command("verify")
+@friendly
+def verify(
+    url: UrlOption = "",
+    config: ConfigOption = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Compare sizes only; read no shard.")] = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Compare every shard with its index, by size and SHA-256; exit status 1 if something is missing or damaged."""
+    from storage.audit import verify as run_verify
+    from tasks import progress
+
+    store = _open(url, config)
+    with progress_bars():
+        report = run_verify(store, quick=quick, on_progress=lambda a, b: progress.report("verify", a, b, "shards"))
+    if json_output:
+        print_json({"store": store.url, "ok": not report.problems, **asdict(report)})
+    else:
+        for problem in report.problems:
+            out.print(f"[red]{problem.object}[/red]", problem.reason, soft_wrap=True, highlight=False)
+        text = f"{report.shards:,} shards ({size_text(report.bytes)}) of {report.indexes:,} indexes"
+        out.print(f"{text}: {f'{len(report.problems)} problems' if report.problems else 'all whole'}")
+    if report.problems:
+        raise typer.Exit(1)
+
+
+@app.command("gc")
+@friendly
+def collect_garbage(
+    url: UrlOption = "",
+    config: ConfigOption = None,
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Delete; without it the command only says what it would.")
+    ] = False,
+    unregistered: Annotated[
+        bool, typer.Option("--unregistered", help="Also finished outputs that no registered model comes from.")
+    ] = False,
+    min_age: Annotated[
+        float, typer.Option("--min-age", min=0, help="Leave alone what was changed or used in the last so many hours.")
+    ] = 72.0,
+    json_output: JsonOption = False,
+) -> None:
+    """Delete what killed stages left, shards that no index names and, if asked, outputs without a registered model."""
+    from tasks.housekeeping import delete_garbage, find_garbage
+
+    store = _open(url, config)
+    plan = find_garbage(store, min_age * 3600.0, unregistered)
+    deleted = delete_garbage(store, plan.garbage) if delete else []
+    if json_output:
+        found = {"garbage": [asdict(entry) for entry in plan.garbage], "kept": plan.kept, "bytes": plan.bytes}
+        print_json({"store": store.url, **found, "deleted": [entry.name for entry in deleted]})
+        return
+    _print_garbage(plan.garbage)
+    if not delete:
+        out.print(f"{size_text(plan.bytes)} could be freed; nothing was deleted: add --delete to do so")
+    else:
+        out.print(f"{size_text(sum(entry.bytes for entry in deleted))} freed; {len(plan.kept):,} outputs stay")
+
+
+def _print_garbage(garbage: list[Any]) -> None:
+    table = Table("output", "size", "why", header_style="bold")
+    for entry in garbage:
+        table.add_row(entry.name, size_text(entry.bytes), entry.why)
+    if garbage:
+        out.print(table)
+
+
+@app.command("du")
+@friendly
+def usage(url: UrlOption = "", config: ConfigOption = None, json_output: JsonOption = False) -> None:
+    """Show what each stage and each of its outputs takes."""
+    from storage.audit import usage as measure
+
+    store = _open(url, config)
+    outputs = measure(store)
+    stages: dict[str, int] = {}
+    for output in outputs:
+        stages[output.stage] = stages.get(output.stage, 0) + output.bytes
+    rows = [
+        {
+            **{name: getattr(o, name) for name in ("stage", "key", "bytes", "published")},
+            "objects": len(o.objects),
+            "modified": datetime.fromtimestamp(o.modified, UTC).isoformat(timespec="seconds"),
+        }
+        for o in outputs
+    ]
+    total = sum(stages.values())
+    if json_output:
+        print_json({"store": store.url, "bytes": total, "stages": stages, "outputs": rows})
+        return
+    table = Table("output", "size", "objects", "state", "last change", title=store.url, header_style="bold")
+    for row in rows:
+        state = "finished" if row["published"] else "unfinished"
+        cells = (f"{row['objects']:,}", state, str(row["modified"]))
+        table.add_row(f"{row['stage']}/{row['key']}", size_text(row["bytes"]), *cells)
+    out.print(table)
+    out.print(", ".join(f"{stage} {size_text(size)}" for stage, size in stages.items()), f"– in all {size_text(total)}")

@@ -1,0 +1,176 @@
+"""Finds equal and similar things among millions in bounded memory: keys by sorting, word lists by an inverted index.
+
+The index of words is an external sort in two steps: entries (word, recording, position) are spilled to files by word,
+which gives pairs of recordings that share a word; the pairs are spilled to files by recording, which gives the pairs
+that share several words at one offset. Memory is that of one file, time is near linear: a word that many recordings
+have links each of them to the next few only, which still connects all copies of one recording in a chain.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+Keys = NDArray[np.uint64]
+Labels = NDArray[np.int32]
+
+_ENTRY = np.dtype([("word", "<u4"), ("recording", "<u4"), ("position", "<i4")])
+_PAIR = np.dtype([("first", "<u4"), ("second", "<u4"), ("offset", "<i4")])
+MATCH = np.dtype([("first", "<u4"), ("second", "<u4"), ("offset", "<i4"), ("votes", "<u4")])
+"""Two recordings, first < second; where the second begins in the first; the words that say so."""
+_LINKS = 3
+"""Recordings with the same word that an entry is linked to."""
+_JITTER = 2
+"""Offsets this close are one offset: copies are not aligned to the grid of words."""
+
+
+def text_keys(texts: Iterable[str]) -> Keys:
+    """128-bit keys of texts, [num_texts, 2]: equal texts have equal keys, others practically never (BLAKE2b)."""
+    data = bytearray()
+    for text in texts:
+        data += hashlib.blake2b(text.encode(), digest_size=16).digest()
+    return np.frombuffer(data, dtype="<u8").reshape(-1, 2).astype(np.uint64, copy=False)
+
+
+def equal_labels(keys: Keys) -> Labels:
+    """For each row the first row with the same key.
+
+    Args:
+        keys: [num_rows, 2].
+    """
+    order = np.lexsort((keys[:, 1], keys[:, 0]))  # stable: equal keys stay in the order of their rows
+    fresh = np.ones(len(order), dtype=bool)
+    for column in (0, 1):
+        values = keys[:, column][order]
+        same = values[1:] == values[:-1]
+        fresh[1:] = ~same if column == 0 else fresh[1:] | ~same
+    heads = order[fresh].astype(np.int32)
+    labels = np.empty(len(order), dtype=np.int32)
+    labels[order] = heads[np.cumsum(fresh) - 1]
+    return labels
+
+
+def join_labels(labels: Labels, first: NDArray[np.integer], second: NDArray[np.integer]) -> Labels:
+    """Labels after pairs of rows have been declared the same: for each row the first row that it is connected with."""
+    joined = labels.copy()
+    while len(first):
+        one, two = joined[first], joined[second]
+        low = np.minimum(one, two)
+        hooked = joined.copy()
+        for heads in (one, two):
+            np.minimum.at(hooked, heads, low)
+        while not np.array_equal(shorter := hooked[hooked], hooked):
+            hooked = shorter
+        if np.array_equal(hooked, joined):
+            break
+        joined = hooked
+    return joined
+
+
+class _Spill:
+    """Rows divided among files by a key, so that each file fits in memory."""
+
+    def __init__(self, folder: Path, dtype: np.dtype[np.void], parts: int, buffered: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder, self._dtype, self._parts, self._buffered = folder, dtype, parts, buffered
+        self._key = str((dtype.names or ("",))[0])
+        self._rows: list[NDArray[np.void]] = []
+        self._count = 0
+
+    def add(self, rows: NDArray[np.void]) -> None:
+        self._rows.append(rows)
+        self._count += len(rows)
+        if self._count >= self._buffered:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._count:
+            return
+        rows = np.concatenate(self._rows)
+        self._rows, self._count = [], 0
+        # multiplication spreads neighbouring keys over the parts
+        mixed = rows[self._key].astype(np.uint64) * np.uint64(0x9E3779B1) & np.uint64(0xFFFFFFFF)
+        part = ((mixed * np.uint64(self._parts)) >> np.uint64(32)).astype(np.int64)
+        order = np.argsort(part, kind="stable")
+        ends = np.cumsum(np.bincount(part, minlength=self._parts))
+        for number, piece in enumerate(np.split(rows[order], ends[:-1])):
+            if len(piece):
+                with (self._folder / f"{number:04d}.bin").open("ab") as file:
+                    file.write(piece.tobytes())
+
+    def drain(self) -> Iterator[NDArray[np.void]]:
+        """The rows, file by file; each file is deleted after it has been read."""
+        self._flush()
+        for number in range(self._parts):
+            path = self._folder / f"{number:04d}.bin"
+            if path.exists():
+                yield np.fromfile(path, dtype=self._dtype)
+                path.unlink()
+
+
+class WordIndex:
+    """An inverted index on disk from words to recordings.
+
+    Args:
+        folder: An empty folder for its files, 12 bytes an entry; removed by the caller.
+        parts: Files that the entries are divided among; the largest has to fit in memory.
+        buffered: Entries kept in memory before they are written.
+    """
+
+    def __init__(self, folder: Path, parts: int = 128, buffered: int = 1 << 20) -> None:
+        self._entries = _Spill(folder / "words", _ENTRY, parts, buffered)
+        self._pairs = _Spill(folder / "pairs", _PAIR, parts, buffered)
+
+    def add(self, recording: int, words: NDArray[np.uint32], positions: NDArray[np.int32]) -> None:
+        """Add some words of a recording.
+
+        Args:
+            recording: Its number.
+            words: [num_words].
+            positions: Where in the recording they are, [num_words].
+        """
+        rows = np.empty(len(words), dtype=_ENTRY)
+        rows["word"], rows["recording"], rows["position"] = words, recording, positions
+        self._entries.add(rows)
+
+    def matches(self) -> Iterator[NDArray[np.void]]:
+        """Pairs of recordings that share words at one offset, as arrays of `MATCH`; ends the index."""
+        for entries in self._entries.drain():
+            for rows in _pairs_of(entries):
+                self._pairs.add(rows)
+        for pairs in self._pairs.drain():
+            yield _votes_of(pairs)
+
+
+def _pairs_of(entries: NDArray[np.void]) -> Iterator[NDArray[np.void]]:
+    """Recordings that share a word."""
+    entries = entries[np.argsort(_joined(entries["word"], entries["recording"]), kind="stable")]
+    for lag in range(1, _LINKS + 1):
+        one, two = entries[:-lag], entries[lag:]
+        linked = (one["word"] == two["word"]) & (one["recording"] != two["recording"])
+        rows = np.empty(int(linked.sum()), dtype=_PAIR)
+        rows["first"], rows["second"] = one["recording"][linked], two["recording"][linked]
+        rows["offset"] = one["position"][linked] - two["position"][linked]
+        yield rows
+
+
+def _votes_of(pairs: NDArray[np.void]) -> NDArray[np.void]:
+    """Runs of like offsets of each pair of recordings."""
+    both = _joined(pairs["first"], pairs["second"])
+    order = np.lexsort((pairs["offset"], both))
+    both, offsets = both[order], pairs["offset"][order]
+    fresh = np.ones(len(order), dtype=bool)
+    fresh[1:] = (both[1:] != both[:-1]) | (offsets[1:] - offsets[:-1] > _JITTER)
+    starts = np.flatnonzero(fresh)
+    votes = np.diff(np.append(starts, len(order)))
+    found = np.empty(len(starts), dtype=MATCH)
+    found["first"], found["second"] = both[starts] >> np.uint64(32), both[starts] & np.uint64(0xFFFFFFFF)
+    found["offset"], found["votes"] = offsets[starts + votes // 2], votes
+    return found
+
+
+def _joined(high: NDArray[np.uint32], low: NDArray[np.uint32]) -> NDArray[np.uint64]:
+    joined: NDArray[np.uint64] = (high.astype(np.uint64) << np.uint64(32)) | low
+    return joined

@@ -1,0 +1,61 @@
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from storage.duplicates import WordIndex, equal_labels, join_labels, text_keys
+
+
+@given(st.lists(st.text(max_size=2)))
+def test_each_row_is_labelled_with_the_first_row_like_it(texts):
+    assert equal_labels(text_keys(texts)).tolist() == [texts.index(text) for text in texts]
+
+
+def test_keys_that_agree_in_one_half_only_are_different():
+    keys = np.array([[1, 2], [1, 3], [4, 2], [1, 2]], dtype=np.uint64)
+    assert equal_labels(keys).tolist() == [0, 1, 2, 0]
+
+
+@settings(deadline=None)
+@given(st.integers(1, 30), st.lists(st.tuples(st.integers(0, 29), st.integers(0, 29)), max_size=40))
+def test_joined_rows_are_labelled_with_the_first_row_that_they_are_connected_with(count, pairs):
+    pairs = [(i % count, j % count) for i, j in pairs]
+    texts = [str(n % max(1, count // 2)) for n in range(count)]
+    labels = equal_labels(text_keys(texts))
+    links = [*pairs, *((n, int(labels[n])) for n in range(count))]
+    wanted = list(range(count))
+    for _ in range(count):
+        for i, j in links:
+            wanted[i] = wanted[j] = min(wanted[i], wanted[j])
+    both = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    assert join_labels(labels, both[:, 0], both[:, 1]).tolist() == wanted
+
+
+@pytest.mark.parametrize(("parts", "buffered"), [(1, 1 << 20), (7, 64)])
+def test_recordings_that_share_words_are_found_whatever_fits_in_memory(tmp_path, parts, buffered):
+    rng = np.random.default_rng(0)
+    words = {n: rng.choice(2**32, 50, replace=False).astype(np.uint32) for n in range(40)}
+    words[7] = np.concatenate([words[3][10:40], words[7][:20]])
+    words[21] = words[20]
+    places = dict.fromkeys(words, np.arange(50, dtype=np.int32)) | {21: rng.permutation(50).astype(np.int32) * 40}
+    index = WordIndex(tmp_path / "index", parts, buffered)
+    for n, values in words.items():
+        index.add(n, values, places[n])
+    rows = np.concatenate([found for found in index.matches() if len(found)])
+    several = {(int(r["first"]), int(r["second"])): (int(r["offset"]), int(r["votes"])) for r in rows if r["votes"] > 9}
+    assert several == {(3, 7): (10, 30)}
+    shared = {(i, j) for i, j in combinations(words, 2) if np.intersect1d(words[i], words[j]).size}
+    assert {(int(r["first"]), int(r["second"])) for r in rows} == shared
+    assert list((tmp_path / "index").rglob("*.bin")) == []
+
+
+def test_a_word_that_all_have_costs_no_more_than_a_few_pairs_each(tmp_path):
+    index = WordIndex(tmp_path)
+    for n in range(1000):
+        index.add(n, np.array([5], dtype=np.uint32), np.array([0], dtype=np.int32))
+    rows = np.concatenate(list(index.matches()))
+    assert len(rows) <= 3 * 1000
+    labels = np.arange(1000, dtype=np.int32)
+    assert set(join_labels(labels, rows["first"].astype(int), rows["second"].astype(int)).tolist()) == {0}

@@ -92,6 +92,7 @@ class Accounts:
             utterances=int(sums.utterances),
             unalignable=int(sums.unalignable),
             skipped=0 if good else int(sums.utterances),
+            unreadable=int(sums.unreadable),
         )
 
     def journal(self, parts: list[Part], **shared: Any) -> None:

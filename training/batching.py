@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,6 +66,25 @@ def plan_epoch(
         chunk = order[start : start + bucket]
         batches += _pack(chunk[np.argsort(seconds[chunk], kind="stable")], seconds, batch_seconds, max_batch)
     return [batches[i] for i in rng.permutation(len(batches))]
+
+
+def plan_node(cfg: Any, durations: Any, seed: int, epoch: int = 0) -> list[NDArray[np.int64]]:
+    """Batches of one node: its share of the global batch; the ranks then divide each batch among themselves.
+
+    Args:
+        cfg: The training's configuration.
+        durations: Seconds of each utterance.
+        seed: Of the order.
+        epoch: Epoch number.
+    """
+    return plan_epoch(
+        durations,
+        batch_seconds=cfg.batch_seconds / cfg.nodes,
+        max_batch=max(1, cfg.max_batch // cfg.nodes),
+        bucket_batches=cfg.bucket_batches,
+        seed=seed,
+        epoch=epoch,
+    )
 
 
 def _pack(

@@ -5,14 +5,17 @@ Nothing random survives from step to step: dropout and augmentation draw from th
 
 import math
 import os
+from collections import Counter
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from speech.features.augment import SpecAugment, perturb_waves
+from speech.features import SpecAugment, WaveAugment
+from speech.features.augment import utterance_seeds
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
+from storage.quarantine import ShardQuarantine
 from storage.reading import ShardReader
 from training.batching import derive_seed
 from training.data import Batch, SpeechDataset
@@ -45,11 +48,13 @@ def use_threads(configured: int, learners: int = 1) -> None:
 
 
 def open_set(job: TrainJob, url: str, lenient: bool = False) -> SpeechDataset:
-    """A job's training or validation set, from its shards."""
+    """A job's training or validation set, from its shards; damaged ones are set aside below the job's output."""
     store = ObjectStore(url)
     index = ShardIndex.read(store)
     reader = ShardReader(store, index, job.cache)
-    return SpeechDataset(index, reader, job.spec.build_tokenizer(), lenient=lenient)
+    folder = f"damaged-shards/{'valid' if lenient else 'train'}"
+    quarantine = ShardQuarantine(ObjectStore(job.output_url), len(index), job.train.max_unreadable, folder)
+    return SpeechDataset(index, reader, job.spec.build_tokenizer(), lenient=lenient, quarantine=quarantine)
 
 
 @dataclass
@@ -64,10 +69,22 @@ class Losses:
     """Utterances whose tokens do not fit their frames; their loss counts as zero."""
     seconds: float = 0.0
     """Audio."""
+    unreadable: float = 0.0
+    """Utterances that are lost with damaged shards."""
 
     def to_list(self) -> list[float]:
         """For an all-reduce."""
-        return [self.loss, self.tokens, self.utterances, self.unalignable, self.seconds]
+        return [self.loss, self.tokens, self.utterances, self.unalignable, self.seconds, self.unreadable]
+
+
+def distinct(ids: list[str]) -> list[str]:
+    """The ids with a number behind one that a sampled epoch has drawn before for the same batch."""
+    seen: Counter[str] = Counter()
+    found = []
+    for name in ids:
+        seen[name] += 1
+        found.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return found
 
 
 class Learner:
@@ -86,6 +103,7 @@ class Learner:
         self.model = job.spec.build_model().to(device)
         self.flat = FlatParameters(self.model)
         self.optimizer = build_optimizer(self.cfg.optimizer, self.model)
+        self.wave_augment = WaveAugment(self.cfg.augment, job.spec.sample_rate)
         self.spec_augment = SpecAugment(self.cfg.augment)
         self.model.train()
 
@@ -95,33 +113,37 @@ class Learner:
         self.model.load_state_dict(self.job.spec.build_model().state_dict())
         self.optimizer.state.clear()
 
-    def gradient(self, batch: Batch | None, seed: int) -> Losses:
+    def gradient(self, batch: Batch | None, seed: int, epoch: int) -> Losses:
         """Add the gradient of a batch's summed loss to the flat gradients, which are cleared first.
 
         Args:
             batch: Utterances; None leaves the gradients zero (a rank without work in the last step of a lease).
-            seed: Of dropout and augmentation.
+            seed: Of dropout.
+            epoch: Augmentation is a pure function of the run's seed, this and the utterance.
         """
         self.flat.zero_grad()
-        if batch is None:
-            return Losses()
+        if batch is None or not batch.ids:
+            return Losses(unreadable=batch.unreadable if batch else 0)
         torch.manual_seed(seed)
-        feats, frames = self._augmented(batch, torch.Generator().manual_seed(seed))
+        feats, frames = self._augmented(batch, utterance_seeds(self.job.seed, epoch, distinct(batch.ids)))
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.amp):
             log_probs, out_frames = self.model(feats, frames)
         losses, unalignable = ctc_losses(log_probs, out_frames, batch)
         total = losses.sum()
         total.backward()  # type: ignore[no-untyped-call]
         tokens = int(batch.token_lengths.sum())
-        return Losses(float(total.detach()), tokens, len(batch.ids), unalignable, batch.seconds)
+        return Losses(float(total.detach()), tokens, len(batch.ids), unalignable, batch.seconds, batch.unreadable)
 
-    def _augmented(self, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def _augmented(self, batch: Batch, seeds: list[int]) -> tuple[Tensor, Tensor]:
         inputs, lengths = batch.inputs.to(self.device), batch.lengths.to(self.device)
         if inputs.ndim == 2:
-            rate = self.job.spec.sample_rate
-            inputs, lengths = perturb_waves(inputs, lengths, rate, self.cfg.augment, generator)
-        feats, frames = self.frontend(inputs, lengths, batch.speakers)
-        return self.spec_augment(feats, frames, generator), frames
+            inputs, lengths = self.wave_augment(inputs, lengths, seeds)
+
+        def augment(feats: Tensor, frames: Tensor) -> Tensor:
+            return self.spec_augment(feats, frames, seeds)
+
+        feats, frames = self.frontend(inputs, lengths, batch.speakers, augment)
+        return feats, frames
 
     @torch.no_grad()
     def scale_gradient(self, tokens: float) -> float:

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from speech.features.augment import AugmentConfig
+from training.sampling import SamplingConfig
 
 _MODEL_CONFIG = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
 
@@ -126,6 +127,12 @@ class TrainConfig(BaseModel):
     """Passes over the training set."""
     max_minutes: float = Field(default=0.0, ge=0)
     """Stop after this much training time and keep the best model so far, restarts counted in; 0 never stops early."""
+    sampling: SamplingConfig = SamplingConfig()
+    """How often an epoch draws each corpus, domain or language."""
+    loader_threads: int = Field(default=1, ge=1, le=64)
+    """Threads of each learner that read and decode ahead; without effect on which utterance comes when."""
+    max_unreadable: float = Field(default=0.05, ge=0, le=1)
+    """Training stops when damaged shards hold a larger share of the training set; below it they are left out."""
     batch_seconds: float = Field(default=160.0, gt=0)
     """Seconds of audio in a batch over all learners, padding included: each learner gets an equal share of this bound,
     and a longer batch only where one utterance is longer."""

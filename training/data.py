@@ -1,6 +1,7 @@
 """Batches of speech from shards: payloads, decoded audio or stored features, tokens; read ahead by a thread."""
 
 import io
+import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
+import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -15,8 +17,10 @@ from torch import Tensor
 from speech.audio import decode_audio, resample
 from speech.tokens import TokenError, Tokenizer
 from storage.index import ShardIndex
-from storage.reading import ShardReader
+from storage.quarantine import ShardQuarantine
+from storage.reading import ShardError, ShardReader
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 _STOP = object()
 
@@ -37,6 +41,8 @@ class Batch:
     tokens: Tensor
     token_lengths: Tensor
     seconds: float
+    unreadable: int = 0
+    """Utterances that should be here and are lost with damaged shards."""
 
 
 def encode(tokenizer: Tokenizer, text: str, lenient: bool = False) -> list[int]:
@@ -55,6 +61,30 @@ def encode(tokenizer: Tokenizer, text: str, lenient: bool = False) -> list[int]:
     return tokenizer.encode(" ".join(word for word in words if word))
 
 
+def check_vocabulary(tokenizer: Tokenizer, texts: pa.Array) -> None:
+    """See that a tokenizer knows everything that transcripts consist of; each distinct word is looked at once.
+
+    Raises:
+        TokenError: It does not.
+    """
+    known: set[str] = set()
+    spaced = False
+    for start in range(0, len(texts), 65536):
+        for text in texts[start : start + 65536].to_pylist():
+            words = text.split()
+            if " ".join(words) != text or (len(words) > 1 and not spaced):
+                tokenizer.encode(text)
+                spaced = True
+            for word in words:
+                if word not in known:
+                    tokenizer.encode(word)
+                    known.add(word)
+
+
+def _padded(items: list[Tensor]) -> Tensor:
+    return torch.nn.utils.rnn.pad_sequence(items, batch_first=True) if items else torch.zeros(0, 0)
+
+
 class SpeechDataset:
     """One set's utterances, by number, from verified shards.
 
@@ -65,6 +95,10 @@ class SpeechDataset:
         sample_rate: Rate that audio is brought to, Hz; None leaves it as stored.
         lenient: Leave symbols that the tokenizer does not know out of the tokens (for validation: a word that never
             occurs in training cannot be said, costs no loss, and counts as an error in the WER).
+        quarantine: Takes damaged shards, whose utterances are then left out of batches; without it they are errors.
+
+    Raises:
+        TokenError: The tokenizer does not know a symbol of a transcript, unless `lenient`.
     """
 
     def __init__(
@@ -74,19 +108,23 @@ class SpeechDataset:
         tokenizer: Tokenizer | None = None,
         sample_rate: int | None = None,
         lenient: bool = False,
+        quarantine: ShardQuarantine | None = None,
     ) -> None:
         self.index = index
         self.reader = reader
         self.sample_rate = sample_rate
         self.durations: NDArray[np.float64] = np.asarray(index.column("duration"), dtype=np.float64)
-        self._ids = list(index.column("id"))
-        self._speakers = list(index.column("speaker"))
-        self._texts = list(index.column("text"))
+        # columns stay as they are stored, and texts are encoded when needed: there may be ten million of them
+        self._ids, self._speakers, self._texts = (index.values(name) for name in ("id", "speaker", "text"))
+        self._shard_of = index.column("shard")
+        self._lost: set[int] = set()
         self._stored = index.metadata["payload"] == "npy"
-        self._tokens = [encode(tokenizer, text, lenient) if tokenizer else [] for text in self._texts]
+        self._tokenizer, self._lenient, self._quarantine = tokenizer, lenient, quarantine
+        if tokenizer and not lenient:
+            check_vocabulary(tokenizer, self._texts)
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self.index)
 
     def load(self, row: int) -> Tensor:
         """An utterance's waveform [samples], or its stored features [frames, F]."""
@@ -97,20 +135,44 @@ class SpeechDataset:
         return resample(wave, rate, self.sample_rate) if self.sample_rate else wave
 
     def batch(self, rows: Sequence[int] | NDArray[np.int64]) -> Batch:
-        """Load and pad the given utterances."""
-        items = [self.load(int(row)) for row in rows]
-        tokens = [torch.tensor(self._tokens[int(row)], dtype=torch.long) for row in rows]
+        """Load and pad the given utterances.
+
+        Raises:
+            ShardError: A shard is damaged, and there is no quarantine for it.
+            TooManyShardsError: There is, and with this shard more is lost than its limit.
+        """
+        # a list: a sampled epoch may draw an utterance twice for one batch
+        loaded = [(int(row), item) for row in rows if (item := self._load_or_quarantine(int(row))) is not None]
+        found = np.array([row for row, _ in loaded], dtype=np.int64)
+        texts = [self._texts[row].as_py() for row, _ in loaded]
+        encoded = [encode(self._tokenizer, text, self._lenient) if self._tokenizer else [] for text in texts]
+        tokens = [torch.tensor(one, dtype=torch.long) for one in encoded]
         return Batch(
-            rows=np.asarray(rows, dtype=np.int64),
-            ids=[self._ids[int(row)] for row in rows],
-            speakers=[self._speakers[int(row)] for row in rows],
-            texts=[self._texts[int(row)] for row in rows],
-            inputs=torch.nn.utils.rnn.pad_sequence(items, batch_first=True),
-            lengths=torch.tensor([len(item) for item in items]),
-            tokens=torch.nn.utils.rnn.pad_sequence(tokens, batch_first=True),
-            token_lengths=torch.tensor([len(item) for item in tokens]),
-            seconds=float(self.durations[np.asarray(rows)].sum()),
+            rows=found,
+            ids=[self._ids[row].as_py() for row, _ in loaded],
+            speakers=[self._speakers[row].as_py() for row, _ in loaded],
+            texts=texts,
+            inputs=_padded([item for _, item in loaded]),
+            lengths=torch.tensor([len(item) for _, item in loaded], dtype=torch.long),
+            tokens=_padded(tokens),
+            token_lengths=torch.tensor([len(item) for item in tokens], dtype=torch.long),
+            seconds=float(self.durations[found].sum()),
+            unreadable=len(rows) - len(loaded),
         )
+
+    def _load_or_quarantine(self, row: int) -> Tensor | None:
+        shard = int(self._shard_of[row])
+        if shard in self._lost:
+            return None
+        try:
+            return self.load(row)
+        except ShardError as error:
+            if self._quarantine is None:
+                raise
+            log.warning("%s It is left out.", error)
+            self._quarantine.add(error)
+            self._lost.add(shard)
+            return None
 
 
 def read_ahead(load: Callable[[T], Batch], plan: Sequence[T], depth: int = 3) -> Iterator[Batch]:

@@ -1,19 +1,21 @@
 """A model over a set of shards: hypotheses for every utterance."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from speech.bundle import load_bundle
 from speech.decoding import DecodeConfig, build_decoder
 from speech.features.cmvn import CmvnStats
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
-from storage.reading import ShardReader
+from storage.reading import ShardError, ShardReader
 from training.batching import plan_epoch
-from training.data import SpeechDataset, read_ahead
+from training.data import Batch, SpeechDataset, read_ahead
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class Decoded:
     confidence: float
     speaker: str
     domain: str
+    corpus: str
     duration: float
 
 
@@ -41,6 +44,7 @@ def decode_set(
     speakers: Mapping[str, CmvnStats] | None = None,
     batch_seconds: float = 240.0,
     on_progress: Callable[[int, int], None] | None = None,
+    on_damage: Callable[[ShardError], object] | None = None,
 ) -> list[Decoded]:
     """Recognize a set.
 
@@ -53,9 +57,10 @@ def decode_set(
         speakers: Statistics by speaker, for `cmvn: speaker`.
         batch_seconds: Seconds of audio recognized at once, padding included.
         on_progress: Called with utterances done and in all.
+        on_damage: Called once for each damaged shard; may raise to stop. Without it the first damaged shard raises.
 
     Returns:
-        One entry an utterance, in the order of the index.
+        One entry an utterance, in the order of the index; those of damaged shards are left out.
     """
     spec, model = load_bundle(bundle)
     model.to(device)
@@ -64,9 +69,9 @@ def decode_set(
     store = ObjectStore(url)
     index = ShardIndex.read(store)
     dataset = SpeechDataset(index, ShardReader(store, index, cache), sample_rate=spec.sample_rate)
-    domains = index.column("domain")
+    domains, corpora = index.column("domain"), index.column("corpus")
     found: dict[int, Decoded] = {}
-    for batch in read_ahead(dataset.batch, plan_epoch(dataset.durations, batch_seconds=batch_seconds, max_batch=256)):
+    for batch in _whole_batches(dataset, batch_seconds, on_damage):
         feats, frames = frontend(batch.inputs.to(device), batch.lengths.to(device), batch.speakers)
         log_probs, out_frames = model(feats, frames)
         for i, hypothesis in enumerate(decoder.decode(log_probs.cpu(), out_frames.cpu())):
@@ -79,8 +84,33 @@ def decode_set(
                 confidence=hypothesis.confidence,
                 speaker=batch.speakers[i],
                 domain=domains[row],
+                corpus=corpora[row],
                 duration=float(dataset.durations[row]),
             )
         if on_progress:
             on_progress(len(found), len(dataset))
-    return [found[row] for row in range(len(dataset))]
+    return [found[row] for row in sorted(found)]
+
+
+def _whole_batches(
+    dataset: SpeechDataset, batch_seconds: float, on_damage: Callable[[ShardError], object] | None
+) -> Iterator[Batch]:
+    """All utterances in batches, but those of damaged shards; a batch that needs one is planned anew without it."""
+    shard_of = np.asarray(dataset.index.column("shard"))
+    left = np.arange(len(dataset))
+    while True:
+        plan = plan_epoch(dataset.durations[left], batch_seconds=batch_seconds, max_batch=256)
+        given: list[NDArray[np.int64]] = []
+        try:
+            for batch in read_ahead(dataset.batch, [left[rows] for rows in plan]):
+                given.append(batch.rows)
+                yield batch
+            return
+        except ShardError as error:
+            if on_damage is None or error.shard is None:
+                raise
+            on_damage(error)
+            done = np.concatenate([np.zeros(0, dtype=np.int64), *given])
+            left = left[(shard_of[left] != dataset.index.shards.index(error.shard)) & ~np.isin(left, done)]
+            if not len(left):
+                return

@@ -1,4 +1,4 @@
-"""Loads batches ahead of the training step, in a thread, while which ones come next may still change."""
+"""Loads batches ahead of the training step, in threads, while which ones come next may still change."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,12 +15,13 @@ class Prefetcher:
     """Batches by their rows, loaded before they are asked for where a hint came in time.
 
     Args:
-        load: Loads the batch of some rows.
+        load: Loads the batch of some rows; from several threads if there are several.
+        threads: That load. The order in which batches are taken is the caller's, however many there are.
     """
 
-    def __init__(self, load: Callable[[Rows], Batch]) -> None:
+    def __init__(self, load: Callable[[Rows], Batch], threads: int = 1) -> None:
         self._load = load
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="read-ahead")
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="read-ahead")
         self._loads: dict[bytes, Future[Batch]] = {}
 
     def hint(self, coming: Sequence[Rows]) -> None:

@@ -62,6 +62,7 @@ def main(argv: list[str]) -> int:
 
 
 def _run(job: "TrainJob", setup: NodeSetup, rank: int, size: int) -> int:
+    from storage.quarantine import TooManyShardsError
     from training.compute import Learner, pick_device, use_threads
     from training.exchange import ExchangeSetup, World, build_exchange
     from training.exchange.keys import RingKey
@@ -105,11 +106,13 @@ def _run(job: "TrainJob", setup: NodeSetup, rank: int, size: int) -> int:
         why = worker.run()
         log.info("node %d rank %d: training is over (%s) after %d steps", setup.node, rank, why, worker.step)
         return 0 if why in ("done", "time") else STOPPED
-    except (DivergedError, NoWeightsError) as error:
+    except (DivergedError, NoWeightsError, TooManyShardsError) as error:
         log.error("%s", error)
-        if client and isinstance(error, DivergedError):
+        if isinstance(error, NoWeightsError):
+            return 1  # another try may find some
+        if client:
             client.fail(str(error))
-        return DIVERGED if isinstance(error, DivergedError) else 1
+        return DIVERGED
     finally:
         if client:
             client.close()

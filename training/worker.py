@@ -6,18 +6,21 @@ has brought meanwhile; apply the gradient (ADPSGD, arXiv:1904.04956 and 1710.069
 arXiv:1907.05701). Nothing here waits for the network between nodes.
 """
 
+import json
 import logging
 import math
+import os
 import threading
 import time
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from storage.objects import ObjectStore
 from training.accounts import Accounts, Part, together
-from training.batching import derive_seed, plan_epoch
+from training.batching import derive_seed, plan_node
 from training.checkpoint import (
     CheckpointError,
     load_replica,
@@ -31,10 +34,11 @@ from training.membership import View
 from training.optim import load_optimizer_tensors
 from training.prefetch import Prefetcher
 from training.ring import Ring
+from training.sampling import Draws
 from training.schedule import learning_rate
 from training.store.messages import JoinReply
 from training.store.node_client import NodeClient
-from training.store.worklist import Assignment
+from training.store.worklist import WHOLE, Assignment
 from training.traces import Traces
 
 log = logging.getLogger(__name__)
@@ -44,7 +48,7 @@ Rows = NDArray[np.int64]
 IDLE_S = 0.02
 """Between two looks at the store's answers when there is nothing to train."""
 READ_AHEAD = 3
-"""Batches that are loaded ahead."""
+"""Batches that one thread loads ahead."""
 JOIN_TRIES = 5
 MAX_RECOVERIES = 3
 """Times that a node takes a neighbour's weights after non-finite losses before it gives up."""
@@ -87,7 +91,8 @@ class Worker:
         self.data = open_set(job, job.train_url)
         self.output = ObjectStore(job.output_url)
         self.reducer = GradientReducer(group, learner.flat)
-        self.prefetch = Prefetcher(self.data.batch)
+        self.draws = Draws(self.data.index, self.cfg.sampling, job.seed)
+        self.prefetch = Prefetcher(self.data.batch, self.cfg.loader_threads)
         self.step = 0
         self.accounts = Accounts(node, group.size, self.cfg.epochs, client) if client else None
         self.traces = Traces(node, learner, self.output, client) if client else None
@@ -96,6 +101,8 @@ class Worker:
         self._bad = self._recoveries = 0
         self._current: Assignment | None = None
         self._mean_batch = 0.0
+        self._ids = open_trace(self.name)
+        self._ahead = READ_AHEAD - 1 + self.cfg.loader_threads
 
     # --- joining
 
@@ -142,7 +149,7 @@ class Worker:
         self._current = None
         if self.client and self.traces:
             self.traces.joined(self.client.progress().closed)
-            self.client.begin(self._plan, self.data.index.column("shard"))
+            self.client.begin(self._plan, self.draws.shard)
         log.info("node %d rank %d: weights %s, from step %d on", self.node, self.group.rank, facts["source"], self.step)
 
     def _get_weights(self, facts: Orders) -> bool:
@@ -176,8 +183,9 @@ class Worker:
 
     def _plan(self, epoch: int, rows: Rows, plan: str) -> list[Rows]:
         """Cut a lease into this node's batches."""
-        seed = self.job.seed if plan == "whole" else derive_seed(self.job.seed, plan)
-        return [rows[batch] for batch in plan_node(self.cfg, self.data.durations[rows], seed, epoch)]
+        seed = self.job.seed if plan == WHOLE else derive_seed(self.job.seed, plan)
+        durations = self.data.durations[self.draws.rows(epoch, rows)]
+        return [rows[batch] for batch in plan_node(self.cfg, durations, seed, epoch)]
 
     def _rejoin(self, _: Orders) -> None:
         """The store had given this node up, because it was stopped or cut off: come back as a newcomer."""
@@ -217,18 +225,17 @@ class Worker:
         # the rate at the middle of the step: the first step of a warm-up from zero moves, too
         epochs = progress.epochs + 0.5 * len(work.rows) / len(self.data)
         if not self._mean_batch:
-            plan = plan_node(self.cfg, self.data.durations, self.job.seed)
-            self._mean_batch = len(self.data) / max(1, len(plan))
+            self._mean_batch = len(self.data) / max(1, len(self._plan(0, np.arange(len(self.data)), WHOLE)))
         batch = self._mean_batch * max(1, progress.live)
         lr = learning_rate(self.cfg.schedule, self.cfg.optimizer.lr, epochs, self.cfg.epochs, batch)
         return {
             "do": "step",
-            "rows": work.rows.tolist(),
+            "rows": self.draws.rows(work.epoch, work.rows).tolist(),
             "epoch": work.epoch,
             "progress": epochs,
             "lr": lr,
             "elapsed": progress.elapsed,
-            "next": [coming.rows.tolist() for coming in client.peek(READ_AHEAD)],
+            "next": [self.draws.rows(one.epoch, one.rows).tolist() for one in client.peek(self._ahead)],
         }
 
     # --- training
@@ -238,7 +245,8 @@ class Worker:
         rank, size = self.group.rank, self.group.size
         batch = self.prefetch.take(_rows(orders["rows"])[rank::size])
         self.prefetch.hint([_rows(rows)[rank::size] for rows in orders["next"]])
-        losses = self.learner.gradient(batch, derive_seed("step", self.job.seed, self.name, self.step))
+        seed = derive_seed("step", self.job.seed, self.name, self.step)
+        losses = self.learner.gradient(batch, seed, orders["epoch"])
         self.reducer.finish()
         part = Part.of(losses, self.ring.ready(), self.ring.stats())
         parts = [Part.from_list(values) for values in self.group.gather_numbers(part.to_list())]
@@ -247,9 +255,11 @@ class Worker:
         good = math.isfinite(norm) and math.isfinite(sums.loss)
         if all(part.ready for part in parts):
             self.ring.average()
-        if good:
+        if good and sums.utterances:
             self.learner.update(orders["lr"])
         self.step += 1
+        if self._ids and batch is not None:
+            self._ids.write(json.dumps({"epoch": orders["epoch"], "step": self.step, "ids": batch.ids}) + "\n")
         if self.slow > 1.0:  # a fault that tests inject: a machine that is so many times slower
             time.sleep((time.thread_time() - worked) * (self.slow - 1.0))
         self.ring.after_step(self.step)
@@ -315,24 +325,12 @@ def _facts(reply: JoinReply) -> Orders:
     }
 
 
+def open_trace(name: str) -> TextIO | None:
+    """The file that takes the ids of every step of a learner, if `STARLING_TRACE_IDS` names a folder for it."""
+    folder = os.environ.get("STARLING_TRACE_IDS", "")
+    # every line is out at once: it must outlive a kill
+    return (Path(folder) / f"{name}.jsonl").open("a", buffering=1, encoding="utf-8") if folder else None
+
+
 def _rows(values: list[int]) -> Rows:
     return np.asarray(values, dtype=np.int64)
-
-
-def plan_node(cfg: Any, durations: Any, seed: int, epoch: int = 0) -> list[Rows]:
-    """Batches of one node: its share of the global batch; the ranks then divide each batch among themselves.
-
-    Args:
-        cfg: The training's configuration.
-        durations: Seconds of each utterance.
-        seed: Of the order.
-        epoch: Epoch number.
-    """
-    return plan_epoch(
-        durations,
-        batch_seconds=cfg.batch_seconds / cfg.nodes,
-        max_batch=max(1, cfg.max_batch // cfg.nodes),
-        bucket_batches=cfg.bucket_batches,
-        seed=seed,
-        epoch=epoch,
-    )

@@ -20,6 +20,7 @@ def _load(name: str) -> ModuleType:
 
 
 tones = _load("tones")
+_load("disturbed")
 
 
 @pytest.fixture(scope="session")

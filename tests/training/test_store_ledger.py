@@ -28,7 +28,7 @@ PER_SHARD = 5
 
 def empty_ledger(shards=6, epochs=2):
     shard_of_row = np.repeat(np.arange(shards), PER_SHARD)
-    return Ledger(ShardMap(shard_of_row), [f"u{row}" for row in range(len(shard_of_row))], 7, epochs)
+    return Ledger(ShardMap(shard_of_row), lambda _, rows: [f"u{row}" for row in rows], 7, epochs)
 
 
 def test_rows_and_masks_survive_the_wire():
@@ -322,7 +322,15 @@ def beat(coordinator, node, **news):
 
 
 def report(seq, rows):
-    counts = {"utterances": len(rows), "seconds": 1.0, "loss_sum": 1.0, "tokens": 1, "unalignable": 0, "skipped": 0}
+    counts = {
+        "utterances": len(rows),
+        "seconds": 1.0,
+        "loss_sum": 1.0,
+        "tokens": 1,
+        "unalignable": 0,
+        "skipped": 0,
+        "unreadable": 0,
+    }
     return {"seq": seq, "epoch": 0, "rows": pack_rows(np.array(rows)), "counts": counts}
 
 

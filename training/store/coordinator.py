@@ -247,6 +247,7 @@ class Coordinator:
             "audio_seconds": totals.seconds,
             "unalignable": totals.unalignable,
             "skipped": totals.skipped,
+            "unreadable": totals.unreadable,
             "repeated": ledger.repeated,
             "elapsed": ledger.values.elapsed,
         }

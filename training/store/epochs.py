@@ -69,6 +69,8 @@ class Totals:
     """Utterances whose tokens do not fit their frames."""
     skipped: int = 0
     """Utterances whose step was not made because loss or gradient was not finite."""
+    unreadable: int = 0
+    """Utterances of damaged shards, left out."""
     steps: int = 0
     """Steps, over all nodes."""
 

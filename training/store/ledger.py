@@ -4,7 +4,7 @@
 that an event brings about are collected in `lines`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,18 +110,22 @@ class Books:
     """The final result."""
 
 
+Names = Callable[[int, Sequence[int]], list[str]]
+"""(epoch, rows) -> ids."""
+
+
 class Ledger:
     """State of a training.
 
     Args:
         shards: The index's shards.
-        ids: Utterance ids by row, for naming repeated ones.
+        names: Ids of an epoch's rows, for naming repeated ones.
         seed: The run's.
         epochs: Epochs to train.
     """
 
-    def __init__(self, shards: ShardMap, ids: Sequence[str], seed: int, epochs: int) -> None:
-        self.shards, self.ids, self.seed, self.total = shards, ids, seed, epochs
+    def __init__(self, shards: ShardMap, names: Names, seed: int, epochs: int) -> None:
+        self.shards, self.names, self.seed, self.total = shards, names, seed, epochs
         self.values, self.books, self.totals = Counters(), Books(), Totals()
         self.seats: dict[str, Seat] = {}
         self.epochs: dict[int, Epoch] = {}
@@ -284,7 +288,7 @@ class Ledger:
             "utterances": self.size,
             "index": self.size,
             "repeated": closed.repeats.count,
-            "repeated_ids": [self.ids[row] for row in closed.repeats.rows],
+            "repeated_ids": self.names(number, closed.repeats.rows),
             "nodes": len(self.seats),
             "elapsed": closed.elapsed,
         }

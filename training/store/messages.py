@@ -17,7 +17,7 @@ Source = Literal["initial", "checkpoint", "neighbour", "own"]
 MAX_MESSAGE = 256 * 1024 * 1024
 """Bytes of a message at most; the largest is a lease of a whole epoch."""
 
-COUNTS = ("utterances", "seconds", "loss_sum", "tokens", "unalignable", "skipped")
+COUNTS = ("utterances", "seconds", "loss_sum", "tokens", "unalignable", "skipped", "unreadable")
 """What a report counts."""
 
 

@@ -48,7 +48,7 @@ class NodeClient(StoreLine):
 
         Args:
             planner: Cuts leases into batches; called from the client's thread.
-            shard_of_row: The index's column `shard`.
+            shard_of_row: Shard of each of an epoch's rows.
 
         Raises:
             StoreError: If the index is not the store's.
@@ -104,6 +104,7 @@ class NodeClient(StoreLine):
         utterances: int,
         unalignable: int = 0,
         skipped: int = 0,
+        unreadable: int = 0,
     ) -> None:
         """A batch is trained: one step is made, `seq` grows by one.
 
@@ -115,6 +116,7 @@ class NodeClient(StoreLine):
             utterances: In the batch.
             unalignable: Whose tokens do not fit their frames.
             skipped: Utterances that changed no weight, because loss or gradient was not finite.
+            unreadable: Utterances that should have been in it and are lost with damaged shards.
         """
         finite = math.isfinite(loss_sum)
         counts = {
@@ -124,6 +126,7 @@ class NodeClient(StoreLine):
             "tokens": float(tokens) if finite else 0.0,
             "unalignable": int(unalignable),
             "skipped": int(skipped),
+            "unreadable": int(unreadable),
         }
         with self._lock:
             self._seq += 1

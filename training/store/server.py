@@ -12,15 +12,18 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import zmq
 
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from training.exchange.keys import RingKey, secure_server
 from training.processes import end_with_parent
+from training.sampling import Draws
 from training.store.coordinator import Coordinator
 from training.store.core import Core
 from training.store.epochs import ShardMap
@@ -95,13 +98,20 @@ def open_ledger(settings: Settings) -> Ledger:
         StoreError: If there are fewer shards than nodes.
     """
     index = ShardIndex.read(ObjectStore(settings.train_url))
-    shards = ShardMap(index.column("shard"))
+    draws = Draws(index, settings.sampling, settings.seed)
+    shards = ShardMap(draws.shard)
     if shards.count < settings.nodes:
         raise StoreError(
             f"train.nodes is {settings.nodes} but the training set has {shards.count} shards, so some nodes would have "
             "nothing to train: use fewer nodes, or smaller shards (storage.shard_seconds)"
         )
-    return Ledger(shards, index.column("id"), settings.seed, settings.epochs)
+    ids = index.values("id")
+
+    def names(epoch: int, positions: Sequence[int]) -> list[str]:
+        rows = draws.rows(epoch, np.asarray(positions, dtype=np.int64))
+        return [ids[int(row)].as_py() for row in rows]
+
+    return Ledger(shards, names, settings.seed, settings.epochs)
 
 
 class Server:

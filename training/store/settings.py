@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from training.sampling import SamplingConfig
 from training.store.messages import Message, StoreError
 
 
@@ -25,6 +26,7 @@ class Settings:
     beat_s: float
     dead_after_s: float
     start_patience_s: float
+    sampling: SamplingConfig
     job: Message
     """The whole job, for the nodes."""
 
@@ -53,6 +55,7 @@ class Settings:
                 beat_s=float(member["beat_s"]),
                 dead_after_s=float(member["dead_after_s"]),
                 start_patience_s=float(member["start_patience_s"]),
+                sampling=SamplingConfig(**train.get("sampling", {})),
                 job=job,
             )
         except (KeyError, TypeError, ValueError) as error:

@@ -41,7 +41,7 @@ format: $(STAMP)  ## format and mend what can be mended by itself
 	@$(BIN)/ruff check --fix .
 
 bench: $(STAMP)  ## run the benchmarks and print their tables
-	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python -m benchmarks.$$(basename $$file .py) || exit 1; done
 
 up: $(STAMP)  ## start Prefect, MLflow and a worker on this machine
 	@$(BIN)/starling up

@@ -3,8 +3,8 @@
 import random
 
 import jiwer
-from common import compare, show
 
+from benchmarks.common import compare, show
 from speech.scoring import score_sets
 
 COUNT, WORDS = 10_000, 20

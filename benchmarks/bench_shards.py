@@ -9,8 +9,8 @@ os.environ["WDS_SECURE"] = "1"
 
 import numpy as np
 import webdataset
-from common import compare, show
 
+from benchmarks.common import compare, show
 from storage.objects import ObjectStore
 from storage.reading import ShardReader
 from storage.shards import Sample, build_index, write_shard

@@ -23,6 +23,7 @@ def summarize(run: Run) -> dict[str, Any]:
         "utterances": {"read": 0, "written": 0, "quarantined": 0},
         "training": None,
         "sets": {},
+        "groups": {},
         "model_uri": None,
         "model_aliases": [],
         "decision": None,
@@ -35,6 +36,7 @@ def summarize(run: Run) -> dict[str, Any]:
         summary["training"] = _training(run)
     if "score" in results:
         summary["sets"] = results["score"].record["sets"]
+        summary["groups"] = results["score"].record["groups"]
     if "register" in results:
         record = results["register"].record
         summary["model_uri"], summary["model_aliases"] = record["model_uri"], current_aliases(record)
@@ -54,6 +56,7 @@ def _training(run: Run) -> dict[str, Any]:
         "learners_per_node": cfg.learners_per_node,
         "utterances": result["utterances"],
         "repeated": result.get("repeated", 0),
+        "identity": run.result("train").record.get("tracking", {}).get("training", ""),
     }
 
 
@@ -82,6 +85,8 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
         console.print(_training_table(training))
     if summary["sets"]:
         console.print(score_table(summary["sets"]))
+    if summary.get("groups"):
+        console.print(group_table(summary["groups"]))
     if summary["model_uri"]:
         aliases = " ".join(f"@{alias}" for alias in summary["model_aliases"])
         console.print(f"model   [bold]{summary['model_uri']}[/bold]  {aliases}", highlight=False)
@@ -116,4 +121,19 @@ def score_table(sets: dict[str, Any]) -> Table:
         interval = f"{percent(s['wer_low'])} – {percent(s['wer_high'])}"
         counts = (f"{s[k]:,}" for k in ("sub", "ins", "del", "words", "utterances"))
         table.add_row(name, percent(s["wer"]), interval, percent(s["cer"]), *counts)
+    return table
+
+
+def group_table(groups: dict[str, Any]) -> Table:
+    """Error rates by corpus and by domain, where a set has several."""
+    table = Table(header_style="bold")
+    for head in ("set", "by", ""):
+        table.add_column(head)
+    for head in ("WER", "words"):
+        table.add_column(head, justify="right")
+    for name, kinds in groups.items():
+        for kind, members in kinds.items():
+            for member, counts in members.items():
+                one = {"corpora": "corpus", "domains": "domain"}[kind]
+                table.add_row(name, one, member or "–", percent(counts["wer"]), f"{counts['ref_words']:,}")
     return table

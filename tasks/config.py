@@ -4,7 +4,6 @@ The parts are defined beside what they configure (features, models, training, â€
 applies overrides and turns a mistake into a message that names the field and the nearest right one.
 """
 
-import difflib
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -17,66 +16,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from speech.decoding import DecodeConfig
 from speech.features import FeatureConfig
 from speech.models import ModelConfig
-from speech.synthesis.corpus import SynthesisConfig
 from speech.text import NormalizerConfig
 from speech.tokens import TokenConfig
+from tasks.policies import DuplicatesConfig
+from tasks.sources import SourceConfig, checked_name, nearest
 from training.config import TrainConfig
 
 _MODEL_CONFIG = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 class ConfigError(ValueError):
     """A configuration has an unknown, ill-typed or contradictory field."""
-
-
-def is_name(text: str) -> bool:
-    """Whether a text can name a model, a set, an object and a metric alike."""
-    return bool(_NAME.fullmatch(text))
-
-
-def _checked_name(name: str) -> str:
-    if name and not is_name(name):
-        raise ValueError(f"{name!r}: use letters, digits, '.', '_' and '-', and begin with a letter or digit")
-    return name
-
-
-class SourceConfig(BaseModel):
-    """One corpus, or one part of it."""
-
-    model_config = _MODEL_CONFIG
-
-    kind: Literal["librispeech", "kaldi", "table", "synthetic"]
-    """Layout: `librispeech` folders, `kaldi` data folder, `table` (CSV, TSV, JSON lines), or `synthetic` speech."""
-    path: str = ""
-    """Folder or file; relative to the configuration file, and $VARIABLES are filled in. Not for `synthetic`."""
-    corpus: str = ""
-    """Name of the corpus, kept with each utterance; by default the path's last part."""
-    set: str = ""
-    """Set that its utterances belong to: `train`, `valid`, or any other name for a test set. Empty: the corpus' own
-    split, or, if it brings none, a speaker-disjoint split by `valid_share` and `test_share`."""
-    domain: str = ""
-    """Domain, kept with each utterance."""
-    language: str = "en"
-    """Language code, kept with each utterance."""
-    speakers: tuple[str, ...] = ()
-    """Only these speakers; empty takes all."""
-    exclude_speakers: tuple[str, ...] = ()
-    """Not these speakers."""
-    where: dict[str, str] = {}
-    """For `table`: only rows whose columns have these values."""
-    limit: int = Field(default=0, ge=0)
-    """Only the first so many utterances; 0 takes all."""
-    synthesis: SynthesisConfig | None = None
-    """For `synthetic`: how much speech, by which voices."""
-
-    _check_set = field_validator("set")(_checked_name)
-
-    @model_validator(mode="after")
-    def _check_path(self) -> "SourceConfig":
-        if self.kind != "synthetic" and not self.path:
-            raise ValueError(f"a source of kind {self.kind!r} needs a path")
-        return self
 
 
 class DataConfig(BaseModel):
@@ -102,8 +52,24 @@ class DataConfig(BaseModel):
     """Share of the utterances that a split gives to test, if no source does."""
     split_by: Literal["speaker", "utterance"] = "speaker"
     """`speaker` keeps the sets' speakers apart; `utterance` does not."""
+    stratify: tuple[str, ...] = ()
+    """Columns of the manifest that every set of a split has its share of, such as `domain`, `duration`, `speaker`."""
+    folds: int = Field(default=0, ge=0, le=100)
+    """Divide what is trained on into so many folds for cross-validation (`starling run --folds`); 0 does not."""
+    fold: int = Field(default=0, ge=0, le=100)
+    """The fold that this run is tested on, from 1; the others are its training set."""
+    duplicates: DuplicatesConfig = DuplicatesConfig()
+    """What becomes of speech that comes twice, and of speech that training and test sets share."""
     max_quarantined: float = Field(default=0.05, ge=0, le=1)
     """The run stops if a larger share of the utterances is quarantined."""
+
+    @model_validator(mode="after")
+    def _check_folds(self) -> "DataConfig":
+        if self.folds == 1 or self.fold > self.folds:
+            raise ValueError(f"folds {self.folds}, fold {self.fold}: give 2 folds or more, and one of them")
+        if "speaker" in self.stratify and self.split_by == "speaker":
+            raise ValueError("stratify names 'speaker', which needs split_by: utterance")
+        return self
 
 
 class StorageConfig(BaseModel):
@@ -117,6 +83,10 @@ class StorageConfig(BaseModel):
     """Seconds of audio in a shard."""
     workers: int = Field(default=0, ge=0)
     """Threads that decode, resample and pack; 0 is one per core."""
+    credentials: str = ""
+    """Name of a Prefect block `storage-credentials` with key and secret; by default the AWS_... variables count."""
+    cache_gb: float = Field(default=50.0, gt=0)
+    """Local copies of remote shards take at most so many gigabytes; the least recently used leave first."""
 
     @field_validator("url")
     @classmethod
@@ -147,7 +117,7 @@ class RegisterConfig(BaseModel):
     significance: float = Field(default=0.05, gt=0, le=1)
     """A challenger replaces the champion only if its WER is lower, with a smaller p-value than this (paired test)."""
 
-    _check_model = field_validator("model")(_checked_name)
+    _check_model = field_validator("model")(checked_name)
 
 
 class PipelineConfig(BaseModel):
@@ -185,7 +155,13 @@ class PipelineConfig(BaseModel):
     def _check_name(cls, name: str) -> str:
         if not name:
             raise ValueError("a name must not be empty")
-        return _checked_name(name)
+        return checked_name(name)
+
+    @model_validator(mode="after")
+    def _check_stored(self) -> "PipelineConfig":
+        if self.features.stored:
+            self.train.augment.refuse_waves()
+        return self
 
     @property
     def model_name(self) -> str:
@@ -253,16 +229,16 @@ def _assign(document: dict[str, Any], assignment: str) -> None:
 
 
 def _anchor_paths(config: PipelineConfig, folder: Path) -> PipelineConfig:
-    """Make source paths absolute, so that a scheduled run finds them from anywhere."""
+    """Make paths absolute, so that a scheduled run finds sources, noises and impulse responses from anywhere."""
 
-    def anchored(source: SourceConfig) -> SourceConfig:
-        if not source.path or "://" in source.path:
-            return source
-        path = Path(os.path.expandvars(source.path)).expanduser()
-        return source.model_copy(update={"path": str(path if path.is_absolute() else (folder / path).resolve())})
+    def absolute(name: str) -> str:
+        path = Path(os.path.expandvars(name)).expanduser()
+        return name if not name or "://" in name else str(path if path.is_absolute() else (folder / path).resolve())
 
-    sources = tuple(anchored(source) for source in config.data.sources)
-    return config.model_copy(update={"data": config.data.model_copy(update={"sources": sources})})
+    sources = tuple(source.model_copy(update={"path": absolute(source.path)}) for source in config.data.sources)
+    data = config.data.model_copy(update={"sources": sources})
+    train = config.train.model_copy(update={"augment": config.train.augment.with_files(absolute)})
+    return config.model_copy(update={"data": data, "train": train})
 
 
 def _own_problems(error: ValidationError) -> list[Any]:
@@ -276,7 +252,7 @@ def _explain(problem: Any) -> str:
     location = [part for part in problem["loc"] if not (isinstance(part, str) and part.startswith("function-"))]
     field = ".".join(str(part) for part in location)
     if problem["type"] == "extra_forbidden":
-        return f"{field}: there is no such field{_nearest(str(location[-1]), _siblings(location[:-1]))}"
+        return f"{field}: there is no such field{nearest(str(location[-1]), _siblings(location[:-1]))}"
     if problem["type"] == "missing":
         return f"{field}: this field is required"
     message = str(problem["msg"]).removeprefix("Value error, ")
@@ -302,13 +278,3 @@ def _models_in(annotation: Any) -> Iterable[Any]:
         yield annotation
     for part in getattr(annotation, "__args__", ()):
         yield from _models_in(part)
-
-
-def _nearest(name: str, candidates: list[str]) -> str:
-    initials = "".join(word[:1] for word in name.split("_"))
-    if len(initials) > 1 and initials in candidates:  # learning_rate is lr
-        return f"; did you mean {initials!r}?"
-    close = difflib.get_close_matches(name, candidates, n=1, cutoff=0.4)
-    if close:
-        return f"; did you mean {close[0]!r}?"
-    return f"; there are: {', '.join(candidates)}" if candidates else ""

@@ -1,6 +1,7 @@
 """Stage 5, decode: hypotheses of the test sets, as NIST trn and as Parquet."""
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,14 @@ from speech.bundle import load_spec
 from speech.decoding import DecodeConfig
 from speech.features.cmvn import CmvnStats
 from speech.scoring import format_trn
+from storage.index import ShardIndex
 from storage.objects import ObjectStore
+from storage.quarantine import QuarantinedShard, ShardQuarantine
+from storage.reading import ShardError
 from storage.stages import StageOutput
 from tasks import progress
-from tasks.features import set_digest, set_url
+from tasks.features import found_whole, quarantine_record, set_digest, set_url
+from tasks.folds import is_tested
 from tasks.prepare import write_table
 from tasks.stage import Inputs, Run, Stage, StageError
 from training.compute import pick_device
@@ -22,7 +27,7 @@ from training.inference import Decoded, decode_set
 
 _SCHEMA = pa.schema(
     [
-        *[(name, pa.string()) for name in ("id", "ref", "hyp", "speaker", "domain")],
+        *[(name, pa.string()) for name in ("id", "ref", "hyp", "speaker", "domain", "corpus")],
         *[(name, pa.float64()) for name in ("score", "confidence", "duration")],
     ]
 )
@@ -38,7 +43,7 @@ def scored_sets(run: Run) -> list[str]:
     for name in run.config.score.sets:
         if name not in present:
             raise StageError(f"score.sets names {name!r}, but the data has only {', '.join(present)}")
-    tests = [name for name in present if name not in ("train", "valid")]
+    tests = [name for name in present if is_tested(name, run.config.data)]
     return list(run.config.score.sets) or tests or ["valid"]
 
 
@@ -50,7 +55,14 @@ def fetch_bundle(store: ObjectStore, folder: Path) -> Path:
     return folder
 
 
-def decode_with(run: Run, bundle: Path, name: str, decode: DecodeConfig, own: bool = True) -> list[Decoded]:
+def decode_with(
+    run: Run,
+    bundle: Path,
+    name: str,
+    decode: DecodeConfig,
+    own: bool = True,
+    on_damage: Callable[[ShardError], object] | None = None,
+) -> list[Decoded]:
     """Hypotheses of one set by a model.
 
     Args:
@@ -59,6 +71,7 @@ def decode_with(run: Run, bundle: Path, name: str, decode: DecodeConfig, own: bo
         name: The set.
         decode: Decoding parameters.
         own: Whether it is this run's model; another one gets audio, since it may want other features than are stored.
+        on_damage: Told of each damaged shard, whose utterances are left out; without it the first one raises.
     """
     same_features = own or load_spec(bundle).features == run.config.features.model_copy(update={"stored": False})
     speakers = run.result("features").record["speakers"] if same_features else {}
@@ -70,6 +83,7 @@ def decode_with(run: Run, bundle: Path, name: str, decode: DecodeConfig, own: bo
         device=str(pick_device(run.config.train.device)),
         speakers={who: CmvnStats.from_dict(value) for who, value in speakers.items()},
         on_progress=lambda done, total: progress.report("decode", done, total, name),
+        on_damage=on_damage,
     )
 
 
@@ -83,10 +97,13 @@ def _inputs(run: Run) -> Inputs:
 
 def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     counts: dict[str, int] = {"utterances": 0, "empty": 0}
+    damaged: list[QuarantinedShard] = []
     with tempfile.TemporaryDirectory() as folder:
         bundle = fetch_bundle(run.result("train").store, Path(folder))
         for name in scored_sets(run):
-            found = decode_with(run, bundle, name, run.config.decode)
+            quarantine = set_quarantine(run, name, output.store)
+            found = decode_with(run, bundle, name, run.config.decode, on_damage=quarantine.add)
+            damaged += quarantine.entries()
             write_table(output.store, f"{name}.parquet", [asdict(entry) for entry in found], _SCHEMA)
             hypotheses = {entry.id: entry.hyp for entry in found}
             references = {entry.id: entry.ref for entry in found}
@@ -94,7 +111,15 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
             output.store.write(f"{name}.ref.trn", format_trn(references).encode())
             counts["utterances"] += len(found)
             counts["empty"] += sum(not entry.hyp for entry in found)
-    return {"counts": counts, "sets": scored_sets(run)}
+    return {"counts": counts, "sets": scored_sets(run)} | quarantine_record(counts, damaged)
 
 
-DECODE = Stage("decode", 1, _inputs, _work)
+def set_quarantine(run: Run, name: str, store: ObjectStore) -> ShardQuarantine:
+    """An empty quarantine for the shards of a set, in a stage's output."""
+    total = len(ShardIndex.read(ObjectStore(set_url(run, name))))
+    quarantine = ShardQuarantine(store, total, run.config.data.max_quarantined, f"damaged-shards-{name}")
+    quarantine.clear()
+    return quarantine
+
+
+DECODE = Stage("decode", 2, _inputs, _work, found_whole)

@@ -14,16 +14,20 @@ import torch
 from torch import Tensor
 
 from speech.audio import decode_audio
-from speech.features import FeatureConfig, build_features
+from speech.features import FeatureConfig, build_features, feature_dim
 from speech.features.cmvn import CmvnStats
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
-from storage.reading import ShardReader
+from storage.quarantine import QuarantinedShard, ShardQuarantine
+from storage.reading import ShardError, ShardReader
 from storage.shards import Sample, ShardPart, build_index, load_part, write_shard
 from storage.stages import StageOutput
 from tasks import progress
+from tasks.folds import train_folder, union_name, write_unions
 from tasks.prepare import worker_count
+from tasks.sets import fold_name, is_trained
 from tasks.shard import shard_name
+from tasks.splits import TRAIN
 from tasks.stage import Inputs, Run, Stage
 
 _COPIED = ("text", "speaker", "corpus", "domain", "language", "duration", "sample_rate")
@@ -64,21 +68,31 @@ class Extractor:
 
 def features_of_set(
     run: Run, name: str, source: ObjectStore, target: ObjectStore
-) -> tuple[SpeakerStats, ShardIndex | None, int]:
-    """Statistics by speaker of one set, its feature index if features are stored, and its frames."""
+) -> tuple[SpeakerStats, ShardIndex | None, int, list[QuarantinedShard]]:
+    """Statistics by speaker of one set, its feature index if features are stored, its frames, and damaged shards."""
     cfg = run.config.features
     index = ShardIndex.read(source)
     reader = ShardReader(source, index, run.cache_folder)
     extractor = Extractor(cfg, run.config.data.sample_rate)
     shard_of = np.asarray(index.column("shard"))
+    damaged = ShardQuarantine(target, len(index), run.config.data.max_quarantined)
+    damaged.clear()  # what a former attempt found may have been mended
 
     def work(number: int) -> tuple[SpeakerStats, ShardPart | None]:
+        rows = np.flatnonzero(shard_of == number).tolist()
+        try:
+            return of_shard(number, rows)
+        except ShardError as error:
+            damaged.add(error, [index.row(i)["id"] for i in rows])
+            return {}, None
+
+    def of_shard(number: int, rows: list[int]) -> tuple[SpeakerStats, ShardPart | None]:
         note = f"stats/shard-{number:06d}.json"
         part = load_part(target, shard_name(number)) if cfg.stored else None
         if (part is not None or not cfg.stored) and target.exists(note):
             return {who: CmvnStats.from_dict(value) for who, value in target.read_json(note).items()}, part
         stats: SpeakerStats = {}
-        samples = extractor.samples(index, reader, np.flatnonzero(shard_of == number).tolist(), stats)
+        samples = extractor.samples(index, reader, rows, stats)
         if cfg.stored:
             part = write_shard(target, shard_name(number), samples, payload="npy")
         else:
@@ -98,17 +112,17 @@ def features_of_set(
             progress.report("features", done + 1, len(index.shards), name)
     frames = sum(value.count for value in total.values())
     if not cfg.stored:
-        return total, None, frames
+        return total, None, frames, damaged.entries()
     stored = build_index(parts, {"payload": "npy", "set": name})
     stored.write(target)
-    return total, stored, frames
+    return total, stored, frames, damaged.entries()
 
 
 def _needed(cfg: FeatureConfig, sets: list[str]) -> list[str]:
     """Sets that have to be looked at."""
     if cfg.stored or cfg.cmvn == "speaker":
         return sets
-    return ["train"] if cfg.cmvn == "global" else []
+    return [name for name in sets if is_trained(name)] if cfg.cmvn == "global" else []
 
 
 def _inputs(run: Run) -> Inputs:
@@ -121,34 +135,68 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     shards = run.result("shard")
     sets: dict[str, Any] = {}
     speakers: dict[str, Any] = {}
-    global_stats: dict[str, Any] | None = None
+    global_stats: dict[str, CmvnStats] = {}
     frames = 0
+    damaged: list[QuarantinedShard] = []
     for name in _needed(cfg, sorted(shards.record["sets"])):
-        stats, index, found = features_of_set(run, name, shards.store.child(name), output.store.child(name))
+        stats, index, found, bad = features_of_set(run, name, shards.store.child(name), output.store.child(name))
         frames += found
-        if name == "train" and cfg.cmvn == "global":
-            global_stats = sum(stats.values(), CmvnStats(next(iter(stats.values())).dim)).to_dict()
+        damaged += bad
+        if is_trained(name) and cfg.cmvn == "global":
+            global_stats[name] = sum(stats.values(), CmvnStats(next(iter(stats.values())).dim))
         if cfg.cmvn == "speaker":
             speakers |= {who: value.to_dict() for who, value in stats.items()}
         if index is not None:
             sets[name] = {"utterances": len(index), "bytes": sum(s.bytes for s in index.shards), "digest": index.digest}
-    counts = {"frames": frames, "dimensions": build_features(cfg, run.config.data.sample_rate).dim}
+    counts = {"frames": frames, "dimensions": feature_dim(cfg, run.config.data.sample_rate)}
     if sets:
         counts["stored"] = sum(entry["utterances"] for entry in sets.values())
-    return {"counts": counts, "stats": global_stats, "speakers": speakers, "sets": sets}
+    folds = run.config.data.folds
+    record = {"counts": counts, "stats": _train_stats(global_stats), "speakers": speakers, "sets": sets}
+    record["fold_stats"] = {union_name(n): _train_stats(global_stats, n) for n in range(1, folds + 1)}
+    record["unions"] = write_unions(output.store, folds) if folds and cfg.stored else {}
+    return record | quarantine_record(counts, damaged)
+
+
+def _train_stats(stats: dict[str, CmvnStats], without: int = 0) -> dict[str, Any] | None:
+    """Statistics of all that is trained on, but for one fold."""
+    chosen = [value for name, value in sorted(stats.items()) if name != fold_name(without)]
+    return sum(chosen[1:], chosen[0]).to_dict() if chosen else None
+
+
+def train_stats(run: Run) -> dict[str, Any] | None:
+    """Global statistics of the run's training set, if the features want them."""
+    record, folder = run.result("features").record, train_folder(run.config.data)
+    found: dict[str, Any] | None = record["stats"] if folder == TRAIN else record["fold_stats"][folder]
+    return found
+
+
+def quarantine_record(counts: dict[str, int], damaged: list[QuarantinedShard]) -> dict[str, Any]:
+    """What a stage records of damaged shards: nothing, or a list of them and their utterances among the counts."""
+    if not damaged:
+        return {}
+    quarantined = {"quarantined": sum(entry.utterances for entry in damaged)}
+    return {"counts": counts | quarantined, "quarantined_shards": [entry.summary() for entry in damaged]}
+
+
+def found_whole(run: Run, record: dict[str, Any]) -> bool:
+    """Whether a record misses no shard; one that does is made again, since the shard may have been mended."""
+    return not record.get("quarantined_shards")
 
 
 def set_url(run: Run, name: str) -> str:
     """Store of the shards that training and decoding read: stored features if there are, else audio."""
     stage = "features" if run.config.features.stored else "shard"
-    return run.result(stage).store.child(name).url
+    return run.result(stage).store.child(train_folder(run.config.data) if name == TRAIN else name).url
 
 
 def set_digest(run: Run, name: str) -> str:
     """Digest of what `set_url` names."""
     stage = "features" if run.config.features.stored else "shard"
-    digest: str = run.result(stage).record["sets"][name]["digest"]
+    record = run.result(stage).record
+    folder = train_folder(run.config.data) if name == TRAIN else name
+    digest: str = (record["sets"] if folder == name else record["unions"])[folder]["digest"]
     return digest
 
 
-FEATURES = Stage("features", 1, _inputs, _work)
+FEATURES = Stage("features", 1, _inputs, _work, found_whole)

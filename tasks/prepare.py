@@ -5,21 +5,20 @@ up: read = written + quarantined. One bad utterance never stops a corpus; too ma
 """
 
 import hashlib
-import io
 import os
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from speech.audio import AudioError, decode_audio, level_db
+from speech.audio import AudioError, level_db
+from speech.fingerprint import Words, fingerprint
 from speech.synthesis.corpus import SynthesisConfig, synthesize_corpus
 from speech.text import TextError, TextNormalizer
 from storage.corpora import Utterance, open_corpus
@@ -29,12 +28,35 @@ from storage.objects import ObjectStore
 from storage.shards import ShardWriteError, member_key
 from storage.stages import StageOutput, digest_json
 from tasks import progress
-from tasks.config import ConfigError, DataConfig, SourceConfig, is_name
+from tasks.audio import load_utterance_audio
+from tasks.config import ConfigError, DataConfig
+from tasks.duplicates import (
+    DUPLICATES,
+    DUPLICATES_SCHEMA,
+    SAME,
+    DuplicateError,
+    Fingerprints,
+    treat_doubles,
+)
 from tasks.home import home
-from tasks.splits import Item, split_utterances
+from tasks.manifest import MANIFEST as MANIFEST
+from tasks.manifest import (
+    QUARANTINE,
+    Quarantine,
+    Refused,
+    first_of_ids,
+    refuse,
+    rows_at,
+    scratch_folder,
+    write_manifest,
+)
+from tasks.sets import Mask, Sets, assign_sets
+from tasks.sources import SourceConfig, is_name
 from tasks.stage import LOCK_WAIT_S, Inputs, Run, Stage, StageError
+from tasks.tables import TableWriter
+from tasks.tables import read_table as read_table
+from tasks.tables import write_table as write_table
 
-MANIFEST, QUARANTINE = "utterances.parquet", "quarantine.parquet"
 _WINDOW = 256
 
 _SCHEMA = pa.schema(
@@ -44,30 +66,14 @@ _SCHEMA = pa.schema(
         *[(name, pa.float64()) for name in ("start", "end", "duration")],
         ("channel", pa.int32()),
         ("sample_rate", pa.int32()),
+        ("offset", pa.int64()),
+        ("length", pa.int64()),
     ]
 )
-_QUARANTINE_SCHEMA = pa.schema([(name, pa.string()) for name in ("id", "corpus", "stage", "reason", "detail", "audio")])
 
 
 class QuarantineError(StageError):
     """A larger share of the utterances is unusable than the configuration allows."""
-
-
-@dataclass(frozen=True)
-class Refused:
-    """An utterance that cannot be used."""
-
-    id: str
-    corpus: str
-    stage: str
-    reason: str
-    detail: str
-    audio: str
-
-
-def refuse(*fields: str) -> Refused:
-    """A refusal whose fields can be written: what is not valid Unicode is escaped."""
-    return Refused(*(field.encode("utf-8", "backslashreplace").decode() for field in fields))
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,8 @@ class Checked:
     sha256: str
     duration: float
     sample_rate: int
+    words: Words | None = None
+    """Acoustic fingerprint, if near-duplicates are looked for."""
 
 
 def open_source(source: SourceConfig) -> CorpusReader:
@@ -98,11 +106,11 @@ def open_source(source: SourceConfig) -> CorpusReader:
             f"data.sources: the path {source.path!r} needs the environment variable {unset[1]}: export "
             f"{unset[1]}=FOLDER, or write the path itself"
         )
-    options: dict[str, Any] = {"where": source.where} if source.where else {}
+    options: dict[str, Any] = {**source.options, **({"where": source.where} if source.where else {})}
     return open_corpus(
         source.kind,
         source.path,
-        corpus=source.corpus or Path(source.path).stem,
+        corpus=source.corpus,
         domain=source.domain,
         language=source.language,
         **options,
@@ -138,7 +146,7 @@ def check(utterance: Utterance, data: DataConfig, normalizer: TextNormalizer) ->
         return refused("bad-set", f"set {utterance.split!r}: use letters, digits, '.', '_' and '-'")
     try:
         text = normalizer(utterance.text)
-        wave, rate = decode_audio(utterance.audio, start=utterance.start, end=utterance.end, channel=utterance.channel)
+        wave, rate = load_utterance_audio(utterance)
     except (TextError, AudioError) as error:
         return refused(error.reason, str(error))
     seconds = len(wave) / rate
@@ -150,38 +158,17 @@ def check(utterance: Utterance, data: DataConfig, normalizer: TextNormalizer) ->
     if level < data.silence_db:
         return refused("silent", f"{level:.1f} dB, data.silence_db is {data.silence_db}")
     digest = hashlib.sha256(wave.numpy().tobytes()).hexdigest()
-    return Checked(utterance, text, digest, seconds, rate)
+    words = fingerprint(wave, rate) if data.duplicates.fingerprint else None
+    return Checked(utterance, text, digest, seconds, rate, words)
 
 
 def check_all(utterances: Iterable[Utterance], data: DataConfig, workers: int) -> Iterator[Checked | Refused]:
     """Check utterances in threads (decoding releases the interpreter lock), in order, few at a time in memory."""
     normalizer = TextNormalizer(data.normalizer)
-    seen: set[str] = set()
     source = iter(utterances)
     with ThreadPoolExecutor(workers) as pool:
         while window := list(islice(source, _WINDOW)):
-            for result in pool.map(lambda u: check(u, data, normalizer), window):
-                if isinstance(result, Checked):
-                    if result.utterance.id in seen:
-                        u = result.utterance
-                        yield refuse(u.id, u.corpus, "prepare", "duplicate-id", "an earlier one has this id", u.audio)
-                        continue
-                    seen.add(result.utterance.id)
-                yield result
-
-
-def assign_sets(checked: list[Checked], data: DataConfig, seed: int) -> dict[str, str]:
-    """Set of each utterance: its source's or corpus' own, else by a split; a set that exists takes no share."""
-    sets = {c.utterance.id: c.utterance.split for c in checked if c.utterance.split}
-    free = [Item(c.utterance.id, c.utterance.speaker) for c in checked if not c.utterance.split]
-    if not free:
-        return sets
-    present = set(sets.values())
-    shares = {
-        "valid": 0.0 if "valid" in present else data.valid_share,
-        "test": 0.0 if present - {"train", "valid"} else data.test_share,
-    }
-    return {**sets, **split_utterances(free, shares, by=data.split_by, seed=seed)}
+            yield from pool.map(lambda u: check(u, data, normalizer), window)
 
 
 def worker_count(configured: int) -> int:
@@ -189,24 +176,11 @@ def worker_count(configured: int) -> int:
     return configured or os.cpu_count() or 1
 
 
-def write_table(store: ObjectStore, name: str, rows: list[dict[str, Any]], schema: pa.Schema) -> None:
-    """Write rows as one Parquet file, whole or not at all."""
-    buffer = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows, schema=schema), buffer)
-    store.write(name, buffer.getvalue())
-
-
-def read_table(store: ObjectStore, name: str) -> list[dict[str, Any]]:
-    """Rows of a Parquet file."""
-    rows: list[dict[str, Any]] = pq.read_table(io.BytesIO(store.read(name))).to_pylist()
-    return rows
-
-
-def _row(checked: Checked, sets: dict[str, str]) -> dict[str, Any]:
+def _row(checked: Checked) -> dict[str, Any]:
     u = checked.utterance
     return {
         "id": u.id,
-        "set": sets[u.id],
+        "set": u.split or "",
         "audio": u.audio,
         "text": checked.text,
         "raw_text": u.text,
@@ -220,66 +194,111 @@ def _row(checked: Checked, sets: dict[str, str]) -> dict[str, Any]:
         "channel": u.channel,
         "duration": checked.duration,
         "sample_rate": checked.sample_rate,
+        "offset": u.offset,
+        "length": u.length,
     }
 
 
 def _inputs(run: Run) -> Inputs:
     readers = [open_source(source) for source in run.config.data.sources]
-    config = {"data": run.config.data.model_dump(mode="json"), "seed": run.config.seed}
+    # which fold is tested changes nothing here
+    config = {"data": run.config.data.model_dump(mode="json", exclude={"fold"}), "seed": run.config.seed}
     return config, {f"source-{i}": reader.fingerprint() for i, reader in enumerate(readers)}
 
 
-def _read_sources(run: Run, refused: list[Refused]) -> Iterator[Utterance]:
+def _read_sources(run: Run, refused: Quarantine) -> Iterator[Utterance]:
     for source in run.config.data.sources:
         reader = open_source(source)
         yield from select(source, reader)
-        refused += [
-            refuse(name, source.corpus or Path(source.path).stem, "read", reason, detail, "")
-            for name, reason, detail in reader.problems
-        ]
+        for name, reason, detail in reader.problems:
+            refused.add(refuse(name, reader.corpus, "read", reason, detail, ""))
+
+
+def _check_sources(run: Run, path: Path, refused: Quarantine, prints: Fingerprints | None) -> int:
+    """Check all utterances into a local table; returns how many are usable."""
+    data = run.config.data
+    with TableWriter(path, _SCHEMA) as table:
+        for result in check_all(_read_sources(run, refused), data, worker_count(run.config.storage.workers)):
+            if isinstance(result, Refused):
+                refused.add(result)
+            else:
+                table.add(_row(result))
+                if prints is not None and result.words is not None:
+                    prints.add(result.words)
+            progress.report("prepare", table.count + len(refused), 0, "checking")
+    return table.count
+
+
+def _refuse_rows(path: Path, rows: Mask, refused: Quarantine, why: Callable[[int], tuple[str, str]]) -> None:
+    """Quarantine rows of the table of checked utterances."""
+    for number, row in rows_at(path, ["id", "corpus", "audio"], rows):
+        refused.add(refuse(row["id"], row["corpus"], "prepare", *why(number), row["audio"]))
+
+
+def _treat_doubles(
+    run: Run, output: StageOutput, path: Path, sets: Sets, prints: Fingerprints | None, refused: Quarantine
+) -> dict[str, int]:
+    """List what comes twice; drop it or refuse to go on where the configuration says so."""
+    with TableWriter(path.with_name(DUPLICATES), DUPLICATES_SCHEMA) as table:
+        treated = treat_doubles(path, sets, prints, run.config.data.duplicates, table)
+    output.store.write_file(DUPLICATES, table.path)
+    if treated.refused:
+        raise DuplicateError(f"{treated.refused} All are in {output.store.join(DUPLICATES)}.")
+    dropped = np.zeros(len(sets.codes), dtype=bool)
+    dropped[list(treated.dropped)] = True
+
+    def why(row: int) -> tuple[str, str]:
+        line = treated.dropped[row]
+        reason = "duplicate" if line["kind"] == SAME else line["kind"]
+        return reason, f"the same as {line['other_id']} in {line['other_set']} ({line['kind']}, {line['where']})"
+
+    _refuse_rows(path, dropped, refused, why)
+    sets.codes[dropped] = -1
+    return treated.counts
 
 
 def _work(run: Run, output: StageOutput) -> dict[str, Any]:
-    data = run.config.data
-    refused: list[Refused] = []
-    checked: list[Checked] = []
-    for result in check_all(_read_sources(run, refused), data, worker_count(run.config.storage.workers)):
-        if isinstance(result, Checked):
-            checked.append(result)
-        else:
-            refused.append(result)
-        progress.report("prepare", len(checked) + len(refused), 0, "checking")
-    write_table(output.store, QUARANTINE, [vars(r) for r in refused], _QUARANTINE_SCHEMA)
-    _enforce_limit(data, checked, refused, output.store.join(QUARANTINE))
-    sets = assign_sets(checked, data, run.config.seed)
-    rows = [_row(c, sets) for c in checked]
-    write_table(output.store, MANIFEST, rows, _SCHEMA)
-    # the digest leaves paths out: a corpus that has only moved needs no new shards
-    content = [[row[k] for k in row if k not in ("audio", "raw_text", "start", "end", "channel")] for row in rows]
-    by_set = Counter(sets.values())
-    seconds: Counter[str] = Counter()
-    for row in rows:
-        seconds[row["set"]] += row["duration"]
+    # local, and named by the output: the stage's lock lets one process work on it, and what a killed one left goes
+    with scratch_folder(home() / "work" / f"prepare-{output.key}") as folder:
+        return _prepare(run, output, folder)
+
+
+def _prepare(run: Run, output: StageOutput, folder: Path) -> dict[str, Any]:
+    data, checked = run.config.data, folder / "checked.parquet"
+    refused = Quarantine(folder / QUARANTINE)
+    prints = Fingerprints(folder / "fingerprints") if data.duplicates.fingerprint else None
+    total = _check_sources(run, checked, refused, prints)
+    used = first_of_ids(checked)
+    _refuse_rows(checked, ~used, refused, lambda _: ("duplicate-id", "an earlier one has this id"))
+    _enforce_limit(data, total - int((~used).sum()), refused, output.store)
+    sets = assign_sets(checked, used, data, run.config.seed)
+    doubles = _treat_doubles(run, output, checked, sets, prints, refused)
+    refused.publish(output.store)
+    about = write_manifest(checked, sets, folder / MANIFEST, _SCHEMA)
+    output.store.write_file(MANIFEST, folder / MANIFEST)
+    written = about.pop("written")
     return {
-        "counts": {"read": len(rows) + len(refused), "written": len(rows), "quarantined": len(refused)},
-        "reasons": dict(Counter(r.reason for r in refused)),
-        "sets": {name: {"utterances": by_set[name], "seconds": seconds[name]} for name in sorted(by_set)},
-        "digest": digest_json(content),
+        "counts": {"read": written + len(refused), "written": written, "quarantined": len(refused)},
+        "reasons": dict(refused.reasons),
+        "duplicates": doubles,
+        **about,
     }
 
 
-def _enforce_limit(data: DataConfig, checked: list[Checked], refused: list[Refused], table: str) -> None:
-    total = len(checked) + len(refused)
+def _enforce_limit(data: DataConfig, usable: int, refused: Quarantine, store: ObjectStore) -> None:
+    total = usable + len(refused)
     if total == 0:
         raise StageError("the sources hold no utterance: look at data.sources (`starling corpus inspect PATH` helps)")
-    if len(refused) > data.max_quarantined * total or not checked:
-        reasons = ", ".join(f"{n} {reason}" for reason, n in Counter(r.reason for r in refused).most_common(4))
-        first = refused[0]
+    if len(refused) > data.max_quarantined * total or not usable:
+        refused.publish(store)
+        reasons = ", ".join(f"{n} {reason}" for reason, n in refused.reasons.most_common(4))
+        first = refused.first
+        assert first is not None
         raise QuarantineError(
             f"{len(refused)} of {total} utterances are quarantined ({reasons}), more than data.max_quarantined "
-            f"({data.max_quarantined:.0%}); the first: {first.id}: {first.detail}. All are in {table}. Mend the corpus "
-            "or raise the limit."
+            f"({data.max_quarantined:.0%}); the first: {first.id}: {first.detail}. All are in "
+            f"{store.join(QUARANTINE)}. Mend the corpus or raise the limit."
         )
 
 
-PREPARE = Stage("prepare", 1, _inputs, _work)
+PREPARE = Stage("prepare", 2, _inputs, _work)

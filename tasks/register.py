@@ -8,7 +8,7 @@ import io
 import json
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
@@ -26,6 +26,7 @@ from mlflow.types.schema import AnyType, ColSpec, ParamSchema, ParamSpec, Schema
 
 from speech.bundle import load_spec
 from speech.scoring import compare_systems
+from storage.reading import ShardError
 from storage.stages import StageOutput, digest_json
 from tasks import pyfunc_path
 from tasks.decode import decode_with, fetch_bundle, scored_sets
@@ -199,11 +200,35 @@ def _errors(run: Run, champion: Path | None) -> tuple[list[int], list[int]]:
         if champion is None:
             rows = read_table(run.result("decode").store, f"{name}.parquet")
         else:
-            rows = [asdict(entry) for entry in decode_with(run, champion, name, load_spec(champion).decode, own=False)]
+            rows = _champion_rows(run, champion, name)
         report = score_rows(sorted(rows, key=lambda row: str(row["id"])))
         errors += report.errors().tolist()
         words += report.words().tolist()
     return errors, words
+
+
+def _champion_rows(run: Run, champion: Path, name: str) -> list[dict[str, Any]]:
+    """A set as the champion recognizes it, without what this run's model could not read: both are judged alike."""
+    decode = load_spec(champion).decode
+    found = decode_with(run, champion, name, decode, own=False, on_damage=_known_damage(run))
+    rows = [asdict(entry) for entry in found]
+    if any(
+        run.results[stage].record.get("quarantined_shards") for stage in {"features", "decode"} & run.results.keys()
+    ):
+        wanted = {row["id"] for row in read_table(run.result("decode").store, f"{name}.parquet")}
+        rows = [row for row in rows if row["id"] in wanted]
+    return rows
+
+
+def _known_damage(run: Run) -> Callable[[ShardError], None]:
+    """Passes over shards that this run's model could not read either."""
+
+    def check(error: ShardError) -> None:
+        known = {entry["shard"] for entry in run.result("decode").record.get("quarantined_shards", ())}
+        if error.shard is None or error.shard.name not in known:
+            raise error
+
+    return check
 
 
 def decide(run: Run, champion: Any | None) -> Decision:

@@ -73,11 +73,11 @@ def _scores_html(scores: dict[str, Any]) -> str:
     ]
     parts = [table(head, rows, set(range(1, 9)))]
     for name, detail in scores["details"].items():
-        for group in ("domains", "speakers"):
+        for group, one in (("corpora", "corpus"), ("domains", "domain"), ("speakers", "speaker")):
             if len(detail[group]) > 1:
                 lines = [[who, percent(c["wer"]), c["errors"], c["ref_words"]] for who, c in detail[group].items()]
-                parts.append(f"<h3>{html.escape(name)} by {group[:-1]}</h3>")
-                parts.append(table([group[:-1], "WER", "errors", "words"], lines, {1, 2, 3}))
+                parts.append(f"<h3>{html.escape(name)} by {one}</h3>")
+                parts.append(table([one, "WER", "errors", "words"], lines, {1, 2, 3}))
         parts.append(_worst_html(name, detail["worst"]))
     return "".join(parts)
 
@@ -110,7 +110,20 @@ def _data_html(run: Run) -> str:
     return (
         table(["set", "utterances", "hours", "shards", "digest"], rows, {1, 2, 3})
         + f"<p>Quarantined: {html.escape(reasons)}.</p>"
+        + f"<p>Speech that comes twice: {html.escape(counts_text(prepare['duplicates']) or 'none')}.</p>"
+        + damage_html(run)
     )
+
+
+def damage_html(run: Run) -> str:
+    """Damaged shards that stages went on without; nothing where there were none."""
+    rows = [
+        [stage, entry["shard"], entry["reason"], f"{entry['utterances']:,}", f"{entry['seconds']:.0f} s"]
+        for stage, result in run.results.items()
+        for entry in result.record.get("quarantined_shards", ())
+    ]
+    head = ["stage", "damaged shard", "reason", "utterances", "audio"]
+    return table(head, rows, {3, 4}) if rows else ""
 
 
 def render(run: Run, curves: bytes) -> str:

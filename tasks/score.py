@@ -2,8 +2,16 @@
 
 from typing import Any
 
-from speech.scoring import ScoreReport, count_confusions, score_sets, text_report, wer_interval, worst_utterances
-from storage.stages import StageOutput
+from speech.scoring import (
+    ErrorCounts,
+    ScoreReport,
+    count_confusions,
+    score_sets,
+    text_report,
+    wer_interval,
+    worst_utterances,
+)
+from storage.stages import StageOutput, digest_json
 from tasks.prepare import read_table
 from tasks.stage import Inputs, Run, Stage
 
@@ -13,6 +21,14 @@ Row = dict[str, Any]
 def score_rows(rows: list[Row]) -> ScoreReport:
     """Score decoded utterances."""
     return score_sets([(row["id"], row["ref"], row["hyp"], row["speaker"], row["domain"]) for row in rows])
+
+
+def by_corpus(report: ScoreReport, rows: list[Row]) -> dict[str, ErrorCounts]:
+    """Counts of each corpus, sorted by name."""
+    corpora: dict[str, ErrorCounts] = {}
+    for row, utterance in zip(rows, report.utterances, strict=True):
+        corpora[row["corpus"]] = corpora.get(row["corpus"], ErrorCounts()) + utterance.counts
+    return dict(sorted(corpora.items()))
 
 
 def summarize(report: ScoreReport, bootstrap: int, seed: int) -> dict[str, Any]:
@@ -36,7 +52,9 @@ def summarize(report: ScoreReport, bootstrap: int, seed: int) -> dict[str, Any]:
 
 def _inputs(run: Run) -> Inputs:
     config = {"bootstrap": run.config.score.bootstrap, "seed": run.config.seed}
-    return config, {"decode": run.result("decode").key}
+    decoded = run.result("decode")
+    damaged = decoded.record.get("quarantined_shards")  # the address of what was decoded does not tell what was missed
+    return config, {"decode": decoded.key} | ({"damaged": digest_json(damaged)} if damaged else {})
 
 
 def _work(run: Run, output: StageOutput) -> dict[str, Any]:
@@ -44,11 +62,13 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     sets: dict[str, Any] = {}
     details: dict[str, Any] = {}
     for name in decoded.record["sets"]:
-        report = score_rows(read_table(decoded.store, f"{name}.parquet"))
+        rows = read_table(decoded.store, f"{name}.parquet")
+        report = score_rows(rows)
         sets[name] = summarize(report, run.config.score.bootstrap, run.config.seed)
         details[name] = {
             "speakers": {who: counts.to_dict() for who, counts in report.speakers.items()},
             "domains": {which: counts.to_dict() for which, counts in report.domains.items()},
+            "corpora": {which: counts.to_dict() for which, counts in by_corpus(report, rows).items()},
             "confusions": count_confusions(report).to_dict(limit=20),
             "worst": [entry.to_dict() for entry in worst_utterances(report, 20)],
         }
@@ -56,7 +76,13 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     output.store.write_json("scores.json", {"sets": sets, "details": details})
     errors = sum(entry["sub"] + entry["ins"] + entry["del"] for entry in sets.values())
     words = sum(entry["words"] for entry in sets.values())
-    return {"counts": {"words": words, "errors": errors}, "sets": sets}
+    groups = {name: {kind: details[name][kind] for kind in ("domains", "corpora")} for name in sets}
+    groups = {name: {kind: by for kind, by in found.items() if len(by) > 1} for name, found in groups.items()}
+    return {
+        "counts": {"words": words, "errors": errors},
+        "sets": sets,
+        "groups": {name: found for name, found in groups.items() if found},
+    }
 
 
-SCORE = Stage("score", 1, _inputs, _work)
+SCORE = Stage("score", 2, _inputs, _work)

@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from speech.audio import AudioError, decode_audio, encode_flac, resample
+from speech.audio import AudioError, encode_flac, resample
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.shards import Sample, ShardPart, build_index, load_part, write_shard
 from storage.stages import StageOutput, digest_json
 from tasks import progress
+from tasks.audio import load_utterance_audio
+from tasks.folds import write_unions
 from tasks.prepare import MANIFEST, QuarantineError, read_table, worker_count
 from tasks.stage import Inputs, Run, Stage, StageError
 
@@ -40,7 +42,7 @@ def make_sample(row: Row, sample_rate: int) -> Sample:
     Raises:
         AudioError: If the audio cannot be read any more.
     """
-    wave, rate = decode_audio(row["audio"], start=row["start"], end=row["end"], channel=row["channel"])
+    wave, rate = load_utterance_audio(row)
     wave = resample(wave, rate, sample_rate)
     fields = {name: row[name] for name in _INDEX_FIELDS}
     fields |= {"duration": len(wave) / sample_rate, "num_frames": len(wave), "sample_rate": sample_rate}
@@ -111,7 +113,8 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     by_set: dict[str, list[Row]] = {}
     for row in read_table(run.result("prepare").store, MANIFEST):
         by_set.setdefault(row["set"], []).append(row)
-    if "train" not in by_set:
+    folds = run.config.data.folds
+    if "train" not in by_set and not folds:
         raise StageError(f"there is no training set, only {', '.join(sorted(by_set))}: look at data.sources.*.set")
     sets: dict[str, Any] = {}
     quarantined: list[Row] = []
@@ -139,6 +142,7 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
             "shards": sum(entry["shards"] for entry in sets.values()),
         },
         "sets": sets,
+        "unions": write_unions(output.store, folds) if folds else {},
         "quarantined": quarantined,
     }
 

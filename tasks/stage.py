@@ -7,14 +7,17 @@ has a record, the stage is cached. If not, one process does the work (others wai
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from storage.cache import set_cache_limit
 from storage.locks import file_lock
 from storage.objects import ObjectStore
 from storage.stages import StageOutput, stage_key
 from tasks import STAGES
 from tasks.config import PipelineConfig
+from tasks.credentials import export_credentials
 from tasks.home import home, objects_url
 
 LOCK_WAIT_S = 12 * 3600.0
@@ -64,6 +67,11 @@ class StageResult:
         return asdict(self)
 
 
+def lock_path(stage: str, key: str) -> Path:
+    """The file whose lock a process of this machine holds while it makes an output."""
+    return home() / "locks" / f"{stage}-{key}.lock"
+
+
 @dataclass
 class Run:
     """One run of a pipeline: its configuration and the results so far."""
@@ -83,16 +91,25 @@ class Run:
     @property
     def store(self) -> ObjectStore:
         """The object store of all stage outputs."""
+        export_credentials(self.config.storage)
         return ObjectStore(objects_url(self.config.storage.url))
 
     @property
     def cache_folder(self) -> Path:
-        """Local folder for copies of remote shards."""
-        return home() / "cache"
+        """Local folder for copies of remote shards, bounded as configured for all processes of this machine."""
+        folder = home() / "cache"
+        set_cache_limit(folder, int(self.config.storage.cache_gb * 1e9))
+        return folder
 
     def forced(self, stage: str) -> bool:
         """Whether a stage is to be done anew."""
         return bool(self.force_from) and position(stage) >= position(self.force_from)
+
+
+def note_use(run: Run, output: StageOutput) -> None:
+    """Note what a run's output stands on, so that nobody clears it away meanwhile; see `storage.garbage`."""
+    uses = {name: result.key for name, result in run.results.items() if name != output.stage}
+    output.note_use(uses, datetime.now(UTC).date().isoformat())
 
 
 Inputs = tuple[dict[str, Any], dict[str, str]]
@@ -126,14 +143,17 @@ class Stage:
         started = time.monotonic()
         output = self.output(run)
         # one process of this machine at a time makes an output; whoever waited then finds it made
-        with file_lock(home() / "locks" / f"{self.name}-{output.key}.lock", LOCK_WAIT_S):
+        with file_lock(lock_path(self.name, output.key), LOCK_WAIT_S):
             record = None if run.forced(self.name) else output.record()
             cached = record is not None and (self.still_valid is None or self.still_valid(run, record))
             if not cached:
                 if run.forced(self.name):
                     output.clear()
+                note_use(run, output)
                 output.publish(self.work(run, output))
                 record = output.record()
+            else:
+                note_use(run, output)
         assert record is not None
         result = StageResult(
             name=self.name,

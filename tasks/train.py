@@ -13,7 +13,8 @@ from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.stages import StageOutput, digest_json
 from tasks import progress
-from tasks.features import set_digest, set_url
+from tasks.features import set_digest, set_url, train_stats
+from tasks.folds import train_folder
 from tasks.forward import Forwarder, Sender
 from tasks.home import home
 from tasks.nodes import NodeRuns, node_runs
@@ -55,7 +56,7 @@ def _inputs(run: Run) -> Inputs:
             "data.valid_share a share above 0"
         )
     # what the training reads, not where the features stage left it: a forced rerun with the same result changes nothing
-    stats = {name: run.result("features").record[name] for name in ("stats", "speakers")}
+    stats = {"stats": train_stats(run), "speakers": run.result("features").record["speakers"]}
     digests = {"stats": digest_json(stats)} | {name: set_digest(run, name) for name in ("train", "valid")}
     return _content(run), digests
 
@@ -75,12 +76,12 @@ def forward_note(key: str, training: str) -> Path:
 def make_job(run: Run, output: StageOutput) -> TrainJob:
     """The training job of a run; the tokens come from the training transcripts."""
     config, features = run.config, run.result("features").record
-    texts = ShardIndex.read(run.result("shard").store.child("train")).column("text")
+    texts = ShardIndex.read(run.result("shard").store.child(train_folder(config.data))).column("text")
     tokenizer = train_tokenizer(config.tokens, texts)
     spec = BundleSpec(
         sample_rate=config.data.sample_rate,
         features=config.features.model_copy(update={"stored": False}),
-        stats=features["stats"],
+        stats=train_stats(run),
         tokenizer=tokenizer.to_dict(),
         model=config.model,
         normalizer=config.data.normalizer,

@@ -41,6 +41,9 @@ def run(
     until: Annotated[
         str, typer.Option("--until", metavar="STAGE", callback=_stage, help="Stop after this stage.")
     ] = "report",
+    folds: Annotated[
+        int, typer.Option("--folds", metavar="K", help="Cross-validate: train and score K folds, register nothing.")
+    ] = 0,
     plain: PlainOption = False,
     json_output: JsonOption = False,
 ) -> None:
@@ -48,6 +51,11 @@ def run(
 
     Stages whose inputs and configuration have not changed are taken from the object store.
     """
+    if folds:
+        if until != "report":
+            raise typer.BadParameter("--until and --folds exclude each other: every fold runs until it is scored")
+        finish_folds(execute_folds(config, overrides or [], folds, from_stage or "", plain), json_output)
+        return
     summary = execute(config, overrides or [], from_stage or "", until, plain)
     finish(summary, json_output)
 
@@ -80,6 +88,36 @@ def _execute(config_path: Path, overrides: list[str], force_from: str, until: st
         err.print(f"[dim]Prefect at {url}[/dim]")
         with progress_bars():
             return pipeline(config, force_from=force_from, until=until)
+
+
+def execute_folds(config_path: Path, overrides: list[str], folds: int, force_from: str, plain: bool) -> dict[str, Any]:
+    """Cross-validate a configuration; whatever libraries print meanwhile goes to standard error."""
+    from tasks.config import load_config
+
+    with redirect_stdout(sys.stderr):
+        config = load_config(config_path, overrides)
+        if plain:
+            from flows.folds import crossvalidate_plainly
+
+            with progress_bars():
+                return crossvalidate_plainly(config, folds, force_from)
+        from flows.services import orchestration
+
+        with orchestration(lambda text: err.print(f"[dim]{text}[/dim]")) as url:
+            from flows.folds import crossvalidate
+
+            err.print(f"[dim]Prefect at {url}[/dim]")
+            with progress_bars():
+                return crossvalidate(config, folds, force_from=force_from)
+
+
+def finish_folds(result: dict[str, Any], json_output: bool) -> None:
+    """Print a cross-validation's outcome."""
+    from flows.folds import print_folds
+
+    print_folds(result, err if json_output else out)
+    if json_output:
+        print_json(result)
 
 
 def finish(summary: dict[str, Any], json_output: bool) -> None:

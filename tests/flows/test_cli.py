@@ -7,6 +7,7 @@ from support import small_corpus, starling, tiny_document, write_config, write_t
 from typer.testing import CliRunner
 
 from flows.cli.app import app
+from storage.corpora import READERS
 
 COMMANDS = {
     "run",
@@ -59,12 +60,10 @@ def test_everything_that_reports_can_do_so_in_json(command):
 
 
 def test_corpus_list_names_every_layout():
-    assert set(json.loads(invoke("corpus", "list", "--json").stdout)["layouts"]) == {
-        "librispeech",
-        "kaldi",
-        "table",
-        "synthetic",
-    }
+    listed = json.loads(invoke("corpus", "list", "--json").stdout)
+    assert set(listed["layouts"]) == {*READERS, "synthetic"}
+    assert listed["options"]["gigaspeech"] == ["punctuation", "subset"]
+    assert listed["downloads"]["librispeech"]["licence"] == "CC BY 4.0"
     assert "librispeech" in invoke("corpus", "list").stdout
 
 
@@ -194,3 +193,18 @@ def test_doctor_reports_what_breaks_and_goes_on(home, monkeypatch):
 
 def test_the_installed_command_starts(tmp_path):
     assert "Usage" in starling("--help", home=tmp_path).stdout
+
+
+def test_corpus_download_explains(tmp_path):
+    assert "did you mean 'mini_librispeech'" in invoke("corpus", "download", "minilibrispeech", code=1).stderr
+    assert "it has: dev-clean-2" in invoke(
+        "corpus", "download", "mini_librispeech", "--part", "x", "--to", tmp_path, code=1
+    ).stderr.replace("\n", " ")
+
+
+def test_corpus_download_leaves_alone_what_is_complete(tmp_path):
+    (tmp_path / "fsdd").mkdir()
+    (tmp_path / "fsdd" / ".v1.0.8.completed").write_text("{}")
+    found = json.loads(invoke("corpus", "download", "fsdd", "--to", tmp_path, "--json").stdout)
+    assert (found["kind"], found["parts"]["v1.0.8"]["present"]) == ("fsdd", True)
+    assert "was there" in invoke("corpus", "download", "fsdd", "--to", tmp_path).stdout

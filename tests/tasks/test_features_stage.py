@@ -8,10 +8,11 @@ from support import small_corpus
 from speech.audio import decode_audio
 from speech.features import build_features
 from speech.features.cmvn import CmvnStats
+from speech.frontend import FrontEnd
 from storage.index import ShardIndex
 from storage.reading import ShardReader
 from tasks import features as module
-from tasks.config import parse_config
+from tasks.config import ConfigError, load_config, parse_config
 from tasks.features import FEATURES, set_digest, set_url
 from tasks.prepare import PREPARE
 from tasks.shard import SHARD
@@ -121,6 +122,65 @@ def test_a_killed_stage_takes_over_finished_shards(home, tmp_path, monkeypatch):
     assert result.record["sets"] == whole.record["sets"]
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"delta_order": 2, "splice_left": 3, "splice_right": 3, "stride": 3},
+        {"kind": "fber", "cmvn": "sliding", "cmvn_window": 20, "delta_order": 1},
+        {"kind": "mfcc", "use_energy": True, "cmvn": "speaker", "cmvn_variance": False, "splice_left": 1},
+    ],
+)
+def test_what_is_stored_is_neither_normalized_nor_widened(home, tmp_path, given):
+    result, run = extracted(tmp_path, stored=True, **given)
+    cfg = run.config.features
+    stats = CmvnStats.from_dict(result.record["stats"]) if result.record["stats"] else None
+    speakers = {who: CmvnStats.from_dict(value) for who, value in result.record["speakers"].items()}
+    frontend = FrontEnd(cfg, 8000, stats, speakers)
+    assert result.counts["dimensions"] == frontend.dim == frontend.extract.dim * cfg.frame_factor
+    stored, audio = (
+        ShardIndex.read(result.store.child("train")),
+        ShardIndex.read(run.result("shard").store.child("train")),
+    )
+    rows = {stored.row(i)["id"]: i for i in range(len(stored))}
+    reader = ShardReader(result.store.child("train"), stored)
+    waves = ShardReader(run.result("shard").store.child("train"), audio)
+    for i in range(len(audio)):
+        row = audio.row(i)
+        wave, _ = decode_audio(waves.payload(i))
+        feats = np.load(io.BytesIO(reader.payload(rows[row["id"]])), allow_pickle=False)
+        assert feats.shape[1] == frontend.extract.dim
+        expected, frames = frontend(wave[None], torch.tensor([len(wave)]), [row["speaker"]])
+        found, same = frontend(torch.from_numpy(feats)[None], torch.tensor([len(feats)]), [row["speaker"]])
+        assert frames.tolist() == same.tolist()
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_augmentation_of_waveforms_is_refused_where_features_are_stored(tmp_path):
+    def document(**augment):
+        sources = [{"kind": "table", "path": "x.csv"}]
+        return {"name": "f", "data": {"sources": sources}, "features": {"stored": True}, "train": {"augment": augment}}
+
+    with pytest.raises(ConfigError, match=r"features\.stored leaves no waveforms.*speed_factors, reverb"):
+        parse_config(document(speed_factors=[0.9, 1.1], reverb={}))
+    parse_config(document(time_warp_frames=5))
+    parse_config(document(speed_factors=[0.9], enabled=False))
+
+
+def test_files_of_noises_are_found_from_the_configurations_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("NOISES", "/srv/noises")
+    text = """
+name: f
+data: {sources: [{kind: table, path: x.csv}]}
+train: {augment: {noise: {files: [noise, $NOISES/b]}, reverb: {files: [../rirs]}}}
+"""
+    (tmp_path / "c.yaml").write_text(text)
+    augment = load_config(tmp_path / "c.yaml").train.augment
+    assert augment.file_lists() == [str(tmp_path / "noise"), "/srv/noises/b", str(tmp_path.parent / "rirs")]
+
+
 def test_the_kind_of_features_is_part_of_the_address(home, tmp_path):
-    keys = {extracted(tmp_path, **given)[0].key for given in ({}, {"num_mels": 21}, {"cmvn": "none"}, {"kind": "mfcc"})}
-    assert len(keys) == 4
+    others = ({"num_mels": 21}, {"cmvn": "none"}, {"kind": "mfcc"}, {"delta_order": 1}, {"kind": "fbank"})
+    keys = {extracted(tmp_path, **given)[0].key for given in ({}, *others)}
+    assert len(keys) == 6
+    same = {extracted(tmp_path, **given)[0].key for given in ({}, {"delta_order": 0}, {"cmvn_window": 600})}
+    assert len(same) == 1

@@ -111,8 +111,8 @@ def test_a_corpus_without_any_good_utterance_stops_whatever_the_limit(home, tmp_
 
 
 def test_jsonl_with_lone_surrogates_costs_one_utterance_not_the_run(home, tmp_path):
-    audio = str(write_tone(tmp_path / "a.wav"))
-    lines = [{"id": f"u{n}", "audio": audio, "text": "word", "speaker": f"s{n}"} for n in range(6)]
+    audio = [str(write_tone(tmp_path / f"{n}.wav", seed=n)) for n in range(6)]
+    lines = [{"id": f"u{n}", "audio": audio[n], "text": "word", "speaker": f"s{n}"} for n in range(6)]
     lines[0]["id"] = "broken\ud800"
     lines[1]["text"] = "broken\ud800"
     lines[2]["speaker"] = "broken\ud800"

@@ -62,7 +62,7 @@ def judged_run(wrong, tmp_path, **fields):
 def decoded_by_quality(monkeypatch):
     """A champion recognizes as wrongly as its bundle says."""
 
-    def decode_with(run, bundle, name, decode, own=True):
+    def decode_with(run, bundle, name, decode, own=True, on_damage=None):
         rows = hypotheses(load_spec(bundle).provenance["wrong"])
         return [Decoded(**{field.name: row[field.name] for field in dataclasses.fields(Decoded)}) for row in rows]
 

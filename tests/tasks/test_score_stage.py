@@ -4,7 +4,7 @@ import pytest
 
 from speech.scoring import score_sets
 from tasks.prepare import read_table
-from tasks.score import score_rows, summarize
+from tasks.score import by_corpus, score_rows, summarize
 
 
 def row(name, ref, hyp, speaker="s", domain=""):
@@ -49,3 +49,10 @@ def test_the_stage_agrees_with_scoring_its_decoded_table(finished):
 def test_the_alignment_report_names_every_utterance(finished):
     text = finished.result("score").store.read("test.alignments.txt").decode()
     assert all(r["id"] in text for r in read_table(finished.result("decode").store, "test.parquet"))
+
+
+def test_errors_are_told_by_corpus_where_there_are_several():
+    rows = [row("a", "x y", "x z") | {"corpus": "one"}, row("b", "x", "x") | {"corpus": "two"}]
+    rows.append(row("c", "y y", "y") | {"corpus": "one"})
+    found = by_corpus(score_rows(rows), rows)
+    assert {name: (counts.errors, counts.ref_words) for name, counts in found.items()} == {"one": (2, 4), "two": (0, 1)}

@@ -1,23 +1,39 @@
-from collections import Counter, defaultdict
+from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.splits import Item, SplitError, split_utterances
+from tasks.splits import (
+    Groups,
+    SplitError,
+    bin_numbers,
+    encode,
+    fold_groups,
+    group_strata,
+    name_order,
+    split_groups,
+)
 
 SHARES = {"valid": 0.1, "test": 0.2}
+SETS = ["train", "valid", "test"]
 
 
-def corpus(sizes):
-    return [Item(f"{speaker}-{n}", f"speaker{speaker}") for speaker, size in enumerate(sizes) for n in range(size)]
+def divided(sizes, shares=SHARES, seed=0, strata=None, names=None):
+    """Set of each speaker."""
+    who = names or [f"speaker{n}" for n in range(len(sizes))]
+    codes, labels = encode(strata) if strata is not None else (None, ("",))
+    groups = Groups(np.array(sizes, dtype=np.int64), name_order(who, seed), codes, labels)
+    found = split_groups(groups, shares, seed)
+    return dict(zip(who, found.tolist(), strict=True))
 
 
-def sets_of_speakers(items, sets):
-    found = defaultdict(set)
-    for item in items:
-        found[item.speaker].add(sets[item.id])
-    return found
+def utterances_by_set(sizes, sets):
+    counts = Counter()
+    for size, number in zip(sizes, sets.values(), strict=True):
+        counts[number] += size
+    return counts
 
 
 @settings(deadline=None, max_examples=150)
@@ -26,53 +42,103 @@ def sets_of_speakers(items, sets):
     st.floats(0.01, 0.45),
     st.floats(0.01, 0.45),
     st.integers(0, 5),
+    st.integers(0, 3),
 )
-def test_speakers_are_disjoint_every_utterance_has_a_set_and_no_set_is_empty(sizes, valid, test, seed):
-    items = corpus(sizes)
-    sets = split_utterances(items, {"valid": valid, "test": test}, seed=seed)
-    assert sets.keys() == {item.id for item in items}
-    assert all(len(found) == 1 for found in sets_of_speakers(items, sets).values())
-    assert set(sets.values()) == {"train", "valid", "test"}
+def test_every_speaker_has_one_set_and_no_set_is_empty(sizes, valid, test, seed, strata):
+    kinds = [f"domain{n % strata}" for n in range(len(sizes))] if strata else None
+    sets = divided(sizes, {"valid": valid, "test": test}, seed, kinds)
+    assert set(sets.values()) == {0, 1, 2}
 
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.integers(1, 30), min_size=3, max_size=20), st.randoms(use_true_random=False))
-def test_the_order_of_the_utterances_does_not_matter(sizes, random):
-    items = corpus(sizes)
-    shuffled = random.sample(items, len(items))
-    assert split_utterances(items, SHARES, seed=3) == split_utterances(shuffled, SHARES, seed=3)
+def test_the_order_of_the_speakers_does_not_matter(sizes, random):
+    named = [(f"speaker{n}", size, f"d{n % 2}") for n, size in enumerate(sizes)]
+    shuffled = random.sample(named, len(named))
+
+    def division(rows):
+        names, sizes, strata = zip(*rows, strict=True)
+        return divided(list(sizes), seed=3, strata=list(strata), names=list(names))
+
+    assert division(named) == division(shuffled)
 
 
 def test_shares_are_met_when_there_are_many_speakers():
-    items = corpus([10] * 200)
-    counts = Counter(split_utterances(items, SHARES).values())
-    assert counts["valid"] == pytest.approx(200, abs=10)
-    assert counts["test"] == pytest.approx(400, abs=10)
+    sizes = [10] * 200
+    counts = utterances_by_set(sizes, divided(sizes))
+    assert counts[1] == pytest.approx(200, abs=10)
+    assert counts[2] == pytest.approx(400, abs=10)
 
 
 def test_the_seed_chooses_among_divisions():
-    items = corpus([5] * 30)
-    assert split_utterances(items, SHARES, seed=1) == split_utterances(items, SHARES, seed=1)
-    assert split_utterances(items, SHARES, seed=1) != split_utterances(items, SHARES, seed=2)
+    assert divided([5] * 30, seed=1) == divided([5] * 30, seed=1)
+    assert divided([5] * 30, seed=1) != divided([5] * 30, seed=2)
 
 
-def test_a_new_speaker_moves_few_others():
-    before = split_utterances(corpus([10] * 100), SHARES)
-    after = split_utterances(corpus([10] * 101), SHARES)
-    assert sum(before[name] != after[name] for name in before) <= 30
+def test_a_new_speaker_moves_few_others_and_none_of_another_stratum():
+    before, after = divided([10] * 100), divided([10] * 101)
+    assert sum(before[name] != after[name] for name in before) <= 3
+    strata = [f"d{n % 5}" for n in range(100)]
+    before, after = divided([10] * 100, strata=strata), divided([10] * 101, strata=[*strata, "d2"])
+    moved = [name for name in before if before[name] != after[name]]
+    assert len(moved) <= 3
+    assert {int(name.removeprefix("speaker")) % 5 for name in moved} <= {2}
 
 
-def test_by_utterance_divides_a_single_speaker():
-    items = corpus([50])
-    counts = Counter(split_utterances(items, SHARES, by="utterance").values())
-    assert counts == {"train": 35, "valid": 5, "test": 10}
+def test_single_utterances_are_divided_exactly():
+    counts = Counter(divided([1] * 50).values())
+    assert counts == {0: 35, 1: 5, 2: 10}
 
 
-def test_a_share_of_zero_makes_no_set():
-    assert set(split_utterances(corpus([3, 3]), {"valid": 0.1, "test": 0.0}).values()) == {"train", "valid"}
+def test_strata_have_their_shares_in_every_set():
+    strata = ["rare" if n % 10 == 0 else "common" for n in range(400)]
+    sets = divided([1] * 400, strata=strata)
+    rare = Counter(sets[f"speaker{n}"] for n in range(0, 400, 10))
+    assert rare[1] == pytest.approx(4, abs=1)
+    assert rare[2] == pytest.approx(8, abs=1)
+
+
+def test_many_small_strata_come_out_right_in_the_sum():
+    strata = [f"speaker{n // 3}" for n in range(3000)]
+    counts = Counter(divided([1] * 3000, strata=strata).values())
+    assert counts[1] == pytest.approx(300, abs=50)
+    assert counts[2] == pytest.approx(600, abs=70)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(1, 30), min_size=6, max_size=60), st.integers(2, 6), st.integers(0, 9))
+def test_folds_are_complete_and_none_is_empty(sizes, folds, seed):
+    names = [f"s{n}" for n in range(len(sizes))]
+    groups = Groups(np.array(sizes), name_order(names, seed))
+    assert set(fold_groups(groups, folds, seed).tolist()) == set(range(folds))
+
+
+def test_folds_are_of_like_size_and_represent_strata():
+    names, strata = [f"s{n}" for n in range(500)], np.array([n % 100 for n in range(500)])
+    for groups in (
+        Groups(np.ones(500, dtype=np.int64), name_order(names, 1)),
+        Groups(np.ones(500, dtype=np.int64), name_order(names, 1), strata, [f"d{n}" for n in range(100)]),
+    ):
+        found = fold_groups(groups, 5, 1)
+        assert np.bincount(found).tolist() == [100] * 5
+    assert all(sorted(found[strata == n]) == [0, 1, 2, 3, 4] for n in range(100))
 
 
 @pytest.mark.parametrize("sizes", [[], [5], [5, 5]])
 def test_too_few_speakers_are_refused_with_a_remedy(sizes):
     with pytest.raises(SplitError, match="split_by: utterance"):
-        split_utterances(corpus(sizes), SHARES)
+        divided(sizes)
+    with pytest.raises(SplitError, match="3 folds"):
+        fold_groups(Groups(np.array(sizes, dtype=np.int64), name_order(map(str, sizes), 0)), 3, 0)
+
+
+def test_a_group_belongs_to_the_stratum_of_most_of_its_utterances():
+    groups, strata = np.array([0, 0, 0, 1, 1, 2]), np.array([1, 1, 0, 2, 0, 3])
+    assert group_strata(groups, strata, 3).tolist() == [1, 0, 3]
+
+
+def test_numbers_fall_into_quantiles_and_codes_do_not_depend_on_the_order():
+    assert np.bincount(bin_numbers(np.arange(100.0))).tolist() == [25, 25, 25, 25]
+    codes, names = encode(["b", "a", "b", "c"])
+    assert names == ["a", "b", "c"]
+    assert codes.tolist() == [1, 0, 1, 2]

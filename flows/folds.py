@@ -1,0 +1,95 @@
+"""The flow `crossvalidate`: train and score each fold, one after another, and say mean and spread."""
+
+from collections.abc import Callable
+from typing import Any
+
+from prefect import flow
+from rich.console import Console
+from rich.table import Table
+
+from flows.pipeline import INGEST, TRAIN, new_run_id, pipeline
+from flows.summary import summarize
+from tasks.config import PipelineConfig
+from tasks.fold_tracking import log_folds
+from tasks.folds import combine, fold_configs
+from tasks.orchestration import run_plainly
+from tasks.report import percent
+from tasks.sets import fold_name
+from tasks.stage import Run
+
+UNTIL = "score"
+
+
+def cross_validate(
+    config: PipelineConfig, folds: int, run_id: str, one: Callable[[PipelineConfig, str], dict[str, Any]]
+) -> dict[str, Any]:
+    """Run each fold and combine what they score.
+
+    Args:
+        config: The configuration; `data.folds` and `data.fold` are set for each run.
+        folds: How many.
+        run_id: Name of the whole.
+        one: Runs one configuration under a name and returns its summary.
+    """
+    runs = [one(chosen, f"{run_id}-{fold_name(n)}") for n, chosen in enumerate(fold_configs(config, folds), start=1)]
+    result = combine([run["sets"] for run in runs])
+    trainings = [run["training"]["identity"] for run in runs]
+    parent = log_folds(config, run_id, result, trainings)
+    return {"run_id": run_id, "mlflow_run": parent, **result, "runs": runs}
+
+
+@flow(name="crossvalidate", flow_run_name="{config.name} {folds} folds", persist_result=False)
+def crossvalidate(config: PipelineConfig, folds: int, run_id: str = "", force_from: str = "") -> dict[str, Any]:
+    """Train and score every fold of a configuration.
+
+    Args:
+        config: The pipeline's configuration.
+        folds: How many folds.
+        run_id: Name of the run; empty gives it one.
+        force_from: Do the stages from this one on anew.
+
+    Returns:
+        What `starling run --folds K --json` prints.
+    """
+
+    def one(chosen: PipelineConfig, name: str) -> dict[str, Any]:
+        return pipeline(chosen, run_id=name, force_from=_forced(chosen, force_from), until=UNTIL)
+
+    return cross_validate(config, folds, run_id or new_run_id(config), one)
+
+
+def crossvalidate_plainly(config: PipelineConfig, folds: int, force_from: str = "") -> dict[str, Any]:
+    """The same without Prefect."""
+
+    def one(chosen: PipelineConfig, name: str) -> dict[str, Any]:
+        run = Run(chosen, name, _forced(chosen, force_from))
+        run_plainly(run, UNTIL)
+        return summarize(run)
+
+    return cross_validate(config, folds, new_run_id(config), one)
+
+
+def _forced(config: PipelineConfig, force_from: str) -> str:
+    """The stage that a fold begins anew with; what all folds share is made anew for the first one only."""
+    shared = force_from in INGEST and config.data.fold > 1
+    return TRAIN[0] if shared else force_from
+
+
+def print_folds(result: dict[str, Any], console: Console) -> None:
+    """The table at the end of a cross-validation."""
+    table = Table(title=result["run_id"], title_justify="left", header_style="bold")
+    table.add_column("fold")
+    for head in ("WER", "CER", "words", "utterances"):
+        table.add_column(head, justify="right")
+    for number, fold in enumerate(result["folds"], start=1):
+        counts = (f"{fold[name]:,}" for name in ("words", "utterances"))
+        table.add_row(fold_name(number), percent(fold["wer"]), percent(fold["cer"]), *counts)
+    table.add_section()
+    for statistic in ("mean", "std"):
+        table.add_row(statistic, *(percent((result[f] or {}).get(statistic)) for f in ("wer", "cer")), "", "")
+    table.add_row("pooled", percent(result["pooled_wer"]), "", "", "")
+    for name, spread in result["sets"].items():
+        wer = spread["wer"]
+        table.add_row(name, f"{percent(wer['mean'])} ± {percent(wer['std'])}" if wer else "–", "", "", "")
+    console.print(table)
+    console.print(f"MLflow  {result['mlflow_run']}", highlight=False)

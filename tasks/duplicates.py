@@ -1,0 +1,263 @@
+"""The same speech twice: what is done about it within a set, and when training and test sets share it.
+
+Rows are the same recording if their decoded samples are equal, or nearly the same if their acoustic fingerprints
+agree (`speech.fingerprint`); they say the same if text and speaker are equal.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from speech.fingerprint import Words, bit_errors, sketch
+from storage.duplicates import Labels, WordIndex, equal_labels, join_labels, text_keys
+from tasks.policies import DuplicatesConfig, Policy
+from tasks.sets import Mask, Sets, is_trained, values
+from tasks.tables import Row, TableWriter
+
+DUPLICATES = "duplicates.parquet"
+DUPLICATES_SCHEMA = pa.schema(
+    [
+        *[(name, pa.string()) for name in ("id", "set", "kind", "where", "action", "other_id", "other_set")],
+        ("bit_errors", pa.float64()),
+    ]
+)
+SAME, NEAR, TEXT = "same-audio", "near-duplicate", "same-text"
+_SKETCH = 96
+"""Words that a recording is looked up by: all of an isolated digit's, and a twentieth of a long sentence's."""
+_TRIES = 8
+"""Pairs with but one common word that are compared, for each recording: chance makes few among thousands, many among
+millions."""
+_OVERLAP = 0.6
+"""Share of the shorter recording that has to lie over the longer one."""
+
+
+class DuplicateError(ValueError):
+    """The same speech is where the configuration refuses it."""
+
+
+class Fingerprints:
+    """Fingerprints of all checked utterances, on disk.
+
+    Args:
+        folder: An empty folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / "words.bin"
+        self._file = self._path.open("wb")
+        self._index = WordIndex(folder)
+        self._lengths: list[NDArray[np.int32]] = []
+        self._pending: list[int] = []
+        self._count = 0
+
+    def add(self, words: Words) -> None:
+        """Add the next utterance's words."""
+        chosen, positions = sketch(words, _SKETCH)
+        self._index.add(self._count, chosen, positions)
+        self._count += 1
+        self._file.write(words.tobytes())
+        self._pending.append(len(words))
+        if len(self._pending) >= 1 << 16:
+            self._pack()
+
+    def _pack(self) -> None:
+        self._lengths.append(np.array(self._pending, dtype=np.int32))
+        self._pending = []
+
+    def near(self, used: Mask, limit: float) -> Iterator[tuple[int, int, float]]:
+        """Rows that are nearly the same recording, with the share of bits that differ.
+
+        Args:
+            used: Rows to look at.
+            limit: Share of differing bits below which they are.
+        """
+        self._pack()
+        self._file.close()
+        if self._path.stat().st_size == 0:
+            return
+        lengths = np.concatenate(self._lengths)
+        ends = np.cumsum(lengths, dtype=np.int64)
+        words = np.memmap(self._path, dtype=np.uint32, mode="r")
+        tries = _TRIES * len(lengths)
+        for found in self._index.matches():
+            first, second = found["first"].astype(np.int64), found["second"].astype(np.int64)
+            likely, single = used[first] & used[second], found["votes"] == 1
+            late = np.flatnonzero(likely & single)[tries:]
+            likely[late] = False
+            tries -= int((likely & single).sum())
+            for i, j, offset in zip(first[likely], second[likely], found["offset"][likely].tolist(), strict=True):
+                one, two = (words[ends[row] - lengths[row] : ends[row]] for row in (i, j))
+                errors, share = min(bit_errors(one, two, offset + shift) for shift in (-1, 0, 1))
+                if errors < limit and share >= _OVERLAP:
+                    yield int(i), int(j), errors
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Groups of rows that are the same in one respect, and what is to be done about them."""
+
+    kind: str
+    labels: Labels
+    """For each row the first row of its group."""
+    within: Policy
+    overlap: Policy
+
+
+@dataclass(frozen=True)
+class Doubles:
+    """Rows of one finding."""
+
+    finding: Finding
+    again: Mask
+    """Rows whose group has an earlier row in the same set."""
+    leaked: Mask
+    """Trained rows whose group is in another set, too."""
+    other: NDArray[np.int64]
+    """For each row the row that it repeats, where it does."""
+
+    @property
+    def listed(self) -> Mask:
+        """Rows that the table of duplicates names."""
+        return self.leaked if self.finding.kind == TEXT else self.leaked | self.again
+
+
+def find_doubles(finding: Finding, sets: Sets) -> Doubles:
+    """Look at each group of more than one row.
+
+    A group stays in the set of its first row that is not trained on, or, if all are, of its first row; its trained
+    rows elsewhere are leaks.
+    """
+    labels, rows = finding.labels.astype(np.int64), np.arange(len(finding.labels))
+    used = sets.codes >= 0
+    trained = np.array([is_trained(name) for name in [*sets.names, "unused"]])[sets.codes]
+    again, leaked = np.zeros(len(rows), dtype=bool), np.zeros(len(rows), dtype=bool)
+    other = np.full(len(rows), -1, dtype=np.int64)
+    sizes = np.bincount(labels[used], minlength=len(rows))
+    members = rows[used & (sizes[labels] > 1)]
+    # the group's home first, then in order
+    members = members[np.lexsort((members, trained[members], labels[members]))]
+    group, codes = labels[members], sets.codes[members]
+    starts = np.flatnonzero(np.r_[True, group[1:] != group[:-1]]) if len(members) else np.zeros(0, dtype=np.int64)
+    homes = np.repeat(members[starts], np.diff(np.r_[starts, len(members)]))
+    leaked[members] = trained[members] & (codes != sets.codes[homes])
+    keys = np.stack([group, codes], axis=1)
+    _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    earliest = members[first][inverse.reshape(-1)]
+    again[members] = earliest != members
+    other[members] = np.where(leaked[members], homes, earliest)
+    return Doubles(finding, again & ~leaked, leaked, other)
+
+
+def look_for_doubles(
+    path: Path, sets: Sets, prints: Fingerprints | None, config: DuplicatesConfig
+) -> tuple[list[Doubles], Labels, dict[int, float]]:
+    """What comes twice among checked utterances.
+
+    Returns:
+        Same recordings and same texts; groups of equal recordings; bit errors by row of near-duplicates.
+    """
+    used = sets.codes >= 0
+    exact = equal_labels(text_keys(values(path, "sha256")))
+    near = list(prints.near(used, config.bit_errors)) if prints is not None else []
+    pairs = np.array([(i, j) for i, j, _ in near], dtype=np.int64).reshape(-1, 2)
+    audio = join_labels(exact, pairs[:, 0], pairs[:, 1])
+    errors: dict[int, float] = {}
+    for i, j, share in near:
+        for row in (i, j):
+            errors[row] = min(share, errors.get(row, 1.0))
+    said = zip(values(path, "speaker"), values(path, "text"), strict=True)
+    texts = equal_labels(text_keys(f"{speaker}\t{text}" for speaker, text in said))
+    findings = (
+        Finding(NEAR, audio, config.within, config.overlap),
+        Finding(TEXT, texts, "keep", config.same_text),
+    )
+    return [find_doubles(finding, sets) for finding in findings], exact, errors
+
+
+def describe(doubles: Doubles, sets: Sets, exact: Labels, errors: dict[int, float]) -> Iterator[tuple[int, int, Row]]:
+    """Each row that repeats another one, that one, and what the table of duplicates says of them besides their ids.
+
+    Repeated texts within a set are many and harmless: they are counted, not listed.
+    """
+    finding = doubles.finding
+    for row in np.flatnonzero(doubles.listed).tolist():
+        other, leak = int(doubles.other[row]), bool(doubles.leaked[row])
+        equal = bool(exact[row] == exact[other])
+        kind = finding.kind if finding.kind == TEXT else SAME if equal else NEAR
+        yield (
+            row,
+            other,
+            {
+                "set": sets.names[sets.codes[row]],
+                "kind": kind,
+                "where": "overlap" if leak else "within",
+                "action": finding.overlap if leak else finding.within,
+                "other_set": sets.names[sets.codes[other]],
+                "bit_errors": errors.get(row, errors.get(other)) if kind == NEAR else None,
+            },
+        )
+
+
+@dataclass
+class Treated:
+    """What was found and done."""
+
+    dropped: dict[int, Row]
+    """Rows that are dropped, with their line of the table."""
+    counts: dict[str, int]
+    """Rows by kind and place, such as `near-duplicate overlap`."""
+    refused: str
+    """Why the run cannot go on, if a policy says so."""
+
+
+def treat_doubles(
+    path: Path, sets: Sets, prints: Fingerprints | None, config: DuplicatesConfig, table: TableWriter
+) -> Treated:
+    """Find what comes twice, list it, and say what to drop.
+
+    Args:
+        path: Table of checked utterances.
+        sets: Their sets.
+        prints: Their fingerprints, if there are any.
+        config: The policies.
+        table: Takes the list.
+    """
+    found, exact, errors = look_for_doubles(path, sets, prints, config)
+    wanted = np.zeros(len(sets.codes), dtype=bool)
+    for doubles in found:
+        wanted |= doubles.listed
+        wanted[doubles.other[doubles.listed]] = True
+    ids = dict(zip(np.flatnonzero(wanted).tolist(), values(path, "id", wanted), strict=True))
+    treated = Treated({}, {}, "")
+    counts: Counter[str] = Counter()
+    for doubles in found:
+        for row, other, line in describe(doubles, sets, exact, errors):
+            line |= {"id": ids[row], "other_id": ids[other]}
+            table.add(line)
+            counts[f"{line['kind']} {line['where']}"] += 1
+            if line["action"] == "drop":
+                treated.dropped.setdefault(row, line)
+            elif line["action"] == "refuse":
+                treated.refused = treated.refused or _refusal(doubles, line)
+        if doubles.finding.kind == TEXT and doubles.again.any():
+            counts[f"{TEXT} within"] = int(doubles.again.sum())
+    treated.counts = dict(sorted(counts.items()))
+    return treated
+
+
+def _refusal(doubles: Doubles, line: Row) -> str:
+    leak = line["where"] == "overlap"
+    number = int((doubles.leaked if leak else doubles.again).sum())
+    field = "same_text" if line["kind"] == TEXT else line["where"]
+    what = "are in a training set and in another one" if leak else "come twice in one set"
+    drop = "drop (leaves them out of training)" if leak else "drop (keeps the first)"
+    return (
+        f"{number} utterance(s) {what}; the first: {line['id']} ({line['set']}) and {line['other_id']} "
+        f"({line['other_set']}), {line['kind']}. Mend data.sources, or set data.duplicates.{field}: {drop}, or keep."
+    )

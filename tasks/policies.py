@@ -1,0 +1,25 @@
+"""The configuration of what is done about speech that comes twice."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Policy = Literal["keep", "drop", "refuse"]
+
+
+class DuplicatesConfig(BaseModel):
+    """What becomes of speech that comes twice. All of it is counted, and listed in `duplicates.parquet`."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
+
+    fingerprint: bool = True
+    """Look for near-duplicates, too: the same recording re-encoded, padded, at another rate or gain."""
+    bit_errors: float = Field(default=0.17, gt=0, lt=0.4)
+    """Recordings whose fingerprints differ in a smaller share of their bits are near-duplicates."""
+    within: Policy = "keep"
+    """The same recording again in one set: `keep` it, `drop` all but the first, or `refuse` to run."""
+    overlap: Policy = "refuse"
+    """The same recording in the training set and in another one: `keep` both, `drop` it from training, or `refuse`."""
+    same_text: Policy = "keep"
+    """The same text by the same speaker in the training set and in another one: `keep`, `drop` from training, or
+    `refuse`."""

@@ -1,0 +1,174 @@
+"""Work on many shards at once: in threads, in processes, or on a Dask or Ray cluster, through Prefect's task runners.
+
+    for done in map_pieces(config.runner, "tasks.shard:shard_piece", pieces, label="shard train"):
+        ...
+
+A piece is a JSON object that names what to do (URLs, shard numbers, settings) and comes back as one; what is read and
+written goes through the object store, so that a worker on another machine needs nothing but the store and this
+package. Inside a flow run every piece is a task run that the UI shows; without one, threads and processes are plain.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from importlib import import_module
+from itertools import islice
+from multiprocessing import get_context
+from typing import Any, Literal
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.context import FlowRunContext
+from prefect.task_runners import ProcessPoolTaskRunner, ThreadPoolTaskRunner
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from tasks.stage import StageError
+
+Piece = dict[str, Any]
+_AHEAD = 2
+"""Pieces that wait for each worker: it never idles, and no more than that is held in memory."""
+
+
+class RunnerConfig(BaseModel):
+    """Where shards are made, looked at and decoded."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
+
+    kind: Literal["threads", "processes", "dask", "ray"] = "threads"
+    """`threads` or `processes` of this machine; `dask` or `ray` on a cluster (packages prefect-dask, prefect-ray)."""
+    address: str = ""
+    """For `dask` and `ray`: the cluster's, such as tcp://head:8786 or ray://head:10001; empty starts one here."""
+    workers: int = Field(default=0, ge=0)
+    """Pieces at once; 0 is one per core of this machine, or of the cluster."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "RunnerConfig":
+        if self.address and self.kind in ("threads", "processes"):
+            raise ValueError(f"kind {self.kind} works on this machine: leave address empty, or use kind dask or ray")
+        return self
+
+    @property
+    def local(self) -> bool:
+        """Whether the workers are threads of this process."""
+        return self.kind == "threads"
+
+
+def find_work(name: str) -> Callable[[Piece], Any]:
+    """The function that "module:function" names; only this package's own."""
+    module, _, function = name.partition(":")
+    if module.partition(".")[0] != "tasks":
+        raise ValueError(f"{name!r} is no work of this package")
+    work: Callable[[Piece], Any] = getattr(import_module(module), function)
+    return work
+
+
+def do_piece(name: str, piece: Piece) -> Any:
+    """Do one piece of work."""
+    return find_work(name)(piece)
+
+
+_decorate: Any = task(name="piece", persist_result=False, cache_policy=NO_CACHE, task_run_name="{label}")
+
+
+@_decorate  # type: ignore[untyped-decorator]
+def piece_task(name: str, piece: Piece, label: str) -> Any:
+    """One piece of work as a Prefect task."""
+    return do_piece(name, piece)
+
+
+def map_pieces(runner: RunnerConfig, name: str, pieces: Iterable[Piece], label: str) -> Iterator[Any]:
+    """Do pieces of work, several at once.
+
+    Args:
+        runner: Where.
+        name: The function, as "module:function"; it takes a piece and gives a JSON value.
+        pieces: Taken few at a time.
+        label: Of the task runs; the piece's `name` is added.
+
+    Yields:
+        What each piece gave, in order.
+
+    Raises:
+        StageError: The runner's package is missing, or dask or ray was asked for outside a flow run.
+        Exception: Whatever a piece raised; pieces that have not begun are dropped.
+    """
+    with _submitter(runner) as submitter:
+        source = iter(pieces)
+        window = [submitter.submit(name, one, label) for one in islice(source, _AHEAD * worker_count(runner.workers))]
+        while window:
+            yield window.pop(0)()
+            window += [submitter.submit(name, one, label) for one in islice(source, 1)]
+
+
+def worker_count(configured: int) -> int:
+    """Workers to use: the configured number, or one per core."""
+    return configured or os.cpu_count() or 1
+
+
+class _Plain(AbstractContextManager["_Plain"]):
+    """Threads or processes without Prefect."""
+
+    def __init__(self, runner: RunnerConfig) -> None:
+        count = worker_count(runner.workers)
+        self._pool: Executor = (
+            ThreadPoolExecutor(count) if runner.local else ProcessPoolExecutor(count, mp_context=get_context("spawn"))
+        )
+
+    def submit(self, name: str, piece: Piece, label: str) -> Callable[[], Any]:
+        future: Future[Any] = self._pool.submit(do_piece, name, piece)
+        return future.result
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+
+class _OfPrefect(AbstractContextManager["_OfPrefect"]):
+    """One of Prefect's task runners."""
+
+    def __init__(self, runner: RunnerConfig) -> None:
+        self._runner = task_runner(runner)
+
+    def __enter__(self) -> "_OfPrefect":
+        self._runner.__enter__()
+        return self
+
+    def submit(self, name: str, piece: Piece, label: str) -> Callable[[], Any]:
+        text = f"{label} {piece.get('name', '')}".strip()
+        future = self._runner.submit(piece_task, {"name": name, "piece": piece, "label": text})
+        return lambda: future.result(raise_on_failure=True)
+
+    def __exit__(self, *failure: Any) -> None:
+        self._runner.__exit__(*failure)
+
+
+def _submitter(runner: RunnerConfig) -> Any:
+    if FlowRunContext.get() is not None:
+        return _OfPrefect(runner)
+    if runner.kind in ("dask", "ray"):
+        raise StageError(f"runner.kind {runner.kind} needs a flow run: use `starling run`, or runner.kind threads")
+    return _Plain(runner)
+
+
+def task_runner(runner: RunnerConfig) -> Any:
+    """The Prefect task runner of a configuration.
+
+    Raises:
+        StageError: Its package is not installed.
+    """
+    count = worker_count(runner.workers)
+    if runner.kind == "threads":
+        return ThreadPoolTaskRunner(max_workers=count)
+    if runner.kind == "processes":
+        return ProcessPoolTaskRunner(max_workers=count)
+    try:
+        module = import_module(f"prefect_{runner.kind}")
+    except ImportError as error:
+        raise StageError(
+            f"runner.kind {runner.kind} needs the package prefect-{runner.kind}: pip install 'starling[{runner.kind}]'"
+        ) from error
+    if runner.kind == "dask":
+        here = {"n_workers": count, "threads_per_worker": 1, "dashboard_address": None, "host": "127.0.0.1"}
+        return module.DaskTaskRunner(**({"address": runner.address} if runner.address else {"cluster_kwargs": here}))
+    here = {"num_cpus": count, "include_dashboard": False}
+    return module.RayTaskRunner(**({"address": runner.address} if runner.address else {"init_kwargs": here}))

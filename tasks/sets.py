@@ -1,0 +1,142 @@
+"""Which set each checked utterance belongs to: its source's, its corpus' own, a split's, or a fold."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tasks.config import DataConfig
+from tasks.splits import (
+    TRAIN,
+    Groups,
+    Ints,
+    SplitError,
+    bin_numbers,
+    encode,
+    fold_groups,
+    group_strata,
+    name_order,
+    split_groups,
+)
+from tasks.tables import batches
+
+VALID, TEST = "valid", "test"
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Sets:
+    """Sets of all rows of a table of checked utterances."""
+
+    codes: Ints
+    """Position in `names` of each row's set; -1 for rows that are not used."""
+    names: list[str]
+    """Set names, in order."""
+
+
+def fold_name(number: int) -> str:
+    """Set of a fold, from 1."""
+    return f"fold-{number}"
+
+
+def is_trained(name: str) -> bool:
+    """Whether a set is trained on: the training set, and every fold in its turn."""
+    return name == TRAIN or name.startswith("fold-")
+
+
+def values(path: Path, name: str, rows: Mask | None = None) -> Iterator[Any]:
+    """Values of a column of a local table, in the chosen rows."""
+    begin = 0
+    for batch in batches(path, [name]):
+        column = batch.column(0)
+        if rows is not None:
+            column = column.filter(pa.array(rows[begin : begin + batch.num_rows]))
+        begin += batch.num_rows
+        yield from column.to_pylist()
+
+
+def _is_number(path: Path, name: str) -> bool:
+    for batch in batches(path):
+        if name not in batch.schema.names:
+            raise SplitError(f"data.stratify: utterances have no {name!r}, but {', '.join(batch.schema.names)}")
+        kind = batch.schema.field(name).type
+        return bool(pa.types.is_floating(kind) or pa.types.is_integer(kind))
+    return False
+
+
+def _strata_of_rows(path: Path, rows: Mask, column: str, groups: Ints, sizes: Ints) -> tuple[Ints, list[str]]:
+    """Code of each chosen row in one column, and the codes' names; numbers are those of the group's mean."""
+    if not _is_number(path, column):
+        return encode(values(path, column, rows))
+    numbers = np.fromiter((value or 0 for value in values(path, column, rows)), dtype=np.float64)
+    means = np.bincount(groups, weights=numbers, minlength=len(sizes)) / np.maximum(sizes, 1)
+    codes = bin_numbers(means)[groups]
+    return codes, [f"{column}-{number}" for number in range(int(codes.max(initial=0)) + 1)]
+
+
+def _groups(path: Path, rows: Mask, data: DataConfig, seed: int) -> tuple[Groups, Ints]:
+    """The groups of the chosen rows, and the group of each."""
+    if data.split_by == "speaker":
+        group_of, names = encode(values(path, "speaker", rows))
+        order = name_order(names, seed)
+    else:
+        group_of = np.arange(int(rows.sum()))
+        order = name_order(values(path, "id", rows), seed)
+    sizes = np.bincount(group_of, minlength=len(order)).astype(np.int64)
+    if not data.stratify:
+        return Groups(sizes, order), group_of
+    strata, labels = np.zeros(len(group_of), dtype=np.int64), [""]
+    for column in data.stratify:
+        codes, found = _strata_of_rows(path, rows, column, group_of, sizes)
+        # only the combinations that there are: many columns of many values would be too many
+        used, strata = np.unique(strata * len(found) + codes, return_inverse=True)
+        labels = [f"{labels[pair // len(found)]}/{found[pair % len(found)]}" for pair in used.tolist()]
+    return Groups(sizes, order, group_strata(group_of, strata, len(sizes)), labels), group_of
+
+
+def assign_sets(path: Path, used: Mask, data: DataConfig, seed: int) -> Sets:
+    """Give every used row of a table of checked utterances its set; a set that exists takes no share.
+
+    Args:
+        path: Parquet table with the columns `id`, `speaker`, `set` (empty where none is named) and `data.stratify`.
+        used: Rows that are used.
+        data: How to divide.
+        seed: Chooses among divisions.
+
+    Raises:
+        SplitError: If there are too few speakers (or utterances) for the sets.
+    """
+    codes, names = encode(values(path, "set"))
+    codes[~used] = -1
+    present = {names[code] for code in np.unique(codes[used]).tolist()} - {""}
+    pool = {"", TRAIN} if data.folds else {""}
+    free = np.isin(codes, [names.index(name) for name in pool if name in names]) & used
+    if free.any():
+        division, found = _divide(path, free, data, seed, present)
+        merged = [*names, *(name for name in found if name not in names)]
+        codes[free] = np.array([merged.index(name) for name in found], dtype=np.int64)[division]
+        names = merged
+    return Sets(codes, names)
+
+
+def _divide(path: Path, free: Mask, data: DataConfig, seed: int, present: set[str]) -> tuple[Ints, list[str]]:
+    """Position of each free row's set in a list of names."""
+    groups, group_of = _groups(path, free, data, seed)
+    shares = {VALID: 0.0 if VALID in present else data.valid_share}
+    if not data.folds:
+        shares[TEST] = 0.0 if present - {TRAIN, VALID} else data.test_share
+    shares = {name: share for name, share in shares.items() if share > 0}
+    division = split_groups(groups, shares, seed)[group_of]
+    if not data.folds:
+        return division, [TRAIN, *shares]
+    names = [*shares, *(fold_name(number + 1) for number in range(data.folds))]
+    rest = free.copy()
+    rest[free] = division == 0
+    groups, group_of = _groups(path, rest, data, seed)
+    division -= 1
+    division[division < 0] = fold_groups(groups, data.folds, seed)[group_of] + len(shares)
+    return division, names

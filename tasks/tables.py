@@ -1,0 +1,116 @@
+"""Parquet tables, whole or as a stream: what a stage writes with millions of rows never is in memory at once."""
+
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from storage.objects import ObjectStore
+
+Row = dict[str, Any]
+ROWS = 1 << 15
+"""Rows of a row group, and of a batch when reading: some 10 MB of utterances."""
+
+
+def write_table(store: ObjectStore, name: str, rows: list[Row], schema: pa.Schema) -> None:
+    """Write rows as one Parquet file, whole or not at all."""
+    buffer = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), buffer)
+    store.write(name, buffer.getvalue())
+
+
+def read_table(store: ObjectStore, name: str) -> list[Row]:
+    """Rows of a Parquet file."""
+    rows: list[Row] = pq.read_table(io.BytesIO(store.read(name))).to_pylist()
+    return rows
+
+
+class TableWriter:
+    """Writes a local Parquet file row by row; publish the file when it is closed.
+
+    Args:
+        path: The file.
+        schema: Its columns.
+    """
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self.path, self.schema = path, schema
+        self.count = 0
+        """Rows so far."""
+        self._rows: list[Row] = []
+        self._writer = pq.ParquetWriter(path, schema, compression="zstd")
+
+    def add(self, row: Row) -> None:
+        """Add a row."""
+        self._rows.append(row)
+        self.count += 1
+        if len(self._rows) >= ROWS:
+            self._flush()
+
+    def add_batch(self, batch: pa.RecordBatch) -> None:
+        """Add the rows of an Arrow batch with the table's columns."""
+        self._flush()
+        self.count += batch.num_rows
+        self._writer.write_batch(batch.select(self.schema.names).cast(self.schema))
+
+    def close(self) -> None:
+        """Write what is left; the file is complete then."""
+        self._flush()
+        self._writer.close()
+
+    def _flush(self) -> None:
+        if self._rows:
+            self._writer.write_table(pa.Table.from_pylist(self._rows, schema=self.schema))
+            self._rows = []
+
+    def __enter__(self) -> "TableWriter":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def batches(path: Path, columns: Sequence[str] | None = None, where: dict[str, str] | None = None) -> Iterator[Any]:
+    """A local Parquet file in batches of at most `ROWS` rows.
+
+    Args:
+        path: The file.
+        columns: Only these; all by default.
+        where: Only rows whose columns have these values.
+
+    Yields:
+        Arrow record batches.
+    """
+    wanted = None if columns is None else list(dict.fromkeys([*columns, *(where or {})]))
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(batch_size=ROWS, columns=wanted, use_threads=False):
+            for column, value in (where or {}).items():
+                batch = batch.filter(pc.equal(batch.column(column), value))
+            yield batch if columns is None else batch.select(list(columns))
+
+
+def iter_table(
+    store: ObjectStore,
+    name: str,
+    folder: Path,
+    columns: Sequence[str] | None = None,
+    where: dict[str, str] | None = None,
+) -> Iterator[Row]:
+    """Rows of a stored Parquet file, a batch in memory at a time.
+
+    Args:
+        store: Where it is.
+        name: Its name.
+        folder: Local folder for a copy if the store is remote; the caller removes it.
+        columns: Only these; all by default.
+        where: Only rows whose columns have these values.
+    """
+    for batch in batches(store.fetch(name, folder), columns, where):
+        yield from batch.to_pylist()

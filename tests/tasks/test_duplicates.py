@@ -1,0 +1,107 @@
+import shutil
+from collections import Counter
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from support import small_corpus, tone, write_table
+
+from speech.audio import resample
+from tasks.config import parse_config
+from tasks.duplicates import NEAR, TEXT, DuplicateError, Finding, find_doubles
+from tasks.prepare import MANIFEST, PREPARE, QUARANTINE, read_table
+from tasks.sets import Sets
+from tasks.stage import Run
+
+
+def corpus(folder):
+    """Ten recordings; one of `train` comes again in `test`, padded, resampled and softer; one twice in `train`."""
+    rows = []
+    for n in range(10):
+        path = folder / "audio" / f"{n}.wav"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        soundfile.write(path, tone(1.5, seed=n), 16000, subtype="PCM_16")
+        rows.append((f"u{n}", path, f"text {n}", f"s{n}", "train" if n < 6 else "test" if n < 8 else "valid"))
+    wave = torch.from_numpy(soundfile.read(rows[1][1], dtype="float32")[0])
+    altered = resample(torch.cat([torch.zeros(5000), wave, torch.zeros(3000)]), 16000, 22050) * 0.2
+    soundfile.write(folder / "audio" / "near.flac", altered.numpy(), 22050)
+    rows.append(("near", folder / "audio" / "near.flac", "other words", "x", "test"))
+    shutil.copy(rows[2][1], folder / "audio" / "again.wav")
+    rows.append(("again", folder / "audio" / "again.wav", "text 2", "s2", "train"))
+    rows.append(("said", folder / "audio" / "said.wav", "text 3", "s3", "test"))
+    soundfile.write(rows[-1][1], tone(1.5, seed=99), 16000)
+    return write_table(folder, rows)
+
+
+def prepare(path, **policies):
+    document = {"name": "d", "data": {"sources": [{"kind": "table", "path": str(path)}], "duplicates": policies}}
+    return PREPARE.execute(Run(parse_config(document), "r"))
+
+
+def test_overlap_of_training_and_test_is_refused_by_default(home, tmp_path):
+    with pytest.raises(DuplicateError, match=r"u1 \(train\) and near \(test\), near-.*overlap: drop.*duplicates"):
+        prepare(corpus(tmp_path))
+
+
+def test_what_is_kept_is_listed(home, tmp_path):
+    result = prepare(corpus(tmp_path), overlap="keep")
+    found = {row["id"]: row for row in read_table(result.store, "duplicates.parquet")}
+    assert {name: (row["kind"], row["where"], row["other_id"]) for name, row in found.items()} == {
+        "u1": ("near-duplicate", "overlap", "near"),
+        "again": ("same-audio", "within", "u2"),
+        "u3": ("same-text", "overlap", "said"),
+    }
+    assert 0 < found["u1"]["bit_errors"] < 0.17
+    assert result.record["duplicates"] == {
+        "near-duplicate overlap": 1, "same-audio within": 1, "same-text overlap": 1, "same-text within": 1
+    }  # fmt: skip
+    assert result.counts == {"read": 13, "written": 13, "quarantined": 0}
+
+
+def test_what_is_dropped_is_quarantined_and_the_counts_add_up(home, tmp_path):
+    result = prepare(corpus(tmp_path), overlap="drop", within="drop", same_text="drop")
+    gone = {row["id"]: row["reason"] for row in read_table(result.store, QUARANTINE)}
+    assert gone == {"u1": "near-duplicate", "again": "duplicate", "u3": "same-text"}
+    used = read_table(result.store, MANIFEST)
+    assert not gone.keys() & {row["id"] for row in used}
+    assert Counter(row["set"] for row in used) == {"train": 4, "test": 4, "valid": 2}
+    assert result.counts == {"read": 13, "written": 10, "quarantined": 3}
+    assert result.record["sets"]["train"]["utterances"] == 4
+
+
+def test_without_fingerprints_only_equal_samples_count(home, tmp_path):
+    result = prepare(corpus(tmp_path), fingerprint=False)
+    assert "near-duplicate overlap" not in result.record["duplicates"]
+    with pytest.raises(DuplicateError, match=r"come twice in one set.*again \(train\) and u2.*within"):
+        prepare(tmp_path / "metadata.csv", fingerprint=False, within="refuse")
+    with pytest.raises(DuplicateError, match=r"same_text: drop"):
+        prepare(tmp_path / "metadata.csv", fingerprint=False, same_text="refuse")
+
+
+def test_a_corpus_without_doubles_reports_none(home, tmp_path):
+    assert prepare(small_corpus(tmp_path, speakers=6)).record["duplicates"] == {}
+
+
+def doubles(labels, sets, kind=NEAR):
+    names = sorted(set(sets) - {""})
+    codes = np.array([names.index(name) if name else -1 for name in sets])
+    found = find_doubles(Finding(kind, np.array(labels, dtype=np.int32), "keep", "keep"), Sets(codes, names))
+    return np.flatnonzero(found.again).tolist(), np.flatnonzero(found.leaked).tolist(), found.other.tolist()
+
+
+def test_a_group_stays_in_its_test_set_and_leaks_from_training():
+    again, leaked, other = doubles([0, 0, 0, 0, 4], ["train", "train", "test", "valid", "train"])
+    assert (again, leaked) == ([], [0, 1])
+    assert other[:2] == [2, 2]
+
+
+def test_folds_leak_into_one_another_and_the_first_keeps_the_group():
+    again, leaked, other = doubles([0, 1, 0, 0], ["fold-2", "fold-1", "fold-1", "fold-2"])
+    assert (again, leaked) == ([3], [2])
+    assert (other[2], other[3]) == (0, 0)
+
+
+def test_rows_that_are_not_used_are_nobodys_double():
+    assert doubles([0, 0, 0], ["", "train", "test"], TEXT)[:2] == ([], [1])
+    assert doubles([0, 0], ["", "train"])[:2] == ([], [])

@@ -1,0 +1,84 @@
+from collections import defaultdict
+
+import numpy as np
+import pytest
+
+from tasks.config import ConfigError, parse_config
+from tasks.prepare import _SCHEMA
+from tasks.sets import assign_sets
+from tasks.splits import SplitError
+from tasks.tables import TableWriter
+
+
+def table(folder, count=240, speakers=24, sets=("",)):
+    path = folder / "checked.parquet"
+    with TableWriter(path, _SCHEMA) as writer:
+        for n in range(count):
+            speaker = n % speakers
+            row = {"id": f"u{n}", "speaker": f"s{speaker}", "set": sets[n % len(sets)], "text": "x"}
+            writer.add(row | {"domain": f"d{speaker % 3}", "duration": 1.0 + speaker + n / 1000})
+    return path
+
+
+def data(**fields):
+    sources = [{"kind": "table", "path": "x"}]
+    return parse_config({"name": "n", "data": {"sources": sources} | fields}).data
+
+
+def members(path, used, config, seed=1):
+    sets = assign_sets(path, used, config, seed)
+    found = defaultdict(list)
+    for n, code in enumerate(sets.codes.tolist()):
+        if code >= 0:
+            found[sets.names[code]].append(n)
+    return dict(found)
+
+
+EVERY = np.ones(240, dtype=bool)
+
+
+@pytest.mark.parametrize("stratify", [(), ("domain",), ("duration",), ("domain", "duration")])
+def test_sets_keep_speakers_apart_whatever_they_are_stratified_by(tmp_path, stratify):
+    found = members(table(tmp_path), EVERY, data(stratify=stratify, valid_share=0.2, test_share=0.2))
+    speakers = {name: {n % 24 for n in rows} for name, rows in found.items()}
+    assert sum(map(len, speakers.values())) == 24
+    assert set(speakers) == {"train", "valid", "test"}
+    assert sum(map(len, found.values())) == 240
+
+
+def test_strata_are_in_every_set(tmp_path):
+    path = table(tmp_path, count=2400, speakers=240)
+    for column in ("domain", "speaker"):
+        by = "utterance" if column == "speaker" else "speaker"
+        found = members(path, np.ones(2400, dtype=bool), data(stratify=(column,), split_by=by))
+        for name in ("valid", "test"):
+            assert len(found[name]) == pytest.approx(240, abs=60)
+        domains = np.bincount([n % 240 % 3 for n in found["test"]])
+        assert domains.min() >= 40
+
+
+def test_rows_that_are_not_used_have_no_set_and_change_nothing_for_their_neighbours(tmp_path):
+    path, used = table(tmp_path), EVERY.copy()
+    used[::7] = False
+    found = members(path, used, data())
+    assert sorted(row for rows in found.values() for row in rows) == np.flatnonzero(used).tolist()
+
+
+def test_folds_keep_speakers_apart_and_leave_named_sets_alone(tmp_path):
+    path = table(tmp_path, sets=("", "train", "eval"))
+    found = members(path, EVERY, data(folds=4))
+    assert set(found) == {"fold-1", "fold-2", "fold-3", "fold-4", "valid", "eval"}
+    assert found["eval"] == [n for n in range(240) if n % 3 == 2]
+    speakers = [{n % 24 for n in found[name]} for name in found if name != "eval"]
+    assert sum(map(len, speakers)) == len(set.union(*speakers))
+    assert members(path, EVERY, data(folds=4, fold=2)) == found
+
+
+def test_an_unknown_column_and_impossible_folds_are_named(tmp_path):
+    with pytest.raises(SplitError, match="no 'accent', but id, set"):
+        assign_sets(table(tmp_path), EVERY, data(stratify=("accent",)), 1)
+    with pytest.raises(ConfigError, match="needs split_by: utterance"):
+        data(stratify=("speaker",))
+    for wrong in ({"folds": 1}, {"folds": 3, "fold": 4}, {"fold": 1}):
+        with pytest.raises(ConfigError, match="2 folds or more"):
+            data(**wrong)

@@ -11,13 +11,15 @@ import multiprocessing
 import resource
 import tempfile
 import time
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from storage.duplicates import equal_labels, text_keys
+from storage.columns import collect_columns
+from storage.duplicates import SeenTexts, equal_labels, text_keys
 from storage.index import SCHEMA, ShardIndex, ShardRecord
 from storage.objects import ObjectStore
 from tasks.config import DataConfig, parse_config
@@ -25,6 +27,12 @@ from tasks.manifest import MANIFEST, first_of_ids, iter_manifest, write_manifest
 from tasks.prepare import _SCHEMA
 from tasks.sets import assign_sets, values
 from tasks.tables import TableWriter
+from training.batching import plan_epoch
+from training.sampling import Draws, SamplingConfig
+from training.store.epochs import ShardMap
+from training.store.ledger import Ledger
+from training.store.messages import Rows, encode, pack_rows
+from training.store.worklist import Worklist, plan_lease
 
 CHUNK = 1 << 15
 PER_SPEAKER, PER_SHARD = 100, 500
@@ -107,47 +115,129 @@ def read_set(folder: Path, count: int) -> None:
     assert 0 < found < count
 
 
-def build(folder: Path, count: int) -> ShardIndex:
-    """An index of all utterances, in order, 500 to a shard."""
-    tables, seconds, before = [], np.zeros(0), 0
-    for begin in range(0, count, CHUNK):
-        size = min(CHUNK, count - begin)
-        number = np.arange(begin, begin + size)
-        durations = np.random.default_rng(begin).gamma(4.0, 2.5, size) + 0.2
-        columns = {
-            "id": [f"corpus-{n:010d}" for n in number],
-            "shard": number // PER_SHARD,
-            "offset": number % PER_SHARD * 200_000,
-            "length": np.full(size, 190_000),
-            "duration": durations,
-            "num_frames": (durations * 16000).astype(np.int64),
-            "sample_rate": np.full(size, 16000),
-            "text": ["seven words that somebody said once upon"] * size,
-            "speaker": [f"speaker{n:07d}" for n in number // PER_SPEAKER],
-            "corpus": ["made-up"] * size,
-            "domain": [f"domain{n % 5}" for n in number // PER_SPEAKER],
-            "language": ["en"] * size,
-        }
-        tables.append(pa.table([pa.array(columns[f.name], f.type) for f in SCHEMA], schema=SCHEMA))
-        seconds = np.append(seconds, durations)
-        before += size
-    shard = np.arange(count) // PER_SHARD
-    totals, sizes = np.bincount(shard, weights=seconds), np.bincount(shard)
-    records = (
-        ShardRecord(f"shard-{n:06d}.tar", int(sizes[n]), float(totals[n]), PER_SHARD * 200_000, f"{n:064x}")
-        for n in range(len(sizes))
-    )
-    return ShardIndex(pa.concat_tables(tables), tuple(records), {"payload": "flac", "set": "train"})
+def rows_of_shards(begin: int, size: int) -> pa.Table:
+    """Rows of an index, 500 to a shard."""
+    number = np.arange(begin, begin + size)
+    draw = np.random.default_rng(begin)
+    durations = draw.gamma(4.0, 2.5, size) + 0.2
+    columns = {
+        "id": [f"corpus-{n:010d}" for n in number],
+        "shard": number // PER_SHARD,
+        "offset": number % PER_SHARD * 200_000,
+        "length": draw.integers(100_000, 200_000, size),
+        "duration": durations,
+        "num_frames": (durations * 16000).astype(np.int64),
+        "sample_rate": np.full(size, 16000),
+        "text": pa.array(texts()).take(pa.array(draw.integers(0, len(texts()), size))),
+        "speaker": [f"speaker{n:07d}" for n in number // PER_SPEAKER],
+        "corpus": ["made-up"] * size,
+        "domain": [f"domain{min(n % 16, 4)}" for n in number // 100_000],
+        "language": ["en"] * size,
+    }
+    return pa.table([pa.array(columns[f.name], f.type) for f in SCHEMA], schema=SCHEMA)
 
 
 def index_write(folder: Path, count: int) -> None:
-    """Build, validate and publish an index."""
-    build(folder, count).write(ObjectStore(folder))
+    """Join the parts of an index shard by shard, validate and publish it, as the shard stage does."""
+    records: list[ShardRecord] = []
+
+    def parts() -> Iterator[pa.Table]:
+        for begin in range(0, count, 100 * PER_SHARD):
+            rows = rows_of_shards(begin, min(100 * PER_SHARD, count - begin))
+            for start in range(0, len(rows), PER_SHARD):
+                part = rows.slice(start, PER_SHARD)
+                seconds = float(part.column("duration").to_numpy().sum())
+                n = len(records)
+                records.append(ShardRecord(f"shard-{n:06d}.tar", len(part), seconds, PER_SHARD * 200_000, f"{n:064x}"))
+                yield part
+
+    columns = collect_columns(parts(), SCHEMA)
+    ShardIndex(columns, tuple(records), {"payload": "flac", "set": "train"}).write(ObjectStore(folder))
+
+
+def read_index(folder: Path) -> ShardIndex:
+    """Read and validate it."""
+    return ShardIndex.read(ObjectStore(folder))
 
 
 def index_read(folder: Path, count: int) -> None:
     """Read and validate it."""
-    assert len(ShardIndex.read(ObjectStore(folder))) == count
+    assert len(read_index(folder)) == count
+
+
+def index_digest(folder: Path, count: int) -> None:
+    """Read it and compute its digest."""
+    assert len(read_index(folder).digest) == 64
+
+
+def training_columns(folder: Path, count: int) -> None:
+    """What a training node keeps of an index, and 1,000 utterances at random."""
+    index = read_index(folder)
+    kept = [index.values(name) for name in ("id", "speaker", "text", "duration", "shard", "offset", "length")]
+    for row in np.random.default_rng(0).integers(0, count, 1000).tolist():
+        assert all(column[row].as_py() is not None for column in kept)
+
+
+def plan(folder: Path, count: int) -> None:
+    """Batches of an epoch for a node alone, from the index on."""
+    durations = read_index(folder).column("duration")
+    batches = plan_epoch(durations, batch_seconds=600, max_batch=64, seed=1, epoch=1)
+    assert sum(map(len, batches)) == count
+
+
+def leases(folder: Path, count: int, nodes: int = 16) -> dict[str, object]:
+    """A whole epoch in the store's ledger: leases for 16 nodes, their batches, and reports of the batches."""
+    index = read_index(folder)
+    shards, durations = ShardMap(Draws(index, SamplingConfig(), 1).shard), index.column("duration")
+    ledger = Ledger(shards, lambda _, rows: [index.values("id")[row].as_py() for row in rows], 1, 1)
+    for node in range(nodes):
+        ledger.apply({"event": "join", "node": node, "incarnation": f"n{node}", "endpoints": []})
+        ledger.apply({"event": "ready", "incarnation": f"n{node}"})
+
+    def planner(epoch: int, rows: Rows, name: str) -> list[Rows]:
+        return [rows[part] for part in plan_epoch(durations[rows], batch_seconds=600, max_batch=64, seed=1, epoch=0)]
+
+    granted, largest, state = 0, 0, 0
+    while not ledger.complete:
+        for node in range(nodes):
+            lease = ledger.apply({"event": "lease", "epoch": 0, "incarnation": f"n{node}", "live": nodes})
+            if lease is None:
+                break
+            granted += 1
+            packed = pack_rows(lease.rows)
+            largest = max(largest, len(packed))
+            worklist = Worklist(shards, 1, 1, {})
+            found = {"id": str(lease.number), "epoch": 0, "whole": False, "rows": packed}
+            worklist.add(plan_lease(planner, found, len(shards)))
+            if granted == nodes:
+                state = len(encode(ledger.to_dict()))
+            report(ledger, worklist, f"n{node}")
+    return {"leases": granted, "largest_lease_bytes": largest, "state_bytes": state}
+
+
+def report(ledger: Ledger, worklist: Worklist, name: str) -> None:
+    """Train the batches of a node: here, only report them."""
+    sequence = 0
+    while (batch := worklist.next()) is not None:
+        counts = {"utterances": len(batch.rows), "seconds": 600.0}
+        event = {"event": "report", "incarnation": name, "seq": sequence, "epoch": 0, "counts": counts}
+        ledger.apply({**event, "rows": pack_rows(batch.rows)})
+        sequence += 1
+
+
+def sampling(folder: Path, count: int) -> dict[str, object]:
+    """Which utterance each position of an epoch is, with domains drawn at a temperature."""
+    draws = Draws(read_index(folder), SamplingConfig(kind="temperature", by="domain"), 1)
+    rows = draws.rows(0, np.arange(len(draws)))
+    assert len(rows) == count
+    return {"utterances_drawn": int(np.count_nonzero(np.bincount(rows, minlength=count)))}
+
+
+def duplicate_ids(folder: Path, count: int) -> None:
+    """What a corpus reader remembers to tell ids that come twice."""
+    seen = SeenTexts()
+    for n in range(count):
+        assert seen.add(f"corpus-{n:010d}")
 
 
 def ids(folder: Path, count: int) -> None:
@@ -165,17 +255,23 @@ PARTS = {
     "split by speaker": (split, {}),
     "write manifest": (manifest, {}),
     "read one set of it": (read_set, {}),
-    "build, validate, write index": (index_write, {}),
+    "join parts, validate, write index": (index_write, {}),
     "read, validate index": (index_read, {}),
+    "digest of the index": (index_digest, {}),
+    "columns for a training node": (training_columns, {}),
+    "plan an epoch's batches": (plan, {}),
+    "leases and reports, 16 nodes": (leases, {}),
+    "sampling at a temperature": (sampling, {}),
+    "ids of a corpus reader": (duplicate_ids, {}),
 }
 
 
 def _child(name: str, folder: Path, count: int, pipe) -> None:
     work, fields = PARTS[name]
     started = time.perf_counter()
-    work(folder, count, **fields)
+    about = work(folder, count, **fields) or {}
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    pipe.send((time.perf_counter() - started, peak / 1024))
+    pipe.send((time.perf_counter() - started, peak / 1024, about))
 
 
 def measure(name: str, folder: Path, count: int) -> dict[str, object]:
@@ -186,31 +282,41 @@ def measure(name: str, folder: Path, count: int) -> dict[str, object]:
     child.start()
     theirs.close()
     try:
-        seconds, peak = ours.recv()
+        seconds, peak, about = ours.recv()
     except EOFError:
         raise SystemExit(f"{name} failed") from None
     finally:
         child.join()
-    return {"part": name, "seconds": round(seconds, 2), "peak_mb": round(peak)}
+    return {"part": name, "seconds": round(seconds, 2), "peak_mb": round(peak), **about}
+
+
+def about(row: dict[str, object]) -> list[str]:
+    """What else a part tells."""
+    return [f"{name} {value:,}" for name, value in row.items() if name not in ("part", "seconds", "peak_mb")]
 
 
 def main() -> None:
     """Measure every part and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--utterances", type=int, default=10_000_000)
+    parser.add_argument("--parts", nargs="*", default=list(PARTS), help="some parts; later ones need earlier ones")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory(prefix="starling-manifest-") as folder:
-        for name in PARTS:
+        for name in args.parts:
             row = measure(name, Path(folder), args.utterances)
             rows.append(row)
             if not args.json:
                 rate = args.utterances / float(str(row["seconds"]))
-                print(f"{name:32} {row['seconds']:8.1f} s {rate:12,.0f} utterances/s {row['peak_mb']:6} MB", flush=True)
+                print(
+                    f"{name:32} {row['seconds']:8.1f} s {rate:12,.0f} utterances/s {row['peak_mb']:6} MB",
+                    *about(row),
+                    flush=True,
+                )
         if args.json:
-            size = (Path(folder) / MANIFEST).stat().st_size
-            print(json.dumps({"utterances": args.utterances, "manifest_bytes": size, "parts": rows}, indent=1))
+            files = {path.name: path.stat().st_size for path in sorted(Path(folder).glob("*.parquet"))}
+            print(json.dumps({"utterances": args.utterances, "bytes": files, "parts": rows}, indent=1))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ POOL = "starling"
 """Work pool whose worker runs flows as processes."""
 DEFAULT_QUEUE = "default"
 """Work queue of everything but nodes; every pool has it."""
+FOLDS = 5
+"""Folds of the cross-validation that a deployment runs, unless the configuration or its parameter says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,8 @@ class Scheduled:
     flow: str
     cron: str
     about: str
+    module: str = "pipeline"
+    """Module of flows/ that has the flow."""
 
 
 SCHEDULED = (
@@ -29,6 +33,7 @@ SCHEDULED = (
     Scheduled("evaluate", "5 * * * *", "Every hour: decode, score and register what is new."),
     Scheduled("ingest", "", "On demand: corpora, shards and features."),
     Scheduled("train", "", "On demand: train, ingesting first if needed."),
+    Scheduled("crossvalidate", "", "On demand: train and score every fold.", module="folds"),
 )
 
 
@@ -48,11 +53,11 @@ def deploy(config: PipelineConfig, timezone: str = "UTC") -> list[dict[str, Any]
     root = Path(flows.__file__).resolve().parent.parent
     done: list[dict[str, Any]] = []
     for item in SCHEDULED:
-        loaded: Any = Flow.from_source(source=str(root), entrypoint=f"flows/pipeline.py:{item.flow}")
+        loaded: Any = Flow.from_source(source=str(root), entrypoint=f"flows/{item.module}.py:{item.flow}")
         identity = loaded.deploy(
             name=config.name,
             work_pool_name=POOL,
-            parameters={"config": config.model_dump(mode="json", by_alias=True)},
+            parameters=_parameters(item, config),
             schedules=[_cron(item.cron, timezone)] if item.cron else [],
             description=item.about,
             tags=["starling", config.model.kind],
@@ -63,6 +68,11 @@ def deploy(config: PipelineConfig, timezone: str = "UTC") -> list[dict[str, Any]
     if config.train.launch.kind == "prefect":
         done.append(_deploy_node(config, root))
     return done
+
+
+def _parameters(item: Scheduled, config: PipelineConfig) -> dict[str, Any]:
+    parameters: dict[str, Any] = {"config": config.model_dump(mode="json", by_alias=True)}
+    return parameters | {"folds": config.data.folds or FOLDS} if item.module == "folds" else parameters
 
 
 def _deploy_node(config: PipelineConfig, root: Path) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from typing import Any
 from prefect import flow
 from prefect.states import Completed
 
+from tasks.config import StorageConfig
+from tasks.credentials import export_credentials
 from tasks.home import home
 from tasks.nodes import own_address
 from tasks.world import check_key_file, split_address
@@ -41,6 +43,7 @@ def node(
     bind: str = "",
     advertise: str = "",
     max_restarts: int = 3,
+    credentials: str = "",
 ) -> Any:
     """Train as one node of a ring until the training ends.
 
@@ -52,16 +55,21 @@ def node(
         bind: Address to listen on for neighbours; by default the one that leads to the store.
         advertise: Address that neighbours are told; by default the same.
         max_restarts: How often the node's processes are restarted after they died.
+        credentials: Name of the Prefect block with the object store's key and secret, which only this process and its
+            children get to know; by default the AWS_... variables of this machine count.
     """
     split_address(store, "store")
     if key_file:
         check_key_file(Path(key_file), "key_file")
+    export_credentials(StorageConfig(credentials=credentials))
     place = Path(folder) if folder else node_folder(node_rank, store)
     place.mkdir(parents=True, exist_ok=True)
     address = bind or own_address(store)
     command = [sys.executable, "-m", "training.node", "--store", store, *(["--key-file", key_file] if key_file else [])]
     command += ["--folder", str(place), "--node-rank", str(node_rank), "--max-restarts", str(max_restarts)]
     command += ["--bind", address, "--advertise", advertise or address, "--parent", str(os.getpid())]
+    # the job names the cache of the machine that it comes from
+    command += ["--cache", str(home() / "cache")]
     status = _run(command, place / "node.log")
     if status == STOPPED:
         return Completed(name="Stopped", message="stopped after a checkpoint")

@@ -8,6 +8,7 @@ from rich.table import Table
 from tasks.home import shown_mlflow_uri
 from tasks.register import current_aliases
 from tasks.report import counts_text, local_report, percent
+from tasks.score import GROUPS
 from tasks.stage import Run
 
 
@@ -134,6 +135,5 @@ def group_table(groups: dict[str, Any]) -> Table:
     for name, kinds in groups.items():
         for kind, members in kinds.items():
             for member, counts in members.items():
-                one = {"corpora": "corpus", "domains": "domain"}[kind]
-                table.add_row(name, one, member or "–", percent(counts["wer"]), f"{counts['ref_words']:,}")
+                table.add_row(name, GROUPS[kind], member or "–", percent(counts["wer"]), f"{counts['ref_words']:,}")
     return table

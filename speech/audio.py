@@ -75,12 +75,13 @@ def decode_audio(
         with _open(source, raw_rate) as file:
             rate = int(file.samplerate)
             samples = _read_segment(file, start, end, channel, name)
+            integers = file.subtype.startswith("PCM_")
     except (soundfile.SoundFileError, OSError, RuntimeError, TypeError) as error:
         cause = getattr(error, "error_string", str(error))  # without the address of the buffer
         raise AudioError(f"{name} cannot be decoded ({cause}): check the file and its format", "unreadable") from error
     if samples.numel() == 0:
         raise AudioError(f"{name} has no sample between {start} s and {'its end' if end is None else end}", "empty")
-    if not torch.isfinite(samples).all():
+    if not integers and not torch.isfinite(samples).all():
         raise AudioError(f"{name} has samples that are not finite numbers: write again", "unreadable")
     return samples, rate
 

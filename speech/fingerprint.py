@@ -11,6 +11,7 @@ leaving out frames that are all but silent, where the bits would be noise. Chang
 same sentence, are other recordings.
 """
 
+import math
 from functools import lru_cache
 
 import numpy as np
@@ -28,6 +29,7 @@ _LOW_HZ, _HIGH_HZ = 300.0, 1900.0
 _SILENCE = 1e-4
 """Frames whose energy is less than this share of the loudest one's (40 dB) have no word."""
 NO_WORD = 0
+_MARGIN = 0.25
 
 Words = NDArray[np.uint32]
 _HASH = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: Knuth's multiplicative hash
@@ -108,3 +110,17 @@ def bit_errors(first: Words, second: Words, offset: int) -> tuple[float, float]:
     differing = int(np.bitwise_count(one[both] ^ two[both]).sum())
     shorter = min(int((first != NO_WORD).sum()), int((second != NO_WORD).sum()))
     return differing / (32 * common), common / shorter
+
+
+def certain_limit(limit: float, words: float) -> float:
+    """The share of differing bits that two recordings have to stay below to be one, if they have few words in common.
+
+    The share is less certain the fewer words it is over, and they overlap: two takes of a digit by one speaker, 0.4 s
+    long, may differ in 15 % of the bits only. The limit is lower by `_MARGIN` / √words: by 0.03 at half a second, by
+    less than 0.01 from four seconds on.
+
+    Args:
+        limit: Of long recordings.
+        words: That both have.
+    """
+    return limit - _MARGIN / math.sqrt(max(words, 1.0))

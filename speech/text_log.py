@@ -57,18 +57,63 @@ def _letters(text: str) -> str:
 
 
 def text_changes(raw: str, normalized: str) -> list[TextChange]:
-    """The replacements that turn a transcript into its normalized form, word by word, in order."""
+    """The replacements that turn a transcript into its normalized form, in order.
+
+    They are of words; words in a row of which only the case has changed are one.
+    """
     if raw == normalized:
         return []
     before, after = _PIECES.findall(raw), _PIECES.findall(normalized)
+    # words pair off from both ends as long as they are alike; only what is between them needs a search
+    head = _count_alike(before, after)
+    tail = _count_alike(before[head:][::-1], after[head:][::-1])
+    stop, end = len(before) - tail, len(after) - tail
+    blocks = [(i, i + 1, i, i + 1) for i in range(head)]
+    blocks += _blocks(before[head:stop], after[head:end], head)
+    blocks += [(stop + i, stop + i + 1, end + i, end + i + 1) for i in range(tail)]
     changes: list[TextChange] = []
     position = 0
-    for operation, i, j, k, m in SequenceMatcher(a=before, b=after, autojunk=False).get_opcodes():
-        became = "".join(after[k:m])
-        if operation != "equal":
-            changes.append(TextChange(position, "".join(before[i:j]), became))
+    for i, j, k, m in blocks:
+        was, became = "".join(before[i:j]), "".join(after[k:m])
+        if was != became:
+            changes.append(TextChange(position, was, became))
         position += len(became)
-    return changes
+    return _join_cases(changes, normalized)
+
+
+def _join_cases(changes: list[TextChange], normalized: str) -> list[TextChange]:
+    """Changes of case that only space parts as one: a corpus in capitals would have one for each word."""
+    joined: list[TextChange] = []
+    for change in changes:
+        last = joined[-1] if joined else TextChange(0, "", "")
+        gap = normalized[last.start + len(last.became) : change.start]
+        if last.was and gap.isspace() and _only_case(last) and _only_case(change):
+            joined[-1] = TextChange(last.start, last.was + gap + change.was, last.became + gap + change.became)
+        else:
+            joined.append(change)
+    return joined
+
+
+def _only_case(change: TextChange) -> bool:
+    return change.was.casefold() == change.became.casefold()
+
+
+def _count_alike(before: list[str], after: list[str]) -> int:
+    """How many pieces from the start differ in case and punctuation only."""
+    count = 0
+    for was, became in zip(before, after, strict=False):
+        if was != became and (was.isspace() or became.isspace() or _letters(was) != _letters(became)):
+            break
+        count += 1
+    return count
+
+
+def _blocks(before: list[str], after: list[str], offset: int) -> list[tuple[int, int, int, int]]:
+    """Which pieces became which: ranges of the first list and of the second, in order, counted from an offset."""
+    if not before and not after:
+        return []
+    codes = SequenceMatcher(a=before, b=after, autojunk=False).get_opcodes()
+    return [(i + offset, j + offset, k + offset, m + offset) for _, i, j, k, m in codes]
 
 
 def undo_changes(normalized: str, changes: Sequence[TextChange]) -> str:

@@ -7,7 +7,9 @@ have links each of them to the next few only, which still connects all copies of
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +34,71 @@ def text_keys(texts: Iterable[str]) -> Keys:
     for text in texts:
         data += hashlib.blake2b(text.encode(), digest_size=16).digest()
     return np.frombuffer(data, dtype="<u8").reshape(-1, 2).astype(np.uint64, copy=False)
+
+
+def repeated_texts(texts: Callable[[], Iterable[list[str]]], count: int, limit: int = 3) -> list[str]:
+    """Texts that occur more than once, exactly, with 8 bytes of memory for each text.
+
+    Args:
+        texts: Gives all texts in lists, each time that it is called.
+        count: How many there are.
+        limit: Texts that are named at most.
+    """
+    hashes = np.fromiter((hash(text) for part in texts() for text in part), dtype=np.int64, count=count)
+    hashes.sort()
+    suspects = np.unique(hashes[1:][hashes[1:] == hashes[:-1]])
+    found: list[str] = []
+    # few texts at a time, should all of them be repeated; and two texts may share a hash
+    for begin in range(0, len(suspects), 1000):
+        some, seen = set(suspects[begin : begin + 1000].tolist()), Counter[str]()
+        for part in texts():
+            seen.update(text for text in part if hash(text) in some)
+        found += [text for text, number in seen.items() if number > 1]
+        if len(found) >= limit:
+            break
+    return found[:limit]
+
+
+class SeenTexts:
+    """Texts that have come before, by 128-bit keys in a hash table: 27 to 54 bytes each, wherever they are stored.
+
+    Open addressing with linear probing; a set of strings takes four times as much.
+    """
+
+    def __init__(self) -> None:
+        self._high, self._low = array("q", bytes(8 << 10)), array("q", bytes(8 << 10))
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, text: str) -> bool:
+        """Add a text; returns whether it is new."""
+        high, low = hash(text) | 1, hash(f"{text}\n")  # two keyed hashes; 0 is an empty place
+        place = self._place(high, low)
+        if self._high[place]:
+            return False
+        self._high[place], self._low[place] = high, low
+        self._count += 1
+        if self._count * 5 > len(self._high) * 3:
+            self._grow()
+        return True
+
+    def _place(self, high: int, low: int) -> int:
+        """Where a key is, or would be."""
+        mask = len(self._high) - 1
+        place = low & mask
+        while (found := self._high[place]) and (found != high or self._low[place] != low):
+            place = (place + 1) & mask
+        return place
+
+    def _grow(self) -> None:
+        old = self._high, self._low
+        self._high, self._low = (array("q", bytes(16 * len(part))) for part in old)
+        for high, low in zip(*old, strict=True):
+            if high:
+                place = self._place(high, low)
+                self._high[place], self._low[place] = high, low
 
 
 def equal_labels(keys: Keys) -> Labels:

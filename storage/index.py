@@ -5,15 +5,18 @@ One Parquet file beside the shards. It is written last, so a set of shards witho
 
 import hashlib
 import json
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
+from storage.columns import Columns, TableColumns, open_columns, write_columns
+from storage.duplicates import repeated_texts
 from storage.objects import ObjectStore
 
 INDEX_NAME = "index.parquet"
@@ -60,49 +63,81 @@ class ShardRecord:
     sha256: str
 
 
-@dataclass(frozen=True, eq=False)
 class ShardIndex:
     """The utterances of a set of shards, in the order in which they were written.
 
-    Attributes:
+    Args:
         table: one row per utterance with the columns of `SCHEMA`: `id`, `shard` (position in `shards`), `offset` and
             `length` (bytes of the payload within the tar), `duration` (seconds), `num_frames` (audio samples, or
-            feature frames), `sample_rate` (Hz), `text`, `speaker`, `corpus`, `domain`, `language`.
+            feature frames), `sample_rate` (Hz), `text`, `speaker`, `corpus`, `domain`, `language`. Columns of a file
+            are read when they are asked for.
         shards: one record per tar.
         metadata: free text values; `payload` is the suffix of the payload members ("flac", "npy").
     """
 
-    table: pa.Table
-    shards: tuple[ShardRecord, ...]
-    metadata: dict[str, str]
+    def __init__(self, table: pa.Table | Columns, shards: tuple[ShardRecord, ...], metadata: dict[str, str]) -> None:
+        self.shards = shards
+        self.metadata = metadata
+        self._source: Columns = TableColumns(table) if isinstance(table, pa.Table) else table
+        self._names: tuple[str, ...] = tuple(self._source.schema.names)
+        self._loaded: dict[str, Any] = {}
 
     def __len__(self) -> int:
-        return int(self.table.num_rows)
+        return self._source.num_rows
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_loaded": {}}
+
+    @property
+    def table(self) -> pa.Table:
+        """All columns in memory; of millions of utterances ask for single columns instead."""
+        return self._source.table()
 
     def row(self, position: int) -> dict[str, Any]:
         """All columns of one utterance as Python values."""
         if not 0 <= position < len(self):
             raise IndexError(f"row {position} of an index of {len(self)} utterances")
-        return {name: column[position].as_py() for name, column in self._columns.items()}
+        return {name: self.values(name)[position].as_py() for name in self._names}
 
     def column(self, name: str) -> Any:
         """A column: a numpy array [num_utterances] for numbers, a list for text."""
-        if name not in self._columns:
-            raise ShardIndexError(f"the index has no column {name!r}: it has {', '.join(self._columns)}")
-        column = self._columns[name]
-        return column.to_pylist() if pa.types.is_string(column.type) else np.asarray(column)
+        values = self.values(name)
+        return values.to_pylist() if pa.types.is_string(values.type) else np.asarray(values)
 
-    def values(self, name: str) -> pa.Array:
-        """A column as it is stored: text of millions of utterances takes a tenth of the memory of a list."""
-        if name not in self._columns:
-            raise ShardIndexError(f"the index has no column {name!r}: it has {', '.join(self._columns)}")
-        return self._columns[name]
+    def values(self, name: str) -> Any:
+        """A column as it is stored: text of millions of utterances takes a tenth of the memory of a list.
 
-    @cached_property
-    def _columns(self) -> dict[str, pa.Array]:
-        table = self.table.combine_chunks()
-        # One chunk per column makes the access to a row a matter of microseconds.
-        return {name: pa.concat_arrays(table.column(name).chunks or [pa.array([], t)]) for name, t in _fields(table)}
+        Returns:
+            An array of numbers, a chunked one of text: its `[row].as_py()`, slices and `to_pylist()` are the same.
+        """
+        self._check_name(name)
+        if name not in self._loaded:
+            column = self._source.load(name)
+            if column.num_chunks == 1:
+                column = column.chunk(0)
+            elif not pa.types.is_string(column.type):  # in one piece a numpy array is no copy; text may be too long
+                column = pa.concat_arrays(column.chunks or [pa.array([], column.type)])
+            self._loaded[name] = column
+        return self._loaded[name]
+
+    def batches(self, names: Sequence[str] = tuple(SCHEMA.names)) -> Iterator[pa.RecordBatch]:
+        """Some columns, some thousand rows at a time."""
+        yield from self._source.batches(names)
+
+    def codes(self, name: str) -> tuple[NDArray[np.int64], list[str]]:
+        """A column of text as numbers [num_utterances], and the text that each number from 0 stands for."""
+        self._check_name(name)
+        numbers: dict[str, int] = {}
+        parts = [np.zeros(0, dtype=np.int64)]
+        for batch in self._source.batches([name]):
+            encoded = batch.column(0).dictionary_encode()
+            known = [numbers.setdefault(value, len(numbers)) for value in encoded.dictionary.to_pylist()]
+            parts.append(np.array(known, dtype=np.int64)[np.asarray(encoded.indices)])
+        return np.concatenate(parts), list(numbers)
+
+    def _check_name(self, name: str) -> None:
+        if name not in self._names:
+            raise ShardIndexError(f"the index has no column {name!r}: it has {', '.join(self._names)}")
 
     @property
     def seconds(self) -> float:
@@ -115,8 +150,9 @@ class ShardIndex:
         digest = hashlib.sha256()
         for shard in self.shards:
             digest.update(f"{shard.sha256}\n".encode())
-        for pair in zip(self.column("id"), self.column("text"), strict=True):
-            digest.update(json.dumps(pair, ensure_ascii=True).encode() + b"\n")
+        for batch in self._source.batches(["id", "text"]):
+            pairs = zip(*(column.to_pylist() for column in batch.columns), strict=True)
+            digest.update("".join(f"{json.dumps(pair)}\n" for pair in pairs).encode())
         return digest.hexdigest()
 
     def validate(self) -> None:
@@ -126,10 +162,11 @@ class ShardIndex:
             ShardIndexError: a wrong schema, a missing value, an id that occurs twice, a row that points outside its
                 shard, or counts and seconds that do not add up.
         """
-        if not self.table.schema.equals(SCHEMA):
-            raise ShardIndexError(f"the index has the columns {self.table.schema.names} and types, not those of SCHEMA")
+        schema = self._source.schema
+        if not schema.equals(SCHEMA):
+            raise ShardIndexError(f"the index has the columns {schema.names} and types, not those of SCHEMA")
         for name in SCHEMA.names:
-            if self.table.column(name).null_count:
+            if self._source.empty_values(name):
                 raise ShardIndexError(
                     f"the index has an empty value in column {name!r}: fill it in the stage that wrote it"
                 )
@@ -141,32 +178,35 @@ class ShardIndex:
         self._validate_shards()
 
     def _validate_ids(self) -> None:
-        counts = pc.value_counts(self.table.column("id"))
-        repeated = [entry["values"] for entry in counts.filter(pc.greater(counts.field("counts"), 1)).to_pylist()[:3]]
+        repeated = repeated_texts(
+            lambda: (batch.column(0).to_pylist() for batch in self._source.batches(["id"])), len(self)
+        )
         if repeated:
             raise ShardIndexError(
                 f"utterance ids occur more than once ({', '.join(map(repr, repeated))}): make them unique"
             )
 
     def _validate_shards(self) -> None:
-        shard = self.column("shard")
-        if len(shard) and (shard.min() < 0 or shard.max() >= len(self.shards)):
-            raise ShardIndexError(
-                f"a row names shard {shard.max()} of {len(self.shards)}: build the index from its parts again"
-            )
-        counts = np.bincount(shard, minlength=len(self.shards))
-        seconds = np.bincount(shard, weights=self.column("duration"), minlength=len(self.shards))
+        counts = np.zeros(len(self.shards), dtype=np.int64)
+        seconds = np.zeros(len(self.shards))
         sizes = np.array([record.bytes for record in self.shards], dtype=np.int64)
-        for position, record in enumerate(self.shards):
-            if counts[position] != record.count:
+        for batch in self._source.batches(["shard", "duration", "offset", "length"]):
+            shard, duration, offset, length = (column.to_numpy() for column in batch.columns)
+            if len(shard) and (shard.min() < 0 or shard.max() >= len(self.shards)):
                 raise ShardIndexError(
-                    f"shard {record.name} has {record.count} utterances, the index {counts[position]}"
+                    f"a row names shard {shard.max()} of {len(self.shards)}: build the index from its parts again"
                 )
-            if not np.isclose(seconds[position], record.seconds, rtol=1e-6, atol=1e-6):
-                raise ShardIndexError(f"shard {record.name} has {record.seconds} s, the index {seconds[position]} s")
-        offset, length = self.column("offset"), self.column("length")
-        if len(shard) and ((offset < 0) | (length < 0) | (offset + length > sizes[shard])).any():
-            raise ShardIndexError("a row points outside its shard: build the index from its parts again")
+            if ((offset < 0) | (length < 0) | (offset + length > sizes[shard])).any():
+                raise ShardIndexError("a row points outside its shard: build the index from its parts again")
+            # a batch holds rows of few of the many shards
+            present, place = np.unique(shard, return_inverse=True)
+            counts[present] += np.bincount(place)
+            seconds[present] += np.bincount(place, weights=duration)
+        for record, count, length_s in zip(self.shards, counts.tolist(), seconds.tolist(), strict=True):
+            if count != record.count:
+                raise ShardIndexError(f"shard {record.name} has {record.count} utterances, the index {count}")
+            if not math.isclose(length_s, record.seconds, rel_tol=1e-6, abs_tol=1e-6):
+                raise ShardIndexError(f"shard {record.name} has {record.seconds} s, the index {length_s} s")
 
     def write(self, store: ObjectStore, name: str = INDEX_NAME) -> None:
         """Validates the index and publishes it; the last thing that a stage does with its shards.
@@ -177,10 +217,7 @@ class ShardIndex:
         self.validate()
         shards = json.dumps([asdict(shard) for shard in self.shards], sort_keys=True)
         metadata = json.dumps(self.metadata, sort_keys=True)
-        table = self.table.replace_schema_metadata({_SHARDS_KEY: shards.encode(), _METADATA_KEY: metadata.encode()})
-        buffer = pa.BufferOutputStream()
-        pq.write_table(table, buffer, compression="zstd")
-        store.write(name, buffer.getvalue().to_pybytes())
+        write_columns(store, name, self._source, {_SHARDS_KEY: shards.encode(), _METADATA_KEY: metadata.encode()})
 
     @classmethod
     def read(cls, store: ObjectStore, name: str = INDEX_NAME) -> "ShardIndex":
@@ -190,23 +227,16 @@ class ShardIndex:
             ObjectMissingError: there is none: the shards are not published.
             ShardIndexError: the object is no index, or contradicts itself.
         """
-        data = store.read(name)
         try:
-            table = pq.read_table(pa.BufferReader(data))
-            found = table.schema.metadata or {}
-            shards = tuple(ShardRecord(**entry) for entry in json.loads(found[_SHARDS_KEY]))
-            metadata = {str(key): str(value) for key, value in json.loads(found[_METADATA_KEY]).items()}
+            columns = open_columns(store, name)
+            shards = tuple(ShardRecord(**entry) for entry in json.loads(columns.metadata[_SHARDS_KEY]))
+            metadata = {str(key): str(value) for key, value in json.loads(columns.metadata[_METADATA_KEY]).items()}
+            index = cls(columns, shards, metadata)
+            index.validate()
+        except ShardIndexError as error:
+            raise ShardIndexError(f"{store.join(name)}: {error}") from error
         except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
             raise ShardIndexError(
                 f"{store.join(name)} is no shard index ({error}): run the stage that writes it"
             ) from error
-        index = cls(table.replace_schema_metadata(None), shards, metadata)
-        try:
-            index.validate()
-        except ShardIndexError as error:
-            raise ShardIndexError(f"{store.join(name)}: {error}") from error
         return index
-
-
-def _fields(table: pa.Table) -> list[tuple[str, pa.DataType]]:
-    return [(field.name, field.type) for field in table.schema]

@@ -64,6 +64,8 @@ class ShardReader:
 
     def _prepare(self) -> None:
         self._paths: dict[int, Path] = {}
+        self._stamps: dict[int, tuple[int, int, int]] = {}
+        """Of local shards when they were verified; the times of copies change as they are used."""
         self._used: dict[int, float] = {}
         self._locks = [threading.Lock() for _ in self.index.shards]
         self._lock = threading.Lock()
@@ -87,7 +89,8 @@ class ShardReader:
     def payload(self, position: int) -> bytes:
         """The payload of the utterance in this row of the index.
 
-        A copy that has been evicted from the cache since its last use is fetched again.
+        A copy that has been evicted from the cache since its last use, or was cut meanwhile, is fetched again; a local
+        shard whose file has changed is verified anew.
 
         Raises:
             IndexError: there is no such row.
@@ -98,27 +101,44 @@ class ShardReader:
         if not 0 <= position < len(self.index):
             raise IndexError(f"row {position} of an index of {len(self.index)} utterances")
         shard, length = int(self._shard_of[position]), int(self._length_of[position])
-        descriptor = self._open(shard)
-        try:
-            data = _pread(descriptor, length, int(self._offset_of[position]))
-        finally:
-            os.close(descriptor)
-        if len(data) != length:
+        for _ in range(2):
+            descriptor = self._open(shard)
+            try:
+                data = _pread(descriptor, length, int(self._offset_of[position]))
+            finally:
+                os.close(descriptor)
+            if len(data) == length:
+                return data
             self._paths.pop(shard, None)
-            raise self._error(self.index.shards[shard], "it became shorter while it was in use")
-        return data
+        raise self._error(self.index.shards[shard], "it became shorter while it was in use")
+
+    def recheck(self, position: int) -> None:
+        """Verify anew the shard of a payload that made no sense; a copy that was damaged is fetched again.
+
+        Raises:
+            ShardError: it is the shard that is damaged.
+        """
+        shard = int(self._shard_of[position])
+        self._paths.pop(shard, None)
+        self.shard_path(shard)
 
     def _open(self, shard: int) -> int:
         # An open costs microseconds; a kept descriptor would have to survive forks, threads and 10,000 shards.
         for _ in range(5):  # more often it is evicted only by a cache that is too small for anything
             path = self.shard_path(shard)
             try:
-                return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:
                 self._paths.pop(shard, None)
+                continue
+            stamp = self._stamps.get(shard)
+            if stamp is None or stamp == _stamp(os.fstat(descriptor)):
+                return descriptor
+            os.close(descriptor)
+            self._paths.pop(shard, None)
         raise ObjectStoreError(
-            f"{self._label(self.index.shards[shard])}: its copy was evicted from {self.cache_dir} before it was read: "
-            "give the cache more room"
+            f"{self._label(self.index.shards[shard])}: it was evicted from {self.cache_dir}, or changed, before it was "
+            "read: give the cache more room, and leave shards as they are"
         )
 
     def shard_path(self, shard: int) -> Path:
@@ -132,7 +152,7 @@ class ShardReader:
         path = self._paths.get(shard)
         if path is None:
             with self._locks[shard]:  # others wait for the first user of a shard, and for nobody else
-                path = self._paths.get(shard) or self._obtain(self.index.shards[shard])
+                path = self._paths.get(shard) or self._obtain(shard)
                 self._paths[shard] = path
         elif self._cache is not None and time.monotonic() - self._used.get(shard, 0.0) > 10.0:
             self._used[shard] = time.monotonic()
@@ -142,8 +162,8 @@ class ShardReader:
     def prefetch(self, shards: Iterable[int]) -> None:
         """Fetches and verifies shards in the background, in this order, such as those of the next lease.
 
-        Returns at once. What fails is left to the call that wants it. Of remote shards only as many are taken as fit
-        into half of the cache, so that those in use stay.
+        Returns at once; what an earlier call wanted and has not got is forgotten. What fails is left to the call that
+        wants it. Of remote shards only as many are taken as fit into half of the cache, so that those in use stay.
         """
         records, wanted = self.index.shards, []
         room = self._shard_cache().max_bytes // 2 if self.store.local_path("x") is None else 1 << 62
@@ -154,7 +174,7 @@ class ShardReader:
             if room >= 0:
                 wanted.append(shard)
         with self._lock:
-            self._wanted.extend(wanted)
+            self._wanted = deque(wanted)
             if self._wanted and (self._prefetcher is None or not self._prefetcher.is_alive()):
                 self._prefetcher = threading.Thread(target=self._fetch_wanted, name="prefetch", daemon=True)
                 self._prefetcher.start()
@@ -167,17 +187,24 @@ class ShardReader:
                     return
                 shard = self._wanted.popleft()
             try:
+                path = self._paths.get(shard)
+                if path is not None and not path.exists():  # evicted since it was used
+                    self._paths.pop(shard, None)
                 self.shard_path(shard)
             except (ShardError, OSError):
                 continue  # whoever needs the shard gets the error
 
-    def _obtain(self, record: ShardRecord) -> Path:
+    def _obtain(self, shard: int) -> Path:
+        record = self.index.shards[shard]
         path = self.store.local_path(record.name)
         if path is None:
             return self._obtain_copy(record)
+        stamp = _stamp(path.stat()) if path.exists() else None
         problem = _problem(path, record)
         if problem:
             raise self._error(record, problem)
+        if stamp is not None:
+            self._stamps[shard] = stamp
         return path
 
     def _obtain_copy(self, record: ShardRecord) -> Path:
@@ -224,6 +251,10 @@ def _pread(descriptor: int, length: int, offset: int) -> bytes:
         length -= len(piece)
         offset += len(piece)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _stamp(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _problem(path: Path, record: ShardRecord) -> str | None:

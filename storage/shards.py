@@ -7,14 +7,16 @@ writes the missing ones, and joins all parts into the index.
 
 import hashlib
 import json
+import os
 import re
 import tarfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, BinaryIO
 
 import pyarrow as pa
 
+from storage.columns import collect_columns
 from storage.index import SCHEMA, ShardIndex, ShardRecord
 from storage.objects import ObjectMissingError, ObjectStore
 from storage.retries import explain
@@ -86,25 +88,20 @@ class _TarWriter:
         self._digest = hashlib.sha256()
         self.size = 0
 
-    def _put(self, data: bytes) -> None:
-        view = memoryview(data)
+    def _put(self, *pieces: bytes) -> None:
         try:
-            while view:  # an unbuffered file may take less than it is given
-                view = view[self._file.write(view) :]
+            _write_all(self._file.fileno(), pieces)
         except OSError as error:
             raise explain(error, self._url) from error
-        self._digest.update(data)
-        self.size += len(data)
+        for data in pieces:
+            self._digest.update(data)
+            self.size += len(data)
 
     def add(self, name: str, data: bytes) -> int:
         """Appends a member; returns the offset of its data."""
-        info = tarfile.TarInfo(name)
-        info.size = len(data)
-        info.mode = 0o644
-        self._put(info.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict"))
-        offset = self.size
-        self._put(data)
-        self._put(bytes(-len(data) % tarfile.BLOCKSIZE))
+        header = _header(name, len(data))
+        offset = self.size + len(header)
+        self._put(header, data, bytes(-len(data) % tarfile.BLOCKSIZE))
         return offset
 
     def finish(self) -> str:
@@ -112,6 +109,39 @@ class _TarWriter:
         self._put(bytes(2 * tarfile.BLOCKSIZE))
         self._put(bytes(-self.size % tarfile.RECORDSIZE))
         return self._digest.hexdigest()
+
+
+def _write_all(descriptor: int, pieces: Sequence[bytes]) -> None:
+    left = sum(map(len, pieces)) - os.writev(descriptor, pieces)
+    if left:  # a file may take less than it is given
+        view = memoryview(b"".join(pieces))[-left:]
+        while view:
+            view = view[os.write(descriptor, view) :]
+
+
+def _header(name: str, size: int) -> bytes:
+    """What tarfile writes before a member; where it needs one block only, ten times as fast."""
+    if len(name) > 99 or not name.isascii() or size >= 8**11:
+        info = tarfile.TarInfo(name)
+        info.size, info.mode = size, 0o644
+        return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict")
+    block = bytearray(_PROTOTYPE)
+    block[: len(name)] = name.encode()
+    block[124:135] = b"%011o" % size
+    block[148:156] = b"%06o\0 " % (sum(block) + 8 * 32)  # a checksum over itself as eight spaces
+    return bytes(block)
+
+
+def _prototype() -> bytes:
+    info = tarfile.TarInfo("x")
+    info.mode = 0o644
+    block = bytearray(info.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict"))
+    block[0], block[148:156] = 0, bytes(8)
+    return bytes(block)
+
+
+_PROTOTYPE = _prototype()
+"""A member's header without name, size and checksum."""
 
 
 def write_shard(store: ObjectStore, name: str, samples: Iterable[Sample], payload: str) -> ShardPart:
@@ -143,7 +173,9 @@ def write_shard(store: ObjectStore, name: str, samples: Iterable[Sample], payloa
         digest = tar.finish()
     seconds = sum(row["duration"] for row in rows.values())
     part = ShardPart(ShardRecord(name, len(rows), seconds, tar.size, digest), list(rows.values()), payload)
-    store.write_json(part_name(name), {"record": asdict(part.record), "rows": part.rows, "payload": payload})
+    value = {"record": asdict(part.record), "rows": part.rows, "payload": payload}
+    # one line: what indents JSON is ten times slower, and nobody reads this
+    store.write(part_name(name), json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False).encode())
     return part
 
 
@@ -203,23 +235,36 @@ def load_part(store: ObjectStore, name: str) -> ShardPart | None:
     return part if whole else None
 
 
-def build_index(parts: Sequence[ShardPart], metadata: Mapping[str, str]) -> ShardIndex:
+def build_index(parts: Iterable[ShardPart], metadata: Mapping[str, str]) -> ShardIndex:
     """Joins parts, in the given order, into an index; shards without utterances are left out.
 
     Args:
-        parts: of all shards of the set.
+        parts: of all shards of the set; taken one by one, so they need not be in memory together.
         metadata: text values to keep with the index; `payload` is taken from the parts unless given.
 
     Raises:
         ShardIndexError: see `ShardIndex.validate`.
     """
-    filled = [part for part in parts if part.record.count]
-    payloads = {part.payload for part in parts if part.payload}
+    records: list[ShardRecord] = []
+    payloads: set[str] = set()
+
+    def tables() -> Iterator[pa.Table]:
+        for part in parts:
+            payloads.update({part.payload} - {""})
+            if part.record.count:
+                yield _part_table(part, len(records))
+                records.append(part.record)
+
+    columns = collect_columns(tables(), SCHEMA)
     if len(payloads) > 1:
         raise ShardWriteError(f"the parts hold different payloads ({', '.join(sorted(payloads))}): index them apart")
-    rows = [{**row, "shard": position} for position, part in enumerate(filled) for row in part.rows]
-    table = pa.Table.from_pylist(rows, schema=SCHEMA)
     found = {"payload": next(iter(payloads))} if payloads else {}
-    index = ShardIndex(table, tuple(part.record for part in filled), {**found, **metadata})
+    index = ShardIndex(columns, tuple(records), {**found, **metadata})
     index.validate()
     return index
+
+
+def _part_table(part: ShardPart, position: int) -> pa.Table:
+    columns = {name: pa.array([row[name] for row in part.rows], SCHEMA.field(name).type) for name in part.rows[0]}
+    columns["shard"] = pa.array([position] * len(part.rows), pa.int32())
+    return pa.table([columns[name] for name in SCHEMA.names], schema=SCHEMA)

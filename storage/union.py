@@ -3,11 +3,13 @@
 The folds of a cross-validation are sharded once each; the training set of a fold is a union of the others.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 
+from storage.columns import collect_columns
 from storage.index import SCHEMA, ShardIndex, ShardIndexError, ShardRecord
 from storage.objects import ObjectStore
 
@@ -28,14 +30,19 @@ def union_index(parts: Mapping[str, ShardIndex], name: str) -> ShardIndex:
     payloads = {index.metadata["payload"] for index in parts.values()}
     if len(payloads) != 1:
         raise ShardIndexError(f"{name} joins sets of the payloads {sorted(payloads)}: they must have one in common")
-    tables: list[pa.Table] = []
     shards: list[ShardRecord] = []
-    for folder, index in parts.items():
-        numbers = pa.array(np.asarray(index.column("shard")) + len(shards), pa.int32())
-        tables.append(index.table.set_column(SCHEMA.get_field_index("shard"), SCHEMA.field("shard"), numbers))
-        shards += [ShardRecord(f"{folder}/{s.name}", s.count, s.seconds, s.bytes, s.sha256) for s in index.shards]
+
+    def tables() -> Iterator[pa.Table]:
+        for folder, index in parts.items():
+            for batch in index.batches():
+                numbers = pa.array(np.asarray(batch.column("shard")) + len(shards), pa.int32())
+                table = pa.Table.from_batches([batch], SCHEMA)
+                yield table.set_column(SCHEMA.get_field_index("shard"), SCHEMA.field("shard"), numbers)
+            shards.extend(replace(shard, name=f"{folder}/{shard.name}") for shard in index.shards)
+
+    columns = collect_columns(tables(), SCHEMA)
     metadata = {"payload": payloads.pop(), "set": name, BESIDE: "yes"}
-    return ShardIndex(pa.concat_tables(tables), tuple(shards), metadata)
+    return ShardIndex(columns, tuple(shards), metadata)
 
 
 def shards_store(store: ObjectStore, index: ShardIndex) -> ObjectStore:

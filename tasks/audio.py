@@ -7,9 +7,12 @@ from typing import Any
 from torch import Tensor
 
 from speech.audio import AudioError, decode_audio
+from speech.flac import is_whole, read_header
 from storage.corpora import Utterance
 
 _MAX_MEMBER = 1 << 28
+_MAX_EXTRA = 1 << 14
+"""Bytes beside the audio (tags, seek table) that a file may bring into a shard."""
 _RAW = {".raw": 16000}
 """Suffixes of audio without a header (16-bit, little-endian, one channel), and the rate where the corpus says none."""
 
@@ -35,6 +38,33 @@ def load_utterance_audio(source: Utterance | Mapping[str, Any]) -> tuple[Tensor,
         raw_rate = row.get("sample_rate") or _RAW[suffix]
     encoded = path if offset is None or length is None else read_range(path, int(offset), int(length))
     return decode_audio(encoded, start=row["start"], end=row["end"], channel=row["channel"], raw_rate=raw_rate)
+
+
+def untouched_flac(source: Mapping[str, Any], rate: int) -> tuple[bytes, int] | None:
+    """The bytes of a FLAC file that a shard can take as they are, and its number of samples.
+
+    Args:
+        source: A row of the manifest.
+        rate: What the shard wants, Hz.
+
+    Returns:
+        None where something has to be changed: a segment is cut out, channels are mixed, the rate or the depth is
+        another, or the file has more than audio in it. Also where it is not what the manifest says: cut or replaced.
+    """
+    path = source["audio"]
+    whole = not source["start"] and source["end"] is None and not source["channel"] and source.get("offset") is None
+    if not whole or source["sample_rate"] != rate or not path.lower().endswith(".flac"):
+        return None
+    try:
+        content = Path(path).read_bytes()
+    except OSError:
+        return None
+    info = read_header(content)
+    if info is None or (info.sample_rate, info.channels, info.bits) != (rate, 1, 16):
+        return None
+    same = abs(info.num_samples - source["duration"] * rate) < 0.5
+    small = info.header_bytes <= _MAX_EXTRA and len(content) <= 2 * info.num_samples + _MAX_EXTRA
+    return (content, info.num_samples) if same and small and is_whole(content, info) else None
 
 
 def read_range(path: str, offset: int, length: int) -> bytes:

@@ -22,6 +22,7 @@ from tasks.policies import DuplicatesConfig
 from tasks.sources import SourceConfig, checked_name, nearest
 from training.config import TrainConfig
 
+_CLUSTER_WORKERS = 64
 _MODEL_CONFIG = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
 
 
@@ -96,6 +97,35 @@ class StorageConfig(BaseModel):
         return url
 
 
+class RunnerConfig(BaseModel):
+    """Where shards are made, looked at and decoded."""
+
+    model_config = _MODEL_CONFIG
+
+    kind: Literal["threads", "processes", "dask", "ray"] = "threads"
+    """`threads` or `processes` of this machine; `dask` or `ray` on a cluster (packages prefect-dask, prefect-ray)."""
+    address: str = ""
+    """For `dask` and `ray`: the cluster's, such as tcp://head:8786 or ray://head:10001; empty starts one here."""
+    workers: int = Field(default=0, ge=0)
+    """Pieces at once; 0 is one per core of this machine, or of the cluster."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "RunnerConfig":
+        if self.address and self.kind in ("threads", "processes"):
+            raise ValueError(f"kind {self.kind} works on this machine: leave address empty, or use kind dask or ray")
+        return self
+
+    @property
+    def count(self) -> int:
+        """Pieces at once; on a cluster whose size is not told, many."""
+        return self.workers or (_CLUSTER_WORKERS if self.address else os.cpu_count() or 1)
+
+    @property
+    def local(self) -> bool:
+        """Whether the workers are threads of this process."""
+        return self.kind == "threads"
+
+
 class ScoreConfig(BaseModel):
     """Which sets are scored, and how sure the result is."""
 
@@ -133,6 +163,8 @@ class PipelineConfig(BaseModel):
     """Seed of everything random."""
     data: DataConfig
     """Which speech."""
+    runner: RunnerConfig = RunnerConfig()
+    """Where shards are made, looked at and decoded."""
     storage: StorageConfig = StorageConfig()
     """Where stage outputs go."""
     features: FeatureConfig = FeatureConfig()

@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tasks import progress
 from tasks.features import found_whole, quarantine_record, set_digest, set_url
 from tasks.folds import is_tested
 from tasks.prepare import write_table
+from tasks.runner import Piece, map_pieces, piece_name, share_out
 from tasks.stage import Inputs, Run, Stage, StageError
 from training.compute import pick_device
 from training.inference import Decoded, decode_set
@@ -102,7 +104,7 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
         bundle = fetch_bundle(run.result("train").store, Path(folder))
         for name in scored_sets(run):
             quarantine = set_quarantine(run, name, output.store)
-            found = decode_with(run, bundle, name, run.config.decode, on_damage=quarantine.add)
+            found = _decode(run, bundle, name, quarantine)
             damaged += quarantine.entries()
             write_table(output.store, f"{name}.parquet", [asdict(entry) for entry in found], _SCHEMA)
             hypotheses = {entry.id: entry.hyp for entry in found}
@@ -112,6 +114,62 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
             counts["utterances"] += len(found)
             counts["empty"] += sum(not entry.hyp for entry in found)
     return {"counts": counts, "sets": scored_sets(run)} | quarantine_record(counts, damaged)
+
+
+def _decode(run: Run, bundle: Path, name: str, quarantine: ShardQuarantine) -> list[Decoded]:
+    """Hypotheses of a set by this run's model: here, where all share one device, or by other workers."""
+    if run.runner.local:
+        return decode_with(run, bundle, name, run.config.decode, on_damage=quarantine.add)
+    index = ShardIndex.read(ObjectStore(set_url(run, name)))
+    common = {
+        "model": run.result("train").store.url,
+        "digest": run.result("train").record["digest"],
+        "url": set_url(run, name),
+        "decode": run.config.decode.model_dump(mode="json"),
+        "cache": str(run.cache_folder),
+        "device": run.config.train.device,
+        "speakers": run.result("features").record["speakers"],
+    }
+    pieces = (common | {"name": piece_name(n), "shards": n} for n in share_out(len(index.shards), run.runner))
+    found: list[Decoded] = []
+    done = 0
+    for answer in map_pieces(run.runner, "tasks.decode:decode_piece", pieces, f"decode {name}"):
+        found += [Decoded(**row) for row in answer["rows"]]
+        for number, reason in answer["damaged"]:
+            quarantine.add(ShardError(reason, index.shards[number], reason))
+        done += answer["shards"]
+        progress.report("decode", done, len(index.shards), name)
+    return found
+
+
+@lru_cache(maxsize=2)
+def _fetched(url: str, digest: str) -> "tempfile.TemporaryDirectory[str]":
+    """A model's local copy, kept for the other pieces of this process."""
+    folder = tempfile.TemporaryDirectory(prefix="starling-model-")
+    fetch_bundle(ObjectStore(url), Path(folder.name))
+    return folder
+
+
+def decode_piece(piece: Piece) -> dict[str, Any]:
+    """Hypotheses of some shards of a set: `rows`, `damaged` shards with reasons, and how many `shards`."""
+    shards = ShardIndex.read(ObjectStore(piece["url"])).shards
+    damaged: list[tuple[int, str]] = []
+
+    def note(error: ShardError) -> None:
+        assert error.shard is not None
+        damaged.append((shards.index(error.shard), error.reason))
+
+    found = decode_set(
+        Path(_fetched(piece["model"], piece["digest"]).name),
+        piece["url"],
+        decode=DecodeConfig.model_validate(piece["decode"]),
+        cache=Path(piece["cache"]),
+        device=str(pick_device(piece["device"])),
+        speakers={who: CmvnStats.from_dict(value) for who, value in piece["speakers"].items()},
+        on_damage=note,
+        shards=piece["shards"],
+    )
+    return {"rows": [asdict(entry) for entry in found], "damaged": damaged, "shards": len(piece["shards"])}
 
 
 def set_quarantine(run: Run, name: str, store: ObjectStore) -> ShardQuarantine:

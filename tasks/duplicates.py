@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from speech.fingerprint import Words, bit_errors, sketch
+from speech.fingerprint import Words, bit_errors, certain_limit, sketch
 from storage.duplicates import Labels, WordIndex, equal_labels, join_labels, text_keys
 from tasks.policies import DuplicatesConfig, Policy
 from tasks.sets import Mask, Sets, is_trained, values
@@ -75,7 +75,7 @@ class Fingerprints:
 
         Args:
             used: Rows to look at.
-            limit: Share of differing bits below which they are.
+            limit: Share of differing bits below which they are; less for short ones, see `certain_limit`.
         """
         self._pack()
         self._file.close()
@@ -94,7 +94,8 @@ class Fingerprints:
             for i, j, offset in zip(first[likely], second[likely], found["offset"][likely].tolist(), strict=True):
                 one, two = (words[ends[row] - lengths[row] : ends[row]] for row in (i, j))
                 errors, share = min(bit_errors(one, two, offset + shift) for shift in (-1, 0, 1))
-                if errors < limit and share >= _OVERLAP:
+                common = share * min(np.count_nonzero(one), np.count_nonzero(two))
+                if errors < certain_limit(limit, common) and share >= _OVERLAP:
                     yield int(i), int(j), errors
 
 

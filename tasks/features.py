@@ -6,7 +6,8 @@ training set (`cmvn: global`), or of every speaker of every set (`cmvn: speaker`
 
 import io
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,11 @@ from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.quarantine import QuarantinedShard, ShardQuarantine
 from storage.reading import ShardError, ShardReader
-from storage.shards import Sample, ShardPart, build_index, load_part, write_shard
+from storage.shards import Sample, build_index, load_part, write_shard
 from storage.stages import StageOutput
 from tasks import progress
 from tasks.folds import train_folder, union_name, write_unions
-from tasks.prepare import worker_count
+from tasks.runner import Piece, map_pieces, piece_name, share_out
 from tasks.sets import fold_name, is_trained
 from tasks.shard import shard_name
 from tasks.splits import TRAIN
@@ -66,56 +67,93 @@ class Extractor:
             yield Sample(id=row["id"], members={"npy": data.getvalue()}, row=fields)
 
 
+@lru_cache(maxsize=4)
+def _opened(url: str, digest: str, cache: str) -> tuple[ShardIndex, ShardReader]:
+    """A set's index and a reader of its shards, kept for the other pieces of this process."""
+    store = ObjectStore(url)
+    index = ShardIndex.read(store)
+    return index, ShardReader(store, index, Path(cache))
+
+
+def _note(number: int) -> str:
+    return f"stats/shard-{number:06d}.json"
+
+
+def features_piece(piece: Piece) -> int:
+    """Statistics, and stored features if asked, of some shards of a set; how many. Damaged ones are set aside."""
+    cfg, target = FeatureConfig.model_validate(piece["features"]), ObjectStore(piece["target"])
+    index, reader = _opened(piece["source"], piece["digest"], piece["cache"])
+    extractor = Extractor(cfg, piece["sample_rate"])
+    damaged = ShardQuarantine(target, len(index), piece["limit"])
+    shard_of = np.asarray(index.column("shard"))
+    for number in piece["numbers"]:
+        rows = np.flatnonzero(shard_of == number).tolist()
+        try:
+            _features_of_shard(extractor, index, reader, target, number, rows)
+        except ShardError as error:
+            damaged.add(error, [index.row(i)["id"] for i in rows])
+    return len(piece["numbers"])
+
+
+def _features_of_shard(
+    extractor: Extractor, index: ShardIndex, reader: ShardReader, target: ObjectStore, number: int, rows: list[int]
+) -> None:
+    stored = extractor.cfg.stored
+    if target.exists(_note(number)) and (not stored or load_part(target, shard_name(number)) is not None):
+        return
+    stats: SpeakerStats = {}
+    samples = extractor.samples(index, reader, rows, stats)
+    if stored:
+        write_shard(target, shard_name(number), samples, payload="npy")
+    else:
+        for _ in samples:
+            pass
+    target.write_json(_note(number), {who: value.to_dict() for who, value in sorted(stats.items())})
+
+
+def _pieces(run: Run, source: ObjectStore, target: ObjectStore, index: ShardIndex) -> Iterator[Piece]:
+    for numbers in share_out(len(index.shards), run.runner):
+        yield {
+            "name": piece_name(numbers),
+            "source": source.url,
+            "digest": index.digest,
+            "target": target.url,
+            "numbers": numbers,
+            "features": run.config.features.model_dump(mode="json"),
+            "sample_rate": run.config.data.sample_rate,
+            "cache": str(run.cache_folder),
+            "limit": run.config.data.max_quarantined,
+        }
+
+
 def features_of_set(
     run: Run, name: str, source: ObjectStore, target: ObjectStore
 ) -> tuple[SpeakerStats, ShardIndex | None, int, list[QuarantinedShard]]:
     """Statistics by speaker of one set, its feature index if features are stored, its frames, and damaged shards."""
-    cfg = run.config.features
     index = ShardIndex.read(source)
-    reader = ShardReader(source, index, run.cache_folder)
-    extractor = Extractor(cfg, run.config.data.sample_rate)
-    shard_of = np.asarray(index.column("shard"))
     damaged = ShardQuarantine(target, len(index), run.config.data.max_quarantined)
     damaged.clear()  # what a former attempt found may have been mended
-
-    def work(number: int) -> tuple[SpeakerStats, ShardPart | None]:
-        rows = np.flatnonzero(shard_of == number).tolist()
-        try:
-            return of_shard(number, rows)
-        except ShardError as error:
-            damaged.add(error, [index.row(i)["id"] for i in rows])
-            return {}, None
-
-    def of_shard(number: int, rows: list[int]) -> tuple[SpeakerStats, ShardPart | None]:
-        note = f"stats/shard-{number:06d}.json"
-        part = load_part(target, shard_name(number)) if cfg.stored else None
-        if (part is not None or not cfg.stored) and target.exists(note):
-            return {who: CmvnStats.from_dict(value) for who, value in target.read_json(note).items()}, part
-        stats: SpeakerStats = {}
-        samples = extractor.samples(index, reader, rows, stats)
-        if cfg.stored:
-            part = write_shard(target, shard_name(number), samples, payload="npy")
-        else:
-            for _ in samples:
-                pass
-        target.write_json(note, {who: value.to_dict() for who, value in sorted(stats.items())})
-        return stats, part
-
+    done = 0
+    for made in map_pieces(
+        run.runner, "tasks.features:features_piece", _pieces(run, source, target, index), f"features {name}"
+    ):
+        done += made
+        progress.report("features", done, len(index.shards), name)
+    lost = damaged.entries()
+    names = {entry.shard for entry in lost}
+    whole = [number for number, shard in enumerate(index.shards) if shard.name not in names]
     total: SpeakerStats = {}
-    parts: list[ShardPart] = []
-    with ThreadPoolExecutor(worker_count(run.config.storage.workers)) as pool:
-        for done, (stats, part) in enumerate(pool.map(work, range(len(index.shards)))):
-            for who, value in stats.items():
-                total[who] = total[who] + value if who in total else value
-            if part is not None:
-                parts.append(part)
-            progress.report("features", done + 1, len(index.shards), name)
+    for number in whole:
+        for who, value in target.read_json(_note(number)).items():
+            stats = CmvnStats.from_dict(value)
+            total[who] = total[who] + stats if who in total else stats
     frames = sum(value.count for value in total.values())
-    if not cfg.stored:
-        return total, None, frames, damaged.entries()
+    if not run.config.features.stored:
+        return total, None, frames, lost
+    parts = (part for number in whole if (part := load_part(target, shard_name(number))) is not None)
     stored = build_index(parts, {"payload": "npy", "set": name})
     stored.write(target)
-    return total, stored, frames, damaged.entries()
+    return total, stored, frames, lost
 
 
 def _needed(cfg: FeatureConfig, sets: list[str]) -> list[str]:

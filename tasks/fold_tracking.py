@@ -2,23 +2,36 @@
 
 from typing import Any
 
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+from storage.stages import digest_json
 from tasks.config import PipelineConfig
+from tasks.sets import fold_name
 from tasks.tracking import TrainingRun, client, experiment_id, find_training_run, impatient, set_tags
 
 _PARENT_TAG, _NAME_TAG, _CROSS_TAG = "mlflow.parentRunId", "mlflow.runName", "starling.folds"
+_TRAININGS_TAG, _RUN_TAG = "starling.trainings", "starling.run"
 _PATIENCE_S = 20
+_FIGURES = ("wer", "cer")
 
 
 def figures(result: dict[str, Any]) -> dict[str, float]:
-    """The metrics of a cross-validation."""
+    """The metrics of a cross-validation: over the folds, of each fold, and over further test sets."""
     found = {"pooled_wer": result["pooled_wer"]}
-    for name in ("wer", "cer"):
+    for name in _FIGURES:
         found |= {f"{name}_{statistic}": value for statistic, value in (result[name] or {}).items()}
+    for number, fold in enumerate(result["folds"], start=1):
+        found |= {f"{fold_name(number)}.{name}": fold[name] for name in _FIGURES}
+    for set_name, spreads in result["sets"].items():
+        for name in _FIGURES:
+            spread = spreads[name] or {}
+            found |= {f"{set_name}.{name}_{statistic}": value for statistic, value in spread.items()}
     return {name: value for name, value in found.items() if value is not None}
 
 
 def log_folds(config: PipelineConfig, run_id: str, result: dict[str, Any], trainings: list[str]) -> str:
-    """Write the parent run and put the folds' runs below it; again for the same run id changes nothing.
+    """Write the parent run and put the folds' runs below it; again for the same trainings, it is the same run.
 
     Args:
         config: What was cross-validated.
@@ -36,17 +49,30 @@ def log_folds(config: PipelineConfig, run_id: str, result: dict[str, Any], train
         return f"not in MLflow: {type(error).__name__}"
 
 
+def _parent(api: MlflowClient, config: PipelineConfig, run_id: str, trainings: list[str]) -> Run:
+    """The run of a cross-validation of these trainings, made if it is missing."""
+    experiment = experiment_id(api, config.name)
+    # a training that MLflow does not know has no identity: then nothing tells that it is the same
+    identity = digest_json(trainings) if all(trainings) else run_id
+    found = api.search_runs([experiment], f"tags.`{_TRAININGS_TAG}` = '{identity}'", max_results=1)
+    if found:
+        return found[0]
+    tags = {_CROSS_TAG: str(len(trainings)), _TRAININGS_TAG: identity, _RUN_TAG: run_id}
+    return api.create_run(experiment, run_name=run_id, tags=tags)
+
+
 def _log(config: PipelineConfig, run_id: str, result: dict[str, Any], trainings: list[str]) -> str:
     api = client()
-    tags = {_CROSS_TAG: str(len(trainings)), "starling.run": run_id}
-    parent = api.create_run(experiment_id(api, config.name), run_name=run_id, tags=tags)
-    for name, value in figures(result).items():
-        api.log_metric(parent.info.run_id, name, value)
-    api.log_dict(parent.info.run_id, result, "folds.json")
+    parent = _parent(api, config, run_id, trainings)
+    identity, name = parent.info.run_id, parent.info.run_name
+    for figure, value in figures(result).items():
+        if parent.data.metrics.get(figure) != value:
+            api.log_metric(identity, figure, value)
+    api.log_dict(identity, result, "folds.json")
     for number, training in enumerate(trainings, start=1):
-        child = find_training_run(api, TrainingRun(training, config.name, ""))
+        child = find_training_run(api, TrainingRun(training, config.name, "")) if training else None
         if child is not None:
-            wanted = {_PARENT_TAG: parent.info.run_id, _NAME_TAG: f"{run_id}-fold-{number}"}
+            wanted = {_PARENT_TAG: identity, _NAME_TAG: f"{name}-{fold_name(number)}"}
             set_tags(api, child.info.run_id, wanted)
-    api.set_terminated(parent.info.run_id)
-    return str(parent.info.run_id)
+    api.set_terminated(identity)
+    return str(identity)

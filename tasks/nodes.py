@@ -69,12 +69,16 @@ class NodeRuns:
         job: The training; its folder is where the store writes `store.json`.
         api: Prefect.
         clock: Seconds, from any beginning.
+        credentials: Name of the Prefect block that node runs take the object store's credentials from, if any.
     """
 
-    def __init__(self, job: TrainJob, api: NodeApi, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, job: TrainJob, api: NodeApi, clock: Callable[[], float] = time.monotonic, credentials: str = ""
+    ) -> None:
         self.alive: set[int] | None = None
         """Nodes in the ring, as the journal says; None before it says anything."""
         self._job, self._api, self._clock = job, api, clock
+        self._credentials = {"credentials": credentials} if credentials else {}
         self._folder = job.journal.parent
         self._session = uuid4().hex[:8]
         self._slots = {rank: _Slot() for rank in range(job.train.nodes)}
@@ -168,6 +172,7 @@ class NodeRuns:
         if slot.attempts:
             _log.warning("node %d: %s; replacing it (%d of %d)", rank, slot.message, slot.attempts, restarts)
         parameters = {"node_rank": rank, "store": address, "key_file": self.key_file, "max_restarts": restarts}
+        parameters |= self._credentials
         # the same request, repeated after an answer that got lost, gives the same run
         key = f"{self._job.run}-{self._session}-{rank}-{slot.attempts}"
         run = self._api.start(rank, parameters, key)
@@ -206,7 +211,7 @@ def node_runs(run: Run, job: TrainJob) -> Iterator[NodeRuns]:
     from tasks.nodes_api import PrefectApi
 
     with PrefectApi(run.config.name, job.run) as api:
-        runs = NodeRuns(job, api)
+        runs = NodeRuns(job, api, credentials=run.config.storage.credentials)
         try:
             yield runs
         except BaseException:

@@ -15,7 +15,8 @@ class DuplicatesConfig(BaseModel):
     fingerprint: bool = True
     """Look for near-duplicates, too: the same recording re-encoded, padded, at another rate or gain."""
     bit_errors: float = Field(default=0.17, gt=0, lt=0.4)
-    """Recordings whose fingerprints differ in a smaller share of their bits are near-duplicates."""
+    """Recordings whose fingerprints differ in a smaller share of their bits are near-duplicates; the limit is lower
+    for short ones (0.14 at half a second), of which two takes may be much alike."""
     within: Policy = "keep"
     """The same recording again in one set: `keep` it, `drop` all but the first, or `refuse` to run."""
     overlap: Policy = "refuse"

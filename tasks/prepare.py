@@ -1,7 +1,8 @@
 """Stage 1, prepare: read corpora, check every utterance, normalize transcripts, divide into sets.
 
-The output is `utterances.parquet` (what can be used) and `quarantine.parquet` (what cannot, and why); the counts add
-up: read = written + quarantined. One bad utterance never stops a corpus; too many of them stop the run.
+The output is `utterances.parquet` (what can be used), `text-changes.parquet` (what became of its transcripts) and
+`quarantine.parquet` (what cannot be used, and why); the counts add up: read = written + quarantined. One bad utterance
+never stops a corpus; too many of them stop the run.
 """
 
 import hashlib
@@ -20,7 +21,7 @@ import pyarrow as pa
 from speech.audio import AudioError, level_db
 from speech.fingerprint import Words, fingerprint
 from speech.synthesis.corpus import SynthesisConfig, synthesize_corpus
-from speech.text import TextError, TextNormalizer
+from speech.text import LanguageError, TextError, TextNormalizer
 from storage.corpora import Utterance, open_corpus
 from storage.corpora.base import CorpusReader
 from storage.locks import file_lock
@@ -56,6 +57,7 @@ from tasks.stage import LOCK_WAIT_S, Inputs, Run, Stage, StageError
 from tasks.tables import TableWriter
 from tasks.tables import read_table as read_table
 from tasks.tables import write_table as write_table
+from tasks.text_changes import TEXT_CHANGES, check_languages, write_text_changes
 
 _WINDOW = 256
 
@@ -137,18 +139,22 @@ def check(utterance: Utterance, data: DataConfig, normalizer: TextNormalizer) ->
 
     try:
         member_key(utterance.id)
-        "".join((utterance.text, utterance.speaker, utterance.audio, utterance.split or "")).encode()
+        "".join(
+            (utterance.text, utterance.speaker, utterance.audio, utterance.split or "", utterance.language)
+        ).encode()
     except ShardWriteError as error:
         return refused("bad-id", str(error))
     except UnicodeEncodeError as error:
-        return refused("bad-text", f"text, speaker, set or file name is not valid Unicode: {error.reason}")
+        return refused("bad-text", f"a field or the file name is not valid Unicode: {error.reason}")
     if utterance.split and not is_name(utterance.split):
         return refused("bad-set", f"set {utterance.split!r}: use letters, digits, '.', '_' and '-'")
     try:
-        text = normalizer(utterance.text)
+        text = normalizer(utterance.text, utterance.language)
         wave, rate = load_utterance_audio(utterance)
     except (TextError, AudioError) as error:
         return refused(error.reason, str(error))
+    except LanguageError as error:
+        return refused("language", str(error))
     seconds = len(wave) / rate
     if seconds < data.min_seconds:
         return refused("too-short", f"{seconds:.3f} s, data.min_seconds is {data.min_seconds}")
@@ -265,6 +271,7 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
 
 def _prepare(run: Run, output: StageOutput, folder: Path) -> dict[str, Any]:
     data, checked = run.config.data, folder / "checked.parquet"
+    check_languages(data)
     refused = Quarantine(folder / QUARANTINE)
     prints = Fingerprints(folder / "fingerprints") if data.duplicates.fingerprint else None
     total = _check_sources(run, checked, refused, prints)
@@ -276,11 +283,14 @@ def _prepare(run: Run, output: StageOutput, folder: Path) -> dict[str, Any]:
     refused.publish(output.store)
     about = write_manifest(checked, sets, folder / MANIFEST, _SCHEMA)
     output.store.write_file(MANIFEST, folder / MANIFEST)
+    text = write_text_changes(folder / MANIFEST, folder / TEXT_CHANGES)
+    output.store.write_file(TEXT_CHANGES, folder / TEXT_CHANGES)
     written = about.pop("written")
     return {
         "counts": {"read": written + len(refused), "written": written, "quarantined": len(refused)},
         "reasons": dict(refused.reasons),
         "duplicates": doubles,
+        "text": text,
         **about,
     }
 
@@ -301,4 +311,4 @@ def _enforce_limit(data: DataConfig, usable: int, refused: Quarantine, store: Ob
         )
 
 
-PREPARE = Stage("prepare", 2, _inputs, _work)
+PREPARE = Stage("prepare", 3, _inputs, _work)

@@ -35,7 +35,7 @@ from tasks.forward import send_rest
 from tasks.plots import learning_curves
 from tasks.prepare import read_table
 from tasks.provenance import provenance
-from tasks.score import score_rows
+from tasks.score import figures, score_rows
 from tasks.stage import Inputs, Run, Stage
 from tasks.tracking import (
     DECISION_TAG,
@@ -92,12 +92,7 @@ def champion_version(api: mlflow.MlflowClient, name: str) -> Any | None:
 def _test_metrics(run: Run, at_ms: int) -> list[Metric]:
     """The test sets' figures at the training's last step."""
     step = int(run.result("train").record["result"]["step"])
-    return [
-        Metric(f"{name}.{figure}", scores[figure], at_ms, step)
-        for name, scores in run.result("score").record["sets"].items()
-        for figure in ("wer", "wer_low", "wer_high", "cer")
-        if scores[figure] is not None
-    ]
+    return [Metric(name, value, at_ms, step) for name, value in figures(run.result("score").record).items()]
 
 
 def _tags(run: Run, output: StageOutput) -> dict[str, str]:

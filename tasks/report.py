@@ -13,6 +13,7 @@ from tasks import STAGES, progress
 from tasks.home import home, shown_mlflow_uri
 from tasks.plots import learning_curves
 from tasks.provenance import provenance
+from tasks.score import GROUPS
 from tasks.stage import Inputs, Run, Stage
 from training.journal import read_journal
 
@@ -73,9 +74,11 @@ def _scores_html(scores: dict[str, Any]) -> str:
     ]
     parts = [table(head, rows, set(range(1, 9)))]
     for name, detail in scores["details"].items():
-        for group, one in (("corpora", "corpus"), ("domains", "domain"), ("speakers", "speaker")):
+        for group, one in {**GROUPS, "speakers": "speaker"}.items():
             if len(detail[group]) > 1:
-                lines = [[who, percent(c["wer"]), c["errors"], c["ref_words"]] for who, c in detail[group].items()]
+                lines = [
+                    [who or "–", percent(c["wer"]), c["errors"], c["ref_words"]] for who, c in detail[group].items()
+                ]
                 parts.append(f"<h3>{html.escape(name)} by {one}</h3>")
                 parts.append(table([one, "WER", "errors", "words"], lines, {1, 2, 3}))
         parts.append(_worst_html(name, detail["worst"]))
@@ -112,7 +115,27 @@ def _data_html(run: Run) -> str:
         + f"<p>Quarantined: {html.escape(reasons)}.</p>"
         + f"<p>Speech that comes twice: {html.escape(counts_text(prepare['duplicates']) or 'none')}.</p>"
         + damage_html(run)
+        + text_html(prepare["text"])
     )
+
+
+def text_html(languages: dict[str, Any]) -> str:
+    """What normalization changed, by language and kind, with examples; nothing where it changed nothing."""
+    rows = [
+        [language or "–", kind, f"{number:,}", f"{example['was']} → {example['became'] or '(nothing)'}"]
+        for language, entry in languages.items()
+        for kind, number in entry["kinds"].items()
+        for example in entry["examples"][kind][:1]
+    ]
+    if not rows:
+        return ""
+    changed = "; ".join(
+        f"{entry['changed']:,} of {entry['utterances']:,} in {language or 'no language'}"
+        for language, entry in languages.items()
+        if entry["changed"]
+    )
+    note = f"<h3>Text</h3><p>Transcripts that normalization changed: {html.escape(changed)}.</p>"
+    return note + table(["language", "what", "changes", "such as"], rows, {2})
 
 
 def damage_html(run: Run) -> str:
@@ -191,4 +214,4 @@ def _attach(run: Run, path: Path) -> None:
         progress.report("report", 1, 1, f"not attached to MLflow at {shown_mlflow_uri()}: {type(error).__name__}")
 
 
-REPORT = Stage("report", 1, _inputs, _work)
+REPORT = Stage("report", 2, _inputs, _work)

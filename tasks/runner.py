@@ -8,50 +8,27 @@ written goes through the object store, so that a worker on another machine needs
 package. Inside a flow run every piece is a task run that the UI shows; without one, threads and processes are plain.
 """
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from importlib import import_module
 from itertools import islice
 from multiprocessing import get_context
-from typing import Any, Literal
+from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.context import FlowRunContext
 from prefect.task_runners import ProcessPoolTaskRunner, ThreadPoolTaskRunner
-from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from tasks.config import RunnerConfig
 from tasks.stage import StageError
 
 Piece = dict[str, Any]
+_LARGEST = 8
+"""Shards of a piece at most: work that is lost with a worker is small."""
 _AHEAD = 2
 """Pieces that wait for each worker: it never idles, and no more than that is held in memory."""
-
-
-class RunnerConfig(BaseModel):
-    """Where shards are made, looked at and decoded."""
-
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
-
-    kind: Literal["threads", "processes", "dask", "ray"] = "threads"
-    """`threads` or `processes` of this machine; `dask` or `ray` on a cluster (packages prefect-dask, prefect-ray)."""
-    address: str = ""
-    """For `dask` and `ray`: the cluster's, such as tcp://head:8786 or ray://head:10001; empty starts one here."""
-    workers: int = Field(default=0, ge=0)
-    """Pieces at once; 0 is one per core of this machine, or of the cluster."""
-
-    @model_validator(mode="after")
-    def _check(self) -> "RunnerConfig":
-        if self.address and self.kind in ("threads", "processes"):
-            raise ValueError(f"kind {self.kind} works on this machine: leave address empty, or use kind dask or ray")
-        return self
-
-    @property
-    def local(self) -> bool:
-        """Whether the workers are threads of this process."""
-        return self.kind == "threads"
 
 
 def find_work(name: str) -> Callable[[Piece], Any]:
@@ -95,22 +72,29 @@ def map_pieces(runner: RunnerConfig, name: str, pieces: Iterable[Piece], label: 
     """
     with _submitter(runner) as submitter:
         source = iter(pieces)
-        window = [submitter.submit(name, one, label) for one in islice(source, _AHEAD * worker_count(runner.workers))]
+        window = [submitter.submit(name, one, label) for one in islice(source, _AHEAD * runner.count)]
         while window:
             yield window.pop(0)()
             window += [submitter.submit(name, one, label) for one in islice(source, 1)]
 
 
-def worker_count(configured: int) -> int:
-    """Workers to use: the configured number, or one per core."""
-    return configured or os.cpu_count() or 1
+def share_out(count: int, runner: RunnerConfig) -> Iterator[list[int]]:
+    """Numbers 0 to `count` − 1 in pieces: enough that all workers have some, few enough for the UI."""
+    size = max(1, min(_LARGEST, count // (4 * runner.count)))
+    for start in range(0, count, size):
+        yield list(range(start, min(start + size, count)))
+
+
+def piece_name(numbers: list[int]) -> str:
+    """What the task run of some shards is called."""
+    return f"{numbers[0]}-{numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
 
 
 class _Plain(AbstractContextManager["_Plain"]):
     """Threads or processes without Prefect."""
 
     def __init__(self, runner: RunnerConfig) -> None:
-        count = worker_count(runner.workers)
+        count = runner.count
         self._pool: Executor = (
             ThreadPoolExecutor(count) if runner.local else ProcessPoolExecutor(count, mp_context=get_context("spawn"))
         )
@@ -156,7 +140,7 @@ def task_runner(runner: RunnerConfig) -> Any:
     Raises:
         StageError: Its package is not installed.
     """
-    count = worker_count(runner.workers)
+    count = runner.count
     if runner.kind == "threads":
         return ThreadPoolTaskRunner(max_workers=count)
     if runner.kind == "processes":

@@ -1,5 +1,6 @@
 """Stage 6, score: word and character error rates with their intervals, by set, speaker and domain, and alignments."""
 
+import re
 from typing import Any
 
 from speech.scoring import (
@@ -16,6 +17,8 @@ from tasks.prepare import read_table
 from tasks.stage import Inputs, Run, Stage
 
 Row = dict[str, Any]
+GROUPS = {"corpora": "corpus", "domains": "domain"}
+"""What a set's errors are counted by, besides speakers: name in the record, and of one."""
 
 
 def score_rows(rows: list[Row]) -> ScoreReport:
@@ -50,6 +53,24 @@ def summarize(report: ScoreReport, bootstrap: int, seed: int) -> dict[str, Any]:
     }
 
 
+def figures(record: dict[str, Any]) -> dict[str, float]:
+    """The metrics of a score stage's record: rates of each set, and of its corpora and domains where it has several.
+
+    Names are like `test.wer` and `test.domain.read.wer`; what a metric's name may not hold becomes an underscore.
+    """
+    found = {
+        f"{name}.{rate}": scores[rate]
+        for name, scores in record["sets"].items()
+        for rate in ("wer", "wer_low", "wer_high", "cer")
+    }
+    for name, kinds in record.get("groups", {}).items():
+        for kind, members in kinds.items():
+            for member, counts in members.items():
+                place = re.sub(r"[^\w.-]", "_", member or "unnamed", flags=re.ASCII)
+                found[f"{name}.{GROUPS[kind]}.{place}.wer"] = counts["wer"]
+    return {name: value for name, value in found.items() if value is not None}
+
+
 def _inputs(run: Run) -> Inputs:
     config = {"bootstrap": run.config.score.bootstrap, "seed": run.config.seed}
     decoded = run.result("decode")
@@ -76,7 +97,7 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     output.store.write_json("scores.json", {"sets": sets, "details": details})
     errors = sum(entry["sub"] + entry["ins"] + entry["del"] for entry in sets.values())
     words = sum(entry["words"] for entry in sets.values())
-    groups = {name: {kind: details[name][kind] for kind in ("domains", "corpora")} for name in sets}
+    groups = {name: {kind: details[name][kind] for kind in GROUPS} for name in sets}
     groups = {name: {kind: by for kind, by in found.items() if len(by) > 1} for name, found in groups.items()}
     return {
         "counts": {"words": words, "errors": errors},

@@ -127,6 +127,11 @@ def _divide(path: Path, free: Mask, data: DataConfig, seed: int, present: set[st
     """Position of each free row's set in a list of names."""
     groups, group_of = _groups(path, free, data, seed)
     shares = {VALID: 0.0 if VALID in present else data.valid_share}
+    if data.folds and shares[VALID] and len(groups.sizes) <= data.folds:
+        raise SplitError(
+            f"{len(groups.sizes)} {data.split_by}s are too few for {data.folds} folds and a validation set: give a "
+            "source `set: valid`, or ask for fewer folds"
+        )
     if not data.folds:
         shares[TEST] = 0.0 if present - {TRAIN, VALID} else data.test_share
     shares = {name: share for name, share in shares.items() if share > 0}

@@ -1,52 +1,86 @@
 """Stage 2, shard: pack each set's audio into WebDataset tars of FLAC and JSON, with a Parquet index published last.
 
-Shards are made in parallel, each whole or not at all; a crashed stage continues with the shards that it lacks.
+Shards are made in parallel, each whole or not at all; a crashed stage continues with the shards that it lacks. FLAC
+that needs no change is copied through, everything else is decoded, brought to the rate and encoded.
 """
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+import hashlib
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
 from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from speech.audio import AudioError, encode_flac, resample
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.shards import Sample, ShardPart, build_index, load_part, write_shard
-from storage.stages import StageOutput, digest_json
+from storage.stages import StageOutput
 from tasks import progress
-from tasks.audio import load_utterance_audio
+from tasks.audio import load_utterance_audio, untouched_flac
 from tasks.folds import write_unions
-from tasks.prepare import MANIFEST, QuarantineError, read_table, worker_count
+from tasks.home import home
+from tasks.manifest import MANIFEST, iter_manifest, scratch_folder
+from tasks.prepare import QuarantineError
+from tasks.runner import Piece, map_pieces, piece_name, share_out
 from tasks.stage import Inputs, Run, Stage, StageError
+from tasks.tables import TableWriter, batches
 
 Row = dict[str, Any]
+Ints = NDArray[np.int64]
 _INDEX_FIELDS = ("text", "speaker", "corpus", "domain", "language")
+_PARTITION_ROWS = 200_000
+"""Utterances that are sorted in memory at once."""
 
 
-def plan_shards(rows: list[Row], shard_seconds: float, seed: int) -> list[list[Row]]:
-    """Cut a set into shards of about `shard_seconds`, utterances mixed by a hash: each shard has many speakers."""
-    ordered = sorted(rows, key=lambda row: digest_json([seed, row["id"]]))
-    shards: list[list[Row]] = []
+def plan_shards(ids: Iterable[str], durations: Iterable[float], shard_seconds: float, seed: int) -> tuple[Ints, Ints]:
+    """Cut a set into shards of about `shard_seconds`, utterances mixed by a hash: each shard has many speakers.
+
+    Args:
+        ids: Of the utterances.
+        durations: Seconds of each.
+        shard_seconds: A shard takes utterances until it has so many.
+        seed: Chooses among orders.
+
+    Returns:
+        The rows in shard order [num_utterances], and where each shard begins in it [num_shards + 1].
+    """
+    keys = np.fromiter((_hash(seed, name) for name in ids), dtype=np.uint64)
+    order = np.argsort(keys, kind="stable").astype(np.int64)
+    starts: list[int] = []
     seconds = shard_seconds
-    for row in ordered:
+    for place, duration in enumerate(np.fromiter(durations, dtype=np.float64)[order].tolist()):
         if seconds >= shard_seconds:
-            shards.append([])
+            starts.append(place)
             seconds = 0.0
-        shards[-1].append(row)
-        seconds += row["duration"]
-    return shards
+        seconds += duration
+    return order, np.array([*starts, len(order)], dtype=np.int64)
+
+
+def _hash(seed: int, name: str) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:8], "big")
 
 
 def make_sample(row: Row, sample_rate: int) -> Sample:
-    """Decode, bring to the rate, and encode one utterance.
+    """One utterance at the rate, as FLAC; the file's own bytes where they are just that.
 
     Raises:
         AudioError: If the audio cannot be read any more.
     """
-    wave, rate = load_utterance_audio(row)
-    wave = resample(wave, rate, sample_rate)
+    found = untouched_flac(row, sample_rate)
+    if found is not None:
+        flac, samples = found
+    else:
+        wave, rate = load_utterance_audio(row)
+        wave = resample(wave, rate, sample_rate)
+        flac, samples = encode_flac(wave, sample_rate), len(wave)
     fields = {name: row[name] for name in _INDEX_FIELDS}
-    fields |= {"duration": len(wave) / sample_rate, "num_frames": len(wave), "sample_rate": sample_rate}
-    return Sample(id=row["id"], members={"flac": encode_flac(wave, sample_rate)}, row=fields)
+    fields |= {"duration": samples / sample_rate, "num_frames": samples, "sample_rate": sample_rate}
+    return Sample(id=row["id"], members={"flac": flac}, row=fields)
 
 
 def shard_name(number: int) -> str:
@@ -54,16 +88,15 @@ def shard_name(number: int) -> str:
     return f"shard-{number:06d}.tar"
 
 
-def write_one(store: ObjectStore, number: int, rows: list[Row], sample_rate: int) -> tuple[ShardPart, list[Row]]:
-    """Write a shard, or take it over if it is there.
+def _note(number: int) -> str:
+    return f"quarantine/shard-{number:06d}.json"
 
-    Returns:
-        The shard, and what could not be read any more: id, reason, detail.
-    """
-    name, note = shard_name(number), f"quarantine/shard-{number:06d}.json"
-    part = load_part(store, name)
-    if part is not None:
-        return part, store.read_json(note) if store.exists(note) else []
+
+def write_one(store: ObjectStore, number: int, rows: list[Row], sample_rate: int) -> None:
+    """Write a shard, unless it is there; what cannot be read any more goes into a note beside it."""
+    name, note = shard_name(number), _note(number)
+    if load_part(store, name) is not None:
+        return
     bad: list[Row] = []
 
     def samples() -> Iterator[Sample]:
@@ -78,25 +111,89 @@ def write_one(store: ObjectStore, number: int, rows: list[Row], sample_rate: int
         else:
             store.delete(note)  # a former attempt may have left one
 
-    return write_shard(store, name, samples(), payload="flac"), bad
+    write_shard(store, name, samples(), payload="flac")
 
 
-def shard_set(store: ObjectStore, rows: list[Row], run: Run, name: str) -> tuple[ShardIndex, list[Row]]:
-    """Write all shards of a set in threads, then its index."""
-    plan = plan_shards(rows, run.config.storage.shard_seconds, run.config.seed)
-    rate = run.config.data.sample_rate
-    parts: list[ShardPart] = []
-    bad: list[Row] = []
-    with ThreadPoolExecutor(worker_count(run.config.storage.workers)) as pool:
-        jobs = [pool.submit(write_one, store, number, chunk, rate) for number, chunk in enumerate(plan)]
-        for done, job in enumerate(jobs):
-            part, missing = job.result()
-            parts.append(part)
-            bad += missing
-            progress.report("shard", done + 1, len(jobs), name)
-    index = build_index(parts, {"payload": "flac", "set": name})
+def shard_piece(piece: Piece) -> int:
+    """Write some shards of a set; how many."""
+    store = ObjectStore(piece["store"])
+    for number, rows in piece["shards"]:
+        write_one(store, number, rows, piece["sample_rate"])
+    return len(piece["shards"])
+
+
+def shard_rows(manifest: Path, name: str, order: Ints, starts: Ints, folder: Path) -> Iterator[tuple[int, list[Row]]]:
+    """The rows of each shard of a set, in order; of a large set only a part is in memory at once.
+
+    Args:
+        manifest: The manifest's local file.
+        name: The set.
+        order: From `plan_shards`.
+        starts: The same.
+        folder: For what does not fit into memory.
+    """
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    # a partition is a run of whole shards
+    edges = [0, *starts[1:-1][np.diff(starts[1:] // _PARTITION_ROWS) > 0].tolist(), len(order)]
+    partition_of = np.searchsorted(edges, place, side="right") - 1
+    files = [folder / f"{name}-{number}.parquet" for number in range(len(edges) - 1)]
+    schema = pq.read_schema(manifest)
+    writers = [TableWriter(file, schema) for file in files]
+    begin = 0
+    for batch in batches(manifest, where={"set": name}):
+        parts = partition_of[begin : begin + batch.num_rows]
+        begin += batch.num_rows
+        for number in np.unique(parts).tolist():
+            writers[number].add_batch(batch.filter(pa.array(parts == number)))
+    for number, (file, writer) in enumerate(zip(files, writers, strict=True)):
+        writer.close()
+        rows = [row for batch in batches(file) for row in batch.to_pylist()]
+        file.unlink()
+        ordered = [rows[i] for i in np.argsort(place[partition_of == number], kind="stable").tolist()]
+        first, last = edges[number], edges[number + 1]
+        for shard in np.flatnonzero((starts[:-1] >= first) & (starts[:-1] < last)).tolist():
+            yield shard, ordered[starts[shard] - first : starts[shard + 1] - first]
+
+
+def _pieces(store: ObjectStore, rows: Iterator[tuple[int, list[Row]]], count: int, run: Run) -> Iterator[Piece]:
+    for numbers in share_out(count, run.runner):
+        yield {
+            "name": piece_name(numbers),
+            "store": store.url,
+            "sample_rate": run.config.data.sample_rate,
+            "shards": list(islice(rows, len(numbers))),
+        }
+
+
+def shard_set(store: ObjectStore, run: Run, name: str, folder: Path) -> tuple[ShardIndex, list[Row]]:
+    """Write all shards of a set, then its index.
+
+    Returns:
+        The index, and what could not be read any more: id, reason, detail.
+    """
+    source = run.result("prepare").store
+    ids = (row["id"] for row in iter_manifest(source, folder, name, ["id"]))
+    durations = (row["duration"] for row in iter_manifest(source, folder, name, ["duration"]))
+    order, starts = plan_shards(ids, durations, run.config.storage.shard_seconds, run.config.seed)
+    count = len(starts) - 1
+    rows = shard_rows(source.fetch(MANIFEST, folder), name, order, starts, folder)
+    pieces = _pieces(store, rows, count, run)
+    done = 0
+    for made in map_pieces(run.runner, "tasks.shard:shard_piece", pieces, f"shard {name}"):
+        done += made
+        progress.report("shard", done, count, name)
+    index = build_index((_made(store, number) for number in range(count)), {"payload": "flac", "set": name})
     index.write(store)
-    return index, bad
+    notes = sorted(note for note in store.list("quarantine"))
+    return index, [entry for note in notes for entry in store.read_json(note)]
+
+
+def _made(store: ObjectStore, number: int) -> ShardPart:
+    part = load_part(store, shard_name(number))
+    if part is None:
+        raise StageError(f"{store.join(shard_name(number))} has vanished since it was written: run again")
+    return part
 
 
 def _inputs(run: Run) -> Inputs:
@@ -110,25 +207,24 @@ def _inputs(run: Run) -> Inputs:
 
 
 def _work(run: Run, output: StageOutput) -> dict[str, Any]:
-    by_set: dict[str, list[Row]] = {}
-    for row in read_table(run.result("prepare").store, MANIFEST):
-        by_set.setdefault(row["set"], []).append(row)
+    prepared = run.result("prepare").record["sets"]
     folds = run.config.data.folds
-    if "train" not in by_set and not folds:
-        raise StageError(f"there is no training set, only {', '.join(sorted(by_set))}: look at data.sources.*.set")
+    if "train" not in prepared and not folds:
+        raise StageError(f"there is no training set, only {', '.join(sorted(prepared))}: look at data.sources.*.set")
     sets: dict[str, Any] = {}
     quarantined: list[Row] = []
-    for name in sorted(by_set):
-        index, bad = shard_set(output.store.child(name), by_set[name], run, name)
-        quarantined += bad
-        sets[name] = {
-            "utterances": len(index),
-            "shards": len(index.shards),
-            "seconds": index.seconds,
-            "bytes": sum(shard.bytes for shard in index.shards),
-            "digest": index.digest,
-        }
-    read = sum(len(rows) for rows in by_set.values())
+    with scratch_folder(home() / "work" / f"shard-{output.key}") as folder:
+        for name in sorted(prepared):
+            index, bad = shard_set(output.store.child(name), run, name, folder)
+            quarantined += bad
+            sets[name] = {
+                "utterances": len(index),
+                "shards": len(index.shards),
+                "seconds": index.seconds,
+                "bytes": sum(shard.bytes for shard in index.shards),
+                "digest": index.digest,
+            }
+    read = sum(entry["utterances"] for entry in prepared.values())
     if len(quarantined) > run.config.data.max_quarantined * read:
         raise QuarantineError(
             f"{len(quarantined)} of {read} utterances could be read by the prepare stage but not any more; the first: "
@@ -147,4 +243,4 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     }
 
 
-SHARD = Stage("shard", 1, _inputs, _work)
+SHARD = Stage("shard", 2, _inputs, _work)

@@ -16,7 +16,7 @@ from storage.locks import file_lock
 from storage.objects import ObjectStore
 from storage.stages import StageOutput, stage_key
 from tasks import STAGES
-from tasks.config import PipelineConfig
+from tasks.config import PipelineConfig, RunnerConfig
 from tasks.credentials import export_credentials
 from tasks.home import home, objects_url
 
@@ -100,6 +100,14 @@ class Run:
         folder = home() / "cache"
         set_cache_limit(folder, int(self.config.storage.cache_gb * 1e9))
         return folder
+
+    @property
+    def runner(self) -> RunnerConfig:
+        """Where work on shards is done; `storage.workers` counts where `runner.workers` says nothing."""
+        runner = self.config.runner
+        if not runner.local and self.store.protocol == "memory":
+            raise StageError(f"runner.kind {runner.kind} works in other processes, which cannot see {self.store.url}")
+        return runner if runner.workers else runner.model_copy(update={"workers": self.config.storage.workers})
 
     def forced(self, stage: str) -> bool:
         """Whether a stage is to be done anew."""

@@ -11,9 +11,11 @@ from speech.bundle import BundleSpec
 from speech.tokens import train_tokenizer
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
+from storage.quarantine import ShardQuarantine
 from storage.stages import StageOutput, digest_json
 from tasks import progress
-from tasks.features import set_digest, set_url, train_stats
+from tasks.augment_files import augment_digest
+from tasks.features import quarantine_record, set_digest, set_url, train_stats
 from tasks.folds import train_folder
 from tasks.forward import Forwarder, Sender
 from tasks.home import home
@@ -22,6 +24,7 @@ from tasks.provenance import provenance
 from tasks.stage import Inputs, Run, Stage, StageError
 from tasks.tracking import TrainingRun, flatten
 from tasks.world import check_world
+from training.compute import damage_folder
 from training.job import TrainJob
 from training.journal import JournalTail
 from training.launch import run_training
@@ -29,6 +32,7 @@ from training.launch import run_training
 # they change how training proceeds, not what it makes
 _NOT_CONTENT: dict[str, Any] = {
     **dict.fromkeys(("threads", "checkpoint_steps", "checkpoint_keep", "log_steps", "launch", "membership"), True),
+    **dict.fromkeys(("loader_threads", "max_unreadable"), True),
     "exchange": {"encrypt", "timeout_s", "chunk_kb"},
 }
 _IDENTITY = "tracking.json"
@@ -58,6 +62,9 @@ def _inputs(run: Run) -> Inputs:
     # what the training reads, not where the features stage left it: a forced rerun with the same result changes nothing
     stats = {"stats": train_stats(run), "speakers": run.result("features").record["speakers"]}
     digests = {"stats": digest_json(stats)} | {name: set_digest(run, name) for name in ("train", "valid")}
+    augment = run.config.train.augment
+    if augment.file_lists():
+        digests["augment"] = augment_digest(augment)
     return _content(run), digests
 
 
@@ -98,6 +105,7 @@ def make_job(run: Run, output: StageOutput) -> TrainJob:
         output_url=output.store.url,
         journal=work_folder(output.key) / "journal.jsonl",
         cache=run.cache_folder,
+        cache_bytes=int(run.config.storage.cache_gb * 1e9),
     )
 
 
@@ -214,6 +222,8 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
         job.journal.unlink(missing_ok=True)
     store = output.store
     training = training_identity(store)
+    for name in ("train", "valid"):
+        damaged_shards(store, name).clear()  # what a former attempt found may have been mended
     _train(run, job, training)
     result = store.read_json("result.json")
     # the journal moves beside the model: whoever has the object store has the learning curves
@@ -224,7 +234,27 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     counts = {name: result[field] for name, field in _COUNTED.items()}
     if result.get("repeated") or run.config.train.learners > 1:
         counts["repeated"] = result.get("repeated", 0)
-    return {"counts": counts, "result": result, "tracking": {"training": training}, "digest": model_digest(store)}
+    if result.get("unreadable"):
+        counts["unreadable"] = result["unreadable"]
+    record = {"counts": counts, "result": result, "tracking": {"training": training}, "digest": model_digest(store)}
+    return record | damage_record(store, counts)
+
+
+def damaged_shards(store: ObjectStore, name: str) -> ShardQuarantine:
+    """Shards of the set `train` or `valid` that a training found damaged.
+
+    Args:
+        store: The training's output.
+        name: The set.
+    """
+    return ShardQuarantine(store, 0, folder=damage_folder(name))
+
+
+def damage_record(store: ObjectStore, counts: dict[str, int]) -> dict[str, Any]:
+    """What a training records of damaged shards; its model is kept although they may be mended later."""
+    found = [(name, entry) for name in ("train", "valid") for entry in damaged_shards(store, name).entries()]
+    shards = [entry.summary() | {"set": name, "shard": f"{name}/{entry.shard}"} for name, entry in found]
+    return quarantine_record(counts, [entry for _, entry in found]) | ({"quarantined_shards": shards} if found else {})
 
 
 def model_digest(store: ObjectStore) -> str:

@@ -3,6 +3,7 @@
 import atexit
 import csv
 import functools
+import importlib.util
 import json
 import os
 import shutil
@@ -50,6 +51,16 @@ def write_config(path, document):
     """Write a configuration as YAML (of which JSON is a part)."""
     path.write_text(json.dumps(document), encoding="utf-8")
     return path
+
+
+def load_beside(file, name):
+    """A module by its path, relative to a test file: tests/ has no packages, and is not on sys.path."""
+    path = (Path(file).resolve().parent / name).resolve()
+    if path.stem not in sys.modules:
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[path.stem])
+    return sys.modules[path.stem]
 
 
 @contextmanager

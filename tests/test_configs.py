@@ -9,7 +9,9 @@ CONFIGS = sorted((Path(__file__).resolve().parents[1] / "configs").glob("*.yaml"
 
 
 def test_the_promised_configurations_are_there():
-    assert {path.stem for path in CONFIGS} >= {"demo", "fsdd", "mini_librispeech", "librispeech_100", "librispeech_960"}
+    assert {path.stem for path in CONFIGS} >= {
+        *("demo", "fsdd", "several", "mini_librispeech", "librispeech_100", "librispeech_960")
+    }
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
@@ -32,3 +34,13 @@ def test_the_demos_test_voices_are_never_heard_in_training():
     voices = sources[0].synthesis
     assert sources[0].kind == "synthetic"
     assert not set(voices.train_voices) & {*voices.valid_voices, *voices.test_voices}
+
+
+def test_several_corpora_share_a_test_set_and_are_sampled_by_domain(monkeypatch):
+    monkeypatch.setenv("STARLING_SHARED_DATA", "/data")
+    config = load_config(next(path for path in CONFIGS if path.stem == "several"))
+    tested = [source for source in config.data.sources if source.set == "test"]
+    assert {(source.corpus, source.domain) for source in tested} == {("fsdd", "digits"), ("speechocean762", "read")}
+    assert config.train.sampling.kind == "temperature"
+    assert config.train.sampling.by == "domain"
+    assert config.data.normalizer.kind == "auto"

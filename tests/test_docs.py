@@ -95,7 +95,7 @@ def check_starling(words):
 
 def check_field(assignment):
     """An override in the docs names a field that exists."""
-    document = {"name": "docs", "data": {"sources": [{"kind": "table", "path": "x"}]}}
+    document = {"name": "docs", "data": {"sources": [{"kind": "table", "path": "x"} for _ in range(4)]}}
     node = document
     *parents, last = assignment.partition("=")[0].split(".")
     for name in parents:

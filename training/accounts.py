@@ -20,23 +20,32 @@ class Part:
     """Seconds of its last exchange."""
     staleness: float = 0.0
     distance: float = 0.0
+    lost: bool = False
+    """Whether its rank has found more damaged shards than may be."""
 
     @classmethod
-    def of(cls, losses: Losses, ready: bool, stats: ExchangeStats | None) -> "Part":
+    def of(cls, losses: Losses, ready: bool, stats: ExchangeStats | None, lost: bool = False) -> "Part":
         """Put together from a step's sums and the exchange's figures."""
         if stats is None:
-            return cls(losses, ready)
-        return cls(losses, ready, stats.last_s, stats.staleness, stats.distance)
+            return cls(losses, ready, lost=lost)
+        return cls(losses, ready, stats.last_s, stats.staleness, stats.distance, lost)
 
     def to_list(self) -> list[float]:
         """As numbers."""
-        return [*self.losses.to_list(), float(self.ready), self.exchange_s, self.staleness, self.distance]
+        return [
+            *self.losses.to_list(),
+            float(self.ready),
+            self.exchange_s,
+            self.staleness,
+            self.distance,
+            float(self.lost),
+        ]
 
     @classmethod
     def from_list(cls, values: list[float]) -> "Part":
         """From what `to_list` gave."""
-        *losses, ready, exchange_s, staleness, distance = values
-        return cls(Losses(*losses), bool(ready), exchange_s, staleness, distance)
+        *losses, ready, exchange_s, staleness, distance, lost = values
+        return cls(Losses(*losses), bool(ready), exchange_s, staleness, distance, bool(lost))
 
 
 def together(parts: list[Part]) -> Losses:
@@ -104,8 +113,8 @@ class Accounts:
                 an exchange, its counters.
         """
         for rank, (total, part) in enumerate(zip(self.totals, parts, strict=True)):
-            if not part.losses.utterances and len(parts) > 1:
-                continue  # this rank had no work in the last step of a lease
+            if not part.losses.utterances:
+                continue  # this rank had no work in the last step of a lease, or nothing that could be read
             entry = {
                 "kind": "step",
                 "learner": f"{self.node}.{rank}",

@@ -47,12 +47,17 @@ def use_threads(configured: int, learners: int = 1) -> None:
     torch.set_num_threads(configured or max(1, ((os.cpu_count() or 1) - 1) // learners))
 
 
+def damage_folder(name: str) -> str:
+    """Where a training notes the damaged shards of its set `train` or `valid`, below its output."""
+    return f"damaged-shards/{name}"
+
+
 def open_set(job: TrainJob, url: str, lenient: bool = False) -> SpeechDataset:
     """A job's training or validation set, from its shards; damaged ones are set aside below the job's output."""
     store = ObjectStore(url)
     index = ShardIndex.read(store)
-    reader = ShardReader(store, index, job.cache)
-    folder = f"damaged-shards/{'valid' if lenient else 'train'}"
+    reader = ShardReader(store, index, job.cache, job.cache_bytes)
+    folder = damage_folder("valid" if lenient else "train")
     quarantine = ShardQuarantine(ObjectStore(job.output_url), len(index), job.train.max_unreadable, folder)
     return SpeechDataset(index, reader, job.spec.build_tokenizer(), lenient=lenient, quarantine=quarantine)
 

@@ -129,10 +129,32 @@ class SpeechDataset:
     def load(self, row: int) -> Tensor:
         """An utterance's waveform [samples], or its stored features [frames, F]."""
         payload = self.reader.payload(row)
+        try:
+            return self._decode(payload)
+        except (ValueError, EOFError):  # shards are verified once: this one's bytes may have changed since
+            self.reader.recheck(row)
+            return self._decode(self.reader.payload(row))
+
+    def _decode(self, payload: bytes) -> Tensor:
         if self._stored:
             return torch.from_numpy(np.load(io.BytesIO(payload), allow_pickle=False).astype(np.float32))
         wave, rate = decode_audio(payload)
         return resample(wave, rate, self.sample_rate) if self.sample_rate else wave
+
+    def prefetch(self, rows: NDArray[np.int64]) -> None:
+        """Have the shards of coming utterances fetched and verified in the background, in that order."""
+        shards = self._shard_of[rows]
+        _, first = np.unique(shards, return_index=True)
+        self.reader.prefetch(int(shard) for shard in shards[np.sort(first)] if shard not in self._lost)
+
+    def check(self) -> None:
+        """See that no more of the set is lost than may be, whoever has found it.
+
+        Raises:
+            TooManyShardsError: It is.
+        """
+        if self._quarantine is not None:
+            self._quarantine.check()
 
     def batch(self, rows: Sequence[int] | NDArray[np.int64]) -> Batch:
         """Load and pad the given utterances.

@@ -18,6 +18,7 @@ from torch import Tensor
 from speech.bundle import save_bundle
 from speech.decoding import DecodeError
 from storage.objects import ObjectMissingError, ObjectStore
+from storage.quarantine import TooManyShardsError
 from training.batching import derive_seed
 from training.checkpoint import (
     best_epochs,
@@ -228,7 +229,7 @@ def main(argv: list[str] | None = None) -> int:
         if why.startswith("failed"):
             log.error("training has %s", why)
             return 3
-    except NoModelError as error:
+    except (NoModelError, TooManyShardsError) as error:
         log.error("%s", error)
         return 3
     finally:

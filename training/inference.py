@@ -1,6 +1,6 @@
 """A model over a set of shards: hypotheses for every utterance."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +45,7 @@ def decode_set(
     batch_seconds: float = 240.0,
     on_progress: Callable[[int, int], None] | None = None,
     on_damage: Callable[[ShardError], object] | None = None,
+    shards: Sequence[int] | None = None,
 ) -> list[Decoded]:
     """Recognize a set.
 
@@ -58,6 +59,7 @@ def decode_set(
         batch_seconds: Seconds of audio recognized at once, padding included.
         on_progress: Called with utterances done and in all.
         on_damage: Called once for each damaged shard; may raise to stop. Without it the first damaged shard raises.
+        shards: Only the utterances of these, by their numbers in the index.
 
     Returns:
         One entry an utterance, in the order of the index; those of damaged shards are left out.
@@ -69,9 +71,11 @@ def decode_set(
     store = ObjectStore(url)
     index = ShardIndex.read(store)
     dataset = SpeechDataset(index, ShardReader(store, index, cache), sample_rate=spec.sample_rate)
+    shard_of = np.asarray(index.column("shard"))
+    rows = np.arange(len(index)) if shards is None else np.flatnonzero(np.isin(shard_of, list(shards)))
     domains, corpora = index.column("domain"), index.column("corpus")
     found: dict[int, Decoded] = {}
-    for batch in _whole_batches(dataset, batch_seconds, on_damage):
+    for batch in _whole_batches(dataset, rows, batch_seconds, on_damage):
         feats, frames = frontend(batch.inputs.to(device), batch.lengths.to(device), batch.speakers)
         log_probs, out_frames = model(feats, frames)
         for i, hypothesis in enumerate(decoder.decode(log_probs.cpu(), out_frames.cpu())):
@@ -88,16 +92,18 @@ def decode_set(
                 duration=float(dataset.durations[row]),
             )
         if on_progress:
-            on_progress(len(found), len(dataset))
+            on_progress(len(found), len(rows))
     return [found[row] for row in sorted(found)]
 
 
 def _whole_batches(
-    dataset: SpeechDataset, batch_seconds: float, on_damage: Callable[[ShardError], object] | None
+    dataset: SpeechDataset,
+    left: NDArray[np.int64],
+    batch_seconds: float,
+    on_damage: Callable[[ShardError], object] | None,
 ) -> Iterator[Batch]:
-    """All utterances in batches, but those of damaged shards; a batch that needs one is planned anew without it."""
+    """The utterances in batches, but those of damaged shards; a batch that needs one is planned anew without it."""
     shard_of = np.asarray(dataset.index.column("shard"))
-    left = np.arange(len(dataset))
     while True:
         plan = plan_epoch(dataset.durations[left], batch_seconds=batch_seconds, max_batch=256)
         given: list[NDArray[np.int64]] = []

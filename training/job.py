@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from speech.bundle import BundleSpec
 from speech.features.cmvn import CmvnStats
@@ -35,6 +35,8 @@ class TrainJob(BaseModel):
     """Local file that metrics are appended to."""
     cache: Path
     """Local folder for copies of remote shards."""
+    cache_bytes: int | None = Field(default=None, gt=0)
+    """Limit of these copies; without one, the folder's own."""
 
     def speaker_stats(self) -> dict[str, CmvnStats]:
         """The speakers' statistics as objects."""

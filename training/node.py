@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from training.processes import end_with_parent, stop
-from training.rank import DIVERGED, STOPPED, NodeSetup
+from training.rank import DIVERGED, GAVE_UP, STOPPED, NodeSetup
 
 log = logging.getLogger(__name__)
 JOB_PATIENCE_S = 120.0
@@ -74,10 +74,11 @@ class Node:
     Args:
         setup: Who it is and where the store is.
         max_restarts: How often its processes are restarted after they died.
+        cache: This machine's folder for copies of remote shards; by default the job's, if it can be had here.
     """
 
-    def __init__(self, setup: NodeSetup, max_restarts: int) -> None:
-        self.setup, self.max_restarts = setup, max_restarts
+    def __init__(self, setup: NodeSetup, max_restarts: int, cache: Path | None = None) -> None:
+        self.setup, self.max_restarts, self.cache = setup, max_restarts, cache
         self._stop = threading.Event()
         self._child: subprocess.Popen[bytes] | None = None
 
@@ -96,10 +97,15 @@ class Node:
         job = fetch_job(self.setup.store, self.setup.key_file, stop=self._stop)
         if job is None:
             return STOPPED
+        if self.cache is not None:
+            job["cache"] = str(self.cache)
         (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
         (folder / "node.json").write_text(self.setup.model_dump_json(), encoding="utf-8")
+        (folder / GAVE_UP).unlink(missing_ok=True)
         for attempt in range(self.max_restarts + 1):
             status = self._attempt(int(job["train"]["learners_per_node"]), attempt)
+            if status and (folder / GAVE_UP).exists():
+                return DIVERGED
             if status in (0, STOPPED, DIVERGED) or self._stop.is_set():
                 return status
             log.warning("node %d: its processes ended with status %d", self.setup.node, status)
@@ -164,6 +170,7 @@ def run_node(
     max_restarts: int = 3,
     bind_host: str = "127.0.0.1",
     advertise_host: str = "",
+    cache: Path | None = None,
     **more: Any,
 ) -> int:
     """Run one node until training is over; SIGTERM and SIGINT make it leave the ring within ten seconds.
@@ -176,6 +183,7 @@ def run_node(
         max_restarts: How often its processes are restarted after they died.
         bind_host: Address on which its exchanges listen.
         advertise_host: Address under which neighbours reach them; by default `bind_host`.
+        cache: This machine's folder for copies of remote shards; by default the job's.
         more: Further fields of `NodeSetup`.
 
     Returns:
@@ -193,7 +201,7 @@ def run_node(
         advertise_host=advertise_host,
         **more,
     )
-    runner = Node(setup, max_restarts)
+    runner = Node(setup, max_restarts, cache)
 
     def ask(_number: int, _frame: FrameType | None) -> None:
         runner.request_stop()
@@ -214,6 +222,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--bind", default="127.0.0.1")
     parser.add_argument("--advertise", default="")
     parser.add_argument("--max-restarts", type=int, default=3)
+    parser.add_argument("--cache", type=Path, help="folder for copies of remote shards; by default the job's")
     parser.add_argument("--more", type=json.loads, default={}, help="further fields of the node's setup, JSON")
     parser.add_argument("--parent", type=int, help="number of the process to end with")
     args = parser.parse_args(argv)
@@ -229,6 +238,7 @@ def main(argv: list[str]) -> int:
             args.max_restarts,
             args.bind,
             args.advertise,
+            args.cache,
             **args.more,
         )
     except NodeError as error:

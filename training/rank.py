@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 STOPPED, DIVERGED = 75, 3
+GAVE_UP = "gave-up.txt"
+"""In a node's folder: why another try would not help. torchrun reports one status for all that ranks may end with."""
 
 
 class NodeSetup(BaseModel):
@@ -47,7 +49,8 @@ def main(argv: list[str]) -> int:
         argv: The setup's file and the number of the process to end with.
 
     Returns:
-        0 when training is over, 75 if it was stopped, 3 if it diverged.
+        0 when training is over, 75 if it was stopped, 3 if another try would not help: it diverged, or too many shards
+        are damaged.
     """
     setup_file, parent = Path(argv[0]), int(argv[1])
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
@@ -110,6 +113,7 @@ def _run(job: "TrainJob", setup: NodeSetup, rank: int, size: int) -> int:
         log.error("%s", error)
         if isinstance(error, NoWeightsError):
             return 1  # another try may find some
+        (setup.folder / GAVE_UP).write_text(str(error), encoding="utf-8")
         if client:
             client.fail(str(error))
         return DIVERGED

@@ -84,7 +84,7 @@ class Draws:
         self._epochs: dict[int, Rows] = {}
         self.shard: NDArray[Any] = np.asarray(index.column("shard"))
         if cfg.kind != "proportional" and len(index):
-            groups, names = _codes(index, cfg.by)
+            groups, names = index.codes(cfg.by)
             quota = _quota(np.bincount(groups, minlength=len(names)), names, cfg)
             self._cells = _cells(self.shard, groups, quota)
             self.shard = np.repeat(
@@ -116,12 +116,6 @@ class Draws:
     def _shuffle(self, cell: _Cell, number: int) -> Rows:
         rng = np.random.Generator(np.random.PCG64(derive_seed("draws", self._seed, int(cell.rows[0]), number)))
         return rng.permutation(cell.rows)
-
-
-def _codes(index: ShardIndex, by: str) -> tuple[Rows, list[str]]:
-    """Each utterance's group as a number, and the groups' names."""
-    encoded = index.table.column(by).combine_chunks().dictionary_encode()
-    return np.asarray(encoded.indices, dtype=np.int64), encoded.dictionary.to_pylist()
 
 
 def _quota(sizes: Rows, names: list[str], cfg: SamplingConfig) -> Rows:

@@ -19,7 +19,7 @@ from storage.objects import ObjectStore
 from training.exchange.keys import RingKey
 from training.job import TrainJob
 from training.processes import end_with_parent, stop
-from training.rank import DIVERGED, STOPPED
+from training.rank import DIVERGED, GAVE_UP, STOPPED
 from training.store.client import StoreClient
 from training.store.messages import StoreUnreachableError
 
@@ -114,7 +114,7 @@ class Supervisor:
         """Train to the end.
 
         Returns:
-            0 with a model, 75 if it was stopped after a checkpoint, 3 if training diverged, 1 otherwise.
+            0 with a model, 75 if it was stopped after a checkpoint, 3 if another try would not help, 1 otherwise.
         """
         job_file = self.folder / "job.json"
         job_file.write_text(self.job.model_dump_json(indent=2), encoding="utf-8")
@@ -241,13 +241,12 @@ class Supervisor:
     def _all_failed(self) -> int:
         """Every node has given up: why, and with which status."""
         for part in self.nodes:
-            detail = (self.folder / part.name / "node.log").read_text(encoding="utf-8", errors="replace")
-            print(
-                f"{part.name}: {detail.strip().splitlines()[-1] if detail.strip() else part.tail(3)}", file=sys.stderr
-            )
-        diverged = any(part.ended == DIVERGED for part in self.nodes)
-        print("all nodes have failed" + (": training diverged" if diverged else ""), file=sys.stderr)
-        return DIVERGED if diverged else 1
+            folder = self.folder / part.name
+            note = folder / (GAVE_UP if (folder / GAVE_UP).exists() else "node.log")
+            detail = note.read_text(encoding="utf-8", errors="replace").strip()
+            print(f"{part.name}: {detail.splitlines()[-1] if detail else part.tail(3)}", file=sys.stderr)
+        print("all nodes have failed", file=sys.stderr)
+        return DIVERGED if any(part.ended == DIVERGED for part in self.nodes) else 1
 
     def _stop_training(self, address: str) -> int:
         """Somebody asked to end: a last checkpoint, if the nodes manage it in time."""

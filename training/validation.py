@@ -61,13 +61,19 @@ def validate(
     """Loss per token and greedy WER of a set, without augmentation and in float32.
 
     Returns:
-        `loss` in nats per token and `wer` as a fraction.
+        `loss` in nats per token, `wer` as a fraction, and `unreadable`, utterances lost with damaged shards, if any.
+
+    Raises:
+        TooManyShardsError: So many are lost that the figures would mean something else.
     """
     decoder = build_decoder(DecodeConfig(kind="greedy"), tokenizer)
     plan = plan_epoch(dataset.durations, batch_seconds=cfg.batch_seconds, max_batch=cfg.max_batch)
-    loss, tokens = 0.0, 0
+    loss, tokens, unreadable = 0.0, 0, 0
     rows: list[tuple[str, str, str, str, str]] = []
     for batch in read_ahead(dataset.batch, plan):
+        unreadable += batch.unreadable
+        if not batch.ids:
+            continue
         feats, frames = frontend(batch.inputs.to(device), batch.lengths.to(device), batch.speakers)
         log_probs, out_frames = model(feats, frames)
         loss += float(ctc_losses(log_probs, out_frames, batch)[0].double().sum())
@@ -75,4 +81,5 @@ def validate(
         for i, hypothesis in enumerate(decoder.decode(log_probs.float().cpu(), out_frames.cpu())):
             rows.append((batch.ids[i], batch.texts[i], hypothesis.text, batch.speakers[i], ""))
     wer = score_sets(rows).wer
-    return {"loss": loss / max(1, tokens), "wer": float("nan") if wer is None else wer}
+    found = {"loss": loss / max(1, tokens), "wer": float("nan") if wer is None else wer}
+    return found | ({"unreadable": float(unreadable)} if unreadable else {})

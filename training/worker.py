@@ -9,24 +9,21 @@ arXiv:1907.05701). Nothing here waits for the network between nodes.
 import json
 import logging
 import math
-import os
 import threading
 import time
-from pathlib import Path
-from typing import Any, TextIO
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from storage.objects import ObjectStore
+from storage.quarantine import TooManyShardsError
 from training.accounts import Accounts, Part, together
 from training.batching import derive_seed, plan_node
-from training.checkpoint import (
-    CheckpointError,
-    load_replica,
-    mean_weights,
-)
+from training.checkpoint import CheckpointError, load_replica, mean_weights
 from training.compute import Learner, open_set
+from training.data import Batch
 from training.exchange.base import Exchange
 from training.group import GradientReducer, NodeGroup
 from training.job import TrainJob
@@ -36,10 +33,9 @@ from training.prefetch import Prefetcher
 from training.ring import Ring
 from training.sampling import Draws
 from training.schedule import learning_rate
-from training.store.messages import JoinReply
 from training.store.node_client import NodeClient
 from training.store.worklist import WHOLE, Assignment
-from training.traces import Traces
+from training.traces import Traces, open_trace
 
 log = logging.getLogger(__name__)
 Orders = dict[str, Any]
@@ -49,6 +45,10 @@ IDLE_S = 0.02
 """Between two looks at the store's answers when there is nothing to train."""
 READ_AHEAD = 3
 """Batches that one thread loads ahead."""
+FETCH_AHEAD = 200
+"""Batches whose shards are fetched ahead, as far as the cache has room."""
+FETCH_EVERY = 16
+"""Steps after which the shards of what comes are looked at again."""
 JOIN_TRIES = 5
 MAX_RECOVERIES = 3
 """Times that a node takes a neighbour's weights after non-finite losses before it gives up."""
@@ -115,6 +115,7 @@ class Worker:
         Raises:
             DivergedError: If this node has nothing finite to go on with.
             NoWeightsError: If it joined in mid-run and found no weights.
+            TooManyShardsError: If more of the training set is lost with damaged shards than may be.
         """
         self._join()
         while True:
@@ -132,7 +133,7 @@ class Worker:
             facts: Orders = {}
             if self.client:
                 join = self.client.rejoin if again else self.client.join
-                facts = _facts(join(endpoints, damaged=damaged))
+                facts = join(endpoints, damaged=damaged).facts()
             facts = self.group.tell(facts)
             self._set_view(facts)
             try:
@@ -149,7 +150,7 @@ class Worker:
         self._current = None
         if self.client and self.traces:
             self.traces.joined(self.client.progress().closed)
-            self.client.begin(self._plan, self.draws.shard)
+            self.client.begin(self._plan, self.draws.shard, self._fetch_ahead)
         log.info("node %d rank %d: weights %s, from step %d on", self.node, self.group.rank, facts["source"], self.step)
 
     def _get_weights(self, facts: Orders) -> bool:
@@ -187,6 +188,13 @@ class Worker:
         durations = self.data.durations[self.draws.rows(epoch, rows)]
         return [rows[batch] for batch in plan_node(self.cfg, durations, seed, epoch)]
 
+    def _fetch_ahead(self, new: Sequence[Assignment] = ()) -> None:
+        """Have the shards of what comes next fetched, those of a new lease while the last one is trained."""
+        assert self.client is not None
+        coming = [self.draws.rows(one.epoch, one.rows) for one in [*self.client.peek(FETCH_AHEAD), *new]]
+        if coming:
+            self.data.prefetch(np.concatenate(coming[:FETCH_AHEAD]))
+
     def _rejoin(self, _: Orders) -> None:
         """The store had given this node up, because it was stopped or cut off: come back as a newcomer."""
         log.warning("node %d was dropped from the ring and rejoins", self.node)
@@ -221,6 +229,8 @@ class Worker:
 
     def _orders(self, work: Assignment, client: NodeClient) -> Orders:
         self._current = work
+        if self.step % FETCH_EVERY == 0:
+            self._fetch_ahead()
         progress = client.progress()
         # the rate at the middle of the step: the first step of a warm-up from zero moves, too
         epochs = progress.epochs + 0.5 * len(work.rows) / len(self.data)
@@ -243,13 +253,15 @@ class Worker:
     def _train(self, orders: Orders) -> None:
         started, worked = time.monotonic(), time.thread_time()
         rank, size = self.group.rank, self.group.size
-        batch = self.prefetch.take(_rows(orders["rows"])[rank::size])
+        batch, lost = self._take(_rows(orders["rows"])[rank::size])
         self.prefetch.hint([_rows(rows)[rank::size] for rows in orders["next"]])
         seed = derive_seed("step", self.job.seed, self.name, self.step)
         losses = self.learner.gradient(batch, seed, orders["epoch"])
         self.reducer.finish()
-        part = Part.of(losses, self.ring.ready(), self.ring.stats())
+        part = Part.of(losses, self.ring.ready(), self.ring.stats(), lost is not None)
         parts = [Part.from_list(values) for values in self.group.gather_numbers(part.to_list())]
+        if any(part.lost for part in parts):
+            self._give_up(lost)
         sums = together(parts)
         norm = self.learner.scale_gradient(sums.tokens)
         good = math.isfinite(norm) and math.isfinite(sums.loss)
@@ -267,6 +279,19 @@ class Worker:
         self._bad = 0 if good else self._bad + 1
         if self._bad >= self.cfg.membership.max_bad_steps:
             self._recover()
+
+    def _take(self, rows: Rows) -> tuple[Batch | None, TooManyShardsError | None]:
+        """A batch, or why there is none: an error here alone would leave the node's other ranks waiting."""
+        try:
+            return self.prefetch.take(rows), None
+        except TooManyShardsError as error:
+            return None, error
+
+    def _give_up(self, lost: TooManyShardsError | None) -> None:
+        if lost is not None:
+            raise lost
+        self.data.check()
+        raise TooManyShardsError("another learner of this node has found more damaged shards than may be")
 
     def _idle(self, _: Orders) -> None:
         time.sleep(IDLE_S)
@@ -308,28 +333,10 @@ class Worker:
         if self.traces:
             self.traces.close()
         self.prefetch.close()
+        self.data.reader.prefetch(())
         if self.client:
             self.client.leave()
         return why
-
-
-def _facts(reply: JoinReply) -> Orders:
-    return {
-        "source": reply.source,
-        "step": reply.step,
-        "record": reply.record,
-        "records": list(reply.records),
-        "resume": reply.resume,
-        "view": reply.view.to_dict(),
-        "finish": reply.finish,
-    }
-
-
-def open_trace(name: str) -> TextIO | None:
-    """The file that takes the ids of every step of a learner, if `STARLING_TRACE_IDS` names a folder for it."""
-    folder = os.environ.get("STARLING_TRACE_IDS", "")
-    # every line is out at once: it must outlive a kill
-    return (Path(folder) / f"{name}.jsonl").open("a", buffering=1, encoding="utf-8") if folder else None
 
 
 def _rows(values: list[int]) -> Rows:

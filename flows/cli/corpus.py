@@ -89,6 +89,7 @@ def inspect(
     """Read a corpus, check every utterance, and say what would be used and what would be quarantined."""
     from storage.corpora import guess_kind, reader_class
     from tasks.config import DataConfig
+    from tasks.policies import DuplicatesConfig
     from tasks.prepare import Checked, check_all, open_source, select, worker_count
     from tasks.sources import SourceConfig
 
@@ -96,7 +97,7 @@ def inspect(
     reader_class(kind)  # an unknown kind is answered with the nearest right one
     source = SourceConfig.model_validate({"kind": kind, "path": str(path.resolve()), "limit": limit})
     reader = open_source(source)
-    data = DataConfig(sources=(source,))
+    data = DataConfig(sources=(source,), duplicates=DuplicatesConfig(fingerprint=False))
     good: list[Checked] = []
     reasons: Counter[str] = Counter()
     for result in check_all(select(source, reader), data, worker_count(0)):

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from storage.duplicates import SeenTexts
+
 AUDIO_SUFFIXES = frozenset({".flac", ".opus", ".ogg", ".wav", ".mp3", ".sph"})
 SET_OF_SPLIT = {"dev": "valid", "validation": "valid", "valid": "valid", "train": "train", "test": "test"}
 """What public corpora call their parts, and what a set of ours is called."""
@@ -112,12 +114,11 @@ class CorpusReader(ABC):
 
     def __iter__(self) -> Iterator[Utterance]:
         self.problems.clear()
-        seen: set[str] = set()
+        seen = SeenTexts()
         for utterance in self._utterances():
-            if utterance.id in seen:
+            if not seen.add(utterance.id):
                 self._problem(utterance.id, "duplicate-id", f"a second entry has this id: {utterance.audio}")
                 continue
-            seen.add(utterance.id)
             yield utterance
 
     @abstractmethod

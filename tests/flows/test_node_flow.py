@@ -95,8 +95,36 @@ def test_the_child_is_told_who_it_is_but_not_the_key(home, key, monkeypatch):
         "--bind": "127.0.0.1",
         "--advertise": "127.0.0.1",
         "--parent": str(os.getpid()),
+        "--cache": str(home / "cache"),
     }
     assert RingKey.load(key).secret.decode() not in " ".join(words)
+
+
+def test_credentials_of_a_block_reach_the_child_and_nothing_else(home, monkeypatch, tmp_path):
+    """The run's parameters have the block's name; the values are in the environment of this process and its child."""
+    values = {"access_key_id": "planted-key", "secret_access_key": "planted-secret", "region": "", "endpoint_url": ""}
+    asked = []
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.setenv(name, "of this machine")
+    monkeypatch.setattr("tasks.credentials._load", lambda name: asked.append(name) or values)
+    monkeypatch.setattr("tasks.credentials._loaded", set())
+    commands, run = [], module._run
+    code = "import os; print(os.environ['AWS_ACCESS_KEY_ID'], len(os.environ['AWS_SECRET_ACCESS_KEY']))"
+
+    def child(command, log):
+        commands.append(command)
+        return run([sys.executable, "-c", code], log)
+
+    monkeypatch.setattr(module, "_run", child)
+    assert node.fn(0, "127.0.0.1:7100", credentials="lab").is_completed()
+    assert asked == ["lab"]
+    log = node_folder(0, "127.0.0.1:7100") / "node.log"
+    assert log.read_text().split() == ["planted-key", "14"]
+    assert "planted" not in " ".join(commands[0])
+    texts = [path.read_bytes() for path in home.rglob("*") if path.is_file() and path != log]
+    assert not any(b"planted" in text for text in texts)
+    assert node.fn(0, "127.0.0.1:7100").is_completed()
+    assert asked == ["lab"]
 
 
 def test_a_node_that_was_stopped_is_no_failure_and_one_that_failed_says_why(home, key, monkeypatch):

@@ -1,10 +1,7 @@
 """A checkpoint with a missing object or a torn state stopped every resume instead of being passed over."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
+from support import load_beside
 
 from storage.objects import ObjectStore
 from training.journal import parse_lines
@@ -13,12 +10,7 @@ from training.journal import parse_lines
 @pytest.fixture(scope="module")
 def tones():
     """The tiny corpus of the training tests, and training on it in this process."""
-    if "tones" not in sys.modules:
-        path = Path(__file__).resolve().parents[1] / "training" / "tones.py"
-        spec = importlib.util.spec_from_file_location("tones", path)
-        sys.modules["tones"] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules["tones"])
-    return sys.modules["tones"]
+    return load_beside(__file__, "../training/tones.py")
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,10 @@
 """Rare events in training, each of which once cost the run."""
 
-import importlib.util
 import math
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from support import load_beside
 
 import training.compute
 from speech.features import FeatureConfig
@@ -19,12 +17,7 @@ from training.evaluator import Evaluator, NoModelError
 @pytest.fixture(scope="module")
 def tones():
     """The tiny corpus of the training tests, and training on it in this process."""
-    if "tones" not in sys.modules:
-        path = Path(__file__).resolve().parents[1] / "training" / "tones.py"
-        spec = importlib.util.spec_from_file_location("tones", path)
-        sys.modules["tones"] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules["tones"])
-    return sys.modules["tones"]
+    return load_beside(__file__, "../training/tones.py")
 
 
 @pytest.fixture(scope="module")

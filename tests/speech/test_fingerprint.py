@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speech.audio import decode_audio, resample
-from speech.fingerprint import HOP, NO_WORD, RATE, bit_errors, fingerprint, sketch
+from speech.fingerprint import HOP, NO_WORD, RATE, bit_errors, certain_limit, fingerprint, sketch
 
 
 def noise(seed, seconds=2.0, rate=16000):
@@ -72,3 +72,10 @@ def test_recordings_that_do_not_overlap_have_no_likeness():
     words = fingerprint(noise(1), 16000)
     for offset in (len(words), -len(words), 10**6):
         assert bit_errors(words, words, offset) == (1.0, 0.0)
+
+
+def test_short_recordings_have_to_be_more_alike():
+    limits = [certain_limit(0.17, words) for words in (1, 45, 76, 600, 10_000)]
+    assert limits == sorted(limits)
+    assert limits[1] < 0.135
+    assert limits[3:] == pytest.approx([0.16, 0.1675], abs=0.0003)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.duplicates import WordIndex, equal_labels, join_labels, text_keys
+from storage.duplicates import SeenTexts, WordIndex, equal_labels, join_labels, repeated_texts, text_keys
 
 
 @given(st.lists(st.text(max_size=2)))
@@ -16,6 +16,31 @@ def test_each_row_is_labelled_with_the_first_row_like_it(texts):
 def test_keys_that_agree_in_one_half_only_are_different():
     keys = np.array([[1, 2], [1, 3], [4, 2], [1, 2]], dtype=np.uint64)
     assert equal_labels(keys).tolist() == [0, 1, 2, 0]
+
+
+@given(st.lists(st.lists(st.text(max_size=2))), st.integers(1, 4))
+def test_repeated_texts_are_those_that_come_twice(parts, limit):
+    texts = [text for part in parts for text in part]
+    found = repeated_texts(lambda: iter(parts), len(texts), limit)
+    repeated = {text for text in texts if texts.count(text) > 1}
+    assert set(found) <= repeated
+    assert len(found) == len(set(found)) == min(limit, len(repeated))
+
+
+def test_texts_that_only_share_a_hash_are_different(monkeypatch):
+    monkeypatch.setattr("storage.duplicates.hash", lambda text: len(text), raising=False)
+    assert repeated_texts(lambda: iter([["a", "b", "cc"], ["c", "dd"]]), 5) == []
+    assert repeated_texts(lambda: iter([["a", "b", "cc"], ["c", "b"]]), 5) == ["b"]
+
+
+def test_a_text_is_new_once_however_many_there_are():
+    seen = SeenTexts()
+    assert all(seen.add(f"u{n}") for n in range(20_000))
+    assert not any(seen.add(f"u{n}") for n in range(20_000))
+    assert seen.add("")
+    assert seen.add("\udcff")
+    assert not seen.add("\udcff")
+    assert len(seen) == 20_002
 
 
 @settings(deadline=None)

@@ -1,11 +1,15 @@
 """The Parquet index: round trip, digest, and everything that `validate` must notice."""
 
 import dataclasses
+import hashlib
+import json
+import pickle
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from storage.columns import ParquetColumns
 from storage.index import SCHEMA, ShardIndex, ShardIndexError, ShardRecord
 from storage.objects import ObjectMissingError, ObjectStore
 
@@ -90,6 +94,50 @@ def test_digest_depends_on_content_only():
         make(list(reversed(ROWS))).digest,
     }
     assert len(digests) == 4
+
+
+def test_digest_of_existing_indexes_stays():
+    """It is in the keys of stages: another one would make all of them run again."""
+    lines = [*(f"{shard.sha256}\n" for shard in SHARDS), *(json.dumps([r["id"], r["text"]]) + "\n" for r in ROWS)]
+    assert make().digest == hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def test_only_the_columns_that_are_asked_for_are_read(store, monkeypatch):
+    make().write(store)
+    index = ShardIndex.read(store)
+    loaded = []
+    load = ParquetColumns.load
+    monkeypatch.setattr(ParquetColumns, "load", lambda self, name: loaded.append(name) or load(self, name))
+    for _ in range(2):
+        assert index.column("shard").tolist() == [0, 0, 1, 1]
+        assert index.values("id")[2].as_py() == "u2"
+    assert loaded == ["shard", "id"]
+    copy = pickle.loads(pickle.dumps(index))
+    assert [copy.row(n) for n in range(4)] == ROWS
+
+
+def test_text_in_several_pieces(store, monkeypatch):
+    monkeypatch.setattr("storage.columns.ROWS", 3)
+    make().write(store)
+    index = ShardIndex.read(store)
+    assert [index.row(n) for n in range(4)] == ROWS
+    assert index.column("text") == [row["text"] for row in ROWS]
+    assert isinstance(index.column("offset"), np.ndarray)
+    table = pa.concat_tables([index.table.slice(0, 3), index.table.slice(3)])
+    pieces = ShardIndex(table, SHARDS, {"payload": "flac"}).values("text")
+    assert pieces.num_chunks == 2
+    assert [pieces[n].as_py() for n in range(4)] == pieces.to_pylist() == index.column("text")
+
+
+def test_codes_number_the_values_of_a_column(monkeypatch):
+    monkeypatch.setattr("storage.columns.ROWS", 2)
+    rows = [{**row, "domain": domain} for row, domain in zip(ROWS, ["b", "a", "c", "a"], strict=True)]
+    codes, names = make(rows).codes("domain")
+    assert [names[code] for code in codes] == ["b", "a", "c", "a"]
+    assert sorted(names) == ["a", "b", "c"]
+    assert make([], []).codes("domain")[1] == []
+    with pytest.raises(ShardIndexError, match="no column 'words'"):
+        make().codes("words")
 
 
 def changed(position, **values):

@@ -1,7 +1,6 @@
 """Shards: exact bytes, part files, and that WebDataset itself reads them."""
 
 import contextlib
-import errno
 import hashlib
 import io
 import json
@@ -9,6 +8,7 @@ import os
 import subprocess
 import sys
 import tarfile
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -143,13 +143,10 @@ def test_refuses_bad_names_and_repeated_ids(store):
 
 
 def test_a_full_disk_names_the_shard_and_the_remedy(store, monkeypatch):
-    class FullDisk:
-        def write(self, _):
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(store, "create", lambda name: contextlib.nullcontext(FullDisk()))
-    with pytest.raises(ObjectStoreError, match=r"s\.tar: .*Free some space"):
-        write_shard(store, "s.tar", [sample("a")], "flac")
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        monkeypatch.setattr(store, "create", lambda name: contextlib.nullcontext(full))
+        with pytest.raises(ObjectStoreError, match=r"s\.tar: .*Free some space"):
+            write_shard(store, "s.tar", [sample("a")], "flac")
     assert store.list() == []
 
 

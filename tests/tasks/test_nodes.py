@@ -70,13 +70,13 @@ def world(tmp_path):
 
 
 class World:
-    def __init__(self, folder, nodes=3, **launch):
+    def __init__(self, folder, nodes=3, credentials="", **launch):
         train = TrainConfig(
             strategy="adpsgd", nodes=nodes, launch={"kind": "prefect", **launch}, membership={"max_restarts": 2}
         )
         self.job = type("Job", (), {"run": "key1", "train": train, "journal": folder / "journal.jsonl"})()
         self.folder, self.prefect, self.clock = folder, Prefect(), Clock()
-        self.nodes = NodeRuns(self.job, self.prefect, self.clock)
+        self.nodes = NodeRuns(self.job, self.prefect, self.clock, credentials)
 
     def listen(self, address="127.0.0.1:7100"):
         (self.folder / "store.json").write_text(json.dumps({"address": address, "pid": 1}))
@@ -107,6 +107,13 @@ def test_each_node_gets_a_run_with_the_stores_address_and_the_keys_path_but_not_
     }
     world.poll()
     assert len(world.prefect.runs) == 3
+
+
+def test_the_block_of_the_credentials_is_named(tmp_path):
+    world = World(tmp_path, credentials="lab")
+    world.listen()
+    world.poll()
+    assert {parameters["credentials"] for parameters in world.prefect.parameters.values()} == {"lab"}
 
 
 def test_polling_often_asks_seldom(world):

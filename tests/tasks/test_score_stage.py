@@ -4,7 +4,7 @@ import pytest
 
 from speech.scoring import score_sets
 from tasks.prepare import read_table
-from tasks.score import by_corpus, score_rows, summarize
+from tasks.score import by_corpus, figures, score_rows, summarize
 
 
 def row(name, ref, hyp, speaker="s", domain=""):
@@ -56,3 +56,17 @@ def test_errors_are_told_by_corpus_where_there_are_several():
     rows.append(row("c", "y y", "y") | {"corpus": "one"})
     found = by_corpus(score_rows(rows), rows)
     assert {name: (counts.errors, counts.ref_words) for name, counts in found.items()} == {"one": (2, 4), "two": (0, 1)}
+
+
+def test_rates_of_corpora_and_domains_are_metrics_whose_names_mlflow_takes():
+    rates = {"wer": 0.1, "wer_low": 0.05, "wer_high": 0.2, "cer": None, "words": 9}
+    domains = {"": {"wer": 0.3}, "phone/8 kHz é": {"wer": 0.4}, "silent": {"wer": None}}
+    record = {"sets": {"test": rates}, "groups": {"test": {"domains": domains, "corpora": {"one": {"wer": 0.5}}}}}
+    assert figures(record) == {
+        "test.wer": 0.1,
+        "test.wer_low": 0.05,
+        "test.wer_high": 0.2,
+        "test.domain.unnamed.wer": 0.3,
+        "test.domain.phone_8_kHz__.wer": 0.4,
+        "test.corpus.one.wer": 0.5,
+    }

@@ -82,3 +82,16 @@ def test_an_unknown_column_and_impossible_folds_are_named(tmp_path):
     for wrong in ({"folds": 1}, {"folds": 3, "fold": 4}, {"fold": 1}):
         with pytest.raises(ConfigError, match="2 folds or more"):
             data(**wrong)
+
+
+def test_too_few_speakers_for_folds_and_validation_are_told_what_to_do(tmp_path):
+    path = table(tmp_path, speakers=4)
+    with pytest.raises(
+        SplitError, match="4 speakers are too few for 4 folds and a validation set: give a source `set:"
+    ):
+        assign_sets(path, EVERY, data(folds=4), 1)
+    assert {"fold-3", "valid"} < set(members(path, EVERY, data(folds=3)))
+    assert set(members(path, EVERY, data(folds=4, valid_share=0))) == {f"fold-{n}" for n in (1, 2, 3, 4)}
+    named = members(table(tmp_path, speakers=5, sets=("", "", "", "", "valid")), EVERY, data(folds=4))
+    assert "valid" in named
+    assert "fold-4" in named

@@ -3,18 +3,23 @@ import os
 import signal
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
+import torch
 from support import ROOT, small_corpus, wait_until, write_tone
 
+from speech.audio import AudioError, encode_flac
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.reading import ShardReader
 from storage.safety import check_tar
+from storage.shards import load_part
 from tasks import shard
 from tasks.config import parse_config
+from tasks.manifest import iter_manifest
 from tasks.prepare import PREPARE, QuarantineError
-from tasks.shard import SHARD, plan_shards, shard_name, write_one
+from tasks.shard import SHARD, make_sample, plan_shards, shard_name, write_one
 from tasks.stage import Run, StageError
 
 ROWS = [{"id": f"u{n}", "duration": 1.0 + n % 3} for n in range(50)]
@@ -38,13 +43,80 @@ def objects(store):
     return {name: store.read(name) for name in store.list()}
 
 
+def plan(rows, seconds, seed):
+    order, starts = plan_shards((r["id"] for r in rows), (r["duration"] for r in rows), seconds, seed)
+    return [[rows[i] for i in order[first:last]] for first, last in pairwise(starts.tolist())]
+
+
 def test_a_plan_holds_every_utterance_once_in_shards_of_about_the_size():
-    plan = plan_shards(ROWS, 10.0, seed=1)
-    assert sorted(row["id"] for part in plan for row in part) == sorted(row["id"] for row in ROWS)
-    seconds = [sum(row["duration"] for row in part) for part in plan]
+    shards = plan(ROWS, 10.0, seed=1)
+    assert sorted(row["id"] for part in shards for row in part) == sorted(row["id"] for row in ROWS)
+    seconds = [sum(row["duration"] for row in part) for part in shards]
     assert all(10 <= s < 13 for s in seconds[:-1])
-    assert plan == plan_shards(ROWS[::-1], 10.0, seed=1)
-    assert plan != plan_shards(ROWS, 10.0, seed=2)
+    assert shards == plan(ROWS[::-1], 10.0, seed=1)
+    assert shards != plan(ROWS, 10.0, seed=2)
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 4, 1000])
+def test_a_large_set_is_sorted_in_parts(home, tmp_path, monkeypatch, rows_at_once):
+    monkeypatch.setattr(shard, "_PARTITION_ROWS", rows_at_once)
+    run = Run(parse_config(document(small_corpus(tmp_path / "corpus", speakers=6, each=4))), "r")
+    store = PREPARE.execute(run).store
+    rows = list(iter_manifest(store, tmp_path, "train"))
+    order, starts = plan_shards((r["id"] for r in rows), (r["duration"] for r in rows), 1.5, 1)
+    found = list(shard.shard_rows(store.local_path("utterances.parquet"), "train", order, starts, tmp_path))
+    expected = [[rows[i] for i in order[first:last]] for first, last in pairwise(starts.tolist())]
+    assert found == list(enumerate(expected))
+    assert len(found) > 3
+
+
+def flac_rows(tmp_path, **changes):
+    path = tmp_path / "a.flac"
+    path.write_bytes(encode_flac(torch.linspace(-0.5, 0.5, 8000), 8000))
+    row = {"id": "a", "audio": str(path), "start": 0.0, "end": None, "channel": None, "duration": 1.0}
+    row |= {"text": "t", "speaker": "s", "corpus": "c", "domain": "", "language": "en", "sample_rate": 8000}
+    return path, row | changes
+
+
+def test_flac_that_needs_no_change_is_copied_through(tmp_path):
+    path, row = flac_rows(tmp_path)
+    sample = make_sample(row, 8000)
+    assert sample.members["flac"] == path.read_bytes()
+    assert (sample.row["num_frames"], sample.row["duration"]) == (8000, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "rate", "samples"),
+    [
+        ({"start": 0.5}, 8000, 4000),
+        ({"end": 0.5}, 8000, 4000),
+        ({}, 16000, 16000),
+        ({"duration": 0.9}, 8000, 8000),  # another file than the manifest says
+    ],
+)
+def test_flac_that_needs_a_change_is_encoded_again(tmp_path, changes, rate, samples):
+    path, row = flac_rows(tmp_path, **changes)
+    sample = make_sample(row, rate)
+    assert sample.row["num_frames"] == samples
+    assert sample.members["flac"] != path.read_bytes() or samples == 8000
+
+
+@pytest.mark.parametrize("left", [0.3, 0.99])
+def test_flac_that_was_cut_since_is_not_copied(tmp_path, left):
+    path, row = flac_rows(tmp_path)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * left)])
+    with pytest.raises(AudioError):
+        make_sample(row, 8000)
+
+
+def test_flac_with_much_beside_its_audio_is_encoded_again(tmp_path):
+    path, row = flac_rows(tmp_path)
+    content = path.read_bytes()
+    padding = bytes([0x01]) + (100_000).to_bytes(3, "big") + bytes(100_000)
+    assert not content[4] & 0x80  # another metadata block follows the first
+    path.write_bytes(content[:42] + padding + content[42:])
+    assert len(make_sample(row, 8000).members["flac"]) < 50_000
 
 
 def test_shards_hold_the_audio_at_the_configured_rate_and_the_index_everything_else(home, tmp_path):
@@ -197,12 +269,15 @@ def test_a_note_of_a_failed_attempt_does_not_count_once_the_audio_is_back(tmp_pa
     store = ObjectStore(str(tmp_path / "objects"))
     audio = write_tone(tmp_path / "a.wav")
     row = {"id": "a", "audio": str(audio), "start": 0.0, "end": None, "channel": None, "duration": 0.5}
-    row |= {"text": "t", "speaker": "s", "corpus": "c", "domain": "", "language": "en"}
+    row |= {"text": "t", "speaker": "s", "corpus": "c", "domain": "", "language": "en", "sample_rate": 8000}
     audio.rename(tmp_path / "b.wav")
-    part, bad = write_one(store, 0, [row], 8000)
-    assert (part.record.count, [entry["id"] for entry in bad]) == (0, ["a"])
+    note = "quarantine/shard-000000.json"
+    write_one(store, 0, [row], 8000)
+    assert load_part(store, shard_name(0)).record.count == 0
+    assert [entry["id"] for entry in store.read_json(note)] == ["a"]
     (tmp_path / "b.wav").rename(audio)
     store.delete(f"parts/{shard_name(0)}.json")  # as a kill right before the part would leave it
-    part, bad = write_one(store, 0, [row], 8000)
-    assert (part.record.count, bad) == (1, [])
-    assert write_one(store, 0, [row], 8000)[1] == []
+    for _ in range(2):
+        write_one(store, 0, [row], 8000)
+        assert load_part(store, shard_name(0)).record.count == 1
+        assert not store.exists(note)

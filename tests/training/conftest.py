@@ -1,26 +1,12 @@
 """Fixtures of the training tests; `tones` has the rest."""
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
-
 import pytest
+from support import load_beside
 
-
-def _load(name: str) -> ModuleType:
-    """A module beside this one: tests/ is not on sys.path."""
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).resolve().with_name(f"{name}.py"))
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-tones = _load("tones")
-_load("disturbed")
+tones = load_beside(__file__, "tones.py")
+load_beside(__file__, "disturbed.py")
+pretending = load_beside(__file__, "pretending.py")
+make_store, make_node = pretending.make_store, pretending.make_node
 
 
 @pytest.fixture(scope="session")

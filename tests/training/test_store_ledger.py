@@ -421,3 +421,13 @@ def test_a_stop_waits_for_one_checkpoint_even_if_nothing_is_reported_yet(tmp_pat
     assert reply["finish"] == "stop"
     document = ObjectStore(str(tmp_path / "output_url")).read_json("checkpoints/000001/complete.json")
     assert (document["totals"]["steps"], document["totals"]["utterances"]) == (1, 2)
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=30), st.data())
+def test_a_shard_has_its_rows_in_whatever_order_the_index_is(shard_of_row, data):
+    mask = np.array(data.draw(st.lists(st.booleans(), min_size=len(shard_of_row), max_size=len(shard_of_row))))
+    for order in (shard_of_row, sorted(shard_of_row)):
+        shards = ShardMap(np.array(order))
+        wanted = [[row for row, shard in enumerate(order) if shard == number] for number in range(max(order) + 1)]
+        assert [shards.rows(number).tolist() for number in range(shards.count)] == wanted
+        assert shards.some(mask).tolist() == [any(mask[row] for row in rows) for rows in wanted]

@@ -35,16 +35,27 @@ class ShardMap:
     def __init__(self, shard_of_row: NDArray[np.integer[Any]]) -> None:
         self.shard_of_row = np.asarray(shard_of_row)
         self.count = int(self.shard_of_row.max()) + 1 if len(self.shard_of_row) else 0
-        self._order = np.argsort(self.shard_of_row, kind="stable").astype(np.int64)
-        self._starts = np.searchsorted(self.shard_of_row[self._order], np.arange(self.count + 1))
+        ascending = bool((self.shard_of_row[1:] >= self.shard_of_row[:-1]).all())
+        # as a rule an index is in the order of its shards, and ten million numbers need not be kept
+        self._order = None if ascending else np.argsort(self.shard_of_row, kind="stable").astype(np.int64)
+        sizes = np.bincount(self.shard_of_row, minlength=self.count)
+        self._starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
     def __len__(self) -> int:
         return len(self.shard_of_row)
 
     def rows(self, shard: int) -> Rows:
         """A shard's rows, ascending."""
-        rows: Rows = self._order[self._starts[shard] : self._starts[shard + 1]]
+        start, stop = int(self._starts[shard]), int(self._starts[shard + 1])
+        rows: Rows = np.arange(start, stop) if self._order is None else self._order[start:stop]
         return rows
+
+    def some(self, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Which shards have a row that a mask of all rows marks [count]."""
+        ordered = mask if self._order is None else mask[self._order]
+        before = np.concatenate([[0], np.cumsum(ordered, dtype=np.int32)])
+        found: NDArray[np.bool_] = np.diff(before[self._starts]) > 0
+        return found
 
     def split(self, rows: Rows) -> list[Rows]:
         """Rows by shard, ascending."""
@@ -171,7 +182,8 @@ class Epoch:
     def pool(self) -> int:
         """Pieces, most of them shards, of which nobody has some row."""
         returned = sum(1 for rows in self.returned if len(self._free(rows)))
-        return returned + sum(1 for place in range(self.position, len(self.order)) if len(self._free(self._at(place))))
+        free = self.shards.some(~self.trained & (self.owner == POOL))
+        return returned + int(free[self.order[self.position :]].sum())
 
     def _at(self, position: int) -> Rows:
         return self.shards.rows(int(self.order[position]))

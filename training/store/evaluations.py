@@ -70,7 +70,7 @@ class Evaluations:
 
         Args:
             number: The epoch.
-            result: `loss`, `wer` and `replicas`, each node's loss.
+            result: `loss`, `wer`, `unreadable` where utterances were lost, and `replicas`, each node's loss.
         """
         ledger = self.ledger
         past = [part.totals for n, part in sorted(ledger.closed.items()) if n < number]
@@ -90,4 +90,4 @@ class Evaluations:
             "elapsed": closed.elapsed if closed else ledger.values.elapsed,
             "audio_seconds": sum(totals.seconds for totals in past),
             "unalignable": sum(totals.unalignable for totals in past),
-        }
+        } | ({"valid_unreadable": result["unreadable"]} if result.get("unreadable") else {})

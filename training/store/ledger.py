@@ -281,11 +281,13 @@ class Ledger:
 
     def _epoch_line(self, number: int) -> Message:
         closed = self.closed[number]
+        unreadable = min(closed.totals.unreadable, self.size)
         return {
             "kind": "epoch",
             "epoch": number + 1,
             "step": closed.step,
-            "utterances": self.size,
+            "utterances": self.size - unreadable,
+            "unreadable": unreadable,
             "index": self.size,
             "repeated": closed.repeats.count,
             "repeated_ids": self.names(number, closed.repeats.rows),

@@ -15,7 +15,7 @@ from training.store.client import StoreClient
 from training.store.messages import JoinReply, Message, Progress, StoreError, StoreUnreachableError, unpack_bits
 from training.store.news import REPORTS, News
 from training.store.spool import Spool
-from training.store.worklist import Assignment, Planner, Worklist, plan_lease
+from training.store.worklist import Arrived, Assignment, Planner, Worklist, plan_lease
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +56,7 @@ class StoreLine:
         self._grace_s, self._patience_s = 10.0, 600.0
         self._trained_before: dict[int, NDArray[np.bool_]] = {}
         self._planner: Planner | None = None
+        self._arrived: Arrived | None = None
         self._reset()
 
     def _reset(self) -> None:
@@ -228,6 +229,12 @@ class StoreLine:
                 self._add(work, plan_lease(planner, lease, len(work.shards)))
 
     def _add(self, work: Worklist, assignments: list[Assignment]) -> None:
+        with self._lock:
+            if self._work is not work:
+                return
+            arrived = self._arrived
+        if arrived is not None and assignments:
+            arrived(assignments)
         with self._lock:
             if self._work is work:
                 work.add(assignments)

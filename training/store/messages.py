@@ -180,6 +180,12 @@ class JoinReply:
         """Epoch under way (0 is the first)."""
         return self.progress.closed
 
+    def facts(self) -> Message:
+        """What all ranks of the node need to know of it, as JSON."""
+        names = ("source", "step", "record", "resume", "finish")
+        more = {"records": list(self.records), "view": self.view.to_dict()}
+        return {name: getattr(self, name) for name in names} | more
+
     @classmethod
     def from_dict(cls, value: Message) -> "JoinReply":
         """From the store's JSON."""

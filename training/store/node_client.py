@@ -15,7 +15,7 @@ from training.membership import View
 from training.store.epochs import ShardMap
 from training.store.line import STORE_LOST, StoreLine
 from training.store.messages import JoinReply, Progress, StoreError, checkpoint_folder
-from training.store.worklist import Assignment, Planner, Worklist
+from training.store.worklist import Arrived, Assignment, Planner, Worklist
 
 __all__ = ["STORE_LOST", "Assignment", "JoinReply", "NodeClient", "Planner", "Progress", "checkpoint_folder"]
 
@@ -43,12 +43,13 @@ class NodeClient(StoreLine):
         folder: The node's, for journal lines on their way.
     """
 
-    def begin(self, planner: Planner, shard_of_row: NDArray[np.integer[Any]]) -> None:
+    def begin(self, planner: Planner, shard_of_row: NDArray[np.integer[Any]], arrived: Arrived | None = None) -> None:
         """This node has weights and wants work.
 
         Args:
             planner: Cuts leases into batches; called from the client's thread.
             shard_of_row: Shard of each of an epoch's rows.
+            arrived: Told the batches of a new lease before any of them is given out; from the client's thread.
 
         Raises:
             StoreError: If the index is not the store's.
@@ -59,7 +60,7 @@ class NodeClient(StoreLine):
                 "is train_url the same?"
             )
         with self._lock:
-            self._planner = planner
+            self._planner, self._arrived = planner, arrived
             shards = ShardMap(shard_of_row)
             self._work = Worklist(shards, self._seed, self._progress.total, self._trained_before)
             self._ready, self._kept = True, self._incarnation

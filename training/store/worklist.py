@@ -16,6 +16,8 @@ from training.store.messages import Message, Rows, StoreError, pack_rows, unpack
 Planner = Callable[[int, Rows, str], Sequence[Rows]]
 """(epoch, rows ascending, plan) -> batches. `plan` is "whole" for all rows of an epoch, else a name that is the same
 for the same rows of the same epoch."""
+Arrived = Callable[[Sequence["Assignment"]], None]
+"""Is told the batches of a new lease."""
 WHOLE = "whole"
 OWN = "own-"
 """Begins the lease of an assignment that the node took by itself."""

@@ -1,0 +1,176 @@
+"""The columns of an index: of a table in memory, or of a Parquet file that is read column by column when asked.
+
+An index of ten million utterances is 1.5 GB in memory and some 0.3 GB on disk, and nobody needs all of its columns.
+"""
+
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from storage.objects import ObjectStore
+
+ROWS = 1 << 16
+"""Rows of a row group, and of a batch."""
+_MAPPED_ROWS = 1 << 20
+"""From this many rows on, text is left to the system's page cache."""
+
+
+class Columns(Protocol):
+    """Named columns of one length."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Names and types."""
+
+    @property
+    def num_rows(self) -> int:
+        """Their length."""
+
+    def load(self, name: str) -> pa.ChunkedArray:
+        """A whole column."""
+
+    def empty_values(self, name: str) -> int:
+        """How many values a column lacks."""
+
+    def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Some columns, at most `ROWS` rows at a time."""
+
+    def table(self) -> pa.Table:
+        """All columns in memory."""
+
+
+class TableColumns:
+    """Columns in memory.
+
+    Args:
+        table: The table.
+    """
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+        self.schema: pa.Schema = table.schema
+        self.num_rows = int(table.num_rows)
+
+    def load(self, name: str) -> pa.ChunkedArray:
+        """A whole column."""
+        return self._table.column(name)
+
+    def empty_values(self, name: str) -> int:
+        """How many values a column lacks."""
+        return int(self._table.column(name).null_count)
+
+    def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Some columns, at most `ROWS` rows at a time."""
+        wanted = self._table.select(list(names))
+        for begin in range(0, self.num_rows, ROWS):
+            # parts of shards are smaller than a batch
+            yield from wanted.slice(begin, ROWS).combine_chunks().to_batches()
+
+    def table(self) -> pa.Table:
+        """The table."""
+        return self._table
+
+
+class ParquetColumns:
+    """Columns of a Parquet file that stays open: it may be replaced or deleted meanwhile. Pickled as a table.
+
+    Args:
+        path: A local file.
+
+    Raises:
+        pa.ArrowException: It is no Parquet file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._lock = threading.Lock()
+        self._file = pq.ParquetFile(path)
+        self.schema: pa.Schema = self._file.schema_arrow.remove_metadata()
+        self.metadata: dict[bytes, bytes] = self._file.schema_arrow.metadata or {}
+        self.num_rows = int(self._file.metadata.num_rows)
+
+    def load(self, name: str) -> pa.ChunkedArray:
+        """A whole column; long ones of text are not in memory but in an unnamed file that is mapped into it."""
+        if self.num_rows >= _MAPPED_ROWS and pa.types.is_string(self.schema.field(name).type):
+            return _mapped(self.batches([name]), pa.schema([self.schema.field(name)])).column(name)
+        return pa.Table.from_batches(self.batches([name]), pa.schema([self.schema.field(name)])).column(name)
+
+    def empty_values(self, name: str) -> int:
+        """How many values a column lacks, by the file's statistics where it has them."""
+        place, count = self.schema.get_field_index(name), 0
+        for group in range(self._file.metadata.num_row_groups):
+            found = self._file.metadata.row_group(group).column(place).statistics
+            if found is None or not found.has_null_count:
+                return sum(batch.column(0).null_count for batch in self.batches([name]))
+            count += int(found.null_count)
+        return count
+
+    def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Some columns, at most `ROWS` rows at a time."""
+        for group in range(self._file.metadata.num_row_groups):
+            with self._lock:
+                # a row group of ours is one batch; one of another writer may be larger
+                table = self._file.read_row_group(group, list(names), use_threads=False)
+            yield from table.to_batches(max_chunksize=ROWS)
+
+    def table(self) -> pa.Table:
+        """All columns in memory."""
+        with self._lock:
+            return self._file.read(use_threads=False).replace_schema_metadata(None)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TableColumns, (self.table(),)
+
+
+def _mapped(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
+    with tempfile.TemporaryDirectory(prefix="starling-index-") as folder:
+        path = str(Path(folder) / "columns.arrow")
+        with pa.ipc.new_file(path, schema) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+        return pa.ipc.open_file(pa.memory_map(path)).read_all()
+
+
+def collect_columns(tables: Iterable[pa.Table], schema: pa.Schema) -> Columns:
+    """Joins tables, taken one by one; many rows go to an unnamed file on the local disk, a few stay in memory."""
+    waiting, rows, writer = [schema.empty_table()], 0, None
+    with tempfile.TemporaryDirectory(prefix="starling-index-") as folder, ExitStack() as stack:
+        path = Path(folder) / "columns.parquet"
+        for table in tables:
+            waiting.append(table)
+            rows += table.num_rows
+            if rows >= ROWS:
+                writer = writer or stack.enter_context(pq.ParquetWriter(path, schema, compression="zstd"))
+                joined, whole = pa.concat_tables(waiting), rows // ROWS * ROWS
+                writer.write_table(joined.slice(0, whole), row_group_size=ROWS)
+                waiting, rows = [joined.slice(whole)], rows - whole
+        rest = pa.concat_tables(waiting)
+        if writer is None:
+            return TableColumns(rest)
+        writer.write_table(rest)
+        stack.close()
+        return ParquetColumns(path)
+
+
+def open_columns(store: ObjectStore, name: str) -> ParquetColumns:
+    """The columns of a stored Parquet file; one of a remote store becomes an unnamed file on the local disk.
+
+    Raises:
+        ObjectMissingError: There is none.
+        pa.ArrowException: It is no Parquet file.
+    """
+    with tempfile.TemporaryDirectory(prefix="starling-index-") as folder:
+        return ParquetColumns(store.fetch(name, Path(folder)))
+
+
+def write_columns(store: ObjectStore, name: str, columns: Columns, metadata: dict[bytes, bytes]) -> None:
+    """Publish columns as one Parquet file, written batch by batch."""
+    schema = columns.schema.with_metadata(metadata)
+    with store.create(name) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
+        for batch in columns.batches(schema.names):
+            writer.write_batch(batch, row_group_size=ROWS)

@@ -1,0 +1,119 @@
+"""What normalization did to the transcripts of a prepared corpus: a table beside the manifest that can be undone."""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from speech.scripts import LanguageError
+from speech.text import TextNormalizer
+from speech.text_log import TextChange, count_kinds, text_changes, undo_changes
+from storage.objects import ObjectStore
+from tasks.config import ConfigError, DataConfig
+from tasks.manifest import MANIFEST
+from tasks.tables import Row, TableWriter, batches, iter_table
+
+TEXT_CHANGES = "text-changes.parquet"
+TEXT_CHANGES_SCHEMA = pa.schema([(name, pa.string()) for name in ("id", "language", "changes")])
+_EXAMPLES = 2
+_SHOWN = 60
+
+
+def check_languages(data: DataConfig) -> None:
+    """Make sure that the normalizer can do what is asked for in each source's language.
+
+    Raises:
+        ConfigError: It cannot; an utterance whose corpus names another such language is quarantined instead.
+    """
+    normalizer = TextNormalizer(data.normalizer)
+    for number, source in enumerate(data.sources):
+        try:
+            normalizer.normalize("1", source.language)
+        except LanguageError as error:
+            raise ConfigError(
+                f"data.sources.{number} (language {source.language!r}): {error}, or mend the source's language"
+            ) from error
+
+
+class _Count:
+    """Counts and examples of one language."""
+
+    def __init__(self) -> None:
+        self.utterances = self.changed = 0
+        self.kinds: Counter[str] = Counter()
+        self.examples: dict[str, list[dict[str, str]]] = {}
+
+    def add(self, row: Row, changes: Sequence[TextChange]) -> None:
+        self.changed += 1
+        kinds = count_kinds(changes)
+        self.kinds += kinds
+        for kind in kinds:
+            self._show(kind, row["id"], next(change for change in changes if change.kind == kind))
+
+    def _show(self, kind: str, name: str, change: TextChange) -> None:
+        shown = self.examples.setdefault(kind, [])
+        example = {"id": name, "was": _shorten(change.was), "became": _shorten(change.became)}
+        new = all(example["was"] != other["was"] for other in shown)
+        if len(shown) < _EXAMPLES and new:
+            shown.append(example)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "utterances": self.utterances,
+            "changed": self.changed,
+            "kinds": dict(self.kinds.most_common()),
+            "examples": self.examples,
+        }
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+
+
+def write_text_changes(manifest: Path, target: Path) -> dict[str, Any]:
+    """Write the changes of every utterance whose transcript normalization has changed.
+
+    Args:
+        manifest: Local file with the columns `id`, `language`, `raw_text` and `text`.
+        target: Local file of the table: `id`, `language`, and `changes`, a JSON list of [start, was, became].
+
+    Returns:
+        By language: `utterances`, `changed`, `kinds` (changes of each kind) and `examples`, for the stage's record.
+    """
+    languages: dict[str, _Count] = {}
+    with TableWriter(target, TEXT_CHANGES_SCHEMA) as table:
+        for batch in batches(manifest, ["id", "language", "raw_text", "text"]):
+            for row in batch.to_pylist():
+                count = languages.setdefault(row["language"], _Count())
+                count.utterances += 1
+                if changes := text_changes(row["raw_text"], row["text"]):
+                    count.add(row, changes)
+                    lists = json.dumps([change.to_list() for change in changes], ensure_ascii=False)
+                    table.add({"id": row["id"], "language": row["language"], "changes": lists})
+    return {language: languages[language].to_dict() for language in sorted(languages)}
+
+
+def read_text_changes(store: ObjectStore, folder: Path) -> dict[str, list[TextChange]]:
+    """The changes of each utterance that was changed, all in memory.
+
+    Args:
+        store: The prepare stage's output.
+        folder: Local folder for a copy if the store is remote; the caller removes it.
+    """
+    rows = iter_table(store, TEXT_CHANGES, folder)
+    return {row["id"]: [TextChange(*change) for change in json.loads(row["changes"])] for row in rows}
+
+
+def undo_all(store: ObjectStore, folder: Path) -> dict[str, str]:
+    """Each utterance's transcript as its corpus had it, from the normalized one and the changes.
+
+    Args:
+        store: The prepare stage's output.
+        folder: Local folder for copies if the store is remote; the caller removes it.
+    """
+    changes = read_text_changes(store, folder)
+    rows = iter_table(store, MANIFEST, folder, ["id", "text"])
+    return {row["id"]: undo_changes(row["text"], changes.get(row["id"], ())) for row in rows}

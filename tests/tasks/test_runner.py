@@ -1,0 +1,160 @@
+"""Work on shards in threads, in processes, and on clusters of two workers: the same results everywhere."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from pydantic import ValidationError
+from support import ROOT, environment, tiny_document, write_config
+
+from storage.index import ShardIndex
+from tasks.config import RunnerConfig, parse_config
+from tasks.decode import DECODE
+from tasks.features import FEATURES
+from tasks.prepare import PREPARE, read_table
+from tasks.runner import find_work, map_pieces, share_out
+from tasks.shard import SHARD
+from tasks.stage import Run, StageError
+
+PIECES = [{"name": str(number), "store": "memory://none", "shards": [], "sample_rate": 8000} for number in range(7)]
+
+
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+def test_pieces_come_back_in_order(kind):
+    runner = RunnerConfig(kind=kind, workers=2)
+    assert list(map_pieces(runner, "tasks.shard:shard_piece", iter(PIECES), "probe")) == [0] * 7
+
+
+@pytest.mark.parametrize("kind", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
+def test_a_failing_piece_fails_the_whole(kind):
+    pieces = [*PIECES, {"name": "bad"}, *PIECES]
+    with pytest.raises(KeyError, match="store"):
+        list(map_pieces(RunnerConfig(kind=kind, workers=2), "tasks.shard:shard_piece", pieces, "probe"))
+
+
+def test_pieces_are_taken_few_at_a_time():
+    taken = []
+
+    def source():
+        for piece in PIECES * 10:
+            taken.append(piece)
+            yield piece
+
+    results = map_pieces(RunnerConfig(workers=2), "tasks.shard:shard_piece", source(), "probe")
+    next(results)
+    assert len(taken) <= 5
+    results.close()
+
+
+def test_work_is_this_packages_only():
+    with pytest.raises(ValueError, match="no work of this package"):
+        find_work("os:system")
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 100, 5000])
+@pytest.mark.parametrize("workers", [1, 2, 16])
+def test_every_shard_is_in_one_piece(count, workers):
+    pieces = list(share_out(count, RunnerConfig(workers=workers)))
+    assert [number for piece in pieces for number in piece] == list(range(count))
+    assert len(pieces) >= min(count, workers)
+    assert max(map(len, pieces)) <= 8
+
+
+def test_an_address_is_for_clusters():
+    with pytest.raises(ValidationError, match="address"):
+        RunnerConfig(address="tcp://127.0.0.1:1")
+
+
+@pytest.mark.parametrize("kind", ["dask", "ray"])
+def test_clusters_need_a_flow_run(kind):
+    with pytest.raises(StageError, match=f"runner.kind {kind} needs a flow run"):
+        list(map_pieces(RunnerConfig(kind=kind), "tasks.shard:shard_piece", PIECES, "probe"))
+
+
+def test_other_processes_cannot_see_this_ones_memory(home):
+    run = Run(parse_config(tiny_document(storage={"url": "memory://here"}, runner={"kind": "processes"})), "r")
+    with pytest.raises(StageError, match="memory://here"):
+        _ = run.runner
+
+
+def test_storage_workers_count_where_the_runner_says_nothing(home):
+    assert Run(parse_config(tiny_document(storage={"workers": 3})), "r").runner.count == 3
+    assert Run(parse_config(tiny_document(storage={"workers": 3}, runner={"workers": 5})), "r").runner.count == 5
+
+
+def outputs(run):
+    """What the stages over shards have made: digests of all sets, statistics, hypotheses."""
+    found = {name: entry["digest"] for name, entry in run.result("shard").record["sets"].items()}
+    found |= {f"{name} features": entry["digest"] for name, entry in run.result("features").record["sets"].items()}
+    # scores depend on what an utterance is padded with, in the last digits
+    rows = read_table(run.result("decode").store, "test.parquet")
+    heard = [(row["id"], row["ref"], row["hyp"], round(row["score"], 3)) for row in rows]
+    return found | {"stats": run.result("features").record["stats"], "heard": sorted(heard)}
+
+
+@pytest.mark.slow
+def test_processes_make_what_threads_make(finished, tmp_path):
+    """The data goes into two empty stores; the model is the finished run's."""
+    made = []
+    for kind in ("threads", "processes"):
+        storage = {"url": str(tmp_path / kind), "shard_seconds": 3, "workers": 2}
+        config = parse_config(tiny_document(storage=storage, runner={"kind": kind, "workers": 2}))
+        run = Run(config, kind, results={"train": finished.result("train")})
+        for stage in (PREPARE, SHARD, FEATURES, DECODE):
+            stage.execute(run)
+        assert len(ShardIndex.read(run.result("shard").store.child("test")).shards) > 3
+        made.append(outputs(run))
+    assert made[0] == made[1]
+
+
+FLOW = """
+import json, sys
+from prefect import flow
+from tasks.config import load_config
+from tasks.orchestration import TASKS, close_run, open_run
+
+@flow
+def data(path, overrides):
+    run = open_run(load_config(path, overrides), "r")
+    for name in ("prepare", "shard", "features"):
+        TASKS[name]("r")
+    print("RECORD", json.dumps([run.result("shard").record["sets"], run.result("features").record["stats"]]))
+
+if __name__ == "__main__":
+    from pathlib import Path
+    data(Path(sys.argv[1]), sys.argv[2:])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["dask", "ray"])
+def test_a_cluster_of_two_workers_makes_what_threads_make(finished, tmp_path, kind):
+    pytest.importorskip(f"prefect_{kind}")
+    config = write_config(tmp_path / "tiny.yaml", tiny_document(storage={"shard_seconds": 6}))
+    (tmp_path / "flow.py").write_text(FLOW)
+    records = []
+    for runner in ("threads", kind):
+        wanted = [f"runner.kind={runner}", "runner.workers=2", f"storage.url={tmp_path / runner}"]
+        values = {
+            "STARLING_HOME": finished.store.local_path("x").parent.parent,
+            "PREFECT_HOME": tmp_path / "prefect",
+            "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "PYTHONPATH": str(ROOT),
+        }
+        with environment(**values):
+            done = subprocess.run(
+                [sys.executable, tmp_path / "flow.py", config, *wanted],
+                env=os.environ,
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+                timeout=300,
+                check=False,
+            )
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        records.append(next(line for line in done.stdout.splitlines() if line.startswith("RECORD")))
+        assert "shard train" in done.stdout + done.stderr  # its pieces are task runs
+    assert records[0] == records[1]

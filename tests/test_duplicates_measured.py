@@ -1,0 +1,13 @@
+"""Copies that are planted in real speech are found, and nothing else is; the whole is benchmarks/bench_duplicates."""
+
+import pytest
+
+from benchmarks.bench_duplicates import CORPORA, measure
+
+
+@pytest.mark.parametrize("corpus", CORPORA)
+def test_planted_copies_of_real_speech_are_found_and_nothing_else(shared_data, corpus):
+    found = measure(shared_data, corpus, share=0.1)
+    recall = {kind: part["recall"] for kind, part in found["kinds"].items()}
+    assert min(recall.values()) >= 0.9, recall
+    assert {part["wrong_pairs"] for part in found["kinds"].values()} == {0}

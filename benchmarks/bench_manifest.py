@@ -200,9 +200,9 @@ def leases(folder: Path, count: int, nodes: int = 16) -> dict[str, object]:
     granted, largest, state = 0, 0, 0
     while not ledger.complete:
         for node in range(nodes):
-            lease = ledger.apply({"event": "lease", "epoch": 0, "incarnation": f"n{node}", "live": nodes})
-            if lease is None:
+            if ledger.complete:
                 break
+            lease = ledger.apply({"event": "lease", "epoch": 0, "incarnation": f"n{node}", "live": nodes})
             granted += 1
             packed = pack_rows(lease.rows)
             largest = max(largest, len(packed))
@@ -212,6 +212,7 @@ def leases(folder: Path, count: int, nodes: int = 16) -> dict[str, object]:
             if granted == nodes:
                 state = len(encode(ledger.to_dict()))
             report(ledger, worklist, f"n{node}")
+    assert ledger.repeated == 0
     return {"leases": granted, "largest_lease_bytes": largest, "state_bytes": state}
 
 

@@ -83,7 +83,8 @@ def forward_note(key: str, training: str) -> Path:
 def make_job(run: Run, output: StageOutput) -> TrainJob:
     """The training job of a run; the tokens come from the training transcripts."""
     config, features = run.config, run.result("features").record
-    texts = ShardIndex.read(run.result("shard").store.child(train_folder(config.data))).column("text")
+    index = ShardIndex.read(run.result("shard").store.child(train_folder(config.data)))
+    texts = (text for batch in index.batches(["text"]) for text in batch.column(0).to_pylist())
     tokenizer = train_tokenizer(config.tokens, texts)
     spec = BundleSpec(
         sample_rate=config.data.sample_rate,

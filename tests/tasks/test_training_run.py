@@ -112,7 +112,7 @@ def test_counts_say_what_was_repeated(trained):
     counts = {"epochs": 2, "steps": 16, "utterances": 48, "unalignable": 0, "repeated": 3}
     assert trained.result("train").counts == counts
     assert set(trained.result("train").store.list()) == {
-        *("model/model.safetensors", "model/bundle.json", "journal.jsonl", "result.json", "done.json")
+        *("model/model.safetensors", "model/bundle.json", "journal.jsonl", "result.json", "done.json", "uses.json")
     }
 
 

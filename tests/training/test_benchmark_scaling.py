@@ -66,6 +66,7 @@ def measured(rates: list[float], **changes: object) -> Measured:
     return Measured(rates, sum(rates) * 8, **{**common, **changes})
 
 
+@pytest.mark.slow
 def test_tiny_run_has_all_fields_and_its_counts_add_up(tmp_path: Path) -> None:
     words = ["--conditions", "homogeneous", "slow 2x", "--strategies", "adpsgd", "scpsgd", "--closings", "3"]
     child = start(*words, "--epoch-s", "1", "--limit-s", "30", folder=tmp_path)

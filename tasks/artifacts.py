@@ -17,6 +17,7 @@ from prefect.artifacts import (
 from prefect.logging import get_run_logger
 
 from tasks.report import counts_text, percent
+from tasks.score import GROUPS
 from tasks.stage import Run, StageResult
 
 _UPDATE_S = 5.0  # an update costs the server some 30 ms
@@ -62,11 +63,18 @@ def publish(run: Run, result: StageResult) -> None:
 
 
 def _score_table(result: StageResult) -> list[dict[str, Any]]:
+    """Sets, and below them their corpora and domains where they have several."""
     rates = ("wer", "wer_low", "wer_high", "cer")
-    return [
+    rows = [
         {"set": name, **{k: percent(v) if k in rates else v for k, v in scores.items()}}
         for name, scores in result.record["sets"].items()
     ]
+    for name, kinds in result.record.get("groups", {}).items():
+        for kind, members in kinds.items():
+            for member, counts in members.items():
+                place = f"{name}, {GROUPS[kind]} {member or '–'}"
+                rows.append({"set": place, "wer": percent(counts["wer"]), "words": counts["ref_words"]})
+    return rows
 
 
 class ProgressArtifact:

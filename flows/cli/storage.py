@@ -33,6 +33,18 @@ def _open(url: str, config: Path | None) -> Any:
     return ObjectStore(objects_url(url))
 
 
+def _not_empty(store: Any, found: object) -> None:
+    """A store that holds nothing is more often a wrong URL than an empty store: a check of it must not pass.
+
+    Raises:
+        ObjectMissingError: Nothing was found.
+    """
+    from storage.objects import ObjectMissingError
+
+    if not found:
+        raise ObjectMissingError(f"{store.url} holds no output of any stage: check bucket and prefix, or run something")
+
+
 def size_text(count: float) -> str:
     """Bytes, readably."""
     for unit in ("B", "kB", "MB", "GB"):
@@ -57,6 +69,7 @@ def verify(
     store = _open(url, config)
     with progress_bars():
         report = run_verify(store, quick=quick, on_progress=lambda a, b: progress.report("verify", a, b, "shards"))
+    _not_empty(store, report.indexes or report.problems)
     if json_output:
         print_json({"store": store.url, "ok": not report.problems, **asdict(report)})
     else:
@@ -117,6 +130,7 @@ def usage(url: UrlOption = "", config: ConfigOption = None, json_output: JsonOpt
 
     store = _open(url, config)
     outputs = measure(store)
+    _not_empty(store, outputs or not (url or config))  # the data folder is empty before the first run
     stages: dict[str, int] = {}
     for output in outputs:
         stages[output.stage] = stages.get(output.stage, 0) + output.bytes

@@ -149,3 +149,8 @@ def test_gc_never_breaks_an_index(store):
 @pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2.5e12, "2.5 TB")])
 def test_sizes(count, text):
     assert size_text(count) == text
+
+
+@pytest.mark.parametrize("command", ["verify", "du"])
+def test_a_store_that_is_not_there_is_no_clean_bill(home, tmp_path, command):
+    assert "holds no output" in " ".join(run(command, "--url", tmp_path / "nothing", status=1).split())

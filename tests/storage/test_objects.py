@@ -7,7 +7,6 @@ import pickle
 import stat
 import threading
 from abc import ABC, abstractmethod
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -76,7 +75,7 @@ class StoreContract(ABC):
         with pytest.raises(ValueError, match="ascending"):
             store.read("x", start, end)
 
-    def test_missing_object(self, store):
+    def test_missing_object(self, store, tmp_path):
         assert not store.exists("a/none")
         for call in (store.read, store.size, store.read_json):
             with pytest.raises(ObjectMissingError, match="a/none"):
@@ -84,7 +83,7 @@ class StoreContract(ABC):
         with pytest.raises(FileNotFoundError):
             store.read("a/none", 3, 5)
         with pytest.raises(ObjectMissingError):
-            store.fetch("a/none", Path("unused"))
+            store.fetch("a/none", tmp_path / "copies")
 
     def test_a_folder_is_no_object(self, store):
         store.write("folder/x", b"1")

@@ -21,6 +21,7 @@ from storage.stages import StageOutput
 from tasks import progress
 from tasks.features import found_whole, quarantine_record, set_digest, set_url
 from tasks.folds import is_tested
+from tasks.home import home
 from tasks.prepare import write_table
 from tasks.runner import Piece, map_pieces, piece_name, share_out
 from tasks.stage import Inputs, Run, Stage, StageError
@@ -126,7 +127,6 @@ def _decode(run: Run, bundle: Path, name: str, quarantine: ShardQuarantine) -> l
         "digest": run.result("train").record["digest"],
         "url": set_url(run, name),
         "decode": run.config.decode.model_dump(mode="json"),
-        "cache": str(run.cache_folder),
         "device": run.config.train.device,
         "speakers": run.result("features").record["speakers"],
     }
@@ -163,7 +163,7 @@ def decode_piece(piece: Piece) -> dict[str, Any]:
         Path(_fetched(piece["model"], piece["digest"]).name),
         piece["url"],
         decode=DecodeConfig.model_validate(piece["decode"]),
-        cache=Path(piece["cache"]),
+        cache=home() / "cache",
         device=str(pick_device(piece["device"])),
         speakers={who: CmvnStats.from_dict(value) for who, value in piece["speakers"].items()},
         on_damage=note,

@@ -25,6 +25,7 @@ from storage.shards import Sample, build_index, load_part, write_shard
 from storage.stages import StageOutput
 from tasks import progress
 from tasks.folds import train_folder, union_name, write_unions
+from tasks.home import home
 from tasks.runner import Piece, map_pieces, piece_name, share_out
 from tasks.sets import fold_name, is_trained
 from tasks.shard import shard_name
@@ -82,7 +83,7 @@ def _note(number: int) -> str:
 def features_piece(piece: Piece) -> int:
     """Statistics, and stored features if asked, of some shards of a set; how many. Damaged ones are set aside."""
     cfg, target = FeatureConfig.model_validate(piece["features"]), ObjectStore(piece["target"])
-    index, reader = _opened(piece["source"], piece["digest"], piece["cache"])
+    index, reader = _opened(piece["source"], piece["digest"], str(home() / "cache"))
     extractor = Extractor(cfg, piece["sample_rate"])
     damaged = ShardQuarantine(target, len(index), piece["limit"])
     shard_of = np.asarray(index.column("shard"))
@@ -121,7 +122,6 @@ def _pieces(run: Run, source: ObjectStore, target: ObjectStore, index: ShardInde
             "numbers": numbers,
             "features": run.config.features.model_dump(mode="json"),
             "sample_rate": run.config.data.sample_rate,
-            "cache": str(run.cache_folder),
             "limit": run.config.data.max_quarantined,
         }
 

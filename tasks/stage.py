@@ -105,6 +105,7 @@ class Run:
     def runner(self) -> RunnerConfig:
         """Where work on shards is done; `storage.workers` counts where `runner.workers` says nothing."""
         runner = self.config.runner
+        _ = self.cache_folder  # whose limit the workers find beside it
         if not runner.local and self.store.protocol == "memory":
             raise StageError(f"runner.kind {runner.kind} works in other processes, which cannot see {self.store.url}")
         return runner if runner.workers else runner.model_copy(update={"workers": self.config.storage.workers})

@@ -131,12 +131,13 @@ def _decode(run: Run, bundle: Path, name: str, quarantine: ShardQuarantine) -> l
         "speakers": run.result("features").record["speakers"],
     }
     pieces = (common | {"name": piece_name(n), "shards": n} for n in share_out(len(index.shards), run.runner))
+    records = {record.name: record for record in index.shards}
     found: list[Decoded] = []
     done = 0
     for answer in map_pieces(run.runner, "tasks.decode:decode_piece", pieces, f"decode {name}"):
         found += [Decoded(**row) for row in answer["rows"]]
-        for number, reason in answer["damaged"]:
-            quarantine.add(ShardError(reason, index.shards[number], reason))
+        for shard, reason in answer["damaged"]:
+            quarantine.add(ShardError(reason, records[shard], reason))
         done += answer["shards"]
         progress.report("decode", done, len(index.shards), name)
     return found
@@ -152,12 +153,11 @@ def _fetched(url: str, digest: str) -> "tempfile.TemporaryDirectory[str]":
 
 def decode_piece(piece: Piece) -> dict[str, Any]:
     """Hypotheses of some shards of a set: `rows`, `damaged` shards with reasons, and how many `shards`."""
-    shards = ShardIndex.read(ObjectStore(piece["url"])).shards
-    damaged: list[tuple[int, str]] = []
+    damaged: list[tuple[str, str]] = []
 
     def note(error: ShardError) -> None:
         assert error.shard is not None
-        damaged.append((shards.index(error.shard), error.reason))
+        damaged.append((error.shard.name, error.reason))
 
     found = decode_set(
         Path(_fetched(piece["model"], piece["digest"]).name),

@@ -112,12 +112,13 @@ def _features_of_shard(
     target.write_json(_note(number), {who: value.to_dict() for who, value in sorted(stats.items())})
 
 
-def _pieces(run: Run, source: ObjectStore, target: ObjectStore, index: ShardIndex) -> Iterator[Piece]:
-    for numbers in share_out(len(index.shards), run.runner):
+def _pieces(run: Run, name: str, source: ObjectStore, target: ObjectStore, shards: int) -> Iterator[Piece]:
+    digest = run.result("shard").record["sets"][name]["digest"]
+    for numbers in share_out(shards, run.runner):
         yield {
             "name": piece_name(numbers),
             "source": source.url,
-            "digest": index.digest,
+            "digest": digest,
             "target": target.url,
             "numbers": numbers,
             "features": run.config.features.model_dump(mode="json"),
@@ -133,10 +134,9 @@ def features_of_set(
     index = ShardIndex.read(source)
     damaged = ShardQuarantine(target, len(index), run.config.data.max_quarantined)
     damaged.clear()  # what a former attempt found may have been mended
+    pieces = _pieces(run, name, source, target, len(index.shards))
     done = 0
-    for made in map_pieces(
-        run.runner, "tasks.features:features_piece", _pieces(run, source, target, index), f"features {name}"
-    ):
+    for made in map_pieces(run.runner, "tasks.features:features_piece", pieces, f"features {name}"):
         done += made
         progress.report("features", done, len(index.shards), name)
     lost = damaged.entries()

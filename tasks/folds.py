@@ -8,7 +8,7 @@ from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.union import union_index
 from tasks.config import DataConfig, PipelineConfig
-from tasks.sets import fold_name
+from tasks.sets import fold_name, is_fold
 from tasks.splits import TRAIN
 
 _FIGURES = ("wer", "cer")
@@ -16,11 +16,6 @@ _FIGURES = ("wer", "cer")
 
 class FoldError(ValueError):
     """A cross-validation that cannot be run as configured."""
-
-
-def is_fold(name: str) -> bool:
-    """Whether a set is a fold."""
-    return name.startswith("fold-")
 
 
 def union_name(number: int) -> str:

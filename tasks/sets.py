@@ -43,9 +43,14 @@ def fold_name(number: int) -> str:
     return f"fold-{number}"
 
 
+def is_fold(name: str) -> bool:
+    """Whether a set is a fold."""
+    return name.startswith("fold-")
+
+
 def is_trained(name: str) -> bool:
     """Whether a set is trained on: the training set, and every fold in its turn."""
-    return name == TRAIN or name.startswith("fold-")
+    return name == TRAIN or is_fold(name)
 
 
 def values(path: Path, name: str, rows: Mask | None = None) -> Iterator[Any]:

@@ -166,18 +166,25 @@ def _pieces(store: ObjectStore, rows: Iterator[tuple[int, list[Row]]], count: in
         }
 
 
-def shard_set(store: ObjectStore, run: Run, name: str, folder: Path) -> tuple[ShardIndex, list[Row]]:
+def shard_set(store: ObjectStore, run: Run, name: str, manifest: Path, folder: Path) -> tuple[ShardIndex, list[Row]]:
     """Write all shards of a set, then its index.
+
+    Args:
+        store: Where they go.
+        run: Whose.
+        name: The set.
+        manifest: The manifest's local file.
+        folder: For what does not fit into memory.
 
     Returns:
         The index, and what could not be read any more: id, reason, detail.
     """
-    source = run.result("prepare").store
-    ids = (row["id"] for row in iter_manifest(source, folder, name, ["id"]))
-    durations = (row["duration"] for row in iter_manifest(source, folder, name, ["duration"]))
+    here = ObjectStore(manifest.parent)
+    ids = (row["id"] for row in iter_manifest(here, folder, name, ["id"]))
+    durations = (row["duration"] for row in iter_manifest(here, folder, name, ["duration"]))
     order, starts = plan_shards(ids, durations, run.config.storage.shard_seconds, run.config.seed)
     count = len(starts) - 1
-    rows = shard_rows(source.fetch(MANIFEST, folder), name, order, starts, folder)
+    rows = shard_rows(manifest, name, order, starts, folder)
     pieces = _pieces(store, rows, count, run)
     done = 0
     for made in map_pieces(run.runner, "tasks.shard:shard_piece", pieces, f"shard {name}"):
@@ -214,8 +221,9 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     sets: dict[str, Any] = {}
     quarantined: list[Row] = []
     with scratch_folder(home() / "work" / f"shard-{output.key}") as folder:
+        manifest = run.result("prepare").store.fetch(MANIFEST, folder)
         for name in sorted(prepared):
-            index, bad = shard_set(output.store.child(name), run, name, folder)
+            index, bad = shard_set(output.store.child(name), run, name, manifest, folder)
             quarantined += bad
             sets[name] = {
                 "utterances": len(index),

@@ -147,8 +147,8 @@ class Learner:
         def augment(feats: Tensor, frames: Tensor) -> Tensor:
             return self.spec_augment(feats, frames, seeds)
 
-        feats, frames = self.frontend(inputs, lengths, batch.speakers, augment)
-        return feats, frames
+        augmented: tuple[Tensor, Tensor] = self.frontend(inputs, lengths, batch.speakers, augment)
+        return augmented
 
     @torch.no_grad()
     def scale_gradient(self, tokens: float) -> float:

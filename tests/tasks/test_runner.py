@@ -112,18 +112,23 @@ FLOW = """
 import json, sys
 from prefect import flow
 from tasks.config import load_config
-from tasks.orchestration import TASKS, close_run, open_run
+from tasks.orchestration import TASKS, open_run
+from tasks.prepare import read_table
+from tasks.stage import StageResult
 
 @flow
-def data(path, overrides):
+def data(path, url, digest, overrides):
     run = open_run(load_config(path, overrides), "r")
-    for name in ("prepare", "shard", "features"):
+    run.results["train"] = StageResult("train", "k", url, 0.0, True, {}, {"digest": digest})
+    for name in ("prepare", "shard", "features", "decode"):
         TASKS[name]("r")
-    print("RECORD", json.dumps([run.result("shard").record["sets"], run.result("features").record["stats"]]))
+    rows = read_table(run.result("decode").store, "test.parquet")
+    heard = sorted((row["id"], row["ref"], row["hyp"]) for row in rows)
+    print("RECORD", json.dumps([run.result("shard").record["sets"], run.result("features").record["stats"], heard]))
 
 if __name__ == "__main__":
     from pathlib import Path
-    data(Path(sys.argv[1]), sys.argv[2:])
+    data(Path(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4:])
 """
 
 
@@ -133,6 +138,7 @@ def test_a_cluster_of_two_workers_makes_what_threads_make(finished, tmp_path, ki
     pytest.importorskip(f"prefect_{kind}")
     config = write_config(tmp_path / "tiny.yaml", tiny_document(storage={"shard_seconds": 6}))
     (tmp_path / "flow.py").write_text(FLOW)
+    trained = finished.result("train")
     records = []
     for runner in ("threads", kind):
         wanted = [f"runner.kind={runner}", "runner.workers=2", f"storage.url={tmp_path / runner}"]
@@ -146,7 +152,7 @@ def test_a_cluster_of_two_workers_makes_what_threads_make(finished, tmp_path, ki
         }
         with environment(**values):
             done = subprocess.run(
-                [sys.executable, tmp_path / "flow.py", config, *wanted],
+                [sys.executable, tmp_path / "flow.py", config, trained.url, trained.record["digest"], *wanted],
                 env=os.environ,
                 cwd=tmp_path,
                 capture_output=True,
@@ -157,4 +163,5 @@ def test_a_cluster_of_two_workers_makes_what_threads_make(finished, tmp_path, ki
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
         records.append(next(line for line in done.stdout.splitlines() if line.startswith("RECORD")))
         assert "shard train" in done.stdout + done.stderr  # its pieces are task runs
+        assert (runner == "threads") != ("decode test" in done.stdout + done.stderr)
     assert records[0] == records[1]

@@ -1,20 +1,31 @@
-"""Deployments: which flows run by themselves, when, and with what."""
+"""Deployments: which flows run by themselves, when, where, and with what.
 
-from contextlib import suppress
-from dataclasses import dataclass
+`plan` says it as data, of which prefect.yaml is a print; `deploy` brings a Prefect server to that state, however often.
+"""
+
+import importlib
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 import flows
+from flows.pools import DEFAULT_QUEUE, IMAGE_FOLDER, POOL, WorkPool, make_pool
 from tasks.config import PipelineConfig
 from tasks.nodes import QUEUE
 
-POOL = "starling"
-"""Work pool whose worker runs flows as processes."""
-DEFAULT_QUEUE = "default"
-"""Work queue of everything but nodes; every pool has it."""
+__all__ = ["DEFAULT_QUEUE", "FOLDS", "POOL", "SCHEDULED", "Options", "Scheduled", "deploy", "plan", "prefect_yaml"]
+
 FOLDS = 5
 """Folds of the cross-validation that a deployment runs, unless the configuration or its parameter says otherwise."""
+TAG = "starling"
+"""On every run of a deployment of ours: what automations look for."""
+PART_TAG = "starling-part"
+"""On runs inside of such runs, on nodes and on runs from a terminal: their silence matters, but nobody is notified."""
+HEARTBEAT_S = 30
+"""Seconds between the signs of life of a run; Prefect allows no less."""
+SCHEDULE_SLUG = "starling"
 
 
 @dataclass(frozen=True)
@@ -26,89 +37,185 @@ class Scheduled:
     about: str
     module: str = "pipeline"
     """Module of flows/ that has the flow."""
+    parameters: dict[str, Any] = field(default_factory=dict)
+    """Besides the configuration."""
+
+    @property
+    def function(self) -> str:
+        """Name of the flow's function."""
+        return self.flow.replace("-", "_")
+
+    @property
+    def entrypoint(self) -> str:
+        """Where a worker finds it, relative to the folder that holds the rooms."""
+        return f"flows/{self.module}.py:{self.function}"
+
+    def load(self) -> Any:
+        """The flow itself."""
+        return getattr(importlib.import_module(f"flows.{self.module}"), self.function)
 
 
 SCHEDULED = (
     Scheduled("pipeline", "15 2 * * *", "Every night: whatever has changed, from the corpus to the registry."),
-    Scheduled("evaluate", "5 * * * *", "Every hour: decode, score and register what is new."),
-    Scheduled("ingest", "", "On demand: corpora, shards and features."),
+    Scheduled(
+        "evaluate",
+        "5 * * * *",
+        "Every hour, while a challenger waits: decode, score and decide; else it ends at once.",
+        parameters={"only_waiting": True},
+    ),
+    Scheduled("watch", "*/10 * * * *", "Every ten minutes: run ingest if the sources have changed.", module="watch"),
+    Scheduled("ingest", "", "When the sources have changed, and on demand: corpora, shards and features."),
     Scheduled("train", "", "On demand: train, ingesting first if needed."),
     Scheduled("crossvalidate", "", "On demand: train and score every fold.", module="folds"),
+    Scheduled("promote", "", "On demand: compare challenger and champion, and move @champion.", module="promote"),
+    Scheduled(
+        "verify-storage", "30 4 * * 0", "Every Sunday: compare every stored shard with its index.", module="verify"
+    ),
 )
+_NODE = Scheduled("node", "", "By the train flow: one node of the ring.", module="node")
 
 
-def deploy(config: PipelineConfig, timezone: str = "UTC") -> list[dict[str, Any]]:
-    """Register every deployment of a configuration with the Prefect server.
+@dataclass(frozen=True)
+class Options:
+    """What a deployment says besides the configuration."""
+
+    pool: WorkPool = field(default_factory=WorkPool)
+    timezone: str = "UTC"
+    """Of the schedules."""
+    watched: tuple[str, ...] = ()
+    """Folders of object stores whose listing `watch` looks at besides the sources themselves."""
+
+
+def plan(config: PipelineConfig, options: Options = Options()) -> list[dict[str, Any]]:
+    """Every deployment of a configuration, in the form of prefect.yaml's `deployments`.
 
     Args:
         config: Becomes the deployments' `config` parameter, which the UI shows as a form.
-        timezone: Of the schedules.
+        options: Pool, time zone and watched folders.
+    """
+    document = config.model_dump(mode="json", by_alias=True)  # one for all: YAML then says it once
+    places = [(item, options.pool.name, DEFAULT_QUEUE) for item in SCHEDULED]
+    if config.train.launch.kind == "prefect":
+        places.append((_NODE, config.train.launch.pool, QUEUE))
+    return [
+        _entry(item, config, options, pool, queue) | {"parameters": _parameters(item, document, config, options)}
+        for item, pool, queue in places
+    ]
+
+
+def _entry(item: Scheduled, config: PipelineConfig, options: Options, pool: str, queue: str) -> dict[str, Any]:
+    schedule = {"cron": item.cron, "timezone": options.timezone, "slug": SCHEDULE_SLUG}
+    return {
+        "name": config.name,
+        "description": item.about,
+        "tags": [PART_TAG if item is _NODE else TAG, config.model.kind, config.train.strategy],
+        "entrypoint": item.entrypoint,
+        "parameters": {},
+        "schedules": [schedule] if item.cron else [],
+        "work_pool": {"name": pool, "work_queue_name": queue, "job_variables": options.pool.job_variables(HEARTBEAT_S)},
+    }
+
+
+def _parameters(item: Scheduled, document: dict[str, Any], config: PipelineConfig, options: Options) -> dict[str, Any]:
+    if item is _NODE:  # the train flow gives them
+        return {}
+    given: dict[str, Any] = {"config": document, **item.parameters}
+    if item.module == "folds":
+        given["folds"] = config.data.folds or FOLDS
+    if item.module == "watch" and options.watched:
+        given["prefixes"] = list(options.watched)
+    return given
+
+
+def prefect_yaml(configs: list[PipelineConfig], options: Options = Options()) -> str:
+    """A prefect.yaml for `prefect deploy --all`, for those who deploy with Prefect's own command.
+
+    Args:
+        configs: The configurations.
+        options: Pool, time zone and watched folders.
+    """
+    head = "# Written by `starling deploy --print`; that command without --print also makes pools and automations.\n"
+    document = {
+        "name": "starling",
+        "pull": _pull_steps(options.pool, None),
+        "deployments": [entry for config in configs for entry in plan(config, options)],
+    }
+    return head + yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=120)
+
+
+def _pull_steps(pool: WorkPool, root: Path | None) -> list[dict[str, Any]] | None:
+    """How a worker gets at the code: it is in the image, or at the same path on the worker's machine."""
+    folder = str(root) if pool.kind == "process" and root else IMAGE_FOLDER
+    if pool.kind == "process" and root is None:
+        return None  # `prefect deploy` then takes the folder that it runs in
+    return [{"prefect.deployments.steps.set_working_directory": {"directory": folder}}]
+
+
+def deploy(config: PipelineConfig, options: Options = Options()) -> list[dict[str, Any]]:
+    """Register every deployment of a configuration with the Prefect server, and the work pools that they name.
+
+    A schedule that somebody has switched off stays off.
+
+    Args:
+        config: Becomes the deployments' `config` parameter, which the UI shows as a form.
+        options: Pool, time zone and watched folders.
 
     Returns:
         Name, schedule and id of each.
     """
-    from prefect.flows import Flow
+    from prefect.client.orchestration import get_client
 
-    _make_pool(POOL)
     root = Path(flows.__file__).resolve().parent.parent
+    items = {item.entrypoint: item for item in (*SCHEDULED, _NODE)}
     done: list[dict[str, Any]] = []
-    for item in SCHEDULED:
-        loaded: Any = Flow.from_source(source=str(root), entrypoint=f"flows/{item.module}.py:{item.flow}")
-        identity = loaded.deploy(
-            name=config.name,
-            work_pool_name=POOL,
-            parameters=_parameters(item, config),
-            schedules=[_cron(item.cron, timezone)] if item.cron else [],
-            description=item.about,
-            tags=["starling", config.model.kind],
-            print_next_steps=False,
-            ignore_warnings=True,
-        )
-        done.append({"deployment": f"{item.flow}/{config.name}", "schedule": item.cron or None, "id": str(identity)})
-    if config.train.launch.kind == "prefect":
-        done.append(_deploy_node(config, root))
+    with get_client(sync_client=True) as api:
+        for entry in plan(config, options):
+            place = entry["work_pool"]
+            make_pool(api, options.pool.renamed(place["name"]), place["work_queue_name"])
+            item = items[entry["entrypoint"]]
+            identity = _register(api, item, entry, _pull_steps(options.pool, root) or [])
+            cron = item.cron or None
+            done.append({"deployment": f"{item.flow}/{config.name}", "schedule": cron, "id": str(identity)})
     return done
 
 
-def _parameters(item: Scheduled, config: PipelineConfig) -> dict[str, Any]:
-    parameters: dict[str, Any] = {"config": config.model_dump(mode="json", by_alias=True)}
-    return parameters | {"folds": config.data.folds or FOLDS} if item.module == "folds" else parameters
+def _register(api: Any, item: Scheduled, entry: dict[str, Any], pull_steps: list[dict[str, Any]]) -> Any:
+    from prefect.utilities.callables import parameter_schema
 
-
-def _deploy_node(config: PipelineConfig, root: Path) -> dict[str, Any]:
-    """The deployment that the train stage asks for runs of, one for each node."""
-    from prefect.flows import Flow
-
-    pool = config.train.launch.pool
-    _make_pool(pool, QUEUE)
-    loaded: Any = Flow.from_source(source=str(root), entrypoint="flows/node.py:node")
-    identity = loaded.deploy(
-        name=config.name,
-        work_pool_name=pool,
-        work_queue_name=QUEUE,
-        description="By the train flow: one node of the ring.",
-        tags=["starling", config.train.strategy],
-        print_next_steps=False,
-        ignore_warnings=True,
+    loaded = item.load()
+    place = entry["work_pool"]
+    return api.create_deployment(
+        flow_id=api.create_flow_from_name(loaded.name),
+        name=entry["name"],
+        description=entry["description"],
+        tags=entry["tags"],
+        entrypoint=entry["entrypoint"],
+        pull_steps=pull_steps,
+        parameters=entry["parameters"],
+        parameter_openapi_schema=parameter_schema(loaded).model_dump_for_openapi(),
+        enforce_parameter_schema=True,
+        schedules=_schedules(api, f"{loaded.name}/{entry['name']}", entry["schedules"]),
+        work_pool_name=place["name"],
+        work_queue_name=place["work_queue_name"],
+        job_variables=place["job_variables"],
     )
-    return {"deployment": f"node/{config.name}", "schedule": None, "id": str(identity)}
 
 
-def _cron(cron: str, timezone: str) -> Any:
+def _schedules(api: Any, name: str, wanted: list[dict[str, str]]) -> list[Any]:
+    from prefect.client.schemas.actions import DeploymentScheduleCreate
     from prefect.client.schemas.schedules import CronSchedule
+    from prefect.exceptions import ObjectNotFound
 
-    return CronSchedule(cron=cron, timezone=timezone)
-
-
-def _make_pool(name: str, queue: str = "") -> None:
-    """A work pool for processes, and a queue of it, unless they are there."""
-    from prefect.client.orchestration import get_client
-    from prefect.client.schemas.actions import WorkPoolCreate
-    from prefect.exceptions import ObjectAlreadyExists
-
-    with get_client(sync_client=True) as api:
-        with suppress(ObjectAlreadyExists):
-            api.create_work_pool(WorkPoolCreate(name=name, type="process"))
-        if queue:
-            with suppress(ObjectAlreadyExists):
-                api.create_work_queue(name=queue, work_pool_name=name)
+    try:
+        before = api.read_deployment_by_name(name).schedules
+    except ObjectNotFound:
+        before = []
+    off = {schedule.slug for schedule in before if not schedule.active}
+    return [
+        DeploymentScheduleCreate(
+            schedule=CronSchedule(cron=one["cron"], timezone=one["timezone"]),
+            active=one["slug"] not in off,
+            slug=one["slug"],
+        )
+        for one in wanted
+    ]

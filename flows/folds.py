@@ -3,12 +3,14 @@
 from collections.abc import Callable
 from typing import Any
 
-from prefect import flow
+from prefect import flow, tags
 from rich.console import Console
 from rich.table import Table
 
+from flows.deployments import PART_TAG
 from flows.pipeline import INGEST, TRAIN, new_run_id, pipeline
 from flows.summary import summarize
+from flows.turns import in_turn
 from tasks.config import PipelineConfig
 from tasks.fold_tracking import log_folds
 from tasks.folds import combine, fold_configs
@@ -38,7 +40,8 @@ def cross_validate(
     return {"run_id": run_id, "mlflow_run": parent, **result, "runs": runs}
 
 
-@flow(name="crossvalidate", flow_run_name="{config.name} {folds} folds", persist_result=False)
+@flow(name="crossvalidate", flow_run_name="{config.name}: {config.corpora} {folds} folds", persist_result=False)
+@in_turn
 def crossvalidate(config: PipelineConfig, folds: int, run_id: str = "", force_from: str = "") -> dict[str, Any]:
     """Train and score every fold of a configuration.
 
@@ -52,8 +55,12 @@ def crossvalidate(config: PipelineConfig, folds: int, run_id: str = "", force_fr
         What `starling run --folds K --json` prints.
     """
 
+    run: Any = pipeline  # the types of a flow do not know what it returns
+
     def one(chosen: PipelineConfig, name: str) -> dict[str, Any]:
-        return pipeline(chosen, run_id=name, force_from=_forced(chosen, force_from), until=UNTIL)
+        with tags(PART_TAG):
+            summary: dict[str, Any] = run(chosen, name, _forced(chosen, force_from), UNTIL)
+        return summary
 
     return cross_validate(config, folds, run_id or new_run_id(config), one)
 

@@ -10,11 +10,17 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
-from prefect import flow
+from prefect import flow, tags
+from prefect.context import FlowRunContext
 from prefect.runtime import flow_run
+from prefect.states import Completed
 
+from flows.deployments import PART_TAG
 from flows.summary import summarize
+from flows.turns import in_turn
+from flows.watch import waiting
 from tasks import STAGES
+from tasks.artifacts import publish_summary
 from tasks.config import PipelineConfig
 from tasks.orchestration import close_run, open_run, run_stage
 from tasks.stage import Run, position
@@ -23,8 +29,12 @@ INGEST, TRAIN, EVALUATE = STAGES[:3], STAGES[3:4], STAGES[4:]
 
 
 def new_run_id(config: PipelineConfig) -> str:
-    """A readable, unique name for a run."""
-    return f"{config.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{uuid4().hex[:4]}"
+    """A readable, unique name for a run; the retry of a flow run has the same one."""
+    context = FlowRunContext.get()
+    run = context.flow_run if context else None
+    began = (run.created if run else None) or datetime.now(UTC)
+    ending = run.id.hex[-4:] if run else uuid4().hex[:4]
+    return f"{config.name}-{began:%Y%m%d-%H%M%S}-{ending}"
 
 
 @contextmanager
@@ -46,7 +56,8 @@ def _stages(run: Run, names: Sequence[str], until: str) -> None:
             run_stage(name, run)
 
 
-@flow(name="ingest", flow_run_name="ingest {config.name}", persist_result=False)
+@flow(name="ingest", flow_run_name="ingest {config.name}: {config.corpora}", persist_result=False)
+@in_turn
 def ingest(config: PipelineConfig, run_id: str = "", force_from: str = "", until: str = "features") -> dict[str, Any]:
     """Read corpora, shard them, compute feature statistics.
 
@@ -61,7 +72,8 @@ def ingest(config: PipelineConfig, run_id: str = "", force_from: str = "", until
         return summarize(run)
 
 
-@flow(name="train", flow_run_name="train {config.name}", persist_result=False)
+@flow(name="train", flow_run_name="train {config.name}: {config.corpora}", persist_result=False)
+@in_turn
 def train(config: PipelineConfig, run_id: str = "", force_from: str = "") -> dict[str, Any]:
     """Train an acoustic model; ingests first if that has not been done.
 
@@ -75,8 +87,11 @@ def train(config: PipelineConfig, run_id: str = "", force_from: str = "") -> dic
         return summarize(run)
 
 
-@flow(name="evaluate", flow_run_name="evaluate {config.name}", persist_result=False)
-def evaluate(config: PipelineConfig, run_id: str = "", force_from: str = "", until: str = "report") -> dict[str, Any]:
+@flow(name="evaluate", flow_run_name="evaluate {config.name}: {config.corpora}", persist_result=False)
+@in_turn
+def evaluate(
+    config: PipelineConfig, run_id: str = "", force_from: str = "", until: str = "report", only_waiting: bool = False
+) -> Any:
     """Decode and score the test sets, register the model, write the report; trains first if that has not been done.
 
     Args:
@@ -84,13 +99,17 @@ def evaluate(config: PipelineConfig, run_id: str = "", force_from: str = "", unt
         run_id: A run of this process to take part in; empty begins a new one.
         force_from: Do the stages from this one on anew.
         until: Last stage.
+        only_waiting: End at once unless a registered challenger waits to be judged.
     """
+    if only_waiting and not waiting(config):
+        return Completed(name="NothingWaits", message=f"no challenger of {config.model_name} waits to be judged")
     with _run(config, run_id, force_from) as run:
         _stages(run, STAGES, until)
         return summarize(run)
 
 
-@flow(name="pipeline", flow_run_name="{config.name} {config.model.kind}", persist_result=False)
+@flow(name="pipeline", flow_run_name="{config.name}: {config.corpora} {config.model.kind}", persist_result=False)
+@in_turn
 def pipeline(config: PipelineConfig, run_id: str = "", force_from: str = "", until: str = "report") -> dict[str, Any]:
     """From a corpus to a registered recognizer.
 
@@ -108,11 +127,13 @@ def pipeline(config: PipelineConfig, run_id: str = "", force_from: str = "", unt
     run.flow_run_url = str(flow_run.ui_url or "")
     last = position(until)
     try:
-        ingest(config, run_id, force_from, until if until in INGEST else INGEST[-1])
-        if last >= position(TRAIN[0]):
-            train(config, run_id, force_from)
-        if last >= position(EVALUATE[0]):
-            evaluate(config, run_id, force_from, until)
+        with tags(PART_TAG):
+            ingest(config, run_id, force_from, until if until in INGEST else INGEST[-1])
+            if last >= position(TRAIN[0]):
+                train(config, run_id, force_from)
+            if last >= position(EVALUATE[0]):
+                evaluate(config, run_id, force_from, until)
+        publish_summary(run)
         return summarize(run)
     finally:
         close_run(run_id)

@@ -14,11 +14,14 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+from flows.credentials import SecretError, client_environment
 from tasks.home import home, mlflow_artifacts
 from training.processes import bind_to_parent, stop
 
@@ -39,6 +42,8 @@ class Service:
     health: str
     process: "subprocess.Popen[bytes]"
     log: Path
+    end: signal.Signals = signal.SIGTERM
+    """What asks it to end; PostgreSQL, told to terminate, would wait for its clients to leave."""
 
     def wait(self, patience_s: float = START_S, stop: threading.Event | None = None) -> "Service":
         """Wait until it answers.
@@ -63,6 +68,10 @@ class Service:
 
     def stop(self, patience_s: float = 10.0) -> None:
         """End it: politely, then not."""
+        if self.end != signal.SIGTERM and self.process.poll() is None:
+            self.process.send_signal(self.end)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(patience_s)
         stop(self.process, patience_s)
 
     def _log_end(self) -> str:
@@ -71,7 +80,12 @@ class Service:
 
 
 def answers(url: str, timeout_s: float = 2.0) -> bool:
-    """Whether something answers there with success."""
+    """Whether something answers there with success; at tcp://HOST:PORT it is enough that something listens."""
+    if url.startswith("tcp://"):
+        host, _, port = url.removeprefix("tcp://").partition(":")
+        with suppress(OSError, ValueError), socket.create_connection((host, int(port)), timeout_s):
+            return True
+        return False
     try:
         with urllib.request.urlopen(url, timeout=timeout_s) as reply:  # noqa: S310 - our own http URLs only
             return bool(200 <= reply.status < 300)
@@ -86,10 +100,30 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def spawn(name: str, command: list[str], url: str, health: str, env: dict[str, str] | None = None) -> Service:
-    """Start a server as a child that cannot outlive this process; its output goes to a log in the data folder."""
+def spawn(
+    name: str,
+    command: list[str],
+    url: str,
+    health: str,
+    env: dict[str, str] | None = None,
+    account: Mapping[str, Any] | None = None,
+    end: signal.Signals = signal.SIGTERM,
+) -> Service:
+    """Start a server as a child that cannot outlive this process; its output goes to a log in the data folder.
+
+    Args:
+        name: Of the server and its log; the log of the start before stays beside it as NAME.log.1.
+        command: Words.
+        url: Where it will serve.
+        health: Where it answers once it works.
+        env: Variables besides those of this process.
+        account: Arguments of `Popen` (user, group) for a server that runs as somebody else.
+        end: Signal that asks it to end.
+    """
     log = home() / "logs" / f"{name}.log"
     log.parent.mkdir(exist_ok=True)
+    if log.exists():
+        log.replace(log.with_name(f"{name}.log.1"))
     with log.open("wb") as out:
         process = subprocess.Popen(
             command,
@@ -97,16 +131,17 @@ def spawn(name: str, command: list[str], url: str, health: str, env: dict[str, s
             stdout=out,
             stderr=out,
             env={**os.environ, **(env or {})},
-            preexec_fn=bind_to_parent,
+            preexec_fn=partial(bind_to_parent, end),
+            **(account or {}),
         )
-    return Service(name, url, health, process, log)
+    return Service(name, url, health, process, log, end)
 
 
 def end_orphans(keep: set[int], patience_s: float = 15.0) -> None:
     """End the children of this process other than those to keep: politely, then not; theirs end with them."""
     deadline = time.monotonic() + patience_s
     sent: dict[int, int] = {}
-    while orphans := _children() - keep:
+    while orphans := children() - keep:
         late = time.monotonic() > deadline
         wanted = signal.SIGKILL if late else signal.SIGTERM
         for pid in orphans:
@@ -117,7 +152,8 @@ def end_orphans(keep: set[int], patience_s: float = 15.0) -> None:
         time.sleep(0.1)
 
 
-def _children() -> set[int]:
+def children() -> set[int]:
+    """Process numbers of this process's children, ended ones included."""
     found = set()
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -136,6 +172,7 @@ def prefect_environment() -> dict[str, str]:
         "PREFECT_HOME": str(home() / "prefect"),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",  # flows.automations counts on it
         "DO_NOT_TRACK": "1",
     }
 
@@ -146,14 +183,20 @@ def set_prefect_defaults() -> None:
         os.environ.setdefault(name, value)
 
 
-def start_prefect(port: int = 0) -> Service:
-    """Start a Prefect server (API, UI, scheduler) with its SQLite database in the data folder."""
+def start_prefect(port: int = 0, more: Mapping[str, str] | None = None) -> Service:
+    """Start a Prefect server (API, UI, scheduler), by default with its SQLite database in the data folder.
+
+    Args:
+        port: By default a free one.
+        more: Environment of another database, and of passwords.
+    """
     port = port or free_port()
     url = f"http://{LOOPBACK}:{port}"
     # uvicorn directly: `prefect server start` would import everything twice, in a parent and in a child
-    command = [sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app"]
+    command = [sys.executable, "-m", "uvicorn", "--factory", "flows.prefect_server:create_app"]
     command += ["--host", LOOPBACK, "--port", str(port), "--log-level", "warning", "--lifespan", "on"]
     env = {**prefect_environment(), "PREFECT_API_URL": f"{url}/api", "PREFECT_UI_API_URL": f"{url}/api"}
+    env |= more or {}
     return spawn("prefect", command, url, f"{url}/api/health", env)
 
 
@@ -176,18 +219,48 @@ def note_path() -> Path:
     return home() / "services.json"
 
 
-def running_services() -> dict[str, str]:
-    """URLs of the servers of a `starling up` on this data folder, those that answer."""
+def services_note() -> dict[str, Any]:
+    """What `starling up` noted about its servers; empty without one."""
     try:
         note = json.loads(note_path().read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError):
         return {}
+    return note if isinstance(note, dict) else {}
+
+
+def running_services() -> dict[str, str]:
+    """URLs of the servers of a `starling up` on this data folder, those that answer."""
+    note = services_note()
     health = {"prefect": "/api/health", "mlflow": "/health"}
     return {name: note[name] for name, path in health.items() if name in note and answers(note[name] + path)}
 
 
+def export_credentials() -> None:
+    """Give this process what the servers of a production `starling up` on this data folder ask for.
+
+    What the environment has already stays, and no password is taken for a server that is another's.
+    """
+    note = services_note()
+    if "secrets" not in note:
+        return
+    try:
+        credentials = client_environment(Path(note["secrets"])) | note["environment"]
+    except SecretError:  # what needs a password says so itself
+        return
+    owners = {
+        "PREFECT": (os.environ.get("PREFECT_API_URL"), f"{note['prefect']}/api"),
+        "MLFLOW": (os.environ.get("MLFLOW_TRACKING_URI"), note["mlflow"]),
+        "AWS": (os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ACCESS_KEY_ID"), note.get("s3")),
+    }
+    for name, value in credentials.items():
+        given, ours = owners.get(name.partition("_")[0], (None, None))
+        if given in (None, "", ours):
+            os.environ.setdefault(name, value)
+
+
 def connect_mlflow() -> None:
     """Use the MLflow server of a `starling up`, unless another tracking URI is configured."""
+    export_credentials()
     if not os.environ.get("MLFLOW_TRACKING_URI"):
         url = running_services().get("mlflow")
         if url:
@@ -207,7 +280,7 @@ def orchestration(on_wait: Callable[[str], None] = lambda _: None) -> Iterator[s
         yield os.environ["PREFECT_API_URL"].removesuffix("/api")
         return
     running = running_services()
-    connect_mlflow()
+    connect_mlflow()  # and the passwords
     own = None if "prefect" in running else start_prefect()
     try:
         url = running["prefect"] if own is None else own.url

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tasks.home import shown_mlflow_uri
-from tasks.register import current_aliases
+from tasks.registry import current_aliases
 from tasks.report import counts_text, local_report, percent
 from tasks.score import GROUPS
 from tasks.stage import Run

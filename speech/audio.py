@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
@@ -21,6 +23,8 @@ SILENCE_DB = -120.0
 """What `level_db` says of digital silence (a finite number, so that it fits JSON and Parquet)."""
 
 _BLOCK_SAMPLES = 1 << 20  # a header may claim any length: memory grows with what is really there
+MAX_SAMPLES = 1 << 29
+"""Samples of a waveform at most, nine hours at 16 kHz: silence is compressed a thousandfold, memory is not."""
 _INT16_SCALE = 32768
 _OPUS_PREROLL_S = 1.0
 """Opus predicts from what it has decoded: after a seek it must decode some audio before what it gives is the same as in
@@ -68,22 +72,65 @@ def decode_audio(
     Raises:
         AudioError: the audio is damaged, truncated or not finite, has no such channel, or the segment has no sample.
     """
-    name = f"audio of {len(source)} bytes" if isinstance(source, bytes) else f"audio file {str(source)!r}"
+    name = _name_of(source)
     if start < 0 or (end is not None and end <= start):
         raise AudioError(f"{name}: the segment from {start} s to {end} s has no duration", "empty")
-    try:
-        with _open(source, raw_rate) as file:
-            rate = int(file.samplerate)
-            samples = _read_segment(file, start, end, channel, name)
-            integers = file.subtype.startswith("PCM_")
-    except (soundfile.SoundFileError, OSError, RuntimeError, TypeError) as error:
-        cause = getattr(error, "error_string", str(error))  # without the address of the buffer
-        raise AudioError(f"{name} cannot be decoded ({cause}): check the file and its format", "unreadable") from error
+    with _explained(name), _open(source, raw_rate) as file:
+        rate = int(file.samplerate)
+        samples = _read_segment(file, start, end, channel, name)
+        integers = file.subtype.startswith("PCM_")
     if samples.numel() == 0:
         raise AudioError(f"{name} has no sample between {start} s and {'its end' if end is None else end}", "empty")
     if not integers and not torch.isfinite(samples).all():
         raise AudioError(f"{name} has samples that are not finite numbers: write again", "unreadable")
     return samples, rate
+
+
+def stream_audio(source: bytes | str | Path) -> Iterator[tuple[Tensor, int]]:
+    """Decode a file of any length block by block, all channels averaged; memory holds one block.
+
+    Joined, the blocks are what `decode_audio` gives.
+
+    Args:
+        source: the encoded bytes, or a local path.
+
+    Yields:
+        Blocks, float32 `[num_samples]` in [-1, 1], and the sample rate in Hz.
+
+    Raises:
+        AudioError: as `decode_audio` does; a truncated file only when its end is reached.
+    """
+    name = _name_of(source)
+    with _explained(name), _open(source, None) as file:
+        rate, left = int(file.samplerate), file.frames
+        if left <= 0:
+            raise AudioError(f"{name} has no sample", "empty")
+        while left > 0:
+            block = torch.from_numpy(file.read(min(left, _block(file)), dtype="float32", always_2d=True))
+            if not len(block):
+                break
+            left -= len(block)
+            if not torch.isfinite(block).all():
+                raise AudioError(f"{name} has samples that are not finite numbers: write again", "unreadable")
+            yield _to_mono(block, None), rate
+        if file.tell() == 0:
+            raise AudioError(f"{name} has no sample", "empty")
+        if left > 0 and file.frames < 1 << 62:
+            raise AudioError(f"{name} is truncated: {left} of {file.frames} samples are missing", "unreadable")
+
+
+def _name_of(source: bytes | str | Path) -> str:
+    return f"audio of {len(source)} bytes" if isinstance(source, bytes) else f"audio file {str(source)!r}"
+
+
+@contextmanager
+def _explained(name: str) -> Iterator[None]:
+    """Turn what soundfile raises into an error that names the audio and the remedy."""
+    try:
+        yield
+    except (soundfile.SoundFileError, OSError, RuntimeError, TypeError) as error:
+        cause = getattr(error, "error_string", str(error))  # without the address of the buffer
+        raise AudioError(f"{name} cannot be decoded ({cause}): check the file and its format", "unreadable") from error
 
 
 def _open(source: bytes | str | Path, raw_rate: int | None) -> soundfile.SoundFile:
@@ -105,17 +152,30 @@ def _read_segment(file: soundfile.SoundFile, start: float, end: float | None, ch
         return torch.empty(0)
     if first:
         _seek(file, first, name)
-    blocks, missing = [], last - first
+    blocks, missing, room = [], last - first, MAX_SAMPLES
+    if missing > room and file.frames < 1 << 62:
+        raise _too_long(name, missing)
     while missing > 0:
-        block = torch.from_numpy(file.read(min(missing, _BLOCK_SAMPLES), dtype="float32", always_2d=True))
+        block = torch.from_numpy(file.read(min(missing, _block(file)), dtype="float32", always_2d=True))
         if not len(block):
             break
-        missing -= len(block)
+        missing, room = missing - len(block), room - len(block)
+        if room < 0:
+            raise _too_long(name, MAX_SAMPLES - room)
         blocks.append(_to_mono(block, channel))
     # Streamed FLAC may not know its own length (libsndfile then reports the largest integer); any other one must fit.
     if missing > 0 and file.frames < 1 << 62:
         raise AudioError(f"{name} is truncated: {missing} of {last - first} samples are missing", "unreadable")
     return torch.cat(blocks) if len(blocks) != 1 else blocks[0]
+
+
+def _block(file: soundfile.SoundFile) -> int:
+    """Samples of each channel to decode at a time."""
+    return max(1, _BLOCK_SAMPLES // int(file.channels))
+
+
+def _too_long(name: str, samples: int) -> AudioError:
+    return AudioError(f"{name} has {samples} samples, more than {MAX_SAMPLES} at once: give its segments", "unreadable")
 
 
 def _seek(file: soundfile.SoundFile, first: int, name: str) -> None:

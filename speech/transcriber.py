@@ -1,7 +1,7 @@
 """Audio in, text out: a bundle, ready to use on files, bytes and arrays of any length."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +9,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from speech.audio import AudioError, load_audio, resample
+from speech.audio import AudioError, resample, stream_audio
 from speech.bundle import load_bundle
 from speech.decoding import DecodeConfig, Hypothesis, build_decoder
+from speech.words import Word, timed_words
+
+MAX_SECONDS = 30.0
+"""Longest piece that is recognized at once."""
+_WINDOW = 4  # batches that are read before they are sorted by length
 
 Audio = str | Path | bytes | NDArray[np.floating] | Tensor
 
@@ -28,15 +33,46 @@ class Transcript:
     """Mean posterior of the recognized tokens, 0 to 1."""
     error: str = ""
     """Why the recording could not be read; empty if it could."""
+    words: tuple[Word, ...] = ()
+    """The words with their times, where they were asked for."""
 
 
 @dataclass(frozen=True)
 class _Piece:
     recording: int
     wave: Tensor
+    start: float
+    """Seconds of the recording before it."""
 
 
-def split_long(wave: Tensor, rate: int, max_seconds: float = 30.0) -> list[Tensor]:
+@dataclass(frozen=True)
+class _Part:
+    """What was recognized in a piece."""
+
+    hypothesis: Hypothesis
+    words: list[Word]
+
+
+@dataclass
+class _Recording:
+    """What is known of a recording so far."""
+
+    seconds: float = 0.0
+    parts: list[_Part] = field(default_factory=list)
+    error: str = ""
+
+    def transcript(self) -> Transcript:
+        if self.error:
+            return Transcript(text="", seconds=0.0, confidence=0.0, error=self.error)
+        found = [part.hypothesis for part in self.parts]
+        tokens = sum(len(one.tokens) for one in found)
+        confidence = sum(one.confidence * len(one.tokens) for one in found) / tokens if tokens else 0.0
+        text = " ".join(one.text for one in found if one.text)
+        words = tuple(word for part in self.parts for word in part.words)
+        return Transcript(text=text, seconds=self.seconds, confidence=confidence, words=words)
+
+
+def split_long(wave: Tensor, rate: int, max_seconds: float = MAX_SECONDS) -> list[Tensor]:
     """Cut a recording into pieces of at most `max_seconds`, each cut at the quietest 50 ms of the piece's last third.
 
     Args:
@@ -44,17 +80,24 @@ def split_long(wave: Tensor, rate: int, max_seconds: float = 30.0) -> list[Tenso
         rate: Samples per second.
         max_seconds: Longest piece.
     """
-    limit = max(3, int(max_seconds * rate))
-    hop = max(1, min(int(0.05 * rate), limit // 3))
-    pieces: list[Tensor] = []
-    while len(wave) > limit:
-        tail_start = limit * 2 // 3
-        frames = wave[tail_start:limit].unfold(0, hop, hop)
-        quietest = int(frames.square().mean(dim=1).argmin())
-        cut = tail_start + quietest * hop + hop // 2
-        pieces.append(wave[:cut])
-        wave = wave[cut:]
-    return [*pieces, wave]
+    return list(split_blocks([(wave, rate)], max_seconds))
+
+
+def split_blocks(blocks: Iterable[tuple[Tensor, int]], max_seconds: float = MAX_SECONDS) -> Iterator[Tensor]:
+    """The same for a recording that comes in blocks with their rate; memory holds a piece and a block."""
+    wave = torch.empty(0)
+    for block, rate in blocks:
+        wave = torch.cat([wave, block]) if len(wave) else block
+        limit = max(3, int(max_seconds * rate))
+        hop = max(1, min(int(0.05 * rate), limit // 3))
+        while len(wave) > limit:
+            tail_start = limit * 2 // 3
+            frames = wave[tail_start:limit].unfold(0, hop, hop)
+            quietest = int(frames.square().mean(dim=1).argmin())
+            cut = tail_start + quietest * hop + hop // 2
+            yield wave[:cut]
+            wave = wave[cut:]
+    yield wave
 
 
 class Transcriber:
@@ -74,7 +117,8 @@ class Transcriber:
         self.device = torch.device(device)
         self.model = model.to(self.device)
         self.frontend = self.spec.build_frontend().to(self.device)
-        self.decoder = build_decoder(decode or self.spec.decode, self.spec.build_tokenizer())
+        self.tokenizer = self.spec.build_tokenizer()
+        self.decoder = build_decoder(decode or self.spec.decode, self.tokenizer)
         self.batch_seconds = batch_seconds
 
     @property
@@ -83,48 +127,82 @@ class Transcriber:
         return self.spec.sample_rate
 
     def transcribe(
-        self, audio: Sequence[Audio] | str | Path | bytes, sample_rate: int | None = None
+        self,
+        audio: Sequence[Audio] | str | Path | bytes,
+        sample_rate: int | None = None,
+        *,
+        words: bool = False,
+        on_seconds: Callable[[float], object] | None = None,
     ) -> list[Transcript]:
         """Recognize recordings; one that cannot be read gets its error and stops no other.
+
+        Files are read as they are recognized: neither their length nor their number needs memory.
 
         Args:
             audio: Paths, encoded files as bytes, or arrays [num_samples]: floats in ±1, or integer PCM.
             sample_rate: Rate of the arrays, Hz; the model's own by default.
+            words: Whether to find the words' times, too.
+            on_seconds: Told how many seconds of audio have just been recognized.
         """
         if isinstance(audio, str | Path | bytes):  # one recording; a text would else be read letter by letter
             audio = [audio]
-        waves: list[Tensor | str] = [self._load(item, sample_rate) for item in audio]
-        pieces = [
-            _Piece(i, part)
-            for i, wave in enumerate(waves)
-            if isinstance(wave, Tensor)
-            for part in split_long(wave, self.sample_rate)
-        ]
-        found: dict[int, list[Hypothesis]] = {i: [] for i in range(len(waves))}
-        order = sorted(range(len(pieces)), key=lambda n: len(pieces[n].wave))
-        hypotheses: dict[int, Hypothesis] = {}
-        for rows in self._batches(order, pieces):
-            for row, hypothesis in zip(rows, self._recognize([pieces[row].wave for row in rows]), strict=True):
-                hypotheses[row] = hypothesis
-        for row, piece in enumerate(pieces):
-            found[piece.recording].append(hypotheses[row])
-        return [self._transcript(wave, found[i]) for i, wave in enumerate(waves)]
+        found = [_Recording() for _ in audio]
+        window: list[_Piece] = []
+        waiting = 0.0
+        for piece in self._pieces(audio, sample_rate, found):
+            window.append(piece)
+            waiting += len(piece.wave) / self.sample_rate
+            if waiting >= _WINDOW * self.batch_seconds:
+                self._flush(window, found, words, on_seconds)
+                window, waiting = [], 0.0
+        self._flush(window, found, words, on_seconds)
+        return [recording.transcript() for recording in found]
 
-    def _load(self, item: Audio, sample_rate: int | None) -> Tensor | str:
-        try:
-            if isinstance(item, str | Path | bytes):
-                return load_audio(item, self.sample_rate)
-            samples = np.asarray(item)
-            if np.issubdtype(samples.dtype, np.integer):  # PCM as read from a file
-                samples = samples / -float(np.iinfo(samples.dtype).min or -1)
-            wave = torch.as_tensor(samples.astype(np.float32))
-            if wave.ndim != 1 or len(wave) == 0 or not torch.isfinite(wave).all():
-                return f"an array of shape {tuple(wave.shape)} is no audio: give finite samples [num_samples] in ±1"
-            return resample(wave, sample_rate or self.sample_rate, self.sample_rate)
-        except AudioError as error:
-            return str(error)
-        except (TypeError, ValueError) as error:
-            return f"a {type(item).__name__} is no audio: give a path, bytes or an array of samples ({error})"
+    def _pieces(self, audio: Sequence[Audio], sample_rate: int | None, found: list[_Recording]) -> Iterator[_Piece]:
+        """The recordings' pieces at the model's rate; lengths and errors are noted on the way."""
+        for number, (item, recording) in enumerate(zip(audio, found, strict=True)):
+            try:
+                rates: list[int] = []
+                for wave in split_blocks(_noting(rates, self._blocks(item, sample_rate))):
+                    at = resample(wave, rates[0], self.sample_rate)
+                    yield _Piece(number, at, recording.seconds)
+                    recording.seconds += len(wave) / rates[0]
+            except AudioError as error:
+                recording.error = str(error)
+            except (TypeError, ValueError) as error:
+                what = type(item).__name__
+                recording.error = f"a {what} is no audio: give a path, bytes or an array of samples ({error})"
+
+    def _blocks(self, item: Audio, sample_rate: int | None) -> Iterator[tuple[Tensor, int]]:
+        if isinstance(item, str | Path | bytes):
+            yield from stream_audio(item)
+            return
+        samples = np.asarray(item)
+        if np.issubdtype(samples.dtype, np.integer):  # PCM as read from a file
+            samples = samples / -float(np.iinfo(samples.dtype).min or -1)
+        wave = torch.as_tensor(samples.astype(np.float32))
+        if wave.ndim != 1 or len(wave) == 0 or not torch.isfinite(wave).all():
+            text = f"an array of shape {tuple(wave.shape)} is no audio: give finite samples [num_samples] in ±1"
+            raise AudioError(text, "unreadable")
+        yield wave, sample_rate or self.sample_rate
+
+    def _flush(
+        self,
+        window: list[_Piece],
+        found: list[_Recording],
+        words: bool,
+        on_seconds: Callable[[float], object] | None,
+    ) -> None:
+        """Recognize some pieces, long ones with long ones, and give each recording its parts in order."""
+        parts: dict[int, _Part] = {}
+        order = sorted(range(len(window)), key=lambda n: len(window[n].wave))
+        for rows in self._batches(order, window):
+            batch = [window[row] for row in rows]
+            parts |= zip(rows, self._recognize(batch, words), strict=True)
+            if on_seconds is not None:
+                on_seconds(sum(len(piece.wave) for piece in batch) / self.sample_rate)
+        for row, piece in enumerate(window):
+            found[piece.recording].parts.append(parts[row])
 
     def _batches(self, order: list[int], pieces: list[_Piece]) -> Iterator[list[int]]:
         rows: list[int] = []
@@ -138,16 +216,24 @@ class Transcriber:
             yield rows
 
     @torch.inference_mode()
-    def _recognize(self, waves: list[Tensor]) -> list[Hypothesis]:
+    def _recognize(self, pieces: list[_Piece], words: bool) -> list[_Part]:
+        waves = [piece.wave for piece in pieces]
         inputs = torch.nn.utils.rnn.pad_sequence(waves, batch_first=True).to(self.device)
         lengths = torch.tensor([len(wave) for wave in waves], device=self.device)
         log_probs, frames = self.model(*self.frontend(inputs, lengths))
-        return self.decoder.decode(log_probs.cpu(), frames.cpu())
+        log_probs, frames = log_probs.cpu(), frames.cpu()
+        found = self.decoder.decode(log_probs, frames)
+        if not words:
+            return [_Part(one, []) for one in found]
+        step = self.spec.model.subsampling * self.spec.features.stride * self.spec.features.hop_ms / 1000
+        return [
+            _Part(one, timed_words(one, log_probs[row, : int(frames[row])], self.tokenizer, step, piece.start))
+            for row, (one, piece) in enumerate(zip(found, pieces, strict=True))
+        ]
 
-    def _transcript(self, wave: Tensor | str, parts: list[Hypothesis]) -> Transcript:
-        if isinstance(wave, str):
-            return Transcript(text="", seconds=0.0, confidence=0.0, error=wave)
-        tokens = sum(len(part.tokens) for part in parts)
-        confidence = sum(part.confidence * len(part.tokens) for part in parts) / tokens if tokens else 0.0
-        text = " ".join(part.text for part in parts if part.text)
-        return Transcript(text=text, seconds=len(wave) / self.sample_rate, confidence=confidence)
+
+def _noting(rates: list[int], blocks: Iterator[tuple[Tensor, int]]) -> Iterator[tuple[Tensor, int]]:
+    """The blocks; their rate is also put into a list."""
+    for block, rate in blocks:
+        rates[:] = [rate]
+        yield block, rate

@@ -235,7 +235,7 @@ class ShardIndex:
             index.validate()
         except ShardIndexError as error:
             raise ShardIndexError(f"{store.join(name)}: {error}") from error
-        except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
+        except (pa.ArrowException, KeyError, TypeError, ValueError, RecursionError) as error:
             raise ShardIndexError(
                 f"{store.join(name)} is no shard index ({error}): run the stage that writes it"
             ) from error

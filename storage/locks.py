@@ -3,9 +3,10 @@
 import fcntl
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TextIO
 
 
 class LockTimeoutError(TimeoutError):
@@ -13,7 +14,9 @@ class LockTimeoutError(TimeoutError):
 
 
 @contextmanager
-def file_lock(path: Path, wait_s: float, poll_s: float = 0.2) -> Iterator[int]:
+def file_lock(
+    path: Path, wait_s: float, poll_s: float = 0.2, holder: str = "", on_wait: Callable[[str], None] | None = None
+) -> Iterator[int]:
     """Hold an exclusive lock while the block runs.
 
     It belongs to whoever has the file descriptor open: a child that inherits it keeps the lock when its parent dies.
@@ -22,6 +25,8 @@ def file_lock(path: Path, wait_s: float, poll_s: float = 0.2) -> Iterator[int]:
         path: Lock file; made if missing, never deleted (deleting it would let two processes hold "the" lock).
         wait_s: Seconds to wait for another holder.
         poll_s: Seconds between attempts.
+        holder: What others are told of this holder; by default its process number.
+        on_wait: Called once with the other's text when there is one to wait for.
 
     Yields:
         The lock's file descriptor.
@@ -29,22 +34,48 @@ def file_lock(path: Path, wait_s: float, poll_s: float = 0.2) -> Iterator[int]:
     Raises:
         LockTimeoutError: If another process still holds it after `wait_s`; the message names that process.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+") as file:
+    with any_file_lock([path], wait_s, poll_s, holder, on_wait) as descriptor:
+        yield descriptor
+
+
+@contextmanager
+def any_file_lock(
+    paths: Sequence[Path],
+    wait_s: float,
+    poll_s: float = 0.2,
+    holder: str = "",
+    on_wait: Callable[[str], None] | None = None,
+) -> Iterator[int]:
+    """Hold one of several locks while the block runs, the first that is free; the rest is as in `file_lock`."""
+    with ExitStack() as stack:
+        files = []
+        for path in paths:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            files.append(stack.enter_context(path.open("a+")))
         deadline = time.monotonic() + wait_s
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    holder = path.read_text(encoding="utf-8").strip() or "another process"
-                    raise LockTimeoutError(f"{path} is held by {holder}: wait for it, or end it") from None
-                time.sleep(poll_s)
+        told = on_wait is None
+        while (file := next(filter(_locked_now, files), None)) is None:
+            others = " and ".join(path.read_text(encoding="utf-8").strip() or "another process" for path in paths)
+            if time.monotonic() > deadline:
+                names = " and ".join(map(str, paths))
+                raise LockTimeoutError(f"{names} is held by {others}: wait for it, or end it")
+            if not told and on_wait is not None:
+                on_wait(others)
+            told = True
+            time.sleep(poll_s)
         file.truncate(0)
-        file.write(f"process {os.getpid()}")
+        file.write(holder or f"process {os.getpid()}")
         file.flush()
         yield file.fileno()
+
+
+def _locked_now(file: TextIO) -> bool:
+    """Lock an open file, unless another process has."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextmanager

@@ -175,7 +175,7 @@ class ObjectStore:
         """
         try:
             return json.loads(self.read(name))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:  # the latter for brackets without end
             raise ValueError(
                 f"{self.join(name)} is not valid JSON ({error}): delete it and run its stage again"
             ) from error

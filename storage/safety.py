@@ -8,14 +8,36 @@ import io
 import os
 import tarfile
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Self
 
 ALLOWED_SUFFIXES = frozenset({"flac", "wav", "ogg", "opus", "mp3", "json", "txt", "npy"})
 _BLOCK = tarfile.BLOCKSIZE
+_MAX_NAMES = 1 << 20
+_NAMES = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 
 
 class UnsafeTarError(ValueError):
     """A tar file that is damaged, or that holds something other than speech and its description."""
+
+
+class CheckedTarInfo(tarfile.TarInfo):
+    """Headers that are looked at before tarfile trusts them: it reads as many bytes of a long name as one claims."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """A member from its header.
+
+        Raises:
+            ValueError: it claims less than no bytes, or a name beyond all measure.
+        """
+        member = super().frombuf(buf, encoding, errors)
+        if member.size < 0 or (member.type in _NAMES and member.size > _MAX_NAMES):
+            raise ValueError(f"a header claims {member.size} bytes")
+        return member
+
+
+TAR_ERRORS = (tarfile.TarError, ValueError, OverflowError, RecursionError)
+"""What tarfile raises of a file that was made to break it; a `CheckedTarInfo` spares it the rest."""
 
 
 def check_tar(path_or_bytes: str | os.PathLike[str] | bytes) -> None:
@@ -37,15 +59,21 @@ def check_tar(path_or_bytes: str | os.PathLike[str] | bytes) -> None:
 
 def _check(file: BinaryIO, label: str) -> None:
     seen: set[str] = set()
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
     try:
-        with tarfile.open(fileobj=file, mode="r:") as tar:
+        with tarfile.open(fileobj=file, mode="r:", tarinfo=CheckedTarInfo) as tar:
             for member in tar:
                 _check_member(member, label)
+                if not 0 <= member.size <= size:  # an extended header may replace the size
+                    raise ValueError(f"{member.size} bytes of a file of {size}")
                 if member.name in seen:
                     raise UnsafeTarError(f"{label}: member {member.name!r} occurs twice. Write the shard again.")
                 seen.add(member.name)
             end = tar.offset
-    except tarfile.TarError as error:
+    except UnsafeTarError:
+        raise
+    except TAR_ERRORS as error:
         raise UnsafeTarError(f"{label}: damaged or cut ({error}). Fetch it or write it again.") from error
     _check_end(file, end, label)
 

@@ -16,6 +16,8 @@ from prefect.artifacts import (
 )
 from prefect.logging import get_run_logger
 
+from tasks import progress
+from tasks.registry import record_links
 from tasks.report import counts_text, percent
 from tasks.score import GROUPS
 from tasks.stage import Run, StageResult
@@ -46,9 +48,7 @@ def publish(run: Run, result: StageResult) -> None:
         rows = [{"set": name, **entry} for name, entry in result.record["sets"].items()]
         _quietly(lambda: create_table_artifact(rows, key=key, description=text))
     elif result.name == "register":
-        decision = result.record["decision"]
-        lines = f"**{result.record['model_uri']}**\n\n{decision['reason']}"
-        _quietly(lambda: create_markdown_artifact(lines, key=key, description="Registered model"))
+        _quietly(lambda: create_markdown_artifact(_registered(result), key=key, description="Registered model"))
     elif result.name == "report":
         picture = base64.b64encode(result.store.read("learning_curves.png")).decode()
         _quietly(
@@ -60,6 +60,31 @@ def publish(run: Run, result: StageResult) -> None:
         _quietly(lambda: create_markdown_artifact(page, key=key, description="HTML report"))
     else:
         _quietly(lambda: create_markdown_artifact(text, key=key))
+
+
+def _registered(result: StageResult) -> str:
+    """The version, why it was promoted or not, and where MLflow shows it."""
+    links = record_links(result.record)
+    lines = [f"**{result.record['model_uri']}**", result.record["decision"]["reason"]]
+    return "\n\n".join([*lines, *(f"[{name}]({url})" for name, url in links.items())])
+
+
+def publish_summary(run: Run) -> None:
+    """One page on the flow run itself: stages, error rates, the model; its parts are artifacts of inner runs."""
+    lines = [f"## {run.run_id}", "", "| stage | time | counts |", "|---|---:|---|"]
+    for result in run.results.values():
+        took = "cached" if result.cached else f"{result.seconds:.1f} s"
+        lines.append(f"| {result.name} | {took} | {counts_text(result.counts)} |")
+    if "score" in run.results:
+        lines += ["", "| set | WER | words |", "|---|---:|---:|"]
+        sets = run.result("score").record["sets"]
+        lines += [f"| {name} | {percent(scores['wer'])} | {scores['words']:,} |" for name, scores in sets.items()]
+    if "register" in run.results:
+        lines += ["", _registered(run.result("register"))]
+    if "report" in run.results:
+        lines += ["", f"Report: `{run.result('report').record['report']}`"]
+    key = artifact_key(run.config.name, "summary")
+    _quietly(lambda: create_markdown_artifact("\n".join(lines), key=key, description="What the run amounts to"))
 
 
 def _score_table(result: StageResult) -> list[dict[str, Any]]:
@@ -87,12 +112,13 @@ class ProgressArtifact:
         self._last = -_UPDATE_S
 
     def __call__(self, stage: str, done: float, total: float, note: str) -> None:
-        """Receive a report; see tasks.progress."""
+        """Receive a report; see tasks.progress. The description is the note, with links to what shows more."""
         now = time.monotonic()
         if stage != self.stage or total <= 0 or now - self._last < _UPDATE_S:
             return
         self._last = now
-        self._set(100.0 * min(1.0, done / total), note)
+        links = "".join(f", [{text}]({url})" for text, url in progress.links(stage).items())
+        self._set(100.0 * min(1.0, done / total), note + links)
 
     def _set(self, share: float, note: str) -> None:
         known = self._id
@@ -103,5 +129,6 @@ class ProgressArtifact:
 
     def finish(self) -> None:
         """Show 100 %, if anything was shown."""
+        progress.forget_links(self.stage)
         if self._id is not None:
             self._set(100.0, "done")

@@ -18,8 +18,9 @@ from speech.features import FeatureConfig
 from speech.models import ModelConfig
 from speech.text import NormalizerConfig
 from speech.tokens import TokenConfig
-from tasks.policies import DuplicatesConfig
+from tasks.policies import DuplicatesConfig, SlotsConfig
 from tasks.sources import SourceConfig, checked_name, nearest
+from tasks.yaml_text import parse_yaml
 from training.config import TrainConfig
 
 _CLUSTER_WORKERS = 64
@@ -146,6 +147,8 @@ class RegisterConfig(BaseModel):
     """Registered model's name; by default the configuration's name."""
     significance: float = Field(default=0.05, gt=0, le=1)
     """A challenger replaces the champion only if its WER is lower, with a smaller p-value than this (paired test)."""
+    promote: Literal["auto", "manual"] = "auto"
+    """`auto` judges the new version at once; `manual` leaves it waiting as `@challenger` for `starling promote`."""
 
     _check_model = field_validator("model")(checked_name)
 
@@ -181,6 +184,8 @@ class PipelineConfig(BaseModel):
     """Scoring."""
     register_as: RegisterConfig = Field(default=RegisterConfig(), alias="register")
     """Registration."""
+    slots: SlotsConfig = SlotsConfig()
+    """What runs at the same time do about each other."""
 
     @field_validator("name")
     @classmethod
@@ -194,6 +199,12 @@ class PipelineConfig(BaseModel):
         if self.features.stored:
             self.train.augment.refuse_waves()
         return self
+
+    @property
+    def corpora(self) -> str:
+        """The corpora's names, for the name of a run."""
+        names = [source.corpus or Path(source.path).name or source.kind for source in self.data.sources]
+        return ", ".join(dict.fromkeys(names))
 
     @property
     def model_name(self) -> str:
@@ -212,7 +223,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> PipelineConfig:
         ConfigError: If the file cannot be read or a field is wrong; the message lists every wrong field.
     """
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read as YAML: {error}") from error
     if not isinstance(document, dict):
@@ -240,7 +251,7 @@ def _assign(document: dict[str, Any], assignment: str) -> None:
     if not sign or not key:
         raise ConfigError(f"--set {assignment!r}: write field=value, for example train.optimizer.lr=0.001")
     try:
-        value = yaml.safe_load(text)
+        value = parse_yaml(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"--set {assignment!r}: {text!r} is no YAML value; quote it if it is text") from error
     *parents, last = key.strip().split(".")

@@ -20,7 +20,7 @@ from mlflow.exceptions import MlflowException
 
 from storage.locks import file_lock
 from tasks.metrics import Point, Translator, closing_points
-from tasks.tracking import TrainingRun, client, impatient, open_training_run
+from tasks.tracking import TrainingRun, client, impatient, open_training_run, ui_links
 from training.journal import parse_lines, read_journal
 
 POINTS_PER_CALL = 1000
@@ -78,12 +78,18 @@ class Sender:
         self._start_ms = 0
         self._bound = POINTS_PER_CALL
         self.known = Acknowledged.load(note, about.training)
+        self._links: dict[str, str] = {}
         self._rewind()
 
     @property
     def run_id(self) -> str:
         """MLflow's run; empty before there is one."""
         return self.known.run_id if self._api else ""
+
+    @property
+    def links(self) -> dict[str, str]:
+        """Addresses of MLflow's pages of the run; none before there is one, or where MLflow is no server."""
+        return self._links
 
     def _rewind(self) -> None:
         self._translator = Translator()
@@ -105,6 +111,7 @@ class Sender:
                 self.known.save(self.note)
             # from MLflow, so that whoever sends a point again gives it the same time
             self._api, self._start_ms = api, int(run.info.start_time)
+            self._links = ui_links(run)
         return self._api
 
     def send(self) -> bool:
@@ -203,6 +210,11 @@ class Forwarder:
         self._status = ""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="forward", daemon=True)
+
+    @property
+    def links(self) -> dict[str, str]:
+        """Addresses of MLflow's pages of the training."""
+        return self._sender.links
 
     def __enter__(self) -> "Forwarder":
         self._thread.start()

@@ -13,8 +13,8 @@ def home() -> Path:
 
 
 def objects_url(configured: str) -> str:
-    """The object store's URL: the configured one, or the folder `objects` in the data folder."""
-    return configured or str(home() / "objects")
+    """The object store's URL: the configured one, $STARLING_OBJECTS, or the folder `objects` in the data folder."""
+    return configured or os.environ.get("STARLING_OBJECTS") or str(home() / "objects")
 
 
 def mlflow_uri() -> str:

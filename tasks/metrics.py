@@ -2,7 +2,8 @@
 
 Metric names: `learner.<node>.<rank>/<field>` for one learner at its own steps; `loss`, `lr`, ... averaged over the
 learners at the steps of all of them; `valid_loss`, `valid_wer`, `train_loss` and `replica.<node>/valid_loss` per epoch.
-Entries without a learner (trainings of one process, older versions) are global as they are.
+`system/node-<node>/…` are a machine's figures, under the names that MLflow itself gives them, so that its page of system
+metrics shows them. Entries without a learner (trainings of one process, older versions) are global as they are.
 
 A resume voids what a lost process had written beyond its checkpoint, but it may have been sent. Then a step has two
 values: the later one has the later time, so a chart shows it last. Where a training ends at a lower step than a voided
@@ -17,9 +18,23 @@ from typing import Any, NamedTuple
 Entry = dict[str, Any]
 _LEARNER_FIELDS = (
     *("loss", "lr", "grad_norm", "utterances", "audio_seconds"),
-    *("step_s", "exchange_s", "staleness", "distance"),
+    *("step_s", "exchange_s", "staleness", "distance", "failed"),
 )
 _MEAN_FIELDS = ("loss", "lr", "grad_norm", "step_s", "exchange_s", "staleness", "distance")
+_SYSTEM = "system/"
+_SYSTEM_FIELDS = {
+    "cpu": "cpu_utilization_percentage",
+    "memory": "system_memory_usage_percentage",
+    "memory_mb": "system_memory_usage_megabytes",
+    "received_mb": "network_receive_megabytes",
+    "sent_mb": "network_transmit_megabytes",
+}
+_GPU_FIELDS = {
+    "load": "utilization_percentage",
+    "memory": "memory_usage_percentage",
+    "memory_mb": "memory_usage_megabytes",
+    "watts": "power_usage_watts",
+}
 _GLOBAL_FIELDS = (*_MEAN_FIELDS, "epoch", "elapsed", "nodes", "throughput")
 
 
@@ -142,6 +157,8 @@ class Translator:
             return self._learner(entry, at_ms) + [point for one in joined for point in self._round(one, at_ms)]
         if kind in ("valid", "end", "epoch"):
             return self._open_round(at_ms) + self._milestone(entry, at_ms)
+        if kind == "system":
+            return self._system(entry, at_ms)
         return []
 
     def _open_round(self, at_ms: int) -> list[Point]:
@@ -170,6 +187,16 @@ class Translator:
             names = [name for name in entry if name not in ("kind", "step", "epochs")]
             return self._points(entry, names, at_ms, step)
         return self._points(entry, _LEARNER_FIELDS, at_ms, step, f"learner.{learner}/")
+
+    def _system(self, entry: Entry, at_ms: int) -> list[Point]:
+        """A machine has no steps of its own: it counts seconds of training."""
+        prefix, step = f"{_SYSTEM}node-{entry.get('node')}/", at_ms // 1000
+        named = {name: entry.get(field) for field, name in _SYSTEM_FIELDS.items()}
+        gpus = entry.get("gpus")
+        for gpu in gpus if isinstance(gpus, list) else []:
+            if isinstance(gpu, dict) and is_number(gpu.get("gpu")):
+                named |= {f"gpu_{gpu['gpu']:.0f}_{name}": gpu.get(field) for field, name in _GPU_FIELDS.items()}
+        return self._points(named, list(named), at_ms, step, prefix)
 
     def _round(self, joined: Entry, at_ms: int) -> list[Point]:
         self._step = max(self._step, int(joined["step"]))
@@ -222,6 +249,8 @@ def closing_points(sent: Translator, valid: Iterable[Entry]) -> list[Point]:
         right.feed(entry)
     points = []
     for name, point in right.last.items():
+        if name.startswith(_SYSTEM):
+            continue  # no step of a machine is ever void
         shown = sent.highest.get(name, point)
         if (shown.step, shown.value) != (point.step, point.value):
             points.append(Point(name, point.value, shown.at_ms + 1, max(shown.step, point.step)))

@@ -16,7 +16,9 @@ from tasks import STAGES, progress
 from tasks.artifacts import ProgressArtifact, publish
 from tasks.config import PipelineConfig
 from tasks.decode import DECODE
+from tasks.failures import DELAYS_S, JITTER, RETRIES, retry_when_passing
 from tasks.features import FEATURES
+from tasks.logs import secrets_kept
 from tasks.prepare import PREPARE
 from tasks.register import REGISTER
 from tasks.report import REPORT, counts_text
@@ -47,7 +49,7 @@ def _call(stage: Stage) -> Any:
     def call(run_id: str) -> Any:
         run = _runs[run_id]
         bar = ProgressArtifact(run, stage.name)
-        with progress.listening(bar):
+        with progress.listening(bar), secrets_kept():
             result = stage.execute(run)
         bar.finish()
         get_run_logger().info("%s: %s%s", stage.name, counts_text(result.counts), " (cached)" if result.cached else "")
@@ -61,8 +63,19 @@ def _call(stage: Stage) -> Any:
 
 
 def stage_task(stage: Stage) -> Callable[[str], Any]:
-    """A Prefect task that runs a stage. Not Prefect's cache knows whether the work is done, but the stage."""
-    decorate: Any = task(name=stage.name, persist_result=False, cache_policy=NO_CACHE)
+    """A Prefect task that runs a stage, again when the infrastructure failed it.
+
+    Not Prefect's cache knows whether the work is done, but the stage.
+    """
+    decorate: Any = task(
+        name=stage.name,
+        persist_result=False,
+        cache_policy=NO_CACHE,
+        retries=RETRIES,
+        retry_delay_seconds=list(DELAYS_S),
+        retry_jitter_factor=JITTER,
+        retry_condition_fn=retry_when_passing,
+    )
     decorated: Callable[[str], Any] = decorate(_call(stage))
     return decorated
 

@@ -24,3 +24,19 @@ class DuplicatesConfig(BaseModel):
     same_text: Policy = "keep"
     """The same text by the same speaker in the training set and in another one: `keep`, `drop` from training, or
     `refuse`."""
+
+
+class SlotsConfig(BaseModel):
+    """What happens when runs want the same at the same time."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
+
+    collision: Literal["wait", "refuse"] = "wait"
+    """When another run makes the same output, or trains in the same pool: wait for it, or end with a message."""
+    wait_hours: float = Field(default=12.0, gt=0, le=24 * 14)
+    """Longest wait."""
+    trainings: int = Field(default=1, ge=0, le=100)
+    """Trainings at once in a pool; 0 is any number."""
+    pool: str = ""
+    """Pool of GPUs that the training counts for; by default `train.launch.pool` where nodes are Prefect runs, otherwise
+    this machine."""

@@ -207,8 +207,9 @@ def _row(checked: Checked) -> dict[str, Any]:
 
 def _inputs(run: Run) -> Inputs:
     readers = [open_source(source) for source in run.config.data.sources]
-    # which fold is tested changes nothing here
-    config = {"data": run.config.data.model_dump(mode="json", exclude={"fold"}), "seed": run.config.seed}
+    # which fold is tested changes nothing here, nor does a licence
+    apart: Any = {"fold": True, "sources": {"__all__": {"licence"}}}
+    config = {"data": run.config.data.model_dump(mode="json", exclude=apart), "seed": run.config.seed}
     return config, {f"source-{i}": reader.fingerprint() for i, reader in enumerate(readers)}
 
 

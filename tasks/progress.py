@@ -7,6 +7,7 @@ Sink = Callable[[str, float, float, str], None]
 """Receives stage name, work done, work in all, and a short note."""
 
 _sinks: list[Sink] = []
+_links: dict[str, dict[str, str]] = {}
 
 
 @contextmanager
@@ -17,6 +18,21 @@ def listening(sink: Sink) -> Iterator[None]:
         yield
     finally:
         _sinks.remove(sink)
+
+
+def link(stage: str, text: str, url: str) -> None:
+    """Say where more is to be seen of a stage that is under way; the last link of a text counts."""
+    _links.setdefault(stage, {})[text] = url
+
+
+def links(stage: str) -> dict[str, str]:
+    """What `link` was told of a stage."""
+    return dict(_links.get(stage, {}))
+
+
+def forget_links(stage: str) -> None:
+    """A stage has ended."""
+    _links.pop(stage, None)
 
 
 def report(stage: str, done: float, total: float, note: str = "") -> None:

@@ -1,10 +1,13 @@
 """The registered model: MLflow runs this file when it loads the model (models from code: nothing is pickled).
 
-Input is audio: paths, encoded files as bytes, or arrays of samples in ±1, one recording or many, bare, in a list, or in
-the column `audio` of a table. Output is a table with one row a recording: `text`, `seconds`, `confidence`, `error`.
+Input is audio: paths, encoded files as bytes or in base64, or arrays of samples in ±1, one recording or many, bare, in
+a list, or in the column `audio` of a table. Output is a table with one row a recording: `text`, `seconds`,
+`confidence`, `error`. Behind `mlflow models serve` a path is refused: whoever reaches the port would have it opened.
 """
 
-from dataclasses import asdict
+import base64
+import binascii
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,9 @@ from mlflow.pyfunc import PythonModel, PythonModelContext
 
 from speech.transcriber import Transcriber
 
+_COLUMNS = ("text", "seconds", "confidence", "error")
+_SERVER = "mlflow.pyfunc.scoring_server.app"
+_HEADER, _PATH = 40, 4096  # bytes that no audio file is shorter than, characters that no path is longer than
 _FRAME = 200  # no recording has fewer samples than a frame of 25 ms at 8 kHz
 
 
@@ -41,6 +47,28 @@ def recordings(model_input: Any) -> list[Any]:
     return items
 
 
+def decoded(item: Any) -> Any:
+    """A text as the bytes that it holds in base64, or as the path that it is; anything else as it is.
+
+    No path is taken for base64: it is too short for a recording, has a dot or another sign that base64 has not, or is
+    there.
+    """
+    if isinstance(item, np.ndarray) and item.ndim == 0:
+        item = item.item()
+    if not isinstance(item, str):
+        return item
+    text = item.partition(";base64,")[2] if item.startswith("data:") else item
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        data = b""
+    if len(data) >= _HEADER and not (len(item) < _PATH and Path(item).exists()):
+        return data
+    if _SERVER in sys.modules:
+        raise ValueError("a server takes audio, not paths: send the file's bytes in base64, or an array of samples")
+    return item
+
+
 class SpeechRecognizer(PythonModel):  # type: ignore[misc]
     """A bundle behind MLflow's generic interface."""
 
@@ -58,7 +86,9 @@ class SpeechRecognizer(PythonModel):  # type: ignore[misc]
             params: `sample_rate` of arrays in Hz; 0 is the model's own.
         """
         rate = int((params or {}).get("sample_rate") or 0) or None
-        return pd.DataFrame([asdict(t) for t in self.transcriber.transcribe(recordings(model_input), rate)])
+        items = [decoded(item) for item in recordings(model_input)]
+        rows = [[getattr(t, name) for name in _COLUMNS] for t in self.transcriber.transcribe(items, rate)]
+        return pd.DataFrame(rows, columns=list(_COLUMNS))
 
 
 mlflow.models.set_model(SpeechRecognizer())

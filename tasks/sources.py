@@ -57,6 +57,8 @@ class SourceConfig(BaseModel):
     """Domain, kept with each utterance."""
     language: str = "en"
     """Language code, kept with each utterance."""
+    licence: str = Field(default="", max_length=200)
+    """Under which the speech is given, for the model's card; by default what `starling corpus list` says of it."""
     speakers: tuple[str, ...] = ()
     """Only these speakers; empty takes all."""
     exclude_speakers: tuple[str, ...] = ()

@@ -9,16 +9,21 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from storage.cache import set_cache_limit
-from storage.locks import file_lock
 from storage.objects import ObjectStore
 from storage.stages import StageOutput, stage_key
 from tasks import STAGES
 from tasks.config import PipelineConfig, RunnerConfig
 from tasks.credentials import export_credentials
+from tasks.holder import Holder
 from tasks.home import home, objects_url
+from tasks.slots import machine_lock, output_lock_name, shared_lock
+from training.logs import fields
+
+if TYPE_CHECKING:
+    from tasks.leases import Lease
 
 LOCK_WAIT_S = 12 * 3600.0
 
@@ -89,6 +94,11 @@ class Run:
         return self.results[name]
 
     @property
+    def holder(self) -> Holder:
+        """This run, for others who want what it has a lock on."""
+        return Holder.here(self.run_id, self.flow_run_url)
+
+    @property
     def store(self) -> ObjectStore:
         """The object store of all stage outputs."""
         export_credentials(self.config.storage)
@@ -148,20 +158,26 @@ class Stage:
         return StageOutput(run.store, self.name, stage_key(self.name, self.version, config, inputs))
 
     def execute(self, run: Run) -> StageResult:
-        """Do the work unless it is done; the result also enters `run.results`."""
+        """Do the work unless it is done; the result also enters `run.results`.
+
+        Raises:
+            SlotTakenError: If another run is at it, and this one is not to wait, or has waited for too long.
+        """
         started = time.monotonic()
-        output = self.output(run)
-        # one process of this machine at a time makes an output; whoever waited then finds it made
-        with file_lock(lock_path(self.name, output.key), LOCK_WAIT_S):
-            record = None if run.forced(self.name) else output.record()
-            cached = record is not None and (self.still_valid is None or self.still_valid(run, record))
+        output, slots = self.output(run), run.config.slots
+        what = f"the output {self.name}/{output.key}"
+        # one process at a time makes an output; whoever waited then finds it made
+        lock = machine_lock([lock_path(self.name, output.key)], what, slots, run.holder)
+        with fields(run=run.run_id, stage=self.name), lock:
+            record = self._made(run, output)
+            cached = record is not None
             if not cached:
-                if run.forced(self.name):
-                    output.clear()
-                note_use(run, output)
-                output.publish(self.work(run, output))
-                record = output.record()
-            else:
+                with shared_lock([output_lock_name(output.store.url)], what, slots, run.holder) as lease:
+                    record = self._made(run, output)  # by another machine, meanwhile
+                    cached = record is not None
+                    if not cached:
+                        record = self._make(run, output, lease)
+            if cached:
                 note_use(run, output)
         assert record is not None
         result = StageResult(
@@ -175,3 +191,19 @@ class Stage:
         )
         run.results[self.name] = result
         return result
+
+    def _made(self, run: Run, output: StageOutput) -> dict[str, Any] | None:
+        """The record of an output that is there and may be used."""
+        record = None if run.forced(self.name) else output.record()
+        valid = record is not None and (self.still_valid is None or self.still_valid(run, record))
+        return record if valid else None
+
+    def _make(self, run: Run, output: StageOutput, lease: "Lease | None") -> dict[str, Any] | None:
+        if run.forced(self.name):
+            output.clear()
+        note_use(run, output)
+        made = self.work(run, output)
+        lost = lease is not None and lease.lost_to is not None
+        if not (lost and output.record()):  # whoever took the lock may have published first: that one stands
+            output.publish(made)
+        return output.record()

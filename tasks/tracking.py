@@ -12,16 +12,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import mlflow
 from mlflow.entities import Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 
-from tasks.home import mlflow_artifacts, mlflow_uri
+from tasks.home import mlflow_artifacts, mlflow_uri, shown_mlflow_uri
 
 KEY_TAG = "starling.key"
 TRAINING_TAG = "starling.training"
 DECISION_TAG = "starling.decision"
+NOTE_TAG = "mlflow.note.content"
+"""What MLflow shows as a run's description."""
 _PARAMS_PER_CALL = 100
 _VALUE_LENGTH = 6000
 
@@ -31,6 +34,7 @@ def client() -> mlflow.MlflowClient:
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # the terminal has the stages' own bars
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # links stand in artifacts and summaries
     uri = mlflow_uri()
     if uri.startswith("sqlite:///"):
         Path(uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
@@ -60,6 +64,23 @@ def experiment_id(api: mlflow.MlflowClient, name: str) -> str:
     local = mlflow_uri().startswith("sqlite:") or not os.environ.get("MLFLOW_TRACKING_URI")
     location = (mlflow_artifacts() / name).as_uri() if local else None
     return str(api.create_experiment(name, artifact_location=location))
+
+
+def ui_links(run: Run, name: str = "", version: str = "") -> dict[str, str]:
+    """Addresses of MLflow's pages: of a run, and of a model's version; none where MLflow is no server.
+
+    Args:
+        run: The run.
+        name: Registered model.
+        version: Its version.
+    """
+    base = shown_mlflow_uri().rstrip("/")
+    if not base.startswith(("http://", "https://")):
+        return {}
+    links = {"MLflow run": f"{base}/#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}"}
+    if name and version:
+        links["model version"] = f"{base}/#/models/{quote(name)}/versions/{version}"
+    return links
 
 
 def flatten(value: dict[str, Any], prefix: str = "") -> dict[str, str]:

@@ -13,7 +13,6 @@ from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.quarantine import ShardQuarantine
 from storage.stages import StageOutput, digest_json
-from tasks import progress
 from tasks.augment_files import augment_digest
 from tasks.features import quarantine_record, set_digest, set_url, train_stats
 from tasks.folds import train_folder
@@ -21,12 +20,13 @@ from tasks.forward import Forwarder, Sender
 from tasks.home import home
 from tasks.nodes import NodeRuns, node_runs
 from tasks.provenance import provenance
+from tasks.reporter import Reporter
+from tasks.slots import training_slot
 from tasks.stage import Inputs, Run, Stage, StageError
 from tasks.tracking import TrainingRun, flatten
 from tasks.world import check_world
 from training.compute import damage_folder
 from training.job import TrainJob
-from training.journal import JournalTail
 from training.launch import run_training
 
 # they change how training proceeds, not what it makes
@@ -133,58 +133,6 @@ def training_identity(store: ObjectStore) -> str:
     return str(store.read_json(_IDENTITY)["training"])
 
 
-class Reporter:
-    """Turns new journal lines into progress reports.
-
-    Args:
-        journal: The journal.
-        nodes: Nodes that there should be.
-    """
-
-    def __init__(self, journal: Path, nodes: int) -> None:
-        self.tail = JournalTail(journal)
-        self.forwarder: Forwarder | None = None
-        self.present: set[int] | None = None
-        """Nodes in the ring; None before the journal says anything of them."""
-        self._nodes, self._alive = nodes, nodes
-        self._progress = 0.0
-        self._losses: dict[str, float] = {}
-
-    def __call__(self) -> None:
-        """Report what is new."""
-        for entry in self.tail.new_entries():
-            kind = entry["kind"]
-            if kind in ("start", "resume"):
-                self._progress, self._losses = 0.0, {}
-            elif kind == "view":
-                self._view(entry)
-            elif kind == "step":
-                self._step(entry)
-            elif kind == "valid":
-                note = f"validation loss {entry['valid_loss']:.3f}, WER {entry['valid_wer']:.1%}"
-                self._report(max(self._progress, entry["epoch"]), entry, note)
-
-    def _step(self, entry: dict[str, Any]) -> None:
-        self._losses[entry.get("learner", "")] = entry["loss"]
-        self._alive = entry.get("nodes", self._alive)
-        loss = sum(self._losses.values()) / len(self._losses)
-        self._report(max(self._progress, entry["epoch"]), entry, f"loss {loss:.3f}, lr {entry['lr']:.2e}")
-
-    def _view(self, entry: dict[str, Any]) -> None:
-        nodes = entry.get("nodes", [])
-        self.present, self._alive = set(nodes), len(nodes)
-        present = tuple(f"{node}." for node in nodes)
-        self._losses = {name: loss for name, loss in self._losses.items() if name.startswith(present)}
-
-    def _report(self, done: float, entry: dict[str, Any], note: str) -> None:
-        self._progress = done
-        if self._nodes > 1:
-            note += f", {self._alive} of {self._nodes} nodes"
-        if self.forwarder is not None and self.forwarder.trouble:
-            note += ", MLflow is away"
-        progress.report("train", done, entry["epochs"], note)
-
-
 @contextmanager
 def _helpers(run: Run, job: TrainJob, training: str) -> Iterator[tuple[Forwarder, NodeRuns | None]]:
     """What accompanies a training: metrics to MLflow, and the nodes' Prefect runs if there are any."""
@@ -199,7 +147,7 @@ def _helpers(run: Run, job: TrainJob, training: str) -> Iterator[tuple[Forwarder
 
 def _train(run: Run, job: TrainJob, training: str) -> None:
     reporter = Reporter(job.journal, job.train.nodes)
-    with _helpers(run, job, training) as (forwarder, nodes):
+    with training_slot(run.config, run.holder), _helpers(run, job, training) as (forwarder, nodes):
         reporter.forwarder = forwarder
 
         def on_poll() -> None:

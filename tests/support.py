@@ -8,12 +8,13 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -102,6 +103,29 @@ def copy_finished(folder):
     for part in ("corpora", "objects"):
         shutil.copytree(finished()[0] / part, folder / part)
     return folder
+
+
+def copy_database(source, target):
+    """Copy an SQLite database, whoever has it open."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with closing(sqlite3.connect(source)) as made, closing(sqlite3.connect(target)) as own:
+        made.backup(own)
+
+
+@functools.cache
+def _empty_mlflow():
+    import mlflow
+
+    folder = Path(tempfile.mkdtemp(prefix="starling-mlflow-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    uri = f"sqlite:///{folder}/mlflow.db"
+    mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri).search_experiments()
+    return folder / "mlflow.db"
+
+
+def give_mlflow(home):
+    """Give a data folder an MLflow database with nothing in it: MLflow takes seconds to make one."""
+    copy_database(_empty_mlflow(), home / "mlflow" / "mlflow.db")
 
 
 def tone(seconds=0.5, rate=16000, level=0.2, channels=1, seed=0):

@@ -19,6 +19,7 @@ from speech.bundle import save_bundle
 from speech.decoding import DecodeError
 from storage.objects import ObjectMissingError, ObjectStore
 from storage.quarantine import TooManyShardsError
+from training import logs
 from training.batching import derive_seed
 from training.checkpoint import (
     best_epochs,
@@ -216,7 +217,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--parent", type=int, required=True)
     args = parser.parse_args(argv)
     end_with_parent(args.parent)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logs.setup("evaluator")
     from training.exchange.keys import RingKey
     from training.store.client import StoreClient
 

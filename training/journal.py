@@ -9,10 +9,14 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 Entry = dict[str, Any]
+PORTION = 1 << 18
+"""Bytes that are read at a time."""
+_LONGEST = 1 << 22
 
 
 class Journal:
@@ -36,7 +40,7 @@ class Journal:
         """Append one entry.
 
         Args:
-            kind: `start`, `resume`, `step`, `valid`, `epoch`, `view`, `bad` or `end`.
+            kind: `start`, `resume`, `step`, `valid`, `epoch`, `view`, `system`, `bad` or `end`.
             values: JSON values.
         """
         os.write(self._fd, (json.dumps({"kind": kind, **values}, sort_keys=True) + "\n").encode())
@@ -51,7 +55,7 @@ def parse_lines(lines: Iterable[str]) -> Iterator[Entry]:
     for line in lines:
         try:
             entry = json.loads(line)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):  # the latter for brackets without end
             continue
         if isinstance(entry, dict) and "kind" in entry:
             yield entry
@@ -83,20 +87,62 @@ def _is_void(entry: Entry, restart: Entry) -> bool:
     return bool(entry.get("step", 0) > restart["step"])
 
 
-class JournalTail:
-    """Reads what was appended since the last call; for forwarding while training runs."""
+@dataclass(frozen=True)
+class Position:
+    """How far a reader of a journal is."""
 
-    def __init__(self, path: Path) -> None:
+    offset: int = 0
+    """Bytes read; below 0 stands for a place near the end."""
+    file: int = 0
+    """The file's number (inode); 0 if it is not known. Another file of the same name is read from its beginning."""
+
+
+def read_on(path: Path, position: Position, limit: int = PORTION) -> tuple[Position, bytes]:
+    """Complete lines that follow a position, some `limit` bytes of them at most.
+
+    A journal that was begun anew, as a shorter or another file, is read from its beginning; half a line waits for its
+    other half.
+
+    Returns:
+        The position after these lines, and the lines.
+    """
+    try:
+        with path.open("rb") as file:
+            about = os.fstat(file.fileno())
+            offset = position.offset
+            if offset > about.st_size or position.file not in (0, about.st_ino):
+                offset = 0
+            elif offset < 0:
+                offset = max(0, about.st_size - limit)
+                file.seek(offset)
+                offset += len(file.readline(_LONGEST)) if offset else 0
+            file.seek(offset)
+            data = file.read(limit)
+            if len(data) == limit and b"\n" not in data:
+                data += file.readline(_LONGEST)
+    except FileNotFoundError:
+        return position, b""
+    lines = data[: data.rfind(b"\n") + 1]
+    return Position(offset + len(lines), about.st_ino), lines
+
+
+class JournalTail:
+    """Reads what was appended since the last call; for whoever follows a training.
+
+    Args:
+        path: The journal; it may come later, be cut or be begun anew.
+        whole: Whether to begin with its first line; else with the last ones.
+    """
+
+    def __init__(self, path: Path, whole: bool = True) -> None:
         self.path = path
-        self._offset = 0
+        self._position = Position(0 if whole else -1)
 
     def new_entries(self) -> list[Entry]:
-        """Complete lines that have come since the last call."""
-        if not self.path.exists():
-            return []
-        with self.path.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read()
-        end = data.rfind(b"\n") + 1
-        self._offset += end
-        return list(parse_lines(data[:end].decode("utf-8", errors="replace").splitlines()))
+        """Entries of the complete lines that have come since the last call."""
+        entries: list[Entry] = []
+        while True:
+            self._position, lines = read_on(self.path, self._position)
+            if not lines:
+                return entries
+            entries += parse_lines(lines.decode("utf-8", errors="replace").splitlines())

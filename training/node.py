@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from training import logs
 from training.processes import end_with_parent, stop
 from training.rank import DIVERGED, GAVE_UP, STOPPED, NodeSetup
 
@@ -228,7 +229,7 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     if args.parent:
         end_with_parent(args.parent)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logs.setup()
     try:
         return run_node(
             args.store,

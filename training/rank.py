@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
 
+from training import logs
 from training.processes import end_with_parent
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def main(argv: list[str]) -> int:
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     # torchrun stands between a rank and its node; a rank of a node that is gone has nobody left to end it
     end_with_parent(parent if size == 1 else os.getppid(), signal.SIGKILL)
-    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s %(levelname)s [rank {rank}] %(message)s")
+    logs.setup(f"[rank {rank}]", rank=str(rank))
     setup = NodeSetup.model_validate_json(setup_file.read_bytes())
     from training.job import TrainJob
 
@@ -71,6 +72,7 @@ def _run(job: "TrainJob", setup: NodeSetup, rank: int, size: int) -> int:
     from training.exchange.keys import RingKey
     from training.group import NodeGroup
     from training.store.node_client import NodeClient
+    from training.system import SystemFigures
     from training.worker import DivergedError, NoWeightsError, Worker
 
     use_threads(job.train.threads, setup.learners_here)
@@ -97,11 +99,12 @@ def _run(job: "TrainJob", setup: NodeSetup, rank: int, size: int) -> int:
                 world=World(setup.meeting, job.train.nodes) if setup.meeting else None,
             ),
         )
-    client = None
+    client, figures = None, None
     worker: Worker | None = None
     try:
         if rank == 0:
-            client = NodeClient(setup.store, key, setup.node, folder=setup.folder)
+            client = line = NodeClient(setup.store, key, setup.node, folder=setup.folder)
+            figures = SystemFigures(setup.node, line.journal, lambda: line.progress().elapsed)
         worker = Worker(job, setup.node, learner, group, exchange, client)
         worker.slow = setup.slow
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -118,6 +121,8 @@ def _run(job: "TrainJob", setup: NodeSetup, rank: int, size: int) -> int:
             client.fail(str(error))
         return DIVERGED
     finally:
+        if figures:
+            figures.close()
         if client:
             client.close()
         if exchange:

@@ -16,6 +16,7 @@ from typing import Any
 
 from storage.locks import file_lock
 from storage.objects import ObjectStore
+from training import logs
 from training.exchange.keys import RingKey
 from training.job import TrainJob
 from training.processes import end_with_parent, stop
@@ -288,7 +289,7 @@ def main(argv: list[str]) -> int:
         argv: The job file, and the number of the process to end with (by default, the present parent).
     """
     end_with_parent(int(argv[1]) if len(argv) > 1 else os.getppid())
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logs.setup()
     job = TrainJob.model_validate_json(Path(argv[0]).read_bytes())
     # a killed parent's successor may be quicker than the end of these processes: only one may write checkpoints
     with file_lock(job.journal.parent / "training.lock", PREDECESSOR_S) as lock:

@@ -12,7 +12,23 @@ os.environ.setdefault("DO_NOT_TRACK", "1")
 os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
 warnings.filterwarnings("ignore", category=UserWarning)
 
-from flows.cli import corpus, doctor, node, run, score, serve, storage, transcribe
+from flows import services
+from flows.cli import (
+    backup,
+    corpus,
+    deploy,
+    doctor,
+    node,
+    plan,
+    promote,
+    run,
+    score,
+    serve,
+    simulate,
+    storage,
+    top,
+    transcribe,
+)
 
 app = typer.Typer(
     name="starling",
@@ -27,16 +43,26 @@ for stage in ("shard", "features", "decode", "register"):
 app.command("train")(node.train)
 app.command("key")(node.key)
 app.command("score")(score.score)
+corpus.app.command("changed")(deploy.corpus_changed)
 app.add_typer(corpus.app, name="corpus")
 app.add_typer(storage.app, name="storage")
+app.command("promote")(promote.promote)
+app.command("rollback")(promote.rollback)
 app.command("transcribe")(transcribe.transcribe)
+app.command("top")(top.top)
+app.command("simulate")(simulate.simulate)
+app.command("plan")(plan.plan)
 app.command("up")(serve.up)
-app.command("deploy")(serve.deploy)
+app.command("secrets")(serve.secrets)
+app.command("backup")(backup.backup)
+app.command("restore")(backup.restore)
+app.command("deploy")(deploy.deploy)
 app.command("doctor")(doctor.doctor)
 
 
 def main() -> None:
     """Entry point of the console script."""
+    services.export_credentials()
     app()
 
 

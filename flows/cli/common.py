@@ -5,17 +5,21 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Annotated, Any, ParamSpec, TypeVar
+from typing import IO, Annotated, Any, ParamSpec, TypeVar, cast
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from tasks.logs import LogStream
+from training.logs import wants_json
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
 out = Console()
-err = Console(stderr=True)
+# where logs are for programs, what is said to people is logged, too
+err = Console(file=cast(IO[str], LogStream()), width=200) if wants_json() else Console(stderr=True)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object, last on standard output.")]
 SetOption = Annotated[

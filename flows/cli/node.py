@@ -1,6 +1,5 @@
 """`starling train`, for a whole training or for one node of it, and `starling key`, by which nodes trust each other."""
 
-import logging
 import os
 from pathlib import Path
 from typing import Annotated
@@ -83,6 +82,7 @@ def _node(
     from flows.node import node_folder
     from tasks.nodes import own_address
     from tasks.world import check_key_file, is_loopback, split_address
+    from training import logs
     from training.node import run_node
 
     rank = _rank() if rank is None else rank
@@ -96,7 +96,7 @@ def _node(
     elif not is_loopback(host):
         raise ValueError(f"--key-file is missing: a store at {host} wants the ring's key (or set {KEY_FILE})")
     address = bind or own_address(store)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logs.setup()
     place = folder or node_folder(rank, store)
     return run_node(store, key, place, rank, max_restarts, address, advertise or address)
 

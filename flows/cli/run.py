@@ -83,19 +83,26 @@ def _execute(config_path: Path, overrides: list[str], force_from: str, until: st
     from flows.services import orchestration
 
     with orchestration(lambda text: err.print(f"[dim]{text}[/dim]")) as url:
+        from prefect import tags
+
+        from flows.deployments import PART_TAG
         from flows.pipeline import pipeline
 
         err.print(f"[dim]Prefect at {url}[/dim]")
-        with progress_bars():
-            return pipeline(config, force_from=force_from, until=until)
+        with progress_bars(), tags(PART_TAG):
+            flow: Any = pipeline  # its types do not know what it returns
+            summary: dict[str, Any] = flow(config, force_from=force_from, until=until)
+        return summary
 
 
 def execute_folds(config_path: Path, overrides: list[str], folds: int, force_from: str, plain: bool) -> dict[str, Any]:
     """Cross-validate a configuration; whatever libraries print meanwhile goes to standard error."""
     from tasks.config import load_config
+    from tasks.folds import fold_configs
 
     with redirect_stdout(sys.stderr):
         config = load_config(config_path, overrides)
+        fold_configs(config, folds)  # a number that cannot be is said before a server is started
         if plain:
             from flows.folds import crossvalidate_plainly
 
@@ -104,11 +111,16 @@ def execute_folds(config_path: Path, overrides: list[str], folds: int, force_fro
         from flows.services import orchestration
 
         with orchestration(lambda text: err.print(f"[dim]{text}[/dim]")) as url:
+            from prefect import tags
+
+            from flows.deployments import PART_TAG
             from flows.folds import crossvalidate
 
             err.print(f"[dim]Prefect at {url}[/dim]")
-            with progress_bars():
-                return crossvalidate(config, folds, force_from=force_from)
+            with progress_bars(), tags(PART_TAG):
+                flow: Any = crossvalidate
+                result: dict[str, Any] = flow(config, folds, force_from=force_from)
+            return result
 
 
 def finish_folds(result: dict[str, Any], json_output: bool) -> None:

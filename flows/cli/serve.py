@@ -1,78 +1,104 @@
-"""`starling up` and `starling deploy`: the servers, the worker, and what runs by itself."""
+"""`starling up`: the servers and workers of this machine; `starling secrets`: the passwords that they ask for."""
 
-import io
 import json
 import os
 import signal
+import socket
 import sys
 import threading
-from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from collections.abc import Callable
+from contextlib import ExitStack
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
-from flows.cli.common import JsonOption, SetOption, err, friendly, out, print_json
+from flows.cli.common import JsonOption, err, friendly, out, print_json
+from flows.cli.deploy import DEFAULT_CONFIG, ConfigOption, deploy_all, deployments_table
 from training.processes import adopt_orphans
 
 if TYPE_CHECKING:
+    from flows.production import Ports
     from flows.services import Service
+    from flows.supervisor import Supervisor
 
-DEFAULT_CONFIG = Path("configs/demo.yaml")
-ConfigOption = Annotated[
-    list[Path] | None,
-    typer.Option("--config", "-c", help="Configuration to deploy; repeatable. Default: configs/demo.yaml."),
-]
+
+class Profile(StrEnum):
+    """What `starling up` starts."""
+
+    small = "small"
+    production = "production"
 
 
 @friendly
 def up(
     config: ConfigOption = None,
+    profile: Annotated[
+        Profile,
+        typer.Option(help="small: SQLite, no passwords. production: PostgreSQL, S3, passwords."),
+    ] = Profile.small,
+    folder: Annotated[
+        Path | None, typer.Option(help="Data folder. Default: $STARLING_HOME, or ~/.starling.", show_default=False)
+    ] = None,
     prefect_port: Annotated[int, typer.Option(help="Port of the Prefect server.")] = 4200,
     mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow server.")] = 5000,
+    postgres_port: Annotated[int, typer.Option(help="Port of PostgreSQL (production); 0 takes a free one.")] = 5433,
+    s3_port: Annotated[int, typer.Option(help="Port of the S3 server (production); 0 takes a free one.")] = 8333,
     json_output: JsonOption = False,
 ) -> None:
-    """Start Prefect, MLflow and a worker on this machine, deploy, and wait for Ctrl-C."""
-    from flows import services
+    """Start the servers and workers of this machine, deploy, and wait for Ctrl-C."""
+    if folder is not None:
+        os.environ["STARLING_HOME"] = str(folder.resolve())
+    from flows import production, services
+    from flows.supervisor import Supervisor
 
     if running := services.running_services():
         raise services.ServiceError(f"servers of this data folder run already: {running}")
     stop = threading.Event()
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, lambda *_: stop.set())
-    for port in (prefect_port, mlflow_port):
-        _check_port(port)
+    ports = production.Ports(prefect_port, mlflow_port, postgres_port, s3_port).chosen()
+    _check_ports(profile, ports)
     adopt_orphans()
+    supervisor = Supervisor(production.RESTARTS, say=lambda text: err.print(text, markup=False, highlight=False))
     with ExitStack() as stack:
-        started = [services.start_prefect(prefect_port), services.start_mlflow(mlflow_port)]
-        for service in started:
-            stack.callback(service.stop)
+        stack.callback(supervisor.stop)
+        note = _start_servers(profile, ports, supervisor)
+        servers = len(supervisor.services)
         # a worker that has to be killed leaves its flows; they end while the server can still note it
-        stack.callback(services.end_orphans, {service.process.pid for service in started})
-        for service in started:
+        stack.callback(lambda: services.end_orphans({service.process.pid for service in supervisor.services}))
+        stack.callback(supervisor.stop, servers)
+        for service in supervisor.services:
             err.print(f"[dim]waiting for {service.name}[/dim]")
             service.wait(stop=stop)
         if stop.is_set():
             return
-        urls = {service.name: service.url for service in started}
-        os.environ.update(services.prefect_environment())
-        os.environ.update({"PREFECT_API_URL": f"{urls['prefect']}/api", "MLFLOW_TRACKING_URI": urls["mlflow"]})
-        deployed = _deploy_all(config)
-        workers = _start_workers([str(entry["deployment"]) for entry in deployed], config)
-        for worker in workers:
-            stack.callback(worker.stop)
-        services.note_path().write_text(json.dumps(urls), encoding="utf-8")
+        os.environ.update(production.environment_of(note))
+        deployed = deploy_all(config)
+        for start in _workers([str(entry["deployment"]) for entry in deployed], config):
+            supervisor.add(start)
+        services.note_path().write_text(json.dumps(note), encoding="utf-8")
         stack.callback(services.note_path().unlink, missing_ok=True)
-        _announce(urls, deployed, json_output)
+        _announce(note, deployed, json_output)
         while not stop.wait(1.0):
-            for service in (*started, *workers):
-                if service.process.poll() is not None:
-                    raise services.ServiceError(f"{service.name} ended by itself; its log is {service.log}")
+            supervisor.check()
         err.print("stopping")
 
 
-def _start_workers(deployments: list[str], configs: list[Path] | None) -> "list[Service]":
+def _start_servers(profile: Profile, ports: "Ports", supervisor: "Supervisor") -> dict[str, Any]:
+    from flows import production, services
+
+    if profile is Profile.production:
+        return production.start_servers(supervisor, ports)
+    started = [
+        supervisor.add(lambda: services.start_prefect(ports.prefect)),
+        supervisor.add(lambda: services.start_mlflow(ports.mlflow)),
+    ]
+    return {service.name: service.url for service in started}
+
+
+def _workers(deployments: list[str], configs: list[Path] | None) -> "list[Callable[[], Service]]":
     """A worker that runs one pipeline at a time, and, where nodes are Prefect runs, one for them for each pool."""
     from flows.deployments import DEFAULT_QUEUE, POOL
     from tasks.nodes import QUEUE
@@ -87,76 +113,62 @@ def _start_workers(deployments: list[str], configs: list[Path] | None) -> "list[
     return workers
 
 
-def _worker(name: str, pool: str, queue: str, *more: str) -> "Service":
+def _worker(name: str, pool: str, queue: str, *more: str) -> "Callable[[], Service]":
     from flows import services
 
     command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--work-queue", queue]
-    return services.spawn(name, [*command, "--type", "process", "--name", f"starling-local-{queue}", *more], "", "")
+    command += ["--type", "process", "--name", f"starling-local-{queue}", *more]
+    return lambda: services.spawn(name, command, "", "")
 
 
-def _check_port(port: int) -> None:
-    """Make sure that nothing listens on a port.
+def _check_ports(profile: Profile, ports: "Ports") -> None:
+    """Make sure that nothing listens on the ports.
 
     Raises:
         ValueError: If something does.
     """
-    import socket
-
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise ValueError(
-                f"port {port} is taken: end what listens there, or give another with --prefect-port or --mlflow-port"
-            ) from error
-
-
-def _deploy_all(configs: list[Path] | None, overrides: list[str] | None = None) -> list[dict[str, object]]:
-    from flows.deployments import deploy as register
-    from tasks.config import load_config
-
-    given = configs or ([DEFAULT_CONFIG] if DEFAULT_CONFIG.is_file() else [])
-    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # Prefect prints tables
-        return [entry for path in given for entry in register(load_config(path, overrides or []))]
+    names = ("prefect", "mlflow", "postgres", "s3") if profile is Profile.production else ("prefect", "mlflow")
+    for name in names:
+        port = getattr(ports, name)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError as error:
+                raise ValueError(
+                    f"port {port} is taken: end what listens there, or give another with --{name}-port"
+                ) from error
 
 
-def _announce(urls: dict[str, str], deployed: list[dict[str, object]], json_output: bool) -> None:
+def _announce(note: dict[str, Any], deployed: list[dict[str, Any]], json_output: bool) -> None:
+    urls = {name: note[name] for name in ("prefect", "mlflow", "postgres", "s3") if name in note}
     if json_output:
-        print_json({"urls": urls, "deployments": deployed})
+        secrets = {"secrets": note["secrets"]} if "secrets" in note else {}
+        print_json({"urls": urls, "deployments": deployed, **secrets})
         return
-    out.print(f"Prefect  {urls['prefect']}", highlight=False)
-    out.print(f"MLflow   {urls['mlflow']}", highlight=False)
-    _table(deployed)
+    titles = {"prefect": "Prefect", "mlflow": "MLflow", "postgres": "PostgreSQL", "s3": "S3"}
+    for name, url in urls.items():
+        out.print(f"{titles[name]:10} {url}", highlight=False)
+    if "secrets" in note:
+        out.print(f"{'passwords':10} {note['secrets']} (Prefect: prefect_auth; MLflow: admin, mlflow_admin_password)")
+    deployments_table(deployed)
     out.print("Ctrl-C stops everything.")
 
 
-def _table(deployed: list[dict[str, object]]) -> None:
-    table = Table("deployment", "schedule (UTC)", header_style="bold")
-    for entry in deployed:
-        table.add_row(str(entry["deployment"]), str(entry["schedule"] or "on demand"))
-    out.print(table)
-
-
 @friendly
-def deploy(
-    config: ConfigOption = None,
-    overrides: SetOption = None,
+def secrets(
+    folder: Annotated[Path | None, typer.Argument(help="Default: `secrets` in the data folder.")] = None,
+    for_containers: Annotated[
+        bool, typer.Option("--for-containers", help="For docker-compose: readable in containers, the folder closed.")
+    ] = False,
     json_output: JsonOption = False,
 ) -> None:
-    """Register the deployments of configurations, with their schedules, at the running Prefect server."""
-    from flows import services
+    """Make the passwords of the production profile that are not there yet, each in a file of its own."""
+    from flows.credentials import make_secrets, secrets_folder
 
-    services.set_prefect_defaults()
-    if not os.environ.get("PREFECT_API_URL"):
-        url = services.running_services().get("prefect")
-        if url is None:
-            raise services.ServiceError("no Prefect server runs: start `starling up`, or set PREFECT_API_URL")
-        os.environ["PREFECT_API_URL"] = f"{url}/api"
-    if not config and not DEFAULT_CONFIG.is_file():
-        raise ValueError("there is no configs/demo.yaml here: name a configuration with --config")
-    deployed = _deploy_all(config, overrides)
+    place = folder or secrets_folder()
+    made = make_secrets(place, for_containers)
     if json_output:
-        print_json({"deployments": deployed})
-    else:
-        _table(deployed)
+        print_json({"folder": str(place), "made": made})
+        return
+    out.print(f"{place}: made {', '.join(made) or 'nothing, all are there'}", highlight=False)

@@ -1,60 +1,123 @@
 """`starling transcribe`: text from audio files, by a registered model or a bundle."""
 
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from flows.cli.common import JsonOption, err, friendly, out, print_json
+from flows.cli.common import JsonOption, err, friendly
+from tasks.home import shown_mlflow_uri
 
 AUDIO = {".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif", ".au", ".sph"}
+STDIN = Path("-")
+
+
+class Format(StrEnum):
+    """What comes out."""
+
+    text = "text"
+    json = "json"
+    ctm = "ctm"
 
 
 @friendly
 def transcribe(
-    files: Annotated[list[Path], typer.Argument(help="Audio files, or folders of them.", show_default=False)],
+    files: Annotated[
+        list[Path], typer.Argument(help="Audio files, folders of them, or - for standard input.", show_default=False)
+    ],
     model: Annotated[
         str, typer.Option("--model", "-m", help="models:/NAME@ALIAS, models:/NAME/VERSION, or a bundle's folder.")
     ] = "models:/starling-demo@champion",
+    kind: Annotated[
+        Format, typer.Option("--format", "-f", help="Plain text, one JSON object, or NIST's CTM with word times.")
+    ] = Format.text,
+    output: Annotated[
+        str,
+        typer.Option("--output", "-o", help="A file for everything, or a folder (ending in /) for a file each."),
+    ] = "",
+    device: Annotated[str, typer.Option("--device", help="cpu, or cuda.")] = "cpu",
     json_output: JsonOption = False,
 ) -> None:
-    """Recognize speech in audio files.
+    """Recognize speech in audio files of any length.
 
     A file that cannot be read gets its error and stops no other; the exit status is then 1.
     """
+    from flows.transcripts import open_sink
     from speech.transcriber import Transcriber
 
-    paths = find_audio(files)
-    transcriber = Transcriber(fetch_model(model))
-    entries: list[dict[str, Any]] = []
-    for path in paths:
-        found = transcriber.transcribe([path])[0]
-        entries.append({"file": str(path), **vars(found)})
-        if json_output:
-            continue
-        if found.error:
-            err.print(f"[red]{path}: {found.error}[/red]", highlight=False, soft_wrap=True)
-        else:
-            prefix = f"{path}: " if len(paths) > 1 else ""
-            out.print(f"{prefix}{found.text}", highlight=False, markup=False, soft_wrap=True)
-    if json_output:
-        print_json({"model": model, "files": entries})
-    if any(entry["error"] for entry in entries):
+    recordings = find_audio(files)
+    with redirect_stdout(sys.stderr):
+        transcriber = Transcriber(fetch_model(model), device=device)
+    sink = open_sink(
+        "json" if json_output else kind.value,
+        Path(output) if output else None,
+        model,
+        several=len(recordings) > 1,
+        folder=output.endswith("/"),
+    )
+    failed = 0
+    with _progress(len(recordings)) as (show, tell):
+        for path, place in recordings:
+            show(path)
+            audio = sys.stdin.buffer.read() if path == STDIN else path
+            found = transcriber.transcribe([audio], words=sink.words, on_seconds=tell)[0]
+            sink.add(path, place, found)
+            failed += bool(found.error)
+            if found.error and sink.tells_errors:
+                err.print(f"[red]{path}: {found.error}[/red]", highlight=False, soft_wrap=True)
+    sink.close()
+    if failed:
         raise typer.Exit(1)
 
 
-def find_audio(files: list[Path]) -> list[Path]:
-    """The files themselves, and every audio file below the folders.
+@contextmanager
+def _progress(count: int) -> Iterator[tuple[Callable[[Path], None], Callable[[float], None]]]:
+    """A bar on standard error where that is a terminal: files, the present one, seconds of audio done.
+
+    Yields:
+        What is told of each file as it begins, and of the seconds that have been recognized.
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"), TimeElapsedColumn())
+    # transcripts on the same terminal go around the bar
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
+        task = bar.add_task("", total=count, note="")
+        name, seconds, begun = "", 0.0, 0
+
+        def show(path: Path) -> None:
+            nonlocal name, begun
+            name, begun = path.name, begun + 1
+            bar.update(task, completed=begun - 1, note=f"{name} ({seconds:,.0f} s of audio done)")
+
+        def tell(more: float) -> None:
+            nonlocal seconds
+            seconds += more
+            bar.update(task, note=f"{name} ({seconds:,.0f} s of audio done)")
+
+        yield show, tell
+
+
+def find_audio(files: list[Path]) -> list[tuple[Path, Path]]:
+    """The files themselves, and every audio file below the folders; each with its place below what was named.
 
     Raises:
         ValueError: If there is none.
     """
-    found: list[Path] = []
+    found: list[tuple[Path, Path]] = []
     for path in files:
-        inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in AUDIO) if path.is_dir() else [path]
-        found += inside
+        if path.is_dir():
+            inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in AUDIO and p.is_file())
+            found += [(p, p.relative_to(path).with_suffix("")) for p in inside]
+        else:
+            found.append((path, Path("stdin" if path == STDIN else path.stem or path.name)))
     if not found:
-        raise ValueError(f"there is no audio file in {', '.join(map(str, files))}: give files or folders of {AUDIO}")
+        kinds = ", ".join(sorted(AUDIO))
+        raise ValueError(f"there is no audio file in {', '.join(map(str, files))}: give files, or folders of {kinds}")
     return found
 
 
@@ -78,7 +141,7 @@ def fetch_model(model: str) -> Path:
         local = Path(mlflow.artifacts.download_artifacts(artifact_uri=model))
     except (MlflowException, OSError) as error:
         raise ValueError(
-            f"{model} is not in the registry at {mlflow.get_tracking_uri()}: run a pipeline first (`starling run "
+            f"{model} is not in the registry at {shown_mlflow_uri()}: run a pipeline first (`starling run "
             f"configs/demo.yaml`), or set STARLING_HOME or MLFLOW_TRACKING_URI to where it is ({error})"
         ) from error
     return next(local.rglob("bundle.json")).parent

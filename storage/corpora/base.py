@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from storage.duplicates import SeenTexts
 
+_LONGEST_LINE = 1 << 24
 AUDIO_SUFFIXES = frozenset({".flac", ".opus", ".ogg", ".wav", ".mp3", ".sph"})
 SET_OF_SPLIT = {"dev": "valid", "validation": "valid", "valid": "valid", "train": "train", "test": "test"}
 """What public corpora call their parts, and what a set of ours is called."""
@@ -190,10 +191,20 @@ def as_number(name: str, value: object) -> float | None:
     return number
 
 
+def _bounded_lines(file: Any) -> Iterator[bytes]:
+    """Lines as bytes; of one that is longer than any utterance's a piece that is no UTF-8, not gigabytes of memory."""
+    while line := file.readline(_LONGEST_LINE):
+        if len(line) == _LONGEST_LINE and not line.endswith(b"\n"):
+            while (rest := file.readline(_LONGEST_LINE)) and not rest.endswith(b"\n"):
+                pass
+            line = b"\xff"
+        yield line
+
+
 def read_lines(path: Path) -> Iterator[tuple[int, str | None]]:
     """Numbered lines of a UTF-8 text file, or a gzipped one, without their ends; None: a line that is not UTF-8."""
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-        for number, raw in enumerate(file, start=1):
+        for number, raw in enumerate(_bounded_lines(file), start=1):
             try:
                 yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
             except UnicodeDecodeError:

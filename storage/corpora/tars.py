@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from storage.safety import UnsafeTarError
+from storage.safety import TAR_ERRORS, CheckedTarInfo, UnsafeTarError
 
 _MAX_NAME = 4096
 
@@ -26,16 +26,18 @@ def tar_members(path: Path) -> Iterator[Member]:
     """
     size = path.stat().st_size
     try:
-        with tarfile.open(path, "r:") as tar:
+        with tarfile.open(path, "r:", tarinfo=CheckedTarInfo) as tar:
             for info in tar:
                 vars(tar)["members"] = []  # tarfile keeps them all, and a corpus has millions
                 if not info.isreg() or info.sparse is not None:
                     continue
-                if info.offset_data + info.size > size:
+                if info.size < 0 or info.offset_data + info.size > size:
                     raise UnsafeTarError(f"{path}: cut in the middle of {info.name[:120]!r}. Fetch it again.")
                 yield Member(info.name[:_MAX_NAME], info.offset_data, info.size)
             end = tar.offset
-    except (tarfile.TarError, UnicodeError, OverflowError) as error:
+    except UnsafeTarError:
+        raise
+    except TAR_ERRORS as error:
         raise UnsafeTarError(f"{path}: no uncompressed tar, damaged or cut ({error}). Fetch it again.") from error
     with path.open("rb") as file:
         file.seek(end)

@@ -4,6 +4,7 @@ No symbolic link is ever created, so no later member can be led through one. A l
 becomes a hard link, or a copy; any other link, device or pipe is left out and counted.
 """
 
+import lzma
 import os
 import shutil
 import stat
@@ -13,6 +14,8 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Self
+
+from storage.safety import TAR_ERRORS, CheckedTarInfo
 
 _BLOCK = 1 << 20
 _MAX_MEMBERS = 20_000_000
@@ -56,7 +59,9 @@ def unpack(archive: Path, folder: Path, max_bytes: int | None = None) -> Unpacke
         if zipfile.is_zipfile(archive):
             return _unzip(archive, folder, limit)
         return _untar(archive, folder, limit)
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, UnicodeError, NotImplementedError) as error:
+    except UnsafeArchiveError:
+        raise
+    except (*TAR_ERRORS, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError) as error:
         raise UnsafeArchiveError(f"{archive} is damaged or no archive ({error}): fetch it again") from error
 
 
@@ -86,7 +91,7 @@ def _untar(archive: Path, folder: Path, limit: int) -> Unpacked:
 def _watched(blocks: list[bytes]) -> type[tarfile.TarInfo]:
     """Members that keep the last header: tarfile ends alike at the end marker, at a cut, and at a damaged header."""
 
-    class Watched(tarfile.TarInfo):
+    class Watched(CheckedTarInfo):
         @classmethod
         def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
             blocks[0] = bytes(buf)
@@ -130,7 +135,7 @@ def inside(folder: Path, name: str, archive: Path) -> Path:
 
 
 def _write(content: IO[bytes], size: int, path: Path, done: Unpacked, limit: int, archive: Path) -> None:
-    if done.bytes + size > limit:
+    if size < 0 or done.bytes + size > limit:
         raise UnsafeArchiveError(f"{archive} holds more than {limit} bytes: is this the right archive?")
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_symlink():

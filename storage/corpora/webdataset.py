@@ -103,7 +103,10 @@ class WebDatasetReader(CorpusReader):
             yield found
 
     def _fields(self, shard: Path, sample: dict[str, Member]) -> dict[str, Any]:
-        fields = json.loads(read_member(shard, sample["json"])) if "json" in sample else {}
+        try:
+            fields = json.loads(read_member(shard, sample["json"])) if "json" in sample else {}
+        except RecursionError:
+            raise ValueError("its JSON is nested too deeply") from None
         if not isinstance(fields, dict):
             raise ValueError("its JSON is no object")
         return fields

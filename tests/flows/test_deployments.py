@@ -2,31 +2,48 @@ import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
+import yaml
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.utilities.callables import parameter_schema
-from support import tiny_document, write_config
+from support import ROOT, tiny_document, write_config
+from typer.testing import CliRunner
 
 from flows import pipeline
-from flows.deployments import SCHEDULED
-from tasks.config import parse_config
+from flows.automations import QUIET_STATES
+from flows.cli.app import app
+from flows.deployments import HEARTBEAT_S, PART_TAG, SCHEDULED, TAG, Options, plan, prefect_yaml
+from flows.pools import KINDS, WorkPool, PoolError
+from tasks.config import load_config, parse_config
+
+FLOWS = [item for item in SCHEDULED if item.module != "promote" or (ROOT / "flows" / "promote.py").is_file()]
 
 
-def test_the_pipeline_runs_nightly_and_the_evaluation_hourly():
+def ring(pool="gpus"):
+    document = tiny_document()
+    document["train"] |= {"strategy": "adpsgd", "nodes": 2, "launch": {"kind": "prefect", "pool": pool}}
+    return parse_config(document)
+
+
+def test_what_runs_by_itself_and_when():
     schedules = {item.flow: item.cron for item in SCHEDULED}
-    minute, hour, *rest = schedules["pipeline"].split()
-    assert (minute.isdigit(), hour.isdigit(), rest) == (True, True, ["*"] * 3)
-    minute, *rest = schedules["evaluate"].split()
-    assert (minute.isdigit(), rest) == (True, ["*"] * 4)
     assert all(CronSchedule(cron=cron, timezone="UTC") for cron in schedules.values() if cron)
     assert all(item.about.endswith(".") for item in SCHEDULED)
+    minute, hour, *rest = schedules["pipeline"].split()
+    assert (minute.isdigit(), hour.isdigit(), rest) == (True, True, ["*"] * 3)  # nightly
+    minute, *rest = schedules["evaluate"].split()
+    assert (minute.isdigit(), rest) == (True, ["*"] * 4)  # hourly
+    assert schedules["verify-storage"].split()[2:] == ["*", "*", "0"]  # weekly
+    assert {name for name, cron in schedules.items() if not cron} == {"ingest", "train", "crossvalidate", "promote"}
 
 
-@pytest.mark.parametrize("name", [item.flow for item in SCHEDULED if item.module == "pipeline"])
-def test_every_deployment_is_a_flow_that_takes_a_configuration(name):
-    flow = getattr(pipeline, name)
-    assert flow.name == name
+@pytest.mark.parametrize("item", FLOWS, ids=lambda item: item.flow)
+def test_every_deployment_is_a_flow_that_takes_its_parameters(item):
+    flow = item.load()
+    assert flow.name == item.flow
+    assert (ROOT / item.entrypoint.partition(":")[0]).is_file()
     config = parse_config(tiny_document(register={"model": "other"}))
-    sent = json.loads(json.dumps({"config": config.model_dump(mode="json", by_alias=True)}))
+    (entry,) = [one for one in plan(config) if one["entrypoint"] == item.entrypoint]
+    sent = json.loads(json.dumps(entry["parameters"]))
     assert flow.validate_parameters(sent)["config"] == config
 
 
@@ -49,6 +66,12 @@ def test_the_parameter_form_shows_the_configurations_fields_with_their_descripti
     assert schema["properties"]["force_from"]["description"].startswith("Do the stages from this one on anew")
 
 
+@pytest.mark.parametrize("item", FLOWS, ids=lambda item: item.flow)
+def test_every_parameter_of_a_deployment_is_described(item):
+    properties = parameter_schema(item.load()).model_dump_for_openapi()["properties"]
+    assert [name for name, entry in properties.items() if not entry.get("description")] == []
+
+
 def test_run_names_are_unique_and_sort_by_time():
     config = parse_config(tiny_document())
     names = {pipeline.new_run_id(config) for _ in range(50)}
@@ -57,50 +80,100 @@ def test_run_names_are_unique_and_sort_by_time():
     assert abs(datetime.now(UTC) - stamp) < timedelta(minutes=2)
 
 
-def test_a_ring_of_prefect_runs_has_a_deployment_for_its_nodes_and_no_other_configuration_has(monkeypatch):
-    from flows import deployments, node
+def test_every_state_that_a_flow_may_end_in_is_known_to_the_automation():
+    import re
 
-    made, pools = [], []
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "flows").rglob("*.py")]
+    sources += [path.read_text(encoding="utf-8") for path in (ROOT / "tasks").rglob("*.py")]
+    named = {
+        name for text in sources for name in re.findall(r"(?:Completed|Failed|Cancelled)\(\s*name=\"(\w+)\"", text)
+    }
+    assert {"Stopped", "Skipped", "NothingWaits", "Empty"} <= named
+    assert named - set(QUIET_STATES) == set()
+    from flows.watch import decide
 
-    class Loaded:
-        def __init__(self, entrypoint):
-            self.entrypoint = entrypoint
+    outcomes = {decide("a", state)[0] for state in ({}, {"seen": "a"}, {"ingested": "a"})}
+    assert outcomes == {"Settling", "Changed", "Unchanged"}
+    assert outcomes <= set(QUIET_STATES)
 
-        def deploy(self, **options):
-            made.append((self.entrypoint, options))
-            return "id"
 
-    monkeypatch.setattr("prefect.flows.Flow.from_source", lambda source, entrypoint: Loaded(entrypoint))
-    monkeypatch.setattr(deployments, "_make_pool", lambda *given: pools.append(given))
-    document = tiny_document()
-    deployed = deployments.deploy(parse_config(document))
-    assert [entry["deployment"] for entry in deployed] == [f"{item.flow}/tiny" for item in SCHEDULED]
-    document["train"] |= {"strategy": "adpsgd", "nodes": 2, "launch": {"kind": "prefect", "pool": "gpus"}}
-    made.clear()
-    assert deployments.deploy(parse_config(document))[-1]["deployment"] == "node/tiny"
-    entrypoint, options = made[-1]
-    assert entrypoint == "flows/node.py:node"
-    assert (options["work_pool_name"], options["work_queue_name"]) == ("gpus", "nodes")
-    assert pools == [("starling",), ("starling",), ("gpus", "nodes")]
+def test_a_ring_of_prefect_runs_has_a_deployment_for_its_nodes_and_no_other_configuration_has():
+    from flows import node
+
+    assert "flows/node.py:node" not in [entry["entrypoint"] for entry in plan(parse_config(tiny_document()))]
+    entry = plan(ring())[-1]
+    assert entry["entrypoint"] == "flows/node.py:node"
+    assert (entry["work_pool"]["name"], entry["work_pool"]["work_queue_name"]) == ("gpus", "nodes")
+    assert entry["tags"][0] == PART_TAG  # the train flow replaces a node that crashes: nobody need be told
     sent = {"node_rank": 1, "store": "127.0.0.1:1", "key_file": "/k", "max_restarts": 3}
     assert node.node.validate_parameters(sent).items() >= sent.items()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_run_is_tagged_and_gives_signs_of_life(kind):
+    options = Options(WorkPool("here", kind, "" if kind == "process" else "registry.example.com/starling:1"))
+    for entry in plan(ring(), options):
+        assert entry["tags"][0] in (TAG, PART_TAG)
+        variables = entry["work_pool"]["job_variables"]
+        assert variables["env"]["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] == str(HEARTBEAT_S)
+        assert ("image" in variables) == (kind != "process")
+
+
+def test_prefect_yaml_is_what_deploy_prints():
+    printed = CliRunner().invoke(app, ["deploy", "--config", str(ROOT / "configs" / "demo.yaml"), "--print"])
+    assert printed.exit_code == 0, printed.output
+    assert (ROOT / "prefect.yaml").read_text(encoding="utf-8") == printed.output, (
+        "run: starling deploy --print > prefect.yaml"
+    )
+
+
+def test_prefects_own_command_understands_the_yaml():
+    from prefect.cli.deploy._models import PrefectYamlModel
+
+    config = load_config(ROOT / "configs" / "demo.yaml")
+    text = prefect_yaml([config], Options(WorkPool("k", "kubernetes", "i:1"), "Europe/Berlin", ("s3://b/in",)))
+    found = PrefectYamlModel.model_validate(yaml.safe_load(text))
+    assert [one.entrypoint for one in found.deployments] == [item.entrypoint for item in SCHEDULED]
+    by_name = {one.entrypoint.partition(":")[2]: one for one in found.deployments}
+    assert by_name["pipeline"].schedules[0].timezone == "Europe/Berlin"
+    assert by_name["watch"].parameters["prefixes"] == ["s3://b/in"]
+    assert by_name["ingest"].schedules == []
+    assert found.deployments[0].work_pool.job_variables["image"] == "i:1"
+
+
+def test_a_pool_says_what_it_can_be():
+    with pytest.raises(PoolError, match="process, docker, kubernetes"):
+        WorkPool(kind="slurm")
+    with pytest.raises(PoolError, match="--pool-type docker"):
+        WorkPool(image="x:1")
+
+
+def test_a_notification_address_that_is_none_is_refused_without_being_repeated(home):
+    done = CliRunner().invoke(app, ["deploy", "--notify-url", "hook-with-secret"])
+    assert done.exit_code == 1
+    assert "--notify-url" in done.stderr
+    assert "hook-with-secret" not in done.output + done.stderr
+
+
 def test_up_starts_a_worker_for_pipelines_and_one_for_the_nodes_of_each_pool(home, tmp_path, monkeypatch):
     from flows import services
-    from flows.cli.serve import _start_workers
+    from flows.cli.serve import _workers
 
     commands = []
     monkeypatch.setattr(services, "spawn", lambda name, command, *_: commands.append(command) or name)
+
+    def started(deployments, configs):
+        commands.clear()
+        return [start() for start in _workers(deployments, configs)]
+
     document = tiny_document()
     plain = write_config(tmp_path / "plain.yaml", document)
     document["train"] |= {"strategy": "adpsgd", "nodes": 2, "launch": {"kind": "prefect", "pool": "gpus"}}
-    ring = write_config(tmp_path / "ring.yaml", document)
-    assert _start_workers(["train/tiny"], [plain]) == ["worker"]
+    both = [plain, write_config(tmp_path / "ring.yaml", document)]
+    assert started(["train/tiny"], [plain]) == ["worker"]
     assert commands[0][commands[0].index("--work-queue") + 1] == "default"
     assert commands[0][-2:] == ["--limit", "1"]
-    commands.clear()
-    assert _start_workers(["train/tiny", "node/tiny"], [plain, ring]) == ["worker", "worker-gpus-nodes"]
+    assert started(["train/tiny", "node/tiny"], both) == ["worker", "worker-gpus-nodes"]
     words = commands[1]
     assert (words[words.index("--pool") + 1], words[words.index("--work-queue") + 1]) == ("gpus", "nodes")
     assert "--limit" not in words

@@ -11,7 +11,7 @@ from support import starling, tiny_document, write_config
 from typer.testing import CliRunner
 
 from flows.cli.app import app
-from flows.deployments import FOLDS, SCHEDULED, _parameters
+from flows.deployments import FOLDS, plan
 from flows.folds import crossvalidate, print_folds
 from tasks.config import parse_config
 from tasks.folds import combine
@@ -77,14 +77,17 @@ def test_what_cannot_be_cross_validated_is_said(tmp_path, home, words, code, mes
 
 
 def test_the_deployment_of_the_flow_takes_its_parameters():
-    item = next(item for item in SCHEDULED if item.flow == "crossvalidate")
+    def parameters(config):
+        (entry,) = [entry for entry in plan(config) if entry["entrypoint"] == "flows/folds.py:crossvalidate"]
+        return entry["parameters"]
+
     config = parse_config(folds_document())
-    sent = json.loads(json.dumps(_parameters(item, config)))
+    sent = json.loads(json.dumps(parameters(config)))
     assert crossvalidate.validate_parameters(sent)["config"] == config
     assert sent["folds"] == FOLDS
     document = folds_document()
     document["data"] |= {"folds": 3}
-    assert _parameters(item, parse_config(document))["folds"] == 3
+    assert parameters(parse_config(document))["folds"] == 3
     schema = parameter_schema(crossvalidate).model_dump_for_openapi()
     assert schema["properties"]["folds"]["description"] == "How many folds."
 

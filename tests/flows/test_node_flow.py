@@ -16,6 +16,7 @@ from support import (
     end_processes,
     environment,
     get_json,
+    load_beside,
     processes_naming,
     tiny_document,
     wait_until,
@@ -23,7 +24,6 @@ from support import (
 )
 
 from flows import node as module
-from flows.deployments import _deploy_node
 from flows.node import NodeError, _end_of, _run, node, node_folder
 from flows.services import free_port, spawn, start_prefect
 from tasks.config import parse_config
@@ -33,6 +33,8 @@ from tasks.stage import StageError
 from training.config import TrainConfig
 from training.exchange.keys import RingKey
 from training.journal import read_journal
+
+deploy_flow = load_beside(__file__, "prefect_site.py").deploy_flow
 
 PARENT = """
 import signal, sys
@@ -154,7 +156,7 @@ class Pool:
     def __init__(self, home, server):
         self.home, self.config, self.server = home, ring(), server
         self.api = os.environ["PREFECT_API_URL"] = f"{server.url}/api"
-        _deploy_node(self.config, ROOT)
+        deploy_flow("node", self.config.name, self.config.train.launch.pool, QUEUE)
         command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", "starling", "--type", "process"]
         self.worker = spawn("worker", [*command, "--work-queue", QUEUE, "--name", "test"], "", "")
 
@@ -276,7 +278,7 @@ def training(pool, name, epochs):
     """A ring of Prefect runs that trains for so many epochs, deployed."""
     document = tiny_document(name)
     document["train"] |= {"strategy": "adpsgd", "nodes": 2, "launch": {"kind": "prefect"}, "epochs": epochs}
-    _deploy_node(parse_config(document), ROOT)
+    deploy_flow("node", name, "starling", QUEUE)
     return write_config(pool.home / f"{name}.yaml", document)
 
 

@@ -118,9 +118,9 @@ codes = ["import time; time.sleep(100)", stubborn]
 code = f"import subprocess, sys; [subprocess.Popen([sys.executable, '-c', c]) for c in {codes!r}]"
 subprocess.run([sys.executable, "-c", code])
 time.sleep(0.5)
-print(len(services._children()), flush=True)
+print(len(services.children()), flush=True)
 services.end_orphans({kept.pid}, 1.0)
-print(services._children() == {kept.pid}, flush=True)
+print(services.children() == {kept.pid}, flush=True)
 kept.kill()
 """
 

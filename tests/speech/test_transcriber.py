@@ -43,7 +43,7 @@ def folder(tmp_path_factory):
         features=FeatureConfig(num_mels=6, cmvn="none"),
         stats=None,
         tokenizer=train_tokenizer(TokenConfig(kind="words"), WORDS).to_dict(),
-        model=ModelConfig(kind="blstm", dim=8, layers=1, channels=2),
+        model=ModelConfig(kind="blstm", dim=8, layers=1, channels=2, subsampling=1),
     )
     save_bundle(folder, spec, dict(spec.build_model().state_dict()))
     return folder

@@ -13,3 +13,43 @@ def test_error_rates_of_corpora_and_domains_stand_below_their_set():
     assert [row["set"] for row in rows] == ["test", "test, domain digits", "test, domain –"]
     assert [row["wer"] for row in rows] == ["25.00 %", "5.00 %", "45.00 %"]
     assert _score_table(StageResult("score", "k", "memory://x", 1.0, False, {}, {"sets": {"test": rates}})) == rows[:1]
+
+
+def test_progress_says_what_the_note_says_and_links_to_mlflow(monkeypatch):
+    from support import tiny_document
+
+    from tasks import artifacts, progress
+    from tasks.config import parse_config
+    from tasks.stage import Run
+
+    shown = []
+    monkeypatch.setattr(artifacts, "create_progress_artifact", lambda share, **more: shown.append((share, more)) or 7)
+    monkeypatch.setattr(
+        artifacts, "update_progress_artifact", lambda known, **more: shown.append((more.pop("progress"), more))
+    )
+    bar = artifacts.ProgressArtifact(Run(parse_config(tiny_document()), "r"), "train")
+    progress.link("train", "MLflow run", "http://127.0.0.1:5000/#/experiments/1/runs/2")
+    with progress.listening(bar):
+        progress.report("shard", 1, 2, "not this one")
+        progress.report("train", 0.5, 2.0, "loss 2.000, 3.1 steps/s")
+    assert shown[0][0] == 25.0
+    link = "[MLflow run](http://127.0.0.1:5000/#/experiments/1/runs/2)"
+    assert shown[0][1]["description"] == f"loss 2.000, 3.1 steps/s, {link}"
+    bar.finish()
+    assert shown[-1][0] == 100.0
+    assert progress.links("train") == {}
+
+
+def test_the_run_that_one_opens_first_says_what_it_amounts_to(finished, monkeypatch):
+    from tasks import artifacts
+
+    written = []
+    monkeypatch.setattr(artifacts, "create_markdown_artifact", lambda text, **more: written.append((text, more)))
+    artifacts.publish_summary(finished)
+    ((text, more),) = written
+    assert more["key"] == "tiny-summary"
+    for stage in finished.results:
+        assert f"| {stage} | " in text
+    assert f"**{finished.result('register').record['model_uri']}**" in text
+    assert "| test | " in text
+    assert finished.result("report").record["report"] in text

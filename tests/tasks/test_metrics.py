@@ -145,3 +145,29 @@ def test_the_same_journal_always_gives_the_same_points():
     assert translate(entries)[0] == translate(entries)[0]
     assert len(set(translate(entries)[0])) == len(translate(entries)[0])
     assert all(isinstance(point, Point) and point.at_ms >= 0 for point in translate(entries)[0])
+
+
+def test_machines_stand_on_mlflows_page_of_system_metrics(tmp_path):
+    from mlflow.utils.validation import _validate_metric_name
+
+    system = {
+        "kind": "system",
+        "node": 1,
+        "host": "b",
+        "cpu": 40.0,
+        "memory": 20.0,
+        "memory_mb": 900.0,
+        "elapsed": 12.5,
+    }
+    gpus = [{"gpu": 0, "load": 90.0, "memory": 50.0, "memory_mb": 8000.0, "watts": 300.0}, "?", {"gpu": None}]
+    entries = [step("0.0", 1), system | {"gpus": gpus}, system | {"elapsed": 22.5, "cpu": 60.0}, step("0.0", 2)]
+    points, translator = translate(entries)
+    assert series(points, "system/node-1/cpu_utilization_percentage") == [(12, 40.0), (22, 60.0)]
+    assert series(points, "system/node-1/system_memory_usage_megabytes")[0] == (12, 900.0)
+    assert series(points, "system/node-1/gpu_0_utilization_percentage") == [(12, 90.0)]
+    assert series(points, "system/node-1/gpu_0_power_usage_watts") == [(12, 300.0)]
+    for point in points:
+        _validate_metric_name(point.name)
+    path = tmp_path / "journal.jsonl"
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in [*entries, {"kind": "start", "step": 0}]))
+    assert not [point for point in closing_points(translator, read_journal(path)) if point.name.startswith("system/")]

@@ -46,6 +46,7 @@ def on_s3(name, **storage):
     return parse_config(tiny_document(storage={"url": f"s3://speech/{name}", "shard_seconds": 20} | storage))
 
 
+@pytest.mark.slow
 def test_the_whole_pipeline_runs_on_s3_and_leaves_no_secret(home, s3_server, block, caplog, capfd):
     caplog.set_level(logging.DEBUG, logger="tasks")
     copy_finished(home)  # for its synthesized corpus

@@ -1,3 +1,4 @@
+import base64
 import json
 import os
 import subprocess
@@ -7,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from support import ROOT, processes_naming, write_tone
+from support import processes_naming, write_tone
 
-from tasks import pyfunc_path
-from tasks.pyfunc_model import recordings
+from tasks import pyfunc_model, pyfunc_path
+from tasks.pyfunc_model import decoded, recordings
 
 A, B = np.zeros(4, dtype=np.float32), np.ones(3)
 
@@ -41,6 +42,27 @@ def test_recordings_are_found_in_whatever_is_handed_over(given, kinds):
     assert [type(item) for item in found] == kinds
 
 
+def test_texts_are_audio_in_base64_or_paths(tmp_path, monkeypatch):
+    data = write_tone(tmp_path / "a.flac").read_bytes()
+    text = base64.b64encode(data).decode()
+    assert decoded(text) == data
+    assert decoded(f"data:audio/flac;base64,{text}") == data
+    assert decoded(np.array(text)) == data
+    assert decoded(A) is A
+    for path in ("a.wav", "/recordings/a", "x" * 24, str(tmp_path / "a.flac")):
+        assert decoded(path) == path
+    there = tmp_path / ("a" * 64)  # every sign of it is one of base64's
+    there.write_bytes(data)
+    monkeypatch.chdir(tmp_path)
+    assert decoded(there.name) == there.name
+    monkeypatch.setitem(sys.modules, pyfunc_model._SERVER, sys)
+    assert decoded(text) == data
+    with pytest.raises(ValueError, match="a server takes audio, not paths"):
+        decoded("/etc/passwd")
+    with pytest.raises(ValueError, match="not paths"):
+        decoded(there.name)
+
+
 def test_arrays_that_mlflow_has_cut_to_their_first_samples_are_refused():
     with pytest.raises(ValueError, match="column 'audio'"):
         recordings(pd.DataFrame([A, A]).iloc[:, :1])
@@ -54,7 +76,12 @@ def test_the_code_of_the_model_imports_nothing_of_tasks_or_flows():
 
 
 FRESH = """
-import json, pickle, sys
+import base64, importlib.util, json, pickle, sys
+# as where Starling is not installed: its rooms come from nowhere but the model
+sys.path = [place for place in sys.path if place]
+sys.meta_path = [finder for finder in sys.meta_path if "editable" not in repr(finder)]
+ROOMS = ("flows", "tasks", "training", "storage", "speech")
+assert not [name for name in ROOMS if importlib.util.find_spec(name)]
 loads = []
 def watch(event, args):
     if event == "pickle.find_class":
@@ -76,15 +103,17 @@ found = {
     "several": model.predict([path, path]),
     "arrays": model.predict(pd.DataFrame({"audio": [wave, wave[:4000]]}), params={"sample_rate": rate}),
     "table": model.predict(pd.DataFrame({"audio": [path]})),
+    "base64": model.predict(pd.DataFrame({"audio": [base64.b64encode(open(path, "rb").read()).decode()]})),
     "missing": model.predict("/nowhere.wav"),
 }
 try:
     model.predict([wave, wave[:4000]], params={"sample_rate": rate})
 except Exception as error:
     refused = str(error)
-rooms = sorted({name.split(".")[0] for name in sys.modules} & {"flows", "tasks", "prefect"})
+rooms = sorted({name.split(".")[0] for name in sys.modules} & {"flows", "tasks", "training", "storage", "prefect"})
+where = sys.modules["speech"].__file__
 found = {k: v.to_dict("records") for k, v in found.items()}
-print(json.dumps({"found": found, "rooms": rooms, "pickles": loads, "refused": refused}))
+print(json.dumps({"found": found, "rooms": rooms, "pickles": loads, "refused": refused, "where": where}))
 """
 
 
@@ -104,7 +133,7 @@ def test_the_champion_transcribes_in_a_fresh_process_without_the_runs_data(finis
             "models:/tiny@champion",
             str(audio),
         ]
-        env = {k: v for k, v in os.environ.items() if k != "STARLING_HOME"} | {"PYTHONPATH": str(ROOT)}
+        env = {k: v for k, v in os.environ.items() if k != "STARLING_HOME"}
         env |= {"MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false"}
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
     finally:
@@ -116,7 +145,8 @@ def test_the_champion_transcribes_in_a_fresh_process_without_the_runs_data(finis
     one = found["path"][0]
     assert set(one) == {"text", "seconds", "confidence", "error"}
     assert (one["seconds"], one["error"]) == (1.0, "")
-    for kind in ("bytes", "array", "list of samples", "table"):
+    assert "/code/speech/" in answer["where"]  # what the model brought along
+    for kind in ("bytes", "base64", "array", "list of samples", "table"):
         assert [row["text"] for row in found[kind]] == [one["text"]], kind
         assert found[kind][0]["seconds"] == 1.0
     assert [row["seconds"] for row in found["several"]] == [1.0, 1.0]

@@ -7,14 +7,18 @@ from mlflow.exceptions import MlflowException
 from support import copy_finished, finished, tiny_document
 
 from speech.bundle import load_spec
+from speech.decoding import DecodeConfig
 from storage.stages import StageOutput
-from tasks import register
+from tasks import judging, register
 from tasks.config import parse_config
 from tasks.decode import _SCHEMA, fetch_bundle
+from tasks.judging import decide
 from tasks.prepare import read_table, write_table
-from tasks.register import KEY_TAG, REGISTER, champion_version, client, current_aliases, decide, find_version, flatten
+from tasks.register import REGISTER
+from tasks.registry import champion_version, current_aliases, find_version
 from tasks.score import SCORE
 from tasks.stage import Run, StageResult
+from tasks.tracking import KEY_TAG, client, flatten
 from tasks.train import model_digest
 from training.inference import Decoded
 
@@ -66,7 +70,7 @@ def decoded_by_quality(monkeypatch):
         rows = hypotheses(load_spec(bundle).provenance["wrong"])
         return [Decoded(**{field.name: row[field.name] for field in dataclasses.fields(Decoded)}) for row in rows]
 
-    monkeypatch.setattr(register, "decode_with", decode_with)
+    monkeypatch.setattr(judging, "decode_with", decode_with)
 
 
 def aliases(name="judged"):
@@ -111,13 +115,13 @@ def test_a_challenger_becomes_champion_only_if_it_is_better_and_there_is_always_
     assert finish.record["decision"]["promoted"]
     assert "WER 0.00% beats version 1's" in finish.record["decision"]["reason"]
     assert finish.record["decision"]["p_value"] < 0.05
-    assert aliases() == {1: [], 2: [], 3: ["challenger", "champion"]}
+    assert aliases() == {1: ["previous"], 2: [], 3: ["challenger", "champion"]}
     assert current_aliases(finish.record) == ["challenger", "champion"]
     assert REGISTER.execute(better).cached
 
     with monkeypatch.context() as patch:  # killed after the alias, before the record: nothing is judged again
         REGISTER.output(better).store.delete("done.json")
-        patch.setattr(register, "decide", None)
+        patch.setattr(judging, "decide", None)
         again = REGISTER.execute(better)
     assert (again.record["version"], again.record["decision"]["promoted"]) == ("3", True)
 
@@ -136,7 +140,7 @@ def test_a_challenger_becomes_champion_only_if_it_is_better_and_there_is_always_
 
 def test_equal_models_do_not_differ_significantly(finished, monkeypatch, decoded_by_quality, tmp_path):
     run = judged_run(6, tmp_path)
-    monkeypatch.setattr(register, "_errors", lambda run, champion: ([1, 0, 2] * 9, [4, 3, 5] * 9))
+    monkeypatch.setattr(judging, "count_errors", lambda run, champion: {"test": ([1, 0, 2] * 9, [4, 3, 5] * 9)})
     monkeypatch.setattr(mlflow.artifacts, "download_artifacts", lambda artifact_uri, dst_path: str(tmp_path))
     champion = type("Version", (), {"name": "judged", "version": "7"})
     decision = decide(run, champion)
@@ -185,6 +189,20 @@ def test_the_registered_version_has_signature_example_and_no_pickle(finished):
     assert sorted(version.aliases) == ["challenger", "champion"]
 
 
+def test_a_model_asks_only_for_the_packages_that_it_uses(finished, tmp_path):
+    spec = load_spec(fetch_bundle(finished.result("train").store, tmp_path))
+
+    def names(spec):
+        return {line.partition("==")[0] for line in register.requirements(spec)}
+
+    pieces = spec.model_copy(update={"tokenizer": {"kind": "bpe"}})
+    beam = spec.model_copy(update={"decode": DecodeConfig(kind="beam")})
+    common = {"torch", "torchaudio", "numpy", "soundfile", "safetensors", "pydantic", "pandas", "mlflow"}
+    assert names(spec) == common
+    assert names(pieces) == {*common, "sentencepiece"}
+    assert names(beam) == {*common, "flashlight-text"}
+
+
 def test_a_version_that_was_deleted_or_is_anothers_is_registered_again(finished):
     record = finished.result("register").record
     assert REGISTER.still_valid(finished, record)
@@ -229,7 +247,7 @@ def test_a_champion_with_other_features_is_judged_on_audio(finished, tmp_path, m
     for stage in (PREPARE, SHARD, FEATURES):
         stage.execute(run)
     bundle = fetch_bundle(finished.result("train").store, tmp_path / "bundle")
-    errors, words = register._errors(run, bundle)
+    errors, words = judging.count_errors(run, bundle)["test"]
     assert len(errors) == len(words) == 12
 
 

@@ -13,7 +13,7 @@ from tasks.config import parse_config
 from tasks.decode import DECODE
 from tasks.features import FEATURES
 from tasks.prepare import PREPARE
-from tasks.register import _known_damage
+from tasks.judging import known_damage
 from tasks.shard import SHARD
 from tasks.stage import Run
 
@@ -110,7 +110,7 @@ def test_decoding_goes_on_without_it(decodable, monkeypatch):
     assert len(result.store.read("test.hyp.trn").splitlines()) == len(index) - record.count
     assert not any(f"({name})" in result.store.read("test.ref.trn").decode() for name in lost)
     assert record.name in report.damage_html(run)
-    check = _known_damage(run)
+    check = known_damage(run)
     check(ShardError("again", record))
     with pytest.raises(ShardError):
         check(ShardError("another", index.shards[1]))

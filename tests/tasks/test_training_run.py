@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from support import tiny_document
+from support import give_mlflow, tiny_document
 
 from speech.bundle import save_bundle
 from storage.objects import ObjectStore
@@ -14,9 +14,10 @@ from tasks.config import parse_config
 from tasks.forward import Forwarder
 from tasks.orchestration import ALL
 from tasks.register import REGISTER
+from tasks.reporter import Reporter
 from tasks.stage import STAGES, Run
 from tasks.tracking import DECISION_TAG, KEY_TAG, TRAINING_TAG, client, experiment_id
-from tasks.train import TRAIN, Reporter, work_folder
+from tasks.train import TRAIN, work_folder
 from training.journal import Journal
 from training.launch import TrainingFailedError
 
@@ -78,6 +79,14 @@ def runs(api=None):
 
 def history(run_id, name):
     return sorted((m.step, m.value) for m in client().get_metric_history(run_id, name))
+
+
+@pytest.fixture(autouse=True)
+def patience(home, monkeypatch):
+    """MLflow's database is there, and a stage that ends waits for it as long as a busy machine needs."""
+    give_mlflow(home)
+    stop = Forwarder.stop
+    monkeypatch.setattr(Forwarder, "stop", lambda self, status, patience_s: stop(self, status, 90))
 
 
 @pytest.fixture
@@ -153,8 +162,6 @@ def test_a_training_that_was_interrupted_goes_on_in_the_same_run(home, monkeypat
         train_steps(job, 4, 8)
         finish(job, 8)
 
-    patient = Forwarder.stop  # an interrupted stage waits two seconds for MLflow; a busy machine may need more
-    monkeypatch.setattr(Forwarder, "stop", lambda self, status, patience_s: patient(self, status, 60))
     monkeypatch.setattr(module, "run_training", interrupted)
     run = until(a_run(), "features")
     with pytest.raises(KeyboardInterrupt):
@@ -195,8 +202,6 @@ def test_a_training_that_fails_says_so_in_mlflow_and_publishes_nothing(home, mon
     def fails(job, folder, on_poll):
         raise TrainingFailedError("status 1")
 
-    patient = Forwarder.stop
-    monkeypatch.setattr(Forwarder, "stop", lambda self, status, patience_s: patient(self, status, 60))
     monkeypatch.setattr(module, "run_training", fails)
     run = until(a_run(), "features")
     with pytest.raises(TrainingFailedError):

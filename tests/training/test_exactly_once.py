@@ -47,7 +47,7 @@ def trace(tmp_path):
         yield folder
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", ["one", "two", pytest.param("two by two", marks=pytest.mark.slow)])
 def test_three_epochs(corpus, tmp_path, trace, world):
     train(make_job(corpus, tmp_path, **WORLDS[world]))
     counts, _ = trained_ids(trace)

@@ -4,13 +4,13 @@ The training process starts it, shares memory and a socket pair with it (both by
 the setup as the first line; the key comes that way too, so that no process list shows it. It ends with its parent.
 """
 
-import logging
 import signal
 import socket
 import sys
 import time
 from typing import Any
 
+from training import logs
 from training.exchange.control import Control
 from training.exchange.mailbox import Mailbox
 from training.processes import end_with_parent
@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the training process's business, which then ends this one
     end_with_parent(int(argv[2]), signal.SIGKILL)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logs.setup("exchange")
     control = Control(socket.socket(fileno=int(argv[1])))
     setup = _setup(control)
     mailbox = Mailbox(int(argv[0]), int(setup["size"]))

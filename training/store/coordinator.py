@@ -13,6 +13,7 @@ from training.store.leasing import Leasing
 from training.store.ledger import Seat
 from training.store.messages import Message, StoreError
 from training.store.rounds import Rounds
+from training.store.watching import held, journal_portion, unleased
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +74,7 @@ class Coordinator:
             "fail": self._leave,
             "job": self._job,
             "status": self._status,
+            "journal": self._journal,
             "stop": self._stop,
             "evaluations": self._ready_evaluations,
             "evaluated": self._evaluated,
@@ -186,6 +188,9 @@ class Coordinator:
                 self.core.set(finish=why)
         return {}
 
+    def _journal(self, message: Message) -> Message:
+        return journal_portion(self.settings.journal, int(message["offset"]))
+
     def _stop(self, _: Message) -> Message:
         if not self.ledger.values.stopping:
             self.core.set(stopping=True)
@@ -215,7 +220,13 @@ class Coordinator:
     def _status(self, _: Message) -> Message:
         ledger, values = self.ledger, self.ledger.values
         members = [
-            {"node": seat.member.node, "ready": seat.ready, "step": seat.step, "incarnation": name}
+            {
+                "node": seat.member.node,
+                "ready": seat.ready,
+                "step": seat.step,
+                "incarnation": name,
+                **held(ledger, name),
+            }
             for name, seat in ledger.seats.items()
         ]
         current = self.rounds.current
@@ -228,6 +239,7 @@ class Coordinator:
             "view": values.view,
             "members": sorted(members, key=lambda member: int(str(member["node"]))),
             "wanted": self.settings.nodes,
+            "pool": unleased(ledger),
             "progress": ledger.progress(),
             "totals": self._totals(),
             "to_evaluate": len(self.evaluations.pending()),

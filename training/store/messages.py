@@ -88,7 +88,7 @@ def decode(data: bytes) -> Message:
     """
     try:
         message = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StoreError(f"a message is no JSON ({error})") from error
     if not isinstance(message, dict):
         raise StoreError("a message is no JSON object")

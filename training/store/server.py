@@ -21,6 +21,7 @@ import zmq
 
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
+from training import logs
 from training.exchange.keys import RingKey, secure_server
 from training.processes import end_with_parent
 from training.sampling import Draws
@@ -232,7 +233,7 @@ def main() -> int:
     arguments = _arguments()
     if arguments.parent:
         end_with_parent(arguments.parent)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s store %(levelname)s %(message)s")
+    logs.setup("store")
     try:
         settings = Settings.read(arguments.job)
         key = RingKey.load(arguments.key_file) if arguments.key_file else None

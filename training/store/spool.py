@@ -66,6 +66,6 @@ class Spool:
 def _parse(text: bytes) -> Message | None:
     try:
         line = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return line if isinstance(line, dict) else None

@@ -1,0 +1,226 @@
+"""Automations: what Prefect's server does by itself when a run goes silent, fails, or makes a champion.
+
+`starling deploy` brings them to the state that is described here; each is found by its name, which begins with
+"starling: ". The server evaluates them, so they work while no machine of ours does.
+"""
+
+import json
+from typing import Any
+
+from flows.deployments import HEARTBEAT_S, PART_TAG, TAG
+from tasks.config import PipelineConfig
+
+PREFIX = "starling: "
+SILENCE_S = 3 * HEARTBEAT_S
+"""A run that has given no sign of life for so long is called crashed."""
+CORPUS_CHANGED = "starling.corpus-changed"
+NOTIFIED_EVENTS = ("starling.promoted", "starling.rolled-back")
+WEBHOOK_BLOCK = "starling-notify"
+HEARTBEAT = "prefect.flow-run.heartbeat"
+# the names of final and of paused states, ours among them; a run in one of them owes no sign of life
+QUIET_STATES = (
+    *("Completed", "Failed", "Crashed", "Cancelled", "TimedOut", "Paused", "Suspended"),
+    *("Cached", "Stopped", "Skipped", "NothingWaits", "Unchanged", "Settling", "Changed", "Empty"),
+)
+CRASHED_MESSAGE = f"no sign of life for {SILENCE_S} s: its process or its machine has died"
+
+_PAYLOAD = """{
+  "event": {{ event.event | tojson }},
+  "text": {{ TEXT | tojson }},
+  "name": {{ NAME | tojson }},
+  "state": {{ STATE | tojson }},
+  "message": {{ MESSAGE | tojson }},
+  "url": {{ URL | tojson }},
+  "occurred": {{ event.occurred | string | tojson }}
+}"""
+
+
+def _payload(**expressions: str) -> str:
+    text = _PAYLOAD
+    for name, expression in expressions.items():
+        text = text.replace(name, expression)
+    return text
+
+
+RUN_PAYLOAD = _payload(
+    TEXT='(event.resource["prefect.resource.name"] ~ ": " ~ event.resource["prefect.state-name"])',
+    NAME='event.resource["prefect.resource.name"]',
+    STATE='event.resource["prefect.state-name"]',
+    MESSAGE='event.resource.get("prefect.state-message", "")',
+    URL="(flow_run | ui_url)",
+)
+"""What the webhook is sent about a run: a JSON object; `text` alone suffices for chat systems."""
+MODEL_PAYLOAD = _payload(
+    TEXT='(event.event ~ ": " ~ event.resource["prefect.resource.name"])',
+    NAME='event.resource["prefect.resource.name"]',
+    STATE='(event.event.split(".") | last)',
+    MESSAGE="(event.payload | tojson)",
+    URL='event.payload.get("url", "")',
+)
+"""The same about a model; `message` is the event's own payload as text."""
+
+
+def heartbeat_automation() -> dict[str, Any]:
+    """A run of ours that gives no sign of life becomes Crashed; it may be retried then, and takes up where it stood.
+
+    Only runs with our tags are judged: those of others on the same server may give signs of life less often.
+    """
+    trigger = {
+        "type": "event",
+        "posture": "Proactive",
+        "match": {"prefect.resource.id": "prefect.flow-run.*"},
+        "match_related": _tagged(TAG, PART_TAG),
+        "for_each": ["prefect.resource.id"],
+        "after": [HEARTBEAT],  # a run that waits to be started has given none, and is not judged
+        "expect": [HEARTBEAT, *(f"prefect.flow-run.{name}" for name in QUIET_STATES)],
+        "threshold": 1,
+        "within": SILENCE_S,
+    }
+    action = {"type": "change-flow-run-state", "state": "CRASHED", "name": "Crashed", "message": CRASHED_MESSAGE}
+    return _automation("a silent run has crashed", f"No heartbeat for {SILENCE_S} s.", trigger, action)
+
+
+def corpus_automation(config: PipelineConfig, deployment: str) -> dict[str, Any]:
+    """Somebody says that a corpus has changed, and its ingestion runs.
+
+    Args:
+        config: Whose corpus.
+        deployment: Id of its `ingest` deployment.
+    """
+    trigger = {
+        "type": "event",
+        "posture": "Reactive",
+        "match": {"prefect.resource.id": corpus_resource(config.name)},
+        "expect": [CORPUS_CHANGED],
+        "threshold": 1,
+        # of a burst of announcements the first counts; what comes later is found by the next look of `watch`
+        "within": 60,
+    }
+    action = {"type": "run-deployment", "source": "selected", "deployment_id": deployment}
+    about = f"{CORPUS_CHANGED} of {config.name}."
+    return _automation(f"ingest {config.name} when its corpus changes", about, trigger, action)
+
+
+def notifications(block: str) -> list[dict[str, Any]]:
+    """A webhook hears of runs that fail or crash, and of champions.
+
+    Args:
+        block: Id of the Webhook block, which alone knows the address.
+    """
+    run = {
+        "type": "event",
+        "posture": "Reactive",
+        "match": {"prefect.resource.id": "prefect.flow-run.*", "prefect.state-type": ["FAILED", "CRASHED"]},
+        "match_related": _tagged(TAG),
+        "expect": ["prefect.flow-run.*"],
+        "threshold": 1,
+        "within": 0,
+    }
+    model = {
+        "type": "event",
+        "posture": "Reactive",
+        "match": {"prefect.resource.id": "starling.model.*"},
+        "expect": list(NOTIFIED_EVENTS),
+        "threshold": 1,
+        "within": 0,
+    }
+    call = {"type": "call-webhook", "block_document_id": block}
+    return [
+        _automation("tell of failed and crashed runs", "Calls a webhook.", run, call | {"payload": RUN_PAYLOAD}),
+        _automation("tell of champions", "Calls a webhook.", model, call | {"payload": MODEL_PAYLOAD}),
+    ]
+
+
+def corpus_resource(name: str) -> str:
+    """The resource of the events about a configuration's corpus."""
+    return f"starling.corpus.{name}"
+
+
+def _tagged(*tags: str) -> dict[str, Any]:
+    return {"prefect.resource.id": [f"prefect.tag.{tag}" for tag in tags], "prefect.resource.role": "tag"}
+
+
+def _automation(name: str, about: str, trigger: dict[str, Any], action: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "name": PREFIX + name,
+        "description": about,
+        "tags": [TAG],
+        "enabled": True,
+        "trigger": trigger,
+        "actions": [action],
+    }
+
+
+def apply(configs: list[PipelineConfig], deployed: list[dict[str, Any]], notify_url: str = "") -> list[str]:
+    """Make the automations, or bring those that are there up to date; one that was switched off stays off.
+
+    Args:
+        configs: The configurations that were deployed.
+        deployed: What `flows.deployments.deploy` said of them.
+        notify_url: Where notifications go; kept in an encrypted block only. Empty leaves it as it was; without any,
+            nobody is told.
+
+    Returns:
+        Their names.
+    """
+    from prefect.client.orchestration import get_client
+
+    identities = {str(entry["deployment"]): str(entry["id"]) for entry in deployed}
+    wanted = [heartbeat_automation()]
+    wanted += [corpus_automation(config, identities[f"ingest/{config.name}"]) for config in configs]
+    block = _webhook(notify_url)
+    wanted += notifications(block) if block else []
+    with get_client(sync_client=True) as api:
+        for automation in wanted:
+            _put(api, automation)
+    return [automation["name"] for automation in wanted]
+
+
+def _put(api: Any, wanted: dict[str, Any]) -> None:
+    from prefect.events.schemas.automations import AutomationCore
+
+    same, *more = api.read_automations_by_name(wanted["name"]) or [None]
+    for double in more:
+        api.delete_automation(double.id)
+    if same is None:
+        api.create_automation(AutomationCore.model_validate(wanted))
+    elif not _is(same, wanted):
+        # an update forgets what its trigger has counted: without a change there is none
+        api.update_automation(same.id, AutomationCore.model_validate(wanted | {"enabled": same.enabled}))
+
+
+def _is(found: Any, wanted: dict[str, Any]) -> bool:
+    """Whether an automation is as wanted, whatever the server has added to it."""
+    from prefect.events.schemas.automations import AutomationCore
+
+    def plain(automation: Any) -> str:
+        fields = ("name", "description", "tags", "trigger", "actions")
+        dumped = automation.model_dump(mode="json", include=set(fields))
+        return json.dumps(_sorted(dumped), sort_keys=True)
+
+    return plain(found) == plain(AutomationCore.model_validate(wanted))
+
+
+def _sorted(value: Any) -> Any:
+    """JSON without what has no meaning: ids of triggers, and the order of sets."""
+    if isinstance(value, dict):
+        return {name: _sorted(item) for name, item in value.items() if name != "id"}
+    if isinstance(value, list):
+        return sorted((_sorted(item) for item in value), key=lambda item: json.dumps(item, sort_keys=True))
+    return value
+
+
+def _webhook(url: str) -> str:
+    """Id of the block with the address; empty if there is none."""
+    from prefect.blocks.webhook import Webhook
+    from prefect.client.orchestration import get_client
+    from prefect.exceptions import ObjectNotFound
+
+    if url:
+        block: Any = Webhook(url=url, headers={"Content-Type": "application/json"})
+        return str(block.save(WEBHOOK_BLOCK, overwrite=True, _sync=True))
+    with get_client(sync_client=True) as api:
+        try:
+            return str(api.read_block_document_by_name(WEBHOOK_BLOCK, "webhook").id)
+        except ObjectNotFound:
+            return ""

@@ -1,0 +1,53 @@
+"""`starling backup` and `starling restore`: the databases of Prefect and MLflow, and MLflow's artifacts."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from flows.cli.common import JsonOption, err, friendly, out, print_json
+
+
+@friendly
+def backup(
+    to: Annotated[str, typer.Option("--to", metavar="FOLDER|s3://…", help="Where backups are kept.")],
+    json_output: JsonOption = False,
+) -> None:
+    """Copy the databases and the registry's artifacts; servers may run meanwhile. Shards are left out."""
+    from flows import backup as work
+
+    url, manifest = work.backup(to, _say)
+    _print("written", work.summary(url, manifest), json_output)
+
+
+@friendly
+def restore(
+    source: Annotated[str, typer.Option("--from", metavar="FOLDER|s3://…", help="A backup, or a folder of several.")],
+    folder: Annotated[
+        Path | None, typer.Option(help="Data folder. Default: $STARLING_HOME.", show_default=False)
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite databases that have data.")] = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Bring back what a backup has (the newest of a folder), with the servers ended."""
+    import os
+
+    if folder is not None:
+        os.environ["STARLING_HOME"] = str(folder.resolve())
+    from flows import backup as work
+
+    url, manifest = work.restore(source, force, _say)
+    _print("restored", work.summary(url, manifest), json_output)
+
+
+def _say(text: str) -> None:
+    err.print(text, markup=False, highlight=False)
+
+
+def _print(verb: str, figures: dict[str, Any], json_output: bool) -> None:
+    if json_output:
+        print_json(figures)
+        return
+    size = f"{figures['bytes'] / 2**20:.1f} MiB"
+    out.print(f"{verb}: {figures['backup']}", highlight=False, soft_wrap=True)
+    out.print(f"made {figures['created']}, {figures['artifacts']} artifacts, {size}", highlight=False)

@@ -1,0 +1,142 @@
+"""`starling deploy`: what runs by itself, when, where, and who is told."""
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from flows.cli.common import JsonOption, SetOption, friendly, out, print_json
+
+if TYPE_CHECKING:
+    from flows.deployments import Options
+
+DEFAULT_CONFIG = Path("configs/demo.yaml")
+ConfigOption = Annotated[
+    list[Path] | None,
+    typer.Option("--config", "-c", help="Configuration to deploy; repeatable. Default: configs/demo.yaml."),
+]
+
+
+def deploy_all(
+    configs: list[Path] | None,
+    overrides: list[str] | None = None,
+    options: "Options | None" = None,
+    notify_url: str = "",
+) -> list[dict[str, Any]]:
+    """Register the deployments of configurations at the Prefect server of PREFECT_API_URL, and what watches their runs.
+
+    Args:
+        configs: Their files; by default configs/demo.yaml, where there is one.
+        overrides: `KEY=VALUE` changes to each.
+        options: Pool, time zone and watched folders.
+        notify_url: Webhook that hears of failures, crashes and champions; empty leaves it as it is.
+
+    Returns:
+        Name, schedule and id of each deployment.
+    """
+    from flows.automations import apply
+    from flows.deployments import Options
+    from flows.deployments import deploy as register
+    from tasks.config import load_config
+
+    given = configs or ([DEFAULT_CONFIG] if DEFAULT_CONFIG.is_file() else [])
+    loaded = [load_config(path, overrides or []) for path in given]
+    deployed = [entry for config in loaded for entry in register(config, options or Options())]
+    apply(loaded, deployed, notify_url)
+    return deployed
+
+
+def deployments_table(deployed: list[dict[str, Any]]) -> None:
+    """Print what was deployed."""
+    table = Table("deployment", "schedule", header_style="bold")
+    for entry in deployed:
+        table.add_row(str(entry["deployment"]), str(entry["schedule"] or "on demand"))
+    out.print(table)
+
+
+def connect_prefect() -> None:
+    """Use the Prefect server of PREFECT_API_URL, or that of a `starling up`.
+
+    Raises:
+        ServiceError: There is neither.
+    """
+    from flows import services
+
+    services.set_prefect_defaults()
+    if not os.environ.get("PREFECT_API_URL"):
+        url = services.running_services().get("prefect")
+        if url is None:
+            raise services.ServiceError("no Prefect server runs: start `starling up`, or set PREFECT_API_URL")
+        os.environ["PREFECT_API_URL"] = f"{url}/api"
+
+
+def _checked_url(url: str) -> str:
+    """A webhook's address.
+
+    Raises:
+        ValueError: It is none; the message does not repeat it, since it may hold a secret.
+    """
+    if url == "-":
+        url = sys.stdin.readline().strip()
+    if url and not url.startswith(("http://", "https://")):
+        raise ValueError("--notify-url: give an address that begins with https:// or http://, or - for standard input")
+    return url
+
+
+@friendly
+def deploy(
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    pool: Annotated[str, typer.Option(help="Work pool; made if it is not there.")] = "starling",
+    pool_type: Annotated[str, typer.Option(help="Of the pool: process, docker or kubernetes.")] = "process",
+    image: Annotated[str, typer.Option(help="Image of docker and kubernetes pools; default: starling:0.1.0-cpu.")] = "",
+    timezone: Annotated[str, typer.Option(help="Time zone of the schedules.")] = "UTC",
+    watch: Annotated[
+        list[str] | None,
+        typer.Option("--watch", metavar="URL", help="Folder of an object store to watch besides the sources."),
+    ] = None,
+    notify_url: Annotated[
+        str,
+        typer.Option(
+            envvar="STARLING_NOTIFY_URL",
+            show_envvar=True,
+            help="Webhook for failures, crashes and champions; - reads it from standard input. Kept in a block.",
+        ),
+    ] = "",
+    print_only: Annotated[bool, typer.Option("--print", help="Print a prefect.yaml and deploy nothing.")] = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Register the deployments of configurations, with schedules and automations, at the running Prefect server."""
+    from flows.deployments import Options, prefect_yaml
+    from flows.pools import WorkPool
+    from tasks.config import load_config
+
+    if not config and not DEFAULT_CONFIG.is_file():
+        raise ValueError("there is no configs/demo.yaml here: name a configuration with --config")
+    options = Options(WorkPool(pool, pool_type, image), timezone, tuple(watch or ()))
+    if print_only:
+        loaded = [load_config(path, overrides or []) for path in config or [DEFAULT_CONFIG]]
+        sys.stdout.write(prefect_yaml(loaded, options))
+        return
+    url = _checked_url(notify_url)
+    connect_prefect()
+    deployed = deploy_all(config, overrides, options, url)
+    if json_output:
+        print_json({"deployments": deployed})
+    else:
+        deployments_table(deployed)
+
+
+@friendly
+def corpus_changed(
+    name: Annotated[str, typer.Argument(help="Name of a deployed configuration.", show_default=False)],
+) -> None:
+    """Say that a corpus has changed: the server then runs the `ingest` deployment of the configuration of that name."""
+    connect_prefect()
+    from flows.watch import announce
+
+    announce(name)
+    out.print(f"the Prefect server knows that the corpus of {name} has changed", highlight=False)

@@ -1,0 +1,113 @@
+"""Passwords and keys of the production profile: made once, each in a file of its own that only its owner may read.
+
+`starling up --profile production` keeps them below the data folder; docker-compose mounts the same files as secrets.
+None of them is ever an argument of a command: servers and clients get them through their environment.
+"""
+
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from tasks.home import home
+
+ADMIN = "admin"
+"""MLflow's first user."""
+NAMES = (
+    "postgres_password",
+    "prefect_database_password",
+    "mlflow_database_password",
+    "prefect_auth",
+    "mlflow_admin_password",
+    "mlflow_secret_key",
+    "s3_access_key",
+    "s3_secret_key",
+)
+RING_KEY = "ring.key"
+"""Key by which the nodes of a training trust each other."""
+MOUNTED = Path("/run/secrets")
+"""Where a container finds its secrets: files that any of its users may read, and only this container has."""
+_READABLE_BY_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+class SecretError(ValueError):
+    """A file with a password is missing, empty, or open to others."""
+
+
+def secrets_folder() -> Path:
+    """$STARLING_SECRETS, by default `secrets` in the data folder."""
+    given = os.environ.get("STARLING_SECRETS")
+    return Path(given).expanduser().resolve() if given else home() / "secrets"
+
+
+def make_secrets(folder: Path, for_containers: bool = False) -> list[str]:
+    """Make the passwords that are not there yet; those that are there stay.
+
+    Args:
+        folder: Where; made if missing, and closed to other users.
+        for_containers: Let the files be read by any user who can reach them. Other users of this machine cannot: the
+            folder is closed. A container can: it is given the file itself, and runs as another user.
+
+    Returns:
+        Names of those made.
+
+    Raises:
+        SecretError: The folder is open to other users.
+    """
+    from training.exchange.keys import RingKey
+
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if folder.stat().st_mode & _READABLE_BY_OTHERS:
+        raise SecretError(f"{folder} is open to other users: chmod 700 {folder}")
+    made = [name for name in NAMES if not (folder / name).exists()]
+    for name in made:
+        _write(folder / name, _new(name))
+    if not (folder / RING_KEY).exists():
+        RingKey.generate().save(folder / RING_KEY)
+        made.append(RING_KEY)
+    for name in (*NAMES, RING_KEY):
+        (folder / name).chmod(0o444 if for_containers else 0o600)
+    return made
+
+
+def _new(name: str) -> str:
+    token = secrets.token_urlsafe(32)
+    if name == "prefect_auth":
+        return f"starling:{token}"
+    return secrets.token_hex(10) if name == "s3_access_key" else token
+
+
+def _write(path: Path, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def read_secret(folder: Path, name: str) -> str:
+    """A password from its file.
+
+    Raises:
+        SecretError: It is missing or empty, or other users may read it.
+    """
+    path = folder / name
+    try:
+        text = path.read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        raise SecretError(f"{path} is missing: `starling secrets {folder}` makes it") from None
+    if not text:
+        raise SecretError(f"{path} is empty: remove it, and `starling secrets {folder}` makes it anew")
+    open_folder = folder != MOUNTED and folder.stat().st_mode & _READABLE_BY_OTHERS
+    if open_folder and path.stat().st_mode & _READABLE_BY_OTHERS:
+        raise SecretError(f"{path} can be read by other users: chmod 600 {path}")
+    return text
+
+
+def client_environment(folder: Path) -> dict[str, str]:
+    """What a client of the servers needs: the environment variables that Prefect, MLflow and S3 clients read."""
+    return {
+        "PREFECT_API_AUTH_STRING": read_secret(folder, "prefect_auth"),
+        "MLFLOW_TRACKING_USERNAME": ADMIN,
+        "MLFLOW_TRACKING_PASSWORD": read_secret(folder, "mlflow_admin_password"),
+        "AWS_ACCESS_KEY_ID": read_secret(folder, "s3_access_key"),
+        "AWS_SECRET_ACCESS_KEY": read_secret(folder, "s3_secret_key"),
+    }

@@ -1,0 +1,155 @@
+"""Copies of a database while it is in use, and back: SQLite (small profile) and PostgreSQL (production profile)."""
+
+import sqlite3
+import subprocess
+from abc import ABC, abstractmethod
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from flows.postgres import PostgresServer
+from flows.services import ServiceError
+from storage.backends import publish_file
+
+_DUMP_S = 3600.0
+_LOCATIONS = (
+    ("experiments", "artifact_location"),
+    ("runs", "artifact_uri"),
+    ("model_versions", "source"),
+    ("model_versions", "storage_location"),
+    ("logged_models", "artifact_location"),
+)
+"""Where MLflow's tables say where artifacts lie."""
+
+
+class DatabaseError(ServiceError):
+    """A database cannot be copied, or not be overwritten."""
+
+
+class Database(ABC):
+    """One database of a data folder."""
+
+    name: str
+    suffix: str
+
+    @abstractmethod
+    def dump(self, target: Path) -> None:
+        """Copy it into a file, as it is at one moment; others may use it meanwhile."""
+
+    @abstractmethod
+    def restore(self, source: Path) -> None:
+        """Replace it as a whole by what `dump` wrote, or leave it as it is."""
+
+    @abstractmethod
+    def has_data(self) -> bool:
+        """Whether there is anything that a restore would overwrite."""
+
+
+@dataclass(frozen=True)
+class SqliteDatabase(Database):
+    """A file of the small profile."""
+
+    name: str
+    path: Path
+    suffix: str = "sqlite"
+
+    def dump(self, target: Path) -> None:
+        """See `Database`; SQLite's online copy."""
+        if not self.has_data():
+            raise DatabaseError(f"there is no database {self.path}: nothing has run with this data folder yet")
+        with (
+            closing(sqlite3.connect(f"file:{self.path}?mode=ro", uri=True, timeout=60)) as live,
+            closing(sqlite3.connect(target)) as copy,
+        ):
+            live.backup(copy, pages=1000, sleep=0.01)
+
+    def restore(self, source: Path) -> None:
+        """See `Database`; a rename."""
+        _check_sqlite(source)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        for journal in ("-wal", "-shm", "-journal"):  # of the file that goes: it would be played into the new one
+            self.path.with_name(self.path.name + journal).unlink(missing_ok=True)
+        publish_file(source, self.path)
+
+    def has_data(self) -> bool:
+        """See `Database`."""
+        return self.path.exists() and self.path.stat().st_size > 0
+
+
+def _check_sqlite(path: Path) -> None:
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as copy:
+        found = copy.execute("PRAGMA integrity_check").fetchone()
+    if found != ("ok",):
+        raise DatabaseError(f"{path} is damaged: {found[0] if found else 'empty'}")
+
+
+def move_artifacts(path: Path, old: str, new: str) -> None:
+    """Let MLflow's tables in a SQLite file say that the artifacts lie elsewhere: they hold absolute paths.
+
+    Args:
+        path: Copy of MLflow's database.
+        old: URI of the artifacts' folder so far.
+        new: The same from now on.
+    """
+    if old == new:
+        return
+    with closing(sqlite3.connect(path)) as copy, copy:
+        tables = {row[0] for row in copy.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        for table, column in _LOCATIONS:
+            if table not in tables or column not in {row[1] for row in copy.execute(f"PRAGMA table_info({table})")}:
+                continue
+            query = f"UPDATE {table} SET {column} = ? || substr({column}, ?) "  # noqa: S608 - names of our own
+            query += f"WHERE {column} = ? OR {column} LIKE ? ESCAPE '!'"
+            like = old.replace("!", "!!").replace("%", "!%").replace("_", "!_") + "/%"
+            copy.execute(query, (new, len(old) + 1, old, like))
+
+
+@dataclass(frozen=True)
+class PostgresDatabase(Database):
+    """A database of the production profile."""
+
+    name: str
+    server: PostgresServer
+    suffix: str = "dump"
+
+    def dump(self, target: Path) -> None:
+        """See `Database`; `pg_dump`."""
+        self._call("pg_dump", self.name, "--format=custom", "--no-owner", "--no-privileges", f"--file={target}")
+
+    def restore(self, source: Path) -> None:
+        """See `Database`; a new database beside it that takes its name when it is complete."""
+        fresh, old = f"{self.name}_restoring", f"{self.name}_replaced"
+        self.server.make_databases()
+        with self.server.admin() as admin, admin.cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE datname = %s", (self.name,))
+            if cursor.fetchone() != (0,):
+                raise DatabaseError(f"database {self.name} is in use: stop the Prefect and MLflow servers first")
+            cursor.execute(f'DROP DATABASE IF EXISTS "{fresh}"')
+            cursor.execute(f'CREATE DATABASE "{fresh}" OWNER "{self.name}"')
+            cursor.execute(f'REVOKE CONNECT ON DATABASE "{fresh}" FROM PUBLIC')
+            words = ["--no-owner", "--no-privileges", "--exit-on-error", f"--role={self.name}", f"--dbname={fresh}"]
+            self._call("pg_restore", fresh, *words, str(source))
+            # dropping one first would leave none after a crash between the two
+            cursor.execute(f'DROP DATABASE IF EXISTS "{old}"')
+            cursor.execute("BEGIN")
+            cursor.execute(f'ALTER DATABASE "{self.name}" RENAME TO "{old}"')
+            cursor.execute(f'ALTER DATABASE "{fresh}" RENAME TO "{self.name}"')
+            cursor.execute("COMMIT")
+            cursor.execute(f'DROP DATABASE "{old}"')
+
+    def has_data(self) -> bool:
+        """See `Database`."""
+        with self.server.admin() as admin, admin.cursor() as cursor:
+            cursor.execute("SELECT 1 FROM pg_database WHERE datname = %s", (self.name,))
+            if cursor.fetchone() is None:
+                return False
+        with self.server.admin(self.name) as admin, admin.cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'")
+            return bool(cursor.fetchone() != (0,))
+
+    def _call(self, program: str, database: str, *words: str) -> None:
+        command = [self.server.program(program), *words]
+        env = {**self.server.environment(database)}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=_DUMP_S, check=False)
+        if done.returncode:
+            raise DatabaseError(f"{program} of {self.name} ended with {done.returncode}: {done.stderr[-800:].strip()}")

@@ -1,0 +1,36 @@
+"""Make what the servers of docker-compose.yml need before they start: roles, databases and buckets; safe to repeat.
+
+Run as `python -m flows.prepare_servers` with STARLING_POSTGRES (HOST:PORT), STARLING_SECRETS (folder) and the S3
+server's AWS_… variables. It also puts changed passwords into force, so the way to rotate one is a new file and a
+restart. `starling up --profile production` does the same for servers of its own.
+"""
+
+import os
+import sys
+
+from flows.backup import POSTGRES
+from flows.credentials import secrets_folder
+from flows.postgres import PostgresServer
+from flows.production import BUCKETS, make_buckets
+from flows.services import ServiceError
+
+
+def main() -> None:
+    """Prepare PostgreSQL and the buckets.
+
+    Raises:
+        ServiceError: A variable is missing, or a server does not answer.
+    """
+    given = os.environ.get(POSTGRES, "")
+    host, _, port = given.rpartition(":")
+    if not host or not port.isdigit():
+        raise ServiceError(f"{POSTGRES} is {given!r}: set it to HOST:PORT of PostgreSQL")
+    server = PostgresServer(host=host, port=int(port), secrets=secrets_folder())
+    server.make_databases()
+    server.renew_mlflow_admin()
+    make_buckets()
+    sys.stdout.write(f"databases prefect and mlflow, buckets {' and '.join(BUCKETS)}: ready\n")
+
+
+if __name__ == "__main__":
+    main()

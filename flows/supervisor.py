@@ -1,0 +1,97 @@
+"""Servers and workers that are started again when they die, and ended in order."""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from flows import services
+from flows.services import Service, ServiceError
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
+
+
+@dataclass
+class _Kept:
+    service: Service
+    start: Callable[[], Service]
+    died: list[float] = field(default_factory=list)
+    """When it died, lately."""
+    due: float | None = None
+    """When it is to be started again."""
+
+
+class Supervisor:
+    """Looks after processes that ought to run until they are told to end.
+
+    Args:
+        restarts: How often one may die within the window before all is given up; 0 gives up at once.
+        window_s: Deaths longer ago are forgotten.
+        say: Told what happens.
+        clock: Seconds, from any beginning.
+    """
+
+    def __init__(
+        self,
+        restarts: int = 0,
+        window_s: float = 600.0,
+        say: Callable[[str], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._kept: list[_Kept] = []
+        self._restarts, self._window_s, self._say, self._clock = restarts, window_s, say, clock
+
+    def add(self, start: Callable[[], Service]) -> Service:
+        """Start one and keep it; whatever is added later is ended earlier."""
+        service = start()
+        self._kept.append(_Kept(service, start))
+        return service
+
+    @property
+    def services(self) -> list[Service]:
+        """Those that are kept, in the order of their start."""
+        return [kept.service for kept in self._kept]
+
+    def check(self) -> None:
+        """Start again what has died; call it about every second.
+
+        Raises:
+            ServiceError: One dies too often.
+        """
+        now = self._clock()
+        for kept in self._kept:
+            if kept.due is not None:
+                if now >= kept.due:
+                    kept.service, kept.due = kept.start(), None
+            elif kept.service.process.poll() is not None:
+                self._died(kept, now)
+        reap({service.process.pid for service in self.services})
+
+    def _died(self, kept: _Kept, now: float) -> None:
+        service = kept.service
+        kept.died = [when for when in kept.died if now - when < self._window_s] + [now]
+        if len(kept.died) > self._restarts:
+            often = f" {len(kept.died)} times in {self._window_s:.0f} s" if self._restarts else ""
+            raise ServiceError(f"{service.name} ended by itself{often}; its log is {service.log}")
+        pause = min(_FIRST_PAUSE_S * 2 ** (len(kept.died) - 1), _LONGEST_PAUSE_S)
+        kept.due = now + pause
+        status = service.process.returncode
+        self._say(f"{service.name} ended with status {status}; starting it again in {pause:.0f} s ({service.log})")
+
+    def stop(self, first: int = 0) -> None:
+        """End those from a position on, the last started first."""
+        while len(self._kept) > first:
+            self._kept.pop().service.stop()
+
+
+def reap(keep: set[int]) -> None:
+    """Let ended children that were adopted go: a process table does not empty itself.
+
+    Args:
+        keep: Children that others wait for.
+    """
+    for pid in services.children() - keep:
+        try:
+            os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            continue

@@ -1,0 +1,106 @@
+"""The terminal picture of a running training: one table of learners, a line of totals, what happened last."""
+
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from tasks.watching import Watched
+
+_EVENT_LINES = 8
+_DASH = "–"
+
+
+def picture(watched: Watched) -> dict[str, Any]:
+    """Everything that is shown, as JSON."""
+    found = {"training": watched.name, **watched.view.to_dict(), "trouble": watched.trouble}
+    store = watched.store
+    if store is None:
+        return found
+    leases = {member["node"]: member for member in store["members"]}
+    for learner in found["learners"]:
+        member = leases.get(learner["node"], {})
+        learner |= {name: member.get(name) for name in ("leases", "leased")}
+    names = ("pool", "wanted", "view", "session", "finish", "failure", "checkpoint")
+    return found | {"store": {name: store.get(name) for name in names} | {"members": store["members"]}}
+
+
+def render(shown: dict[str, Any]) -> RenderableType:
+    """What `picture` gave, for a terminal."""
+    parts: list[RenderableType] = [_headline(shown), Text(), _learners(shown)]
+    if shown["systems"]:
+        parts += [Text(), _machines(shown["systems"])]
+    parts.append(Text())
+    parts += [Text(f"{clock(event['elapsed'])}  {event['text']}", "dim") for event in shown["events"][-_EVENT_LINES:]]
+    if shown["trouble"]:
+        parts.append(Text(shown["trouble"], "yellow"))
+    return Group(*parts)
+
+
+def clock(seconds: float | None) -> str:
+    """Hours, minutes, seconds."""
+    if seconds is None:
+        return _DASH
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+
+
+def number(value: Any, form: str = ".2f", unit: str = "") -> str:
+    """A number that may be missing."""
+    return _DASH if value is None else f"{value:{form}}{unit}"
+
+
+def _headline(shown: dict[str, Any]) -> Text:
+    nodes, store = shown["nodes"], shown.get("store", {})
+    count = f"{len(shown['learners'])} learners" + (f" on {len(nodes)} nodes" if nodes is not None else "")
+    if store.get("wanted") and nodes is not None and len(nodes) < store["wanted"]:
+        count += f" of {store['wanted']}"
+    words = [
+        f"epoch {shown['epoch']:.2f} of {shown['epochs']:g}",
+        f"loss {number(shown['loss'], '.3f')}",
+        f"{number(shown['steps_per_s'])} steps/s",
+        f"{number(shown['audio_per_s'], '.0f')} × real time",
+        count,
+        f"elapsed {clock(shown['elapsed'])}",
+        "ended" if shown["ended"] else f"left {clock(shown['eta_s'])}",
+    ]
+    if (valid := shown["valid"]) is not None:
+        words.append(f"validation loss {number(valid['valid_loss'], '.3f')}, WER {number(valid['valid_wer'], '.1%')}")
+    if "pool" in store and not shown["ended"]:
+        words.append(f"{store['pool']} utterances unleased")
+    return Text.assemble((shown["training"], "bold"), "\n", ", ".join(words))
+
+
+def _learners(shown: dict[str, Any]) -> Table:
+    table = _table()
+    leases = "store" in shown
+    columns = ["learner", "step", "steps/s", "loss", "stale", "exch.", "dist.", "failed"]
+    # 80 columns are enough for these; a node's host stands in the table of machines
+    for name in columns + (["leases", "left"] if leases else []):
+        table.add_column(name, justify="left" if name == "learner" else "right", no_wrap=True)
+    for one in shown["learners"]:
+        row = [one["learner"], str(one["step"]), number(one["steps_per_s"]), number(one["loss"], ".3f")]
+        row += [number(one["staleness"], ".1f"), number(one["exchange_s"], ".2f", " s")]
+        row += [number(one["distance"], ".0e"), number(one["failed"], "d")]
+        row += [number(one.get("leases"), "d"), number(one.get("leased"), "d")] if leases else []
+        table.add_row(*row)
+    return table
+
+
+def _table() -> Table:
+    return Table(header_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+
+
+def _machines(systems: list[dict[str, Any]]) -> Table:
+    table = _table()
+    for name in ("node", "host", "CPU", "memory", "GPUs"):
+        table.add_column(name, justify="left" if name in ("host", "GPUs") else "right")
+    for one in systems:
+        gpus = ", ".join(
+            f"{gpu['gpu']:g}: {number(gpu.get('load'), '.0f')} %, {number(gpu.get('memory_mb'), '.0f')} MB"
+            for gpu in one.get("gpus", [])
+        )
+        percent = (number(one.get(name), ".0f", " %") for name in ("cpu", "memory"))
+        table.add_row(str(one["node"]), str(one.get("host", _DASH)), *percent, gpus or _DASH)
+    return table

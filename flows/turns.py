@@ -1,0 +1,106 @@
+"""A deployment's turn: one run at a time, and a schedule whose runs take longer than its interval does not pile up.
+
+A scheduled run that begins while another run of its deployment is going ends at once as `Skipped`; one that falls due
+meanwhile, and that no worker has taken yet, is skipped by the run that is going. A run that a person asks for is never
+skipped: its stages wait for each other (see `tasks.slots`).
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from functools import wraps
+from typing import Any, ParamSpec
+
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    DeploymentFilterId,
+    FlowRunFilter,
+    FlowRunFilterExpectedStartTime,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.context import FlowRunContext
+from prefect.exceptions import TerminationSignal
+from prefect.runtime import flow_run as current
+from prefect.states import Cancelled
+
+from flows.ending import bounded_end
+from tasks.holder import Holder
+from tasks.leases import impatient_client
+from tasks.slots import kept_lease, lock_name, run_log
+
+P = ParamSpec("P")
+_PAGE = 100
+
+
+def in_turn(flow: Callable[P, Any]) -> Callable[P, Any]:
+    """For the function of a flow: it takes its deployment's turn, and ends soon when it is told to."""
+
+    @wraps(flow)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> Any:
+        context = FlowRunContext.get()
+        run = context.flow_run if context else None
+        if run is None or run.parent_task_run_id is not None:
+            return flow(*args, **kwargs)
+        with bounded_end(), prompt_end(run):
+            return _as_deployed(run, lambda: flow(*args, **kwargs))
+
+    return wrapped
+
+
+@contextmanager
+def prompt_end(run: FlowRun) -> Iterator[None]:
+    """Let a run that is being cancelled be Cancelled as soon as what it started has ended.
+
+    Its worker says so too, but only after it has loaded the flow once more in another process, and not if it is told
+    to end meanwhile.
+    """
+    try:
+        yield
+    except TerminationSignal:
+        with suppress(Exception), impatient_client() as client:
+            state = client.read_flow_run(run.id).state
+            if state is not None and state.is_cancelling():
+                client.set_flow_run_state(
+                    run.id, Cancelled(message="cancelled; all its processes have ended"), force=True
+                )
+        raise
+
+
+def _as_deployed(run: FlowRun, flow: Callable[[], Any]) -> Any:
+    """Run a flow unless it is a schedule's, and another run of its deployment is going."""
+    if run.deployment_id is None:
+        return flow()
+    holder = Holder.here(run.name, str(current.ui_url or ""))
+    with kept_lease(lock_name("deployment", str(run.deployment_id)), holder, _skipper(run)) as other:
+        if other is not None and _by_schedule(run):
+            run_log().info("skipped: this deployment is run by %s", other)
+            return _skipped(other)
+        return flow()
+
+
+def _by_schedule(run: FlowRun) -> bool:
+    """Whether a schedule began a run, and nobody has asked for it since (a retry is somebody's wish)."""
+    return run.auto_scheduled and run.run_count <= 1
+
+
+def _skipped(other: object) -> State[Any]:
+    return Cancelled(name="Skipped", message=f"this deployment is run by {other}; what is new since is the next run's")
+
+
+def _skipper(mine: FlowRun) -> Callable[[SyncPrefectClient], None]:
+    """Skips the runs of a deployment that fall due while one of it is going."""
+
+    def skip(client: SyncPrefectClient) -> None:
+        due = FlowRunFilter(
+            state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED])),
+            expected_start_time=FlowRunFilterExpectedStartTime(before_=datetime.now(UTC)),
+        )
+        of_mine = DeploymentFilter(id=DeploymentFilterId(any_=[mine.deployment_id]))
+        for run in client.read_flow_runs(flow_run_filter=due, deployment_filter=of_mine, limit=_PAGE):
+            if run.auto_scheduled and not run.run_count and run.id != mine.id:
+                client.set_flow_run_state(run.id, _skipped(f"run {mine.name}"))
+
+    return skip

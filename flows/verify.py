@@ -1,0 +1,60 @@
+"""The flow `verify_storage`: is everything that the indexes promise there, and whole?"""
+
+from typing import Any
+
+from prefect import flow
+from prefect.artifacts import create_table_artifact
+from prefect.logging import get_run_logger
+from prefect.states import Completed
+
+from flows.turns import in_turn
+from storage.audit import VerifyReport, verify
+from storage.objects import ObjectStore
+from tasks.config import PipelineConfig
+from tasks.credentials import export_credentials
+from tasks.home import objects_url
+
+_SHOWN = 200
+
+
+class DamageError(RuntimeError):
+    """A store lacks something that its indexes promise, or has it damaged."""
+
+
+@flow(name="verify-storage", flow_run_name="verify storage of {config.name}", persist_result=False)
+@in_turn
+def verify_storage(config: PipelineConfig, quick: bool = False) -> Any:
+    """Compare every shard of the configuration's object store with its index; fail where something is damaged.
+
+    Args:
+        config: The pipeline's configuration, of which `storage` says where and by whose credentials.
+        quick: Compare sizes only; read no shard.
+
+    Raises:
+        DamageError: Something is missing or damaged; the table names it.
+    """
+    export_credentials(config.storage)
+    store = ObjectStore(objects_url(config.storage.url))
+    report = verify(store, quick=quick)
+    text = f"{report.shards:,} shards ({report.bytes:,} bytes) of {report.indexes:,} indexes in {store.url}"
+    get_run_logger().info("%s: %d problems", text, len(report.problems))
+    _publish(config.name, text, report)
+    if report.problems:
+        first = report.problems[0]
+        raise DamageError(
+            f"{len(report.problems)} problems in {text}; the first: {first.object}: {first.reason}. "
+            "`starling storage verify` shows all."
+        )
+    if not report.indexes:
+        return Completed(name="Empty", message=f"{store.url} holds no output of any stage")
+    return Completed(message=f"{text}: all whole")
+
+
+def _publish(name: str, text: str, report: VerifyReport) -> None:
+    rows = [{"object": problem.object, "what is wrong": problem.reason} for problem in report.problems[:_SHOWN]]
+    key = "storage-" + "".join(c if c.isalnum() else "-" for c in name.lower())
+    create_table_artifact(
+        table=rows or [{"object": "all", "what is wrong": "nothing"}],
+        key=key,
+        description=f"{text}: {len(report.problems)} problems",
+    )

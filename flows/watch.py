@@ -1,0 +1,130 @@
+"""The flow `watch`: looks whether the sources of a configuration have changed, and only then has them ingested.
+
+A look costs a listing: names, sizes and times of files and objects. What is still being copied is left alone until two
+looks in a row have seen the same. Each content is ingested once, however often it is looked at.
+"""
+
+import hashlib
+import json
+import re
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+from prefect import flow
+from prefect.deployments import run_deployment
+from prefect.logging import get_run_logger
+from prefect.states import Completed
+from prefect.variables import Variable
+
+from flows.automations import CORPUS_CHANGED, corpus_resource
+from flows.turns import in_turn
+from storage.objects import ObjectStore
+from tasks.config import PipelineConfig
+from tasks.credentials import export_credentials
+from tasks.prepare import open_source
+
+INGEST = "ingest"
+_SEEN, _INGESTED = "seen", "ingested"
+
+
+def look(config: PipelineConfig, prefixes: list[str]) -> str:
+    """SHA-256 of what the sources, and folders of object stores, hold at the moment.
+
+    Args:
+        config: Names the sources, and the credentials of the stores.
+        prefixes: URLs of the folders, such as s3://bucket/incoming.
+    """
+    export_credentials(config.storage)
+    parts: list[Any] = [open_source(source).fingerprint() for source in config.data.sources]
+    for url in prefixes:
+        entries = ObjectStore(url).entries()
+        parts.append([url, sorted((entry.path, entry.size, entry.modified) for entry in entries)])
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def waiting(config: PipelineConfig) -> bool:
+    """Whether a challenger of the configuration's model waits to be judged.
+
+    Args:
+        config: Names the model.
+    """
+    from tasks.registry import waiting_challenger
+    from tasks.tracking import client
+
+    return waiting_challenger(client(), config.model_name) is not None
+
+
+def decide(found: str, state: dict[str, str]) -> tuple[str, dict[str, str]]:
+    """What follows from a look.
+
+    Args:
+        found: What was seen.
+        state: What was known before.
+
+    Returns:
+        Name of the outcome (`Unchanged`, `Settling` or `Changed`), and what is known now.
+    """
+    if found == state.get(_INGESTED):
+        return "Unchanged", {**state, _SEEN: found}
+    if found != state.get(_SEEN):
+        return "Settling", {**state, _SEEN: found}
+    return "Changed", {_SEEN: found, _INGESTED: found}
+
+
+@flow(name="watch", flow_run_name="watch {config.name}", persist_result=False)
+@in_turn
+def watch(config: PipelineConfig, prefixes: list[str] = []) -> Any:  # noqa: B006 - Prefect copies what it passes
+    """Have the sources ingested if they have changed and have settled.
+
+    Args:
+        config: The pipeline's configuration.
+        prefixes: Folders of object stores, such as s3://bucket/incoming, whose content counts, too: where tables name
+            audio there.
+    """
+    name = variable_name(config.name)
+    outcome, state = decide(look(config, prefixes), _recall(name))
+    get_run_logger().info("%s: %s", config.name, outcome)
+    if outcome == "Changed":
+        # the same content asks for the same run: nothing is lost or done twice if this is killed before it has noted it
+        key = f"{config.name}-{state[_INGESTED]}"
+        run: Any = run_deployment(f"{INGEST}/{config.name}", timeout=0, idempotency_key=key, as_subflow=False)
+        _note(name, state)
+        return Completed(name=outcome, message=f"the sources have changed: {run.name} ingests them")
+    _note(name, state)
+    settling = "the sources change; they are ingested when two looks have seen the same"
+    return Completed(name=outcome, message=settling if outcome == "Settling" else "the sources are as they were")
+
+
+def announce(name: str) -> None:
+    """Tell the Prefect server that a configuration's corpus has changed; an automation then has it ingested.
+
+    Args:
+        name: The configuration's name.
+    """
+    from prefect.client.orchestration import get_client
+
+    resource = {"prefect.resource.id": corpus_resource(name), "prefect.resource.name": name}
+    event = {
+        "event": CORPUS_CHANGED,
+        "occurred": datetime.now(UTC).isoformat(),
+        "id": str(uuid4()),
+        "resource": resource,
+    }
+    with get_client(sync_client=True) as api:  # a request, and not the queue of events: it is acknowledged
+        api.request("POST", "/events", json=[event]).raise_for_status()
+
+
+def variable_name(name: str) -> str:
+    """The Prefect variable that keeps what was seen of a configuration's sources."""
+    return "starling_watch_" + re.sub(r"[^a-z0-9]", "_", name.lower())
+
+
+def _recall(name: str) -> dict[str, str]:
+    value: Any = Variable.get(name, default=None)
+    return dict(value) if isinstance(value, dict) else {}
+
+
+def _note(name: str, state: dict[str, str]) -> None:
+    values: Any = Variable  # its types know nothing of a plain dict
+    values.set(name, state, overwrite=True)

@@ -1,0 +1,74 @@
+"""Words with their times: where a hypothesis' tokens lie in its CTC alignment."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from speech.decoding import Hypothesis
+from speech.tokens import Tokenizer
+
+
+@dataclass(frozen=True)
+class Word:
+    """A recognized word."""
+
+    word: str
+    """The word."""
+    start: float
+    """Seconds from the beginning of the recording to the first frame of its first token."""
+    duration: float
+    """Seconds to the end of its last token. CTC's tokens are short: a word tends to sound a little longer."""
+    confidence: float
+    """Mean over its tokens of the highest posterior, 0 to 1."""
+
+
+@dataclass
+class _Spelled:
+    first: int
+    end: int
+    peaks: list[float]
+
+
+def timed_words(
+    hypothesis: Hypothesis, log_probs_TV: Tensor, tokenizer: Tokenizer, frame_seconds: float, offset: float = 0.0
+) -> list[Word]:
+    """The words of a hypothesis, in order.
+
+    Args:
+        hypothesis: Its `frames` say in which frame of the best alignment each token starts.
+        log_probs_TV: The log posteriors that it was decoded from [frames, tokens].
+        tokenizer: Whose tokens.
+        frame_seconds: Seconds between two frames.
+        offset: Seconds before the first frame.
+    """
+    spelled: list[_Spelled] = []
+    said: list[str] = []
+    best_T = log_probs_TV.argmax(dim=1).tolist()
+    starts = [*hypothesis.frames, len(best_T)]
+    for k, token in enumerate(hypothesis.tokens):
+        before, said = said, tokenizer.decode(hypothesis.tokens[: k + 1]).split()
+        if said == before:  # a space ends a word and belongs to none
+            continue
+        end = _end(best_T, token, starts[k], starts[k + 1])
+        peak = float(log_probs_TV[starts[k] : end, token].max().exp())
+        if len(said) > len(spelled):
+            spelled.append(_Spelled(starts[k], end, []))
+        spelled[-1].end = end
+        spelled[-1].peaks.append(min(peak, 1.0))
+    return [
+        Word(
+            text,
+            round(offset + where.first * frame_seconds, 3),
+            round((where.end - where.first) * frame_seconds, 3),
+            round(sum(where.peaks) / len(where.peaks), 4),
+        )
+        for text, where in zip(said, spelled, strict=True)
+    ]
+
+
+def _end(best_T: list[int], token: int, start: int, limit: int) -> int:
+    """The frame after a token's last one: as long as it stays the most probable."""
+    end = start + 1
+    while end < limit and best_T[end] == token:
+        end += 1
+    return end

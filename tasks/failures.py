@@ -1,0 +1,70 @@
+"""Which failures pass by themselves: a server that restarts, a dropped connection; everything else is final."""
+
+from typing import Any
+
+from storage.locks import LockTimeoutError
+from storage.retries import ObjectStoreError, is_transient
+
+RETRIES = 3
+"""How often a task is repeated after such a failure."""
+DELAYS_S = (10, 30, 90)
+"""Seconds before each repetition."""
+JITTER = 0.5
+"""Share by which each wait varies, so that runs that lost the same server do not come back in the same instant."""
+_PASSING_STATUS = (408, 429, 500, 502, 503, 504)
+_FINAL = ("StageError", "SlotTakenError")
+"""By name: their modules need this one."""
+_HTTP_PACKAGES = ("httpx", "requests", "urllib3", "aiohttp")
+_DATABASE_ERRORS = ("OperationalError", "InterfaceError", "DisconnectionError")
+_MLFLOW_LOST = ("Max retries exceeded", "Connection refused", "timeout exception", "Connection aborted", "timed out")
+
+
+def passes(error: BaseException | None) -> bool:
+    """Whether a failure is one of the infrastructure, so that the same work may succeed a little later.
+
+    The exceptions that it was raised from count too; a mistake in data or configuration never passes.
+    """
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, ValueError | LockTimeoutError) or type(error).__name__ in _FINAL:
+            return False
+        if _passes(error):
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return False
+
+
+def _passes(error: BaseException) -> bool:
+    package = type(error).__module__.partition(".")[0]
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if package == "mlflow":
+        return _mlflow_passes(error)
+    if isinstance(status, int):
+        return status in _PASSING_STATUS
+    if package in ("sqlalchemy", "sqlite3", "psycopg2"):
+        return type(error).__name__ in _DATABASE_ERRORS
+    if package in _HTTP_PACKAGES or package == "prefect":
+        return _names(error) & {"TransportError", "ConnectionError", "Timeout", "HTTPError", "ClientError"} != set()
+    if isinstance(error, ObjectStoreError):
+        return error.__cause__ is not None and is_transient(error.__cause__)
+    # an OSError without a number is somebody's message, not the system's
+    by_system = isinstance(error, OSError) and (error.errno is not None or isinstance(error, ConnectionError))
+    return (by_system or package in ("botocore", "aiobotocore")) and is_transient(error)
+
+
+def _names(error: BaseException) -> set[str]:
+    return {cls.__name__ for cls in type(error).__mro__}
+
+
+def _mlflow_passes(error: Any) -> bool:
+    """MLflow puts what happened into words; only a server's own failure has a number."""
+    status = getattr(error, "get_http_status_code", lambda: 0)()
+    if "RestException" in _names(error):
+        return status in _PASSING_STATUS
+    return any(word in str(error) for word in _MLFLOW_LOST)
+
+
+def retry_when_passing(task: Any, run: Any, state: Any) -> bool:
+    """For Prefect's `retry_condition_fn`: whether a task's failure is worth repeating."""
+    return isinstance(state.data, BaseException) and passes(state.data)

@@ -1,0 +1,177 @@
+"""Judging a challenger: both models recognize the same utterances, and a matched-pair test must find it better.
+
+The test sets are frozen with the first judgement: a model that was scored on others is not compared unless somebody
+says that these count from now on.
+"""
+
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import mlflow
+
+from speech.bundle import load_spec
+from speech.scoring import compare_systems
+from storage.reading import ShardError
+from tasks.decode import decode_with, scored_sets
+from tasks.model_card import tests_of
+from tasks.prepare import read_table
+from tasks.registry import ROLLED_BACK_TAG, frozen_tests
+from tasks.score import score_rows
+from tasks.stage import Run
+
+Counts = dict[str, tuple[list[int], list[int]]]
+"""By test set the word errors and the reference words of each utterance."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether a challenger became champion, and why."""
+
+    promoted: bool
+    reason: str
+    champion: str = ""
+    """Version of the champion that it was compared with."""
+    champion_wer: float | None = None
+    challenger_wer: float | None = None
+    p_value: float | None = None
+    sets: dict[str, dict[str, float]] = field(default_factory=dict)
+    """For each test set its words and both word error rates."""
+    forced: bool = False
+    """Whether somebody decided against, or without, the comparison."""
+
+    def numbers(self) -> dict[str, str]:
+        """Tags of the version that was judged."""
+        values = {"champion": self.champion or None, "forced": "true" if self.forced else None}
+        rates = {name: getattr(self, name) for name in ("champion_wer", "challenger_wer", "p_value")}
+        return {f"promotion.{name}": str(value) for name, value in (values | rates).items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What whoever asks for a promotion wants beyond the rule."""
+
+    force: bool = False
+    """Promote whatever the comparison says."""
+    new_tests: bool = False
+    """Judge on the challenger's test sets even if they are not the frozen ones; they are frozen from then on."""
+    reason: str = ""
+    """Why; needed with `force`."""
+    named: bool = False
+    """The version was named by its number: one that was rolled back may reign again."""
+
+
+def tests_tag(run: Run) -> str:
+    """The test sets that a run's model is judged on, as tags say it."""
+    return json.dumps(tests_of(run), sort_keys=True)
+
+
+def _rows(run: Run, champion: Path | None, name: str) -> list[dict[str, Any]]:
+    """A test set as this run's model recognizes it, or as the champion does."""
+    if champion is None:
+        return read_table(run.result("decode").store, f"{name}.parquet")
+    decode = load_spec(champion).decode
+    found = decode_with(run, champion, name, decode, own=False, on_damage=known_damage(run))
+    rows = [asdict(entry) for entry in found]
+    stages = {"features", "decode"} & run.results.keys()
+    if any(run.results[stage].record.get("quarantined_shards") for stage in stages):
+        # without what this run's model could not read: both are judged alike
+        wanted = {row["id"] for row in read_table(run.result("decode").store, f"{name}.parquet")}
+        rows = [row for row in rows if row["id"] in wanted]
+    return rows
+
+
+def known_damage(run: Run) -> Callable[[ShardError], None]:
+    """Passes over shards that this run's model could not read either."""
+
+    def check(error: ShardError) -> None:
+        known = {entry["shard"] for entry in run.result("decode").record.get("quarantined_shards", ())}
+        if error.shard is None or error.shard.name not in known:
+            raise error
+
+    return check
+
+
+def count_errors(run: Run, champion: Path | None) -> Counts:
+    """By test set the word errors and reference words of each utterance, by the champion or by this run's model."""
+    found: Counts = {}
+    for name in scored_sets(run):
+        report = score_rows(sorted(_rows(run, champion, name), key=lambda row: str(row["id"])))
+        found[name] = (report.errors().tolist(), report.words().tolist())
+    return found
+
+
+def decide(run: Run, champion: Any | None) -> Decision:
+    """Compare this run's model with the champion on this run's test sets."""
+    if champion is None:
+        return Decision(True, "there was no champion")
+    challenger = count_errors(run, None)
+    with tempfile.TemporaryDirectory() as folder:
+        source = f"models:/{champion.name}/{champion.version}"
+        local = Path(mlflow.artifacts.download_artifacts(artifact_uri=source, dst_path=folder))
+        reigning = count_errors(run, next(local.rglob("bundle.json")).parent)
+    own, words = _joined(challenger)
+    theirs, _ = _joined(reigning)
+    level = 1.0 - run.config.register_as.significance
+    found = compare_systems(theirs, own, words, level=level, seed=run.config.seed)
+    total = max(1, sum(words))
+    wer_a, wer_b = sum(theirs) / total, sum(own) / total
+    verdict = {"b": "beats", "a": "is beaten by", None: "does not differ significantly from"}[found.better]
+    return Decision(
+        promoted=found.better == "b",
+        reason=f"WER {wer_b:.2%} {verdict} version {champion.version}'s {wer_a:.2%} (p = {found.p_value:.3g})",
+        champion=str(champion.version),
+        champion_wer=wer_a,
+        challenger_wer=wer_b,
+        p_value=found.p_value,
+        sets={name: _set_rates(challenger[name], reigning[name]) for name in challenger},
+    )
+
+
+def _joined(counts: Counts) -> tuple[list[int], list[int]]:
+    """The errors and the words of all test sets, one after another."""
+    pairs = list(counts.values())
+    return [n for errors, _ in pairs for n in errors], [n for _, words in pairs for n in words]
+
+
+def _set_rates(own: tuple[list[int], list[int]], theirs: tuple[list[int], list[int]]) -> dict[str, float]:
+    words = sum(own[1])
+    return {
+        "words": words,
+        "challenger_wer": sum(own[0]) / max(1, words),
+        "champion_wer": sum(theirs[0]) / max(1, words),
+    }
+
+
+def refusal(run_tests: str, frozen: str) -> str:
+    """Why a model that was scored on some test sets cannot be compared on the frozen ones; empty if it can."""
+    if not frozen or run_tests == frozen:
+        return ""
+    ours, theirs = json.loads(run_tests), json.loads(frozen)
+    differ = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
+    return (
+        f"not judged: the test sets are not the frozen ones ({', '.join(differ)} differ); "
+        "`starling promote --new-tests` judges both models on the new ones and freezes these"
+    )
+
+
+def judge(api: mlflow.MlflowClient, run: Run, version: Any, champion: Any | None, wish: Wish) -> Decision:
+    """What is to become of a version, given the champion; nothing is changed."""
+    if champion is not None and str(champion.version) == str(version.version):
+        return Decision(True, "it is the champion already", champion=str(champion.version))
+    if ROLLED_BACK_TAG in version.tags and not wish.named:
+        return Decision(False, f"it was rolled back ({version.tags[ROLLED_BACK_TAG]}); name its version to try again")
+    frozen = frozen_tests(api, version.name) if champion is not None and not wish.new_tests else ""
+    why = refusal(tests_tag(run), frozen)
+    if why and wish.force:
+        found = Decision(False, why, champion=str(champion.version) if champion is not None else "")
+    elif why:
+        return Decision(False, why)
+    else:
+        found = decide(run, champion)
+    if wish.force and not found.promoted:
+        return replace(found, promoted=True, forced=True, reason=f"forced: {wish.reason} ({found.reason})")
+    return found

@@ -1,0 +1,198 @@
+"""Leases: locks between machines, kept in the Prefect server's database and freed by time when their holder dies.
+
+A lease is a Prefect variable: its name is the lock, its value says who holds it, so that the UI's page of variables
+shows every lock there is. The server takes one variable of a name and refuses another, which makes taking a lease
+atomic; a stale one is deleted by its id, which only one of several takers can do. Whether it is stale says the
+server's clock alone. Prefect's own leases of concurrency limits would not do: by default the server keeps them in
+memory, so that a killed server leaves their slots taken for good.
+"""
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import copy_context
+from dataclasses import asdict
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import httpx
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
+from tasks.failures import passes
+from tasks.holder import Holder
+
+LEASE_S = 100.0
+"""A lease that has not been renewed for so long is stale."""
+BEAT_S = 20.0
+"""Seconds between renewals."""
+_REQUEST_S = 4.0
+_WAITS_S = (0.3, 1.0)
+"""Between attempts: a busy SQLite database answers 503 for a moment."""
+_TAG = "starling-lock"
+_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def impatient_client() -> Iterator[SyncPrefectClient]:
+    """A client whose requests end within seconds: none is repeated for a minute while the server is away."""
+    # for the whole block: Prefect builds all its settings anew, which takes longer than a request
+    impatience: Any = temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0})
+    with impatience, get_client(httpx_settings={"timeout": _REQUEST_S}, sync_client=True) as client:
+        yield client
+
+
+class LeaseTable:
+    """Leases at the configured Prefect server.
+
+    Args:
+        client: A client of this thread's own, see `impatient_client`.
+    """
+
+    def __init__(self, client: SyncPrefectClient) -> None:
+        self._client = client
+
+    def take(self, name: str, holder: Holder) -> str | Holder:
+        """Take a lease.
+
+        Returns:
+            The lease's id, or who holds it.
+
+        Raises:
+            httpx.HTTPError: If the server is away or refuses.
+        """
+        body = {"name": name, "value": asdict(holder), "tags": [_TAG]}
+        other = Holder("another run")
+        for _ in range(3):  # another may take or leave it in between
+            reply = self._ask("POST", "/variables/", json=body)
+            if reply is not None and reply.status_code != httpx.codes.CONFLICT:
+                return str(reply.json()["id"])
+            found = self._ask("GET", f"/variables/name/{name}")
+            if found is None:
+                continue
+            other = Holder.read(found.json()["value"])
+            if other.token == holder.token:  # the answer to an earlier request was lost
+                return str(found.json()["id"])
+            if not (other.gone() or _age_s(found) > LEASE_S):
+                return other
+            self._ask("DELETE", f"/variables/{found.json()['id']}")
+        return other
+
+    def renew(self, lease: str, holder: Holder) -> bool:
+        """Renew a lease; False if it is not there any more."""
+        return self._ask("PATCH", f"/variables/{lease}", json={"value": asdict(holder)}) is not None
+
+    def drop(self, lease: str) -> None:
+        """Give a lease back; one that another has taken meanwhile has another id, and stays."""
+        self._ask("DELETE", f"/variables/{lease}")
+
+    def _ask(self, method: Any, path: Any, **content: Any) -> httpx.Response | None:
+        """A request; None where nothing is found."""
+        for wait_s in _WAITS_S:
+            try:
+                return self._ask_once(method, path, content)
+            except (httpx.TransportError, httpx.HTTPStatusError) as error:
+                if not passes(error):
+                    raise
+            time.sleep(wait_s * random.uniform(0.5, 1.5))
+        return self._ask_once(method, path, content)
+
+    def _ask_once(self, method: Any, path: Any, content: dict[str, Any]) -> httpx.Response | None:
+        try:
+            return self._client.request(method, path, **content)
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code == httpx.codes.CONFLICT:
+                return error.response
+            if error.response.status_code == httpx.codes.NOT_FOUND:
+                return None
+            raise
+
+
+def _age_s(reply: httpx.Response) -> float:
+    """Seconds since a variable was renewed, by the server's clock."""
+    now = parsedate_to_datetime(reply.headers["Date"])
+    updated = datetime.fromisoformat(reply.json()["updated"].replace("Z", "+00:00"))
+    return (now - updated).total_seconds()
+
+
+class Lease:
+    """A lease that a thread keeps until it is given back, whatever becomes of the server meanwhile.
+
+    A server that is away costs nothing: the lease is renewed when it is back. Where another has taken it in between,
+    the holder goes on, and takes it anew as soon as it is free.
+
+    Args:
+        name: The lease's.
+        lease: Its id.
+        holder: This holder.
+        log: Where trouble is told.
+        on_beat: Called after each renewal with the thread's client; what it raises is logged.
+        beat_s: Seconds between renewals.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        lease: str,
+        holder: Holder,
+        log: Any = _log,
+        on_beat: Callable[[SyncPrefectClient], None] | None = None,
+        beat_s: float | None = None,
+    ) -> None:
+        self.name, self.holder = name, holder
+        self.lost_to: Holder | None = None
+        """Who holds it now, where another has taken it."""
+        self._lease, self._log, self._on_beat, self._beat_s = lease, log, on_beat, beat_s or BEAT_S
+        self._away = False
+        self._end = threading.Event()
+        # with this thread's context: which server, and which flow run the log belongs to
+        self._thread = threading.Thread(target=copy_context().run, args=(self._keep,), name=name, daemon=True)
+        self._thread.start()
+
+    def give_back(self) -> None:
+        """Stop keeping it, and free it; where the server is away, time does."""
+        self._end.set()
+        self._thread.join(2 * _REQUEST_S)
+
+    def _keep(self) -> None:
+        with impatient_client() as client:
+            table = LeaseTable(client)
+            while not self._end.wait(self._beat_s):
+                self._guarded(lambda: self._beat(table, client))
+            if self._lease:
+                self._guarded(lambda: table.drop(self._lease))
+
+    def _guarded(self, action: Callable[[], None]) -> None:
+        """Do something at the server; trouble there is told once, and is not the holder's."""
+        try:
+            action()
+        except Exception as error:  # whatever it is, work goes on
+            if not self._away:
+                self._log.warning(
+                    "the lock %s cannot be renewed (%s: %s): the work goes on", self.name, type(error).__name__, error
+                )
+            self._away = True
+            return
+        if self._away:
+            self._log.info("the Prefect server answers again")
+        self._away = False
+
+    def _beat(self, table: LeaseTable, client: SyncPrefectClient) -> None:
+        if not (self._lease and table.renew(self._lease, self.holder)):
+            self._take_anew(table)
+        if self._on_beat is not None:
+            self._on_beat(client)
+
+    def _take_anew(self, table: LeaseTable) -> None:
+        self._lease = ""
+        taken = table.take(self.name, self.holder)
+        if isinstance(taken, str):
+            self._lease, self.lost_to = taken, None
+            self._log.warning("the lock %s had expired, and has been taken anew", self.name)
+        elif self.lost_to is None or taken.token != self.lost_to.token:
+            self.lost_to = taken
+            self._log.warning("the lock %s had expired, and is held by %s: the work goes on", self.name, taken)

@@ -1,0 +1,154 @@
+"""What a registered version says of itself: for machines as tags and in the model's own file, for people as a card."""
+
+import json
+from collections.abc import Iterable
+from pathlib import PurePath
+from typing import Any
+
+from storage.corpora.catalog import CATALOG
+from storage.index import ShardIndex
+from storage.stages import digest_json
+from tasks.decode import scored_sets
+from tasks.features import set_digest
+from tasks.provenance import provenance
+from tasks.sources import SourceConfig
+from tasks.stage import Run
+
+CARD_LENGTH = 4900
+"""MLflow keeps 5,000 characters of a description."""
+_UNKNOWN = "not stated"
+_SYNTHETIC = "synthesized here by eSpeak NG; no recording of anybody"
+
+
+def licence_of(source: SourceConfig) -> str:
+    """The licence of a source: its own word, else the catalogue's if all corpora of its layout agree, else unknown."""
+    if source.licence:
+        return source.licence
+    if source.kind == "synthetic":
+        return _SYNTHETIC
+    named = CATALOG.get(source.corpus)
+    found = {named.licence} if named else {entry.licence for entry in CATALOG.values() if entry.kind == source.kind}
+    return found.pop() if len(found) == 1 else _UNKNOWN
+
+
+def corpora(sources: Iterable[SourceConfig]) -> list[dict[str, str]]:
+    """Name, layout, language and licence of each corpus, once."""
+    found: dict[str, dict[str, str]] = {}
+    for source in sources:
+        name = source.corpus or PurePath(source.path).name or source.kind
+        entry = {"corpus": name, "kind": source.kind, "language": source.language, "licence": licence_of(source)}
+        found.setdefault(digest_json(entry), entry)
+    return list(found.values())
+
+
+def tests_of(run: Run) -> dict[str, str]:
+    """Digest of each test set: of its utterances and references, however they are packed and whatever is stored."""
+    found: dict[str, str] = {}
+    for name in scored_sets(run):
+        index = ShardIndex.read(run.result("shard").store.child(name))
+        columns = (index.column("id"), index.column("text"), index.column("duration"))
+        rows = sorted((str(who), str(text), round(float(s), 3)) for who, text, s in zip(*columns, strict=True))
+        found[name] = digest_json(rows)[:16]
+    return found
+
+
+def contents(run: Run) -> dict[str, Any]:
+    """Everything that a version carries, as JSON values."""
+    shard, train, score = (run.result(name).record for name in ("shard", "train", "score"))
+    config, result = run.config, train["result"]
+    return {
+        "name": config.model_name,
+        "run": run.run_id,
+        "model_digest": train["digest"],
+        "code": {name: str(value) for name, value in provenance().items()},  # torch's version is a class of its own
+        "datasets": {
+            name: {"digest": set_digest(run, name), "utterances": entry["utterances"], "seconds": entry["seconds"]}
+            for name, entry in shard["sets"].items()
+        },
+        "corpora": corpora(config.data.sources),
+        "tests": tests_of(run),
+        "scores": score["sets"],
+        "features": config.features.model_dump(mode="json"),
+        "sample_rate": config.data.sample_rate,
+        "normalizer": config.data.normalizer.model_dump(mode="json"),
+        "tokens": config.tokens.model_dump(mode="json"),
+        "model": config.model.model_dump(mode="json"),
+        "decode": config.decode.model_dump(mode="json"),
+        "training": {
+            "strategy": config.train.strategy,
+            "nodes": config.train.nodes,
+            "learners_per_node": config.train.learners_per_node,
+            **{name: result.get(name) for name in ("epoch", "step", "parameters", "utterances", "elapsed", "device")},
+        },
+        "flow_run": run.flow_run_url,
+    }
+
+
+def card_tags(about: dict[str, Any]) -> dict[str, str]:
+    """The contents as tags of a version: configurations as JSON, licences as text."""
+    tags = {f"starling.{part}": json.dumps(about[part], sort_keys=True) for part in ("features", "tokens", "decode")}
+    tags |= {f"dataset.{name}": entry["digest"] for name, entry in about["datasets"].items()}
+    tags["starling.licences"] = "; ".join(f"{entry['corpus']}: {entry['licence']}" for entry in about["corpora"])
+    return tags
+
+
+def card(about: dict[str, Any], links: dict[str, str]) -> str:
+    """The card as Markdown, short enough for a version's description.
+
+    Args:
+        about: From `contents`.
+        links: Name to address.
+    """
+    parts = [_intro(about), _scores(about["scores"]), _data(about), _made(about)]
+    if links:
+        parts.append(" · ".join(f"[{name}]({address})" for name, address in links.items()))
+    text = "\n\n".join(parts)
+    return text if len(text) <= CARD_LENGTH else text[: CARD_LENGTH - 2].rstrip() + " …"
+
+
+def _intro(about: dict[str, Any]) -> str:
+    languages = ", ".join(sorted({entry["language"] for entry in about["corpora"]}))
+    kind, training = about["model"]["kind"], about["training"]
+    size = f"{training['parameters']:,} parameters" if training["parameters"] else "size unknown"
+    return (
+        f"## {about['name']}\n\nSpeech recognition ({languages}): audio in, text out. "
+        f"A {kind} with CTC, {size}, at {about['sample_rate']:,} Hz."
+    )
+
+
+def _scores(scores: dict[str, Any]) -> str:
+    def rate(value: float | None) -> str:
+        return "–" if value is None else f"{value:.2%}"
+
+    rows = [
+        f"| {name} | {rate(s['wer'])} | {rate(s['wer_low'])} – {rate(s['wer_high'])} | {s['words']:,} |"
+        for name, s in scores.items()
+    ]
+    return "\n".join(["| test set | WER | 95 % interval | words |", "|---|---|---|---|", *rows])
+
+
+def _data(about: dict[str, Any]) -> str:
+    lines = [f"- {e['corpus']} ({e['kind']}, {e['language']}). Licence: {e['licence']}." for e in about["corpora"]]
+    sets = ", ".join(
+        f"{name} {entry['utterances']:,} utterances, {entry['seconds'] / 3600:.2f} h"
+        for name, entry in about["datasets"].items()
+    )
+    return "\n".join(["**Data**", "", *lines, f"- {sets}"])
+
+
+def _made(about: dict[str, Any]) -> str:
+    training, code, decode = about["training"], about["code"], about["decode"]
+    tokens, features = about["tokens"], about["features"]
+    nodes = f"{training['nodes']} × {training['learners_per_node']} learners"
+    beam = f", beam {decode['beam']}" if decode["kind"] == "beam" else ""
+    return "\n".join(
+        [
+            "**How it was made**",
+            "",
+            f"- features: {features['kind']}, {features['num_mels']} bands, normalization {features['cmvn']}",
+            f"- tokens: {tokens['kind']}; decoding: {decode['kind']}{beam}",
+            f"- training: {training['strategy']}, {nodes}, {training['epoch']} epochs, {training['step']} steps "
+            f"on {training['device']}",
+            f"- run: `{about['run']}`; code: {code['version']}, commit `{code['commit']}`; torch {code['torch']}",
+        ]
+    )

@@ -1,0 +1,61 @@
+"""A training's progress for whoever started it: terminal, Prefect; from the journal, while training runs."""
+
+from pathlib import Path
+from typing import Any
+
+from tasks import progress
+from tasks.forward import Forwarder
+from tasks.training_view import TrainingView
+from training.journal import JournalTail
+
+
+class Reporter:
+    """Turns new journal lines into progress reports.
+
+    Args:
+        journal: The journal.
+        nodes: Nodes that there should be.
+    """
+
+    def __init__(self, journal: Path, nodes: int) -> None:
+        self.tail, self.view = JournalTail(journal), TrainingView()
+        self.forwarder: Forwarder | None = None
+        self._nodes = nodes
+
+    @property
+    def present(self) -> set[int] | None:
+        """Nodes in the ring; None before the journal says anything of them."""
+        return self.view.nodes
+
+    def __call__(self) -> None:
+        """Report what is new."""
+        for text, url in (self.forwarder.links if self.forwarder is not None else {}).items():
+            progress.link("train", text, url)
+        for entry in self.tail.new_entries():
+            self.view.feed(entry)
+            if entry["kind"] == "step":
+                self._report(self._speed(entry))
+            elif entry["kind"] == "valid" and self.view.valid is entry:
+                self._report(f"validation loss {entry['valid_loss']:.3f}, WER {entry['valid_wer']:.1%}")
+
+    def _speed(self, entry: dict[str, Any]) -> str:
+        note = f"loss {self.view.loss:.3f}" if self.view.loss is not None else "no finite loss"
+        note += f", lr {entry['lr']:.2e}" if entry.get("lr") is not None else ""
+        rate, left = self.view.steps_per_s, self.view.eta_s
+        note += f", {rate:.1f} steps/s" if rate is not None else ""
+        note += f", {left / 60:.0f} min left" if left is not None and left >= 60 else ""
+        learners = len(self.view.present)
+        return note + (f", {learners} learners" if learners > self._alive else "")
+
+    @property
+    def _alive(self) -> int:
+        return self._nodes if self.view.nodes is None else len(self.view.nodes)
+
+    def _report(self, note: str) -> None:
+        view = self.view
+        if self._nodes > 1:
+            note += f", {self._alive} of {self._nodes} nodes"
+        if self.forwarder is not None and self.forwarder.trouble:
+            note += ", MLflow is away"
+        done = max(view.progress, float(view.valid["epoch"]) if view.valid is not None else 0.0)
+        progress.report("train", done, view.epochs, note)

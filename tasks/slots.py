@@ -1,0 +1,228 @@
+"""One at a time: who may make an output, and who may train.
+
+Between the processes of one machine a file's lock decides, which the system frees when its holder dies. Between
+machines, and wherever a flow runs, a lease at the Prefect server decides as well (see `tasks.leases`). Without a
+Prefect server (`starling run --plain`) there is the file's lock only.
+"""
+
+import hashlib
+import logging
+import random
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from storage.locks import LockTimeoutError, any_file_lock
+from tasks.config import PipelineConfig
+from tasks.failures import passes
+from tasks.holder import Holder
+from tasks.home import home
+from tasks.policies import SlotsConfig
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+
+    from tasks.leases import Lease
+
+REFUSE_S = 5.0
+"""How long even those wait that refuse to: whoever only looks whether there is work holds a lock for a moment."""
+OUTAGE_S = 300.0
+"""How long a run that wants a lease waits for a Prefect server that is away."""
+_POLL_S = 2.0
+_log = logging.getLogger(__name__)
+
+
+class SlotTakenError(RuntimeError):
+    """Another run makes the same output, or trains in the same pool."""
+
+
+def run_log() -> Any:
+    """The log of the flow or task run that this is in, or else the module's."""
+    if _flow_api():
+        from prefect.exceptions import MissingContextError
+        from prefect.logging import get_run_logger
+
+        try:
+            return get_run_logger()
+        except MissingContextError:
+            pass
+    return _log
+
+
+def _flow_api() -> str:
+    """URL of the Prefect API of the flow that this is in; empty outside of flows."""
+    from prefect.context import FlowRunContext, TaskRunContext
+    from prefect.settings import PREFECT_API_URL
+
+    inside = FlowRunContext.get() is not None or TaskRunContext.get() is not None
+    return (PREFECT_API_URL.value() or "") if inside else ""
+
+
+def patience_s(config: SlotsConfig) -> float:
+    """Seconds that a run waits for another."""
+    return REFUSE_S if config.collision == "refuse" else config.wait_hours * 3600
+
+
+def lock_name(*parts: str) -> str:
+    """A name that Prefect takes for a variable, the same on every machine."""
+    return re.sub(r"[^a-z0-9]+", "-", "-".join(("lock", *parts)).lower()).strip("-")[:200]
+
+
+def output_lock_name(url: str) -> str:
+    """The lock of a stage's output: what is made, and a digest of where."""
+    stage, key = url.rstrip("/").rsplit("/", 2)[-2:]
+    return lock_name(stage, key, hashlib.sha256(url.encode()).hexdigest()[:8])
+
+
+@contextmanager
+def machine_lock(paths: list[Path], what: str, config: SlotsConfig, holder: Holder) -> Iterator[None]:
+    """Hold one of several locks of this machine.
+
+    Args:
+        paths: Their files.
+        what: What they guard, for people.
+        config: Whether and how long to wait.
+        holder: Who wants it.
+
+    Raises:
+        SlotTakenError: If others hold them for too long; the message names them.
+    """
+    told = Told(what)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(any_file_lock(paths, patience_s(config), holder=str(holder), on_wait=told.wait))
+        except LockTimeoutError as error:
+            raise SlotTakenError(taken_text(what, told.others)) from error
+        yield
+
+
+class Told:
+    """Tells once for whom a run waits."""
+
+    def __init__(self, what: str) -> None:
+        self.what, self.others = what, ""
+
+    def wait(self, others: str) -> None:
+        """Another holds it."""
+        if others != self.others:
+            run_log().info("%s: waiting for %s", self.what, others)
+        self.others = others
+
+
+def taken_text(what: str, others: str) -> str:
+    """The message of a run that does not get what it wants."""
+    return (
+        f"{what}: {others} is at it. Wait until that has ended (slots.collision: wait does so), or cancel it; a lock "
+        "whose holder has died is free within two minutes"
+    )
+
+
+@contextmanager
+def shared_lock(names: list[str], what: str, config: SlotsConfig, holder: Holder) -> Iterator["Lease | None"]:
+    """Hold one of several locks between all machines of a Prefect server, if this is a flow that has one.
+
+    Args:
+        names: The locks, see `lock_name`.
+        what: What they guard, for people.
+        config: Whether and how long to wait.
+        holder: Who wants it.
+
+    Raises:
+        SlotTakenError: If others hold them for too long; the message names them.
+    """
+    if not _flow_api():
+        yield None
+        return
+    lease = _acquire(names, what, patience_s(config), holder)
+    try:
+        yield lease
+    finally:
+        lease.give_back()
+
+
+def _acquire(names: list[str], what: str, patience: float, holder: Holder) -> "Lease":
+    """Wait for one of several leases."""
+    from tasks.leases import Lease, LeaseTable, impatient_client
+
+    deadline = time.monotonic() + patience
+    told = Told(what)
+    with impatient_client() as client:
+        table = LeaseTable(client)
+        while True:
+            others = []
+            for name in names:
+                taken = _patiently(lambda name=name: table.take(name, holder))  # type: ignore[misc]
+                if isinstance(taken, str):
+                    return Lease(name, taken, holder, run_log())
+                others.append(str(taken))
+            if time.monotonic() > deadline:
+                raise SlotTakenError(taken_text(what, " and ".join(others)))
+            told.wait(" and ".join(others))
+            time.sleep(_POLL_S * random.uniform(0.5, 1.5))
+
+
+def _patiently(action: Callable[[], Any]) -> Any:
+    """Do something at the Prefect server, and wait a while if it is away."""
+    deadline = time.monotonic() + OUTAGE_S
+    while True:
+        try:
+            return action()
+        except Exception as error:
+            if not passes(error) or time.monotonic() > deadline:
+                raise
+        time.sleep(_POLL_S * random.uniform(0.5, 1.5))
+
+
+@contextmanager
+def training_slot(config: PipelineConfig, holder: Holder) -> Iterator[None]:
+    """Be one of the trainings that a pool of GPUs has at a time.
+
+    Args:
+        config: The configuration.
+        holder: Who wants it.
+
+    Raises:
+        SlotTakenError: If others train there for too long; the message names them.
+    """
+    slots, launch = config.slots, config.train.launch
+    if not slots.trainings:
+        yield
+        return
+    pool = slots.pool or (launch.pool if launch.kind == "prefect" else socket.gethostname())
+    names = [lock_name("training", pool, str(number)) for number in range(1, slots.trainings + 1)]
+    what = f"training in the pool {pool}"
+    paths = [home() / "locks" / f"{name}.lock" for name in names]
+    with machine_lock(paths, what, slots, holder), shared_lock(names, what, slots, holder):
+        yield
+
+
+@contextmanager
+def kept_lease(
+    name: str, holder: Holder, on_beat: "Callable[[SyncPrefectClient], None] | None" = None
+) -> Iterator[Holder | None]:
+    """Hold a lease if it is free just now.
+
+    Args:
+        name: The lease, see `lock_name`.
+        holder: Who wants it.
+        on_beat: Called now and then while it is held.
+
+    Yields:
+        Who else holds it, or None.
+    """
+    from tasks.leases import Lease, LeaseTable, impatient_client
+
+    with impatient_client() as client:
+        taken = _patiently(lambda: LeaseTable(client).take(name, holder))
+    if isinstance(taken, Holder):
+        yield taken
+        return
+    lease = Lease(name, taken, holder, run_log(), on_beat)
+    try:
+        yield None
+    finally:
+        lease.give_back()

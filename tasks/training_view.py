@@ -1,0 +1,229 @@
+"""A running training as an onlooker sees it: learners, speed, epochs, who came and went; put together from its journal.
+
+    view = TrainingView()
+    for entry in tail.new_entries():
+        view.feed(entry)
+    view.to_dict()
+
+The journal may be read from anywhere in its middle: what came before is only not known.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from tasks.metrics import Entry, is_number, mean
+
+_RECENT = 20
+"""Lines of a learner over which its speed is measured."""
+_EVENTS = 12
+
+
+@dataclass
+class LearnerView:
+    """One learner, as of its last line."""
+
+    name: str
+    """`node.rank`."""
+    step: int = 0
+    loss: float | None = None
+    lr: float | None = None
+    staleness: float | None = None
+    """Own steps between a snapshot and the averaging that used it."""
+    exchange_s: float | None = None
+    distance: float | None = None
+    failed: int | None = None
+    """Exchanges that came to nothing."""
+    recent: deque[tuple[float, int, float]] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    """Elapsed seconds, steps and seconds of audio."""
+
+    @property
+    def node(self) -> int:
+        """Its node's number."""
+        number = self.name.partition(".")[0]
+        return int(number) if number.isdigit() else 0
+
+    def feed(self, entry: Entry) -> None:
+        """Take a `step` line."""
+        self.step = int(entry.get("step", 0))
+        for name in ("loss", "lr", "staleness", "exchange_s", "distance", "failed"):
+            setattr(self, name, entry[name] if is_number(entry.get(name)) else None)
+        if not is_number(entry.get("elapsed")):
+            return
+        elapsed, audio = float(entry["elapsed"]), entry.get("audio_seconds")
+        if self.recent and (elapsed < self.recent[-1][0] or self.step < self.recent[-1][1]):
+            self.recent.clear()  # a resume went back
+        self.recent.append((elapsed, self.step, float(audio) if is_number(audio) and audio else 0.0))
+
+    def _rate(self, column: int) -> float | None:
+        if len(self.recent) < 2 or self.recent[-1][0] <= self.recent[0][0]:
+            return None
+        gained = self.recent[-1][column] - self.recent[0][column]
+        return gained / (self.recent[-1][0] - self.recent[0][0]) if gained >= 0 else None
+
+    @property
+    def steps_per_s(self) -> float | None:
+        """Steps per second of training; None before there are two lines."""
+        return self._rate(1)
+
+    @property
+    def audio_per_s(self) -> float | None:
+        """Seconds of audio per second."""
+        return self._rate(2)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        fields = ("step", "loss", "lr", "staleness", "exchange_s", "distance", "failed", "steps_per_s", "audio_per_s")
+        return {"learner": self.name, "node": self.node, **{name: getattr(self, name) for name in fields}}
+
+
+class TrainingView:
+    """What a journal says so far; `feed` takes its lines in their order."""
+
+    def __init__(self) -> None:
+        self.learners: dict[str, LearnerView] = {}
+        self.systems: dict[int, Entry] = {}
+        """Each node's last figures of its machine."""
+        self.nodes: set[int] | None = None
+        """Nodes in the ring; None before the journal says anything of them."""
+        self.progress = 0.0
+        self.epochs = 0.0
+        self.elapsed = 0.0
+        self.valid: Entry | None = None
+        """The last validation of the average."""
+        self.ended: Entry | None = None
+        self.events: deque[dict[str, Any]] = deque(maxlen=_EVENTS)
+        self._pace: deque[tuple[float, float]] = deque(maxlen=200)
+
+    def feed(self, entry: Entry) -> None:
+        """Take a line; one that makes no sense is passed over."""
+        handler = {
+            "start": self._begin,
+            "resume": self._begin,
+            "step": self._step,
+            "view": self._view,
+            "valid": self._valid,
+            "epoch": self._epoch,
+            "system": self._system,
+            "bad": self._bad,
+            "end": self._end,
+        }.get(entry["kind"])
+        if handler is None:
+            return
+        try:
+            if is_number(entry.get("elapsed")):
+                self.elapsed = max(self.elapsed, float(entry["elapsed"]))
+            handler(entry)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return  # of another version, or damaged: an onlooker shows the rest
+
+    def _tell(self, text: str) -> None:
+        self.events.append({"elapsed": round(self.elapsed, 1), "text": text})
+
+    def _begin(self, entry: Entry) -> None:
+        resumed = entry["kind"] == "resume"
+        self.learners, self.systems, self.nodes, self.ended, self.valid = {}, {}, None, None, None
+        self.progress = float(entry.get("epoch", 0.0)) if resumed else 0.0
+        self.elapsed = float(entry.get("elapsed", 0.0))
+        self._pace.clear()
+        self._tell(f"resumed from {entry.get('checkpoint', 'a checkpoint')}" if resumed else "training begins")
+
+    def _step(self, entry: Entry) -> None:
+        name = str(entry.get("learner", "0.0"))
+        self.learners.setdefault(name, LearnerView(name)).feed(entry)
+        self.epochs = float(entry.get("epochs", self.epochs))
+        # the learners' clocks differ by a beat: progress never goes back
+        self.progress = max(self.progress, float(entry["epoch"]))
+        self._pace.append((self.elapsed, self.progress))
+
+    def _view(self, entry: Entry) -> None:
+        self.nodes = {int(node) for node in entry["nodes"]}
+        for node in entry.get("joined", []):
+            self._tell(f"node {node} joined")
+        for node, why in dict(entry.get("left", {})).items():
+            self._tell(f"node {node} left: {why}")
+
+    def _valid(self, entry: Entry) -> None:
+        self.valid = entry
+        self.epochs = float(entry.get("epochs", self.epochs))
+        rates = f"validation loss {entry['valid_loss']:.3f}, WER {entry['valid_wer']:.1%}"
+        self._tell(f"epoch {entry['epoch']}: {rates}")
+
+    def _epoch(self, entry: Entry) -> None:
+        repeated = f", {entry['repeated']} repeated" if entry.get("repeated") else ""
+        self._tell(f"epoch {entry['epoch']} ended: {entry['utterances']} utterances{repeated}")
+
+    def _system(self, entry: Entry) -> None:
+        self.systems[int(entry["node"])] = entry
+
+    def _bad(self, entry: Entry) -> None:
+        self._tell(f"learner {entry.get('learner', '?')}: {entry['what']}")
+
+    def _end(self, entry: Entry) -> None:
+        self.ended = entry
+        self._tell("training has ended")
+
+    # --- questions
+
+    @property
+    def present(self) -> list[LearnerView]:
+        """Learners of nodes that are in the ring, in order."""
+        nodes = self.nodes
+        found = [one for one in self.learners.values() if nodes is None or one.node in nodes]
+        return sorted(found, key=lambda one: [int(part) if part.isdigit() else 0 for part in one.name.split(".")])
+
+    @property
+    def loss(self) -> float | None:
+        """Mean loss of the learners that are present."""
+        return mean(one.loss for one in self.present)
+
+    @property
+    def steps_per_s(self) -> float | None:
+        """Steps per second of all learners that are present."""
+        rates = [rate for one in self.present if (rate := one.steps_per_s) is not None]
+        return sum(rates) if rates else None
+
+    @property
+    def audio_per_s(self) -> float | None:
+        """Seconds of audio per second, over all learners that are present."""
+        rates = [rate for one in self.present if (rate := one.audio_per_s) is not None]
+        return sum(rates) if rates else None
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds of training left at the present pace; None before there is one."""
+        if self.ended is not None or len(self._pace) < 2:
+            return None
+        (begin, first), (end, last) = self._pace[0], self._pace[-1]
+        if end <= begin or last <= first:
+            return None
+        return max(0.0, self.epochs - last) * (end - begin) / (last - first)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        learners = []
+        for one in self.present:
+            system = self.systems.get(one.node, {})
+            learners.append({**one.to_dict(), "host": system.get("host")})
+        hidden = ("kind", "elapsed")
+        valid = None
+        if self.valid is not None:
+            valid = {name: self.valid.get(name) for name in ("epoch", "train_loss", "valid_loss", "valid_wer")}
+        return {
+            "epoch": self.progress,
+            "epochs": self.epochs,
+            "elapsed": self.elapsed,
+            "eta_s": self.eta_s,
+            "loss": self.loss,
+            "steps_per_s": self.steps_per_s,
+            "audio_per_s": self.audio_per_s,
+            "nodes": None if self.nodes is None else sorted(self.nodes),
+            "learners": learners,
+            "systems": [
+                {name: value for name, value in entry.items() if name not in hidden}
+                for _, entry in sorted(self.systems.items())
+            ],
+            "valid": valid,
+            "events": list(self.events),
+            "ended": self.ended is not None,
+        }

@@ -1,0 +1,217 @@
+"""Where an onlooker finds a training: its folder on this machine, or its store on any; it only reads."""
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+from storage.locks import is_locked
+from tasks.home import home
+from tasks.training_view import TrainingView
+from tasks.world import check_key_file
+from training.exchange.keys import KeyFileError, RingKey
+from training.journal import JournalTail, parse_lines
+from training.store.client import StoreClient
+from training.store.messages import Message, StoreError, StoreUnreachableError
+
+_ANSWER_S = 2.0
+_LOCAL_ANSWER_S = 0.5
+_ASK_AGAIN_S = 10.0
+GONE_S = 30.0
+"""A store that has not answered for so long has ended."""
+
+
+class WatchError(ValueError):
+    """There is no such training to watch."""
+
+
+class Watched(Protocol):
+    """A training that is being watched."""
+
+    name: str
+    """What to call it."""
+    view: TrainingView
+    store: Message | None
+    """What its store last said of itself (`status`), if it can be asked."""
+    trouble: str
+    """Why it cannot be seen at present."""
+
+    def poll(self) -> bool:
+        """Look for what is new; returns whether it still runs."""
+
+    def close(self) -> None:
+        """Let go of it."""
+
+
+class LocalTraining:
+    """A training whose folder is on this machine.
+
+    Args:
+        folder: With `journal.jsonl`, as the train stage makes it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.view = folder, TrainingView()
+        self.name = training_name(folder)
+        self.store: Message | None = None
+        self.trouble = ""
+        self._tail = JournalTail(folder / "journal.jsonl")
+        self._client: StoreClient | None = None
+        self._address = ""
+        self._not_before = 0.0
+
+    def poll(self) -> bool:
+        """Look for what is new; returns whether it still runs."""
+        running = is_running(self.folder)  # before the journal: what it wrote last is read
+        for entry in self._tail.new_entries():
+            self.view.feed(entry)
+        if running and time.monotonic() >= self._not_before:
+            self._ask()
+        return running
+
+    def _ask(self) -> None:
+        """The store tells of leases; the journal has everything else, so its silence is no trouble."""
+        try:
+            address = str(_read_json(self.folder / "store.json").get("address", ""))
+            if address != self._address:
+                self.close()
+                self._address = address
+            if self._client is None and address:
+                self._client = StoreClient(address, _key_of(self.folder))
+            if self._client is not None:
+                self.store = self._client.request({"op": "status"}, _LOCAL_ANSWER_S)
+        except (StoreError, KeyFileError, ValueError):
+            self.store, self._not_before = None, time.monotonic() + _ASK_AGAIN_S
+
+    def close(self) -> None:
+        """Close the connection to the store."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+
+class RemoteTraining:
+    """A training that is seen through its store.
+
+    Args:
+        address: HOST:PORT.
+        key_file: The ring's key.
+        gone_s: Seconds of silence after which it has ended.
+
+    Raises:
+        ValueError: If the address or the key file is of no use.
+    """
+
+    def __init__(self, address: str, key_file: Path | None, gone_s: float = GONE_S) -> None:
+        self.name, self.view = address, TrainingView()
+        self.store: Message | None = None
+        self.trouble = ""
+        if key_file is not None:
+            check_key_file(key_file, "--key-file")
+        self._client = StoreClient(address, RingKey.load(key_file) if key_file else None)
+        self._offset = 0
+        self._gone_s, self._heard = gone_s, time.monotonic()
+
+    def poll(self) -> bool:
+        """Look for what is new; returns whether it still runs.
+
+        Raises:
+            StoreError: If the store does not know what it is asked.
+        """
+        try:
+            self._read()
+            self.store = self._client.request({"op": "status"}, _ANSWER_S)
+        except StoreUnreachableError as error:
+            self.trouble = str(error)
+            return time.monotonic() - self._heard < self._gone_s
+        self.trouble, self._heard = "", time.monotonic()
+        return not (self.store["finish"] and (self.store["result"] is not None or not self.store["members"]))
+
+    def _read(self) -> None:
+        while True:
+            portion = self._client.request({"op": "journal", "offset": self._offset}, _ANSWER_S)
+            self._offset = int(portion["end"])
+            for entry in parse_lines(str(portion["text"]).splitlines()):
+                self.view.feed(entry)
+            if not portion["text"]:
+                return
+
+    def close(self) -> None:
+        """Close the connection to the store."""
+        self._client.close()
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; empty if there is none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _key_of(folder: Path) -> RingKey | None:
+    train = _read_json(folder / "job.json").get("train", {})
+    given = str(train.get("launch", {}).get("key_file", ""))
+    path = Path(given).expanduser() if given else folder / "ring.key"
+    return RingKey.load(path) if given or path.exists() else None
+
+
+def is_running(folder: Path) -> bool:
+    """Whether a process of a training in a folder lives."""
+    return is_locked(folder / "training.lock")
+
+
+def training_name(folder: Path) -> str:
+    """The configuration's name, and the folder's."""
+    name = _read_json(folder / "job.json").get("spec", {}).get("provenance", {}).get("name", "")
+    return f"{name} ({folder.name})" if name else folder.name
+
+
+def trainings(data: Path) -> list[Path]:
+    """Folders of all trainings of a data folder, the latest first."""
+    found = [path.parent for path in (data / "work").glob("train-*/journal.jsonl")]
+    return sorted(found, key=lambda folder: (folder / "journal.jsonl").stat().st_mtime, reverse=True)
+
+
+def find_training(target: str, key_file: Path | None = None) -> Watched:
+    """The training that somebody means.
+
+    Args:
+        target: A training's folder, a data folder, HOST:PORT of a store, the configuration's name or the beginning of
+            the training's key; empty for the one that runs here.
+        key_file: The ring's key, for HOST:PORT.
+
+    Raises:
+        WatchError: If there is none, or several.
+    """
+    if re.fullmatch(r"(\S+|\[\S+\]):\d{1,5}", target) and not Path(target).exists():
+        return RemoteTraining(target, key_file)
+    if key_file is not None:
+        raise WatchError("--key-file is for a store elsewhere (HOST:PORT); here the training's folder has its key")
+    folder = Path(target).expanduser() if target else home()
+    if (folder / "journal.jsonl").is_file():
+        return LocalTraining(folder)
+    data = folder if not target or folder.is_dir() else home()
+    known = trainings(data)
+    if target and not folder.is_dir():
+        named = [one for one in known if _means(one, target)]
+        if not named:
+            raise WatchError(f"{target!r} is no folder, no HOST:PORT and no training in {data}{_list(known)}")
+        return LocalTraining(next((one for one in named if is_running(one)), named[0]))
+    running = [one for one in known if is_running(one)]
+    if len(running) == 1:
+        return LocalTraining(running[0])
+    if running:
+        raise WatchError(f"{len(running)} trainings run in {data}: name one{_list(running)}")
+    raise WatchError(f"no training runs in {data}: give a training's folder or name, or HOST:PORT{_list(known)}")
+
+
+def _means(folder: Path, target: str) -> bool:
+    name = _read_json(folder / "job.json").get("spec", {}).get("provenance", {}).get("name", "")
+    return target == name or folder.name.removeprefix("train-").startswith(target.removeprefix("train-"))
+
+
+def _list(folders: list[Path]) -> str:
+    return "".join(f"\n  {training_name(folder)}" for folder in folders[:5])

@@ -1,0 +1,39 @@
+"""YAML from people: plain values only, and no more of them than a configuration can have."""
+
+from typing import Any
+
+import yaml
+
+MOST = 1_000_000
+"""Values of a document at most, those counted again that an alias repeats: nine lines can stand for a billion."""
+
+
+def parse_yaml(text: str) -> Any:
+    """The value of a YAML document; no tag makes an object.
+
+    Raises:
+        YAMLError: If it is none, is nested beyond measure, contains itself, or stands for too many values.
+    """
+    try:
+        value = yaml.safe_load(text)
+        if _count(value, {}, set()) > MOST:
+            raise yaml.YAMLError(f"its aliases stand for more than {MOST} values: write them out, or leave them out")
+    except RecursionError:
+        raise yaml.YAMLError("it is nested too deeply") from None
+    except ValueError as error:  # such as a number of five thousand digits
+        raise yaml.YAMLError(str(error)) from error
+    return value
+
+
+def _count(value: Any, known: dict[int, int], above: set[int]) -> int:
+    """Values in a value, itself included; each list and mapping is looked at once."""
+    if not isinstance(value, dict | list):
+        return 1
+    if id(value) in above:
+        raise yaml.YAMLError("it contains itself by an alias")
+    if id(value) not in known:
+        above.add(id(value))
+        parts = [*value.keys(), *value.values()] if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(_count(part, known, above) for part in parts)
+        above.discard(id(value))
+    return known[id(value)]

@@ -1,0 +1,412 @@
+"""Automations: as Prefect's own server reads them, and at work on a real one."""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from uuid import uuid4
+
+import pytest
+from prefect.server.events.schemas.automations import AutomationCore
+from prefect.server.events.schemas.events import ReceivedEvent
+from support import ROOT, environment, get_json, starling, tiny_document, wait_until, write_config
+
+from flows.automations import (
+    CRASHED_MESSAGE,
+    HEARTBEAT,
+    MODEL_PAYLOAD,
+    PREFIX,
+    RUN_PAYLOAD,
+    SILENCE_S,
+    corpus_automation,
+    heartbeat_automation,
+    notifications,
+)
+from flows.deployments import PART_TAG, SCHEDULED, TAG
+from flows.pools import docker_template, kubernetes_template
+from flows.services import free_port, start_prefect
+from tasks.config import parse_config
+
+TAGGED = [{"prefect.resource.id": f"prefect.tag.{TAG}", "prefect.resource.role": "tag"}]
+
+
+def event(name, resource, ago=0.0, related=TAGGED, payload=None):
+    when = datetime.now(UTC) - timedelta(seconds=ago)
+    labels = {"prefect.resource.id": resource} if isinstance(resource, str) else resource
+    about = {"id": str(uuid4()), "occurred": when.isoformat(), "payload": payload or {}}
+    return {"event": name, "resource": labels, "related": related, **about}
+
+
+def of_run(name, run="0f9c6a3e-8a4f-4a43-9b4d-6d7f3e2c1a00", **labels):
+    return {"prefect.resource.id": f"prefect.flow-run.{run}", "prefect.resource.name": name, **labels}
+
+
+def trigger_of(automation):
+    return AutomationCore.model_validate(automation).trigger
+
+
+def covers(automation, *given, **options):
+    return trigger_of(automation).covers(ReceivedEvent.model_validate(event(*given, **options)))
+
+
+def test_the_server_reads_every_automation():
+    config = parse_config(tiny_document())
+    made = [heartbeat_automation(), corpus_automation(config, str(uuid4())), *notifications(str(uuid4()))]
+    for automation in made:
+        assert AutomationCore.model_validate(automation).name.startswith(PREFIX)
+    assert len({automation["name"] for automation in made}) == len(made)
+
+
+def test_only_runs_of_ours_are_watched():
+    other = [{"prefect.resource.id": "prefect.tag.nightly", "prefect.resource.role": "tag"}]
+    part = [{"prefect.resource.id": f"prefect.tag.{PART_TAG}", "prefect.resource.role": "tag"}]
+    watched = heartbeat_automation()
+    assert covers(watched, HEARTBEAT, of_run("a"))
+    assert covers(watched, HEARTBEAT, of_run("a"), related=part)
+    assert not covers(watched, HEARTBEAT, of_run("a"), related=other)
+    assert not covers(watched, HEARTBEAT, of_run("a"), related=[])
+    trigger = trigger_of(watched)
+    assert trigger.starts_after(HEARTBEAT)
+    assert not trigger.starts_after("prefect.flow-run.Pending")
+    for ending in ("Completed", "Suspended", "Skipped", "Cancelled"):
+        assert trigger.expects(f"prefect.flow-run.{ending}")
+    for going_on in ("Running", "Cancelling", "Pending", "Late"):  # they are no sign of life
+        assert not trigger.expects(f"prefect.flow-run.{going_on}")
+
+
+def test_notifications_are_about_failures_and_crashes_whatever_their_state_is_called():
+    runs, models = notifications(str(uuid4()))
+    for kind, name, told in [
+        ("FAILED", "Failed", True),
+        ("FAILED", "TimedOut", True),
+        ("CRASHED", "Crashed", True),
+        ("COMPLETED", "Completed", False),
+        ("CANCELLED", "Skipped", False),
+    ]:
+        resource = of_run("a", **{"prefect.state-type": kind, "prefect.state-name": name})
+        assert covers(runs, f"prefect.flow-run.{name}", resource) == told
+    assert not covers(runs, HEARTBEAT, of_run("a"))
+    model = {"prefect.resource.id": "starling.model.demo", "prefect.resource.name": "demo"}
+    assert covers(models, "starling.promoted", model, related=[])
+    assert not covers(models, "prefect.flow-run.Completed", of_run("a"))
+
+
+@pytest.mark.parametrize("payload", [RUN_PAYLOAD, MODEL_PAYLOAD])
+def test_what_the_webhook_gets_is_json_whatever_the_message_holds(payload):
+    from prefect.server.events.actions import JinjaTemplateAction
+    from prefect.server.utilities.user_templates import render_user_template_sync
+
+    JinjaTemplateAction._register_filters_if_needed()
+    labels = {"prefect.state-name": "Failed", "prefect.state-message": 'said "no"\n\tand {{ left }} é'}
+    given = ReceivedEvent.model_validate(event("prefect.flow-run.Failed", of_run('a "b"', **labels), payload={"a": 1}))
+    text = render_user_template_sync(payload, {"event": given, "flow_run": None})
+    found = json.loads(text)
+    assert set(found) == {"event", "text", "name", "state", "message", "url", "occurred"}
+    assert found["name"] == 'a "b"'
+    if payload is RUN_PAYLOAD:
+        assert found["message"] == labels["prefect.state-message"]
+
+
+@pytest.mark.parametrize(
+    ("package", "kind", "made"),
+    [
+        ("prefect-docker", "docker", docker_template()),
+        ("prefect-kubernetes", "kubernetes", kubernetes_template()),
+    ],
+)
+def test_container_pools_say_only_what_prefects_workers_know(package, kind, made):
+    from pathlib import Path
+
+    import prefect
+
+    known = json.loads(
+        (Path(prefect.__file__).parent / "server/api/collections_data/views/aggregate-worker-metadata.json").read_text()
+    )[package][kind]["default_base_job_configuration"]
+    assert set(made["job_configuration"]) <= set(known["job_configuration"])
+    variables = made["variables"]["properties"]
+    text = json.dumps(made["job_configuration"])
+    used = {name for name in variables if f"{{{{ {name} }}}}" in text}
+    assert used == set(variables)
+    for name in set(variables) & set(known["variables"]["properties"]):
+        assert variables[name].get("type") == known["variables"]["properties"][name].get("type")
+    for entry in variables.values():
+        assert entry["title"]
+        assert entry["description"]
+        kinds = {"string": str, "integer": int, "boolean": bool, "object": dict, "array": list}
+        assert "default" not in entry or isinstance(entry["default"], kinds[entry["type"]])
+
+
+def test_the_kubernetes_job_keeps_secrets_in_files_and_is_not_root():
+    manifest = kubernetes_template()["job_configuration"]["job_manifest"]
+    pod = manifest["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    assert {mount["name"] for mount in container["volumeMounts"]} == set(volumes)
+    assert [mount.get("readOnly") for mount in container["volumeMounts"] if mount["name"] == "secrets"] == [True]
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert manifest["spec"]["backoffLimit"] == 0
+
+
+def test_containers_fit_the_image_and_its_secrets():
+    from flows.credentials import NAMES
+    from flows.pools import IMAGE_FOLDER, IMAGE_USER, SECRET_FILES
+
+    dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    entrypoint = (ROOT / "docker" / "entrypoint.sh").read_text(encoding="utf-8")
+    assert f"useradd --uid {IMAGE_USER}" in dockerfile
+    assert IMAGE_FOLDER.startswith("/opt/starling/")
+    assert "/opt/starling/bin/pip install --no-deps" in dockerfile  # and not an editable one
+    assert set(SECRET_FILES.values()) <= set(NAMES)
+    assert all(f"    {name}" in entrypoint for name in SECRET_FILES)
+
+
+class Hook:
+    """A webhook that keeps what it is sent."""
+
+    def __init__(self):
+        self.got = got = []
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                got.append((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
+                self.send_response(204)
+                self.end_headers()
+
+            def log_message(self, *_):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/planted-hook-secret"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def named(self, name):
+        return [body for _, body in list(self.got) if body["name"] == name]
+
+
+class Live:
+    """A real Prefect server with the deployments of a tiny configuration."""
+
+    def __init__(self, home, folder):
+        self.home, self.hook, self.port = home, Hook(), free_port()
+        self.config = write_config(folder / "tiny.yaml", tiny_document())
+        self.start()
+        self.env = {"PREFECT_API_URL": self.api, "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore"}
+
+    def start(self):
+        with environment(PREFECT_API_URL=None, STARLING_HOME=self.home):
+            self.service = start_prefect(self.port).wait()
+        self.api = f"{self.service.url}/api"
+
+    def starling(self, *words, **options):
+        return starling(*words, home=self.home, **self.env, **options)
+
+    def deploy(self, *words, **options):
+        return self.starling("deploy", "--config", self.config, *words, **options)
+
+    def automations(self):
+        return {one["name"]: one for one in get_json(f"{self.api}/automations/filter", {})}
+
+    def make_run(self, name, state="RUNNING", tags=(TAG,)):
+        flow = get_json(f"{self.api}/flows/", {"name": "pretended"})["id"]
+        body = {"flow_id": flow, "name": name, "tags": list(tags), "state": {"type": state}}
+        return get_json(f"{self.api}/flow_runs/", body)["id"]
+
+    def state(self, run):
+        found = get_json(f"{self.api}/flow_runs/{run}")["state"]
+        return found["type"], found["message"]
+
+    def set_state(self, run, kind, **more):
+        return get_json(f"{self.api}/flow_runs/{run}/set_state", {"state": {"type": kind, **more}})
+
+    def emit(self, *events):
+        get_json(f"{self.api}/events", list(events))
+
+    def beat(self, run, ago=0.0, related=TAGGED):
+        self.emit(event(HEARTBEAT, of_run("r", run), ago, related))
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("live")
+    server = Live(folder / "home", folder)
+    yield server
+    server.service.stop()
+    server.hook.server.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_deploying_twice_changes_nothing_and_what_was_switched_off_stays_off(live):
+    first = (
+        live.deploy("--notify-url", "-", "--json")
+        if False
+        else live.deploy("--json", STARLING_NOTIFY_URL=live.hook.url)
+    )
+    made = {one["deployment"]: one["id"] for one in json.loads(first.stdout.splitlines()[-1])["deployments"]}
+    assert list(made) == [f"{item.flow}/tiny" for item in SCHEDULED]
+    before = live.automations()
+    assert len(before) == 4
+    nightly = get_json(f"{live.api}/deployments/{made['pipeline/tiny']}")
+    assert nightly["parameters"]["config"]["name"] == "tiny"
+    assert nightly["job_variables"]["env"] == {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}
+    (schedule,) = nightly["schedules"]
+    patch = ["-X", "PATCH", "-H", "Content-Type: application/json", "-d", '{"active": false}']
+    url = f"{live.api}/deployments/{nightly['id']}/schedules/{schedule['id']}"
+    subprocess.run(["curl", "-sf", *patch, url], check=True, timeout=30)
+    again = live.deploy("--json")  # without the address: it is kept
+    assert {one["deployment"]: one["id"] for one in json.loads(again.stdout.splitlines()[-1])["deployments"]} == made
+    after = live.automations()
+    assert {name: (one["id"], one["updated"]) for name, one in after.items()} == {
+        name: (one["id"], one["updated"]) for name, one in before.items()
+    }
+    (schedule,) = get_json(f"{live.api}/deployments/{nightly['id']}")["schedules"]
+    assert not schedule["active"]
+    texts = [path.read_bytes() for path in live.home.rglob("*") if path.is_file()]
+    texts += [f"{done.stdout}{done.stderr}".encode() for done in (first, again)]
+    assert not any(b"planted-hook-secret" in text for text in texts)  # Prefect's database has it encrypted
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_webhook_hears_of_failures_crashes_and_champions(live):
+    live.deploy(STARLING_NOTIFY_URL=live.hook.url)
+    for name, tags in (("loud", [TAG]), ("part", [PART_TAG]), ("foreign", [])):
+        live.set_state(live.make_run(name, tags=tags), "FAILED", name="Failed", message='it said "no"')
+    live.set_state(live.make_run("fine"), "COMPLETED", name="Completed")
+    live.set_state(live.make_run("gone"), "CRASHED", name="Crashed", message="lost")
+    model = {"prefect.resource.id": "starling.model.demo", "prefect.resource.name": "demo"}
+    live.emit(event("starling.promoted", model, related=[], payload={"version": "3", "url": "http://x/3"}))
+    for name in ("loud", "gone", "demo"):
+        wait_until(lambda name=name: live.hook.named(name), 60)
+    (loud,) = live.hook.named("loud")
+    assert (loud["state"], loud["message"]) == ("Failed", 'it said "no"')
+    assert "/runs/flow-run/" in loud["url"]
+    (demo,) = live.hook.named("demo")
+    assert (demo["event"], demo["state"], demo["url"]) == ("starling.promoted", "promoted", "http://x/3")
+    assert {body["name"] for _, body in live.hook.got} == {"loud", "gone", "demo"}
+    assert {path for path, _ in live.hook.got} == {"/planted-hook-secret"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_an_announced_change_runs_the_ingestion(live):
+    live.deploy()
+    wait_until(lambda: len(live.automations()) >= 2, 20)
+
+    def ingestions():
+        body = {"flows": {"name": {"any_": ["ingest"]}}}
+        return get_json(f"{live.api}/flow_runs/filter", body)
+
+    before = len(ingestions())
+    live.starling("corpus", "changed", "tiny")
+    (run, *_) = wait_until(lambda: ingestions()[before:] or None, 60)
+    assert run["parameters"]["config"]["name"] == "tiny"
+    assert TAG in run["tags"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_pools_of_containers_are_accepted_and_not_confused(live):
+    for kind in ("docker", "kubernetes"):
+        live.deploy("--pool", f"on-{kind}", "--pool-type", kind, "--image", "registry.example.com/starling:1")
+        pool = get_json(f"{live.api}/work_pools/on-{kind}")
+        assert pool["type"] == kind
+        assert "image" in pool["base_job_template"]["variables"]["properties"]
+        found = get_json(f"{live.api}/deployments/filter", {"work_pools": {"name": {"any_": [f"on-{kind}"]}}})
+        assert {one["job_variables"]["image"] for one in found} == {"registry.example.com/starling:1"}
+        assert all("set_working_directory" in json.dumps(one["pull_steps"]) for one in found)
+    refused = live.deploy("--pool", "on-docker", check=False)
+    assert refused.returncode == 1
+    assert "starts runs as docker, not process" in refused.stderr
+    live.deploy()
+
+
+TAGGED_FLOW = """
+import time
+from prefect import flow, tags
+@flow
+def short():
+    time.sleep(2)
+with tags("starling-part"):
+    short()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_real_run_gives_signs_of_life_that_carry_its_tag(live):
+    clean = {"PATH": "/usr/bin:/bin", **live.env, "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30", "HOME": str(live.home)}
+    subprocess.run([sys.executable, "-c", TAGGED_FLOW], cwd=ROOT, env=clean, check=True, timeout=120)
+    body = {"filter": {"event": {"name": [HEARTBEAT]}}}
+    found = wait_until(
+        lambda: [
+            one
+            for one in get_json(f"{live.api}/events/filter", body)["events"]
+            if any(label["prefect.resource.id"] == f"prefect.tag.{PART_TAG}" for label in one["related"])
+        ],
+        30,
+    )
+    assert found[0]["resource"]["prefect.resource.id"].startswith("prefect.flow-run.")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_silent_run_crashes_and_nothing_else_does_not_even_when_the_server_was_away(live):
+    live.deploy()
+    others = [{"prefect.resource.id": "prefect.tag.other", "prefect.resource.role": "tag"}]
+    names = ("healthy", "dead", "waiting", "suspended", "finished", "foreign")
+    runs = {name: live.make_run(name, "PENDING" if name == "waiting" else "RUNNING") for name in names}
+    late = SILENCE_S - 25.0
+    time.sleep(1.0)  # the server has heard of the runs' states
+    for name in ("healthy", "dead", "suspended", "finished"):
+        live.beat(runs[name], late)
+    live.beat(runs["foreign"], late, others)
+    live.set_state(runs["finished"], "COMPLETED", name="Unknown to the automation")
+    live.set_state(runs["suspended"], "PAUSED", name="Suspended")
+    live.beat(runs["healthy"])
+    wait_until(lambda: live.state(runs["dead"])[0] == "CRASHED", 60)
+    assert live.state(runs["dead"])[1] == CRASHED_MESSAGE
+
+    orphan = live.make_run("orphan")  # dies while the server is away
+    time.sleep(1.0)
+    for run in (runs["healthy"], orphan):
+        live.beat(run, late)  # of the healthy one the server knows a newer sign of life: this changes nothing
+    live.make_run("noise")
+    live.service.process.kill()
+    live.service.process.wait()
+    with environment(STARLING_HOME=live.home):
+        age_windows(live.home, 120.0)
+    live.start()
+    time.sleep(20.0)  # several evaluations
+    assert live.state(runs["healthy"])[0] == "RUNNING"
+    for _ in range(6):
+        live.beat(runs["healthy"])
+        time.sleep(20.0)
+        if live.state(orphan)[0] == "CRASHED":
+            break
+    assert live.state(orphan)[0] == "CRASHED"
+    states = {name: live.state(run)[0] for name, run in runs.items()}
+    assert states == {
+        "healthy": "RUNNING",
+        "dead": "CRASHED",
+        "waiting": "PENDING",
+        "suspended": "PAUSED",
+        "finished": "COMPLETED",
+        "foreign": "RUNNING",
+    }
+
+
+def age_windows(home, seconds):
+    """As if the server had been away for so long: every window ended by that much earlier."""
+    import sqlite3
+
+    with sqlite3.connect(home / "prefect" / "prefect.db") as database:
+        rows = database.execute('SELECT id, start, "end" FROM automation_bucket').fetchall()
+        assert rows
+        for identity, start, end in rows:
+            moved = [str(datetime.fromisoformat(text) - timedelta(seconds=seconds)) for text in (start, end)]
+            database.execute('UPDATE automation_bucket SET start = ?, "end" = ? WHERE id = ?', (*moved, identity))
+    database.close()

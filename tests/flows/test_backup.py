@@ -1,0 +1,184 @@
+"""Backup and restore of the small profile, and what both refuse; the production profile's is in test_production.py."""
+
+import json
+import shutil
+import sqlite3
+from contextlib import closing
+
+import mlflow
+import pytest
+from support import environment, starling
+
+from flows import backup as module
+from flows.backup import MANIFEST, BackupError, backup, find_backup, restore
+from flows.databases import DatabaseError, SqliteDatabase, move_artifacts
+from storage.objects import ObjectStore
+from tasks.home import mlflow_artifacts
+
+
+def table(path, text="kept"):
+    """A database with one row."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with closing(sqlite3.connect(path)) as made, made:
+        made.execute("CREATE TABLE IF NOT EXISTS notes (text)")
+        made.execute("INSERT INTO notes VALUES (?)", (text,))
+    return path
+
+
+def rows(path):
+    with closing(sqlite3.connect(path)) as made:
+        return [row[0] for row in made.execute("SELECT text FROM notes")]
+
+
+@pytest.fixture
+def filled(home):
+    """A data folder with both databases and two artifacts."""
+    for name in ("prefect", "mlflow"):
+        table(home / name / f"{name}.db")
+    for name in ("1/model/weights.safetensors", "1/model/MLmodel"):
+        path = mlflow_artifacts() / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(name.encode() * 100)
+    return home
+
+
+def lose(home):
+    shutil.rmtree(home)
+    home.mkdir()
+
+
+def test_everything_comes_back(filled, tmp_path):
+    url, manifest = backup(str(tmp_path / "backups"))
+    assert set(manifest["databases"]) == {"prefect", "mlflow"}
+    assert set(manifest["artifacts"]) == {"1/model/weights.safetensors", "1/model/MLmodel"}
+    assert manifest["versions"]["mlflow"] == mlflow.__version__
+    lose(filled)
+    assert restore(str(tmp_path / "backups")) == (url, manifest)
+    assert rows(filled / "prefect" / "prefect.db") == ["kept"]
+    assert (mlflow_artifacts() / "1/model/MLmodel").read_bytes() == b"1/model/MLmodel" * 100
+    assert not list(filled.glob(".restore-*"))
+
+
+def test_a_database_is_copied_while_it_is_written(filled, tmp_path):
+    with closing(sqlite3.connect(filled / "prefect" / "prefect.db")) as writer:
+        writer.execute("PRAGMA journal_mode = WAL")
+        writer.execute("INSERT INTO notes VALUES ('committed')")
+        writer.commit()
+        writer.execute("INSERT INTO notes VALUES ('not yet')")
+        SqliteDatabase("prefect", filled / "prefect" / "prefect.db").dump(tmp_path / "copy")
+    assert rows(tmp_path / "copy") == ["kept", "committed"]
+
+
+def test_only_force_overwrites_and_an_old_journal_is_not_played_into_the_new_file(filled, tmp_path):
+    backup(str(tmp_path / "backups"))
+    path = table(filled / "prefect" / "prefect.db", "newer")
+    with pytest.raises(BackupError, match=r"database prefect, mlflow\): --force"):
+        restore(str(tmp_path / "backups"))
+    assert rows(path) == ["kept", "newer"]
+    path.with_name("prefect.db-wal").write_bytes(b"left by a crash")
+    restore(str(tmp_path / "backups"), force=True)
+    assert rows(path) == ["kept"]
+
+
+@pytest.mark.parametrize("part", ["databases/prefect.sqlite", "artifacts/1/model/MLmodel"])
+@pytest.mark.parametrize("damage", ["altered", "missing"])
+def test_a_damaged_backup_changes_nothing(filled, tmp_path, part, damage):
+    url, _ = backup(str(tmp_path / "backups"))
+    store = ObjectStore(url)
+    if damage == "missing":
+        store.delete(part)
+    else:
+        store.write(part, store.read(part)[:-1] + b"x")
+    lose(filled)
+    with pytest.raises(BackupError, match="is damaged: .*" + part.rpartition("/")[2]):
+        restore(url)
+    assert not (filled / "prefect" / "prefect.db").exists()
+    assert not (filled / "mlflow" / "mlflow.db").exists()
+    assert not ObjectStore(str(mlflow_artifacts())).list()
+
+
+def test_a_backup_that_was_cut_off_is_none_and_the_one_before_is_taken(filled, tmp_path, monkeypatch):
+    with pytest.raises(BackupError, match="no backup"):
+        find_backup(str(tmp_path / "backups"))
+    url, _ = backup(str(tmp_path / "backups"))
+    cut = ObjectStore(str(tmp_path / "backups")).child("2999-01-01T00-00-00Z")
+    cut.write("databases/prefect.sqlite", b"half")
+    assert find_backup(str(tmp_path / "backups"))[0].url == url
+    with pytest.raises(BackupError, match="no backup"):
+        find_backup(cut.url)
+
+
+def test_a_backup_from_the_future_is_refused(filled, tmp_path):
+    url, manifest = backup(str(tmp_path / "backups"))
+    newer = manifest | {"versions": manifest["versions"] | {"mlflow": "99.1"}}
+    ObjectStore(url).write_json(MANIFEST, newer)
+    with pytest.raises(BackupError, match=r"made with mlflow 99\.1.*upgrade mlflow first"):
+        restore(url, force=True)
+    ObjectStore(url).write_json(MANIFEST, manifest | {"format": 2})
+    with pytest.raises(BackupError, match="format 1"):
+        restore(url, force=True)
+
+
+def test_a_backup_of_the_other_profile_is_refused(filled, tmp_path, monkeypatch):
+    url, manifest = backup(str(tmp_path / "backups"))
+    ObjectStore(url).write_json(MANIFEST, manifest | {"kind": "postgresql"})
+    with pytest.raises(BackupError, match="postgresql database, and the data folder is of the small profile"):
+        restore(url, force=True)
+    ObjectStore(url).write_json(MANIFEST, manifest)
+    monkeypatch.setenv(module.POSTGRES, "127.0.0.1:1")
+    with pytest.raises(BackupError, match="sqlite database, and the data folder is of the production profile"):
+        restore(url, force=True)
+
+
+def test_running_servers_are_not_pulled_from_under(filled, tmp_path, monkeypatch):
+    url, _ = backup(str(tmp_path / "backups"))
+    monkeypatch.setattr(module.services, "running_services", lambda: {"prefect": "http://127.0.0.1:4200"})
+    with pytest.raises(BackupError, match="end `starling up` first"):
+        restore(url, force=True)
+
+
+def test_a_data_folder_without_databases_has_nothing_to_back_up(home, tmp_path):
+    with pytest.raises(DatabaseError, match="nothing has run with this data folder"):
+        backup(str(tmp_path / "backups"))
+    with pytest.raises(BackupError, match="no backup"):
+        find_backup(str(tmp_path / "backups"))
+
+
+def test_locations_move_with_the_data_folder_and_only_those_below_it(tmp_path):
+    path = tmp_path / "mlflow.db"
+    with closing(sqlite3.connect(path)) as made, made:
+        made.execute("CREATE TABLE experiments (artifact_location)")
+        places = ["file:///a_b", "file:///a_b/1", "file:///axb/1", "file:///a_bc", "s3://bucket/x", None]
+        made.executemany("INSERT INTO experiments VALUES (?)", [(place,) for place in places])
+    move_artifacts(path, "file:///a_b", "file:///new")
+    with closing(sqlite3.connect(path)) as made:
+        found = [row[0] for row in made.execute("SELECT artifact_location FROM experiments")]
+    assert found == ["file:///new", "file:///new/1", "file:///axb/1", "file:///a_bc", "s3://bucket/x", None]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_champion_is_restored_into_another_data_folder(finished, tmp_path):
+    """The command line, and a registry whose files lay under another path."""
+    import support
+
+    old, name = support.finished()[0], finished.config.name
+    copied = tmp_path / "first"
+    shutil.copytree(old, copied)
+    table(copied / "prefect" / "prefect.db")
+    with closing(sqlite3.connect(copied / "mlflow" / "mlflow.db")) as made, made:
+        made.commit()
+    move_artifacts(
+        copied / "mlflow" / "mlflow.db", (old / "mlflow/artifacts").as_uri(), (copied / "mlflow/artifacts").as_uri()
+    )
+    kept = tmp_path / "kept"
+    written = json.loads(starling("backup", "--to", kept, "--json", home=copied).stdout)
+    assert written["kind"] == "sqlite"
+    shutil.rmtree(copied)
+    second = tmp_path / "second"
+    starling("restore", "--from", kept, "--folder", second, home=copied)
+    uri = f"sqlite:///{second}/mlflow/mlflow.db"
+    with environment(STARLING_HOME=second, MLFLOW_TRACKING_URI=uri):
+        mlflow.set_tracking_uri(uri)
+        model = mlflow.pyfunc.load_model(f"models:/{name}@champion")
+    assert model.metadata.signature is not None

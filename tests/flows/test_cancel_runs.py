@@ -1,0 +1,72 @@
+"""Cancelling a run, while it shards and while it trains, on one node and on two, ends every process that it started."""
+
+import pytest
+from support import load_beside, wait_until
+
+site_module = load_beside(__file__, "prefect_site.py")
+place, slow_document = site_module.place, site_module.slow_document
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+ENDLESS = 100_000
+PREFECT_NODES = {"strategy": "adpsgd", "nodes": 2, "launch": {"kind": "prefect"}}
+RING = {"strategy": "adpsgd", "nodes": 2}
+ENDED_S = 40
+"""Ten seconds, and what it takes on a busy machine until the worker hears of it."""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    with site_module.prefect_site(tmp_path_factory.mktemp("server").resolve()) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Data folder with a corpus, its shards and their statistics."""
+    folder = tmp_path_factory.mktemp("made").resolve() / "home"
+    site_module.undisturbed(folder, slow_document("made"), until="features")
+    return folder
+
+
+def in_the_ui(one, run):
+    one.site.get(f"flow_runs/{run}/set_state", {"state": {"type": "CANCELLING"}})
+
+
+def on_the_command_line(one, run):
+    one.command("flow-run", "cancel", run)
+
+
+def cancelled(one, run, cancel=in_the_ui):
+    """Cancel a run, and wait for its processes' end and for its state."""
+    cancel(one, run)
+    wait_until(lambda: not one.flow_process() and not one.trainers(), ENDED_S)
+    wait_until(lambda: one.state(run) == "CANCELLED", 30)
+    wait_until(lambda: one.site.get("variables/filter", {}) == [], 30)
+
+
+def test_sharding_ends_though_a_piece_takes_minutes(site, made, tmp_path):
+    folder = tmp_path.resolve() / "shard"
+    with place(site, folder, slow_document("cut"), made=made, stages=["prepare"], slow_shard=300) as one:
+        run = one.run()
+        wait_until(lambda: list(one.home.glob("locks/shard-*.lock")), 180)
+        cancelled(one, run)
+        assert one.record("shard") is None
+
+
+@pytest.mark.parametrize(
+    ("nodes", "cancel"),
+    [({}, in_the_ui), ({}, on_the_command_line), (RING, in_the_ui), (PREFECT_NODES, in_the_ui)],
+    ids=["one node", "command line", "two nodes", "two nodes by Prefect"],
+)
+def test_training_ends_with_a_checkpoint_and_the_locks_are_free(site, made, tmp_path, nodes, cancel):
+    document, folder = slow_document("cut", ENDLESS, **nodes), tmp_path.resolve() / "train"
+    stages = ("prepare", "shard", "features")
+    with place(site, folder, document, made=made, stages=stages, slow_step=0.2) as one:
+        run = one.run()
+        wait_until(one.is_training, 300)
+        cancelled(one, run, cancel)
+        assert one.record("train") is None
+        assert one.checkpoints()
+        node_runs = site.get("flow_runs/filter", {"flow_runs": {"tags": {"all_": ["starling-node"]}}})
+        assert len(node_runs) == (2 if nodes is PREFECT_NODES else 0)
+        wait_until(lambda: all(one.state(node["id"]) in site_module.ENDED for node in node_runs), 60)

@@ -1,0 +1,134 @@
+"""kill -9 of the worker, of a flow's process and of the server, while it shards and while it trains.
+
+Each time the run ends in the right state, or its retry resumes it; the model is the one of a run that nobody disturbed,
+and no process is left.
+"""
+
+import json
+import os
+import signal
+from contextlib import contextmanager
+from copy import deepcopy
+from functools import partial
+
+import pytest
+from support import load_beside, wait_until
+
+from flows.automations import heartbeat_automation
+
+site_module = load_beside(__file__, "prefect_site.py")
+place, slow_document = site_module.place, site_module.slow_document
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+DOCUMENT = slow_document("slow", epochs=6)
+SLOW = {
+    "shard": {"stages": ("prepare",), "slow_shard": 1.5},
+    "train": {"stages": ("prepare", "shard", "features"), "slow_step": 1.0},
+}
+"""What is there already, and what makes the stage long enough to be killed in its middle."""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    with site_module.prefect_site(tmp_path_factory.mktemp("server").resolve()) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory):
+    """Data folder of a run that nobody disturbs, and what its stages record."""
+    folder = tmp_path_factory.mktemp("calm").resolve() / "home"
+    return folder, site_module.undisturbed(folder, DOCUMENT)
+
+
+@contextmanager
+def middle(site, folder, stage, made):
+    """A deployment's run in the middle of a stage, its last one: where, and its id."""
+    with place(site, folder, deepcopy(DOCUMENT), made=made, **SLOW[stage]) as one:
+        run = one.run(until=stage)
+        wait_until(one.is_sharding if stage == "shard" else one.is_training, 180)
+        assert one.record(stage) is None
+        yield one, run
+
+
+@pytest.fixture(params=["shard", "train"])
+def begun(request, site, calm, tmp_path):
+    with middle(site, tmp_path.resolve() / request.param, request.param, calm[0]) as found:
+        yield *found, partial(as_if_undisturbed, request.param, calm[1][request.param])
+
+
+def as_if_undisturbed(stage, expected, one, run):
+    """The run completes, and has made what it would have made without us."""
+    assert one.ended(run, 240) == "COMPLETED", one.log()[-4000:]
+    record = one.record(stage)
+    assert record["sets"] == expected["sets"] if stage == "shard" else record["digest"] == expected["digest"]
+
+
+def kill(pids):
+    assert pids
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_a_killed_flow_crashes_and_its_retry_resumes_it(site, begun):
+    one, run, completes = begun
+    kill(one.flow_process())
+    # the worker reports the crash, lets another process look for hooks, and reports it again: a retry that came in
+    # between would be called crashed
+    executed = {"filter": {"event": {"name": ["prefect.worker.executed-flow-run"]}}}
+    wait_until(lambda: run in json.dumps(site.get("events/filter", executed)), 120, 1)
+    assert one.state(run) == "CRASHED"
+    wait_until(lambda: not one.trainers(), 30)
+    before = {path: path.stat().st_mtime_ns for path in one.shards()}
+    one.command("flow-run", "retry", run)
+    wait_until(lambda: one.state(run) != "CRASHED", 60)
+    completes(one, run)
+    assert before == {path: path.stat().st_mtime_ns for path in before}  # what was done is not done again
+    if one.record("train"):
+        assert [entry["kind"] for entry in one.journal() if entry["kind"] in ("start", "resume")] == ["start", "resume"]
+    runs = site.get("flow_runs/filter", {"flow_runs": {"deployment_id": {"any_": [one.deployment]}}})
+    assert [(found["id"], found["run_count"]) for found in runs] == [(run, 2)]
+
+
+def test_a_killed_worker_leaves_its_run_to_end_by_itself(begun):
+    one, run, completes = begun
+    one.worker.process.kill()
+    one.worker.process.wait()
+    completes(one, run)
+
+
+def test_a_killed_server_is_waited_out(site, begun):
+    one, run, completes = begun
+    site.kill()
+    site.start()
+    completes(one, run)
+
+
+def test_a_worker_that_is_told_to_end_waits_for_its_run(begun):
+    one, run, completes = begun
+    one.worker.process.send_signal(signal.SIGTERM)
+    completes(one, run)
+    one.worker.process.wait(60)
+
+
+def test_a_run_that_died_with_its_worker_is_found_dead_and_resumed(site, calm, tmp_path):
+    """Nobody is left to report it: the server's automation misses its signs of life."""
+    assert site.get("automations/", heartbeat_automation())["enabled"]
+    with middle(site, tmp_path.resolve() / "both", "train", calm[0]) as (one, run):
+        about = f"prefect.flow-run.{run}"
+
+        def alive():
+            """The first sign of life arms the automation."""
+            found = site.get("events/filter", {"filter": {"event": {"name": ["prefect.flow-run.heartbeat"]}}})
+            return [event for event in found["events"] if event["resource"]["prefect.resource.id"] == about]
+
+        wait_until(alive, 90, 1)
+        kill([one.worker.process.pid])
+        one.worker.process.wait()
+        kill(one.flow_process())
+        wait_until(lambda: not one.trainers(), 30)
+        wait_until(lambda: one.state(run) == "CRASHED", 240, 1)
+        one.start_worker()
+        one.command("flow-run", "retry", run)
+        wait_until(lambda: one.state(run) != "CRASHED", 60)
+        as_if_undisturbed("train", calm[1]["train"], one, run)

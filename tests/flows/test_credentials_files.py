@@ -1,0 +1,110 @@
+"""Passwords of the production profile: made once, closed to others, given only to the servers that they belong to."""
+
+import json
+import os
+
+import pytest
+
+from flows import services
+from flows.credentials import NAMES, RING_KEY, SecretError, client_environment, make_secrets, read_secret
+from training.exchange.keys import RingKey
+
+VARIABLES = ("PREFECT_API_AUTH_STRING", "MLFLOW_TRACKING_PASSWORD", "AWS_SECRET_ACCESS_KEY")
+
+
+@pytest.fixture
+def secrets(tmp_path):
+    folder = tmp_path / "secrets"
+    make_secrets(folder)
+    return folder
+
+
+def test_each_is_made_once_and_only_its_owner_may_read_it(secrets):
+    before = {name: (secrets / name).read_text() for name in NAMES}
+    assert all(len(text) >= 20 for text in before.values())
+    assert len(set(before.values())) == len(NAMES)
+    assert before["prefect_auth"].startswith("starling:")
+    RingKey.load(secrets / RING_KEY)
+    assert secrets.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in secrets.iterdir()} == {0o600}
+    assert make_secrets(secrets) == []
+    assert {name: (secrets / name).read_text() for name in NAMES} == before
+
+
+def test_a_removed_one_is_made_anew_and_nothing_else(secrets):
+    (secrets / "prefect_auth").unlink()
+    assert make_secrets(secrets) == ["prefect_auth"]
+
+
+def test_containers_may_read_the_files_but_other_users_not_the_folder(secrets):
+    make_secrets(secrets, for_containers=True)
+    assert {path.stat().st_mode & 0o777 for path in secrets.iterdir()} == {0o444}
+    assert read_secret(secrets, "prefect_auth")
+    secrets.chmod(0o755)
+    with pytest.raises(SecretError, match="chmod 600"):
+        read_secret(secrets, "prefect_auth")
+    with pytest.raises(SecretError, match="chmod 700"):
+        make_secrets(secrets)
+
+
+def test_a_missing_or_empty_one_is_named_with_the_remedy(secrets):
+    (secrets / "s3_access_key").unlink()
+    with pytest.raises(SecretError, match=r"s3_access_key is missing: `starling secrets"):
+        client_environment(secrets)
+    (secrets / "s3_access_key").write_text("\n")
+    (secrets / "s3_access_key").chmod(0o600)
+    with pytest.raises(SecretError, match="empty"):
+        client_environment(secrets)
+
+
+@pytest.fixture
+def note(home, secrets, monkeypatch):
+    """What a production `starling up` leaves."""
+    names = (*VARIABLES, "AWS_ACCESS_KEY_ID", "AWS_ENDPOINT_URL", "MLFLOW_TRACKING_USERNAME", "STARLING_OBJECTS")
+    for name in (*names, "PREFECT_API_URL", "MLFLOW_TRACKING_URI"):
+        monkeypatch.setenv(name, "")  # what a test exports is taken back with it
+        monkeypatch.delenv(name)
+    home.mkdir()
+    servers = {"prefect": "http://127.0.0.1:1", "mlflow": "http://127.0.0.1:2", "s3": "http://127.0.0.1:3"}
+    more = {"AWS_ENDPOINT_URL": "http://127.0.0.1:3", "STARLING_OBJECTS": "s3://starling/objects"}
+    text = json.dumps(servers | {"secrets": str(secrets), "environment": more})
+    services.note_path().write_text(text)
+    return secrets
+
+
+def test_a_command_on_the_data_folder_gets_the_passwords(note):
+    services.export_credentials()
+    assert os.environ["PREFECT_API_AUTH_STRING"] == read_secret(note, "prefect_auth")
+    assert os.environ["MLFLOW_TRACKING_PASSWORD"] == read_secret(note, "mlflow_admin_password")
+    assert os.environ["AWS_SECRET_ACCESS_KEY"] == read_secret(note, "s3_secret_key")
+    assert os.environ["AWS_ENDPOINT_URL"] == "http://127.0.0.1:3"
+    from tasks.home import objects_url
+
+    assert objects_url("") == "s3://starling/objects"
+    assert objects_url("s3://other/x") == "s3://other/x"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "withheld"),
+    [
+        ("PREFECT_API_URL", "https://prefect.example.com/api", "PREFECT_API_AUTH_STRING"),
+        ("MLFLOW_TRACKING_URI", "https://mlflow.example.com", "MLFLOW_TRACKING_PASSWORD"),
+        ("AWS_ENDPOINT_URL", "https://s3.example.com", "AWS_SECRET_ACCESS_KEY"),
+        ("AWS_ACCESS_KEY_ID", "of another store", "AWS_SECRET_ACCESS_KEY"),
+    ],
+)
+def test_no_password_is_handed_to_a_server_of_others(note, monkeypatch, name, value, withheld):
+    monkeypatch.setenv(name, value)
+    services.export_credentials()
+    assert withheld not in os.environ
+    assert sum(variable in os.environ for variable in VARIABLES) == 2
+
+
+def test_without_a_note_or_with_lost_passwords_nothing_is_exported(note):
+    (note / "prefect_auth").unlink()
+    services.export_credentials()
+    services.note_path().write_text(json.dumps({"prefect": "http://127.0.0.1:1"}))
+    services.export_credentials()
+    services.note_path().unlink()
+    services.export_credentials()
+    assert not set(VARIABLES) & set(os.environ)

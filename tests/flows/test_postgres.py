@@ -1,0 +1,178 @@
+"""PostgreSQL below the data folder: who runs it, what is refused, and what a start puts into force."""
+
+import os
+import shutil
+import signal
+import tempfile
+from pathlib import Path
+
+import pytest
+from support import environment, wait_until
+
+from flows import postgres, prepare_servers, production
+from flows.credentials import make_secrets, read_secret
+from flows.databases import DatabaseError, PostgresDatabase
+from flows.postgres import Cluster, PostgresError, _quoted, _without_passwords, account, connected, find_postgres
+from flows.services import ServiceError, free_port
+from flows.supervisor import Supervisor
+from storage.objects import ObjectStore
+
+
+def test_a_missing_program_is_named_with_the_package():
+    with pytest.raises(PostgresError, match=r"no pg_nothing here: apt-get install postgresql"):
+        find_postgres("pg_nothing")
+
+
+def test_who_is_not_root_runs_it_as_himself(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert account(tmp_path) == {}
+
+
+def test_root_runs_it_as_another_who_must_be_able_to_enter_the_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    with pytest.raises(PostgresError, match=r"cannot enter .*another user than root.*--folder"):
+        account(closed / "postgres")
+    found = account(Path(tempfile.gettempdir()) / "postgres")
+    assert found["user"] != 0
+    assert found["extra_groups"] == []
+
+
+def test_passwords_are_quoted_and_left_out_of_messages():
+    assert _quoted("it's") == "it''s"
+    for text in ("a\nb", "a\\b", "a\0b"):
+        with pytest.raises(PostgresError, match="make another"):
+            _quoted(text)
+    assert "secret" not in _without_passwords("ERROR: ALTER ROLE postgres PASSWORD 'secret'")
+
+
+def test_missing_packages_are_named(monkeypatch):
+    monkeypatch.setattr(production, "_NEEDED", {"no_such_module": "such-a-package"})
+    with pytest.raises(ServiceError, match=r"needs such-a-package: pip install 'starling\[production\]'"):
+        production.check_packages()
+
+
+def test_ports_are_taken_as_given_or_free():
+    chosen = production.Ports(prefect=0, s3=1234).chosen()
+    assert chosen.prefect > 0
+    assert (chosen.mlflow, chosen.s3) == (5000, 1234)
+
+
+@pytest.mark.parametrize("value", ["", "postgres", "postgres:x", ":5432"])
+def test_preparing_servers_wants_to_know_where_they_are(monkeypatch, value):
+    monkeypatch.setenv("STARLING_POSTGRES", value)
+    with pytest.raises(ServiceError, match="STARLING_POSTGRES is .*HOST:PORT"):
+        prepare_servers.main()
+
+
+@pytest.fixture
+def place(monkeypatch):
+    """A data folder that PostgreSQL's user may enter; pytest's own may not be."""
+    folder = Path(tempfile.mkdtemp(prefix="starling-postgres-")).resolve()
+    folder.chmod(0o755)
+    monkeypatch.setenv("STARLING_HOME", str(folder / "home"))
+    (folder / "home").mkdir()
+    try:
+        find_postgres()
+    except PostgresError as error:
+        pytest.skip(str(error))
+    pytest.importorskip("psycopg2")
+    yield folder / "home"
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def cluster(place):
+    make_secrets(place / "secrets")
+    return Cluster(port=free_port(), secrets=place / "secrets", folder=place / "postgres")
+
+
+def query(cluster, database, text):
+    with cluster.admin(database) as admin, admin.cursor() as cursor:
+        cursor.execute(text)
+        return cursor.fetchall() if cursor.description else None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_changed_passwords_come_into_force_and_a_crash_loses_nothing(cluster):
+    cluster.prepare()
+    server = cluster.start().wait()
+    cluster.make_databases()
+    query(cluster, "mlflow", "CREATE TABLE kept AS SELECT 42 AS number")
+    server.process.send_signal(signal.SIGKILL)
+    server.process.wait(20)
+    for name in ("postgres_password", "mlflow_database_password"):
+        (cluster.secrets / name).unlink()
+    assert make_secrets(cluster.secrets) == ["postgres_password", "mlflow_database_password"]
+    # the killed server's children leave when they notice
+    wait_until(lambda: _prepared(cluster), 60)
+    server = cluster.start().wait()
+    try:
+        cluster.make_databases()
+        assert query(cluster, "mlflow", "SELECT number FROM kept") == [(42,)]
+        password = read_secret(cluster.secrets, "mlflow_database_password")
+        with connected("127.0.0.1", cluster.port, "mlflow", password, "mlflow"):
+            pass
+        with (
+            pytest.raises(PostgresError, match="password"),
+            connected("127.0.0.1", cluster.port, "mlflow", "x", "mlflow"),
+        ):
+            pass
+    finally:
+        server.stop(30)
+    assert server.process.returncode == 0
+
+
+def _prepared(cluster):
+    try:
+        cluster.prepare()
+    except PostgresError:
+        return False
+    return True
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_servers_are_prepared_and_a_database_goes_and_comes_back_whole_or_not_at_all(place, tmp_path):
+    make_secrets(place / "secrets")
+    supervisor, ports = Supervisor(), production.Ports(postgres=0, s3=0).chosen()
+    try:
+        cluster = production.start_stores(supervisor, ports, place / "secrets")
+        values = {name: read_secret(cluster.secrets, f"s3_{name}_key") for name in ("access", "secret")}
+        env = production.s3_environment(f"http://127.0.0.1:{ports.s3}")
+        env |= {"AWS_ACCESS_KEY_ID": values["access"], "AWS_SECRET_ACCESS_KEY": values["secret"]}
+        env |= {"STARLING_POSTGRES": f"127.0.0.1:{ports.postgres}", "STARLING_SECRETS": str(place / "secrets")}
+        shutil.rmtree(place / "s3" / "mlflow")
+        with environment(**env):
+            prepare_servers.main()
+            prepare_servers.main()  # safe to repeat
+            ObjectStore("s3://mlflow/artifacts").write("x", b"1")
+        goes_and_comes_back(cluster, tmp_path)
+    finally:
+        supervisor.stop()
+
+
+def goes_and_comes_back(cluster, folder):
+    database = PostgresDatabase("prefect", cluster)
+    assert not database.has_data()
+    query(cluster, "prefect", "SET ROLE prefect; CREATE TABLE kept AS SELECT 42 AS number")
+    database.dump(folder / "prefect.dump")
+    query(cluster, "prefect", "UPDATE kept SET number = 7")
+    assert database.has_data()
+    with cluster.admin("prefect"), pytest.raises(DatabaseError, match="database prefect is in use"):
+        database.restore(folder / "prefect.dump")
+    (folder / "torn.dump").write_bytes((folder / "prefect.dump").read_bytes()[:-40])
+    (folder / "no.dump").write_bytes(b"no dump")
+    for name in ("torn.dump", "no.dump"):
+        try:
+            database.restore(folder / name)
+        except DatabaseError:
+            assert query(cluster, "prefect", "SELECT number FROM kept") == [(7,)]
+    database.restore(folder / "prefect.dump")
+    assert query(cluster, "prefect", "SELECT number FROM kept") == [(42,)]
+    password = read_secret(cluster.secrets, "prefect_database_password")
+    with connected("127.0.0.1", cluster.port, "prefect", password, "prefect") as owner, owner.cursor() as cursor:
+        cursor.execute("INSERT INTO kept VALUES (1)")  # it is its role's again
+    assert postgres.DATABASES == ("prefect", "mlflow")

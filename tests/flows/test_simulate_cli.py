@@ -1,0 +1,104 @@
+"""`starling simulate` and `starling plan` as users type them."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from flows.cli.app import app
+
+COLUMNS = {
+    "strategy",
+    "learners",
+    "condition",
+    "epoch_s",
+    "speedup",
+    "loss",
+    "wer",
+    "staleness",
+    "consensus",
+    "bytes",
+}
+
+
+def call(*words):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def rows(*words):
+    result = call("simulate", "--timing", "--steps", 20, "--json", *words)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout.splitlines()[-1])["rows"]
+
+
+def test_rows_of_a_simulation():
+    found = rows("--strategy", "scpsgd", "--strategy", "adpsgd", "--learners", 4, "--learners", 8, "--slow", "3=10")
+    assert [(row["strategy"], row["learners"]) for row in found] == [
+        ("scpsgd", 4),
+        ("adpsgd", 4),
+        ("scpsgd", 8),
+        ("adpsgd", 8),
+    ]
+    assert all(set(row) == COLUMNS for row in found)
+    assert found[0]["condition"] == "slow 3=10"
+    assert found[0]["epoch_s"] > 3 * found[1]["epoch_s"]
+    assert found[0]["loss"] is None
+
+
+def test_a_methods_constants():
+    often, seldom = (
+        rows("--strategy", "ma", "--steps", 100, "--option", f"ma.tau={tau}")[0]["bytes"] for tau in (1, 10)
+    )
+    assert often == pytest.approx(10 * seldom, rel=0.2)
+
+
+def test_a_table_for_people():
+    result = call("simulate", "--timing", "--steps", 5, "--strategy", "d1d")
+    assert result.exit_code == 0
+    assert "d1d" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["simulate"], "give a configuration to train, or --timing"),
+        (["simulate", "--timing", "--strategy", "sgd"], "'sgd' is no strategy"),
+        (["simulate", "--timing", "--slow", "three"], "is not RANK=FACTOR"),
+        (["simulate", "--timing", "--slow", "9=2"], "there is no learner 9"),
+        (["simulate", "--timing", "--option", "ma.tau"], "is not STRATEGY.FIELD=VALUE"),
+        (["plan"], "give the model by --parameters and --step-s"),
+        (["plan", "--measure"], "--measure needs a configuration"),
+    ],
+)
+def test_mistakes_are_told(words, message):
+    result = call(*words)
+    assert result.exit_code == 1
+    assert message in result.output
+
+
+def test_a_plan():
+    model = ["--parameters", 40_000_000, "--step-s", 0.5]
+    result = call("plan", *model, "--nodes", 4, "--slow", 10, "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout.splitlines()[-1])
+    assert found["recommendation"]["strategy"] == "adpsgd"
+    assert {row["strategy"] for row in found["rows"]} >= {"scpsgd", "d1d", "adpsgd", "bmuf", "asgd"}
+    shown = call("plan", *model, "--nodes", 2)
+    assert "take" in shown.stdout
+
+
+def test_a_measured_plan(tmp_path):
+    config = tmp_path / "tiny.yaml"
+    model = {"kind": "conformer", "dim": 16, "layers": 1, "heads": 2, "kernel": 5, "channels": 4}
+    document = {
+        "name": "tiny",
+        "data": {"sources": [{"kind": "synthetic"}], "sample_rate": 8000},
+        "model": model,
+        "train": {"device": "cpu", "threads": 1},
+    }
+    config.write_text(json.dumps(document), encoding="utf-8")
+    result = call("plan", config, "--measure", "--batch-seconds", 4, "--nodes", 2, "--json")
+    assert result.exit_code == 0, result.output
+    request = json.loads(result.stdout.splitlines()[-1])["request"]
+    assert request["step_s"] > 0
+    assert request["parameters"] > 1000

@@ -1,0 +1,111 @@
+"""What dies is started again, with growing pauses and not for ever; what is told to end ends in order."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+from support import wait_until
+
+from flows.services import ServiceError, answers, free_port, spawn
+from flows.supervisor import Supervisor
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(100)"]
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def kill(service):
+    service.process.kill()
+    service.process.wait(20)
+
+
+def test_what_dies_is_started_again_after_a_pause(home, clock):
+    said = []
+    keeper = Supervisor(3, say=said.append, clock=clock)
+    first = keeper.add(lambda: spawn("sleeper", SLEEP, "", ""))
+    keeper.check()
+    assert keeper.services == [first]
+    kill(first)
+    keeper.check()
+    keeper.check()
+    assert keeper.services == [first]
+    clock.now = 1.0
+    keeper.check()
+    second = keeper.services[0]
+    assert second.process.poll() is None
+    assert second is not first
+    assert "starting it again in 1 s" in said[0]
+    assert first.log.with_name("sleeper.log.1").exists()
+    kill(second)
+    keeper.check()
+    assert "in 2 s" in said[1]
+    keeper.stop()
+
+
+def test_what_dies_too_often_is_given_up_but_old_deaths_are_forgotten(home, clock):
+    keeper = Supervisor(1, window_s=100, clock=clock)
+    keeper.add(lambda: spawn("sleeper", SLEEP, "", ""))
+    for clock.now in (0.0, 200.0):
+        kill(keeper.services[0])
+        keeper.check()
+        clock.now += 50.0
+        keeper.check()
+    kill(keeper.services[0])
+    with pytest.raises(ServiceError, match=r"sleeper ended by itself 2 times in 100 s; its log is .*sleeper\.log"):
+        keeper.check()
+
+
+def test_without_restarts_the_first_death_ends_it(home):
+    keeper = Supervisor()
+    kill(keeper.add(lambda: spawn("sleeper", SLEEP, "", "")))
+    with pytest.raises(ServiceError, match=r"sleeper ended by itself; its log is"):
+        keeper.check()
+
+
+def test_the_last_started_ends_first(home, monkeypatch):
+    ended = []
+    keeper = Supervisor()
+    for name in ("database", "server", "worker"):
+        service = keeper.add(lambda name=name: spawn(name, SLEEP, "", ""))
+        monkeypatch.setattr(service, "stop", lambda name=name, stop=service.stop: (ended.append(name), stop()))
+    keeper.stop(1)
+    assert ended == ["worker", "server"]
+    keeper.stop()
+    assert ended == ["worker", "server", "database"]
+
+
+POLITE = """
+import signal, sys, time
+signal.signal(signal.SIGINT, lambda *_: sys.exit(7))
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("up", flush=True)
+time.sleep(100)
+"""
+
+
+def test_a_service_is_ended_by_the_signal_of_its_own(home):
+    service = spawn("polite", [sys.executable, "-c", POLITE], "", "", end=signal.SIGINT)
+    wait_until(lambda: "up" in service.log.read_text(), 20)
+    service.stop(20)
+    assert service.process.returncode == 7
+
+
+def test_a_port_answers_when_something_listens():
+    port = free_port()
+    assert not answers(f"tcp://127.0.0.1:{port}")
+    assert not answers("tcp://127.0.0.1:x")
+    code = "import socket, sys; s = socket.create_server(('127.0.0.1', int(sys.argv[1]))); s.accept(); s.accept()"
+    with subprocess.Popen([sys.executable, "-c", code, str(port)]) as listener:
+        wait_until(lambda: answers(f"tcp://127.0.0.1:{port}"), 20)
+        listener.kill()

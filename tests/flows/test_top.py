@@ -1,0 +1,166 @@
+"""`starling top` on real trainings: from the folder, from the data folder, over the store; it ends with them."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from support import ROOT, environment, load_beside, wait_until
+
+from flows.top import clock, number, picture, render
+from tasks.stage import StageError
+from tasks.watching import LocalTraining, RemoteTraining, WatchError, find_training, is_running
+from training.exchange.keys import RingKey
+from training.journal import Journal
+from training.store.watching import journal_portion
+
+tones = load_beside(__file__, "../training/tones.py")
+pretending = load_beside(__file__, "../training/pretending.py")
+make_store, make_node = pretending.make_store, pretending.make_node
+
+
+def text_of(watched):
+    from rich.console import Console
+
+    console = Console(width=200, no_color=True)
+    with console.capture() as capture:
+        console.print(render(picture(watched)))
+    return capture.get()
+
+
+def work_folder(home, name="train-abc", kind="tiny"):
+    folder = home / "work" / name
+    folder.mkdir(parents=True)
+    (folder / "job.json").write_text(json.dumps({"spec": {"provenance": {"name": kind}}}))
+    journal = Journal(folder / "journal.jsonl")
+    journal.write("start", step=0)
+    for n in (1, 2, 3):
+        common = {"epoch": n / 10, "epochs": 2, "elapsed": float(n), "audio_seconds": 9.0 * n, "lr": 0.1}
+        journal.write("step", learner="0.0", step=n, loss=1.0, **common)
+    return folder
+
+
+def test_a_finished_training_is_shown_and_not_waited_for(home):
+    watched = LocalTraining(work_folder(home))
+    assert watched.poll() is False
+    shown = text_of(watched)
+    assert "tiny (train-abc)" in shown
+    assert "epoch 0.30 of 2" in shown
+    assert "1.00 steps/s" in shown
+
+
+@pytest.mark.parametrize("target", ["tiny", "abc", "train-ab"])
+def test_a_training_is_found_by_name_and_key(home, target):
+    folder = work_folder(home)
+    found = find_training(target)
+    assert (found.folder, found.name) == (folder, "tiny (train-abc)")
+
+
+def test_what_is_not_there_or_not_clear_is_said(home, tmp_path):
+    with pytest.raises(WatchError, match="no training runs in"):
+        find_training("")
+    first, second = work_folder(home), work_folder(home, "train-xyz", "other")
+    with pytest.raises(WatchError, match=r"(?s)no training runs.*other \(train-xyz\).*"):
+        find_training("")
+    with pytest.raises(WatchError, match="'nobody' is no folder, no HOST:PORT and no training"):
+        find_training("nobody")
+    with pytest.raises(WatchError, match="--key-file is for a store elsewhere"):
+        find_training("tiny", tmp_path / "key")
+    locks = [open(folder / "training.lock", "w") for folder in (first, second)]  # noqa: SIM115
+    import fcntl
+
+    fcntl.flock(locks[0], fcntl.LOCK_EX)
+    assert is_running(first)
+    assert find_training("").folder == first
+    fcntl.flock(locks[1], fcntl.LOCK_EX)
+    with pytest.raises(WatchError, match="2 trainings run"):
+        find_training("")
+    for lock in locks:
+        lock.close()
+
+
+def test_a_store_is_watched_with_its_key_only(make_store, make_node, tmp_path):
+    store = make_store(nodes=2, epochs=2, shards=12, key=True).start("--fresh")
+    nodes = [make_node(store, number, step_s=0.01) for number in range(2)]
+    watched = find_training(store.address, store.key_file)
+    assert isinstance(watched, RemoteTraining)
+    assert watched.poll()
+    assert watched.store["wanted"] == 2
+    for node in nodes:
+        node.start()
+    pretending.wait_for(lambda: watched.poll() and sum(m["leased"] for m in watched.store["members"]))
+    assert picture(watched)["store"]["pool"] < store.size
+    assert "unleased" in text_of(watched)
+    assert pretending.finish(*nodes) == {"done"}
+    pretending.wait_for(lambda: not watched.poll() or len(watched.view.events) > 3)
+    assert any("node 1 joined" in event["text"] for event in watched.view.events)
+    watched.close()
+    stranger = tmp_path / "stranger.key"
+    RingKey.generate().save(stranger)
+    other = RemoteTraining(store.address, stranger, gone_s=0.0)
+    assert other.poll() is False
+    assert "refused the key" in other.trouble
+    other.close()
+    stranger.chmod(0o644)
+    with pytest.raises(StageError, match="chmod 600"):
+        find_training(store.address, stranger)
+
+
+def test_a_store_gives_its_journal_in_bounded_pieces(tmp_path):
+    path = tmp_path / "job.journal"
+    assert journal_portion(path, 0) == {"offset": 0, "end": 0, "text": ""}
+    journal = Journal(path)
+    for step in range(9000):
+        journal.write("step", step=step, note="x" * 60)
+    portion = journal_portion(path, 0)
+    assert portion["offset"] == 0
+    assert len(portion["text"]) < 300_000
+    assert portion["end"] == len(portion["text"])
+    tail = journal_portion(path, -1)
+    assert tail["end"] == path.stat().st_size
+    assert journal_portion(path, tail["end"])["text"] == ""
+    assert journal_portion(path, 10**15)["offset"] == 0
+
+
+def test_numbers_that_are_missing_have_a_dash():
+    assert (clock(None), clock(3725.9), number(None), number(0.5, ".1%")) == ("–", "1:02:05", "–", "50.0%")
+
+
+def starling(*words, home):
+    command = [sys.executable, "-m", "flows.cli.app", *map(str, words)]
+    env = {**os.environ, "STARLING_HOME": str(home)}
+    return subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(280)
+def test_a_ring_is_watched_from_its_beginning_to_its_end(tmp_path):
+    """Two nodes, one of which is slowed: both onlookers see learners, leases, machines and the end."""
+    corpus = tones.make_corpus(tmp_path / "tones")
+    work = tmp_path / "home" / "work" / "train-ring"
+    job = corpus.job(work, strategy="adpsgd", nodes=2, epochs=6)
+    with environment(STARLING_SLOW_NODES="1:3"):
+        trainer = threading.Thread(target=tones.train, args=(job,))
+        trainer.start()
+    wait_until(lambda: is_running(work) and (work / "store.json").exists(), 120)
+    address = json.loads((work / "store.json").read_text())["address"]
+    here = starling("top", "--json", "--every", "0.3", home=tmp_path / "home")
+    there = starling("top", address, "--key-file", work / "ring.key", "--json", "--every", "0.3", home=tmp_path)
+    trainer.join(240)
+    for process in (here, there):
+        output, errors = process.communicate(timeout=90)
+        assert process.returncode == 0, errors
+        looks = [json.loads(line) for line in output.splitlines()]
+        last = looks[-1]
+        assert last["running"] is False
+        assert any(event["text"] == "node 1 joined" for look in looks for event in look["events"])
+        busy = [look for look in looks if len(look["learners"]) == 2]
+        assert busy
+        assert any(one["leased"] for look in busy for one in look["learners"] if one.get("leased") is not None)
+        assert any(one["steps_per_s"] for look in busy for one in look["learners"])
+        assert {one["node"] for look in looks for one in look["systems"]} == {0, 1}
+        assert any(one["host"] for look in busy for one in look["learners"])
+    assert Path(job.output_url, "result.json").exists()

@@ -1,0 +1,136 @@
+"""`starling transcribe`: formats, folders, streams; and what `speech` promises for it: words' times, bounded memory."""
+
+import io
+import json
+import shutil
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from support import load_beside, write_tone
+from typer.testing import CliRunner
+
+from flows.cli.app import app
+from flows.transcripts import ctm_lines
+from speech.audio import decode_audio, stream_audio
+from speech.transcriber import Transcriber, Transcript, split_blocks, split_long
+from speech.words import Word
+
+said = load_beside(__file__, "../speech/test_transcriber.py")
+RATE, TEXT, folder, speak = said.RATE, said.TEXT, said.folder, said.speak
+
+
+@pytest.fixture
+def sure(folder, monkeypatch):
+    """The bundle's folder, whose model cannot err."""
+    original = Transcriber.__init__
+
+    def init(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        self.model = said.LoudestBand()
+
+    monkeypatch.setattr(Transcriber, "__init__", init)
+    return folder
+
+
+def transcribe(*words, model, code=0, stdin=None):
+    result = CliRunner().invoke(app, ["transcribe", *map(str, words), "--model", str(model)], input=stdin)
+    assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
+    return result
+
+
+@pytest.fixture
+def audio(tmp_path):
+    """A folder of one recording in each format, and a bad file."""
+    place = tmp_path / "audio"
+    (place / "deep").mkdir(parents=True)
+    for name in ("a.wav", "b.flac", "c.ogg", "d.mp3", "deep/f.wav"):
+        soundfile.write(place / name, speak(TEXT), RATE)
+    soundfile.write(place / "e.opus", speak(TEXT), RATE, format="OGG", subtype="OPUS")
+    (place / "bad one.wav").write_bytes(b"no audio")
+    return place
+
+
+def test_every_format_of_a_folder_is_read_and_a_bad_file_stops_no_other(sure, audio):
+    result = transcribe(audio, model=sure, code=1)
+    lines = dict(line.split(": ") for line in result.stdout.splitlines())
+    assert {path.rpartition("/")[2] for path in lines} == {"a.wav", "b.flac", "c.ogg", "d.mp3", "e.opus", "f.wav"}
+    assert set(lines.values()) == {TEXT}
+    assert "bad one.wav" in result.stderr
+
+
+def test_ctm_has_the_words_where_they_were_said(sure, audio):
+    result = transcribe(audio / "b.flac", "--format", "ctm", model=sure)
+    rows = [line.split() for line in result.stdout.splitlines()]
+    assert [row[4] for row in rows] == TEXT.split()
+    assert {(row[0], row[1]) for row in rows} == {("b", "1")}
+    for number, row in enumerate(rows):  # each 0.2 s long after a pause of 0.1 s, and faint at both ends
+        assert float(row[2]) == pytest.approx(0.1 + 0.3 * number, abs=0.08)
+        assert 0.05 < float(row[3]) <= 0.25
+        assert 0.9 < float(row[5]) <= 1.0
+    assert ctm_lines("two parts", Transcript("a", 1.0, 1.0, words=(Word("a", 0.5, 0.25, 0.75),))) == [
+        "two_parts 1 0.500 0.250 a 0.7500"
+    ]
+
+
+def test_output_goes_into_one_file_or_into_a_file_each(sure, audio, tmp_path):
+    transcribe(audio, "--format", "json", "--output", tmp_path / "all.json", model=sure, code=1)
+    found = json.loads((tmp_path / "all.json").read_text())
+    assert len(found["files"]) == 7
+    assert sum(bool(entry["error"]) for entry in found["files"]) == 1
+    assert found["files"][0]["words"][0].keys() == {"word", "start", "duration", "confidence"}
+    transcribe(audio, "--output", f"{tmp_path}/each/", model=sure, code=1)
+    texts = sorted(p.relative_to(tmp_path / "each").as_posix() for p in (tmp_path / "each").rglob("*") if p.is_file())
+    assert texts == ["a.txt", "b.txt", "c.txt", "d.txt", "deep/f.txt", "e.txt"]
+    assert (tmp_path / "each" / "a.txt").read_text() == TEXT + "\n"
+    shutil.copy(audio / "a.wav", audio / "b.wav")  # beside b.flac
+    transcribe(audio, "-f", "ctm", "-o", f"{tmp_path}/ctm/", model=sure, code=1)
+    assert (tmp_path / "ctm" / "b.wav.ctm").exists()
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_standard_input_is_a_recording(sure, audio):
+    found = transcribe("-", model=sure, stdin=(audio / "b.flac").read_bytes())
+    assert found.stdout == TEXT + "\n"
+
+
+def test_a_long_file_is_read_piece_by_piece_and_keeps_its_words(sure, tmp_path):
+    texts = [said.WORDS[k] for k in np.random.default_rng(1).integers(0, 6, 240)]
+    wave = speak(" ".join(texts), 2 * RATE, pause=0.3)
+    soundfile.write(tmp_path / "long.wav", wave, 2 * RATE)
+    transcriber = Transcriber(sure, batch_seconds=10)
+    sizes, seconds = [], []
+    flush = transcriber._flush
+    transcriber._flush = lambda window, *rest: (sizes.append(sum(len(p.wave) for p in window)), flush(window, *rest))
+    found = transcriber.transcribe([tmp_path / "long.wav"], words=True, on_seconds=seconds.append)[0]
+    assert found.text.split() == texts
+    assert found.seconds == pytest.approx(len(wave) / RATE / 2)
+    assert max(sizes) / RATE < 4 * 10 + 30.1
+    assert sum(seconds) == pytest.approx(found.seconds, abs=0.1)
+    assert [word.word for word in found.words] == texts
+    drift = [word.start - (0.3 + 0.5 * n) for n, word in enumerate(found.words)]
+    assert max(map(abs, drift)) < 0.1
+
+
+def test_blocks_are_cut_where_a_whole_recording_would_be():
+    wave = torch.randn(9000, generator=torch.Generator().manual_seed(0))
+    blocks = [(part, 100) for part in wave.split(700)]
+    for one, other in zip(split_blocks(blocks, 8.0), split_long(wave, 100, 8.0), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_stream_is_what_decoding_at_once_gives(tmp_path):
+    for name in ("a.flac", "b.mp3", "c.ogg"):
+        path = write_tone(tmp_path / name, seconds=3.0, channels=2)
+        parts = [block for block, _ in stream_audio(path)]
+        assert torch.equal(torch.cat(parts), decode_audio(path)[0])
+
+
+def test_a_recording_that_breaks_off_has_an_error_and_no_text(sure, tmp_path):
+    data = io.BytesIO()
+    soundfile.write(data, np.tile(speak(TEXT), 30), RATE, format="WAV")
+    (tmp_path / "cut.wav").write_bytes(data.getvalue()[:-1000])
+    found = Transcriber(sure, batch_seconds=5).transcribe([tmp_path / "cut.wav", speak(TEXT)])
+    assert [one.text for one in found][1:] == [TEXT]
+    assert found[0].error == "" or found[0].text == ""

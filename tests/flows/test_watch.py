@@ -1,0 +1,117 @@
+"""What `watch` decides, and what the flows that look at things say of them."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from support import ROOT, copy_finished, small_corpus, tiny_document
+
+from flows.watch import decide, look, variable_name, waiting
+from storage.objects import ObjectStore
+from tasks.config import parse_config
+
+
+def table(folder):
+    return parse_config(tiny_document(data={"sources": [{"kind": "table", "path": str(folder)}], "sample_rate": 8000}))
+
+
+def test_a_change_counts_when_it_has_settled_and_only_once():
+    state, outcomes = {}, []
+    for found in ("a", "a", "a", "b", "c", "c", "c", "a", "a"):
+        outcome, state = decide(found, state)
+        outcomes.append(outcome)
+    first = ["Settling", "Changed", "Unchanged"]
+    assert outcomes == [*first, "Settling", *first, "Settling", "Changed"]
+
+
+def test_what_was_changed_back_before_it_settled_is_no_change():
+    _, state = decide("a", {"seen": "a"})
+    _, state = decide("b", state)
+    assert decide("a", state)[0] == "Unchanged"
+
+
+def test_a_look_sees_new_files_and_new_objects(tmp_path):
+    config = table(small_corpus(tmp_path / "corpus", speakers=1, each=1).parent)
+    store = ObjectStore(tmp_path / "bucket")
+    seen = [look(config, [])]
+    assert look(config, []) == seen[0]
+    seen.append(look(config, [store.url]))
+    store.write("incoming/a.flac", b"abc")
+    seen.append(look(config, [store.url]))
+    (audio,) = (tmp_path / "corpus").rglob("*.wav")
+    os.utime(audio, (1, 1))
+    seen.append(look(config, [store.url]))
+    assert len(set(seen)) == 4
+
+
+def test_names_of_variables_are_what_prefect_takes():
+    assert variable_name("Mini.Libri-Speech") == "starling_watch_mini_libri_speech"
+
+
+@pytest.mark.slow  # MLflow makes a database
+@pytest.mark.timeout(300)
+def test_nobody_waits_in_an_empty_registry(home):
+    assert not waiting(parse_config(tiny_document()))
+
+
+VERIFY = """
+import json, sys
+from flows.verify import verify_storage
+from tasks.config import parse_config
+config = parse_config(json.loads(sys.argv[1]))
+state = verify_storage(config, return_state=True)
+print(state.type.value, state.name, state.message)
+"""
+WATCH = """
+import json, sys
+from flows.deployments import deploy
+from flows.watch import watch
+from tasks.config import parse_config
+from prefect.client.orchestration import get_client
+config = parse_config(json.loads(sys.argv[1]))
+deploy(config)
+names = [watch(config, return_state=True).name for _ in range(3)]
+with get_client(sync_client=True) as api:
+    due = [run for run in api.read_flow_runs() if run.idempotency_key and "tiny-" in run.idempotency_key]
+print(json.dumps([names, len(due)]))
+"""
+
+
+def on_a_server(code, config, home):
+    """The last line that a script prints which has a Prefect server of its own."""
+
+    wrapped = "from flows.services import orchestration\nwith orchestration():\n" + "".join(
+        f"    {line}\n" for line in code.strip().splitlines()
+    )
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
+    command = [sys.executable, "-c", wrapped, config.model_dump_json(by_alias=True)]
+    env = clean | {"STARLING_HOME": str(home)}
+
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.strip().splitlines()[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_verify_storage_fails_where_something_is_damaged(home):
+    config = parse_config(tiny_document())
+    assert on_a_server(VERIFY, config, home).startswith("COMPLETED Empty")
+    store = ObjectStore(copy_finished(home) / "objects")
+    assert "all whole" in on_a_server(VERIFY, config, home)
+    (name, *_) = [name for name in store.list() if name.endswith(".tar")]
+    store.write(name, store.read(name)[:-1])
+    failed = on_a_server(VERIFY, config, home)
+    assert failed.startswith("FAILED Failed")
+    assert name in failed
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_settled_change_asks_for_one_ingestion(home, tmp_path):
+    config = table(small_corpus(tmp_path / "corpus", speakers=2, each=1).parent)
+    names, due = json.loads(on_a_server(WATCH, config, home))
+    assert names == ["Settling", "Changed", "Unchanged"]
+    assert due == 1

@@ -1,0 +1,24 @@
+"""A rollback moved the champion and then failed, because the version that `@previous` was to name had been deleted.
+
+Nobody was told, and the command said that nothing had happened. A promotion that was killed before it named
+`@previous` never made up for it, either.
+"""
+
+from support import give_mlflow
+
+from tasks.registry import PREVIOUS, champion_version, crown, rollback, version_of
+from tasks.tracking import client, experiment_id
+
+
+def test_the_way_back_may_lead_past_a_deleted_version(home):
+    give_mlflow(home)
+    api = client()
+    run = api.create_run(experiment_id(api, "e"))
+    api.create_registered_model("m")
+    for _ in range(3):
+        version = api.create_model_version("m", source=run.info.artifact_uri, run_id=run.info.run_id)
+        crown(api, "m", str(version.version), champion_version(api, "m"))
+    api.delete_model_version("m", "1")
+    assert rollback("m").champion == "2"
+    assert str(champion_version(api, "m").version) == "2"
+    assert version_of(api, "m", PREVIOUS) is None

@@ -1,0 +1,177 @@
+"""Leases: one holder, known by name; freed by death and by time; kept through outages."""
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+from contextvars import copy_context
+from dataclasses import replace
+
+import httpx
+import pytest
+from support import load_beside, wait_until
+
+from tasks import leases
+from tasks.holder import Holder
+from tasks.leases import LEASE_S, Lease, LeaseTable, impatient_client
+
+variables_server = load_beside(__file__, "variables_server.py").variables_server
+NAME = "lock-train-x"
+
+
+@pytest.fixture
+def variables(monkeypatch):
+    monkeypatch.setattr(leases, "_WAITS_S", (0.0, 0.0))
+    with variables_server() as started:
+        yield started
+
+
+@pytest.fixture
+def table(variables):
+    with impatient_client() as client:
+        yield LeaseTable(client)
+
+
+def elsewhere(run="other"):
+    """A holder of whom this machine knows nothing."""
+    return replace(Holder.here(run, "http://ui/1"), place="far/boot/ns")
+
+
+def test_one_holder_at_a_time_and_others_learn_who_it_is(table, variables):
+    first = elsewhere("nightly")
+    lease = table.take(NAME, first)
+    found = table.take(NAME, Holder.here("second"))
+    assert found == first
+    assert str(found) == f"run nightly (http://ui/1), process {os.getpid()} on far, since {first.since}"
+    table.drop(lease)
+    assert isinstance(table.take(NAME, Holder.here("second")), str)
+
+
+def test_of_many_takers_one_gets_it_also_where_it_is_stale(table, variables):
+    for _ in range(2):
+        results = []
+
+        def take(number, results=results):
+            with impatient_client() as client:
+                results.append(LeaseTable(client).take(NAME, elsewhere(str(number))))
+
+        threads = [threading.Thread(target=copy_context().run, args=(take, number)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        assert len(results) == 3
+        assert sum(isinstance(result, str) for result in results) == 1
+        variables.age(NAME, LEASE_S + 1)
+
+
+def test_a_lease_ages_by_the_servers_clock_and_renewing_keeps_it_young(table, variables):
+    first = elsewhere()
+    lease = table.take(NAME, first)
+    variables.age(NAME, LEASE_S - 5)
+    assert table.take(NAME, Holder.here("second")) == first
+    assert table.renew(lease, first)
+    variables.age(NAME, LEASE_S + 2)
+    assert isinstance(table.take(NAME, Holder.here("second")), str)
+    assert not table.renew(lease, first)
+    table.drop(lease)  # which is another's now
+    assert variables.kept[NAME]["value"]["run"] == "second"
+
+
+def test_a_holder_whose_process_is_dead_holds_nothing(table):
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    here = Holder.here("dead")
+    dead = replace(here, pid=child.pid, started="1")
+    assert dead.gone()  # the number is another process's by now
+    started = Holder.here("x").started
+    alive = replace(here, pid=os.getpid(), started=started)
+    assert not alive.gone()
+    child.communicate(b"\n")
+    assert replace(here, pid=child.pid, started=started).gone()
+    assert not replace(dead, place="far/boot/ns").gone()  # nobody can tell from here
+    table.take(NAME, dead)
+    assert isinstance(table.take(NAME, Holder.here("second")), str)
+
+
+@pytest.mark.parametrize("value", [None, "text", 3, [], {}, {"pid": "x"}])
+def test_whatever_lies_there_is_read(value):
+    holder = Holder.read(value)
+    assert not holder.gone()
+    assert "an unknown run" in str(holder)
+
+
+def test_a_lost_answer_is_no_second_holder(table, variables):
+    variables.lose_answers = 1
+    lease = table.take(NAME, Holder.here("mine"))
+    assert variables.kept[NAME]["id"] == lease
+
+
+def test_a_server_that_refuses_is_told(table, variables):
+    variables.refuse = 401
+    with pytest.raises(httpx.HTTPStatusError):
+        table.take(NAME, Holder.here("mine"))
+    assert len(variables.asked) == 1
+    variables.refuse = 503
+    with pytest.raises(httpx.HTTPStatusError):
+        table.take(NAME, Holder.here("mine"))
+    assert len(variables.asked) == 4
+
+
+@pytest.fixture
+def keep(table):
+    """Takes the lease, and keeps it until the test's end at the latest."""
+    made = []
+
+    def start(beats):
+        me = elsewhere("mine")
+        lease = Lease(NAME, table.take(NAME, me), me, logging.getLogger("test"), beats.append, beat_s=0.02)
+        made.append(lease)
+        return lease
+
+    yield start
+    for lease in made:
+        lease.give_back()
+
+
+def test_a_lease_is_kept_through_an_outage_and_given_back(keep, variables, caplog):
+    caplog.set_level(logging.INFO)
+    beats = []
+    lease = keep(beats)
+    wait_until(lambda: beats, 20, 0.01)
+    variables.refuse = 503
+    wait_until(lambda: "cannot be renewed" in caplog.text, 20, 0.01)
+    wait_until(lambda: len(variables.asked) > 9, 20, 0.01)
+    variables.refuse = 0
+    wait_until(lambda: "answers again" in caplog.text, 20, 0.01)
+    assert caplog.text.count("cannot be renewed") == 1
+    assert variables.kept[NAME]["value"]["run"] == "mine"
+    lease.give_back()
+    assert variables.kept == {}
+
+
+def test_a_lease_that_another_took_meanwhile_is_taken_anew_when_it_is_free(table, keep, variables, caplog):
+    caplog.set_level(logging.INFO)
+    lease = keep([])
+    variables.age(NAME, LEASE_S + 1)
+    with variables.lock:  # what another taker does between two beats
+        del variables.kept[NAME]
+    other = table.take(NAME, elsewhere("thief"))
+    if isinstance(other, str):
+        wait_until(lambda: lease.lost_to is not None, 20, 0.01)
+        assert "is held by run thief" in caplog.text
+        table.drop(other)
+    wait_until(lambda: "taken anew" in caplog.text, 20, 0.01)
+    wait_until(lambda: variables.kept.get(NAME, {}).get("value", {}).get("run") == "mine", 20, 0.01)
+    assert lease.lost_to is None
+    lease.give_back()
+    assert variables.kept == {}
+
+
+def test_a_lock_with_a_holder_that_was_lost_is_not_the_formers_to_give_back(keep, variables):
+    lease = keep([])
+    with variables.lock:
+        variables.kept[NAME] = {"id": "1", "name": NAME, "value": {"run": "thief"}, "updated": "2999-01-01T00:00:00Z"}
+    wait_until(lambda: lease.lost_to is not None, 20, 0.01)
+    lease.give_back()
+    assert variables.kept[NAME]["value"] == {"run": "thief"}

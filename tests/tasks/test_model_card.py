@@ -1,0 +1,100 @@
+"""What a version says of itself."""
+
+import json
+
+import mlflow
+import pytest
+import yaml
+
+from storage.index import ShardIndex
+from tasks import model_card
+from tasks.model_card import CARD_LENGTH, card, card_tags, contents, corpora, licence_of
+from tasks.prepare import PREPARE
+from tasks.register import REGISTER
+from tasks.sources import SourceConfig
+from tasks.stage import Run
+from tasks.tracking import client
+
+
+def source(**fields):
+    return SourceConfig(**({"path": "/x"} | fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "licence"),
+    [
+        ({"kind": "librispeech"}, "CC BY 4.0"),
+        ({"kind": "librispeech", "licence": "bought"}, "bought"),
+        ({"kind": "fsdd"}, "CC BY-SA 4.0"),
+        ({"kind": "table", "corpus": "fsdd"}, "CC BY-SA 4.0"),
+        ({"kind": "table"}, "not stated"),
+    ],
+)
+def test_a_licence_is_the_configurations_or_the_catalogues(fields, licence):
+    assert licence_of(source(**fields)) == licence
+    assert "eSpeak NG" in licence_of(SourceConfig(kind="synthetic"))
+
+
+def test_corpora_are_named_once():
+    found = corpora(
+        [source(kind="table", corpus="a"), source(kind="table", corpus="a", set="test"), source(kind="an4")]
+    )
+    assert [entry["corpus"] for entry in found] == ["a", "x"]
+
+
+def test_a_version_carries_everything(finished):
+    record = finished.result("register").record
+    version = client().get_model_version(record["model"], record["version"])
+    about = contents(finished)
+    assert yaml.safe_load(yaml.safe_dump(about)) == about
+    assert card_tags(about).items() <= version.tags.items()
+    assert json.loads(version.tags["starling.features"])["num_mels"] == 16
+    assert json.loads(version.tags["starling.tests"]) == model_card.tests_of(finished)
+    assert {"test.wer", "test.wer_low", "test.wer_high", "starling.commit", "dataset.test"} <= version.tags.keys()
+    info = mlflow.models.get_model_info(record["model_uri"])
+    carried = info.metadata["starling"]
+    assert carried["datasets"]["train"]["utterances"] == 24
+    assert carried["decode"]["kind"] == "greedy"
+    assert carried["scores"]["test"]["wer"] == finished.result("score").record["sets"]["test"]["wer"]
+    text = version.description
+    assert text.startswith("## tiny\n")
+    assert "| test |" in text
+    assert "Licence: synthesized here by eSpeak NG" in text
+    assert carried["code"]["commit"] in text
+
+
+def test_a_card_fits_into_a_description(finished):
+    about = contents(finished)
+    about["corpora"] *= 200
+    text = card(about, {"flow run": "http://127.0.0.1/flow"})
+    assert len(text) <= CARD_LENGTH
+    assert card(contents(finished), {"flow run": "http://x/y"}).endswith("[flow run](http://x/y)")
+
+
+def test_test_sets_are_known_by_what_is_in_them_not_by_how_it_is_packed(finished, monkeypatch):
+    before = model_card.tests_of(finished)
+    original = ShardIndex.column
+
+    def changed(self, name):
+        found = original(self, name)
+        return ["other", *list(found)[1:]] if name == "text" else found
+
+    monkeypatch.setattr(ShardIndex, "column", changed)
+    assert model_card.tests_of(finished).keys() == before.keys()
+    assert model_card.tests_of(finished) != before
+
+
+def with_changes(run, **changes):
+    """The run with another configuration of its first source, or of its registration."""
+    config = run.config
+    if "licence" in changes:
+        sources = tuple(s.model_copy(update=changes) for s in config.data.sources)
+        config = config.model_copy(update={"data": config.data.model_copy(update={"sources": sources})})
+    else:
+        config = config.model_copy(update={"register_as": config.register_as.model_copy(update=changes)})
+    return Run(config, run.run_id, results=run.results)
+
+
+def test_a_licence_or_who_promotes_makes_no_work_anew(finished):
+    assert PREPARE.output(with_changes(finished, licence="bought")).key == finished.result("prepare").key
+    assert REGISTER.output(with_changes(finished, promote="manual")).key == finished.result("register").key

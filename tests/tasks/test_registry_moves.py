@@ -1,0 +1,406 @@
+"""Who is champion: judgements, moves and rollbacks on a real registry, killed anywhere and raced."""
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from contextlib import closing, suppress
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import mlflow
+import pytest
+from mlflow.exceptions import MlflowException
+from support import ROOT, copy_database, give_mlflow
+
+from tasks import promotion
+from tasks.judging import Decision, Wish, refusal
+from tasks.promotion import load_run, promote_version, settle
+from tasks.registry import (
+    DECISION_TAG,
+    JUDGED_TAG,
+    PREVIOUS,
+    ROLLED_BACK_TAG,
+    TESTS_TAG,
+    RegistryError,
+    champion_version,
+    frozen_tests,
+    history,
+    rollback,
+    version_of,
+    waiting_challenger,
+)
+from tasks.tracking import client, experiment_id
+
+TESTS = json.dumps({"test": "aaaa"})
+RUN = SimpleNamespace(run_id="a-run", flow_run_url="")
+
+
+@pytest.fixture
+def api(home, monkeypatch):
+    """A registry; every run's test sets are the same, and who is judged wins unless a test says otherwise."""
+    give_mlflow(home)
+    monkeypatch.setattr(promotion, "tests_tag", lambda run: TESTS)
+    monkeypatch.setattr("tasks.judging.tests_tag", lambda run: TESTS)
+    judge_as(monkeypatch, True)
+    return client()
+
+
+def judge_as(monkeypatch, promoted, **fields):
+    def decide(run, champion):
+        if champion is None:
+            return Decision(True, "there was no champion")
+        found = Decision(promoted, "beats" if promoted else "loses", str(champion.version), 0.2, 0.1, 0.01)
+        return replace(found, **fields)
+
+    monkeypatch.setattr("tasks.judging.decide", decide)
+
+
+def add(api, name="m", count=1):
+    """Versions with a run each, the last one the challenger; their numbers."""
+    made = []
+    for _ in range(count):
+        run = api.create_run(experiment_id(api, "e"))
+        with suppress(MlflowException):
+            api.create_registered_model(name)
+        version = api.create_model_version(name, source=run.info.artifact_uri, run_id=run.info.run_id)
+        api.set_model_version_tag(name, version.version, TESTS_TAG, TESTS)
+        api.set_registered_model_alias(name, "challenger", version.version)
+        made.append(str(version.version))
+    return made
+
+
+def champion(api, name="m"):
+    found = champion_version(api, name)
+    return str(found.version) if found else None
+
+
+def crowned(api, count, name="m"):
+    """So many versions, each of which has been champion."""
+    versions = []
+    for _ in range(count):
+        versions += add(api, name)
+        settle(api, RUN, name, versions[-1])
+    return versions
+
+
+def test_a_challenger_waits_until_it_has_been_judged_against_the_present_champion(api, monkeypatch):
+    assert waiting_challenger(api, "m") is None
+    add(api)
+    assert waiting_challenger(api, "m").version == 1
+    settle(api, RUN, "m", "1")
+    assert waiting_challenger(api, "m") is None  # it reigns
+    add(api)
+    assert waiting_challenger(api, "m").version == 2
+    judge_as(monkeypatch, False)
+    assert not settle(api, RUN, "m", "2").promoted
+    assert waiting_challenger(api, "m") is None  # judged, and not better
+    api.set_model_version_tag("m", "2", JUDGED_TAG, "another champion " + TESTS)
+    assert waiting_challenger(api, "m").version == 2  # the champion is another one by now
+
+
+def test_the_decision_and_its_numbers_are_tags_and_an_artifact(api, monkeypatch):
+    crowned(api, 1)
+    add(api)
+    judge_as(monkeypatch, False, sets={"test": {"words": 10, "challenger_wer": 0.1, "champion_wer": 0.2}})
+    settle(api, RUN, "m", "2")
+    version = api.get_model_version("m", "2")
+    assert version.tags[DECISION_TAG] == "loses"
+    numbers = {name: float(version.tags[f"promotion.{name}"]) for name in ("champion_wer", "challenger_wer", "p_value")}
+    assert numbers == {"champion_wer": 0.2, "challenger_wer": 0.1, "p_value": 0.01}
+    note = mlflow.artifacts.load_dict(f"runs:/{version.run_id}/promotion.json")
+    assert (note["promoted"], note["champion"], note["version"]) == (False, "1", "2")
+    assert note["sets"]["test"]["words"] == 10
+    assert note["tests"] == {"test": "aaaa"}
+    assert note["by"]
+    assert note["at"]
+    run = api.get_run(version.run_id)
+    assert run.data.tags["promotion.p_value"] == "0.01"
+
+
+class Killer:
+    """Does promotions and rollbacks in processes that kill themselves, on copies of a registry; see kill_moves.py."""
+
+    def __init__(self, folder, database):
+        self.folder, self.database = folder, database
+        command = [sys.executable, Path(__file__).with_name("kill_moves.py")]
+        # without MLflow's address, which MLflow itself puts into the environment
+        env = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
+        env["PYTHONPATH"] = str(ROOT)
+        self.process = subprocess.Popen(
+            command, env=env, cwd=folder.parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def home(self, name):
+        """A data folder with a copy of the registry."""
+        folder = self.folder / name
+        copy_database(self.database, folder / "mlflow" / "mlflow.db")
+        return folder
+
+    def ask(self, cases):
+        """Let cases be done, each in a process of its own."""
+        self.process.stdin.write(json.dumps(cases) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def do(self, what, folder, **case):
+        """What moves answer that nobody kills, one after another."""
+        found = self.ask({"do": what, "home": str(folder), **case})
+        assert found["status"] == 0, found
+        return found["said"]
+
+    def deaths(self, what, **case):
+        """Folders whose action was killed before, within or after its first, second, ... change of the registry."""
+        for step in range(1, 60):
+            for where in ("before", "within", "after"):
+                folder = self.home(f"{what}-{step}-{where}")
+                found = self.ask({"do": what, "home": str(folder), "step": step, "where": where, **case})
+                if not found["killed"]:
+                    assert found["status"] == 0, found
+                    return
+                yield folder
+        raise AssertionError("it never ended")
+
+
+def champions(folder):
+    """The champions that a registry's database names: a killed process may have left it in any state."""
+    with closing(sqlite3.connect(folder / "mlflow" / "mlflow.db")) as database:
+        query = "select version from registered_model_aliases where name = 'm' and alias = 'champion'"
+        return [str(version) for (version,) in database.execute(query)]
+
+
+@pytest.fixture
+def killer(api, home, tmp_path):
+    """A registry with two champions one after the other, and two challengers that have not been judged."""
+    crowned(api, 2)
+    add(api, count=2)
+    killer = Killer(tmp_path / "killed", home / "mlflow" / "mlflow.db")
+    yield killer
+    killer.process.stdin.close()
+    assert killer.process.wait(30) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_promotion_that_is_killed_anywhere_leaves_one_champion_and_is_taken_up(killer):
+    after = set()
+    for deaths, folder in enumerate(killer.deaths("promote", version="4"), 1):  # noqa: B007 - the last one counts
+        reigns = champions(folder)
+        assert reigns in (["2"], ["4"]), folder.name
+        after.add(reigns[0])
+        before, promoted, state, *back = killer.do("state promote state rollback rollback", folder, version="4")
+        assert before["waiting"] == ("4" if reigns == ["2"] else None), folder.name
+        assert promoted, folder.name
+        assert state == {"champion": "4", "previous": "2", "waiting": None}, folder.name
+        assert back == ["2", "1"], folder.name
+        assert champions(folder) == ["1"]
+    assert deaths >= 36
+    assert after == {"2", "4"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_rollback_that_is_killed_anywhere_leaves_one_champion(killer):
+    after = set()
+    for deaths, folder in enumerate(killer.deaths("rollback"), 1):  # noqa: B007 - the last one counts
+        reigns = champions(folder)
+        assert reigns in (["1"], ["2"]), folder.name
+        after.add(reigns[0])
+        moves = "rollback state" if reigns == ["2"] else "state"
+        assert killer.do(moves, folder)[-1]["champion"] == "1", folder.name
+    assert deaths >= 9
+    assert after == {"1", "2"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("dies", [False, True])
+def test_two_processes_that_promote_at_once_take_turns_and_one_that_dies_holds_up_nobody(killer, dies):
+    folder = killer.home("two")
+    cases = [{"do": "promote", "home": str(folder), "version": version, "seconds": 1.0} for version in "34"]
+    cases[0]["dies"] = dies
+    found = killer.ask(cases)
+    assert [one["killed"] for one in found] == [dies, False]
+    told = [line.split() for line in (folder / "judged").read_text().splitlines()]
+    for (_, version, _), (end, same, _) in zip(told[::2], told[1::2], strict=False):
+        assert dies or (end, same) == ("out", version)  # nobody in between
+    assert len(champions(folder)) == 1
+    if dies:
+        assert champions(folder) == ["4"]
+        assert ["out", "3", "2"] not in told
+    else:
+        assert told[2][2] == told[0][1]  # the second one had to beat the first
+        assert champions(folder) == [told[2][1]]
+
+
+@pytest.mark.slow
+def test_two_promotions_at_once_are_done_one_after_the_other(api, monkeypatch):
+    crowned(api, 1)
+    add(api, count=2)
+    inside, most, champions = [0], [0], []
+    lock = threading.Lock()
+
+    def decide(run, champion):
+        with lock:
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+            champions.append(str(champion.version))
+        time.sleep(0.2)
+        with lock:
+            inside[0] -= 1
+        return Decision(True, "beats", str(champion.version))
+
+    monkeypatch.setattr("tasks.judging.decide", decide)
+    threads = [threading.Thread(target=settle, args=(api, RUN, "m", version)) for version in ("2", "3")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert most == [1]
+    assert champions[0] == "1"
+    assert champions[1] in ("2", "3")  # the second one had to beat the first
+    assert champion(api) == ({"2", "3"} - {champions[1]}).pop()
+
+
+def test_a_champion_that_changes_meanwhile_is_compared_with_anew(api, monkeypatch):
+    crowned(api, 1)
+    add(api, count=2)
+    seen = []
+
+    def decide(run, champion):
+        seen.append(str(champion.version))
+        if len(seen) == 1:  # somebody on another machine
+            api.set_registered_model_alias("m", "champion", "2")
+        return Decision(True, "beats", str(champion.version))
+
+    monkeypatch.setattr("tasks.judging.decide", decide)
+    settle(api, RUN, "m", "3")
+    assert seen == ["1", "2"]
+    assert champion(api) == "3"
+    assert version_of(api, "m", PREVIOUS).version == 2
+
+    def restless(run, champion):
+        api.set_registered_model_alias("m", "champion", "1" if str(champion.version) == "2" else "2")
+        return Decision(True, "beats", str(champion.version))
+
+    monkeypatch.setattr("tasks.judging.decide", restless)
+    add(api)
+    with pytest.raises(RegistryError, match="changed 3 times"):
+        settle(api, RUN, "m", "4")
+    assert champion(api) in ("1", "2")
+
+
+def test_rollbacks_go_back_one_by_one_and_forth_by_number(api):
+    crowned(api, 3)
+    assert version_of(api, "m", PREVIOUS).version == 2
+    move = rollback("m", reason="numbers are misheard")
+    assert (move.champion, move.replaced) == ("2", "3")
+    assert "numbers are misheard" in api.get_model_version("m", "3").tags[ROLLED_BACK_TAG]
+    assert version_of(api, "m", PREVIOUS).version == 1
+    assert rollback("m").champion == "1"
+    assert version_of(api, "m", PREVIOUS) is None
+    with pytest.raises(RegistryError, match="replaced no champion"):
+        rollback("m")
+    assert rollback("m", to="3").champion == "3"
+    assert ROLLED_BACK_TAG not in api.get_model_version("m", "3").tags
+    told = {entry["version"]: entry for entry in history(api, "m")}
+    assert told["3"]["aliases"] == ["challenger", "champion"]
+    assert told["1"]["rolled_back"]
+    assert list(told) == ["3", "2", "1"]
+
+
+def test_what_a_killed_move_did_not_tell_is_made_good(api):
+    crowned(api, 2)
+    api.delete_registered_model_alias("m", PREVIOUS)
+    assert settle(api, RUN, "m", "2").reason == "it is the champion already"
+    assert version_of(api, "m", PREVIOUS).version == 1
+
+
+def test_what_was_rolled_back_reigns_again_only_by_its_number(api):
+    crowned(api, 2)
+    rollback("m")
+    assert waiting_challenger(api, "m") is None
+    found = settle(api, RUN, "m", "2")
+    assert not found.promoted
+    assert "it was rolled back" in found.reason
+    assert settle(api, RUN, "m", "2", Wish(named=True)).promoted
+    assert champion(api) == "2"
+
+
+def test_a_rollback_to_nowhere_says_what_to_do(api):
+    crowned(api, 2)
+    add(api)
+    cases = [("9", "has no version 9"), ("2", "is the champion already"), ("3", "has never been champion")]
+    for to, message in cases:
+        with pytest.raises(RegistryError, match=message):
+            rollback("m", to=to)
+    assert champion(api) == "2"
+    with pytest.raises(RegistryError, match="has no champion"):
+        rollback("nobody")
+
+
+def test_other_test_sets_than_the_frozen_ones_are_refused_unless_they_are_to_count(api, monkeypatch):
+    crowned(api, 1)
+    assert frozen_tests(api, "m") == TESTS
+    other = json.dumps({"test": "bbbb", "more": "cccc"})
+    monkeypatch.setattr(promotion, "tests_tag", lambda run: other)
+    monkeypatch.setattr("tasks.judging.tests_tag", lambda run: other)
+    add(api)
+    found = settle(api, RUN, "m", "2")
+    assert not found.promoted
+    assert "(more, test differ)" in found.reason
+    assert champion(api) == "1"
+    assert settle(api, RUN, "m", "2", Wish(new_tests=True)).promoted
+    assert frozen_tests(api, "m") == other
+    assert refusal(other, other) == refusal(other, "") == ""
+
+
+def test_force_needs_a_reason_and_crowns_what_cannot_be_judged(api, monkeypatch):
+    crowned(api, 1)
+    add(api)
+    with pytest.raises(RegistryError, match="--reason TEXT"):
+        promote_version("m", wish=Wish(force=True))
+    with pytest.raises(RegistryError, match="does not say what it was made from"):
+        promote_version("m")
+    found = promote_version("m", wish=Wish(force=True, reason="the champion was withdrawn"))
+    assert found["promoted"]
+    assert found["reason"].startswith("forced: the champion was withdrawn (")
+    assert champion(api) == "2"
+    assert api.get_model_version("m", "2").tags["promotion.forced"] == "true"
+    add(api)
+    judge_as(monkeypatch, False)
+    found = settle(api, RUN, "m", "3", Wish(force=True, reason="it is smaller"))
+    assert (found.promoted, found.forced, found.p_value) == (True, True, 0.01)
+    assert rollback("m").champion == "2"
+
+
+def test_who_is_asked_for_and_is_not_there(api):
+    with pytest.raises(RegistryError, match="nobody has no challenger"):
+        promote_version("nobody")
+    add(api)
+    with pytest.raises(RegistryError, match="m has no version 7"):
+        promote_version("m", "7")
+
+
+def test_a_run_comes_back_from_its_version_with_what_it_had_published(finished):
+    record = finished.result("register").record
+    found = load_run(client().get_model_version(record["model"], record["version"]))
+    assert found.run_id == finished.run_id
+    assert found.config == finished.config.model_copy(update={"storage": found.config.storage})
+    for name in ("prepare", "shard", "features", "train", "decode", "score"):
+        assert found.result(name).key == finished.result(name).key
+        assert found.result(name).record == finished.result(name).record
+    again = promote_version(record["model"])
+    assert (again["promoted"], again["reason"]) == (True, "it is the champion already")
+
+
+def test_outputs_that_are_gone_are_named(finished, monkeypatch):
+    record = finished.result("register").record
+    version = client().get_model_version(record["model"], record["version"])
+    monkeypatch.setattr(promotion, "_store_of", lambda *_: None)
+    with pytest.raises(RegistryError, match="are not in .*run its configuration again"):
+        load_run(version)

@@ -1,0 +1,199 @@
+"""Who waits for whom, and what a run is told that does not get what it wants."""
+
+import threading
+from contextvars import copy_context
+from dataclasses import replace
+
+import pytest
+from support import load_beside, tiny_document, wait_until
+
+from storage.locks import is_locked
+from tasks import leases, slots
+from tasks.config import ConfigError, parse_config
+from tasks.holder import Holder
+from tasks.policies import SlotsConfig
+from tasks.slots import (
+    SlotTakenError,
+    kept_lease,
+    lock_name,
+    machine_lock,
+    output_lock_name,
+    shared_lock,
+    training_slot,
+)
+from tasks.stage import Run, Stage, lock_path
+
+variables_server = load_beside(__file__, "variables_server.py").variables_server
+REFUSE = SlotsConfig(collision="refuse")
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    monkeypatch.setattr(slots, "REFUSE_S", 0.1)
+    monkeypatch.setattr(slots, "_POLL_S", 0.02)
+    monkeypatch.setattr(leases, "_WAITS_S", (0.0, 0.0))
+
+
+@pytest.fixture
+def in_a_flow(monkeypatch):
+    """As within a flow run with a server that keeps variables."""
+    with variables_server() as variables:
+        monkeypatch.setattr(slots, "_flow_api", lambda: "http://127.0.0.1/api")
+        yield variables
+
+
+def elsewhere(run="nightly"):
+    return replace(Holder.here(run, "http://ui/flow-runs/1"), place="far/boot/ns")
+
+
+def config(**changed):
+    return parse_config(tiny_document(slots=changed))
+
+
+def test_names_are_what_prefect_takes_and_tell_stores_apart():
+    one, other = (output_lock_name(f"s3://{bucket}/Starling_x/train/0123abcd") for bucket in ("a", "b"))
+    assert one != other
+    assert one.startswith("lock-train-0123abcd-")
+    assert lock_name("training", "GPU pool: A/b") == "lock-training-gpu-pool-a-b"
+
+
+def test_a_wrong_strategy_is_refused_with_the_field():
+    with pytest.raises(ConfigError, match=r"slots\.collision: .*'wait' or 'refuse'"):
+        config(collision="maybe")
+
+
+def test_a_run_that_refuses_names_who_is_at_it(home):
+    path = lock_path("train", "k")
+    with (
+        machine_lock([path], "the output train/k", REFUSE, Holder.here("nightly", "http://ui/1")),
+        pytest.raises(
+            SlotTakenError, match=r"the output train/k: run nightly \(http://ui/1\), process \d+ on .*cancel"
+        ),
+        machine_lock([path], "the output train/k", REFUSE, Holder.here("mine")),
+    ):
+        raise AssertionError
+    assert not is_locked(path)
+
+
+def test_an_error_within_is_the_blocks_own(home):
+    with pytest.raises(KeyError), machine_lock([lock_path("train", "k")], "x", REFUSE, Holder.here("mine")):
+        raise KeyError
+
+
+def test_without_a_flow_there_is_no_lease(home):
+    with shared_lock(["lock-x"], "x", REFUSE, Holder.here("mine")) as lease:
+        assert lease is None
+
+
+def test_a_pool_has_as_many_trainings_as_it_may(home):
+    two = config(collision="refuse", trainings=2, pool="gpus")
+    with training_slot(two, Holder.here("a")), training_slot(two, Holder.here("b")):
+        with (
+            pytest.raises(SlotTakenError, match=r"training in the pool gpus: run a, .* and run b, "),
+            training_slot(two, Holder.here("c")),
+        ):
+            raise AssertionError
+        with training_slot(config(collision="refuse", trainings=0, pool="gpus"), Holder.here("d")):
+            pass
+        with training_slot(config(collision="refuse", pool="others"), Holder.here("e")):
+            pass
+    with training_slot(two, Holder.here("c")):
+        pass
+
+
+def test_another_machines_training_is_waited_for_and_named(home, in_a_flow, caplog):
+    caplog.set_level("INFO")
+    name = "lock-training-gpus-1"
+    with leases.impatient_client() as client:
+        table = leases.LeaseTable(client)
+        far = table.take(name, elsewhere())
+        with (
+            pytest.raises(SlotTakenError, match=r"run nightly \(http://ui/flow-runs/1\), process \d+ on far"),
+            training_slot(config(collision="refuse", pool="gpus"), Holder.here("mine")),
+        ):
+            raise AssertionError
+
+        def end():
+            wait_until(lambda: "training in the pool gpus: waiting for run nightly" in caplog.text, 20, 0.01)
+            table.drop(far)
+
+        other = threading.Thread(target=copy_context().run, args=(end,))
+        other.start()
+        with training_slot(config(pool="gpus"), Holder.here("mine")):
+            assert in_a_flow.kept[name]["value"]["run"] == "mine"
+        other.join(20)
+    assert in_a_flow.kept == {}
+
+
+def test_an_outage_before_work_begins_is_waited_out_for_a_while(home, in_a_flow, monkeypatch):
+    in_a_flow.refuse = 503
+    back = threading.Timer(0.3, lambda: setattr(in_a_flow, "refuse", 0))
+    back.start()
+    with shared_lock(["lock-x"], "x", REFUSE, Holder.here("mine")):
+        assert "lock-x" in in_a_flow.kept
+    back.join(20)
+    in_a_flow.refuse = 503
+    monkeypatch.setattr(slots, "OUTAGE_S", 0.1)
+    with pytest.raises(Exception, match="503"), shared_lock(["lock-x"], "x", REFUSE, Holder.here("mine")):
+        raise AssertionError
+
+
+def test_a_lease_that_is_taken_is_not_waited_for_where_that_is_wished(in_a_flow):
+    with kept_lease("lock-d", elsewhere("first")) as nobody:
+        assert nobody is None
+        with kept_lease("lock-d", Holder.here("second")) as other:
+            assert other.run == "first"
+    assert in_a_flow.kept == {}
+
+
+def a_run(name):
+    return Run(parse_config(tiny_document(slots={"collision": "refuse"})), name)
+
+
+def test_what_another_machine_makes_is_not_made_twice(home, in_a_flow):
+    """The other machine holds the lease, publishes, and gives the lease back; this one then takes the result."""
+    made = []
+    stage = Stage("prepare", 1, lambda run: ({}, {}), lambda run, output: made.append(run.run_id) or {"counts": {}})
+    run = Run(parse_config(tiny_document()), "mine")
+    output = stage.output(run)
+    name = output_lock_name(output.store.url)
+    with leases.impatient_client() as client:
+        far = leases.LeaseTable(client).take(name, elsewhere())
+        with pytest.raises(SlotTakenError, match="the output prepare/.*run nightly"):
+            stage.execute(a_run("refuses"))
+        results = []
+        thread = threading.Thread(target=copy_context().run, args=(lambda: results.append(stage.execute(run)),))
+        asked = len(in_a_flow.asked)
+        thread.start()
+        wait_until(lambda: len(in_a_flow.asked) > asked + 1, 20, 0.01)
+        output.publish({"counts": {"far": 1}})
+        leases.LeaseTable(client).drop(far)
+        thread.join(20)
+    assert made == []
+    assert results[0].cached
+    assert results[0].counts == {"far": 1}
+
+
+def test_work_that_is_done_asks_the_server_nothing(home, in_a_flow):
+    stage = Stage("prepare", 1, lambda run: ({}, {}), lambda run, output: {"counts": {}})
+    assert not stage.execute(a_run("first")).cached
+    asked = len(in_a_flow.asked)
+    assert asked
+    assert stage.execute(a_run("second")).cached
+    assert len(in_a_flow.asked) == asked
+
+
+def test_whoever_took_an_expired_lock_and_published_first_is_not_overwritten(home, in_a_flow, monkeypatch, caplog):
+    monkeypatch.setattr(leases, "BEAT_S", 0.02)
+    thief = {"id": "1", "value": {"run": "thief"}, "updated": "2999-01-01T00:00:00Z"}
+
+    def work(run, output):
+        name = output_lock_name(output.store.url)
+        with in_a_flow.lock:
+            in_a_flow.kept[name] = thief | {"name": name}
+        wait_until(lambda: "is held by run thief" in caplog.text, 20, 0.01)
+        output.publish({"counts": {"thief": 1}})
+        return {"counts": {"mine": 1}}
+
+    result = Stage("prepare", 1, lambda run: ({}, {}), work).execute(a_run("mine"))
+    assert result.counts == {"thief": 1}

@@ -1,0 +1,69 @@
+"""The planner's advice is the papers' where they have one."""
+
+import pytest
+
+from training.simulation.planner import PlanRequest, Prediction, plan, predict, recommend
+from training.strategies.config import GossipConfig, StrategyConfig
+
+
+def request(**changes):
+    values = {"parameters": 40_000_000, "step_s": 0.5, "data_hours": 960, "batch_seconds": 100}
+    return PlanRequest.model_validate(values | changes)
+
+
+def find(found, strategy):
+    return next(one for one in found.predictions if one.strategy == strategy)
+
+
+def test_an_even_and_fast_cluster_gets_equal_weights():
+    found = plan(request(nodes=4, link_gbit=100))
+    assert found.choice in ("d1d", "scpsgd")
+    assert find(found, "d1d").efficiency > 0.95
+
+
+def test_uneven_learners_get_asynchronous_ones():
+    found = plan(request(nodes=8, link_gbit=100, slow=(10.0,)))
+    assert found.choice == "adpsgd"
+    assert "unevenly fast" in found.reason
+    assert find(found, "adpsgd").epoch_s < 0.2 * find(found, "scpsgd").epoch_s
+
+
+def test_many_uneven_learners_get_random_neighbours():
+    few, many = (
+        [Prediction(name, 1.0, 1.0, 1.0, 1.0, 1.0, replicas) for name in ("adpsgd", "adpsgd random-ring")]
+        for replicas in (16, 17)
+    )
+    asked = request(nodes=17, slow=(10.0,))
+    assert recommend(asked, few)[0] == "adpsgd"
+    assert recommend(asked, many)[0] == "adpsgd random-ring"
+
+
+def test_fast_nodes_on_slow_links_get_super_learners():
+    found = plan(request(nodes=4, gpus_per_node=4, link_gbit=1))
+    assert found.choice.startswith("h-adpsgd")
+    fast, config = request(nodes=4, gpus_per_node=4, link_gbit=25), GossipConfig(neighbours="random-ring")
+    grouped, single = (predict(fast, name, name, config) for name in ("h-adpsgd", "adpsgd"))
+    assert grouped.nic_gb < 0.5 * single.nic_gb
+
+
+def test_one_learner_needs_no_method():
+    assert plan(request()).choice == "single"
+
+
+def test_deaths_cost_those_who_wait():
+    calm, deadly = (request(nodes=4, losses_per_day=losses) for losses in (0, 200))
+    lost = {}
+    for name, config in (("scpsgd", StrategyConfig()), ("adpsgd", GossipConfig())):
+        lost[name] = predict(deadly, name, name, config).epoch_s / predict(calm, name, name, config).epoch_s
+    assert lost["scpsgd"] > 1.1 > 1.05 > lost["adpsgd"]
+
+
+def test_more_slow_learners_than_learners_are_refused():
+    with pytest.raises(ValueError, match="slow names 3 learners of 2"):
+        plan(request(nodes=2, slow=(2, 2, 2)))
+
+
+def test_a_plan_is_json():
+    found = plan(request(nodes=2)).to_dict()
+    assert set(found) == {"rows", "recommendation"}
+    assert found["rows"][0]["epoch_s"] <= found["rows"][-1]["epoch_s"]

@@ -1,0 +1,40 @@
+"""A real acoustic model under simulation: many gradients at once are the single ones, and the model learns."""
+
+import pytest
+import torch
+from tones import LEARNS, bare
+
+from training.simulation import Cluster, Simulation
+from training.simulation.pool import Lease
+from training.simulation.problem import Job
+from training.simulation.speech import Speech
+
+
+@pytest.fixture(scope="module")
+def job(corpus, tmp_path_factory):
+    spec = corpus.spec("conformer", model=bare("conformer"))
+    return corpus.job(tmp_path_factory.mktemp("simulated"), spec=spec, epochs=6, optimizer={"lr": 1e-2}, **LEARNS)
+
+
+def gradients(problem):
+    jobs = [Job(problem.replica(), Lease(number, 0), number, 0) for number in range(3)]
+    for number, one in enumerate(jobs):
+        one.replica.weights.mul_(1 + 0.1 * number)
+    weights = problem.gradients(jobs)
+    return torch.stack([one.replica.grads for one in jobs]), weights
+
+
+def test_gradients_of_many_replicas_at_once_are_the_single_ones(job):
+    (together, weights), (single, others) = (gradients(Speech(job, 2, together=size)) for size in (3, 1))
+    assert weights == others
+    torch.testing.assert_close(together, single, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("strategy", ["adpsgd", pytest.param("scpsgd", marks=pytest.mark.slow)])
+def test_simulated_learners_learn_the_words(job, strategy):
+    problem = Speech(job, 2)
+    outcome = Simulation(Cluster(learners=2), strategy, problem, observe=1).run()
+    losses = [one.figures["loss"] for one in outcome.observations]
+    assert losses[-1] < 0.5 * problem.evaluate(problem.replica().weights)["loss"]
+    assert 0 <= outcome.figures["wer"] <= 1
+    assert len(losses) == 7

@@ -1,0 +1,134 @@
+"""The parts of the simulator: clock, links, rings, work, and what it refuses."""
+
+import pytest
+from regression import Regression
+
+from training.exchange.neighbours import neighbour
+from training.membership import Member, View
+from training.simulation import Cluster, Happening, Simulation, SimulationError, Timing
+from training.simulation.clock import Clock
+from training.simulation.exchange import Ether
+from training.simulation.network import Network
+from training.simulation.pool import LeasePool
+from training.strategies import METHODS, Compute, Idle, StrategyError
+from training.strategies.config import GossipConfig
+
+
+def test_events_happen_in_the_order_of_their_times_then_of_their_making():
+    clock, seen = Clock(), []
+    for time, name in ((2.0, "c"), (1.0, "a"), (1.0, "b")):
+        clock.at(time, lambda name=name: seen.append((clock.now, name)))
+    while clock.step():
+        pass
+    assert seen == [(1.0, "a"), (1.0, "b"), (2.0, "c")]
+
+
+def test_an_event_that_never_comes_is_refused():
+    with pytest.raises(ValueError, match="will never happen"):
+        Clock().at(float("inf"), lambda: None)
+
+
+def test_a_link_carries_one_message_at_a_time_in_either_direction():
+    network = Network(Cluster(learners=3, link_gbit=8, link_ms=1), Clock())
+    assert network.send(0, 1, 1e9) == pytest.approx(1.001)
+    assert network.send(0, 2, 1e9) == pytest.approx(2.001)  # behind the first on 0's uplink
+    assert network.send(1, 0, 1e9) == pytest.approx(1.001)  # the other direction is free
+    assert network.carried == {0: 2e9, 1: 1e9}
+
+
+def test_a_ring_all_reduce_costs_what_the_formula_says():
+    cluster = Cluster(learners=8, per_machine=2, link_gbit=8, link_ms=1, local_gbit=80)
+    network = Network(cluster, Clock())
+    assert network.all_reduce(list(range(8)), 1e9) == pytest.approx(14 * (1 / 8 + 1e-3))
+    assert network.carried[0] == pytest.approx(14 / 8 * 1e9)
+    assert network.all_reduce([0, 1], 1e9) == pytest.approx(2 * (0.5 / 10 + 1e-5))
+    assert network.carried[0] == pytest.approx(14 / 8 * 1e9)
+
+
+@pytest.mark.parametrize("kind", ["ring", "random-ring"])
+@pytest.mark.parametrize("nodes", [(0,), (0, 1), (0, 2, 3, 7), tuple(range(9))])
+def test_neighbours_are_those_of_the_real_exchange(kind, nodes):
+    clock = Clock()
+    ether = Ether(clock, Network(Cluster(learners=9), clock), {}, kind, 5, 0.0, 1.0, lambda node: None)
+    view = View(1, tuple(Member(node, "x") for node in nodes))
+    for number in range(6):
+        for node in range(9):
+            assert ether.neighbour(view, node, number) == neighbour(kind, view, node, number, 5)
+
+
+def test_a_batch_that_comes_back_is_given_out_again():
+    pool = LeasePool(batches=2, epochs=1)
+    first, second = pool.take(), pool.take()
+    assert pool.take() is None
+    pool.give_back(first)
+    pool.finish(second)
+    assert pool.take() == first
+    pool.finish(first)
+    assert pool.over
+    assert pool.repeated == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"slow": {4: 2.0}}, "there is no learner 4"),
+        ({"learners": 6, "per_machine": 4}, "do not fill machines of 4"),
+        ({"joins": tuple(Happening(rank=rank, at_s=1) for rank in range(4))}, "nobody is there at the beginning"),
+        ({"losses": (Happening(rank=1, at_s=1), Happening(rank=1, at_s=2))}, "names a learner twice"),
+    ],
+)
+def test_impossible_clusters_are_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        Cluster.model_validate(fields)
+
+
+def test_programs_that_wait_for_ever_are_found_out(monkeypatch):
+    def stuck(seat, cfg):
+        yield Compute()
+        yield Idle()
+
+    method = METHODS["scpsgd"]
+    changed = type(method)("scpsgd", stuck, method.config, method.facts)
+    monkeypatch.setattr("training.simulation.world.find_method", lambda name: changed)
+    with pytest.raises(SimulationError, match="scpsgd stands still at .*learner 0 is idle"):
+        Simulation(Cluster(learners=2), "scpsgd", Timing(4)).run()
+
+
+def test_a_training_whose_learners_all_die_says_so():
+    losses = tuple(Happening(rank=rank, at_s=0.1) for rank in range(2))
+    with pytest.raises(StrategyError, match="all learners died"):
+        Simulation(Cluster(learners=2, losses=losses), "adpsgd", Timing(100)).run()
+
+
+def test_a_dead_node_of_h_adpsgd_takes_all_its_learners_with_it():
+    cluster = Cluster(learners=6, per_machine=2, losses=(Happening(rank=3, at_s=1.05),), timeout_s=0.3)
+    outcome = Simulation(cluster, "h-adpsgd", Timing(120)).run()
+    assert outcome.steps[2] == outcome.steps[3] < outcome.steps[0]
+    assert sum(outcome.steps) == 120
+
+
+def test_a_slow_learner_takes_less_of_the_work():
+    outcome = Simulation(Cluster(learners=4, slow={2: 4.0}), "adpsgd", Timing(130)).run()
+    assert outcome.steps[2] == pytest.approx(10, abs=1)
+    assert outcome.epoch_s == pytest.approx(4.0, rel=0.1)
+
+
+@pytest.mark.parametrize("strategy", ["scpsgd", "d1d", "onebit"])
+def test_a_changing_learning_rate_keeps_waiting_learners_equal(strategy):
+    class Annealed(Regression):
+        def rate(self, progress):
+            return 0.2 / (1 + progress)
+
+    problem = Annealed(batches=23, epochs=2)
+    outcome = Simulation(Cluster(learners=4, slow={1: 3.0}, jitter=0.3), strategy, problem, observe=8).run()
+    assert outcome.spread == pytest.approx(0, abs=1e-7)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("strategy", ["scpsgd", "d1d", "adpsgd", "bmuf", "asgd"])
+def test_a_thousand_learners_are_timed(strategy):
+    config = GossipConfig(neighbours="random-ring") if strategy == "adpsgd" else None
+    cluster = Cluster(learners=1024, per_machine=8, slow={5: 10.0}, link_gbit=100)
+    outcome = Simulation(cluster, strategy, Timing(batches=1024 * 12, num_bytes=165e6), config).run()
+    assert sum(outcome.steps) == 1024 * 12

@@ -1,0 +1,277 @@
+"""Every method's program: what all promise, and the identities between them."""
+
+import pytest
+import torch
+from regression import Regression
+
+from training.simulation import Cluster, Happening, Simulation, Timing
+from training.strategies import METHODS, StrategyError, find_method
+from training.strategies.config import (
+    BmufConfig,
+    EasgdConfig,
+    GossipConfig,
+    MaConfig,
+    OneBitConfig,
+    SdpsgdConfig,
+    StrategyConfig,
+)
+
+NAMES = sorted(METHODS)
+
+
+def simulate(name, learners=4, problem=None, config=None, seed=0, **cluster):
+    return Simulation(Cluster(learners=learners, **cluster), name, problem or Regression(), config, seed=seed).run()
+
+
+def finals(name, learners=4, problem=None, config=None, **cluster):
+    """The weights of every learner at the end."""
+    simulation = Simulation(Cluster(learners=learners, **cluster), name, problem or Regression(), config)
+    simulation.run()
+    return [one.replica.weights for one in simulation.learners]
+
+
+# --- what every program promises
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_all_learners_end_with_the_same_weights(name):
+    weights = finals(name, slow={1: 1.7}, jitter=0.2)
+    for other in weights[1:]:
+        torch.testing.assert_close(other, weights[0], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_seed_gives_the_same_bits(name):
+    one, other = (simulate(name, slow={0: 2.0}, jitter=0.3, seed=5) for _ in range(2))
+    assert torch.equal(one.weights, other.weights)
+    assert (one.seconds, one.steps, one.bytes_per_step) == (other.seconds, other.steps, other.bytes_per_step)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("batches", [1, 23, 25])
+def test_every_batch_is_trained_on_once_also_when_learners_run_out_unevenly(name, batches):
+    problem = Regression(batches=batches, epochs=2)
+    outcome = simulate(name, learners=3, problem=problem, slow={2: 3.3})
+    assert sorted(problem.seen) == [(epoch, number) for epoch in range(2) for number in range(batches)]
+    assert sum(outcome.steps) == 2 * batches
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_learner_alone_is_plain_sgd(name):
+    problem = Regression(epochs=2)
+    weights = simulate(name, learners=1, problem=problem).weights
+    if name == "easgd":  # drawn to its own past, on purpose
+        assert not torch.allclose(weights, problem.alone())
+        return
+    torch.testing.assert_close(weights, problem.alone(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_method_learns(name):
+    problem = Regression(batches=64, epochs=2, lr=0.3)
+    before = problem.evaluate(problem.replica().weights)["loss"]
+    assert simulate(name, problem=problem).figures["loss"] < 0.5 * before
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_dead_learners_work_is_done_by_the_others(name):
+    problem = Regression(batches=40)
+    cluster = {"losses": (Happening(rank=2, at_s=0.35),), "timeout_s": 0.5}
+    outcome = simulate(name, problem=problem, **cluster)
+    assert sum(outcome.steps) == 40
+    assert set(problem.seen) == {(0, number) for number in range(40)}
+    assert outcome.repeated == 1
+    assert outcome.steps[2] == 3
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_newcomers_join_or_are_refused(name):
+    cluster = {"joins": (Happening(rank=3, at_s=0.55),)}
+    if not METHODS[name].joins:
+        with pytest.raises(StrategyError, match="cannot take newcomers"):
+            simulate(name, **cluster)
+        return
+    problem = Regression(batches=40)
+    outcome = simulate(name, problem=problem, **cluster)
+    assert 0 < outcome.steps[3] < outcome.steps[0]
+    assert outcome.spread < 1e-6
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("ma", "bmuf", "easgd", "h-adpsgd")])
+def test_the_facts_bytes_are_what_is_sent(name):
+    size, learners = 1e6, 8
+    config = METHODS[name].config()
+    simulation = Simulation(Cluster(learners=learners), name, Timing(batches=60 * learners, num_bytes=size), config)
+    expected = METHODS[name].facts.sent(learners, size, config)
+    assert simulation.run().bytes_per_step == pytest.approx(expected, rel=0.06)
+
+
+@pytest.mark.parametrize("name", ["ma", "bmuf", "easgd"])
+def test_the_facts_bytes_are_what_is_sent_after_blocks(name):
+    config = METHODS[name].config(tau=10)
+    simulation = Simulation(Cluster(learners=8), name, Timing(batches=100 * 8, num_bytes=1e6), config)
+    expected = METHODS[name].facts.sent(8, 1e6, config)
+    assert simulation.run().bytes_per_step == pytest.approx(expected, rel=0.12)
+
+
+def test_an_unknown_method_is_refused_with_those_that_exist():
+    with pytest.raises(StrategyError, match="'adsgd' is no strategy: choose one of scpsgd, .*adpsgd"):
+        find_method("adsgd")
+
+
+def test_another_methods_constants_are_refused():
+    with pytest.raises(StrategyError, match="bmuf is configured by a BmufConfig, not MaConfig"):
+        Simulation(Cluster(), "bmuf", Timing(8), MaConfig())
+
+
+# --- identities
+
+
+def close(one, other, atol=1e-5):
+    torch.testing.assert_close(one.weights, other.weights, rtol=0, atol=atol)
+
+
+def test_synchronous_sgd_is_one_learner_with_the_whole_batch():
+    parts, whole = Regression(batches=24, rows=4), Regression(batches=6, rows=4)
+    whole.x, whole.y = parts.x.view(6, 16, 6), parts.y.view(6, 16, 2)
+    close(simulate("scpsgd", problem=parts), simulate("scpsgd", learners=1, problem=whole))
+
+
+@pytest.mark.parametrize("kind", ["nesterov", "classical"])
+def test_bmuf_without_momentum_is_model_averaging(kind):
+    config = BmufConfig(tau=3, eta=0.0, zeta=1.0, kind=kind)
+    close(simulate("bmuf", config=config), simulate("ma", config=MaConfig(tau=3)))
+
+
+def test_model_averaging_after_every_step_is_synchronous_sgd():
+    close(simulate("ma", config=MaConfig(tau=1)), simulate("scpsgd"))
+
+
+def test_synchronous_gossip_on_the_complete_graph_is_synchronous_sgd():
+    close(simulate("sdpsgd", config=SdpsgdConfig(graph="complete")), simulate("scpsgd"))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_h_adpsgd_of_one_node_is_synchronous_sgd(momentum):
+    hierarchical = simulate("h-adpsgd", problem=Regression(momentum=momentum), per_machine=4)
+    plain = simulate("scpsgd", problem=Regression(momentum=momentum), per_machine=4)
+    assert torch.equal(hierarchical.weights, plain.weights)
+
+
+@pytest.mark.parametrize("neighbours", ["ring", "random-ring"])
+def test_h_adpsgd_of_nodes_of_one_is_adpsgd(neighbours):
+    config = GossipConfig(neighbours=neighbours)
+    assert torch.equal(simulate("h-adpsgd", config=config).weights, simulate("adpsgd", config=config).weights)
+
+
+@pytest.mark.parametrize("cluster", [{}, {"slow": {1: 10.0}}, {"jitter": 0.5}, {"link_gbit": 1e-6}])
+def test_d1ds_staleness_is_one_always(cluster):
+    outcome = simulate("d1d", **cluster)
+    assert (outcome.staleness.mean, outcome.staleness.most) == (1, 1)
+
+
+def test_d1d_applies_each_gradient_one_step_late():
+    problem = Regression(batches=8)
+    got, reference = simulate("d1d", learners=2, problem=problem).weights, problem.replica()
+    reference.set_rate(problem.lr)
+    late = None
+    for step in range(4):
+        grads = []
+        for number in (2 * step, 2 * step + 1):
+            problem.scratch.load(reference.weights)
+            problem.scratch.zero_grad()
+            problem.loss(number).backward()
+            grads.append(problem.scratch.grads.clone())
+        if late is not None:
+            reference.grads.copy_(late)
+            reference.update()
+        late = (grads[0] + grads[1]) / 2
+    reference.grads.copy_(late)
+    reference.update()
+    torch.testing.assert_close(got, reference.weights, rtol=0, atol=1e-6)
+
+
+def test_nesterov_keeps_the_model_apart_from_its_look_ahead_point():
+    """Every block moves by exactly (1, 1, ...) whatever it starts from, so W is known: sum of Δ, not of (1 + η) Δ."""
+
+    class Drift(Regression):
+        def gradients(self, jobs):
+            for job in jobs:
+                job.replica.grads.fill_(-1.0)
+            return [1.0] * len(jobs)
+
+    eta, problem = 0.5, Drift(batches=12, lr=1.0)
+    start = problem.replica().weights.clone()
+    moved = {}
+    for kind in ("classical", "nesterov"):
+        config = BmufConfig(tau=2, eta=eta, kind=kind)
+        moved[kind] = simulate("bmuf", learners=2, problem=problem, config=config).weights - start
+    delta = total = 0.0
+    for _ in range(3):  # 12 batches are three blocks of two steps for either of two learners
+        delta = eta * delta + 2.0
+        total += delta
+    for kind, got in moved.items():
+        # an empty last block adds its momentum only if the program made one up
+        torch.testing.assert_close(got, torch.full_like(got, total), msg=kind)
+
+
+def test_the_nesterov_look_ahead_is_where_the_next_block_starts():
+    classical, nesterov = (
+        simulate("bmuf", config=BmufConfig(tau=2, eta=0.5, kind=kind)).weights for kind in ("classical", "nesterov")
+    )
+    assert not torch.allclose(classical, nesterov, atol=1e-4)
+
+
+def test_bmufs_warm_up_is_synchronous_sgd():
+    close(simulate("bmuf", config=BmufConfig(warm_steps=100)), simulate("scpsgd"), atol=0)
+
+
+def test_asgds_server_counts_the_updates_of_others():
+    outcome = simulate("asgd", learners=4, problem=Timing(batches=400, num_bytes=1e3))
+    assert outcome.staleness.mean == pytest.approx(3, abs=0.1)
+
+
+def test_hogwild_counts_the_updates_of_others():
+    outcome = simulate("hogwild", learners=4, problem=Timing(batches=400), jitter=0.1)
+    assert outcome.staleness.mean == pytest.approx(3, abs=0.1)
+
+
+def test_easgd_follows_its_formula():
+    """A learner that meets the center after every step and once more at the end, against the formula written out."""
+    problem, alpha = Regression(batches=4), 0.5
+    got = simulate("easgd", learners=1, problem=problem, config=EasgdConfig(tau=1, beta=alpha)).weights
+    x = problem.replica().weights.clone()
+    center = x.clone()
+    for number in [0, 1, 2, 3, None]:
+        if number is not None:
+            problem.scratch.load(x)
+            problem.scratch.zero_grad()
+            problem.loss(number).backward()
+            x = x - problem.lr * problem.scratch.grads
+        drawn = alpha * (x - center)
+        x, center = x - drawn, center + drawn
+    torch.testing.assert_close(got, center, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("neighbours", ["ring", "random-ring"])
+def test_gossip_conserves_the_sum_of_all_gradient_steps(neighbours):
+    """With gradients that do not depend on the weights, the mean of all learners is known exactly."""
+
+    class Drift(Regression):
+        def gradients(self, jobs):
+            for job in jobs:
+                job.replica.grads.fill_(-1.0 - job.lease.number)
+            return [1.0] * len(jobs)
+
+    problem = Drift(batches=60, lr=0.01)
+    config = GossipConfig(neighbours=neighbours)
+    cluster = {"slow": {2: 5.0}, "jitter": 0.3, "link_gbit": 1e-5}
+    outcome = simulate("adpsgd", learners=5, problem=problem, config=config, **cluster)
+    moved = outcome.weights - problem.replica().weights
+    expected = 0.01 * sum(1.0 + number for number in range(60)) / 5
+    torch.testing.assert_close(moved, torch.full_like(moved, expected), rtol=1e-4, atol=1e-4)
+
+
+def test_plain_constants_only():
+    assert StrategyConfig() == find_method("scpsgd").config()
+    assert OneBitConfig().block % 8 == 0

@@ -1,0 +1,61 @@
+"""A machine's figures: read from /proc as it is, left out where it is not, never in training's way."""
+
+import threading
+
+import pytest
+from support import wait_until
+
+from training.store.messages import StoreError
+from training.system import Gpus, Machine, SystemFigures
+
+NET = "Inter-|   Receive |  Transmit\n face |bytes packets\n"
+NET += "    lo: 900 1 0 0 0 0 0 0 900 1 0 0 0 0 0 0\n  eth0: 3000000 1 0 0 0 0 0 0 1000000 1 0 0 0 0 0 0\n"
+
+
+def proc(folder, busy, idle, wait=0):
+    (folder / "net").mkdir(exist_ok=True)
+    (folder / "stat").write_text(f"cpu  {busy} 0 0 {idle} {wait} 0 0 0 0 0\ncpu0 1 1 1 1\n")
+    (folder / "meminfo").write_text("MemTotal:  4000000 kB\nMemFree: 1 kB\nMemAvailable:  3000000 kB\n")
+    (folder / "net" / "dev").write_text(NET)
+
+
+def test_figures_are_those_of_proc(tmp_path):
+    proc(tmp_path, 100, 100)
+    machine = Machine(tmp_path)
+    proc(tmp_path, 130, 150, 20)
+    found = machine.sample()
+    assert found["cpu"] == pytest.approx(30.0)  # waiting for a disk is not being busy
+    assert (found["memory"], found["memory_mb"]) == (25.0, 1024.0)
+    assert (found["received_mb"], found["sent_mb"]) == (3.0, 1.0)
+    assert "cpu" not in machine.sample()  # no time has passed
+
+
+def test_what_a_machine_does_not_tell_is_left_out(tmp_path):
+    assert {name for name in Machine(tmp_path / "nowhere").sample() if name != "gpus"} == set()
+    proc(tmp_path, 1, 1)
+    for name in ("stat", "meminfo"):
+        (tmp_path / name).write_text("nonsense\n")
+    assert set(Machine(tmp_path).sample()) <= {"received_mb", "sent_mb", "gpus"}
+
+
+def test_this_machine_tells_something_and_has_as_many_gpus_as_its_driver_says():
+    assert {"memory", "memory_mb"} <= set(Machine().sample())
+    for number, gpu in enumerate(Gpus().sample()):
+        assert gpu["gpu"] == number
+
+
+def test_samples_begin_once_the_node_has_joined_and_stop_when_told():
+    lines, joined = [], threading.Event()
+
+    def journal(line):
+        if not joined.is_set():
+            raise StoreError("a node that has not joined cannot write to the journal")
+        lines.append(dict(line))
+
+    figures = SystemFigures(3, journal, lambda: 7.25, every_s=0.02)
+    joined.set()
+    wait_until(lambda: len(lines) > 2, 10, 0.01)
+    figures.close()
+    assert not figures._thread.is_alive()
+    assert {(line["kind"], line["node"], line["elapsed"]) for line in lines} == {("system", 3, 7.25)}
+    assert all(line["host"] for line in lines)

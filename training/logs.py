@@ -1,0 +1,124 @@
+"""Logs: readable lines, or one JSON object a line where STARLING_LOG=json asks for it; never with a secret.
+
+Every process of a training calls `setup` first; `tasks.logs` does the same for flows and commands.
+"""
+
+import base64
+import json
+import logging
+import os
+import re
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Any
+
+VARIABLE = "STARLING_LOG"
+JSON = "json"
+HIDDEN = "***"
+_SECRET_NAME = re.compile(r"SECRET|PASSWORD|PASSWD|AUTH_STRING|TOKEN|PRIVATE_KEY|ACCESS_KEY|API_KEY|PGPASS|NOTIFY_URL")
+_NO_SECRET = re.compile(r"_(FILE|PATH|FOLDER|DIR)$|^STARLING_SECRETS$")
+_SHORTEST = 6  # a shorter value would blank out words that only look like it
+_IN_URL = re.compile(r"(?<=://)[^/\s@:]*:[^/\s@]*(?=@)")
+_IN_HEADER = re.compile(r"(?i)(authorization['\"]?\s*[:=]\s*['\"]?(?:basic|bearer)\s+)[\w+/=.~-]+")
+_IN_QUERY = re.compile(r"(?i)([?&](?:x-amz-signature|x-amz-security-token|x-amz-credential|token|password)=)[^&\s\"']+")
+_PREFECT_FIELDS = ("flow_run_id", "flow_run_name", "flow_name", "task_run_id", "task_run_name")
+_fields: ContextVar[Mapping[str, str] | None] = ContextVar("starling_log_fields", default=None)
+
+
+def wants_json() -> bool:
+    """Whether the environment asks for JSON logs."""
+    return os.environ.get(VARIABLE, "").lower() == JSON
+
+
+@contextmanager
+def fields(**values: str) -> Iterator[None]:
+    """Add fields, such as run and stage, to what is logged while the block runs."""
+    token = _fields.set({**(_fields.get() or {}), **values})
+    try:
+        yield
+    finally:
+        _fields.reset(token)
+
+
+def redact(text: str) -> str:
+    """A text without the secrets of this process's environment, and without credentials in URLs and headers.
+
+    Args:
+        text: What is to be logged.
+    """
+    for secret in _secrets():
+        if secret in text:
+            text = text.replace(secret, HIDDEN)
+    if "://" in text:
+        text = _IN_QUERY.sub(rf"\g<1>{HIDDEN}", _IN_URL.sub(HIDDEN, text))
+    return _IN_HEADER.sub(rf"\g<1>{HIDDEN}", text)
+
+
+def _secrets() -> list[str]:
+    """Values of variables whose names say that they are secret, longest first, also as HTTP sends them."""
+    found = set()
+    for name, value in os.environ.items():
+        if len(value) >= _SHORTEST and _SECRET_NAME.search(name.upper()) and not _NO_SECRET.search(name.upper()):
+            found |= {value, base64.b64encode(value.encode()).decode()}
+            if "AUTH_STRING" in name.upper():  # user:password
+                found |= {part for part in value.split(":")[1:] if len(part) >= _SHORTEST}
+    return sorted(found, key=len, reverse=True)
+
+
+class PlainFormatter(logging.Formatter):
+    """Readable lines without secrets."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One record."""
+        return redact(super().format(record))
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time, level, logger, message, process, and whatever is known of the run."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One record."""
+        entry: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": redact(record.getMessage()),
+            "pid": record.process,
+        }
+        entry |= self.known(record)
+        if record.exc_info and record.exc_info[0]:
+            entry["error"] = record.exc_info[0].__name__
+            entry["traceback"] = redact("".join(traceback.format_exception(*record.exc_info)))
+        return json.dumps(entry, ensure_ascii=False, default=str)
+
+    def known(self, record: logging.LogRecord) -> dict[str, str]:
+        """Fields of the run that a record belongs to.
+
+        Args:
+            record: What is logged.
+        """
+        given = {name: str(record.__dict__[name]) for name in _PREFECT_FIELDS if record.__dict__.get(name)}
+        return {**(_fields.get() or {}), **given}
+
+
+def setup(about: str = "", **values: str) -> None:
+    """Log to standard error, as the environment asks.
+
+    Args:
+        about: What a readable line says between time and level, such as `store`.
+        **values: Fields of every JSON line of this process, such as its rank.
+    """
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if wants_json() else PlainFormatter(_plain(about)))
+    root = logging.getLogger()
+    if not root.handlers:
+        root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    _fields.set({**(_fields.get() or {}), **values})
+
+
+def _plain(about: str) -> str:
+    return f"%(asctime)s {about}{' ' if about else ''}%(levelname)s %(message)s"

@@ -1,0 +1,8 @@
+"""N learners in one process on a virtual clock, running the same programs as real ones."""
+
+from training.simulation.cluster import Cluster, Happening
+from training.simulation.problem import Problem, Timing
+from training.simulation.result import Observation, Outcome
+from training.simulation.world import Simulation, SimulationError
+
+__all__ = ["Cluster", "Happening", "Observation", "Outcome", "Problem", "Simulation", "SimulationError", "Timing"]

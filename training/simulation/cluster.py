@@ -1,0 +1,79 @@
+"""The machines that are simulated: how fast they compute, how they are linked, and what befalls them."""
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+_MODEL_CONFIG = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Happening(BaseModel):
+    """A learner comes or goes."""
+
+    model_config = _MODEL_CONFIG
+
+    rank: int = Field(ge=0)
+    """Number of the learner."""
+    at_s: Seconds
+    """Virtual time, seconds."""
+
+
+class Cluster(BaseModel):
+    """Learners, their speed and their links; learner r is on machine r // per_machine."""
+
+    model_config = _MODEL_CONFIG
+
+    learners: int = Field(default=4, ge=1, le=65536)
+    """Learners in all (GPUs)."""
+    per_machine: int = Field(default=1, ge=1)
+    """Learners of a machine; they share its network link, and are a node of h-adpsgd."""
+    step_s: Positive = 0.1
+    """Seconds of a forward and backward pass of one learner's batch."""
+    overhead_s: Seconds = 0.0
+    """Seconds a step that communication costs the learner's own processor, which nothing hides: copies, additions,
+    launching. A slow-down of the computation does not stretch it."""
+    jitter: float = Field(default=0.0, ge=0, le=2)
+    """Standard deviation of a step's logarithm of time; the mean stays `step_s`."""
+    slow: dict[int, Positive] = {}
+    """Learner number: how many times slower it computes."""
+    link_gbit: Positive = 10.0
+    """Bandwidth of a machine's network link in either direction, Gbit/s."""
+    link_ms: Seconds = 0.05
+    """Latency of a message between machines, milliseconds."""
+    local_gbit: Positive = 200.0
+    """Bandwidth between two learners of a machine, Gbit/s."""
+    local_ms: Seconds = 0.01
+    """Latency of a message within a machine, milliseconds."""
+    timeout_s: Positive = 5.0
+    """Seconds until a dead learner is known to be dead."""
+    losses: tuple[Happening, ...] = ()
+    """Learners that die; with h-adpsgd, each takes its whole node with it."""
+    joins: tuple[Happening, ...] = ()
+    """Learners that are not there from the beginning, with the weights of one that is."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "Cluster":
+        named = {*self.slow, *(one.rank for one in (*self.losses, *self.joins))}
+        if wrong := sorted(rank for rank in named if not 0 <= rank < self.learners):
+            raise ValueError(f"there is no learner {wrong[0]}: learners are 0 to {self.learners - 1}")
+        if self.learners % self.per_machine and self.learners > self.per_machine:
+            raise ValueError(
+                f"{self.learners} learners do not fill machines of {self.per_machine}: use a multiple of it"
+            )
+        if len({one.rank for one in self.joins}) == self.learners:
+            raise ValueError("nobody is there at the beginning: leave at least one learner out of joins")
+        for what, happenings in (("losses", self.losses), ("joins", self.joins)):
+            if len({one.rank for one in happenings}) < len(happenings):
+                raise ValueError(f"{what} names a learner twice")
+        return self
+
+    @property
+    def machines(self) -> int:
+        """Machines, the last one perhaps not full."""
+        return -(-self.learners // self.per_machine)
+
+    def machine(self, rank: int) -> int:
+        """The machine of a learner."""
+        return rank // self.per_machine

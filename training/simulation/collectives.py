@@ -1,0 +1,199 @@
+"""Communications that several learners take part in: they begin when everybody who is present has come."""
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from training.simulation.clock import Clock
+from training.simulation.network import Network
+from training.strategies.base import AllReduce, Gather, Mix, Reduced, StrategyError, Ticket
+
+
+class Presence:
+    """Learners that collectives wait for, by node and in a ring."""
+
+    def __init__(self, node_of: Callable[[int], int]) -> None:
+        self._node_of = node_of
+        self._nodes: dict[int, set[int]] = defaultdict(set)
+        self.everybody: set[int] = set()
+        self._ring: dict[int, tuple[int, int]] | None = None
+
+    def add(self, rank: int) -> None:
+        """A learner comes."""
+        self.everybody.add(rank)
+        self._nodes[self._node_of(rank)].add(rank)
+        self._ring = None
+
+    def remove(self, rank: int) -> None:
+        """A learner goes."""
+        self.everybody.discard(rank)
+        self._nodes[self._node_of(rank)].discard(rank)
+        self._ring = None
+
+    def of_node(self, node: int) -> set[int]:
+        """The learners of a node."""
+        return self._nodes[node]
+
+    def around(self, rank: int) -> list[int]:
+        """A learner and its neighbours on the ring, each once, ascending."""
+        if self._ring is None:
+            order = sorted(self.everybody)
+            places = enumerate(order)
+            self._ring = {one: (order[place - 1], order[(place + 1) % len(order)]) for place, one in places}
+        return sorted({rank, *self._ring.get(rank, ())})
+
+
+Finish = Callable[[int, Ticket, Any], None]
+"""Learner, its ticket, outcome."""
+
+
+@dataclass
+class Meeting:
+    """A collective that waits for those who are missing."""
+
+    tickets: dict[int, Ticket] = field(default_factory=dict)
+
+
+class Collectives:
+    """All-reduce, all-gather and synchronous mixing in virtual time.
+
+    Args:
+        clock: Virtual time.
+        network: Says what they cost.
+        present: Learners that a collective waits for, ascending.
+        node_of: The node of a learner.
+        finish: Is called with each learner's outcome, in time.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        network: Network,
+        present: "Presence",
+        node_of: Callable[[int], int],
+        finish: Finish,
+    ) -> None:
+        self._clock, self._network, self._present = clock, network, present
+        self._node_of, self._finish = node_of, finish
+        self._meetings: dict[tuple[str, int], Meeting] = defaultdict(Meeting)
+        self._rounds: dict[int, int] = defaultdict(int)
+        self._posted: dict[int, dict[int, Tensor]] = defaultdict(dict)
+        self._mixing: dict[int, Ticket] = {}
+        self._last: dict[int, Tensor] = {}
+        self.underway = 0
+        """Collectives whose messages travel."""
+
+    def waiting(self) -> bool:
+        """Whether somebody waits for others, or messages of a collective travel."""
+        return bool(self.underway or self._mixing or any(meeting.tickets for meeting in self._meetings.values()))
+
+    def join(self, rank: int, ticket: Ticket) -> None:
+        """A learner begins a collective."""
+        op = ticket.op
+        if isinstance(op, Mix):
+            self._join_mixing(rank, ticket, op)
+            return
+        assert isinstance(op, AllReduce | Gather)
+        scoped = isinstance(op, AllReduce) and op.scope == "node"
+        channel = op.channel if isinstance(op, AllReduce) else "gather"
+        key = (channel, self._node_of(rank) if scoped else -1)
+        meeting = self._meetings[key]
+        if rank in meeting.tickets:
+            raise StrategyError(f"learner {rank} is in the collective {channel!r} twice: wait for the first one")
+        meeting.tickets[rank] = ticket
+        self._look(key)
+
+    def leave(self, rank: int) -> None:
+        """A learner is not waited for any more."""
+        self._mixing.pop(rank, None)
+        for key, meeting in list(self._meetings.items()):
+            meeting.tickets.pop(rank, None)
+            self._look(key)
+        self._mix()
+
+    def _look(self, key: tuple[str, int]) -> None:
+        meeting, node = self._meetings[key], key[1]
+        wanted = self._present.everybody if node < 0 else self._present.of_node(node)
+        if not meeting.tickets or len(meeting.tickets) < len(wanted) or not wanted <= meeting.tickets.keys():
+            return
+        del self._meetings[key]
+        ranks = sorted(meeting.tickets)
+        tickets = [meeting.tickets[rank] for rank in ranks]
+        if isinstance(tickets[0].op, Gather):
+            outcomes, seconds = self._gather(ranks, [ticket.op for ticket in tickets])
+        else:
+            outcomes, seconds = self._reduce(ranks, [ticket.op for ticket in tickets])
+        self.underway += 1
+        self._clock.after(seconds, lambda: self._arrived(ranks, tickets, outcomes))
+
+    def _arrived(self, ranks: list[int], tickets: list[Ticket], outcomes: Any) -> None:
+        self.underway -= 1
+        for rank, ticket in zip(ranks, tickets, strict=True):
+            self._finish(rank, ticket, outcomes)
+
+    def _reduce(self, ranks: list[int], ops: list[Any]) -> tuple[Reduced, float]:
+        total = sum(op.weight for op in ops)
+        mean = torch.zeros_like(ops[0].vector)
+        for op in ops:
+            if op.weight:
+                mean.add_(op.vector, alpha=op.weight / total)
+        size = max(op.num_bytes for op in ops)
+        seconds = self._network.all_reduce(ranks, size) if size and len(ranks) > 1 else 0.0
+        return Reduced(mean, total), seconds
+
+    def _gather(self, ranks: list[int], ops: list[Any]) -> tuple[Any, float]:
+        seconds = self._network.all_gather(ranks, max(op.num_bytes for op in ops)) if len(ranks) > 1 else 0.0
+        return ops[0].combine([op.payload for op in ops]), seconds
+
+    # --- synchronous mixing: a round ends for a learner when its neighbours have posted theirs
+
+    def _join_mixing(self, rank: int, ticket: Ticket, op: Mix) -> None:
+        self._posted[self._rounds[rank]][rank] = op.vector
+        if op.last:
+            self._last[rank] = op.vector
+            self._clock.after(0.0, lambda: self._finish(rank, ticket, op.vector))
+        else:
+            self._mixing[rank] = ticket
+        self._mix(self._present.around(rank) if op.graph == "ring" else None)
+
+    def _mix(self, ranks: list[int] | None = None) -> None:
+        """End the round of those who can, of whom one has news."""
+        for rank in sorted(self._mixing) if ranks is None else ranks:
+            if rank in self._mixing:
+                self._try(rank)
+
+    def _try(self, rank: int) -> None:
+        ticket, number = self._mixing[rank], self._rounds[rank]
+        op = ticket.op
+        assert isinstance(op, Mix)
+        around = sorted(self._present.everybody) if op.graph == "complete" else self._present.around(rank)
+        posted = self._posted[number]
+        if any(other not in posted and other not in self._last for other in around):
+            return
+        del self._mixing[rank]
+        self._rounds[rank] = number + 1
+        mixed = torch.zeros_like(op.vector)
+        for other in around:
+            mixed.add_(posted[other] if other in posted else self._last[other], alpha=1.0 / len(around))
+        self._clock.at(self._mixed_at(rank, around, op), lambda: self._finish(rank, ticket, mixed))
+        self._forget()
+
+    def _mixed_at(self, rank: int, around: list[int], op: Mix) -> float:
+        """When the last neighbour's weights are here: everybody sends its own to each neighbour."""
+        if op.graph == "complete":
+            seconds = self._network.all_reduce(around, op.num_bytes / len(around)) if len(around) > 1 else 0.0
+            return self._clock.now + seconds * len(around)
+        others = [other for other in around if other != rank]
+        return max((self._network.send(other, rank, op.num_bytes) for other in others), default=self._clock.now)
+
+    def _forget(self) -> None:
+        """Drop rounds that everybody has behind himself."""
+        if len(self._posted) < 3:
+            return
+        oldest = min((self._rounds[rank] for rank in self._present.everybody if rank not in self._last), default=0)
+        for number in [number for number in self._posted if number < oldest]:
+            del self._posted[number]

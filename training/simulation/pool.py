@@ -1,0 +1,71 @@
+"""The work of a training: batches are leased one by one, so that a fast learner takes more."""
+
+from collections import deque
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A batch that somebody trains on.
+
+    Attributes:
+        number: Of the batch within its epoch.
+        epoch: Number of the epoch.
+    """
+
+    number: int
+    epoch: int
+
+
+class LeasePool:
+    """Every batch of every epoch, each to be trained on once.
+
+    Attributes:
+        trained: Batches that somebody has finished.
+        repeated: Batches that went back because a learner died.
+    """
+
+    def __init__(self, batches: int, epochs: int) -> None:
+        self.batches, self.epochs = batches, epochs
+        self.trained = self.repeated = 0
+        self._given = 0
+        self._returned: deque[Lease] = deque()
+        self._underway: set[Lease] = set()
+
+    @property
+    def total(self) -> int:
+        """Batches over all epochs."""
+        return self.batches * self.epochs
+
+    @property
+    def progress(self) -> float:
+        """Epochs trained, fractions included."""
+        return self.trained / self.batches
+
+    @property
+    def over(self) -> bool:
+        """Whether everything has been trained on."""
+        return self.trained == self.total
+
+    def take(self) -> Lease | None:
+        """The next batch; None if there is none at present."""
+        if self._returned:
+            lease = self._returned.popleft()
+        elif self._given < self.total:
+            epoch, number = divmod(self._given, self.batches)
+            lease, self._given = Lease(number, epoch), self._given + 1
+        else:
+            return None
+        self._underway.add(lease)
+        return lease
+
+    def finish(self, lease: Lease) -> None:
+        """A batch has been trained on."""
+        self._underway.remove(lease)
+        self.trained += 1
+
+    def give_back(self, lease: Lease) -> None:
+        """A batch will not be finished by whoever had it."""
+        self._underway.remove(lease)
+        self._returned.append(lease)
+        self.repeated += 1

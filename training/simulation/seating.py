@@ -1,0 +1,104 @@
+"""Puts learners on the seats of a cluster: replica, exchange and program of each."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from training.simulation.clock import Clock
+from training.simulation.cluster import Cluster
+from training.simulation.exchange import Ether, VirtualExchange
+from training.simulation.network import Network
+from training.simulation.pool import Lease
+from training.simulation.problem import Job, Problem, Trainable
+from training.strategies.base import Program, Seat, StrategyError, Ticket
+from training.strategies.config import StrategyConfig
+from training.strategies.registry import METHODS, Method
+
+State = Literal["away", "running", "computing", "starved", "waiting", "idle", "ended", "dead"]
+
+
+@dataclass
+class Learner:
+    """One learner in the simulation."""
+
+    rank: int
+    node: int
+    seat: Seat
+    replica: Trainable
+    program: Program
+    random: random.Random
+    state: State = "away"
+    lease: Lease | None = None
+    job: Job | None = None
+    ticket: Ticket | None = None
+    steps: int = 0
+    asked: int = 0
+    """Gradients that it has asked for, in vain or not."""
+    weight: float = 0.0
+
+
+def check(cluster: Cluster, method: Method, config: StrategyConfig) -> None:
+    """See that a method can train on a cluster.
+
+    Raises:
+        StrategyError: It cannot; the message says what to change.
+    """
+    if not isinstance(config, method.config):
+        raise StrategyError(f"{method.name} is configured by a {method.config.__name__}, not {type(config).__name__}")
+    if cluster.joins and not method.joins:
+        able = ", ".join(name for name, one in METHODS.items() if one.joins)
+        raise StrategyError(f"{method.name} cannot take newcomers in mid-run: leave out joins, or use {able}")
+    if method.shared and cluster.machines > 1 and cluster.per_machine > 1:
+        raise StrategyError(f"{method.name} needs all learners on one machine: set per_machine={cluster.learners}")
+
+
+def make_ether(
+    clock: Clock,
+    network: Network,
+    node_of: Callable[[int], int],
+    config: StrategyConfig,
+    seed: int,
+    news: Callable[[int], None],
+) -> Ether:
+    """What the nodes' exchanges share; the first learner of a node speaks for it."""
+    ranks: dict[int, int] = {}
+    for rank in range(network.cluster.learners):
+        ranks.setdefault(node_of(rank), rank)
+    neighbours: Literal["ring", "random-ring"] = getattr(config, "neighbours", "ring")
+    return Ether(clock, network, ranks, neighbours, seed, 0.0, network.cluster.timeout_s, news)
+
+
+def seat_learners(
+    method: Method,
+    config: StrategyConfig,
+    problem: Problem,
+    ether: Ether,
+    node_of: Callable[[int], int],
+    stale: Callable[[float], None],
+) -> list[Learner]:
+    """All learners, those that come later included; theirs get no exchange yet."""
+    cluster = ether.network.cluster
+    late, nodes = {one.rank for one in cluster.joins}, len(ether.ranks)
+    learners: list[Learner] = []
+    for rank in range(cluster.learners):
+        replica, node = problem.replica(), node_of(rank)
+        if method.shared and learners:
+            replica.share(learners[0].replica)
+        ether.num_bytes, exchange = replica.num_bytes, None
+        if method.exchange and nodes > 1 and rank == ether.ranks[node] and rank not in late:
+            exchange = VirtualExchange(ether, node, replica.weights.numel())
+        seat = Seat(
+            replica=replica,
+            rank=rank,
+            size=cluster.learners,
+            node_rank=rank - ether.ranks[node],
+            node_size=min(cluster.per_machine, cluster.learners) if method.grouped else 1,
+            nodes=nodes,
+            exchange=exchange,
+            stale=stale,
+            joined=rank in late,
+        )
+        chance = random.Random(f"starling simulation {ether.seed} {rank}")
+        learners.append(Learner(rank, node, seat, replica, method.program(seat, config), chance))
+    return learners

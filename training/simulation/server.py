@@ -1,0 +1,69 @@
+"""The parameter server in virtual time: its arithmetic happens when a message has arrived."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from training.simulation.clock import Clock
+from training.simulation.network import Network
+from training.simulation.problem import Trainable
+from training.strategies.base import Elastic, Pull, Pulled, Push, Pushed, Ticket
+
+Finish = Callable[[int, Ticket, Any], None]
+
+
+class Server:
+    """Weights with an optimizer, on some processes with a link each.
+
+    Args:
+        replica: The server's weights and optimizer.
+        servers: Processes.
+        clock: Virtual time.
+        network: Carries messages.
+        rate: The learning rate of the moment.
+        finish: Is called with each learner's outcome, in time.
+    """
+
+    def __init__(
+        self,
+        replica: Trainable,
+        servers: int,
+        clock: Clock,
+        network: Network,
+        rate: Callable[[], float],
+        finish: Finish,
+    ) -> None:
+        self.replica, self.version = replica, 0
+        self._servers, self._clock, self._network = servers, clock, network
+        self._rate, self._finish = rate, finish
+
+    def ask(self, rank: int, ticket: Ticket) -> None:
+        """A learner sends a message."""
+        op = ticket.op
+        size = 0.0 if isinstance(op, Pull) else getattr(op, "num_bytes", 0.0)
+        arrival = self._network.to_server(rank, self._servers, size)
+        self._clock.at(arrival, lambda: self._serve(rank, ticket))
+
+    def _serve(self, rank: int, ticket: Ticket) -> None:
+        op, size = ticket.op, 0.0
+        outcome: Any
+        if isinstance(op, Push):
+            outcome = self._push(op)
+        elif isinstance(op, Pull):
+            outcome, size = Pulled(self.replica.weights.clone(), self.version), op.num_bytes
+        else:
+            assert isinstance(op, Elastic)
+            outcome, size = op.alpha * (op.vector - self.replica.weights), op.num_bytes
+            self.replica.weights.add_(outcome)
+        answer = outcome
+        self._clock.at(self._network.from_server(rank, self._servers, size), lambda: self._finish(rank, ticket, answer))
+
+    @torch.no_grad()
+    def _push(self, op: Push) -> Pushed:
+        staleness = self.version - op.version
+        self.replica.grads.copy_(op.grads)
+        self.replica.set_rate(self._rate())
+        self.replica.update()
+        self.version += 1
+        return Pushed(self.version, staleness)

@@ -1,0 +1,349 @@
+"""Runs the programs of all learners on a virtual clock: deterministic, in one process, without threads."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from training.membership import Member, View
+from training.simulation.clock import Clock
+from training.simulation.cluster import Cluster
+from training.simulation.collectives import Collectives, Presence
+from training.simulation.exchange import VirtualExchange
+from training.simulation.network import Network
+from training.simulation.observer import Observer
+from training.simulation.pool import LeasePool
+from training.simulation.problem import Job, Problem, Trainable
+from training.simulation.result import Outcome, Staleness
+from training.simulation.seating import Learner, check, make_ether, seat_learners
+from training.simulation.server import Server
+from training.strategies.base import (
+    AllReduce,
+    Compute,
+    Gather,
+    Idle,
+    Mix,
+    Start,
+    StrategyError,
+    Ticket,
+    Wait,
+    Work,
+)
+from training.strategies.config import StrategyConfig
+from training.strategies.registry import find_method
+
+
+class SimulationError(RuntimeError):
+    """The learners wait for each other for ever."""
+
+
+class Simulation:
+    """N learners that train together.
+
+    Args:
+        cluster: Machines, links and what befalls them.
+        strategy: Name of the method.
+        problem: Model, data and schedule.
+        config: The method's constants; its defaults if there are none.
+        seed: Of jitter and random neighbours.
+        observe: Looks at the average model per epoch.
+
+    Raises:
+        StrategyError: The method cannot do that.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        strategy: str,
+        problem: Problem,
+        config: StrategyConfig | None = None,
+        *,
+        seed: int = 0,
+        observe: int = 1,
+    ) -> None:
+        self.cluster, self.problem, self.method = cluster, problem, find_method(strategy)
+        self.config = config or self.method.config()
+        check(cluster, self.method, self.config)
+        self.clock, self.pool = Clock(), LeasePool(problem.batches, problem.epochs)
+        self.network = Network(cluster, self.clock)
+        self.staleness = Staleness()
+        self._observer = Observer(problem, observe)
+        self._nodes = cluster.machines if self.method.grouped else cluster.learners
+        self._over_at = self._taken_at = self._all_at = 0.0
+        self._taken = 0
+        self._views = self._active = 0
+        self._starved: list[Learner] = []
+        self._present = Presence(self._node_of)
+        self._collectives = Collectives(self.clock, self.network, self._present, self._node_of, self._finish)
+        self._ether = make_ether(self.clock, self.network, self._node_of, self.config, seed, self._news)
+        self._server: Server | None = None
+        if self.method.server:
+            servers = int(getattr(self.config, "servers", 1))
+            self._server = Server(problem.replica(), servers, self.clock, self.network, self._rate, self._finish)
+        self.learners = seat_learners(self.method, self.config, problem, self._ether, self._node_of, self.staleness.add)
+
+    def _node_of(self, rank: int) -> int:
+        return self.cluster.machine(rank) if self.method.grouped else rank
+
+    # --- running
+
+    def run(self) -> Outcome:
+        """Run until every program has ended.
+
+        Raises:
+            SimulationError: Programs wait for each other for ever.
+            StrategyError: All learners died.
+        """
+        late = {one.rank for one in self.cluster.joins}
+        staggered = self.method.free and self._nodes > 1
+        self._set_views([one for one in self.learners if one.rank not in late])
+        for learner in self.learners:
+            if learner.rank not in late:
+                # nobody begins at the very same moment: in lockstep, all exchanges would overlap with each other
+                delay = learner.random.random() * self.cluster.step_s if staggered else 0.0
+                self.clock.at(delay, _later(self._resume, learner, None))
+                self._present.add(learner.rank)
+                self._active += 1
+                learner.state = "running"
+        for one in self.cluster.losses:
+            self.clock.at(one.at_s, _later(self._lose, one.rank))
+        for one in self.cluster.joins:
+            self.clock.at(one.at_s, _later(self._come, one.rank))
+        while self._active:
+            if not self.clock.step():
+                raise SimulationError(self._stuck())
+        return self._outcome()
+
+    def _stuck(self) -> str:
+        held = [f"learner {one.rank} is {one.state}" for one in self.learners if one.state not in ("ended", "dead")]
+        return f"{self.method.name} stands still at {self.clock.now:.3f} s: {', '.join(held[:8])}"
+
+    def _resume(self, learner: Learner, value: Any) -> None:
+        """Let a program go on until it has to wait."""
+        if learner.state in ("dead", "ended"):
+            return
+        learner.state = "running"
+        while True:
+            try:
+                request = learner.program.send(value)
+            except StopIteration:
+                self._end(learner)
+                return
+            if isinstance(request, Start):
+                value = self._start(learner, request)
+            elif isinstance(request, Wait):
+                if not request.ticket.done:
+                    learner.state, learner.ticket = "waiting", request.ticket
+                    return
+                value = request.ticket.outcome
+            elif isinstance(request, Compute):
+                learner.asked += 1
+                if not self.pool.over:
+                    self._compute(learner)
+                    return
+                learner.replica.set_rate(self._rate_of(learner))
+                value = None
+            else:
+                assert isinstance(request, Idle)
+                learner.state = "idle"
+                return
+
+    def _end(self, learner: Learner) -> None:
+        learner.state = "ended"
+        self._active -= 1
+        self._present.remove(learner.rank)
+        self._collectives.leave(learner.rank)
+
+    def _start(self, learner: Learner, request: Start) -> Ticket:
+        ticket = Ticket(request.op)
+        if isinstance(request.op, AllReduce | Gather | Mix):
+            self._collectives.join(learner.rank, ticket)
+        else:
+            if self._server is None:
+                raise StrategyError(f"{self.method.name} asks a server, but is registered without one")
+            self._server.ask(learner.rank, ticket)
+        return ticket
+
+    def _finish(self, rank: int, ticket: Ticket, outcome: Any) -> None:
+        """A learner's communication is over."""
+        ticket.done, ticket.outcome = True, outcome
+        learner = self.learners[rank]
+        if learner.state == "waiting" and learner.ticket is ticket:
+            learner.ticket = None
+            self._resume(learner, outcome)
+        elif learner.state == "idle":
+            self._resume(learner, None)
+
+    def _news(self, node: int) -> None:
+        """Something has happened to a node's exchange."""
+        learner = self.learners[self._ether.ranks[node]]
+        if learner.state == "idle":
+            learner.state = "running"
+            self.clock.after(0.0, _later(self._resume, learner, None))
+
+    # --- computing
+
+    def _compute(self, learner: Learner) -> None:
+        lease = self.pool.take()
+        if lease is None:  # others still have some: should one of them die, its work is for whoever is there
+            learner.state = "starved"
+            self._starved.append(learner)
+            return
+        weights = learner.replica.weights.clone() if self.method.shared else None
+        self._taken_at = self.clock.now
+        self._taken += 1
+        if self._taken == self.cluster.learners:
+            self._all_at = self.clock.now
+        learner.lease = lease
+        learner.job = Job(learner.replica, lease, learner.rank, learner.steps, weights)
+        learner.state = "computing"
+        self.clock.after(self._step_seconds(learner), _later(self._computed, learner))
+
+    def _step_seconds(self, learner: Learner) -> float:
+        cluster = self.cluster
+        noise = 1.0
+        if cluster.jitter:
+            noise = learner.random.lognormvariate(-(cluster.jitter**2) / 2, cluster.jitter)
+        return cluster.step_s * cluster.slow.get(learner.rank, 1.0) * noise + cluster.overhead_s
+
+    def _computed(self, learner: Learner) -> None:
+        if learner.state != "computing":
+            return
+        assert learner.lease is not None
+        if learner.job is not None:
+            self._work_off()
+        learner.replica.set_rate(self._rate_of(learner))
+        self.pool.finish(learner.lease)
+        learner.lease = None
+        learner.steps += 1
+        self._observer.look(self.clock.now, self.pool.progress, self._replicas)
+        weight = learner.weight
+        if self.pool.over:
+            self._over_at = self.clock.now
+            starved, self._starved = self._starved, []
+            for one in starved:
+                one.replica.set_rate(self._rate_of(one))
+                self._resume(one, None)
+        self._resume(learner, Work(weight))
+
+    def _work_off(self) -> None:
+        """Compute all gradients that are under way at once: nothing that they depend on changes any more."""
+        waiting = [one for one in self.learners if one.job is not None]
+        weights = self.problem.gradients([one.job for one in waiting if one.job is not None])
+        for one, weight in zip(waiting, weights, strict=True):
+            one.weight, one.job = weight, None
+
+    def _rate(self) -> float:
+        return self.problem.rate(self.pool.progress)
+
+    def _rate_of(self, learner: Learner) -> float:
+        """Where all wait for each other, the rate follows from the round, or replicas would drift apart."""
+        if self.method.free:
+            return self._rate()
+        return self.problem.rate(min(learner.asked * len(self.learners), self.pool.total) / self.pool.batches)
+
+    def _replicas(self) -> list[Trainable]:
+        return [one.replica for one in self.learners if one.state not in ("dead", "away")]
+
+    # --- coming and going
+
+    def _lose(self, rank: int) -> None:
+        lost = [one for one in self.learners if one.node == self.learners[rank].node]
+        for learner in lost:
+            if learner.state in ("ended", "dead", "away"):
+                continue
+            learner.state = "dead"
+            self._active -= 1
+            learner.program.close()
+            if learner.seat.exchange is not None:
+                learner.seat.exchange.close()
+            if learner.lease is not None:
+                self.pool.give_back(learner.lease)
+                learner.lease, learner.job = None, None
+        self.clock.after(self.cluster.timeout_s, _later(self._forget, lost))
+
+    def _forget(self, lost: Sequence[Learner]) -> None:
+        """The others know now."""
+        for learner in lost:
+            if learner.state == "dead":
+                self._present.remove(learner.rank)
+        alive = [one for one in self.learners if one.state not in ("dead", "away")]
+        if not alive:
+            raise StrategyError("all learners died before the work was done: list fewer losses")
+        self._set_views(alive)
+        for learner in lost:
+            self._collectives.leave(learner.rank)
+        starved, self._starved = [one for one in self._starved if one.state == "starved"], []
+        for one in starved:
+            if not self.pool.over:
+                self._compute(one)
+
+    def _come(self, rank: int) -> None:
+        """A newcomer takes the weights of the nearest learner, between two collectives."""
+        learner = self.learners[rank]
+        if self.pool.over:
+            return
+        others = [one for one in self.learners if one.state not in ("dead", "away", "ended")]
+        if not others or self._collectives.underway:
+            self.clock.after(self.cluster.link_ms / 1e3 + 1e-6, _later(self._come, rank))
+            return
+        giver = min(others, key=lambda one: (abs(one.rank - rank), one.rank))
+        arrival = self.network.send(giver.rank, rank, giver.replica.num_bytes)
+        self.clock.at(arrival, _later(self._begin, learner))
+
+    def _begin(self, learner: Learner) -> None:
+        others = [one for one in self.learners if one.state not in ("dead", "away", "ended")]
+        if self._collectives.underway and others:
+            self.clock.after(self.cluster.link_ms / 1e3 + 1e-6, _later(self._begin, learner))
+            return
+        if not others:
+            return
+        giver = min(others, key=lambda one: (abs(one.rank - learner.rank), one.rank))
+        if not self.method.shared:
+            learner.replica.copy_from(giver.replica)
+        learner.asked = giver.asked - 1
+        if self.method.exchange:
+            learner.seat.exchange = VirtualExchange(self._ether, learner.node, learner.replica.weights.numel())
+        learner.state = "running"
+        self._active += 1
+        self._present.add(learner.rank)
+        self._set_views([one for one in self.learners if one.state not in ("dead", "away")])
+        self._resume(learner, None)
+
+    def _set_views(self, members: list[Learner]) -> None:
+        self._views += 1
+        nodes = sorted({one.node for one in members})
+        view = View(self._views, tuple(Member(node, "virtual", (f"virtual://{node}",)) for node in nodes))
+        for exchange in list(self._ether.open.values()):
+            exchange.set_view(view)
+
+    # --- the end
+
+    def _outcome(self) -> Outcome:
+        done = [one for one in self.learners if one.state == "ended"]
+        if not self.pool.over:
+            raise StrategyError("all learners died before the work was done: list fewer losses")
+        for one in self.learners:
+            if one.seat.exchange is not None:
+                one.seat.exchange.close()
+        weights, spread = self._observer.end(self.clock.now, self.pool.progress, [one.replica for one in done])
+        steps = [one.steps for one in self.learners]
+        return Outcome(
+            strategy=self.method.name,
+            learners=self.cluster.learners,
+            seconds=self._over_at,
+            epoch_s=self._over_at / self.pool.epochs,
+            open_epoch_s=self.pool.batches * (self._taken_at - self._all_at) / max(1, self._taken - len(self.learners)),
+            steps=steps,
+            staleness=self.staleness,
+            bytes_per_step=sum(self.network.sent.values()) / max(1, sum(steps)),
+            bytes_per_nic=max(self.network.carried.values(), default=0.0) / self.pool.epochs,
+            consensus=self._observer.consensus,
+            observations=self._observer.seen,
+            weights=weights,
+            spread=spread,
+            repeated=self.pool.repeated,
+        )
+
+
+def _later(function: Callable[..., None], *args: Any) -> Callable[[], None]:
+    return lambda: function(*args)

@@ -1,0 +1,285 @@
+"""A learner's program: what it asks of the world, and what it gets back.
+
+A method is a generator. It yields requests and is resumed with their outcomes; it knows no sockets, processes or
+clocks. Whoever runs it performs the requests: the simulator on a virtual clock, an engine on real ones.
+
+    def program(seat, cfg):                       # synchronous SGD
+        while True:
+            work = yield Compute()
+            mean = yield from reduce(seat, seat.replica.grads, weight_of(work))
+            if mean.weight == 0:
+                return
+            seat.replica.grads.copy_(mean.vector)
+            seat.replica.update()
+
+A vector that was handed to `Start` belongs to the world until its ticket is done.
+"""
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from training.exchange.base import Exchange
+
+
+class StrategyError(ValueError):
+    """A method cannot do what is asked of it; the message says what to change."""
+
+
+class Replica(Protocol):
+    """One learner's weights and optimizer.
+
+    Attributes:
+        weights: Flat fp32 weights; writing to them changes the model.
+        grads: Flat gradients of the trainable part, which comes first in `weights`.
+        updates: Optimizer steps made on these weights, by whoever shares them.
+        num_bytes: Size of the weights on the wire in fp32; a simulation without a model states another model's.
+    """
+
+    num_bytes: float
+
+    @property
+    def weights(self) -> Tensor:
+        """See above."""
+
+    @property
+    def grads(self) -> Tensor:
+        """See above."""
+
+    @property
+    def updates(self) -> int:
+        """See above."""
+
+    def update(self) -> None:
+        """One optimizer step with `grads`, at the learning rate of the moment."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A gradient has been computed: of the mean loss over `weight` items (tokens, utterances)."""
+
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Gradient of the next batch's mean loss, at the weights as they are now, into `replica.grads`.
+
+    Outcome: `Work`; None when all work of the training is done.
+    """
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    """Weighted mean of a vector over all learners that are present. Outcome: `Reduced`.
+
+    Attributes:
+        vector: This learner's.
+        weight: 0 takes part without a say.
+        num_bytes: Of the vector on the wire.
+        scope: Everybody, or the learners of this node.
+        channel: Keeps concurrent collectives apart.
+    """
+
+    vector: Tensor
+    weight: float = 1.0
+    num_bytes: float = 0.0
+    scope: Literal["all", "node"] = "all"
+    channel: str = "main"
+
+
+@dataclass(frozen=True)
+class Gather:
+    """Everybody's payload, put together. Outcome: that of `combine`.
+
+    Attributes:
+        payload: Tensors, not changed on the way.
+        combine: Makes the outcome of the payloads in the order of the ranks. It is the same at everybody, so that
+            learners of one process may share it: it must not be changed.
+        num_bytes: Of the payload on the wire.
+    """
+
+    payload: tuple[Tensor, ...]
+    combine: Callable[[list[tuple[Tensor, ...]]], Any]
+    num_bytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Mean with the neighbours, who all wait for each other: one round of a doubly stochastic matrix.
+
+    On the ring both neighbours and oneself count equally (1/3 each); on the complete graph everybody does.
+    Outcome: the mixed vector.
+
+    Attributes:
+        vector: This learner's.
+        graph: Who its neighbours are.
+        num_bytes: Of the vector on the wire.
+        last: The learner takes part no more; neighbours that go on use this vector in all further rounds. The outcome
+            is the vector itself.
+    """
+
+    vector: Tensor
+    graph: Literal["ring", "complete"] = "ring"
+    num_bytes: float = 0.0
+    last: bool = False
+
+
+@dataclass(frozen=True)
+class Push:
+    """Have the parameter server apply a gradient. Outcome: `Pushed`.
+
+    Attributes:
+        grads: The gradient.
+        version: Of the weights that it was computed at.
+        num_bytes: On the wire.
+    """
+
+    grads: Tensor
+    version: int
+    num_bytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class Pull:
+    """The server's weights. Outcome: `Pulled`."""
+
+    num_bytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class Elastic:
+    """Draw the server's center towards a vector x: d = alpha (x - center); center += d. Outcome: d."""
+
+    vector: Tensor
+    alpha: float
+    num_bytes: float = 0.0
+
+
+Op = AllReduce | Gather | Mix | Push | Pull | Elastic
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """A weighted mean and the weights' sum; the mean of no weight at all is zero."""
+
+    vector: Tensor
+    weight: float
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """The server's version after a push; `staleness` updates of others came between pull and push."""
+
+    version: int
+    staleness: int
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """The server's weights and their version."""
+
+    vector: Tensor
+    version: int
+
+
+@dataclass
+class Ticket:
+    """A communication that has begun."""
+
+    op: Op
+    done: bool = False
+    outcome: Any = None
+
+
+@dataclass(frozen=True)
+class Start:
+    """Begin a communication. Outcome, at once: its `Ticket`."""
+
+    op: Op
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Wait for a communication. Outcome: that of its operation."""
+
+    ticket: Ticket
+
+
+@dataclass(frozen=True)
+class Idle:
+    """Let a moment pass: until something of this learner has happened (a ticket is done, its exchange has news)."""
+
+
+Request = Compute | Start | Wait | Idle
+Program = Generator[Request, Any, None]
+
+
+def _nothing(_: float) -> None:
+    return
+
+
+@dataclass
+class Seat:
+    """A learner's place among the others.
+
+    Attributes:
+        replica: Its weights and optimizer.
+        rank: Its number.
+        size: Learners when training began.
+        node_rank: Its number within its node; nodes other than h-adpsgd's have one learner.
+        node_size: Learners of its node.
+        nodes: Nodes when training began.
+        exchange: Averages with neighbours; None for methods that need none, and where there is nobody to average with.
+        stale: Is told the staleness of whatever is applied, in steps.
+        joined: Whether it came when others were training already.
+    """
+
+    replica: Replica
+    rank: int = 0
+    size: int = 1
+    node_rank: int = 0
+    node_size: int = 1
+    nodes: int = 1
+    exchange: Exchange | None = None
+    stale: Callable[[float], None] = field(default=_nothing)
+    joined: bool = False
+
+    @property
+    def num_bytes(self) -> float:
+        """Of the weights on the wire, as fp32."""
+        return self.replica.num_bytes
+
+
+def perform(op: Op) -> Generator[Request, Any, Any]:
+    """Begin a communication and wait for it: `outcome = yield from perform(op)`."""
+    ticket = yield Start(op)
+    return (yield Wait(ticket))
+
+
+def weight_of(work: Work | None) -> float:
+    """A learner without work takes part in collectives with a weight of 0."""
+    return work.weight if work is not None else 0.0
+
+
+def reduce(
+    seat: Seat, vector: Tensor, weight: float, scope: Literal["all", "node"] = "all"
+) -> Generator[Request, Any, Reduced]:
+    """All-reduce a vector as large as the weights; alone, nothing is sent."""
+    if (seat.size if scope == "all" else seat.node_size) == 1:
+        return Reduced(vector, weight)
+    reduced: Reduced = yield from perform(AllReduce(vector, weight, seat.num_bytes, scope))
+    return reduced
+
+
+def average_all(seat: Seat) -> Program:
+    """The end of a decentralized training: everybody takes the mean of all learners (arXiv:2110.11199)."""
+    if seat.size == 1:
+        return
+    op = AllReduce(seat.replica.weights.clone(), 1.0, seat.num_bytes, channel="end")
+    mean: Reduced = yield from perform(op)
+    with torch.no_grad():
+        seat.replica.weights.copy_(mean.vector)

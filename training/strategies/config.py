@@ -1,0 +1,74 @@
+"""What one can choose about each method."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class StrategyConfig(BaseModel):
+    """A method without constants of its own."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
+
+
+class SdpsgdConfig(StrategyConfig):
+    """Synchronous decentralized SGD."""
+
+    graph: Literal["ring", "complete"] = "ring"
+    """Whom a learner averages with at every step: both neighbours, or everybody."""
+
+
+class GossipConfig(StrategyConfig):
+    """Asynchronous decentralized SGD."""
+
+    neighbours: Literal["ring", "random-ring"] = "ring"
+    """`ring` alternates left and right; `random-ring` shuffles the ring at every exchange."""
+
+
+class MaConfig(StrategyConfig):
+    """Model averaging."""
+
+    tau: int = Field(default=16, ge=1)
+    """Steps of a block."""
+
+
+class BmufConfig(StrategyConfig):
+    """Blockwise model-update filtering."""
+
+    tau: int = Field(default=16, ge=1)
+    """Steps of a block."""
+    eta: float | None = Field(default=None, ge=0, lt=1)
+    """Block momentum; empty means 1 - 1/N for N learners."""
+    zeta: float = Field(default=1.0, gt=0)
+    """Block learning rate."""
+    kind: Literal["nesterov", "classical"] = "nesterov"
+    """Where a block starts: at the look-ahead point (nesterov), or at the model."""
+    warm_steps: int = Field(default=0, ge=0)
+    """Steps of synchronous SGD before the first block: an epoch's worth is customary."""
+
+
+class AsgdConfig(StrategyConfig):
+    """Asynchronous SGD with a parameter server."""
+
+    servers: int = Field(default=1, ge=1)
+    """Processes that the server is divided into, each with a link of its own."""
+
+
+class EasgdConfig(StrategyConfig):
+    """Elastic averaging SGD."""
+
+    tau: int = Field(default=4, ge=1)
+    """Steps between two meetings with the center."""
+    beta: float = Field(default=0.9, gt=0, le=1)
+    """Elasticity over all learners: each one's alpha is beta / N."""
+    servers: int = Field(default=1, ge=1)
+    """Processes that hold the center, each with a link of its own."""
+
+
+class OneBitConfig(StrategyConfig):
+    """Synchronous SGD with 1-bit gradients."""
+
+    block: int = Field(default=512, ge=8, multiple_of=8)
+    """Gradient values that share two reconstruction levels."""
+    warm_steps: int = Field(default=0, ge=0)
+    """Steps with full gradients before the first quantized one."""

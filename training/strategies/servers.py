@@ -1,0 +1,81 @@
+"""Methods around a parameter server: asynchronous SGD and elastic averaging."""
+
+import torch
+
+from training.strategies.base import (
+    AllReduce,
+    Compute,
+    Elastic,
+    Program,
+    Pull,
+    Pulled,
+    Push,
+    Pushed,
+    Seat,
+    perform,
+)
+from training.strategies.config import AsgdConfig, EasgdConfig
+
+_EMPTY = torch.zeros(0)
+
+
+def asgd(seat: Seat, cfg: AsgdConfig) -> Program:
+    """Asynchronous SGD with a parameter server, sharded over processes (DistBelief: Dean et al. 2012).
+
+        pull W;  g = grad(W);  push g: the server makes the step with its own optimizer
+
+    Synchronizes gradients and weights with the server. A learner sends the model once a step and gets it once; the
+    servers together carry N times that, which is the bottleneck. Staleness: the updates of others between pull and
+    push, N - 1 when all are equally fast; measured with version numbers. A slow learner holds up nobody, and its
+    gradients are the stalest; a dead learner costs its work only, a dead server ends the training.
+    """
+    replica, size = seat.replica, seat.num_bytes
+    while True:
+        pulled: Pulled = yield from perform(Pull(size))
+        with torch.no_grad():
+            replica.weights.copy_(pulled.vector)
+        if (yield Compute()) is None:
+            break
+        pushed: Pushed = yield from perform(Push(replica.grads, pulled.version, size))
+        seat.stale(pushed.staleness)
+    yield from _take_the_servers(seat)
+
+
+def _take_the_servers(seat: Seat) -> Program:
+    """When everybody is done, the server's weights are the model."""
+    yield from perform(AllReduce(_EMPTY, 1.0, 0.0, channel="end"))
+    pulled: Pulled = yield from perform(Pull(seat.num_bytes))
+    with torch.no_grad():
+        seat.replica.weights.copy_(pulled.vector)
+
+
+def easgd(seat: Seat, cfg: EasgdConfig) -> Program:
+    """Elastic averaging SGD (Zhang et al. 2015): learners and a center draw each other every tau steps.
+
+        d = α (x_i - x̃);  x_i -= d;  x̃ += d;  and in between x_i -= lr · grad(x_i)
+
+    α = beta / N. The trained model is the center x̃. A learner that trains alone is drawn to its own past, too.
+
+    Synchronizes weights with the center. A learner sends the model once and gets as much back every tau steps; the
+    servers carry N times that. Staleness: steps since the last meeting, at most tau. A slow learner holds up nobody; a
+    dead learner costs its work only, a dead server ends the training.
+    """
+    replica, alpha, step = seat.replica, cfg.beta / seat.size, 0
+    if seat.joined:
+        pulled: Pulled = yield from perform(Pull(seat.num_bytes))
+        with torch.no_grad():
+            replica.weights.copy_(pulled.vector)
+    while (yield Compute()) is not None:
+        replica.update()
+        step += 1
+        seat.stale((step - 1) % cfg.tau)
+        if step % cfg.tau == 0:
+            yield from _meet(seat, alpha)
+    yield from _meet(seat, alpha)
+    yield from _take_the_servers(seat)
+
+
+def _meet(seat: Seat, alpha: float) -> Program:
+    drawn = yield from perform(Elastic(seat.replica.weights.clone(), alpha, seat.num_bytes))
+    with torch.no_grad():
+        seat.replica.weights.sub_(drawn)

@@ -2,8 +2,8 @@
 
 Metric names: `learner.<node>.<rank>/<field>` for one learner at its own steps; `loss`, `lr`, ... averaged over the
 learners at the steps of all of them; `valid_loss`, `valid_wer`, `train_loss` and `replica.<node>/valid_loss` per epoch.
-`system/node-<node>/…` are a machine's figures, under the names that MLflow itself gives them, so that its page of system
-metrics shows them. Entries without a learner (trainings of one process, older versions) are global as they are.
+`system/node-<node>/…` are a machine's figures, under the names that MLflow itself gives them, so that its page of
+system metrics shows them. Entries without a learner (trainings of one process, older versions) are global as they are.
 
 A resume voids what a lost process had written beyond its checkpoint, but it may have been sent. Then a step has two
 values: the later one has the later time, so a chart shows it last. Where a training ends at a lower step than a voided

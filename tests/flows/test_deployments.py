@@ -12,7 +12,7 @@ from flows import pipeline
 from flows.automations import QUIET_STATES
 from flows.cli.app import app
 from flows.deployments import HEARTBEAT_S, PART_TAG, SCHEDULED, TAG, Options, plan, prefect_yaml
-from flows.pools import KINDS, WorkPool, PoolError
+from flows.pools import KINDS, PoolError, WorkPool
 from tasks.config import load_config, parse_config
 
 FLOWS = [item for item in SCHEDULED if item.module != "promote" or (ROOT / "flows" / "promote.py").is_file()]

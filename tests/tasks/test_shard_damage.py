@@ -12,8 +12,8 @@ from tasks import report
 from tasks.config import parse_config
 from tasks.decode import DECODE
 from tasks.features import FEATURES
-from tasks.prepare import PREPARE
 from tasks.judging import known_damage
+from tasks.prepare import PREPARE
 from tasks.shard import SHARD
 from tasks.stage import Run
 

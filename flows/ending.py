@@ -1,13 +1,17 @@
-"""The end of a flow's process: within ten seconds of being told to, whatever its threads are doing."""
+"""The end of a flow's process: within ten seconds of being told to, and not because its worker has died."""
 
+import logging
 import os
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from rich.console import Console
 
 END_S = 9.7
 """A training that is asked to end has half a second less, for a last checkpoint."""
@@ -71,3 +75,22 @@ def descendants(root: int) -> list[int]:
         found += below
         waiting += below
     return found
+
+
+def outlive_reader() -> None:
+    """Go on when nobody reads this process's output any more, as when its worker has been killed.
+
+    Prefect's console handler would end the process at its next line, and with it a training of days.
+    """
+    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
+    for handler in {handler for logger in loggers for handler in getattr(logger, "handlers", ())}:
+        console = getattr(handler, "console", None)
+        if isinstance(console, Console):
+            console.on_broken_pipe = partial(_fall_silent, console)  # type: ignore[method-assign]
+
+
+def _fall_silent(console: Console) -> None:
+    console.quiet = True
+    nobody = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nobody, console.file.fileno())
+    os.close(nobody)

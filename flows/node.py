@@ -13,11 +13,13 @@ from typing import Any
 from prefect import flow
 from prefect.states import Completed
 
+from flows.ending import outlive_reader
 from tasks.config import StorageConfig
 from tasks.credentials import export_credentials
 from tasks.home import home
 from tasks.nodes import own_address
 from tasks.world import check_key_file, split_address
+from training.logs import redact
 from training.processes import stop
 from training.rank import STOPPED
 
@@ -58,6 +60,7 @@ def node(
         credentials: Name of the Prefect block with the object store's key and secret, which only this process and its
             children get to know; by default the AWS_... variables of this machine count.
     """
+    outlive_reader()
     split_address(store, "store")
     if key_file:
         check_key_file(Path(key_file), "key_file")
@@ -74,7 +77,8 @@ def node(
     if status == STOPPED:
         return Completed(name="Stopped", message="stopped after a checkpoint")
     if status:
-        raise NodeError(f"node {node_rank} ended with status {status}: {_end_of(place / 'node.log')}")
+        # the state of the run shows the message, and a traceback in the log may quote anything
+        raise NodeError(redact(f"node {node_rank} ended with status {status}: {_end_of(place / 'node.log')}"))
     return Completed(message="the training has ended")
 
 

@@ -1,9 +1,14 @@
-"""Prefect's server with one thing added: after a restart it waits before it calls anybody dead.
+"""Prefect's server with two things added: after a restart it waits before it calls anybody dead, and schedules work.
 
 Prefect keeps the windows in which a run's next heartbeat is due in its database, and judges them two seconds after it
 has started. Whatever ran on while the server was away would be called crashed before it could say a word. So windows
 that ended meanwhile are opened again, for as long as they were, before the server starts; runs that have really died
-are found when that has passed. Start it as `uvicorn --factory flows.prefect_server:create_app`.
+are found when that has passed.
+
+Prefect inserts the runs of schedules with their states, for which its models have a property that SQLAlchemy 2.1 takes
+for a column without a way to write it, so that no schedule would ever run.
+
+Start it as `uvicorn --factory flows.prefect_server:create_app`.
 """
 
 import logging
@@ -19,6 +24,7 @@ def create_app() -> Any:
     """The ASGI application of a Prefect server."""
     from prefect.server.api.server import create_app as prefect_app
 
+    let_schedules_insert()
     app = prefect_app()
     inner = app.router.lifespan_context
 
@@ -30,6 +36,16 @@ def create_app() -> Any:
 
     app.router.lifespan_context = lifespan
     return app
+
+
+def let_schedules_insert() -> None:
+    """Let SQLAlchemy 2.1 insert runs with a state, as 2.0 did: the state itself is another table's, written apart."""
+    import sqlalchemy as sa
+    from prefect.server.database import provide_database_interface
+
+    state: Any = sa.inspect(provide_database_interface().FlowRun).all_orm_descriptors["state"]
+    if getattr(state, "bulk_dml_setter", "there is no such thing in 2.0") is None:
+        state.bulk_dml_setter = lambda cls, mapping, value: None
 
 
 async def reopen_windows() -> int:

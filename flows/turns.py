@@ -26,7 +26,7 @@ from prefect.exceptions import TerminationSignal
 from prefect.runtime import flow_run as current
 from prefect.states import Cancelled
 
-from flows.ending import bounded_end
+from flows.ending import bounded_end, outlive_reader
 from tasks.holder import Holder
 from tasks.leases import impatient_client
 from tasks.slots import kept_lease, lock_name, run_log
@@ -44,6 +44,7 @@ def in_turn(flow: Callable[P, Any]) -> Callable[P, Any]:
         run = context.flow_run if context else None
         if run is None or run.parent_task_run_id is not None:
             return flow(*args, **kwargs)
+        outlive_reader()
         with bounded_end(), prompt_end(run):
             return _as_deployed(run, lambda: flow(*args, **kwargs))
 

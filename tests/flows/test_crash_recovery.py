@@ -108,7 +108,6 @@ def test_a_worker_that_is_told_to_end_waits_for_its_run(begun):
     one, run, completes = begun
     one.worker.process.send_signal(signal.SIGTERM)
     completes(one, run)
-    one.worker.process.wait(60)
 
 
 def test_a_run_that_died_with_its_worker_is_found_dead_and_resumed(site, calm, tmp_path):

@@ -116,6 +116,7 @@ def test_a_killed_store_loses_nothing(corpus, tmp_path, trace):
     check_with_losses(job, trace, corpus)
 
 
+@pytest.mark.slow
 def test_sampled_epochs_draw_each_position_once(corpus, tmp_path, trace):
     weights = {f"speaker{n}": weight for n, weight in enumerate((2, 1, 1))}
     sampling = {"kind": "weights", "by": "speaker", "weights": weights}

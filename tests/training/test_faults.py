@@ -62,6 +62,7 @@ def test_a_killed_learner_of_four_is_dropped_and_comes_back(corpus, tmp_path):
     assert joined.count(2) == 2, "its processes are started again, and it rejoins"
 
 
+@pytest.mark.slow
 def test_the_store_may_be_killed(corpus, tmp_path):
     with Running(fault_job(corpus, tmp_path)) as running:
         for epochs in (2, 5):

@@ -290,6 +290,7 @@ def ring_job(corpus, folder, **world):
     return corpus.job(folder, spec=spec, epochs=12, optimizer={"lr": 1e-2}, **{**LEARNS, "max_batch": 8}, **world)
 
 
+@pytest.mark.slow
 def test_two_nodes_in_a_ring_learn_the_words(corpus, tmp_path):
     run = train(ring_job(corpus, tmp_path, strategy="adpsgd", nodes=2))
     assert run.result["valid"]["wer"] <= 0.1

@@ -5,11 +5,15 @@ meanwhile, and that no worker has taken yet, is skipped by the run that is going
 skipped: its stages wait for each other (see `tasks.slots`).
 """
 
+import os
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import wraps
 from typing import Any, ParamSpec
+from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import (
@@ -29,10 +33,13 @@ from prefect.states import Cancelled
 from flows.ending import bounded_end, outlive_reader
 from tasks.holder import Holder
 from tasks.leases import impatient_client
+from tasks.logs import secrets_kept
 from tasks.slots import kept_lease, lock_name, run_log
 
 P = ParamSpec("P")
 _PAGE = 100
+_LOOK_S = 3.0
+"""Between two looks whether the run of a terminal has been cancelled."""
 
 
 def in_turn(flow: Callable[P, Any]) -> Callable[P, Any]:
@@ -42,11 +49,12 @@ def in_turn(flow: Callable[P, Any]) -> Callable[P, Any]:
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> Any:
         context = FlowRunContext.get()
         run = context.flow_run if context else None
-        if run is None or run.parent_task_run_id is not None:
-            return flow(*args, **kwargs)
-        outlive_reader()
-        with bounded_end(), prompt_end(run):
-            return _as_deployed(run, lambda: flow(*args, **kwargs))
+        with secrets_kept():
+            if run is None or run.parent_task_run_id is not None:
+                return flow(*args, **kwargs)
+            outlive_reader()
+            with bounded_end(), prompt_end(run), heeding(run):
+                return _as_deployed(run, lambda: flow(*args, **kwargs))
 
     return wrapped
 
@@ -64,10 +72,31 @@ def prompt_end(run: FlowRun) -> Iterator[None]:
         with suppress(Exception), impatient_client() as client:
             state = client.read_flow_run(run.id).state
             if state is not None and state.is_cancelling():
-                client.set_flow_run_state(
-                    run.id, Cancelled(message="cancelled; all its processes have ended"), force=True
-                )
+                ended = Cancelled(message="cancelled; all its processes have ended")
+                client.set_flow_run_state(run.id, ended, force=True)
+                run.state = ended  # the engine would call it crashed otherwise, where no worker has told it why
         raise
+
+
+@contextmanager
+def heeding(run: FlowRun) -> Iterator[None]:
+    """Let the run of a terminal end when it is cancelled in the UI: Prefect tells workers only, and this has none."""
+    over = threading.Event()
+    if run.deployment_id is None:
+        threading.Thread(target=_heed, args=(run.id, over), name="cancellation", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _heed(run: UUID, over: threading.Event) -> None:
+    while not over.wait(_LOOK_S):
+        with suppress(Exception), impatient_client() as client:  # a server that is away cancels nothing
+            state = client.read_flow_run(run).state
+            if state is not None and state.is_cancelling() and not over.is_set():
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
 
 
 def _as_deployed(run: FlowRun, flow: Callable[[], Any]) -> Any:

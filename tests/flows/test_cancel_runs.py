@@ -1,7 +1,12 @@
 """Cancelling a run, while it shards and while it trains, on one node and on two, ends every process that it started."""
 
+import json
+import os
+import subprocess
+import sys
+
 import pytest
-from support import load_beside, wait_until
+from support import ROOT, load_beside, wait_until
 
 site_module = load_beside(__file__, "prefect_site.py")
 place, slow_document = site_module.place, site_module.slow_document
@@ -70,3 +75,27 @@ def test_training_ends_with_a_checkpoint_and_the_locks_are_free(site, made, tmp_
         node_runs = site.get("flow_runs/filter", {"flow_runs": {"tags": {"all_": ["starling-node"]}}})
         assert len(node_runs) == (2 if nodes is PREFECT_NODES else 0)
         wait_until(lambda: all(one.state(node["id"]) in site_module.ENDED for node in node_runs), 60)
+
+
+def test_the_run_of_a_terminal_ends_when_it_is_cancelled_in_the_ui(site, made, tmp_path):
+    """No worker looks after it, so it has to notice by itself."""
+    document, stages = slow_document("typed", ENDLESS), ("prepare", "shard", "features")
+    with place(site, tmp_path.resolve() / "typed", document, made=made, stages=stages, slow_step=0.2) as one:
+        path = one.home / "typed.json"
+        path.write_text(json.dumps(one.document))
+        command = [sys.executable, "-m", "flows.cli.app", "run", str(path), "--until", "train"]
+        with (one.home / "command.log").open("w") as log:
+            typed = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **one.env()}, stdout=log, stderr=log)
+        try:
+            wait_until(one.is_training, 300)
+            running = {"state": {"type": {"any_": ["RUNNING"]}}, "parent_task_run_id": {"is_null_": True}}
+            (run,) = [r["id"] for r in site.get("flow_runs/filter", {"flow_runs": running}) if not r["deployment_id"]]
+            in_the_ui(one, run)
+            assert typed.wait(ENDED_S) != 0
+            wait_until(lambda: not one.trainers(), 5)
+            wait_until(lambda: one.state(run) == "CANCELLED", 30)
+            assert one.checkpoints()
+            assert "Traceback" not in (one.home / "command.log").read_text()
+        finally:
+            typed.kill()
+            typed.wait()

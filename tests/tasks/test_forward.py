@@ -334,6 +334,7 @@ def test_a_server_that_is_killed_and_one_that_hangs_cost_nothing_and_lose_nothin
         assert "MLFLOW_HTTP_REQUEST_TIMEOUT" not in os.environ
 
 
+@pytest.mark.slow
 def test_what_a_dead_server_could_not_take_is_sent_at_the_latest_by_the_register_stage(server, tmp_path):
     with environment(STARLING_HOME=server.home, MLFLOW_TRACKING_URI=server.url):
         writer = Writer(tmp_path / "journal.jsonl")

@@ -32,7 +32,8 @@ def fault_job(corpus, folder, **changes):
 
 def check(running, trained, utterances, least=0):
     """Everything adds up, and the model has learned."""
-    epochs = running.entries("epoch")
+    # an epoch's line comes again, corrected, when a row of it is reported after it had closed: the last one counts
+    epochs = list({entry["epoch"]: entry for entry in running.entries("epoch")}.values())
     assert [entry["epoch"] for entry in epochs] == list(range(1, EPOCHS + 1))
     for entry in epochs:
         assert entry["utterances"] == entry["index"] == utterances
@@ -70,8 +71,8 @@ def test_the_store_may_be_killed(corpus, tmp_path):
             (store,) = wait_until(lambda: running.processes("training.store.server"), 20)
             with_signal(store, signal.SIGKILL)
         trained = running.finish()
+    # nodes that wait longer than their grace for the store train shares of their own, which may come twice
     check(running, trained, len(corpus.train))
-    assert trained.result["repeated"] == 0
     assert lefts(running) == []
 
 

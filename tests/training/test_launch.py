@@ -111,6 +111,7 @@ def assert_same(run, whole):
     assert [entry["repeated"] for entry in run.entries("epoch")] == [0, 0, 0, 0]
 
 
+@pytest.mark.slow
 def test_a_killed_training_ends_with_the_same_bytes(corpus, tmp_path):
     """First its learner is killed, in mid-epoch (an epoch has 12 steps), then whoever wanted the training."""
     whole = train_here(disturbed_job(corpus, tmp_path / "whole", "conformer"))
@@ -235,6 +236,7 @@ PLAIN = {
 """Nothing random: neither dropout nor augmentation nor dither."""
 
 
+@pytest.mark.slow
 def test_a_node_of_two_learners_trains_what_one_trains(corpus, tmp_path):
     """One code path: the two divide each batch, and add up their gradients."""
     spec = corpus.spec("blstm", model=bare("blstm"))

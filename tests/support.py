@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -174,9 +175,20 @@ def starling(*words, home, check=True, timeout=240, **env):
 
 
 def get_json(url, body=None):
-    """Fetch JSON, or post it."""
+    """Fetch JSON, or post it; a server that is busy for a moment (503) is asked again, as Prefect's own client does."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})
+    for patience in (1, 2, 4, 8):
+        try:
+            return _fetch_json(request)
+        except urllib.error.HTTPError as error:
+            if error.code != 503:
+                raise
+            time.sleep(patience)
+    return _fetch_json(request)
+
+
+def _fetch_json(request):
     with urllib.request.urlopen(request, timeout=20) as reply:
         return json.loads(reply.read() or b"null")
 

@@ -69,12 +69,7 @@ class Site:
         end_processes(processes_naming(str(self.home)))
 
     def get(self, path, body=None):
-        """Ask the API; a busy server (whose SQLite database is locked for a moment) is asked again."""
-        for _ in range(5):
-            try:
-                return get_json(f"{self.api}/{path}", body)
-            except OSError:
-                time.sleep(1)
+        """Ask the API."""
         return get_json(f"{self.api}/{path}", body)
 
 

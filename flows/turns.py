@@ -72,7 +72,7 @@ def prompt_end(run: FlowRun) -> Iterator[None]:
         with suppress(Exception), impatient_client() as client:
             state = client.read_flow_run(run.id).state
             if state is not None and state.is_cancelling():
-                ended = Cancelled(message="cancelled; all its processes have ended")
+                ended: State[Any] = Cancelled(message="cancelled; all its processes have ended")
                 client.set_flow_run_state(run.id, ended, force=True)
                 run.state = ended  # the engine would call it crashed otherwise, where no worker has told it why
         raise

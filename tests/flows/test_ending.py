@@ -1,16 +1,14 @@
 """A process that is told to end does so, with all that it started, also when its threads are busy."""
 
-import logging
 import os
 import signal
 import subprocess
 import sys
 
 import pytest
-from prefect.logging.handlers import PrefectConsoleHandler
 from support import ROOT, wait_until
 
-from flows.ending import bounded_end, descendants, outlive_reader
+from flows.ending import bounded_end, descendants
 
 BUSY = """
 import subprocess, sys, threading, time
@@ -60,18 +58,3 @@ def test_what_was_done_on_the_signal_before_is_done_again_afterwards():
     with bounded_end():
         assert signal.getsignal(signal.SIGTERM) is not before
     assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_lines_that_nobody_reads_any_more_end_nothing():
-    """A killed worker closes the pipe of its flows; rich, in Prefect's handler, answers that with SystemExit."""
-    reading, writing = os.pipe()
-    os.close(reading)
-    log = logging.getLogger("tests.nobody")
-    with open(writing, "w") as file:
-        log.addHandler(PrefectConsoleHandler(stream=file))
-        try:
-            outlive_reader()
-            log.error("to nobody")
-            log.error("again")
-        finally:
-            log.handlers.clear()

@@ -20,7 +20,6 @@ from flows.automations import (
     MODEL_PAYLOAD,
     PREFIX,
     RUN_PAYLOAD,
-    SILENCE_S,
     corpus_automation,
     heartbeat_automation,
     notifications,
@@ -33,10 +32,9 @@ from tasks.config import parse_config
 TAGGED = [{"prefect.resource.id": f"prefect.tag.{TAG}", "prefect.resource.role": "tag"}]
 
 
-def event(name, resource, ago=0.0, related=TAGGED, payload=None):
-    when = datetime.now(UTC) - timedelta(seconds=ago)
+def event(name, resource, related=TAGGED, payload=None):
     labels = {"prefect.resource.id": resource} if isinstance(resource, str) else resource
-    about = {"id": str(uuid4()), "occurred": when.isoformat(), "payload": payload or {}}
+    about = {"id": str(uuid4()), "occurred": datetime.now(UTC).isoformat(), "payload": payload or {}}
     return {"event": name, "resource": labels, "related": related, **about}
 
 
@@ -224,8 +222,8 @@ class Live:
     def emit(self, *events):
         get_json(f"{self.api}/events", list(events))
 
-    def beat(self, run, ago=0.0, related=TAGGED):
-        self.emit(event(HEARTBEAT, of_run("r", run), ago, related))
+    def beat(self, run, related=TAGGED):
+        self.emit(event(HEARTBEAT, of_run("r", run), related))
 
 
 @pytest.fixture(scope="module")
@@ -355,22 +353,26 @@ def test_a_silent_run_crashes_and_nothing_else_does_not_even_when_the_server_was
     others = [{"prefect.resource.id": "prefect.tag.other", "prefect.resource.role": "tag"}]
     names = ("healthy", "dead", "waiting", "suspended", "finished", "foreign")
     runs = {name: live.make_run(name, "PENDING" if name == "waiting" else "RUNNING") for name in names}
-    late = SILENCE_S - 25.0
-    time.sleep(1.0)  # the server has heard of the runs' states
+    time.sleep(5.0)  # the server has heard of the automation and of the runs' states
     for name in ("healthy", "dead", "suspended", "finished"):
-        live.beat(runs[name], late)
-    live.beat(runs["foreign"], late, others)
+        live.beat(runs[name])
+    live.beat(runs["foreign"], related=others)
+    time.sleep(5.0)  # events that come at once may be noted in any order
     live.set_state(runs["finished"], "COMPLETED", name="Unknown to the automation")
     live.set_state(runs["suspended"], "PAUSED", name="Suspended")
-    live.beat(runs["healthy"])
-    wait_until(lambda: live.state(runs["dead"])[0] == "CRASHED", 60)
+    for _ in range(8):
+        live.beat(runs["healthy"])
+        time.sleep(20.0)
+        if live.state(runs["dead"])[0] == "CRASHED":
+            break
     assert live.state(runs["dead"])[1] == CRASHED_MESSAGE
 
     orphan = live.make_run("orphan")  # dies while the server is away
     time.sleep(1.0)
     for run in (runs["healthy"], orphan):
-        live.beat(run, late)  # of the healthy one the server knows a newer sign of life: this changes nothing
+        live.beat(run)
     live.make_run("noise")
+    time.sleep(3.0)  # the server has noted both
     live.service.process.kill()
     live.service.process.wait()
     with environment(STARLING_HOME=live.home):

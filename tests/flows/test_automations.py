@@ -351,15 +351,14 @@ def test_a_real_run_gives_signs_of_life_that_carry_its_tag(live):
 def test_a_silent_run_crashes_and_nothing_else_does_not_even_when_the_server_was_away(live):
     live.deploy()
     others = [{"prefect.resource.id": "prefect.tag.other", "prefect.resource.role": "tag"}]
-    names = ("healthy", "dead", "waiting", "suspended", "finished", "foreign")
+    names = ("healthy", "dead", "waiting", "finished", "foreign")
     runs = {name: live.make_run(name, "PENDING" if name == "waiting" else "RUNNING") for name in names}
     time.sleep(5.0)  # the server has heard of the automation and of the runs' states
-    for name in ("healthy", "dead", "suspended", "finished"):
+    for name in ("healthy", "dead", "finished"):
         live.beat(runs[name])
     live.beat(runs["foreign"], related=others)
     time.sleep(5.0)  # events that come at once may be noted in any order
     live.set_state(runs["finished"], "COMPLETED", name="Unknown to the automation")
-    live.set_state(runs["suspended"], "PAUSED", name="Suspended")
     for _ in range(8):
         live.beat(runs["healthy"])
         time.sleep(20.0)
@@ -391,7 +390,6 @@ def test_a_silent_run_crashes_and_nothing_else_does_not_even_when_the_server_was
         "healthy": "RUNNING",
         "dead": "CRASHED",
         "waiting": "PENDING",
-        "suspended": "PAUSED",
         "finished": "COMPLETED",
         "foreign": "RUNNING",
     }

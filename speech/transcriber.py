@@ -72,19 +72,14 @@ class _Recording:
         return Transcript(text=text, seconds=self.seconds, confidence=confidence, words=words)
 
 
-def split_long(wave: Tensor, rate: int, max_seconds: float = MAX_SECONDS) -> list[Tensor]:
+def split_blocks(blocks: Iterable[tuple[Tensor, int]], max_seconds: float = MAX_SECONDS) -> Iterator[Tensor]:
     """Cut a recording into pieces of at most `max_seconds`, each cut at the quietest 50 ms of the piece's last third.
 
     Args:
-        wave: Samples [num_samples].
-        rate: Samples per second.
+        blocks: Samples [num_samples] in order, each block with its samples per second. Memory holds a piece and a
+            block.
         max_seconds: Longest piece.
     """
-    return list(split_blocks([(wave, rate)], max_seconds))
-
-
-def split_blocks(blocks: Iterable[tuple[Tensor, int]], max_seconds: float = MAX_SECONDS) -> Iterator[Tensor]:
-    """The same for a recording that comes in blocks with their rate; memory holds a piece and a block."""
     wave = torch.empty(0)
     for block, rate in blocks:
         wave = torch.cat([wave, block]) if len(wave) else block

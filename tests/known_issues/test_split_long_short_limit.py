@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from speech.transcriber import split_long
+from speech.transcriber import split_blocks
 
 
 @pytest.mark.parametrize("max_seconds", [0.1, 0.01, 0.00001])
 def test_short_limits(max_seconds):
     wave = torch.randn(1000, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(torch.cat(split_long(wave, 8000, max_seconds)), wave)
+    assert torch.equal(torch.cat(list(split_blocks([(wave, 8000)], max_seconds))), wave)

@@ -20,7 +20,7 @@ from speech.decoding import DecodeConfig
 from speech.features import FeatureConfig
 from speech.models import ModelConfig
 from speech.tokens import TokenConfig, train_tokenizer
-from speech.transcriber import Transcriber, split_long
+from speech.transcriber import Transcriber, split_blocks
 
 RATE = 8000
 WORDS = ["alpha", "bravo", "charlie", "delta", "echo", "foxtrot"]
@@ -192,7 +192,7 @@ def test_without_a_bundle_there_is_a_clear_error(tmp_path):
 )
 def test_pieces_cover_every_sample_once(samples, rate, max_seconds, seed):
     wave = torch.randn(samples, generator=torch.Generator().manual_seed(seed))
-    pieces = split_long(wave, rate, max_seconds)
+    pieces = list(split_blocks([(wave, rate)], max_seconds))
     assert torch.equal(torch.cat(pieces), wave)
     limit = max(3, int(max_seconds * rate))
     assert all(len(piece) <= limit for piece in pieces)
@@ -202,6 +202,6 @@ def test_pieces_cover_every_sample_once(samples, rate, max_seconds, seed):
 def test_a_cut_falls_into_the_quietest_place():
     wave = torch.ones(100_000)
     wave[25_000:25_800] = 0.0
-    first, second = split_long(wave, 1000, 30.0)[:2]
+    first, second = list(split_blocks([(wave, 1000)], 30.0))[:2]
     assert 25_000 <= len(first) < 25_800
     assert len(second) >= 20_000

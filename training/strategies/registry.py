@@ -89,6 +89,9 @@ _ALL_WAIT = "all wait for it at every step"
 _BLOCK_WAITS = "all wait for it at the end of a block"
 _FREE = "trains less, holds up nobody"
 _STOPS = "stops all until it is known to be dead"
+_BLOCKS = Facts(
+    "weights, with all, after a block", lambda n, size, cfg: _ring(n, size) / cfg.tau, "0", _BLOCK_WAITS, _STOPS
+)
 _METHODS = (
     Method(
         "scpsgd",
@@ -142,26 +145,14 @@ _METHODS = (
         "ma",
         ma,
         MaConfig,
-        Facts(
-            "weights, with all, after a block",
-            lambda n, size, cfg: _ring(n, size) / cfg.tau,
-            "0",
-            _BLOCK_WAITS,
-            _STOPS,
-        ),
+        _BLOCKS,
         joins=False,
     ),
     Method(
         "bmuf",
         bmuf,
         BmufConfig,
-        Facts(
-            "weights, with all, after a block",
-            lambda n, size, cfg: _ring(n, size) / cfg.tau,
-            "0",
-            _BLOCK_WAITS,
-            _STOPS,
-        ),
+        _BLOCKS,
         joins=False,
     ),
     Method(

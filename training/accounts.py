@@ -61,10 +61,12 @@ class Accounts:
         ranks: Its learners.
         epochs: Epochs to train.
         client: Where reports and journal lines go.
+        measured: Fields of `Part` that a strategy measures and the journal tells.
     """
 
-    def __init__(self, node: int, ranks: int, epochs: int, client: NodeClient) -> None:
+    def __init__(self, node: int, ranks: int, epochs: int, client: NodeClient, measured: tuple[str, ...] = ()) -> None:
         self.node, self.ranks, self.epochs, self.client = node, ranks, epochs, client
+        self.measured = measured
         self.reset()
 
     def reset(self) -> None:
@@ -124,6 +126,4 @@ class Accounts:
                 "audio_seconds": total.seconds,
                 **shared,
             }
-            if "exchanges" in shared:
-                entry |= {"exchange_s": part.exchange_s, "staleness": part.staleness, "distance": part.distance}
-            self.client.journal(entry)
+            self.client.journal(entry | {name: getattr(part, name) for name in self.measured})

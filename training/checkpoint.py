@@ -1,14 +1,17 @@
 """Checkpoints: replicas as safetensors in an object store; a set of them counts once its `complete.json` is there.
 
 Layout below the training's output:
-`checkpoints/<number>/node-<n>/{model,optimizer}.safetensors`, written by each node;
+`checkpoints/<number>/node-<n>/{model,optimizer}.safetensors`, written by each node, or, where a strategy's ranks differ
+from each other, `checkpoints/<number>/node-<n>/rank-<r>/{model,optimizer,state}.safetensors`, written by each rank;
 `checkpoints/<number>/complete.json`, written by the store when all nodes have: what was trained, each file's SHA-256;
 `replicas/epoch-<e>/node-<n>.safetensors`, each node's weights at an epoch's end, and `snapshots/epoch-<e>.safetensors`,
 their average, written by the evaluator.
 """
 
 import hashlib
+import re
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 import torch
 from safetensors.torch import load, save
@@ -16,7 +19,7 @@ from torch import Tensor, nn
 
 from storage.objects import ObjectMissingError, ObjectStore
 
-_FILES = ("model.safetensors", "optimizer.safetensors")
+_RANK = re.compile(r"/rank-([0-9]+)/[^/]+$")
 
 
 class CheckpointError(ValueError):
@@ -28,28 +31,41 @@ def cpu_weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().clone().cpu().contiguous() for name, tensor in model.state_dict().items()}
 
 
-def save_replica(
-    store: ObjectStore, folder: str, weights: dict[str, Tensor], optimizer: dict[str, Tensor]
-) -> dict[str, str]:
-    """Write a replica and its optimizer.
+@dataclass(frozen=True)
+class Kept:
+    """What a replica needs to go on later as if nothing had been."""
 
-    Returns:
-        Name of each object to its SHA-256.
-    """
-    digests = {}
-    for file, tensors in zip(_FILES, (weights, optimizer), strict=True):
-        data = save(tensors)
-        store.write(f"{folder}/{file}", data)
-        digests[f"{folder}/{file}"] = hashlib.sha256(data).hexdigest()
-    return digests
+    weights: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    state: dict[str, Tensor] = field(default_factory=dict)
+    """What its strategy remembers."""
 
 
-def load_replica(store: ObjectStore, files: dict[str, str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Read what `save_replica` wrote: weights, and the optimizer's state.
+def pack_replica(folder: str, kept: Kept) -> dict[str, bytes]:
+    """A replica as objects: name to content."""
+    parts = {"model": kept.weights, "optimizer": kept.optimizer}
+    if kept.state:
+        parts["state"] = kept.state
+    return {f"{folder}/{name}.safetensors": save(tensors) for name, tensors in parts.items()}
+
+
+def digests(objects: dict[str, bytes]) -> dict[str, str]:
+    """Name of each object to its SHA-256."""
+    return {name: hashlib.sha256(data).hexdigest() for name, data in objects.items()}
+
+
+def write_objects(store: ObjectStore, objects: dict[str, bytes]) -> None:
+    """Publish what `pack_replica` gave."""
+    for name, data in objects.items():
+        store.write(name, data)
+
+
+def load_replica(store: ObjectStore, files: dict[str, str]) -> Kept:
+    """Read what was written of a replica.
 
     Args:
         store: The training's output.
-        files: What `save_replica` returned.
+        files: Of the replica, name to SHA-256.
 
     Raises:
         CheckpointError: If a file is missing or damaged.
@@ -63,7 +79,16 @@ def load_replica(store: ObjectStore, files: dict[str, str]) -> tuple[dict[str, T
         if hashlib.sha256(data).hexdigest() != digest:
             raise CheckpointError(f"{store.join(name)} is damaged: remove the checkpoint it belongs to")
         found[name.rsplit("/", 1)[1]] = load(data)
-    return found["model.safetensors"], found["optimizer.safetensors"]
+    return Kept(found["model.safetensors"], found["optimizer.safetensors"], found.get("state.safetensors", {}))
+
+
+def files_by_rank(files: dict[str, str]) -> list[dict[str, str]]:
+    """A node's files, those of each rank by themselves; one lot where the ranks have left one replica together."""
+    lots: dict[int, dict[str, str]] = {}
+    for name, digest in files.items():
+        found = _RANK.search(name)
+        lots.setdefault(int(found[1]) if found else 0, {})[name] = digest
+    return [lots[rank] for rank in sorted(lots)]
 
 
 def mean_weights(replicas: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from speech.features import SpecAugment, WaveAugment
 from speech.features.augment import utterance_seeds
@@ -104,18 +104,20 @@ class Learner:
         self.job, self.cfg, self.device = job, job.train, device
         self.amp = self.cfg.amp == "bf16" or (self.cfg.amp == "auto" and device.type == "cuda")
         self.frontend = job.spec.build_frontend(job.speaker_stats()).to(device)
-        torch.manual_seed(derive_seed("init", job.seed))
-        self.model = job.spec.build_model().to(device)
+        self.model = self._initial_model().to(device)
         self.flat = FlatParameters(self.model)
         self.optimizer = build_optimizer(self.cfg.optimizer, self.model)
         self.wave_augment = WaveAugment(self.cfg.augment, job.spec.sample_rate)
         self.spec_augment = SpecAugment(self.cfg.augment)
         self.model.train()
 
+    def _initial_model(self) -> nn.Module:
+        torch.manual_seed(derive_seed("init", self.job.seed))
+        return self.job.spec.build_model()
+
     def reset(self) -> None:
         """Go back to the initial weights and an optimizer without a past."""
-        torch.manual_seed(derive_seed("init", self.job.seed))
-        self.model.load_state_dict(self.job.spec.build_model().state_dict())
+        self.model.load_state_dict(self._initial_model().state_dict())
         self.optimizer.state.clear()
 
     def gradient(self, batch: Batch | None, seed: int, epoch: int) -> Losses:
@@ -150,6 +152,9 @@ class Learner:
         augmented: tuple[Tensor, Tensor] = self.frontend(inputs, lengths, batch.speakers, augment)
         return augmented
 
+    def _grad_norm(self) -> float:
+        return float(self.flat.grad_norm())
+
     @torch.no_grad()
     def scale_gradient(self, tokens: float) -> float:
         """Turn summed gradients into those of the mean loss per token, clipped; one pass over the flat buffer.
@@ -161,7 +166,7 @@ class Learner:
             The gradient's L2 norm before clipping.
         """
         scale = 1.0 / max(1.0, tokens)
-        norm = float(self.flat.grad_norm()) * scale
+        norm = self._grad_norm() * scale
         clip = self.cfg.optimizer.clip_norm
         if clip and math.isfinite(norm) and norm > clip:
             scale *= clip / (norm + 1e-6)

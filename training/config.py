@@ -6,6 +6,33 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from speech.features.augment import AugmentConfig
 from training.sampling import SamplingConfig
+from training.strategy_config import (
+    NODES_OF_ONE,
+    ONE_NODE,
+    AsgdConfig,
+    BmufConfig,
+    EasgdConfig,
+    MaConfig,
+    OneBitConfig,
+    PipelineConfig,
+    SdpsgdConfig,
+)
+
+Strategy = Literal[
+    "single",
+    "scpsgd",
+    "sdpsgd",
+    "d1d",
+    "adpsgd",
+    "h-adpsgd",
+    "ma",
+    "bmuf",
+    "asgd",
+    "easgd",
+    "onebit",
+    "hogwild",
+    "pipeline",
+]
 
 _MODEL_CONFIG = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
 
@@ -110,15 +137,33 @@ class TrainConfig(BaseModel):
 
     model_config = _MODEL_CONFIG
 
-    strategy: Literal["single", "scpsgd", "adpsgd", "h-adpsgd"] = "single"
-    """How learners work together: `single` is one process; `scpsgd` one node of several, averaging gradients; `adpsgd`
-    several nodes of one, averaging weights with neighbours; `h-adpsgd` several nodes of several."""
+    strategy: Strategy = "single"
+    """How learners work together. `single` is one process. One node of several learners: `scpsgd`, `onebit`, `d1d`
+    average gradients, `sdpsgd`, `ma`, `bmuf` weights, `pipeline` splits the layers. Several nodes of one: `adpsgd`
+    averages weights with neighbours, `asgd` and `easgd` meet at a parameter server, `hogwild` shares memory.
+    `h-adpsgd`: several nodes of several. See docs/strategies.md."""
     nodes: int = Field(default=1, ge=1, le=4096)
     """Nodes in the ring (super-learners)."""
     learners_per_node: int = Field(default=1, ge=1, le=64)
     """Learners that a node consists of; they all-reduce their gradients at every step."""
     exchange: ExchangeConfig = ExchangeConfig()
     """How nodes average their weights."""
+    comm_hook: Literal["none", "bf16", "powersgd"] = "none"
+    """How gradients travel within a node of `scpsgd` or `h-adpsgd`: as they are, or by PyTorch's hook of that name."""
+    sdpsgd: SdpsgdConfig = SdpsgdConfig()
+    """For `sdpsgd`."""
+    ma: MaConfig = MaConfig()
+    """For `ma`."""
+    bmuf: BmufConfig = BmufConfig()
+    """For `bmuf`."""
+    asgd: AsgdConfig = AsgdConfig()
+    """For `asgd`."""
+    easgd: EasgdConfig = EasgdConfig()
+    """For `easgd`."""
+    onebit: OneBitConfig = OneBitConfig()
+    """For `onebit`."""
+    pipeline: PipelineConfig = PipelineConfig()
+    """For `pipeline`."""
     membership: MembershipConfig = MembershipConfig()
     """When nodes count as lost."""
     launch: LaunchConfig = LaunchConfig()
@@ -167,20 +212,44 @@ class TrainConfig(BaseModel):
         """Learners in all."""
         return self.nodes * self.learners_per_node
 
+    @property
+    def servers(self) -> int:
+        """Processes of the parameter server; 0 without one."""
+        return {"asgd": self.asgd.servers, "easgd": self.easgd.servers}.get(self.strategy, 0)
+
     @model_validator(mode="after")
     def _check_world(self) -> "TrainConfig":
-        if self.strategy in ("single", "scpsgd") and self.nodes > 1:
+        if self.strategy in ("single", *ONE_NODE) and self.nodes > 1:
             raise ValueError(f"nodes is {self.nodes} but {self.strategy} has one node: use nodes=1, or adpsgd")
+        if self.strategy in ("single", *NODES_OF_ONE) and self.learners_per_node > 1:
+            other = "scpsgd" if self.strategy == "single" else "h-adpsgd"
+            raise ValueError(
+                f"learners_per_node is {self.learners_per_node} but {self.strategy} has nodes of one: use "
+                f"learners_per_node=1, or {other}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_exchange(self) -> "TrainConfig":
         if self.exchange.kind == "gloo" and self.exchange.neighbours != "ring":
             raise ValueError("exchange.kind gloo has fixed neighbours: use exchange.neighbours=ring, or kind=zmq")
         if self.exchange.kind == "gloo" and self.launch.kind != "local":
             raise ValueError(
                 f"exchange.kind gloo is for nodes of one machine (launch.kind=local), not {self.launch.kind}: use zmq"
             )
-        if self.strategy in ("single", "adpsgd") and self.learners_per_node > 1:
-            other = "scpsgd" if self.strategy == "single" else "h-adpsgd"
+        if self.comm_hook != "none" and self.strategy not in ("scpsgd", "h-adpsgd"):
             raise ValueError(
-                f"learners_per_node is {self.learners_per_node} but {self.strategy} has nodes of one: use "
-                f"learners_per_node=1, or {other}"
+                f"comm_hook is {self.comm_hook} but {self.strategy} does not all-reduce gradients by buckets: use "
+                "comm_hook=none, or scpsgd or h-adpsgd"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_hogwild(self) -> "TrainConfig":
+        if self.strategy == "hogwild" and self.launch.kind != "local":
+            raise ValueError(
+                f"hogwild shares one machine's memory (launch.kind=local), not {self.launch.kind}: use local, or adpsgd"
+            )
+        if self.strategy == "hogwild" and self.device == "cuda":
+            raise ValueError("hogwild shares weights in main memory: use device=cpu, or adpsgd")
         return self

@@ -52,6 +52,20 @@ class FlatParameters:
                     tensor.grad = self.grads[start:stop].view(tensor.shape)
                 start = stop
 
+    @torch.no_grad()
+    def move(self, weights: Tensor) -> None:
+        """Let the model live in another buffer, as it is there: shared memory, for example.
+
+        Args:
+            weights: [num_weights], float32, on the same device.
+        """
+        start = 0
+        for tensor in [*self.parameters, *self._buffers]:
+            stop = start + tensor.numel()
+            tensor.data = weights[start:stop].view(tensor.shape)
+            start = stop
+        self.weights = weights
+
     def zero_grad(self) -> None:
         """Clear all gradients in one pass; they stay views of `grads`."""
         self.grads.zero_()

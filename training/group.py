@@ -7,6 +7,7 @@ import datetime
 import json
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from training.comm_hooks import Bucket, CommHook, run_hook
 from training.flat import FlatParameters, share
 
 TIMEOUT = datetime.timedelta(seconds=300)
@@ -110,6 +112,24 @@ class NodeGroup:
         dist.all_gather_into_tensor(whole, padded)
         return whole[:total]
 
+    def collect(self, mine: list[Tensor], like: list[list[Tensor]]) -> list[list[Tensor]]:
+        """Some tensors of every rank, at rank 0, in the order of the ranks; nothing at the others.
+
+        Args:
+            mine: This rank's, on the CPU, contiguous.
+            like: Tensors of the shapes and types that each rank gives; rank 0 needs them.
+        """
+        if self.rank:
+            for tensor in mine:
+                dist.send(tensor, 0, group=self._control)
+            return []
+        found = [mine]
+        for rank in range(1, self.size):
+            found.append([torch.empty_like(tensor, device="cpu") for tensor in like[rank]])
+            for tensor in found[-1]:
+                dist.recv(tensor, rank, group=self._control)
+        return found
+
     def close(self) -> None:
         """Leave the group."""
         if self.size > 1:
@@ -121,19 +141,32 @@ class GradientReducer:
 
     Buckets go out in a fixed order, from the last parameters to the first: every rank must start the same collectives
     in the same order, whichever gradient it has ready first (Li et al. 2020, arXiv:2006.15704, section 3.2).
+
+    Args:
+        group: The node's ranks.
+        flat: Whose gradients are summed.
+        bucket: Gradient values that a bucket holds at least, but for the last.
+        hook: How gradients travel; None all-reduces them as they are. A hook gives means, the result is sums all the
+            same. In a node of one rank it is not used.
     """
 
-    def __init__(self, group: NodeGroup, flat: FlatParameters, bucket: int = BUCKET) -> None:
+    def __init__(
+        self, group: NodeGroup, flat: FlatParameters, bucket: int = BUCKET, hook: CommHook | None = None
+    ) -> None:
+        self.hook = hook
         self._group, self._flat = group, flat
         self._buckets: list[tuple[int, int]] = []
         self._bucket_of: list[int] = [0] * len(flat.spans)
         self._cut(bucket)
-        self._works: list[dist.Work] = []
+        self._waits: list[Callable[[], object]] = []
         self._missing: list[int] = []
         self._reset()
+        # a hook may follow its first collective up with others, as PowerSGD does; Gloo matches collectives by their
+        # order alone, so that one bucket must be through before the next begins: a thread sees to it
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="gradients")
         if group.size > 1:
             for number, parameter in enumerate(flat.parameters):
-                parameter.register_post_accumulate_grad_hook(self._hook(number))  # type: ignore[no-untyped-call]
+                parameter.register_post_accumulate_grad_hook(self._ready(number))  # type: ignore[no-untyped-call]
 
     def _cut(self, bucket: int) -> None:
         stop = self._flat.num_parameters
@@ -144,7 +177,7 @@ class GradientReducer:
                 self._buckets.append((start, stop))
                 stop = start
 
-    def _hook(self, number: int) -> Callable[[Tensor], None]:
+    def _ready(self, number: int) -> Callable[[Tensor], None]:
         def ready(_: Tensor) -> None:
             self._missing[self._bucket_of[number]] -= 1
             self._send_ready()
@@ -152,25 +185,34 @@ class GradientReducer:
         return ready
 
     def _reset(self) -> None:
-        self._works = []
+        self._waits = []
         self._missing = [self._bucket_of.count(number) for number in range(len(self._buckets))]
 
     def _send_ready(self) -> None:
-        while len(self._works) < len(self._buckets) and not self._missing[len(self._works)]:
-            self._send(len(self._works))
+        while len(self._waits) < len(self._buckets) and not self._missing[len(self._waits)]:
+            self._send(len(self._waits))
 
     def _send(self, number: int) -> None:
         start, stop = self._buckets[number]
-        work = dist.all_reduce(self._flat.grads[start:stop], async_op=True)
+        grads = self._flat.grads[start:stop]
+        if self.hook is not None:
+            self._waits.append(self._thread.submit(self._exchange, self.hook, number, grads).result)
+            return
+        work = dist.all_reduce(grads, async_op=True)
         assert work is not None
-        self._works.append(work)
+        self._waits.append(work.wait)
+
+    def _exchange(self, hook: CommHook, number: int, grads: Tensor) -> None:
+        parameters = [p for p, of in zip(self._flat.parameters, self._bucket_of, strict=True) if of == number]
+        mean = run_hook(hook, Bucket(number, number == len(self._buckets) - 1, grads, parameters))
+        torch.mul(mean, self._group.size, out=grads)
 
     def finish(self) -> None:
         """Send what has not gone out (parameters without a gradient in this step) and wait for all sums."""
         if self._group.size == 1:
             return
-        while len(self._works) < len(self._buckets):
-            self._send(len(self._works))
-        for work in self._works:
-            work.wait()
+        while len(self._waits) < len(self._buckets):
+            self._send(len(self._waits))
+        for wait in self._waits:
+            wait()
         self._reset()

@@ -35,6 +35,8 @@ class TrainJob(BaseModel):
     """Local file that metrics are appended to."""
     cache: Path
     """Local folder for copies of remote shards."""
+    servers: tuple[str, ...] = ()
+    """HOST:PORT of the parameter server's processes; who starts them fills it in."""
     cache_bytes: int | None = Field(default=None, gt=0)
     """Limit of these copies; without one, the folder's own."""
 

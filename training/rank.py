@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 STOPPED, DIVERGED = 75, 3
+EXCHANGING = ("adpsgd", "h-adpsgd")
+"""Strategies whose nodes average with neighbours."""
 GAVE_UP = "gave-up.txt"
 """In a node's folder: why another try would not help. torchrun reports one status for all that ranks may end with."""
 
@@ -71,6 +73,7 @@ def _run(job: "TrainJob", setup: NodeSetup, rank: int, size: int) -> int:
     from training.exchange import ExchangeSetup, World, build_exchange
     from training.exchange.keys import RingKey
     from training.group import NodeGroup
+    from training.playing import build_stepper
     from training.store.node_client import NodeClient
     from training.system import SystemFigures
     from training.worker import DivergedError, NoWeightsError, Worker
@@ -84,7 +87,7 @@ def _run(job: "TrainJob", setup: NodeSetup, rank: int, size: int) -> int:
     key = RingKey.load(setup.key_file) if setup.key_file else None
     start, stop = group.share(learner.flat.weights.numel())
     exchange = None
-    if job.train.nodes > 1:
+    if job.train.nodes > 1 and job.train.strategy in EXCHANGING:
         exchange = build_exchange(
             job.train.exchange,
             ExchangeSetup(
@@ -105,7 +108,9 @@ def _run(job: "TrainJob", setup: NodeSetup, rank: int, size: int) -> int:
         if rank == 0:
             client = line = NodeClient(setup.store, key, setup.node, folder=setup.folder)
             figures = SystemFigures(setup.node, line.journal, lambda: line.progress().elapsed)
-        worker = Worker(job, setup.node, learner, group, exchange, client)
+        memory = Path(f"{setup.meeting}-weights") if setup.meeting else None
+        stepper = build_stepper(job, setup.node, learner, group, key, memory)
+        worker = Worker(job, setup.node, learner, group, exchange, client, stepper)
         worker.slow = setup.slow
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: worker.stop_requested.set())

@@ -1,4 +1,4 @@
-"""Runs a training on this machine: store, evaluator and local nodes; restarts what dies, ends what it began.
+"""Runs a training on this machine: servers, evaluator and local nodes; restarts what dies, ends what it began.
 
 A process of its own, the child of whoever wants the training. It trains nothing itself.
 """
@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,8 @@ from storage.objects import ObjectStore
 from training import logs
 from training.exchange.keys import RingKey
 from training.job import TrainJob
+from training.parameter_server.starting import await_servers, server_parts
+from training.parts import Part, SupervisorError
 from training.processes import end_with_parent, stop
 from training.rank import DIVERGED, GAVE_UP, STOPPED
 from training.store.client import StoreClient
@@ -27,7 +28,6 @@ from training.store.messages import StoreUnreachableError
 log = logging.getLogger(__name__)
 PREDECESSOR_S = 300.0
 """How long a training waits for an earlier one of the same job to end."""
-START_S = 60.0
 STOP_S = 6.0
 """How long the nodes may take for a last checkpoint when they are asked to stop."""
 MAX_STORE_RESTARTS = 20
@@ -36,52 +36,8 @@ LEFT_BEHIND_S = 120.0
 """How long the evaluator may take after the last node has ended."""
 
 
-class SupervisorError(RuntimeError):
-    """Training cannot begin or cannot go on."""
-
-
-@dataclass
-class Part:
-    """A process that belongs to the training."""
-
-    name: str
-    command: list[str]
-    log: Path
-    restarts: int
-    """How often it may still be restarted."""
-    process: "subprocess.Popen[bytes] | None" = None
-    ended: int | None = None
-    """Exit status after which it is not started again."""
-    lock: int | None = None
-    """Descriptor of the training's lock: who has it open still holds it when the supervisor is killed."""
-
-    def start(self) -> None:
-        """Start it, with its output in its log."""
-        root = str(Path(__file__).resolve().parents[1])
-        path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
-        with self.log.open("ab") as out:
-            self.process = subprocess.Popen(
-                self.command,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                env={**os.environ, "PYTHONPATH": path},
-                pass_fds=() if self.lock is None else (self.lock,),
-            )
-
-    def died(self) -> int | None:
-        """Its exit status if it has ended since it was last started, else None."""
-        return self.process.poll() if self.process is not None and self.ended is None else None
-
-    def tail(self, lines: int = 15) -> str:
-        """The end of its log."""
-        if not self.log.exists():
-            return ""
-        return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
-
-
 class Supervisor:
-    """Store, evaluator and nodes of one training.
+    """Store, parameter server, evaluator and nodes of one training.
 
     Args:
         job: What to train.
@@ -95,6 +51,7 @@ class Supervisor:
         self.local = self.cfg.launch.kind == "local"
         self.key_file = self._key()
         self.nodes: list[Part] = []
+        self.servers: list[Part] = []
         self.evaluator: Part | None = None
         self.store: Part | None = None
 
@@ -120,6 +77,8 @@ class Supervisor:
         job_file = self.folder / "job.json"
         job_file.write_text(self.job.model_dump_json(indent=2), encoding="utf-8")
         try:
+            if self.cfg.servers:
+                self._start_servers(job_file)
             address = self._start_store(job_file)
             self.evaluator = self._part("evaluator", self._evaluator(job_file, address), MAX_EVALUATOR_RESTARTS)
             self.nodes = [self._node(number, address) for number in range(self.cfg.nodes)] if self.local else []
@@ -139,37 +98,30 @@ class Supervisor:
     def _key_words(self) -> list[str]:
         return ["--key-file", str(self.key_file)] if self.key_file else []
 
+    def _start_servers(self, job_file: Path) -> None:
+        """Start the parameter server and put its addresses into the job that everybody else gets."""
+        folder = self.folder / "servers"
+        words = ["--job", str(job_file), "--folder", str(folder), *self._key_words()]
+        self.servers = [self._part(*part) for part in server_parts(self.cfg, words)]
+        for part in self.servers:
+            part.start()
+        addresses = await_servers(self.servers, folder, self.cfg.launch.listen)
+        self.job = self.job.model_copy(update={"servers": addresses})
+        job_file.write_text(self.job.model_dump_json(indent=2), encoding="utf-8")
+
     def _start_store(self, job_file: Path) -> str:
         """Start the store and wait until it listens; returns its address."""
         note = self.folder / "store.json"
         note.unlink(missing_ok=True)
-        words = ["training.store.server", "--folder", str(self.folder / "store"), "--job", str(job_file)]
+        words = ["training.store.server", "--folder", str(self.folder / "store"), "--job", str(job_file), "--fresh"]
         words += ["--listen", self.cfg.launch.listen, *self._key_words()]
-        self.store = self._part("store", [*words, "--fresh"], MAX_STORE_RESTARTS)
+        self.store = self._part("store", words, MAX_STORE_RESTARTS)
         self.store.start()
-        address = self._store_address()
-        # a restarted store goes on with what it knew, where it was
+        address = self.store.address(self.folder / "store" / "store.json")
         host = address.rpartition(":")[0] if self.local else self.cfg.launch.listen.rpartition(":")[0]
-        words[words.index("--listen") + 1] = f"{host}:{address.rpartition(':')[2]}"
-        self.store.command = self._part("store", words, 0).command
+        self.store.go_on_at(f"{host}:{address.rpartition(':')[2]}")
         note.write_text(json.dumps({"address": address, "pid": self.store.process.pid}), encoding="utf-8")  # type: ignore[union-attr]
         return address
-
-    def _store_address(self) -> str:
-        assert self.store is not None
-        note = self.folder / "store" / "store.json"
-        deadline = time.monotonic() + START_S
-        while time.monotonic() < deadline:
-            if (status := self.store.died()) is not None:
-                raise SupervisorError(f"the store ended with status {status}:\n{self.store.tail()}")
-            try:
-                document = json.loads(note.read_text(encoding="utf-8"))
-                if document["pid"] == self.store.process.pid:  # type: ignore[union-attr]
-                    return str(document["address"])
-            except (OSError, ValueError, KeyError):
-                pass
-            time.sleep(0.05)
-        raise SupervisorError(f"the store did not listen within {START_S:.0f} s:\n{self.store.tail()}")
 
     def _evaluator(self, job_file: Path, address: str) -> list[str]:
         return ["training.evaluator", "--job", str(job_file), "--store", address, *self._key_words()]
@@ -197,7 +149,8 @@ class Supervisor:
         while True:
             if self.stop_requested:
                 return self._stop_training(address)
-            self._revive(self.store)
+            for part in [*self.servers, self.store]:
+                self._revive(part)
             self._revive(self.evaluator, final=(0, DIVERGED))
             for part in self.nodes:
                 self._revive(part, final=(0, STOPPED, DIVERGED), fatal=False)
@@ -273,7 +226,11 @@ class Supervisor:
 
     def _end_all(self) -> None:
         """End every process: all are asked at once, so that together they take no longer than one."""
-        parts = [part for part in [*self.nodes, self.evaluator, self.store] if part is not None and part.process]
+        parts = [
+            part
+            for part in [*self.nodes, self.evaluator, *self.servers, self.store]
+            if part is not None and part.process
+        ]
         for part in parts:
             if part.process is not None and part.process.poll() is None:
                 part.process.terminate()

@@ -4,21 +4,40 @@ Copies are made between two steps, which is quick; writing goes on in a thread. 
 not the training.
 """
 
+import json
 import logging
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from storage.objects import ObjectStore
-from training.checkpoint import cpu_weights, evaluation_name, save_replica, write_weights
-from training.compute import Learner
-from training.optim import optimizer_tensors
+from training.checkpoint import Kept, digests, evaluation_name, pack_replica, write_objects, write_weights
+from training.group import NodeGroup
+from training.stepping import Stepper, Weights
 from training.store.messages import checkpoint_folder, replica_name
 from training.store.node_client import NodeClient
 
 log = logging.getLogger(__name__)
+
+
+PATIENCE_S = 300.0
+"""How long rank 0 waits for the other ranks' parts of a checkpoint."""
+PAUSE_S = 0.1
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the store asks for: the replica at an epoch's end (1 is the first), a checkpoint."""
+
+    epoch: int | None = None
+    checkpoint: int | None = None
+
+    def __bool__(self) -> bool:
+        return self.epoch is not None or self.checkpoint is not None
 
 
 class Traces:
@@ -26,38 +45,53 @@ class Traces:
 
     Args:
         node: Number of the node.
-        learner: Model and optimizer.
+        stepper: Has the model, and what a resume needs.
+        group: The node's ranks.
         output: The training's output.
-        client: Says what is wanted, and is told what is written.
+        client: Says what is wanted, and is told what is written; at rank 0 only.
     """
 
-    def __init__(self, node: int, learner: Learner, output: ObjectStore, client: NodeClient) -> None:
-        self.node, self.learner, self.output, self.client = node, learner, output, client
+    def __init__(
+        self, node: int, stepper: Stepper, group: NodeGroup, output: ObjectStore, client: NodeClient | None
+    ) -> None:
+        self.node, self.stepper, self.group, self.output, self.client = node, stepper, group, output, client
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="writer")
         self._begun: set[tuple[str, int]] = set()
         self._closed_before = 0
 
-    def leave(self, step: int, totals: list[dict[str, float]]) -> None:
-        """Copy what is wanted of this replica, if anything is; each thing once.
-
-        Args:
-            step: Steps that this replica has made.
-            totals: Its learners' counters, for a resume.
-        """
+    def wanted(self) -> Wanted:
+        """What the store asks for and has not been given; each thing once."""
+        assert self.client is not None
         epoch, checkpoint = self.client.snapshot_wanted(), self.client.checkpoint_wanted()
-        if epoch is not None and self._is_new("epoch", epoch):
-            self._snapshot(epoch)
-        if checkpoint is not None and self._is_new("checkpoint", checkpoint):
-            self._checkpoint(checkpoint, {"node": self.node, "step": step, "seq": self.client.seq, "totals": totals})
+        if epoch is not None and not self._is_new("epoch", epoch):
+            epoch = None
+        if checkpoint is not None and not self._is_new("checkpoint", checkpoint):
+            checkpoint = None
+        return Wanted(epoch, checkpoint)
 
-    def end_epoch(self, epoch: int) -> None:
-        """Leave the replica without being asked: the store asks a beat after an epoch's end, some steps later.
+    def end_of(self, epoch: int) -> Wanted:
+        """An epoch has ended: its replica, without being asked; the store asks a beat later, after some more steps.
 
         Args:
             epoch: The epoch that has just ended (1 is the first).
         """
-        if self._is_new("epoch", epoch):
-            self._snapshot(epoch)
+        return Wanted(epoch if self._is_new("epoch", epoch) else None)
+
+    def leave(self, wanted: Wanted, step: int, totals: list[dict[str, float]]) -> None:
+        """Copy what is wanted, and write it in a thread; where replicas are apart, all ranks call it together.
+
+        Args:
+            wanted: What.
+            step: Steps that this replica has made.
+            totals: The node's learners' counters, for a resume.
+        """
+        if wanted.epoch is not None:
+            weights = self.stepper.model()
+            if weights is not None and self.client is not None:
+                self._snapshot(self.client, wanted.epoch, weights)
+        if wanted.checkpoint is not None:
+            record = {"node": self.node, "step": step, "totals": totals}
+            self._checkpoint(wanted.checkpoint, record)
 
     def joined(self, closed: int) -> None:
         """The node has joined anew: what was asked before may be asked again.
@@ -74,13 +108,11 @@ class Traces:
         self._begun.add((kind, number))
         return True
 
-    def _snapshot(self, epoch: int) -> None:
-        weights = cpu_weights(self.learner.model)
-
+    def _snapshot(self, client: NodeClient, epoch: int, weights: Weights) -> None:
         def write() -> None:
             if epoch > self._closed_before or not self._was_left(epoch):
                 write_weights(self.output, replica_name(epoch, self.node), weights)
-            self.client.snapshot_written(epoch)
+            client.snapshot_written(epoch)
 
         self._submit(write)
 
@@ -90,14 +122,39 @@ class Traces:
         return any(self.output.exists(name) for name in names)
 
     def _checkpoint(self, number: int, record: dict[str, Any]) -> None:
-        weights, optimizer = cpu_weights(self.learner.model), optimizer_tensors(self.learner.optimizer)
+        kept, client = self.stepper.keep(), self.client
+        folder = f"{checkpoint_folder(number)}/node-{self.node:03d}"
+        if not self.stepper.apart:
+            assert client is not None
+            seq = client.seq
+            self._submit(lambda: self._write_alone(client, number, {**record, "seq": seq}, folder, kept))
+            return
+        objects = pack_replica(f"{folder}/rank-{self.group.rank:02d}", kept)
+        texts = self.group.gather_text(json.dumps(list(digests(objects).items())), limit=1024)
+        files = {name: digest for text in texts for name, digest in json.loads(text)}
+        if client is None:
+            self._submit(lambda: write_objects(self.output, objects))
+        else:
+            whole = {**record, "seq": client.seq, "files": files}
+            self._submit(lambda: self._write_together(client, number, whole, objects))
 
-        def write() -> None:
-            folder = f"{checkpoint_folder(number)}/node-{self.node:03d}"
-            files = save_replica(self.output, folder, weights, optimizer)
-            self.client.checkpoint_done(number, {**record, "files": files})
+    def _write_alone(self, client: NodeClient, number: int, record: dict[str, Any], folder: str, kept: Kept) -> None:
+        objects = pack_replica(folder, kept)
+        write_objects(self.output, objects)
+        client.checkpoint_done(number, {**record, "files": digests(objects)})
 
-        self._submit(write)
+    def _write_together(
+        self, client: NodeClient, number: int, record: dict[str, Any], objects: dict[str, bytes]
+    ) -> None:
+        """Rank 0: a checkpoint counts when every rank's part is there; an object is there only as a whole."""
+        write_objects(self.output, objects)
+        deadline = time.monotonic() + PATIENCE_S
+        while missing := [name for name in record["files"] if not self.output.exists(name)]:
+            if time.monotonic() > deadline:
+                log.error("checkpoint %d stays incomplete: nobody wrote %s", number, missing[0])
+                return
+            time.sleep(PAUSE_S)
+        client.checkpoint_done(number, record)
 
     def _submit(self, write: Callable[[], None]) -> None:
         def guarded() -> None:

@@ -1,5 +1,7 @@
 """CTC loss and greedy word error rate of a set."""
 
+from typing import Protocol
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -11,7 +13,19 @@ from speech.scoring import score_sets
 from speech.tokens import Tokenizer
 from training.batching import plan_epoch
 from training.config import TrainConfig
-from training.data import Batch, SpeechDataset, read_ahead
+from training.data import SpeechDataset, read_ahead
+
+
+class Transcribed(Protocol):
+    """Tokens of several utterances.
+
+    Attributes:
+        tokens: [batch, most tokens].
+        token_lengths: [batch].
+    """
+
+    tokens: Tensor
+    token_lengths: Tensor
 
 
 def needed_frames(tokens: Tensor, lengths: Tensor) -> Tensor:
@@ -26,13 +40,13 @@ def needed_frames(tokens: Tensor, lengths: Tensor) -> Tensor:
     return lengths + repeats
 
 
-def ctc_losses(log_probs: Tensor, frames: Tensor, batch: Batch) -> tuple[Tensor, int]:
+def ctc_losses(log_probs: Tensor, frames: Tensor, batch: Transcribed) -> tuple[Tensor, int]:
     """CTC loss of each utterance (Graves et al. 2006), in nats; unalignable ones count as zero.
 
     Args:
         log_probs: Log probabilities [batch, frames, vocab].
         frames: Output frames of each utterance [batch].
-        batch: Holds the transcripts' tokens.
+        batch: Its transcripts.
 
     Returns:
         Losses [batch], and how many utterances have more tokens than their frames can hold.

@@ -1,5 +1,6 @@
 """`starling simulate`: methods of distributed training compared on a virtual cluster, on this machine."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -7,15 +8,15 @@ import typer
 import yaml
 
 from flows.cli.common import JsonOption, SetOption, err, friendly, out, print_json
+from flows.cli.storage import size_text
 
 if TYPE_CHECKING:
     from training.job import TrainJob
     from training.simulation import Cluster
     from training.simulation.problem import Problem
-    from training.strategies.config import StrategyConfig
+    from training.strategy_config import StrategyConfig
 
 Row = dict[str, Any]
-COLUMNS = ("strategy", "learners", "condition", "epoch_s", "speedup", "loss", "wer", "staleness", "consensus", "bytes")
 
 
 @friendly
@@ -35,6 +36,13 @@ def simulate(
     slow: Annotated[
         list[str] | None, typer.Option("--slow", metavar="RANK=FACTOR", help="Learner RANK computes FACTOR x slower.")
     ] = None,
+    lose: Annotated[
+        list[str] | None, typer.Option("--lose", metavar="RANK=SECONDS", help="Learner RANK dies then (virtual time).")
+    ] = None,
+    join: Annotated[
+        list[str] | None, typer.Option("--join", metavar="RANK=SECONDS", help="Learner RANK comes only then.")
+    ] = None,
+    timeout_s: Annotated[float, typer.Option("--timeout-s", help="Until a dead learner is known to be dead.")] = 5.0,
     timing: Annotated[bool, typer.Option("--timing", help="Time and bytes only: no model, no data.")] = False,
     parameters: Annotated[
         int, typer.Option("--parameters", min=1, help="With --timing: weights of the model.")
@@ -42,7 +50,9 @@ def simulate(
     steps: Annotated[int, typer.Option("--steps", min=1, help="With --timing: steps of each learner.")] = 100,
     epochs: Annotated[int, typer.Option("--epochs", min=0, help="Epochs; 0 takes the configuration's.")] = 0,
     step_s: Annotated[float, typer.Option("--step-s", help="Seconds of a forward and backward pass.")] = 0.1,
-    jitter: Annotated[float, typer.Option("--jitter", help="Standard deviation of a step's log time.")] = 0.0,
+    jitter: Annotated[
+        float, typer.Option("--jitter", help="Standard deviation of a step's log time; 0: all steps take as long.")
+    ] = 0.0,
     per_machine: Annotated[int, typer.Option("--per-machine", min=1, help="Learners of a machine.")] = 1,
     link_gbit: Annotated[float, typer.Option("--link-gbit", help="A machine's network link, Gbit/s.")] = 10.0,
     link_ms: Annotated[float, typer.Option("--link-ms", help="Its latency, milliseconds.")] = 0.05,
@@ -50,45 +60,63 @@ def simulate(
     json_output: JsonOption = False,
 ) -> None:
     """Simulate methods of distributed training on a virtual clock: the same programs, without the machines."""
-    from training.simulation import Cluster
     from training.strategies import METHODS
 
     if config is None and not timing:
         raise ValueError("give a configuration to train, or --timing to simulate time and bytes without a model")
-    factors = _slow_downs(slow or [])
+    fields: dict[str, Any] = {
+        "step_s": step_s,
+        "jitter": jitter,
+        "slow": _by_rank("--slow", slow, "RANK=FACTOR, such as 3=10"),
+        "link_gbit": link_gbit,
+        "link_ms": link_ms,
+        "timeout_s": timeout_s,
+    }
+    for name, option_name, texts in (("losses", "--lose", lose), ("joins", "--join", join)):
+        times = _by_rank(option_name, texts, "RANK=SECONDS, such as 3=60")
+        fields[name] = [{"rank": rank, "at_s": seconds} for rank, seconds in times.items()]
     names = strategy or [name for name, method in METHODS.items() if not method.shared]
     constants = {name: _constants(name, option or []) for name in names}
+    clusters = [_cluster(count, min(per_machine, count), fields) for count in learners or [4]]
     job = None if timing or config is None else _job(config, overrides or [])
     rows: list[Row] = []
-    for count in learners or [4]:
-        cluster = Cluster(
-            learners=count,
-            per_machine=min(per_machine, count),
-            step_s=step_s,
-            jitter=jitter,
-            slow=factors,
-            link_gbit=link_gbit,
-            link_ms=link_ms,
-        )
+    for cluster in clusters:
         for name in names:
-            problem = _problem(job, count, epochs, steps, parameters)
+            problem = _problem(job, cluster.learners, epochs, steps, parameters)
             rows.append(_row(cluster, name, problem, constants[name], seed))
-            err.print(f"[dim]{name}, {count} learners: {rows[-1]['epoch_s']:.1f} s an epoch[/dim]")
+            err.print(f"[dim]{name}, {cluster.learners} learners: {rows[-1]['epoch_s']:,.1f} s an epoch[/dim]")
     if json_output:
         print_json({"rows": rows})
         return
     _show(rows)
 
 
-def _slow_downs(texts: list[str]) -> dict[int, float]:
-    found = {}
-    for text in texts:
-        rank, _, factor = text.partition("=")
+def _by_rank(option: str, texts: list[str] | None, form: str) -> dict[int, float]:
+    found: dict[int, float] = {}
+    for text in texts or []:
+        left, _, right = text.partition("=")
         try:
-            found[int(rank)] = float(factor)
+            rank, value = int(left), float(right)
         except ValueError:
-            raise ValueError(f"--slow {text!r} is not RANK=FACTOR, such as 3=10") from None
+            raise ValueError(f"{option} {text!r} is not {form}") from None
+        if rank in found:
+            raise ValueError(f"{option} names learner {rank} twice: name it once")
+        found[rank] = value
     return found
+
+
+def _cluster(learners: int, per_machine: int, fields: dict[str, Any]) -> "Cluster":
+    from pydantic import ValidationError
+
+    from training.simulation import Cluster
+
+    try:
+        return Cluster.model_validate({"learners": learners, "per_machine": per_machine} | fields)
+    except ValidationError as error:
+        found = error.errors()[0]
+        where = ".".join(str(part) for part in found["loc"])
+        message = found["msg"].removeprefix("Value error, ")
+        raise ValueError(f"{where}: {message}" if where else message) from None
 
 
 def _constants(name: str, texts: list[str]) -> "StrategyConfig":
@@ -142,22 +170,59 @@ def _row(cluster: "Cluster", name: str, problem: "Problem", constants: "Strategy
     from training.simulation import Simulation
 
     outcome = Simulation(cluster, name, problem, constants, seed=seed).run()
-    condition = ", ".join(f"{rank}={factor:g}" for rank, factor in sorted(cluster.slow.items()))
-    return outcome.row(f"slow {condition}" if condition else "none", problem.batches * cluster.step_s)
+    return outcome.row(_condition(cluster), problem.batches * cluster.step_s)
+
+
+def _condition(cluster: "Cluster") -> str:
+    """What befalls the cluster: `slow 3=10, lost 2=30, joined 1=5`."""
+    told = [("slow", rank, factor) for rank, factor in sorted(cluster.slow.items())]
+    told += [("lost", one.rank, one.at_s) for one in cluster.losses]
+    told += [("joined", one.rank, one.at_s) for one in cluster.joins]
+    return ", ".join(f"{what} {rank}={value:g}" for what, rank, value in told) or "none"
 
 
 def _show(rows: list[Row]) -> None:
+    """A table that fits 80 columns: what all rows share stands beneath it, what none has is left out."""
     from rich.table import Table
 
-    table = Table(title="Simulated: an epoch in virtual seconds, bytes sent by a learner a step")
-    for name in COLUMNS:
-        table.add_column(name, justify="left" if name in ("strategy", "condition") else "right")
+    same = {name: rows[0][name] for name in ("learners", "condition") if len({row[name] for row in rows}) == 1}
+    bare = {name for name in ("loss", "wer", "consensus") if not any(row[name] for row in rows)}
+    unit, seconds = time_unit([row["epoch_s"] for row in rows])
+    caption = f"epoch in {unit} of virtual time, bytes sent by a learner a step"
+    caption += f"; {same['learners']} learners" if "learners" in same else ""
+    caption += f"; {same['condition']}" if same.get("condition", "none") != "none" else ""
+    table = Table(caption=caption)
+    shown = [name for name in CELLS if name not in same and name not in bare]
+    for name in shown:
+        title = f"epoch {unit}" if name == "epoch_s" else CELLS[name][0]
+        left = name in ("strategy", "condition")
+        table.add_column(title, justify="left" if left else "right", no_wrap=name != "condition")
     for row in rows:
-        table.add_row(*(_cell(row[name]) for name in COLUMNS))
+        values = row | {"epoch_s": row["epoch_s"] / seconds}
+        table.add_row(*("-" if values[name] is None else CELLS[name][1](values[name]) for name in shown))
     out.print(table)
 
 
-def _cell(value: Any) -> str:
-    if value is None:
-        return "-"
-    return f"{value:,.4g}" if isinstance(value, float) else str(value)
+def time_unit(seconds: list[float]) -> tuple[str, float]:
+    """A unit in which all of some durations are readable, and its seconds."""
+    least = min(seconds)
+    if least < 0.1:
+        return "ms", 1e-3
+    if least < 120:
+        return "s", 1.0
+    return ("min", 60.0) if least < 7200 else ("h", 3600.0)
+
+
+CELLS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "strategy": ("strategy", str),
+    "learners": ("N", str),
+    "condition": ("condition", str),
+    "epoch_s": ("epoch", "{:,.1f}".format),
+    "speedup": ("speed-up", "{:.2f}".format),
+    "loss": ("loss", "{:.3f}".format),
+    "wer": ("WER", "{:.1%}".format),
+    "staleness": ("stale", "{:.2f}".format),
+    "consensus": ("consensus", "{:.1e}".format),
+    "bytes": ("sent", size_text),
+}
+"""Header and form of each field in the table for people."""

@@ -45,6 +45,13 @@ class ModelConfig(BaseModel):
         return self
 
 
+def halved(lengths: Tensor, times: int = 1) -> Tensor:
+    """Frames that so many stride-2 convolutions leave of each number of frames."""
+    for _ in range(times):
+        lengths = torch.div(lengths + 1, 2, rounding_mode="floor")
+    return lengths
+
+
 class Subsampling(nn.Module):
     """Stride-2 convolutions over time and frequency, then a projection to the encoder's width.
 
@@ -63,9 +70,7 @@ class Subsampling(nn.Module):
 
     def output_lengths(self, lengths: Tensor) -> Tensor:
         """Output frames for each number of feature frames."""
-        for _ in self.convs:
-            lengths = torch.div(lengths + 1, 2, rounding_mode="floor")
-        return lengths
+        return halved(lengths, len(self.convs))
 
     def forward(self, feats_BTF: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """[B, T, F] and [B] -> [B, T', dim] and [B]."""
@@ -75,7 +80,7 @@ class Subsampling(nn.Module):
         for conv in self.convs:
             x = x * frame_mask(lengths, x.shape[2])[:, None, :, None]
             x = torch.relu(conv(x))
-            lengths = torch.div(lengths + 1, 2, rounding_mode="floor")
+            lengths = halved(lengths)
         x_BTD = self.project(x.transpose(1, 2).flatten(2))
         return x_BTD * frame_mask(lengths, x_BTD.shape[1])[..., None], lengths
 

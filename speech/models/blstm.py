@@ -12,6 +12,15 @@ from speech.models.base import AcousticModel, ModelConfig
 from speech.models.dropout import Dropout
 
 
+def run_lstm(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor) -> Tensor:
+    """Frames [B, T, D], of which `lengths` [B] count, through an LSTM: [B, T, H], zero beyond the lengths."""
+    # an utterance without a frame cannot be packed: it borrows one frame, which its length of 0 then hides
+    packed = pack_padded_sequence(x_BTD, lengths.clamp(min=1).cpu(), batch_first=True, enforce_sorted=False)
+    hidden, _ = lstm(packed)
+    x_BTH, _ = pad_packed_sequence(hidden, batch_first=True, total_length=x_BTD.shape[1])
+    return x_BTH
+
+
 class Blstm(AcousticModel):
     """`cfg.layers` bidirectional LSTM layers of `cfg.dim` cells per direction."""
 
@@ -41,9 +50,6 @@ class Blstm(AcousticModel):
 
     def encode(self, x_BTD: Tensor, lengths: Tensor) -> Tensor:
         """See the base class; packing keeps the backward direction from starting in the padding."""
-        # an utterance without a frame cannot be packed: it borrows one frame, which its length of 0 then hides
-        packed = pack_padded_sequence(x_BTD, lengths.clamp(min=1).cpu(), batch_first=True, enforce_sorted=False)
-        hidden, _ = self.lstm(packed)
-        x_BTH, _ = pad_packed_sequence(hidden, batch_first=True, total_length=x_BTD.shape[1])
+        x_BTH = run_lstm(self.lstm, x_BTD, lengths)
         scores: Tensor = self.output(self.dropout(self.bottleneck(x_BTH)))
         return scores

@@ -6,6 +6,8 @@ convolution module normalizes each frame by itself (LayerNorm) instead of over t
 padding and neighbours in the batch leak into an utterance, and would have to be averaged between learners.
 """
 
+from collections.abc import Iterable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -113,6 +115,16 @@ class ConformerLayer(nn.Module):
         return out
 
 
+def run_layers(layers: Iterable[nn.Module], x_BTD: Tensor, lengths: Tensor, cfg: ModelConfig) -> Tensor:
+    """Subsampled frames [B, T, D], of which `lengths` [B] count, through Conformer layers, one after the other."""
+    # a length of 0 would mask every key and turn the softmax into NaN; one zero frame hides nothing else
+    mask_BT = frame_mask(lengths.clamp(min=1), x_BTD.shape[1])
+    cos, sin = rotary_tables(x_BTD.shape[1], cfg.dim // cfg.heads, x_BTD.device)
+    for layer in layers:
+        x_BTD = layer(x_BTD, mask_BT, cos, sin)
+    return x_BTD
+
+
 class Conformer(AcousticModel):
     """`cfg.layers` Conformer layers of width `cfg.dim` and a linear output layer."""
 
@@ -124,11 +136,6 @@ class Conformer(AcousticModel):
 
     def encode(self, x_BTD: Tensor, lengths: Tensor) -> Tensor:
         """See the base class."""
-        # a length of 0 would mask every key and turn the softmax into NaN; one zero frame hides nothing else
-        mask_BT = frame_mask(lengths.clamp(min=1), x_BTD.shape[1])
-        cos, sin = rotary_tables(x_BTD.shape[1], self.cfg.dim // self.cfg.heads, x_BTD.device)
-        x = self.dropout(x_BTD)
-        for layer in self.layers:
-            x = layer(x, mask_BT, cos, sin)
-        scores: Tensor = self.output(x)
+        x_BTD = run_layers(self.layers, self.dropout(x_BTD), lengths, self.cfg)
+        scores: Tensor = self.output(x_BTD)
         return scores

@@ -52,10 +52,24 @@ def test_a_methods_constants():
     assert often == pytest.approx(10 * seldom, rel=0.2)
 
 
-def test_a_table_for_people():
-    result = call("simulate", "--timing", "--steps", 5, "--strategy", "d1d")
-    assert result.exit_code == 0
-    assert "d1d" in result.stdout
+def test_losses_and_joins_are_simulated():
+    words = ["--strategy", "scpsgd", "--slow", "0=2", "--timeout-s", 0.5]
+    calm, disturbed = rows(*words)[0], rows(*words, "--lose", "1=0.9", "--join", "2=0.4")[0]
+    assert disturbed["condition"] == "slow 0=2, lost 1=0.9, joined 2=0.4"
+    assert disturbed["epoch_s"] > calm["epoch_s"]
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_a_table_for_people_fits_their_terminal(monkeypatch, width):
+    monkeypatch.setattr("flows.cli.common.out.width", width, raising=False)
+    words = ["--timing", "--steps", 4, "--learners", 4, "--slow", "3=10", "--lose", "2=0.3", "--join", "1=0.2"]
+    for more in ([], ["--learners", 8]):
+        result = call("simulate", *words, *more)
+        assert result.exit_code == 0, result.output
+        assert "…" not in result.stdout
+        assert "h-adpsgd" in result.stdout
+        assert "MB" in result.stdout
+        assert max(map(len, result.stdout.splitlines())) <= width
 
 
 @pytest.mark.parametrize(
@@ -65,6 +79,9 @@ def test_a_table_for_people():
         (["simulate", "--timing", "--strategy", "sgd"], "'sgd' is no strategy"),
         (["simulate", "--timing", "--slow", "three"], "is not RANK=FACTOR"),
         (["simulate", "--timing", "--slow", "9=2"], "there is no learner 9"),
+        (["simulate", "--timing", "--lose", "1=soon"], "--lose '1=soon' is not RANK=SECONDS"),
+        (["simulate", "--timing", "--lose", "1=2", "--lose", "1=3"], "--lose names learner 1 twice"),
+        (["simulate", "--timing", "--join", "1=-2"], "joins.0.at_s: Input should be greater than or equal to 0"),
         (["simulate", "--timing", "--option", "ma.tau"], "is not STRATEGY.FIELD=VALUE"),
         (["plan"], "give the model by --parameters and --step-s"),
         (["plan", "--measure"], "--measure needs a configuration"),

@@ -8,14 +8,17 @@ from torch import nn
 from storage.objects import ObjectStore
 from training.checkpoint import (
     CheckpointError,
+    Kept,
     best_epochs,
     cpu_weights,
+    digests,
     load_replica,
     mean_weights,
+    pack_replica,
     prune_snapshots,
     read_weights,
-    save_replica,
     snapshot_name,
+    write_objects,
     write_weights,
 )
 from training.config import OptimizerConfig
@@ -48,12 +51,15 @@ class Learner:
         return self
 
     def save(self, store):
-        return save_replica(store, FOLDER, cpu_weights(self.model), optimizer_tensors(self.optimizer))
+        kept = Kept(cpu_weights(self.model), optimizer_tensors(self.optimizer))
+        objects = pack_replica(FOLDER, kept)
+        write_objects(store, objects)
+        return digests(objects)
 
     def load(self, store, files):
-        weights, state = load_replica(store, files)
-        self.model.load_state_dict(weights)
-        load_optimizer_tensors(self.optimizer, state)
+        kept = load_replica(store, files)
+        self.model.load_state_dict(kept.weights)
+        load_optimizer_tensors(self.optimizer, kept.optimizer)
         return self
 
     @property

@@ -1,17 +1,13 @@
 """A node of several learners: the same weights, step for step, as torch's DistributedDataParallel gives."""
 
-import os
-import subprocess
-import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 import torch
+from ranks import run_ranks
 
 from training.group import GradientReducer, NodeGroup
 
-ROOT = Path(__file__).resolve().parents[2]
 RANKS = 3
 PROGRAM = textwrap.dedent(
     """
@@ -79,25 +75,7 @@ PROGRAM = textwrap.dedent(
 
 
 def test_a_node_gives_the_weights_that_ddp_gives(tmp_path):
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(rank), str(RANKS), str(tmp_path)],
-            env=env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(RANKS)
-    ]
-    try:
-        for rank in ranks:
-            out, err = rank.communicate(timeout=120)
-            assert rank.returncode == 0, err[-3000:]
-            assert out.strip() == "fine"
-    finally:
-        for rank in ranks:
-            rank.kill()
+    run_ranks(PROGRAM, RANKS, tmp_path)
 
 
 def test_a_node_of_one_needs_no_process_group(tmp_path):

@@ -30,9 +30,10 @@ from training.group import NodeGroup
 from training.job import TrainJob
 from training.journal import read_journal
 from training.launch import run_training
+from training.sockets import read_address
 from training.store.client import StoreClient
 from training.store.node_client import NodeClient
-from training.store.server import Server, read_address
+from training.store.server import NOTE, Server
 from training.store.settings import Settings
 from training.store.worklist import Assignment
 from training.worker import Worker
@@ -225,7 +226,7 @@ def store_here(job: TrainJob) -> Iterator[str]:
     thread.start()
     server = begun.result(20)
     try:
-        yield str(read_address(folder))
+        yield str(read_address(folder / NOTE))
     finally:
         server.stop()
         thread.join(20)

@@ -51,7 +51,8 @@ class Cluster(BaseModel):
     losses: tuple[Happening, ...] = ()
     """Learners that die; with h-adpsgd, each takes its whole node with it."""
     joins: tuple[Happening, ...] = ()
-    """Learners that are not there from the beginning, with the weights of one that is."""
+    """Learners that are not there from the beginning, and take over a neighbour's weights; with h-adpsgd, each brings
+    its whole node."""
 
     @model_validator(mode="after")
     def _check(self) -> "Cluster":

@@ -11,6 +11,7 @@ from torch import Tensor
 from training.simulation.clock import Clock
 from training.simulation.network import Network
 from training.strategies.base import AllReduce, Gather, Mix, Reduced, StrategyError, Ticket
+from training.strategies.registry import Joins
 
 
 class Presence:
@@ -67,6 +68,7 @@ class Collectives:
         present: Learners that a collective waits for, ascending.
         node_of: The node of a learner.
         finish: Is called with each learner's outcome, in time.
+        moment: Is told when newcomers may come in: an outcome is there, and nobody or everybody has taken it up.
     """
 
     def __init__(
@@ -76,20 +78,20 @@ class Collectives:
         present: "Presence",
         node_of: Callable[[int], int],
         finish: Finish,
+        moment: Callable[[Joins], None],
     ) -> None:
         self._clock, self._network, self._present = clock, network, present
-        self._node_of, self._finish = node_of, finish
+        self._node_of, self._finish, self._moment = node_of, finish, moment
         self._meetings: dict[tuple[str, int], Meeting] = defaultdict(Meeting)
         self._rounds: dict[int, int] = defaultdict(int)
         self._posted: dict[int, dict[int, Tensor]] = defaultdict(dict)
         self._mixing: dict[int, Ticket] = {}
         self._last: dict[int, Tensor] = {}
-        self.underway = 0
-        """Collectives whose messages travel."""
+        self._underway = 0
 
     def waiting(self) -> bool:
         """Whether somebody waits for others, or messages of a collective travel."""
-        return bool(self.underway or self._mixing or any(meeting.tickets for meeting in self._meetings.values()))
+        return bool(self._underway or self._mixing or any(meeting.tickets for meeting in self._meetings.values()))
 
     def join(self, rank: int, ticket: Ticket) -> None:
         """A learner begins a collective."""
@@ -127,13 +129,17 @@ class Collectives:
             outcomes, seconds = self._gather(ranks, [ticket.op for ticket in tickets])
         else:
             outcomes, seconds = self._reduce(ranks, [ticket.op for ticket in tickets])
-        self.underway += 1
+        self._underway += 1
         self._clock.after(seconds, lambda: self._arrived(ranks, tickets, outcomes))
 
     def _arrived(self, ranks: list[int], tickets: list[Ticket], outcomes: Any) -> None:
-        self.underway -= 1
+        self._underway -= 1
+        for ticket in tickets:
+            ticket.done, ticket.outcome = True, outcomes
+        self._moment("before an outcome is applied")
         for rank, ticket in zip(ranks, tickets, strict=True):
             self._finish(rank, ticket, outcomes)
+        self._moment("after an outcome was applied")
 
     def _reduce(self, ranks: list[int], ops: list[Any]) -> tuple[Reduced, float]:
         total = sum(op.weight for op in ops)
@@ -159,6 +165,16 @@ class Collectives:
         else:
             self._mixing[rank] = ticket
         self._mix(self._present.around(rank) if op.graph == "ring" else None)
+
+    def enter_ring(self, rank: int, giver: int, vector: Tensor) -> None:
+        """A newcomer is in the round of whom it got its weights from; for neighbours behind, it has always had them."""
+        if giver not in self._rounds:
+            return
+        self._rounds[rank] = self._rounds[giver]
+        for number, posted in self._posted.items():
+            if number < self._rounds[rank]:
+                posted[rank] = vector.clone()
+        self._mix()
 
     def _mix(self, ranks: list[int] | None = None) -> None:
         """End the round of those who can, of whom one has news."""

@@ -27,13 +27,26 @@ class Observer:
         distances = [one.consensus for one in self.seen[:-1]] or [0.0]
         return sum(distances) / len(distances)
 
-    def look(self, now: float, epochs: float, replicas: Callable[[], Sequence[Trainable]]) -> None:
-        """Look, if it is time to."""
+    def look(
+        self,
+        now: float,
+        epochs: float,
+        replicas: Callable[[], Sequence[Trainable]],
+        finish: Callable[[Tensor], Tensor],
+    ) -> None:
+        """Look, if it is time to.
+
+        Args:
+            now: Virtual seconds.
+            epochs: Trained so far.
+            replicas: Of all learners that are there.
+            finish: The model that their mean stands for (`Seat.finish`).
+        """
         if not self._per_epoch or epochs * self._per_epoch < self._next - 1e-9:
             return
         self._next += 1
         mean, distance = mean_and_distance(replicas())
-        self.seen.append(Observation(now, epochs, distance, dict(self._problem.evaluate(mean))))
+        self.seen.append(Observation(now, epochs, distance, dict(self._problem.evaluate(finish(mean)))))
 
     def end(self, now: float, epochs: float, replicas: Sequence[Trainable]) -> tuple[Tensor, float]:
         """Look at the finished model; its weights, and the distance between the replicas."""

@@ -9,8 +9,8 @@ from training.simulation.cluster import Cluster, Positive, Seconds
 from training.simulation.problem import Timing
 from training.simulation.world import Simulation
 from training.strategies.base import StrategyError
-from training.strategies.config import GossipConfig, StrategyConfig
 from training.strategies.registry import METHODS
+from training.strategy_config import GossipConfig, StrategyConfig
 
 STEPS = 24
 """Steps of each learner that are simulated; blocks of 8 end thrice in them."""

@@ -12,8 +12,8 @@ from training.simulation.network import Network
 from training.simulation.pool import Lease
 from training.simulation.problem import Job, Problem, Trainable
 from training.strategies.base import Program, Seat, StrategyError, Ticket
-from training.strategies.config import StrategyConfig
-from training.strategies.registry import METHODS, Method
+from training.strategies.registry import Method
+from training.strategy_config import StrategyConfig
 
 State = Literal["away", "running", "computing", "starved", "waiting", "idle", "ended", "dead"]
 
@@ -46,9 +46,6 @@ def check(cluster: Cluster, method: Method, config: StrategyConfig) -> None:
     """
     if not isinstance(config, method.config):
         raise StrategyError(f"{method.name} is configured by a {method.config.__name__}, not {type(config).__name__}")
-    if cluster.joins and not method.joins:
-        able = ", ".join(name for name, one in METHODS.items() if one.joins)
-        raise StrategyError(f"{method.name} cannot take newcomers in mid-run: leave out joins, or use {able}")
     if method.shared and cluster.machines > 1 and cluster.per_machine > 1:
         raise StrategyError(f"{method.name} needs all learners on one machine: set per_machine={cluster.learners}")
 
@@ -79,14 +76,16 @@ def seat_learners(
 ) -> list[Learner]:
     """All learners, those that come later included; theirs get no exchange yet."""
     cluster = ether.network.cluster
-    late, nodes = {one.rank for one in cluster.joins}, len(ether.ranks)
+    late, nodes = {node_of(one.rank) for one in cluster.joins}, len(ether.ranks)
+    if len(late) == nodes:
+        raise StrategyError("every node has a newcomer, which brings the whole of it: leave one node out of joins")
     learners: list[Learner] = []
     for rank in range(cluster.learners):
         replica, node = problem.replica(), node_of(rank)
         if method.shared and learners:
             replica.share(learners[0].replica)
         ether.num_bytes, exchange = replica.num_bytes, None
-        if method.exchange and nodes > 1 and rank == ether.ranks[node] and rank not in late:
+        if method.exchange and nodes > 1 and rank == ether.ranks[node] and node not in late:
             exchange = VirtualExchange(ether, node, replica.weights.numel())
         seat = Seat(
             replica=replica,
@@ -97,7 +96,7 @@ def seat_learners(
             nodes=nodes,
             exchange=exchange,
             stale=stale,
-            joined=rank in late,
+            joined=node in late,
         )
         chance = random.Random(f"starling simulation {ether.seed} {rank}")
         learners.append(Learner(rank, node, seat, replica, method.program(seat, config), chance))

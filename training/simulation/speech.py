@@ -23,54 +23,70 @@ from training.validation import ctc_losses
 
 _LOAD = 64
 """Utterances that go through the front end at a time."""
-_TOGETHER = 16
-"""Replicas whose gradients are computed at once at most: more save nothing and take memory."""
+_TOGETHER = 256
+"""Utterances that are computed at once at most, over however many replicas: more save nothing and take memory."""
 
 
 class Utterances:
-    """A set's features, tokens and texts in memory; `inputs` of its batches are features."""
+    """A set's features, tokens and texts in memory, each as one padded tensor; `inputs` of its batches are features.
+
+    Attributes:
+        frames: Of each utterance.
+        seconds: Of the median utterance.
+    """
 
     def __init__(self, dataset: SpeechDataset, spec: BundleSpec, job: TrainJob) -> None:
         frontend = spec.build_frontend(job.speaker_stats())
-        self._whole: list[Batch] = []
-        self._at: list[tuple[int, int]] = []
+        self.seconds = float(np.median(dataset.durations))
+        parts: list[Batch] = []
         for start in range(0, len(dataset), _LOAD):
             batch = dataset.batch(np.arange(start, min(start + _LOAD, len(dataset))))
             if not batch.ids:
                 continue
             with torch.no_grad():
                 batch.inputs, batch.lengths = frontend(batch.inputs, batch.lengths, batch.speakers)
-            self._at += [(len(self._whole), place) for place in range(len(batch.ids))]
-            self._whole.append(batch)
-        self.frames = np.array([int(self._whole[part].lengths[place]) for part, place in self._at])
+            parts.append(batch)
+        self._ids = [one for part in parts for one in part.ids]
+        self._speakers = [one for part in parts for one in part.speakers]
+        self._texts = [one for part in parts for one in part.texts]
+        self._inputs = _padded([part.inputs for part in parts])
+        self._lengths = torch.cat([part.lengths for part in parts])
+        self._tokens = _padded([part.tokens for part in parts])
+        self._counts = torch.cat([part.token_lengths for part in parts])
+        self.frames: NDArray[np.int64] = self._lengths.numpy()
 
     def __len__(self) -> int:
-        return len(self._at)
+        return len(self._ids)
 
-    def batch(self, numbers: Sequence[int] | NDArray[np.int64]) -> Batch:
+    def batch(self, numbers: NDArray[np.int64]) -> Batch:
         """Some utterances, padded to the longest."""
-        found = [(self._whole[self._at[number][0]], self._at[number][1]) for number in numbers]
-        lengths = torch.stack([part.lengths[place] for part, place in found])
-        counts = torch.stack([part.token_lengths[place] for part, place in found])
-        frames, tokens = int(lengths.max()), int(counts.max())
+        rows = torch.from_numpy(numbers)
+        lengths, counts = self._lengths[rows], self._counts[rows]
         return Batch(
-            rows=np.asarray(numbers, dtype=np.int64),
-            ids=[part.ids[place] for part, place in found],
-            speakers=[part.speakers[place] for part, place in found],
-            texts=[part.texts[place] for part, place in found],
-            inputs=_padded([part.inputs[place] for part, place in found], frames),
+            rows=numbers,
+            ids=[self._ids[number] for number in numbers],
+            speakers=[self._speakers[number] for number in numbers],
+            texts=[self._texts[number] for number in numbers],
+            inputs=self._inputs[:, : int(lengths.max())][rows],
             lengths=lengths,
-            tokens=_padded([part.tokens[place] for part, place in found], tokens).long(),
+            tokens=self._tokens[:, : int(counts.max())][rows],
             token_lengths=counts,
             seconds=0.0,
         )
 
+    def tokens(self, numbers: NDArray[np.int64]) -> float:
+        """How many tokens some utterances have."""
+        return max(1.0, float(self._counts[torch.from_numpy(numbers)].sum()))
 
-def _padded(rows: list[Tensor], size: int) -> Tensor:
-    """Stack rows of which each holds at least its own content within the first `size` items."""
-    out = torch.zeros(len(rows), size, *rows[0].shape[1:], dtype=rows[0].dtype)
-    for place, row in enumerate(rows):
-        out[place, : min(size, len(row))] = row[:size]
+
+def _padded(parts: list[Tensor]) -> Tensor:
+    """Tensors [rows, size, ...] of different sizes as one, zero beyond each one's own."""
+    size = max(part.shape[1] for part in parts)
+    out = torch.zeros(sum(map(len, parts)), size, *parts[0].shape[2:], dtype=parts[0].dtype)
+    start = 0
+    for part in parts:
+        out[start : start + len(part), : part.shape[1]] = part
+        start += len(part)
     return out
 
 
@@ -82,24 +98,30 @@ class Speech:
         learners: The job's batch is divided by them.
         epochs: Passes, if not the job's.
         together: Replicas whose gradients are computed at once; 0 chooses by the kind of model.
+        like: Another problem of the same data and features, to use what it has in memory.
     """
 
-    def __init__(self, job: TrainJob, learners: int, epochs: int = 0, together: int = 0) -> None:
+    def __init__(
+        self, job: TrainJob, learners: int, epochs: int = 0, together: int = 0, like: "Speech | None" = None
+    ) -> None:
         self._cfg, self._seed = job.train, job.seed
         spec = job.spec.model_copy(update={"model": job.spec.model.model_copy(update={"dropout": 0.0})})
         self._spec, self.epochs = spec, epochs or job.train.epochs
-        self._train = Utterances(open_set(job, job.train_url), spec, job)
-        self._valid = Utterances(open_set(job, job.valid_url, lenient=True), spec, job)
+        if like is None:
+            self._train = Utterances(open_set(job, job.train_url), spec, job)
+            self._valid = Utterances(open_set(job, job.valid_url, lenient=True), spec, job)
+        else:
+            self._train, self._valid = like._train, like._valid
         # by the median: the configured bound is for the longest utterance of a batch
-        seconds = float(np.median(open_set(job, job.train_url).durations))
-        self.batch = max(1, min(job.train.max_batch, int(job.train.batch_seconds / seconds)) // learners)
+        bound = min(job.train.max_batch, int(job.train.batch_seconds / self._train.seconds))
+        self.batch = max(1, bound // learners)
         self.batches = -(-len(self._train) // self.batch)
         self._global = self.batch * learners
         self._model = self._build()
         self._scratch = FlatParameters(self._model)
         self._initial = self._scratch.weights.clone()
         stackable = spec.model.kind == "conformer" and self._scratch.weights.numel() == self._scratch.num_parameters
-        self._together = (together or (_TOGETHER if stackable else 1)) if stackable else 1
+        self._together = (together or max(1, _TOGETHER // self.batch)) if stackable else 1
         self._stack = Stack(self._build()) if self._together > 1 else None
         self._decoder = build_decoder(DecodeConfig(kind="greedy"), spec.build_tokenizer())
         self._plans: dict[int, list[NDArray[np.int64]]] = {}
@@ -134,48 +156,54 @@ class Speech:
 
     def gradients(self, jobs: Sequence[Job]) -> list[float]:
         """See `Problem.gradients`; a batch's weight is its tokens."""
-        batches = [self._train.batch(self._plan(job.lease.epoch)[job.lease.number]) for job in jobs]
+        batches = [self._plan(job.lease.epoch)[job.lease.number] for job in jobs]
         weights = [job.replica.weights if job.weights is None else job.weights for job in jobs]
         into = [job.replica.grads for job in jobs]
         for start in range(0, len(jobs), self._together):
             part = slice(start, start + self._together)
             if self._stack is None or len(jobs[part]) == 1:
-                losses = [lambda batch=batch: self._loss(batch) for batch in batches[part]]
+                losses = [lambda numbers=numbers: self._loss(numbers) for numbers in batches[part]]
                 one_by_one(self._scratch, weights[part], losses, into[part])
             else:
                 self._together_gradients(self._stack, weights[part], batches[part], into[part])
-        return [_tokens(batch) for batch in batches]
+        return [self._train.tokens(numbers) for numbers in batches]
 
-    def _loss(self, batch: Batch) -> Tensor:
+    def _loss(self, numbers: NDArray[np.int64]) -> Tensor:
+        batch = self._train.batch(numbers)
         self._model.train()
         log_probs, frames = self._model(batch.inputs, batch.lengths)
-        return ctc_losses(log_probs, frames, batch)[0].sum() / _tokens(batch)
+        return ctc_losses(log_probs, frames, batch)[0].sum() / self._train.tokens(numbers)
 
     def _together_gradients(
-        self, stack: Stack, weights: Sequence[Tensor], batches: Sequence[Batch], into: Sequence[Tensor]
+        self,
+        stack: Stack,
+        weights: Sequence[Tensor],
+        numbers: Sequence[NDArray[np.int64]],
+        into: Sequence[Tensor],
     ) -> None:
-        size = max(len(batch.ids) for batch in batches)
-        frames = max(batch.inputs.shape[1] for batch in batches)
-        inputs = torch.zeros(len(batches), size, frames, batches[0].inputs.shape[2])
-        lengths = torch.ones(len(batches), size, dtype=torch.long)
-        for place, batch in enumerate(batches):
-            inputs[place, : len(batch.ids), : batch.inputs.shape[1]] = batch.inputs
-            lengths[place, : len(batch.ids)] = batch.lengths
+        size = max(map(len, numbers))
+        # a shorter batch gets its first utterance once more, with a weight of zero
+        square = np.stack([np.concatenate([one, np.full(size - len(one), one[0])]) for one in numbers])
+        shares = torch.zeros(square.shape)
+        for place, one in enumerate(numbers):
+            shares[place, : len(one)] = 1.0 / self._train.tokens(one)
+        batch = self._train.batch(square.ravel())
         leaf = torch.stack(list(weights)).requires_grad_()
-        log_probs, out_frames = stack(leaf, inputs, lengths)
-        losses = []
-        for place, batch in enumerate(batches):
-            count = len(batch.ids)
-            one = ctc_losses(log_probs[place, :count], out_frames[place, :count], batch)[0]
-            losses.append(one.sum() / _tokens(batch))
-        torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
+        log_probs, frames = stack(leaf, batch.inputs.unflatten(0, square.shape), batch.lengths.view(square.shape))
+        losses = ctc_losses(log_probs.flatten(0, 1), frames.flatten(), batch)[0]
+        (losses * shares.flatten()).sum().backward()  # type: ignore[no-untyped-call]
         assert leaf.grad is not None
         for place, grads in enumerate(into):
             grads.copy_(leaf.grad[place])
 
     @torch.no_grad()
     def evaluate(self, weights: Tensor) -> dict[str, float]:
-        """See `Problem.evaluate`: validation loss in nats per token, and greedy WER as a fraction."""
+        """See `Problem.evaluate`: validation loss in nats per token, and greedy WER as a fraction.
+
+        Both are NaN for weights that are not finite: training has diverged.
+        """
+        if not bool(weights.isfinite().all()):
+            return {"loss": float("nan"), "wer": float("nan")}
         self._scratch.load(weights)
         self._model.eval()
         loss, tokens, rows = 0.0, 0.0, []
@@ -189,7 +217,3 @@ class Speech:
                 rows.append((batch.ids[place], batch.texts[place], heard.text, batch.speakers[place], ""))
         wer = score_sets(rows).wer
         return {"loss": loss / max(1.0, tokens), "wer": float("nan") if wer is None else wer}
-
-
-def _tokens(batch: Batch) -> float:
-    return max(1.0, float(batch.token_lengths.sum()))

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from training.membership import Member, View
+from training.simulation.arrivals import Arrivals
 from training.simulation.clock import Clock
 from training.simulation.cluster import Cluster
 from training.simulation.collectives import Collectives, Presence
-from training.simulation.exchange import VirtualExchange
 from training.simulation.network import Network
 from training.simulation.observer import Observer
 from training.simulation.pool import LeasePool
@@ -27,8 +27,8 @@ from training.strategies.base import (
     Wait,
     Work,
 )
-from training.strategies.config import StrategyConfig
 from training.strategies.registry import find_method
+from training.strategy_config import StrategyConfig
 
 
 class SimulationError(RuntimeError):
@@ -71,15 +71,19 @@ class Simulation:
         self._over_at = self._taken_at = self._all_at = 0.0
         self._taken = 0
         self._views = self._active = 0
+        self._rounds = [0]
         self._starved: list[Learner] = []
-        self._present = Presence(self._node_of)
-        self._collectives = Collectives(self.clock, self.network, self._present, self._node_of, self._finish)
-        self._ether = make_ether(self.clock, self.network, self._node_of, self.config, seed, self._news)
+        self.present = Presence(self._node_of)
+        self._arrivals = Arrivals(self)
+        self.collectives = Collectives(
+            self.clock, self.network, self.present, self._node_of, self._finish, self._arrivals.admit
+        )
+        self.ether = make_ether(self.clock, self.network, self._node_of, self.config, seed, self._news)
         self._server: Server | None = None
         if self.method.server:
             servers = int(getattr(self.config, "servers", 1))
             self._server = Server(problem.replica(), servers, self.clock, self.network, self._rate, self._finish)
-        self.learners = seat_learners(self.method, self.config, problem, self._ether, self._node_of, self.staleness.add)
+        self.learners = seat_learners(self.method, self.config, problem, self.ether, self._node_of, self.staleness.add)
 
     def _node_of(self, rank: int) -> int:
         return self.cluster.machine(rank) if self.method.grouped else rank
@@ -93,7 +97,7 @@ class Simulation:
             SimulationError: Programs wait for each other for ever.
             StrategyError: All learners died.
         """
-        late = {one.rank for one in self.cluster.joins}
+        late = {one.rank for one in self.learners if one.seat.joined}
         staggered = self.method.free and self._nodes > 1
         self._set_views([one for one in self.learners if one.rank not in late])
         for learner in self.learners:
@@ -101,13 +105,13 @@ class Simulation:
                 # nobody begins at the very same moment: in lockstep, all exchanges would overlap with each other
                 delay = learner.random.random() * self.cluster.step_s if staggered else 0.0
                 self.clock.at(delay, _later(self._resume, learner, None))
-                self._present.add(learner.rank)
+                self.present.add(learner.rank)
                 self._active += 1
                 learner.state = "running"
         for one in self.cluster.losses:
             self.clock.at(one.at_s, _later(self._lose, one.rank))
         for one in self.cluster.joins:
-            self.clock.at(one.at_s, _later(self._come, one.rank))
+            self.clock.at(one.at_s, _later(self._arrivals.come, one.rank))
         while self._active:
             if not self.clock.step():
                 raise SimulationError(self._stuck())
@@ -137,6 +141,8 @@ class Simulation:
                 value = request.ticket.outcome
             elif isinstance(request, Compute):
                 learner.asked += 1
+                if learner.asked == len(self._rounds):
+                    self._rounds.append(self._rounds[-1] + len(self.present.everybody))
                 if not self.pool.over:
                     self._compute(learner)
                     return
@@ -150,13 +156,13 @@ class Simulation:
     def _end(self, learner: Learner) -> None:
         learner.state = "ended"
         self._active -= 1
-        self._present.remove(learner.rank)
-        self._collectives.leave(learner.rank)
+        self.present.remove(learner.rank)
+        self.collectives.leave(learner.rank)
 
     def _start(self, learner: Learner, request: Start) -> Ticket:
         ticket = Ticket(request.op)
         if isinstance(request.op, AllReduce | Gather | Mix):
-            self._collectives.join(learner.rank, ticket)
+            self.collectives.join(learner.rank, ticket)
         else:
             if self._server is None:
                 raise StrategyError(f"{self.method.name} asks a server, but is registered without one")
@@ -175,7 +181,7 @@ class Simulation:
 
     def _news(self, node: int) -> None:
         """Something has happened to a node's exchange."""
-        learner = self.learners[self._ether.ranks[node]]
+        learner = self.learners[self.ether.ranks[node]]
         if learner.state == "idle":
             learner.state = "running"
             self.clock.after(0.0, _later(self._resume, learner, None))
@@ -197,6 +203,7 @@ class Simulation:
         learner.job = Job(learner.replica, lease, learner.rank, learner.steps, weights)
         learner.state = "computing"
         self.clock.after(self._step_seconds(learner), _later(self._computed, learner))
+        self._arrivals.admit("during a gradient")
 
     def _step_seconds(self, learner: Learner) -> float:
         cluster = self.cluster
@@ -215,7 +222,7 @@ class Simulation:
         self.pool.finish(learner.lease)
         learner.lease = None
         learner.steps += 1
-        self._observer.look(self.clock.now, self.pool.progress, self._replicas)
+        self._observer.look(self.clock.now, self.pool.progress, self._replicas, learner.seat.finish)
         weight = learner.weight
         if self.pool.over:
             self._over_at = self.clock.now
@@ -236,10 +243,13 @@ class Simulation:
         return self.problem.rate(self.pool.progress)
 
     def _rate_of(self, learner: Learner) -> float:
-        """Where all wait for each other, the rate follows from the round, or replicas would drift apart."""
+        """Where all wait for each other, the rate follows from the round, or replicas would drift apart.
+
+        A round trains a batch of each learner that was there when the first of them began it.
+        """
         if self.method.free:
             return self._rate()
-        return self.problem.rate(min(learner.asked * len(self.learners), self.pool.total) / self.pool.batches)
+        return self.problem.rate(min(self._rounds[learner.asked], self.pool.total) / self.pool.batches)
 
     def _replicas(self) -> list[Trainable]:
         return [one.replica for one in self.learners if one.state not in ("dead", "away")]
@@ -265,55 +275,34 @@ class Simulation:
         """The others know now."""
         for learner in lost:
             if learner.state == "dead":
-                self._present.remove(learner.rank)
+                self.present.remove(learner.rank)
         alive = [one for one in self.learners if one.state not in ("dead", "away")]
         if not alive:
             raise StrategyError("all learners died before the work was done: list fewer losses")
         self._set_views(alive)
         for learner in lost:
-            self._collectives.leave(learner.rank)
+            self.collectives.leave(learner.rank)
         starved, self._starved = [one for one in self._starved if one.state == "starved"], []
         for one in starved:
             if not self.pool.over:
                 self._compute(one)
 
-    def _come(self, rank: int) -> None:
-        """A newcomer takes the weights of the nearest learner, between two collectives."""
-        learner = self.learners[rank]
-        if self.pool.over:
-            return
-        others = [one for one in self.learners if one.state not in ("dead", "away", "ended")]
-        if not others or self._collectives.underway:
-            self.clock.after(self.cluster.link_ms / 1e3 + 1e-6, _later(self._come, rank))
-            return
-        giver = min(others, key=lambda one: (abs(one.rank - rank), one.rank))
-        arrival = self.network.send(giver.rank, rank, giver.replica.num_bytes)
-        self.clock.at(arrival, _later(self._begin, learner))
-
-    def _begin(self, learner: Learner) -> None:
-        others = [one for one in self.learners if one.state not in ("dead", "away", "ended")]
-        if self._collectives.underway and others:
-            self.clock.after(self.cluster.link_ms / 1e3 + 1e-6, _later(self._begin, learner))
-            return
-        if not others:
-            return
-        giver = min(others, key=lambda one: (abs(one.rank - learner.rank), one.rank))
-        if not self.method.shared:
-            learner.replica.copy_from(giver.replica)
-        learner.asked = giver.asked - 1
-        if self.method.exchange:
-            learner.seat.exchange = VirtualExchange(self._ether, learner.node, learner.replica.weights.numel())
-        learner.state = "running"
-        self._active += 1
-        self._present.add(learner.rank)
+    def enter(self, newcomers: Sequence[Learner], giver: Learner) -> None:
+        """Newcomers begin, with what they have taken over."""
+        for one in newcomers:
+            one.state = "running"
+            self._active += 1
+            self.present.add(one.rank)
         self._set_views([one for one in self.learners if one.state not in ("dead", "away")])
-        self._resume(learner, None)
+        for one in newcomers:
+            self.collectives.enter_ring(one.rank, giver.rank, one.replica.weights)
+            self._resume(one, None)
 
     def _set_views(self, members: list[Learner]) -> None:
         self._views += 1
         nodes = sorted({one.node for one in members})
         view = View(self._views, tuple(Member(node, "virtual", (f"virtual://{node}",)) for node in nodes))
-        for exchange in list(self._ether.open.values()):
+        for exchange in list(self.ether.open.values()):
             exchange.set_view(view)
 
     # --- the end

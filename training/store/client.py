@@ -6,7 +6,8 @@ from typing import Any
 
 import zmq
 
-from training.exchange.keys import RingKey, secure_client
+from training.exchange.keys import RingKey
+from training.sockets import Connection
 from training.store.messages import MAX_MESSAGE, Message, StoreError, StoreUnreachableError, decode, encode
 
 REPEAT_S = 0.5
@@ -28,44 +29,22 @@ class StoreClient:
     """
 
     def __init__(self, address: str, key: RingKey | None) -> None:
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdigit():
-            raise StoreError(f"the store's address is {address!r}: give HOST:PORT")
-        self.address, self._key = address, key
-        self._endpoint = f"tcp://{address}"
+        self.address = address
         self._context: zmq.Context[Any] = zmq.Context()
         self._lock = threading.Lock()
         self._number = 0
-        self._refused = False
-        self._socket, self._monitor = self._connect()
+        try:
+            self._connection = Connection(self._context, address, key, MAX_MESSAGE)
+        except ValueError:
+            self._context.term()
+            raise
+        self._socket = self._connection.socket
 
     def __enter__(self) -> "StoreClient":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _connect(self) -> tuple["zmq.Socket[bytes]", "zmq.Socket[bytes]"]:
-        socket = self._context.socket(zmq.DEALER)
-        socket.linger = 0
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
-        socket.setsockopt(zmq.RECONNECT_IVL, 100)
-        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-        socket.setsockopt(zmq.HEARTBEAT_IVL, 5000)
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 20000)
-        # what is sent while nobody listens is repeated anyway, and must not pile up
-        socket.setsockopt(zmq.IMMEDIATE, 1)
-        socket.setsockopt(zmq.IPV6, int("[" in self.address))
-        try:
-            secure_client(socket, self._key, self._endpoint)
-        except ValueError:
-            socket.close()
-            self._context.term()
-            raise
-        failures = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-        monitor = socket.get_monitor_socket(failures | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
-        socket.connect(self._endpoint)
-        return socket, monitor
 
     def request(self, message: Message, patience_s: float = 10.0) -> Message:
         """Ask, and wait for the answer.
@@ -111,19 +90,15 @@ class StoreClient:
         return None
 
     def _reason(self, patience_s: float) -> str:
-        while self._monitor.poll(0):
-            self._monitor.recv_multipart()
-            self._refused = True
-        if self._refused:
+        self._connection.look()
+        if self._connection.refused:
             return f"the store at {self.address} refused the key: use the key file that the store was started with"
         return f"the store at {self.address} has not answered for {patience_s:g} s: does it run, and is it its key?"
 
     def close(self) -> None:
         """Close the connection."""
         with self._lock:
-            self._socket.disable_monitor()
-            self._monitor.close(0)
-            self._socket.close(0)
+            self._connection.close()
             self._context.term()
 
 

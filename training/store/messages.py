@@ -182,7 +182,7 @@ class JoinReply:
 
     def facts(self) -> Message:
         """What all ranks of the node need to know of it, as JSON."""
-        names = ("source", "step", "record", "resume", "finish")
+        names = ("session", "source", "step", "record", "resume", "finish")
         more = {"records": list(self.records), "view": self.view.to_dict()}
         return {name: getattr(self, name) for name in names} | more
 

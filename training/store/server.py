@@ -7,9 +7,7 @@ nodes repeat what was not answered. `F/store.json` tells where it listens. Exit 
 """
 
 import argparse
-import json
 import logging
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -22,9 +20,10 @@ import zmq
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from training import logs
-from training.exchange.keys import RingKey, secure_server
+from training.exchange.keys import RingKey
 from training.processes import end_with_parent
 from training.sampling import Draws
+from training.sockets import announce, bind, listening_endpoint
 from training.store.coordinator import Coordinator
 from training.store.core import Core
 from training.store.epochs import ShardMap
@@ -35,6 +34,8 @@ from training.store.settings import Settings
 
 log = logging.getLogger(__name__)
 
+NOTE = "store.json"
+"""In the store's folder: where it listens."""
 CANNOT_WORK = 2
 """Exit status: another start with the same configuration would fail as well."""
 POLL_S = 0.1
@@ -42,54 +43,6 @@ TOGETHER = 256
 """Requests that one commit may hold."""
 COMPACT_EVERY = 5000
 """Events after which the log takes over the whole state."""
-
-
-def read_address(folder: Path) -> str | None:
-    """HOST:PORT at which a store of that folder listens or has listened last; None if there was none."""
-    try:
-        return str(json.loads((folder / "store.json").read_text(encoding="utf-8"))["address"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def listening_endpoint(listen: str, folder: Path, fresh: bool) -> str:
-    """The endpoint to bind: with port 0, the one that the nodes know from before if the store goes on.
-
-    Raises:
-        StoreError: If it is no HOST:PORT.
-    """
-    host, _, port = listen.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise StoreError(f"launch.listen is {listen!r}: give HOST:PORT, such as 127.0.0.1:0 (0 takes a free port)")
-    if port == "0" and not fresh and (before := read_address(folder)) is not None:
-        port = before.rpartition(":")[2]
-    return f"tcp://{host}:{port}"
-
-
-def bind(context: "zmq.Context[Any]", endpoint: str, key: RingKey | None) -> "zmq.Socket[bytes]":
-    """The store's socket.
-
-    Raises:
-        StoreError: If the address is taken, or not of this machine.
-        ValueError: If other machines can reach it and there is no key.
-    """
-    socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
-    socket.linger = 0
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
-    socket.setsockopt(zmq.HEARTBEAT_IVL, 5000)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 20000)
-    socket.setsockopt(zmq.IPV6, int("[" in endpoint))
-    secure_server(context, socket, key, endpoint)
-    try:
-        socket.bind(endpoint)
-    except zmq.ZMQError as error:
-        where = endpoint.removeprefix("tcp://")
-        if error.errno == zmq.EADDRINUSE:
-            raise StoreError(f"{where} is in use: set launch.listen to another port, or 0 for a free one") from error
-        raise StoreError(
-            f"cannot listen at {where} ({error}): set launch.listen to an address of this machine"
-        ) from error
-    return socket
 
 
 def open_ledger(settings: Settings) -> Ledger:
@@ -130,7 +83,7 @@ class Server:
         self.folder = folder
         self.context: zmq.Context[Any] = zmq.Context()
         try:
-            self.socket = bind(self.context, endpoint, key)
+            self.socket = bind(self.context, endpoint, key, MAX_MESSAGE)
             self._open(settings, fresh)
         except BaseException:
             # otherwise whoever collects the context waits for its socket
@@ -160,13 +113,7 @@ class Server:
 
     def _announce(self) -> None:
         """Tell where the store is, once it listens and its state stands."""
-        address = self.socket.getsockopt_string(zmq.LAST_ENDPOINT).removeprefix("tcp://")
-        host, _, port = address.rpartition(":")
-        host = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)  # noqa: S104 - compared, not bound
-        scratch = self.folder / f".store-{os.getpid()}.json"
-        scratch.write_text(json.dumps({"address": f"{host}:{port}", "pid": os.getpid()}), encoding="utf-8")
-        scratch.replace(self.folder / "store.json")
-        log.info("the store listens at %s", address)
+        log.info("the store listens at %s", announce(self.socket, self.folder / NOTE))
 
     def stop(self) -> None:
         """End the loop soon."""
@@ -238,9 +185,9 @@ def main() -> int:
         settings = Settings.read(arguments.job)
         key = RingKey.load(arguments.key_file) if arguments.key_file else None
         arguments.folder.mkdir(parents=True, exist_ok=True)
-        endpoint = listening_endpoint(arguments.listen, arguments.folder, arguments.fresh)
+        endpoint = listening_endpoint(arguments.listen, arguments.folder / NOTE, arguments.fresh)
         server = Server(settings, arguments.folder, endpoint, key, arguments.fresh)
-    except ValueError as error:  # what the user did: StoreError, KeyFileError, ShardIndexError, ...
+    except ValueError as error:  # what the user did: StoreError, AddressError, KeyFileError, ShardIndexError, ...
         print(f"the store cannot start: {error}", file=sys.stderr, flush=True)
         return CANNOT_WORK
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -7,7 +7,7 @@ clocks. Whoever runs it performs the requests: the simulator on a virtual clock,
         while True:
             work = yield Compute()
             mean = yield from reduce(seat, seat.replica.grads, weight_of(work))
-            if mean.weight == 0:
+            if mean.weight == 0 and work is None:
                 return
             seat.replica.grads.copy_(mean.vector)
             seat.replica.update()
@@ -59,7 +59,10 @@ class Replica(Protocol):
 
 @dataclass(frozen=True)
 class Work:
-    """A gradient has been computed: of the mean loss over `weight` items (tokens, utterances)."""
+    """A gradient has been computed: of the mean loss over `weight` items (tokens, utterances).
+
+    A weight of 0 says that the batch was empty: there is no gradient, and no update of the learner's own.
+    """
 
     weight: float = 1.0
 
@@ -175,7 +178,7 @@ class Pushed:
     """The server's version after a push; `staleness` updates of others came between pull and push."""
 
     version: int
-    staleness: int
+    staleness: float
 
 
 @dataclass(frozen=True)
@@ -222,9 +225,22 @@ def _nothing(_: float) -> None:
     return
 
 
+def identity(mean: Tensor) -> Tensor:
+    """The model of most methods: the mean of the replicas, as it is."""
+    return mean
+
+
+def settled() -> Program:
+    """What most methods have to do before a checkpoint: nothing."""
+    yield from ()
+
+
 @dataclass
 class Seat:
     """A learner's place among the others.
+
+    A program that is suspended at a `Compute` can be stopped there, and begun anew later with a seat that has the same
+    weights, optimizer and `state`: it goes on as if nothing had happened.
 
     Attributes:
         replica: Its weights and optimizer.
@@ -236,6 +252,13 @@ class Seat:
         exchange: Averages with neighbours; None for methods that need none, and where there is nobody to average with.
         stale: Is told the staleness of whatever is applied, in steps.
         joined: Whether it came when others were training already.
+        finish: The model that training would yield if it ended now, from the mean of the replicas as they are now.
+            Programs set it.
+        settle: Makes a short program that waits for whatever is under way and puts it into `state`; whoever runs the
+            programs runs it at all learners before it keeps `state`, while they are suspended at a `Compute`. It
+            yields nothing but `Wait`. Programs set it.
+        state: What of the program a checkpoint has to keep, by name; programs read it when they begin (empty: from the
+            beginning) and keep it up to date. Counters are tensors of no dimension.
     """
 
     replica: Replica
@@ -247,11 +270,34 @@ class Seat:
     exchange: Exchange | None = None
     stale: Callable[[float], None] = field(default=_nothing)
     joined: bool = False
+    finish: Callable[[Tensor], Tensor] = field(default=identity)
+    settle: Callable[[], Program] = field(default=settled)
+    state: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def num_bytes(self) -> float:
         """Of the weights on the wire, as fp32."""
         return self.replica.num_bytes
+
+
+def kept(seat: Seat, name: str, fresh: Tensor) -> Tensor:
+    """A tensor of the program's state: what a checkpoint has brought, or else `fresh`; on the device of `fresh`.
+
+    Raises:
+        StrategyError: The checkpoint's is of another shape.
+    """
+    old = seat.state.get(name)
+    if old is not None and old.numel() != fresh.numel():
+        raise StrategyError(
+            f"the checkpoint's {name!r} has {old.numel()} values, not {fresh.numel()}: it is of another model"
+        )
+    seat.state[name] = fresh if old is None else old.to(fresh).view_as(fresh)
+    return seat.state[name]
+
+
+def counter(seat: Seat, name: str) -> Tensor:
+    """A number of the program's state, to be changed in place; 0 at the beginning."""
+    return kept(seat, name, torch.zeros((), dtype=torch.float64))
 
 
 def perform(op: Op) -> Generator[Request, Any, Any]:

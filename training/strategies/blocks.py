@@ -1,14 +1,11 @@
 """Methods that train on their own for a block of steps and synchronize between blocks."""
 
-from collections.abc import Generator
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from training.strategies.base import Compute, Program, Request, Seat, reduce, weight_of
-from training.strategies.config import BmufConfig, MaConfig
+from training.strategies.base import Compute, Program, Seat, counter, identity, kept, reduce, weight_of
 from training.strategies.synchronous import apply
+from training.strategy_config import BmufConfig, MaConfig
 
 
 def ma(seat: Seat, cfg: MaConfig) -> Program:
@@ -22,25 +19,48 @@ def ma(seat: Seat, cfg: MaConfig) -> Program:
     Synchronizes weights. Sends 2(N-1)/N of the model every tau steps. Staleness 0; within a block, replicas drift
     apart. All wait for the slowest at the end of a block; a dead learner stops all until it is known to be dead.
     """
+    block = _Block(seat, cfg.tau)
     while True:
-        weight = yield from _block(seat, cfg.tau)
-        mean = yield from reduce(seat, seat.replica.weights, weight)
-        if mean.weight == 0:
+        yield from block.train()
+        mean = yield from reduce(seat, seat.replica.weights, float(block.weight))
+        block.begin()
+        if mean.weight:
+            _set(seat.replica.weights, mean.vector)
+        elif block.over:
             return
-        _set(seat.replica.weights, mean.vector)
 
 
-def _block(seat: Seat, steps: int) -> Generator[Request, Any, float]:
-    """Train on; how much work that was."""
-    weight = 0.0
-    for _ in range(steps):
-        work = yield Compute()
-        if work is None:
-            break
-        seat.replica.update()
-        seat.stale(0)
-        weight += work.weight
-    return weight
+class _Block:
+    """Steps of training on one's own.
+
+    Attributes:
+        steps: Done since the block began; 0-dimensional, as part of the seat's state.
+        weight: Work done since then.
+        over: Whether there was no more work.
+    """
+
+    def __init__(self, seat: Seat, tau: int) -> None:
+        self._seat, self._tau = seat, tau
+        self.steps, self.weight = counter(seat, "block_steps"), counter(seat, "block_weight")
+        self.over = False
+
+    def begin(self) -> None:
+        """The next block begins."""
+        self.steps.zero_()
+        self.weight.zero_()
+
+    def train(self) -> Program:
+        """Train to the block's end."""
+        while self.steps < self._tau:
+            work = yield Compute()
+            if work is None:
+                self.over = True
+                return
+            if work.weight:
+                self._seat.replica.update()
+                self._seat.stale(0)
+            self.weight += work.weight
+            self.steps += 1
 
 
 @torch.no_grad()
@@ -56,38 +76,70 @@ def bmuf(seat: Seat, cfg: BmufConfig) -> Program:
         the next block starts at S = W (classical), or at S = W + η Δ (nesterov)
 
     S is where the block started, W the model. They are kept apart: taking the look-ahead point S for the model would
-    add η Δ anew at every block and move (1 + η) times too far. The trained model is W. With η = 0 and ζ = 1 this is
-    `ma`. η is 1 - 1/N unless given. Optimizer state lives on over the end of a block. `warm_steps` synchronous steps
-    come first, so that blocks begin from weights that are worth averaging.
+    add η Δ anew at every block and move (1 + η) times too far. The trained model is W; in the midst of a block,
+    `Seat.finish` says what W would be if the block ended now. With η = 0 and ζ = 1 this is `ma`. η is 1 - 1/N unless
+    given. Optimizer state lives on over the end of a block. `warm_steps` synchronous steps come first, so that blocks
+    begin from weights that are worth averaging.
 
-    Synchronizes weights. Sends 2(N-1)/N of the model every tau steps. Staleness 0. All wait for the slowest at the end
-    of a block; a dead learner stops all until it is known to be dead.
+    Synchronizes weights. Sends 2(N-1)/N of the model every tau steps. Staleness 0; within a block, replicas drift
+    apart. All wait for the slowest at the end of a block; a dead learner stops all until it is known to be dead.
     """
-    replica = seat.replica
+    weights = seat.replica.weights
     yield from _warm_up(seat, cfg.warm_steps)
-    eta = 1.0 - 1.0 / seat.size if cfg.eta is None else cfg.eta
-    model, start = replica.weights.clone(), replica.weights.clone()
-    momentum = torch.zeros_like(model)
+    filtered, block = _Filter(seat, cfg), _Block(seat, cfg.tau)
+    seat.finish = lambda mean: filtered.after(mean)[1] if block.steps else filtered.model.clone()
     while True:
-        weight = yield from _block(seat, cfg.tau)
-        mean = yield from reduce(seat, replica.weights, weight)
-        if mean.weight == 0:
+        yield from block.train()
+        mean = yield from reduce(seat, weights, float(block.weight))
+        if mean.weight:
+            filtered.end_block(mean.vector)
+            _set(weights, filtered.start)
+        block.begin()
+        if not mean.weight and block.over:
             break
-        momentum.mul_(eta).add_(mean.vector - start, alpha=cfg.zeta)
-        model.add_(momentum)
-        start.copy_(model)
-        if cfg.kind == "nesterov":
-            start.add_(momentum, alpha=eta)
-        _set(replica.weights, start)
-    _set(replica.weights, model)
+    _set(weights, filtered.model)
+    seat.finish = identity
+
+
+class _Filter:
+    """What BMUF keeps between blocks.
+
+    Attributes:
+        model: W.
+        start: S, where the block started.
+        momentum: Δ.
+    """
+
+    def __init__(self, seat: Seat, cfg: BmufConfig) -> None:
+        weights = seat.replica.weights
+        self._zeta, self._nesterov = cfg.zeta, cfg.kind == "nesterov"
+        self._eta = 1.0 - 1.0 / seat.size if cfg.eta is None else cfg.eta
+        self.model, self.start = kept(seat, "model", weights.clone()), kept(seat, "start", weights.clone())
+        self.momentum = kept(seat, "momentum", torch.zeros_like(weights))
+
+    def after(self, mean: Tensor) -> tuple[Tensor, Tensor]:
+        """Δ and W after a block that ended at a mean."""
+        momentum = self._eta * self.momentum + self._zeta * (mean - self.start)
+        return momentum, self.model + momentum
+
+    @torch.no_grad()
+    def end_block(self, mean: Tensor) -> None:
+        """Filter the block's update of the model."""
+        momentum, model = self.after(mean)
+        self.momentum.copy_(momentum)
+        self.model.copy_(model)
+        self.start.copy_(model + self._eta * momentum if self._nesterov else model)
 
 
 def _warm_up(seat: Seat, steps: int) -> Program:
     """Steps of synchronous SGD."""
-    for _ in range(steps):
+    done = counter(seat, "warm_steps")
+    while done < steps:
         work = yield Compute()
         mean = yield from reduce(seat, seat.replica.grads, weight_of(work))
-        if mean.weight == 0:
+        if mean.weight:
+            apply(seat, mean.vector)
+            seat.stale(0)
+        elif work is None:
             return
-        apply(seat, mean.vector)
-        seat.stale(0)
+        done += 1

@@ -17,7 +17,8 @@ from training.strategies.base import (
     reduce,
     weight_of,
 )
-from training.strategies.config import GossipConfig
+from training.strategies.synchronous import apply
+from training.strategy_config import GossipConfig
 
 _EMPTY = torch.zeros(0)
 
@@ -56,13 +57,11 @@ def h_adpsgd(seat: Seat, cfg: GossipConfig) -> Program:
     while True:
         work = yield Compute()
         mean = yield from reduce(seat, replica.grads, weight_of(work), "node")
-        if mean.weight == 0:
+        if mean.weight == 0 and work is None:
             break
         yield from _average(seat)
-        with torch.no_grad():
-            if mean.vector is not replica.grads:
-                replica.grads.copy_(mean.vector)
-        replica.update()
+        if mean.weight:
+            apply(seat, mean.vector)
         step += 1
         if exchange is not None:
             exchange.give(replica.weights, step)

@@ -1,7 +1,7 @@
 """Lock-free SGD on shared weights."""
 
 from training.strategies.base import Compute, Program, Seat
-from training.strategies.config import StrategyConfig
+from training.strategy_config import StrategyConfig
 
 
 def hogwild(seat: Seat, cfg: StrategyConfig) -> Program:
@@ -18,7 +18,9 @@ def hogwild(seat: Seat, cfg: StrategyConfig) -> Program:
     replica = seat.replica
     while True:
         seen = replica.updates
-        if (yield Compute()) is None:
+        work = yield Compute()
+        if work is None:
             return
-        seat.stale(replica.updates - seen)
-        replica.update()
+        if work.weight:
+            seat.stale(replica.updates - seen)
+            replica.update()

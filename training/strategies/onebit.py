@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from training.strategies.base import Compute, Gather, Program, Request, Seat, perform, reduce, weight_of
-from training.strategies.config import OneBitConfig
+from training.strategies.base import Compute, Gather, Program, Request, Seat, counter, kept, perform, reduce, weight_of
 from training.strategies.synchronous import apply
+from training.strategy_config import OneBitConfig
 
 Gathered = Generator[Request, Any, tuple[Tensor, float]]
 
@@ -107,8 +107,11 @@ def onebit(seat: Seat, cfg: OneBitConfig) -> Program:
     Synchronizes gradients. Sends (N-1)/32 of the model a step, and 8 bytes a block and peer. Staleness 0, but for the
     error, which comes later. All wait for the slowest, as in `scpsgd`.
     """
-    replica, step = seat.replica, 0
+    replica, step = seat.replica, counter(seat, "steps")
     codec = OneBitCodec(replica.grads.numel(), cfg.block)
+    if seat.joined:
+        seat.state.pop("error", None)  # a neighbour's, which feeds it back itself
+    codec.error = kept(seat, "error", torch.zeros_like(replica.grads))
     while True:
         work = yield Compute()
         step += 1
@@ -117,10 +120,12 @@ def onebit(seat: Seat, cfg: OneBitConfig) -> Program:
             grads, weight = mean.vector, mean.weight
         else:
             grads, weight = yield from _gathered(seat, codec, weight_of(work), cfg)
-        if weight == 0:
+            seat.state["error"] = codec.error
+        if weight:
+            apply(seat, grads)
+            seat.stale(0)
+        elif work is None:
             return
-        apply(seat, grads)
-        seat.stale(0)
 
 
 def _gathered(seat: Seat, codec: OneBitCodec, weight: float, cfg: OneBitConfig) -> Gathered:

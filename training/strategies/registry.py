@@ -2,11 +2,16 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from training.strategies.base import Program, StrategyError
 from training.strategies.blocks import bmuf, ma
-from training.strategies.config import (
+from training.strategies.gossip import adpsgd, h_adpsgd
+from training.strategies.hogwild import hogwild
+from training.strategies.onebit import onebit, wire_bytes
+from training.strategies.servers import asgd, easgd
+from training.strategies.synchronous import d1d, scpsgd, sdpsgd
+from training.strategy_config import (
     AsgdConfig,
     BmufConfig,
     EasgdConfig,
@@ -16,13 +21,9 @@ from training.strategies.config import (
     SdpsgdConfig,
     StrategyConfig,
 )
-from training.strategies.gossip import adpsgd, h_adpsgd
-from training.strategies.hogwild import hogwild
-from training.strategies.onebit import onebit, wire_bytes
-from training.strategies.servers import asgd, easgd
-from training.strategies.synchronous import d1d, scpsgd, sdpsgd
 
 Sent = Callable[[int, float, Any], float]
+Joins = Literal["at once", "during a gradient", "before an outcome is applied", "after an outcome was applied"]
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,9 @@ class Method:
         grouped: Whether the learners of a node are one super-learner.
         server: Whether it needs a parameter server.
         shared: Whether all replicas are views of the same weights.
-        joins: Whether newcomers can join in mid-run.
+        joins: When a newcomer can take over a neighbour's weights and state: at once where learners are free; when all
+            have taken up a collective's outcome where they wait for each other; before they do where it is applied one
+            step late; during a gradient where neighbours keep step.
     """
 
     name: str
@@ -69,7 +72,7 @@ class Method:
     grouped: bool = False
     server: bool = False
     shared: bool = False
-    joins: bool = True
+    joins: Joins = "at once"
 
     @property
     def free(self) -> bool:
@@ -98,20 +101,21 @@ _METHODS = (
         scpsgd,
         StrategyConfig,
         Facts("gradients, with all", lambda n, size, _: _ring(n, size), "0", _ALL_WAIT, _STOPS),
+        joins="after an outcome was applied",
     ),
     Method(
         "sdpsgd",
         sdpsgd,
         SdpsgdConfig,
         Facts("weights, with two neighbours", _mixed, "0", "holds up its neighbours, in the end all", _STOPS),
-        joins=False,
+        joins="during a gradient",
     ),
     Method(
         "d1d",
         d1d,
         StrategyConfig,
         Facts("gradients, with all", lambda n, size, _: _ring(n, size), "1", _ALL_WAIT, _STOPS),
-        joins=False,
+        joins="before an outcome is applied",
     ),
     Method(
         "adpsgd",
@@ -139,21 +143,20 @@ _METHODS = (
         ),
         exchange=True,
         grouped=True,
-        joins=False,
     ),
     Method(
         "ma",
         ma,
         MaConfig,
         _BLOCKS,
-        joins=False,
+        joins="after an outcome was applied",
     ),
     Method(
         "bmuf",
         bmuf,
         BmufConfig,
         _BLOCKS,
-        joins=False,
+        joins="after an outcome was applied",
     ),
     Method(
         "asgd",
@@ -192,7 +195,7 @@ _METHODS = (
             _ALL_WAIT,
             _STOPS,
         ),
-        joins=False,
+        joins="after an outcome was applied",
     ),
     Method(
         "hogwild",

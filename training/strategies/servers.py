@@ -12,9 +12,10 @@ from training.strategies.base import (
     Push,
     Pushed,
     Seat,
+    counter,
     perform,
 )
-from training.strategies.config import AsgdConfig, EasgdConfig
+from training.strategy_config import AsgdConfig, EasgdConfig
 
 _EMPTY = torch.zeros(0)
 
@@ -34,10 +35,12 @@ def asgd(seat: Seat, cfg: AsgdConfig) -> Program:
         pulled: Pulled = yield from perform(Pull(size))
         with torch.no_grad():
             replica.weights.copy_(pulled.vector)
-        if (yield Compute()) is None:
+        work = yield Compute()
+        if work is None:
             break
-        pushed: Pushed = yield from perform(Push(replica.grads, pulled.version, size))
-        seat.stale(pushed.staleness)
+        if work.weight:
+            pushed: Pushed = yield from perform(Push(replica.grads, pulled.version, size))
+            seat.stale(pushed.staleness)
     yield from _take_the_servers(seat)
 
 
@@ -57,20 +60,23 @@ def easgd(seat: Seat, cfg: EasgdConfig) -> Program:
     α = beta / N. The trained model is the center x̃. A learner that trains alone is drawn to its own past, too.
 
     Synchronizes weights with the center. A learner sends the model once and gets as much back every tau steps; the
-    servers carry N times that. Staleness: steps since the last meeting, at most tau. A slow learner holds up nobody; a
-    dead learner costs its work only, a dead server ends the training.
+    servers carry N times that. Staleness: steps since the last meeting, at most tau - 1. A slow learner holds up
+    nobody; a dead learner costs its work only, a dead server ends the training.
     """
-    replica, alpha, step = seat.replica, cfg.beta / seat.size, 0
-    if seat.joined:
+    replica, alpha = seat.replica, cfg.beta / seat.size
+    resumed, apart = "steps_apart" in seat.state, counter(seat, "steps_apart")
+    if seat.joined and not resumed:
         pulled: Pulled = yield from perform(Pull(seat.num_bytes))
         with torch.no_grad():
             replica.weights.copy_(pulled.vector)
-    while (yield Compute()) is not None:
-        replica.update()
-        step += 1
-        seat.stale((step - 1) % cfg.tau)
-        if step % cfg.tau == 0:
+    while (work := (yield Compute())) is not None:
+        if work.weight:
+            replica.update()
+            seat.stale(float(apart))
+        apart += 1
+        if apart >= cfg.tau:
             yield from _meet(seat, alpha)
+            apart.zero_()
     yield from _meet(seat, alpha)
     yield from _take_the_servers(seat)
 

@@ -1,6 +1,7 @@
 """Methods whose learners keep step: all-reduce, synchronous gossip, the all-reduce that overlaps with a gradient."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,11 +17,13 @@ from training.strategies.base import (
     Ticket,
     Wait,
     average_all,
+    counter,
+    kept,
     perform,
     reduce,
     weight_of,
 )
-from training.strategies.config import SdpsgdConfig, StrategyConfig
+from training.strategy_config import SdpsgdConfig, StrategyConfig
 
 
 def scpsgd(seat: Seat, cfg: StrategyConfig) -> Program:
@@ -38,10 +41,11 @@ def scpsgd(seat: Seat, cfg: StrategyConfig) -> Program:
     while True:
         work = yield Compute()
         mean = yield from reduce(seat, replica.grads, weight_of(work))
-        if mean.weight == 0:
+        if mean.weight:
+            apply(seat, mean.vector)
+            seat.stale(0)
+        elif work is None:
             return
-        apply(seat, mean.vector)
-        seat.stale(0)
 
 
 def apply(seat: Seat, grads: Tensor) -> None:
@@ -63,16 +67,20 @@ def sdpsgd(seat: Seat, cfg: SdpsgdConfig) -> Program:
     Synchronizes weights with two neighbours. Sends the model twice a step, whatever N is. Staleness 0. A slow learner
     holds up its neighbours, these theirs, and in the end everybody; a dead one likewise until the ring closes.
     """
-    replica = seat.replica
+    replica, mixed = seat.replica, counter(seat, "mixed")
     while True:
-        if seat.size > 1:
-            mixed: Tensor = yield from perform(Mix(replica.weights.clone(), cfg.graph, seat.num_bytes))
+        if seat.size > 1 and not mixed:
+            mean: Tensor = yield from perform(Mix(replica.weights.clone(), cfg.graph, seat.num_bytes))
             with torch.no_grad():
-                replica.weights.copy_(mixed)
-        if (yield Compute()) is None:
+                replica.weights.copy_(mean)
+            mixed.fill_(1)
+        work = yield Compute()
+        if work is None:
             break
-        replica.update()
-        seat.stale(0)
+        if work.weight:
+            replica.update()
+            seat.stale(0)
+        mixed.zero_()
     if seat.size > 1:
         yield from perform(Mix(replica.weights.clone(), cfg.graph, seat.num_bytes, last=True))
     yield from average_all(seat)
@@ -80,10 +88,17 @@ def sdpsgd(seat: Seat, cfg: SdpsgdConfig) -> Program:
 
 @dataclass
 class _Underway:
-    """An all-reduce that runs while the next gradient is computed."""
+    """An all-reduce that runs while the next gradient is computed.
+
+    Attributes:
+        ticket: Its own; done already if a checkpoint has brought its outcome.
+        step: Whose gradients it is about; those of a checkpoint are of the step before the first.
+        over: Whether this learner had no more work for it.
+    """
 
     ticket: Ticket
-    step: int
+    step: int = 0
+    over: bool = False
 
 
 def d1d(seat: Seat, cfg: StrategyConfig) -> Program:
@@ -91,24 +106,46 @@ def d1d(seat: Seat, cfg: StrategyConfig) -> Program:
 
         W_{k+1} = W_k - lr · mean_i(g_i(W_{k-1})), while g_i(W_k) is computed     (arXiv:2110.11199)
 
-    A learner that trains alone has nothing to overlap with, and is plain SGD.
+    A learner that trains alone has nothing to overlap with, and is plain SGD. For a checkpoint, `Seat.settle` waits for
+    the mean gradient under way, which is part of the state; without it, training goes on one gradient short.
 
     Synchronizes gradients. Sends 2(N-1)/N of the model a step, hidden as far as a gradient takes as long. Staleness 1,
-    always. All wait for the slowest, as in `scpsgd`.
+    always. All wait for the slowest; a dead learner stops all until it is known to be dead, as in `scpsgd`.
     """
     if seat.size == 1:
         yield from scpsgd(seat, cfg)
         return
-    replica, step, underway = seat.replica, 0, None
+    replica, step, underway = seat.replica, 0, _resumed(seat)
     while True:
         work = yield Compute()
         step += 1
         fresh = replica.grads.clone()
         if underway is not None:
             mean: Reduced = yield Wait(underway.ticket)
-            if mean.weight == 0:
+            seat.state.clear()  # it is in the weights now
+            if mean.weight:
+                seat.stale(step - underway.step)
+                apply(seat, mean.vector)
+            elif underway.over:
                 return
-            seat.stale(step - underway.step)
-            apply(seat, mean.vector)
         op = AllReduce(fresh, weight_of(work), seat.num_bytes)
-        underway = _Underway((yield Start(op)), step)
+        underway = _Underway((yield Start(op)), step, work is None)
+        seat.settle = partial(_keep, seat, underway.ticket)
+
+
+def _keep(seat: Seat, ticket: Ticket) -> Program:
+    """The mean gradient under way becomes part of the state."""
+    mean: Reduced = yield Wait(ticket)
+    seat.state["late"] = mean.vector.clone()
+    seat.state["late_weight"] = torch.tensor(mean.weight, dtype=torch.float64)
+
+
+def _resumed(seat: Seat) -> _Underway | None:
+    """The mean gradient that was under way when the state was kept."""
+    if "late" not in seat.state:
+        return None
+    vector = kept(seat, "late", torch.zeros_like(seat.replica.grads))
+    mean = Reduced(vector, float(counter(seat, "late_weight")))
+    ticket = Ticket(AllReduce(vector), done=True, outcome=mean)
+    seat.settle = partial(_keep, seat, ticket)
+    return _Underway(ticket)

@@ -1,5 +1,7 @@
 """The parts of the simulator: clock, links, rings, work, and what it refuses."""
 
+import itertools
+
 import pytest
 from regression import Regression
 
@@ -11,7 +13,7 @@ from training.simulation.exchange import Ether
 from training.simulation.network import Network
 from training.simulation.pool import LeasePool
 from training.strategies import METHODS, Compute, Idle, StrategyError
-from training.strategies.config import GossipConfig
+from training.strategy_config import GossipConfig
 
 
 def test_events_happen_in_the_order_of_their_times_then_of_their_making():
@@ -122,6 +124,25 @@ def test_a_changing_learning_rate_keeps_waiting_learners_equal(strategy):
     problem = Annealed(batches=23, epochs=2)
     outcome = Simulation(Cluster(learners=4, slow={1: 3.0}, jitter=0.3), strategy, problem, observe=8).run()
     assert outcome.spread == pytest.approx(0, abs=1e-7)
+
+
+@pytest.mark.parametrize("strategy", ["scpsgd", "ma"])
+def test_after_a_loss_the_learning_rate_follows_the_work_that_is_left(strategy):
+    class Told(Regression):
+        asked = []
+
+        def rate(self, progress):
+            self.asked.append(progress)
+            return 0.1
+
+    problem = Told(batches=120)
+    losses = (Happening(rank=1, at_s=0.45), Happening(rank=2, at_s=0.45))
+    Simulation(Cluster(learners=4, losses=losses, timeout_s=0.1), strategy, problem).run()
+    steps = sorted({round(120 * progress) for progress in problem.asked})
+    rounds = [later - earlier for earlier, later in itertools.pairwise(steps)]
+    assert max(rounds) == 4
+    assert rounds[-2] == 2  # two learners are left
+    assert steps[-1] == 120
 
 
 @pytest.mark.slow

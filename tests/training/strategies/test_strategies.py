@@ -6,7 +6,7 @@ from regression import Regression
 
 from training.simulation import Cluster, Happening, Simulation, Timing
 from training.strategies import METHODS, StrategyError, find_method
-from training.strategies.config import (
+from training.strategy_config import (
     BmufConfig,
     EasgdConfig,
     GossipConfig,
@@ -85,16 +85,47 @@ def test_a_dead_learners_work_is_done_by_the_others(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_newcomers_join_or_are_refused(name):
-    cluster = {"joins": (Happening(rank=3, at_s=0.55),)}
-    if not METHODS[name].joins:
-        with pytest.raises(StrategyError, match="cannot take newcomers"):
-            simulate(name, **cluster)
-        return
-    problem = Regression(batches=40)
-    outcome = simulate(name, problem=problem, **cluster)
-    assert 0 < outcome.steps[3] < outcome.steps[0]
+@pytest.mark.parametrize("link_gbit", [10.0, 1e-5])
+def test_newcomers_join(name, link_gbit):
+    problem = Regression(batches=80, momentum=0.9)
+    cluster = {"joins": (Happening(rank=3, at_s=0.55), Happening(rank=0, at_s=0.7)), "link_gbit": link_gbit}
+    config = METHODS[name].config(tau=4) if name in ("ma", "bmuf") else None
+    outcome = simulate(name, problem=problem, config=config, **cluster)
+    assert sorted(problem.seen) == [(0, number) for number in range(80)]
+    assert 0 < outcome.steps[3] <= outcome.steps[1]
+    assert 0 < outcome.steps[0] <= outcome.steps[1]
     assert outcome.spread < 1e-6
+
+
+@pytest.mark.parametrize("name", ["scpsgd", "onebit"])
+@pytest.mark.parametrize("link_gbit", [10.0, 1e-5])
+def test_newcomers_of_waiting_methods_have_everybodys_weights_at_once(name, link_gbit):
+    joins = (Happening(rank=3, at_s=0.55),)
+    cluster = Cluster(learners=4, joins=joins, link_gbit=link_gbit, jitter=0.2)
+    problem = Regression(batches=80, momentum=0.9)
+    outcome = Simulation(cluster, name, problem, observe=40).run()
+    assert max(one.consensus for one in outcome.observations) < 1e-6
+
+
+def test_bmufs_newcomer_knows_model_momentum_and_block():
+    cluster = Cluster(learners=4, joins=(Happening(rank=3, at_s=0.55),))
+    simulation = Simulation(cluster, "bmuf", Regression(batches=78), BmufConfig(tau=4, eta=0.5))
+    simulation.run()
+    for name in ("model", "start", "momentum"):
+        for other in simulation.learners[1:]:
+            assert torch.equal(other.seat.state[name], simulation.learners[0].seat.state[name])
+
+
+def test_a_newcomer_of_h_adpsgd_brings_its_node():
+    joins = (Happening(rank=3, at_s=0.55),)
+    problem = Regression(batches=80)
+    outcome = simulate("h-adpsgd", learners=6, problem=problem, per_machine=2, joins=joins)
+    assert outcome.steps[2] == outcome.steps[3] > 0
+    assert outcome.steps[2] < outcome.steps[0]
+    assert outcome.spread < 1e-6
+    everywhere = tuple(Happening(rank=rank, at_s=1.0) for rank in (0, 2, 4))
+    with pytest.raises(StrategyError, match="every node has a newcomer"):
+        simulate("h-adpsgd", learners=6, per_machine=2, joins=everywhere)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("ma", "bmuf", "easgd", "h-adpsgd")])

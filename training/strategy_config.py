@@ -1,8 +1,13 @@
-"""What one can choose about each method."""
+"""What one can choose about each strategy; apart from `training.strategies`, which needs much more than pydantic."""
 
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+ONE_NODE = ("scpsgd", "sdpsgd", "d1d", "ma", "bmuf", "onebit", "pipeline")
+"""Strategies of one node: all its learners keep step, by collectives."""
+NODES_OF_ONE = ("adpsgd", "asgd", "easgd", "hogwild")
+"""Strategies of several nodes, each a learner that goes on by itself."""
 
 
 class StrategyConfig(BaseModel):
@@ -72,3 +77,13 @@ class OneBitConfig(StrategyConfig):
     """Gradient values that share two reconstruction levels."""
     warm_steps: int = Field(default=0, ge=0)
     """Steps with full gradients before the first quantized one."""
+
+
+class PipelineConfig(StrategyConfig):
+    """Layers of one model on several learners."""
+
+    micro_batches: int = Field(default=4, ge=1)
+    """Parts of a batch that follow each other through the layers; more keep more learners busy at a time."""
+    schedule: Literal["gpipe", "1f1b"] = "1f1b"
+    """`gpipe`: all parts forward, then all backward; `1f1b`: backward as soon as possible, which holds fewer
+    activations."""

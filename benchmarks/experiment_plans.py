@@ -1,0 +1,93 @@
+"""What the three experiments run, and when a training counts as converged."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from benchmarks.experiment_runs import Problems, Record, Results, Run
+
+RATES = (0.00316, 0.01, 0.0316, 0.1, 0.316, 1.0)
+"""Two to a decade, the same for all methods and batches."""
+UNLEARNED = math.log(10)
+"""Held-out loss, nats per word, of the best model that does not listen: ten words, equally likely."""
+CONVERGED = UNLEARNED / 2
+"""A training has converged if its model's held-out loss is below this."""
+TARGET = 0.5
+"""Held-out loss, nats per word, whose virtual time is compared."""
+
+BATCHES = (64, 128, 256, 512)
+HEADLINE_LEARNERS = 16
+HEADLINE = (
+    ("scpsgd", ()),
+    ("adpsgd", ("neighbours=ring",)),
+    ("adpsgd", ("neighbours=random-ring",)),
+    ("bmuf", ("tau=4",)),
+)
+"""Blocks of four steps: an epoch of the larger batches has no more."""
+
+STRATEGY_LEARNERS, STRATEGY_BATCH, SLOW = 8, 64, 10.0
+STRATEGIES = (
+    ("scpsgd", ()),
+    ("d1d", ()),
+    ("onebit", ()),
+    ("sdpsgd", ()),
+    ("ma", ("tau=4",)),
+    ("bmuf", ("tau=4",)),
+    ("adpsgd", ("neighbours=ring",)),
+    ("adpsgd", ("neighbours=random-ring",)),
+    ("h-adpsgd", ()),
+    ("asgd", ()),
+    ("easgd", ()),
+    ("hogwild", ()),
+)
+STRATEGY_RATES = (0.01, 0.0316, 0.1)
+RING_LEARNERS, RING_BATCH, RING_RATES = (8, 16, 32, 64), 64, (0.0316,)
+
+
+def headline(batch: int, strategy: str, options: tuple[str, ...]) -> list[Run]:
+    """The learning rates of one method and batch, ascending."""
+    first = Run(strategy, HEADLINE_LEARNERS, batch, RATES[0], options)
+    return [replace(first, lr=lr) for lr in RATES]
+
+
+def strategies(strategy: str, options: tuple[str, ...]) -> list[Run]:
+    """The learning rates of one method on equal machines, ascending."""
+    first = Run(strategy, STRATEGY_LEARNERS, STRATEGY_BATCH, STRATEGY_RATES[0], options, looks=2)
+    if strategy == "h-adpsgd":
+        first = replace(first, per_machine=2)
+    return [replace(first, lr=lr) for lr in STRATEGY_RATES]
+
+
+def rings() -> list[Run]:
+    """Both rings with more and more learners, at the same total batch."""
+    return [
+        Run("adpsgd", learners, RING_BATCH, lr, (f"neighbours={neighbours}",), looks=2)
+        for learners in RING_LEARNERS
+        for lr in RING_RATES
+        for neighbours in ("ring", "random-ring")
+    ]
+
+
+def sweep(runs: list[Run], results: Results, problems: Problems) -> Iterator[Record]:
+    """Make runs of ascending learning rates, up to the first that ends in numbers that are none."""
+    for run in runs:
+        record = results.ensure(run, problems)
+        yield record
+        if record["loss"] is None:
+            return
+
+
+def best(runs: list[Run], results: Results) -> Record | None:
+    """The run with the lowest held-out loss; None if none has come to an end."""
+    found = [record for run in runs if (record := results.get(run)) is not None and record["loss"] is not None]
+    return min(found, key=lambda record: record["loss"], default=None)
+
+
+def converged(record: Record | None) -> bool:
+    """Whether a training has converged."""
+    return record is not None and record["loss"] is not None and record["loss"] < CONVERGED
+
+
+def time_to(record: Record, loss: float) -> float | None:
+    """Virtual seconds until the average model's held-out loss was seen at a target or below; None if never."""
+    return next((one[0] for one in record["curve"] if one[2] is not None and one[2] <= loss), None)

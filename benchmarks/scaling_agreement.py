@@ -1,0 +1,174 @@
+"""Whether the simulator says what real processes do: `python -m benchmarks.scaling_agreement`.
+
+Takes the rows of `benchmarks.scaling` with four learners (real processes, exchanges, leases and links; forward and
+backward passes are waits), simulates the same settings, and compares the steps per second of all learners together,
+and the time of an epoch over the undisturbed one's.
+
+    python -m benchmarks.scaling_agreement                     # runs the benchmark first, about 10 minutes
+    python -m benchmarks.scaling_agreement --rows scaling.json # of an earlier `benchmarks.scaling --json`
+    python -m benchmarks.scaling_agreement --conditions homogeneous "slow 10x" --json
+
+The simulator gets what the benchmark was told (model size, step time, slow-down, link rate) and one figure of its
+results: what a step costs beyond its wait, from the run of *one* learner. All else is predicted. A second column,
+`calibrated`, also knows the undisturbed run of four learners, whose excess over the prediction (four processes on these
+cores) it takes for the strategy's `overhead_s`; there the undisturbed row agrees by construction.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.scaling import CONDITIONS, LINKS, SLOW, STRATEGIES
+from benchmarks.scaling_scenario import PER_NODE
+from training.simulation import Cluster, Simulation, Timing
+
+WITHIN = 0.15
+"""Difference that is allowed."""
+LINK_GBIT = {"1 Gbit/s": 1.0, "100 Mbit/s": 0.1}
+LOOPBACK_GBIT = 10.0
+"""Between processes of a machine; of the order of what they exchange over loopback on a processor."""
+LINK_MS = 0.1
+STEPS = 400
+"""Steps of a learner that are simulated."""
+_ROOT = Path(__file__).resolve().parents[1]
+
+Row = dict[str, Any]
+
+
+def cluster(row: Mapping[str, Any], overhead_s: float) -> Cluster:
+    """The benchmark's machines, as the simulator has them."""
+    learners, strategy, condition = int(row["learners"]), str(row["strategy"]), str(row["condition"])
+    together = 1 if condition in LINKS else learners
+    return Cluster(
+        learners=learners,
+        per_machine=PER_NODE if strategy == "h-adpsgd" else together,
+        step_s=row["step_s"],
+        overhead_s=overhead_s,
+        slow={learners - 1: SLOW[condition]} if condition in SLOW else {},
+        link_gbit=LINK_GBIT.get(condition, LOOPBACK_GBIT),
+        link_ms=LINK_MS,
+        local_gbit=LOOPBACK_GBIT,
+        local_ms=LINK_MS,
+    )
+
+
+def rate(row: Mapping[str, Any], overhead_s: float) -> float:
+    """Simulated steps per second of all learners together."""
+    problem = Timing(batches=STEPS * int(row["learners"]), num_bytes=4.0 * row["params"])
+    outcome = Simulation(cluster(row, overhead_s), str(row["strategy"]), problem).run()
+    return problem.batches / outcome.open_epoch_s
+
+
+def compare(rows: Sequence[Row]) -> list[Row]:
+    """Rows of the real benchmark beside simulated ones.
+
+    Args:
+        rows: Of `benchmarks.scaling`; those of one learner are what the others are simulated from.
+
+    Raises:
+        ValueError: A row's run of one learner is missing.
+    """
+    return [_compare(row, rows) for row in rows if row["learners"] > 1]
+
+
+def _compare(row: Row, rows: Sequence[Row]) -> Row:
+    alone = _find(rows, row, strategy="single", learners=1)
+    if alone is None:
+        raise ValueError(
+            f"there is no run of one learner with {row['params']} weights and steps of {row['step_s']} s: "
+            "let benchmarks.scaling make all rows in one call"
+        )
+    overhead_s = max(0.0, 1 / alone["steps_per_s"] - row["step_s"])
+    base = _find(rows, row)
+    real, simulated = row["speedup"] * alone["steps_per_s"], rate(row, overhead_s)
+    found: Row = {name: row[name] for name in ("strategy", "learners", "condition", "params", "step_s", "cpu_share")}
+    found |= {"overhead_s": overhead_s, "real": real, "simulated": simulated, "difference": simulated / real - 1}
+    found |= {"calibrated": None, "calibrated_difference": None, "real_ratio": None, "simulated_ratio": None}
+    if base is not None:
+        undisturbed = base["speedup"] * alone["steps_per_s"]
+        excess = base["learners"] * (1 / undisturbed - 1 / rate(base, overhead_s))
+        calibrated = rate(row, max(0.0, overhead_s + excess))
+        found |= {"calibrated": calibrated, "calibrated_difference": calibrated / real - 1}
+        found["real_ratio"] = row["epoch_ratio"]
+        found["simulated_ratio"] = rate(base, max(0.0, overhead_s + excess)) / calibrated
+    found["agrees"] = abs(found["difference"]) <= WITHIN
+    return found
+
+
+def _find(rows: Sequence[Row], like: Row, **changes: Any) -> Row | None:
+    """The undisturbed run of the same settings."""
+    wanted = {name: like[name] for name in ("strategy", "learners", "params", "step_s")} | changes
+    for row in rows:
+        if row["condition"] == "homogeneous" and all(row[name] == value for name, value in wanted.items()):
+            return row
+    return None
+
+
+COLUMNS = (
+    ("strategy", "strategy", "{}"),
+    ("condition", "condition", "{}"),
+    ("step_s", "step s", "{:g}"),
+    ("real", "real steps/s", "{:.2f}"),
+    ("simulated", "simulated", "{:.2f}"),
+    ("difference", "difference", "{:+.1%}"),
+    ("calibrated_difference", "calibrated", "{:+.1%}"),
+    ("real_ratio", "real epoch ratio", "{:.2f}"),
+    ("simulated_ratio", "simulated", "{:.2f}"),
+    ("cpu_share", "CPU", "{:.2f}"),
+)
+
+
+def show(rows: Sequence[Row], skipped: Sequence[Mapping[str, str]] = ()) -> str:
+    """A Markdown table, and which rows differ by more than is allowed."""
+    lines = ["| " + " | ".join(title for _, title, _ in COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
+    for row in rows:
+        cells = ("" if row[key] is None else form.format(row[key]) for key, _, form in COLUMNS)
+        lines.append("| " + " | ".join(cells) + " |")
+    lines += [f"\nskipped: {skip['condition']}: {skip['reason']}" for skip in skipped]
+    apart = [f"{row['strategy']}, {row['condition']} ({row['difference']:+.1%})" for row in rows if not row["agrees"]]
+    lines += ["", f"within {WITHIN:.0%}: {len(rows) - len(apart)} of {len(rows)} rows"]
+    lines += [f"apart: {one}" for one in apart]
+    return "\n".join(lines)
+
+
+def _measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Run the real benchmark."""
+    words = ["--json", "--learners", "4", "--disturbed", "4", "--step-s", str(options.step_s)]
+    words += ["--slow-step-s", str(options.slow_step_s), "--seconds", str(options.seconds)]
+    words += ["--closings", str(options.closings), "--strategies", *options.strategies]
+    command = [sys.executable, "-m", "benchmarks.scaling", *words, "--conditions", *options.conditions]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=_ROOT)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compare and print; 1 if a row differs by more than is allowed."""
+    parser = argparse.ArgumentParser(prog="benchmarks.scaling_agreement", description=__doc__.partition("\n")[0])
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--rows", type=Path, help="results of `benchmarks.scaling --json`; without it, it is run")
+    parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=list(STRATEGIES))
+    parser.add_argument("--conditions", nargs="+", choices=CONDITIONS, default=list(CONDITIONS))
+    parser.add_argument("--step-s", type=float, default=0.5, help="seconds that a gradient takes")
+    parser.add_argument("--slow-step-s", type=float, default=0.15, help="the same where one learner is slow")
+    parser.add_argument("--seconds", type=float, default=8.0, help="least time of a real run")
+    parser.add_argument("--closings", type=int, default=4, help="epochs to close where one learner is slow")
+    options = parser.parse_args(argv)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    document = json.loads(options.rows.read_text(encoding="utf-8")) if options.rows else _measure(options)
+    chosen = [row for row in document["rows"] if row["learners"] in (1, 4)]
+    rows = compare(chosen)
+    if options.json:
+        print(json.dumps({"rows": rows, "skipped": document["skipped"], "within": WITHIN}, indent=1))
+    else:
+        print(show(rows, document["skipped"]))
+    return 0 if all(row["agrees"] for row in rows) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,180 @@
+"""Acoustic models cut into stages, for pipelines: consecutive layers, each stage a module of its own.
+
+The first stage holds the subsampling front end beside its layers, the last one the output layer. Stages take over the
+model's parameters under the model's own names: their state dicts are disjoint parts of the whole model's.
+"""
+
+from functools import cache
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from speech.models.base import AcousticModel, halved
+from speech.models.blstm import Blstm, run_lstm
+from speech.models.conformer import Conformer, run_layers
+
+
+class Stage(nn.Module):
+    """Some consecutive layers of an acoustic model.
+
+    Args:
+        model: Whose parameters are taken over.
+        layers: Numbers of the layers.
+        hidden: Width of what goes from stage to stage.
+
+    Attributes:
+        in_width: Values of a frame that comes in.
+        out_width: Values of a frame that goes out.
+    """
+
+    def __init__(self, model: AcousticModel, layers: range, hidden: int) -> None:
+        super().__init__()
+        self.cfg = model.cfg
+        self.is_first, self.is_last = layers.start == 0, layers.stop == model.cfg.layers
+        self.in_width = model.num_features if self.is_first else hidden
+        self.out_width = model.vocab_size if self.is_last else hidden
+        self.subsampling = model.subsampling if self.is_first else None
+        self._halvings = len(model.subsampling.convs)
+
+    def num_frames(self, lengths: Tensor) -> Tensor:
+        """Output frames for each number of feature frames."""
+        return halved(lengths, self._halvings)
+
+    def run(self, x: Tensor, frames: Tensor) -> Tensor:
+        """Subsampled or hidden frames [B, T', D] through this stage's layers, and to scores if it is the last."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """What `AcousticModel.forward` does, as far as this stage goes.
+
+        Args:
+            x: Features [batch, frames, num_features] for the first stage; the previous one's result for the others.
+            lengths: Feature frames of each utterance [batch], for all stages.
+
+        Returns:
+            Log probabilities [batch, output frames, vocab_size] of the last stage, hidden frames [batch, output frames,
+            width] of the others; float32.
+        """
+        if self.subsampling is not None:
+            x, _ = self.subsampling(x, lengths)
+        x = self.run(x, self.num_frames(lengths)).float()
+        return (x.log_softmax(dim=-1) if self.is_last else x).contiguous()
+
+
+class ConformerStage(Stage):
+    """Layers of a Conformer."""
+
+    def __init__(self, model: Conformer, layers: range) -> None:
+        super().__init__(model, layers, model.cfg.dim)
+        self.dropout = model.dropout if self.is_first else nn.Identity()
+        self.layers = nn.ModuleDict({str(number): model.layers[number] for number in layers})
+        self.output = model.output if self.is_last else nn.Identity()
+
+    def run(self, x: Tensor, frames: Tensor) -> Tensor:
+        """See the base class."""
+        scores: Tensor = self.output(run_layers(self.layers.values(), self.dropout(x), frames, self.cfg))
+        return scores
+
+
+class LstmLayers(nn.Module):
+    """Layers of a bidirectional LSTM, with its parameters under its names.
+
+    Args:
+        lstm: Whose parameters are taken over.
+        layers: Numbers of the layers.
+    """
+
+    def __init__(self, lstm: nn.LSTM, layers: range) -> None:
+        super().__init__()
+        self.dropout = lstm.dropout if layers.stop < lstm.num_layers else 0.0
+        part = nn.LSTM(
+            input_size=2 * lstm.hidden_size if layers.start else lstm.input_size,
+            hidden_size=lstm.hidden_size,
+            num_layers=len(layers),
+            dropout=lstm.dropout if len(layers) > 1 else 0.0,
+            bidirectional=True,
+            batch_first=True,
+            device="meta",  # its own parameters are never used
+        )
+        for own, name in ((number - layers.start, number) for number in layers):
+            for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
+                for end in ("", "_reverse"):
+                    parameter = getattr(lstm, f"{kind}_l{name}{end}")
+                    setattr(part, f"{kind}_l{own}{end}", parameter)
+                    self.register_parameter(f"{kind}_l{name}{end}", parameter)
+        # no submodule: the parameters must not appear a second time, under other numbers
+        self._part = (part,)
+
+    def forward(self, x_BTD: Tensor, lengths: Tensor) -> Tensor:
+        """[B, T, D] and [B] -> [B, T, 2 x hidden_size]; dropout follows as between layers of the whole."""
+        (part,) = self._part
+        return F.dropout(run_lstm(part.train(self.training), x_BTD, lengths), self.dropout, self.training)
+
+
+class BlstmStage(Stage):
+    """Layers of a BLSTM."""
+
+    def __init__(self, model: Blstm, layers: range) -> None:
+        super().__init__(model, layers, 2 * model.cfg.dim)
+        self.lstm = LstmLayers(model.lstm, layers)
+        self.bottleneck = model.bottleneck if self.is_last else nn.Identity()
+        self.dropout = model.dropout if self.is_last else nn.Identity()
+        self.output = model.output if self.is_last else nn.Identity()
+
+    def run(self, x: Tensor, frames: Tensor) -> Tensor:
+        """See the base class."""
+        scores: Tensor = self.output(self.dropout(self.bottleneck(self.lstm(x, frames))))
+        return scores
+
+
+def split_model(model: AcousticModel, stages: int) -> list[Stage]:
+    """Cut a model into stages whose largest has as few parameters as can be.
+
+    Args:
+        model: Its parameters become the stages'.
+        stages: How many; each gets a layer at least.
+
+    Raises:
+        ValueError: If the model has fewer layers.
+    """
+    if model.cfg.layers < stages:
+        raise ValueError(
+            f"model.layers is {model.cfg.layers}, which cannot be split into {stages} stages: use at most as many "
+            "learners as layers"
+        )
+    cuts = balanced(_costs(model), stages)
+    if isinstance(model, Conformer):
+        return [ConformerStage(model, layers) for layers in cuts]
+    assert isinstance(model, Blstm)
+    return [BlstmStage(model, layers) for layers in cuts]
+
+
+def _costs(model: AcousticModel) -> list[int]:
+    """Parameters of each layer; the first one's with the front end, the last one's with the output layer."""
+    costs, last = [0] * model.cfg.layers, model.cfg.layers - 1
+    for name, parameter in model.named_parameters():
+        part, _, rest = name.partition(".")
+        if part == "layers":
+            number = int(rest.partition(".")[0])
+        elif part == "lstm":
+            number = int(rest.split("_l")[1].removesuffix("_reverse"))
+        else:
+            number = 0 if part == "subsampling" else last
+        costs[number] += parameter.numel()
+    return costs
+
+
+def balanced(costs: list[int], parts: int) -> list[range]:
+    """Cut a sequence into consecutive parts, none empty, so that the largest sum is as small as can be."""
+
+    @cache
+    def best(start: int, left: int) -> tuple[int, tuple[int, ...]]:
+        if left == 1:
+            return sum(costs[start:]), (len(costs),)
+        tries = range(start + 1, len(costs) - left + 2)
+        found = ((max(sum(costs[start:stop]), best(stop, left - 1)[0]), stop) for stop in tries)
+        cost, stop = min(found)
+        return cost, (stop, *best(stop, left - 1)[1])
+
+    stops = best(0, parts)[1]
+    return [range(start, stop) for start, stop in zip((0, *stops[:-1]), stops, strict=True)]

@@ -1,0 +1,38 @@
+"""Runs a program as the ranks of a node: real processes that meet through a file."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run_ranks(program: str, ranks: int, folder: Path, *words: str) -> None:
+    """Run a program once for each rank; it must print `fine` and end with status 0.
+
+    Args:
+        program: Python source; `sys.argv` holds its rank, the number of ranks, a folder, and `words`.
+        ranks: How many.
+        folder: For whatever the ranks share.
+        words: Further arguments.
+    """
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)])}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(rank), str(ranks), str(folder), *words],
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        for process in processes:
+            out, err = process.communicate(timeout=120)
+            assert process.returncode == 0, err[-3000:]
+            assert out.strip() == "fine"
+    finally:
+        for process in processes:
+            process.kill()

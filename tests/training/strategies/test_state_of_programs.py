@@ -1,0 +1,212 @@
+"""What a checkpoint keeps of a program: stopped between two gradients and begun anew, it goes on as if nothing was."""
+
+import pytest
+import torch
+from regression import Regression
+from safetensors.torch import load, save
+
+from training.simulation.model import one_by_one
+from training.strategies import METHODS, AllReduce, Compute, Elastic, Gather, Mix, Start, StrategyError, Wait
+from training.strategies.base import Pull, Pulled, Push, Pushed, Reduced, Seat, Ticket, Work, kept
+
+LEARNERS = 3
+
+
+def settle(seat):
+    """Wait for what is under way."""
+    program, outcome = seat.settle(), None
+    try:
+        while True:
+            request = program.send(outcome)
+            assert isinstance(request, Wait)
+            assert request.ticket.done
+            outcome = request.ticket.outcome
+    except StopIteration:
+        return
+
+
+class Table:
+    """Learners that take turns, with whatever they ask of each other done at once."""
+
+    def __init__(self, name, problem, **constants):
+        self.method, self.problem = METHODS[name], problem
+        self.config = self.method.config(**constants)
+        self.center = problem.replica().weights.clone()
+        self.seats = [Seat(problem.replica(), rank=rank, size=LEARNERS) for rank in range(LEARNERS)]
+        for seat in self.seats:
+            seat.replica.set_rate(problem.lr)
+        self.begin()
+
+    def begin(self):
+        self.programs = [self.method.program(seat, self.config) for seat in self.seats]
+        self.asked = [[] for _ in self.seats]
+        self.held = [next(program) for program in self.programs]
+        self.go_on()
+
+    def restart(self):
+        """What a checkpoint does: settle, keep the state, begin anew with the same weights and optimizers."""
+        for seat in self.seats:
+            settle(seat)
+        kept_bytes = [save(seat.state) for seat in self.seats]
+        for program in self.programs:
+            program.close()
+        self.seats = [
+            Seat(seat.replica, rank=seat.rank, size=LEARNERS, state=load(state))
+            for seat, state in zip(self.seats, kept_bytes, strict=True)
+        ]
+        self.begin()
+
+    def go_on(self):
+        """Until everybody is at a Compute, or has ended."""
+        while True:
+            for rank, request in enumerate(self.held):
+                if isinstance(request, Start):
+                    ticket = Ticket(request.op)
+                    self.asked[rank].append(ticket)
+                    self.perform(rank, ticket)
+                    self.resume(rank, ticket)
+                elif isinstance(request, Wait) and request.ticket.done:
+                    self.resume(rank, request.ticket.outcome)
+            if all(request is None or isinstance(request, Compute) for request in self.held):
+                return
+
+    def resume(self, rank, value):
+        try:
+            self.held[rank] = self.programs[rank].send(value)
+        except StopIteration:
+            self.held[rank] = None
+
+    def perform(self, rank, ticket):
+        if isinstance(ticket.op, Elastic):
+            ticket.outcome = ticket.op.alpha * (ticket.op.vector - self.center)
+            self.center += ticket.outcome
+        elif isinstance(ticket.op, Push):
+            self.center -= 0.1 * ticket.op.grads
+            ticket.outcome = Pushed(1, 0)
+        elif isinstance(ticket.op, Pull):
+            ticket.outcome = Pulled(self.center.clone(), 0)
+        else:
+            self.meet(len(self.asked[rank]) - 1)
+            return
+        ticket.done = True
+
+    def meet(self, number):
+        """The collectives of one number, when the last learner has come to it."""
+        if any(len(tickets) <= number for tickets in self.asked):
+            return
+        tickets = [tickets[number] for tickets in self.asked]
+        ops = [ticket.op for ticket in tickets]
+        for rank, ticket in enumerate(tickets):
+            if isinstance(ops[0], AllReduce):
+                total = sum(op.weight for op in ops)
+                vectors = (op.vector * (op.weight / total) for op in ops if op.weight)
+                ticket.outcome = Reduced(sum(vectors, torch.zeros_like(ops[0].vector)), total)
+            elif isinstance(ops[0], Gather):
+                ticket.outcome = ops[0].combine([op.payload for op in ops])
+            else:
+                assert isinstance(ops[0], Mix)
+                ticket.outcome = ops[rank].vector if ops[rank].last else sum(op.vector for op in ops) / LEARNERS
+        for ticket in tickets:
+            ticket.done = True
+
+    def step(self, number):
+        """One gradient each; batches beyond the problem's are empty, None is the end."""
+        for rank, seat in enumerate(self.seats):
+            batch = None if number is None else number * LEARNERS + rank
+            work = None
+            if batch is not None and batch < self.problem.batches:
+                loss = lambda batch=batch: self.problem.loss(batch)  # noqa: E731
+                one_by_one(self.problem.scratch, [seat.replica.weights], [loss], [seat.replica.grads])
+                work = Work(4.0)
+            elif batch is not None:
+                seat.replica.grads.fill_(1e6)  # of an earlier batch, say: nobody may use it
+                work = Work(0.0)
+            self.resume(rank, work)
+        self.go_on()
+
+    def end(self):
+        """No more work for anybody."""
+        for _ in range(4):  # the last block or pipeline step may be one of learners without work
+            if any(request is not None for request in self.held):
+                self.step(None)
+        assert all(request is None for request in self.held)
+
+    @property
+    def weights(self):
+        return [seat.replica.weights.clone() for seat in self.seats]
+
+
+def train(name, steps=9, restarts=(), **constants):
+    table = Table(name, Regression(batches=LEARNERS * steps, momentum=0.9), **constants)
+    for number in range(steps):
+        table.step(number)
+        if number + 1 in restarts:
+            table.restart()
+    before_the_end = table.weights
+    table.end()
+    return before_the_end + table.weights
+
+
+@pytest.mark.parametrize(
+    ("name", "constants"),
+    [
+        ("ma", {"tau": 4}),
+        ("bmuf", {"tau": 4, "kind": "classical", "eta": 0.5}),
+        ("bmuf", {"tau": 4, "kind": "nesterov", "eta": 0.5}),
+        ("bmuf", {"tau": 2, "warm_steps": 3}),
+        ("easgd", {"tau": 3, "beta": 0.6}),
+        ("sdpsgd", {}),
+        ("d1d", {}),
+        ("scpsgd", {}),
+        ("onebit", {"block": 16, "warm_steps": 2}),
+        ("hogwild", {}),
+    ],
+)
+def test_a_program_begun_anew_goes_on_as_if_nothing_had_happened(name, constants):
+    straight = train(name, **constants)
+    for one, other in zip(train(name, restarts=(1, 2, 6, 7), **constants), straight, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", sorted(set(METHODS) - {"adpsgd", "h-adpsgd"}))
+def test_an_empty_batch_makes_no_update_of_its_own(name):
+    """The last step has no batch for anybody: its left-over gradients reach no weights, and nobody ends early."""
+    problem = Regression(batches=LEARNERS * 2, momentum=0.0)
+    table = Table(name, problem)
+    for number in range(5):
+        table.step(number)
+        assert all(isinstance(request, Compute) for request in table.held)
+    table.end()
+    assert max(float(weights.abs().max()) for weights in table.weights) < 10
+
+
+def test_bmufs_model_is_neither_the_mean_nor_the_look_ahead_point():
+    table = Table("bmuf", Regression(batches=30), tau=2, eta=0.5, kind="nesterov")
+    for number in range(2):
+        table.step(number)
+    model = table.seats[0].state["model"].clone()
+    mean = sum(table.weights) / LEARNERS
+    assert torch.equal(table.seats[0].finish(mean), model)
+    assert not torch.allclose(mean, model)
+    table.step(2)
+    promised = table.seats[0].finish(sum(table.weights) / LEARNERS)
+    table.end()
+    for weights in table.weights:
+        torch.testing.assert_close(weights, promised)
+    assert torch.equal(table.seats[0].finish(mean), mean)
+
+
+def test_without_settling_d1d_is_one_gradient_short():
+    table = Table("d1d", Regression(batches=9))
+    table.step(0)
+    assert not table.seats[0].state
+    settle(table.seats[0])
+    assert set(table.seats[0].state) == {"late", "late_weight"}
+    table.step(1)
+    assert not table.seats[0].state  # its gradient is in the weights
+
+
+def test_the_state_of_another_model_is_refused():
+    seat = Seat(Regression().replica(), state={"model": torch.zeros(3)})
+    with pytest.raises(StrategyError, match="checkpoint's 'model' has 3 values, not 5"):
+        kept(seat, "model", torch.zeros(5))

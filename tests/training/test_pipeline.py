@@ -1,0 +1,187 @@
+"""Layers split over processes: the same weights as one process gives, for every model, schedule and batch."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from tones import TINY
+
+from speech.models import MODELS, build_model
+from speech.models.stages import balanced, split_model
+
+ROOT = Path(__file__).resolve().parents[2]
+MICRO_BATCHES = 4
+PROGRAM = textwrap.dedent(
+    """
+    import os, sys
+    from pathlib import Path
+    import numpy as np
+    import torch
+    from training.checkpoint import cpu_weights
+    from training.compute import Learner, open_set
+    from training.group import NodeGroup
+    from training.job import TrainJob
+    from training.optim import load_optimizer_tensors, optimizer_tensors
+    from training.pipeline import PipelineLearner
+
+    rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    torch.set_num_threads(1)
+    torch.distributed.send_object_list = torch.distributed.recv_object_list = None  # shapes must not be pickled
+    cpu = torch.device("cpu")
+    group = NodeGroup(rank, size, folder / "meet", cpu)
+
+    def step(learner, batch, seed):
+        losses = learner.gradient(batch, seed, epoch=0)
+        norm = learner.scale_gradient(losses.tokens)
+        learner.update(0.05)
+        return losses, norm
+
+    def compare(job):
+        # bfloat16 rounds sums of other orders to other numbers
+        limit = 1e-4 if job.train.amp == "off" else 0.05
+        ours, whole, data = PipelineLearner(job, cpu, group), Learner(job, cpu), open_set(job, job.train_url)
+        initial = cpu_weights(whole.model)
+        names = [name for name, _ in ours.model.named_parameters()]
+        assert names and set(names) < {name for name, _ in whole.model.named_parameters()}
+        # an even batch, uneven ones, some smaller than the number of micro-batches, and none at all
+        for number, count in enumerate((8, 9, 3, 1, 0, 5)):
+            batch = data.batch(np.arange(10 * number, 10 * number + count) % len(data)) if count else None
+            # what the other ranks are given does not count
+            losses, norm = step(ours, batch if rank == 0 or number % 2 else None, number)
+            wanted, wanted_norm = step(whole, batch, number)
+            np.testing.assert_allclose(losses.to_list(), wanted.to_list(), rtol=limit)
+            np.testing.assert_allclose(norm, wanted_norm, rtol=10 * limit)
+        single, found = cpu_weights(whole.model), ours.gather_state()
+        assert (found is None) == (rank > 0)
+        if rank == 0:
+            assert set(found) == set(single)
+            moved = max(float((single[name] - initial[name]).abs().max()) for name in single)
+            worst = max(float((single[name] - found[name]).abs().max()) for name in single)
+            assert worst < limit * moved, (worst, moved)
+        # a checkpoint goes on bit for bit
+        again = PipelineLearner(job, cpu, group)
+        again.load_state(cpu_weights(ours.model) | {"another.stage": torch.ones(1)})
+        load_optimizer_tensors(again.optimizer, optimizer_tensors(ours.optimizer))
+        batch = data.batch(np.arange(6))
+        for learner in (ours, again):
+            step(learner, batch, 7)
+        assert torch.equal(ours.flat.weights, again.flat.weights)
+        again.reset()
+        assert all(torch.equal(tensor, initial[name]) for name, tensor in cpu_weights(again.model).items())
+        # a loss that is no number is one at all ranks
+        batch.inputs.fill_(float("nan"))
+        losses, norm = step(again, batch, 8)
+        assert np.isnan(losses.loss) and np.isnan(norm)
+
+    for file in sorted(folder.glob("*.json")):
+        compare(TrainJob.model_validate_json(file.read_bytes()))
+    group.close()
+    print("fine", flush=True)
+    os._exit(0)  # as training.rank ends: Gloo sometimes aborts while the interpreter takes it down
+    """
+)
+
+
+def run_ranks(folder, jobs, ranks):
+    for number, job in enumerate(jobs):
+        (folder / f"{number}.json").write_text(job.model_dump_json())
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(rank), str(ranks), str(folder)],
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        for process in processes:
+            out, err = process.communicate(timeout=200)
+            assert process.returncode == 0, err[-3000:]
+            assert out.strip() == "fine"
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def job_of(corpus, folder, kind, schedule, ranks, amp="off"):
+    model = TINY[kind].model_copy(update={"dropout": 0.0, "layers": 3})
+    return corpus.job(
+        folder,
+        spec=corpus.spec(kind, model=model),
+        strategy="pipeline",
+        learners_per_node=ranks,
+        pipeline={"schedule": schedule, "micro_batches": MICRO_BATCHES},
+        optimizer={"kind": "sgd", "lr": 0.05, "clip_norm": 1.0},
+        amp=amp,
+    )
+
+
+def test_two_stages_give_the_weights_of_one_process(corpus, tmp_path):
+    kinds = (("conformer", "1f1b"), ("blstm", "gpipe"))
+    run_ranks(tmp_path, [job_of(corpus, tmp_path, kind, schedule, 2) for kind, schedule in kinds], 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_three_stages_give_the_weights_of_one_process(corpus, tmp_path, kind, schedule):
+    run_ranks(tmp_path, [job_of(corpus, tmp_path, kind, schedule, 3, amp) for amp in ("off", "bf16")], 3)
+
+
+def model_of(kind, layers, **changes):
+    torch.manual_seed(0)
+    return build_model(TINY[kind].model_copy(update={"layers": layers, **changes}), 16, 7)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 5])
+@pytest.mark.parametrize("kind", MODELS)
+def test_stages_one_after_the_other_are_the_model(kind, stages):
+    model = model_of(kind, 5, bottleneck=6).eval()
+    parts = split_model(model, stages)
+    state = model.state_dict()
+    names = [name for part in parts for name in part.state_dict()]
+    assert sorted(names) == sorted(state)
+    assert all(p.data_ptr() == state[n].data_ptr() for part in parts for n, p in part.named_parameters())
+    x, lengths = torch.randn(3, 21, 16), torch.tensor([21, 9, 0])
+    wanted, frames = model(x, lengths)
+    for part in parts:
+        x = part.eval()(x, lengths)
+    assert torch.equal(parts[-1].num_frames(lengths), frames)
+    for one, other, count in zip(x, wanted, frames, strict=True):
+        torch.testing.assert_close(one[:count], other[:count], rtol=1e-5, atol=1e-6)
+
+
+def test_dropout_between_lstm_layers_is_also_between_stages():
+    parts = split_model(model_of("blstm", 2, dropout=0.5), 2)
+    feats, lengths = torch.randn(2, 40, 16), torch.tensor([40, 40])
+    zeros = [(part.train(mode)(feats, lengths) == 0).float().mean() for part in parts[:1] for mode in (False, True)]
+    assert zeros[0] == 0
+    assert zeros[1] == pytest.approx(0.5, abs=0.05)
+
+
+def test_more_stages_than_layers_are_refused():
+    with pytest.raises(ValueError, match=r"model.layers is 2, which cannot be split into 3 stages: use at most"):
+        split_model(model_of("conformer", 2), 3)
+
+
+@pytest.mark.parametrize(
+    ("costs", "parts", "cuts"),
+    [
+        ([1, 1, 1, 1], 2, [2, 2]),
+        ([9, 1, 1, 1], 2, [1, 3]),
+        ([1, 2, 3, 4, 5], 3, [3, 1, 1]),
+        ([5, 1, 1, 1, 5], 3, [1, 3, 1]),
+        ([0, 0, 7], 3, [1, 1, 1]),
+    ],
+)
+def test_the_largest_stage_is_as_small_as_can_be(costs, parts, cuts):
+    found = balanced(costs, parts)
+    assert [len(part) for part in found] == cuts
+    assert [number for part in found for number in part] == list(range(len(costs)))

@@ -1,0 +1,161 @@
+"""Programs of strategies in real processes: weights as in the simulator, and a resume as if nothing had been."""
+
+import textwrap
+
+import numpy as np
+import pytest
+import torch
+from ranks import run_ranks
+
+from training.flat import FlatParameters
+from training.shared_weights import SharedWeights
+
+PROGRAM = textwrap.dedent(
+    """
+    import os, sys
+    from pathlib import Path
+    from types import SimpleNamespace
+    import torch
+    from regression import Regression
+    from training.compute import Learner, Losses
+    from training.config import TrainConfig
+    from training.flat import FlatParameters
+    from training.group import NodeGroup
+    from training.optim import build_optimizer
+    from training.playing import PlayedStepper
+    from training.simulation import Cluster, Simulation
+
+    rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    torch.set_num_threads(1)
+    group = NodeGroup(rank, size, folder / "meet", torch.device("cpu"))
+    problem = Regression(batches=24, momentum=0.5)
+
+    class Toy(Learner):
+        "A learner without speech: clipping and the optimizer's step are the real ones."
+
+        def __init__(self, cfg):
+            self.cfg, self.device, self.model = cfg, torch.device("cpu"), problem.build()
+            self.flat = FlatParameters(self.model)
+            self.optimizer = build_optimizer(cfg.optimizer, self.model)
+
+        def gradient(self, number):
+            x, y = problem.x[number], problem.y[number]
+            self.flat.zero_grad()
+            loss = (self.model(x) - y).square().mean() * len(x)
+            loss.backward()
+            return Losses(float(loss), len(x), len(x))
+
+    def stepper(strategy, **constants):
+        values = {"strategy": strategy, "learners_per_node": size, "optimizer": problem.optimizer.model_dump()}
+        values[strategy] = constants
+        if not constants:
+            del values[strategy]
+        cfg = TrainConfig.model_validate(values)
+        return PlayedStepper(SimpleNamespace(train=cfg), 0, Toy(cfg), group)
+
+    def train(one, numbers):
+        for number in numbers:
+            one.step(one.learner.gradient(number * size + rank), False, problem.lr)
+        return one.results()
+
+    def weights_of(model):
+        return torch.cat([tensor.flatten() for tensor in model.values()])
+
+    CASES = [
+        ("sdpsgd", {"graph": "ring"}), ("sdpsgd", {"graph": "complete"}), ("d1d", {}), ("ma", {"tau": 3}),
+        ("bmuf", {"tau": 3}), ("bmuf", {"tau": 3, "kind": "classical", "warm_steps": 2}),
+    ]
+    for strategy, constants in CASES:
+        one = stepper(strategy, **constants)
+        outcome = Simulation(Cluster(learners=size), strategy, problem, one.constants).run()
+        one.start(0)
+        results = train(one, range(8))
+        assert all(result.good and len(result.parts) == size for result in results)
+        if strategy == "d1d":
+            assert [result.parts[rank].staleness for result in results[1:]] == [1.0] * 7
+        one.conclude()
+        model = one.model()
+        if rank == 0:
+            torch.testing.assert_close(weights_of(model), outcome.weights, rtol=1e-5, atol=1e-6)
+        # stopped after any step, and gone on with by another process
+        for cut in (1, 4, 5):
+            before, after = stepper(strategy, **constants), stepper(strategy, **constants)
+            before.start(0)
+            train(before, range(cut))
+            after.restore(before.keep())
+            after.start(cut)
+            train(after, range(cut, 8))
+            after.conclude()
+            assert torch.equal(after.replica.weights, one.replica.weights), (strategy, constants, cut)
+            before.conclude()  # what it had begun must end before others begin
+
+    # a gradient that is no number changes nobody's weights, in no strategy
+    for strategy, constants in CASES:
+        one = stepper(strategy, **constants)
+        one.start(0)
+        losses = one.learner.gradient(rank)
+        if rank == 1:
+            losses.loss = float("nan")
+        one.step(losses, False, problem.lr)
+        assert not one.results()[0].good
+        train(one, [1])
+        one.conclude()
+        assert torch.isfinite(one.replica.weights).all(), strategy
+    group.close()
+    print("fine", flush=True)
+    os._exit(0)
+    """
+)
+
+
+def test_real_learners_end_with_the_weights_of_simulated_ones_also_when_they_are_stopped_on_the_way(tmp_path):
+    run_ranks(PROGRAM, 3, tmp_path)
+
+
+# --- hogwild's memory
+
+
+def flat_model(value):
+    model = torch.nn.Linear(3, 2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(value)
+    return model, FlatParameters(model)
+
+
+@pytest.fixture
+def memories(tmp_path):
+    return [SharedWeights(tmp_path / "weights", 8, slot, 2) for slot in range(2)]
+
+
+def test_the_first_learner_of_a_session_brings_the_weights_and_the_others_take_them(memories):
+    (one, mine), (other, theirs) = flat_model(1.0), flat_model(2.0)
+    mine.move(memories[0].enter("a", mine.weights))
+    theirs.move(memories[1].enter("a", theirs.weights))
+    assert theirs.weights.tolist() == [1.0] * 8
+    with torch.no_grad():
+        other.weight.add_(0.5)  # an update by one is an update for all
+    assert one.weight.tolist() == [[1.5] * 3] * 2
+    memories[1].count()
+    memories[0].count()
+    assert memories[0].updates() == memories[1].updates() == 2
+
+
+def test_a_new_session_begins_with_its_own_weights_and_a_newcomer_takes_what_is_there(memories):
+    memories[0].enter("a", torch.ones(8))
+    memories[0].count()
+    assert memories[1].enter("b", torch.full((8,), 3.0)).tolist() == [3.0] * 8
+    assert memories[1].updates() == 0
+    assert memories[0].enter("", torch.zeros(8)).tolist() == [3.0] * 8
+
+
+def test_a_model_that_is_moved_keeps_its_gradients_and_its_optimizer(memories):
+    model, flat = flat_model(1.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
+    flat.move(memories[0].enter("a", flat.weights))
+    model(torch.ones(1, 3)).sum().backward()
+    assert flat.grads.tolist() == [1.0] * 8
+    optimizer.step()
+    assert np.allclose(flat.weights.numpy(), 0.0)
+    flat.load(torch.arange(8.0))
+    assert model.bias.tolist() == [6.0, 7.0]

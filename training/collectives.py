@@ -1,0 +1,111 @@
+"""What a strategy's program asks of the other learners of its node, done with torch.distributed."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from training.group import NodeGroup
+from training.strategies.base import AllReduce, Mix, Op, Reduced, StrategyError, Ticket
+
+
+@dataclass
+class Underway(Ticket):
+    """A collective that has begun.
+
+    Attributes:
+        works: What torch.distributed does for it.
+        buffer: Where a sum arrives.
+        received: Where the neighbours' vectors arrive.
+    """
+
+    works: list[dist.Work] = field(default_factory=list)
+    buffer: Tensor | None = None
+    received: list[Tensor] = field(default_factory=list)
+
+
+class Collectives:
+    """Begins and ends collectives; all ranks must begin the same ones in the same order.
+
+    Args:
+        group: The node's ranks.
+    """
+
+    def __init__(self, group: NodeGroup) -> None:
+        self.group = group
+
+    def begin(self, op: Op) -> Ticket:
+        """Begin; returns at once.
+
+        Raises:
+            StrategyError: The operation is not one of a node's learners.
+        """
+        if isinstance(op, AllReduce):
+            return self._all_reduce(op)
+        if isinstance(op, Mix):
+            return self._mix(op)
+        raise StrategyError(f"the learners of a node have no {type(op).__name__} between them")
+
+    def finish(self, ticket: Ticket) -> Any:
+        """Wait for a collective.
+
+        Returns:
+            Its outcome, as `training.strategies.base` says.
+        """
+        if ticket.done:
+            return ticket.outcome
+        assert isinstance(ticket, Underway)
+        for work in ticket.works:
+            work.wait()
+        op = ticket.op
+        if isinstance(op, AllReduce):
+            assert ticket.buffer is not None
+            total = float(ticket.buffer[-1])
+            mean = ticket.buffer[:-1] if total == 0 else ticket.buffer[:-1].div_(total)
+            ticket.outcome = Reduced(mean, total)
+        else:
+            assert isinstance(op, Mix)
+            ticket.outcome = self._mixed(op, ticket)
+        ticket.done, ticket.works, ticket.buffer, ticket.received = True, [], None, []
+        return ticket.outcome
+
+    def _all_reduce(self, op: AllReduce) -> Underway:
+        """A weighted sum, with the sum of the weights behind it."""
+        buffer = op.vector.new_empty(op.vector.numel() + 1)
+        buffer[-1] = op.weight
+        if op.weight:
+            torch.mul(op.vector, op.weight, out=buffer[:-1])
+        else:
+            buffer[:-1].zero_()  # no say at all, also where there is a number that is none
+        return Underway(op, works=self._sum(buffer), buffer=buffer)
+
+    def _sum(self, buffer: Tensor) -> list[dist.Work]:
+        if self.group.size == 1:
+            return []
+        work = dist.all_reduce(buffer, async_op=True)
+        assert work is not None
+        return [work]
+
+    def _mix(self, op: Mix) -> Ticket:
+        rank, size = self.group.rank, self.group.size
+        if op.last or size == 1:  # all ranks take their last step together: nobody needs this vector any more
+            return Ticket(op, done=True, outcome=op.vector)
+        if op.graph == "complete":
+            buffer = op.vector.clone()
+            return Underway(op, works=self._sum(buffer), buffer=buffer)
+        neighbours = sorted({(rank - 1) % size, (rank + 1) % size})
+        received = [torch.empty_like(op.vector) for _ in neighbours]
+        wishes = [dist.P2POp(dist.isend, op.vector, peer) for peer in neighbours]
+        wishes += [dist.P2POp(dist.irecv, box, peer) for box, peer in zip(received, neighbours, strict=True)]
+        return Underway(op, works=dist.batch_isend_irecv(wishes), received=received)
+
+    def _mixed(self, op: Mix, ticket: Underway) -> Tensor:
+        if op.graph == "complete":
+            assert ticket.buffer is not None
+            return ticket.buffer.div_(self.group.size)
+        mixed = op.vector.clone()
+        for vector in ticket.received:
+            mixed.add_(vector)
+        return mixed.div_(1 + len(ticket.received))

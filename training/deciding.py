@@ -1,0 +1,167 @@
+"""What a node does next: rank 0 decides, with the store, and tells the other ranks."""
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from training.accounts import Accounts
+from training.batching import derive_seed, plan_node
+from training.data import SpeechDataset
+from training.job import TrainJob
+from training.sampling import Draws
+from training.schedule import learning_rate
+from training.stepping import Stepped, Stepper
+from training.store.messages import Progress
+from training.store.node_client import NodeClient
+from training.store.worklist import WHOLE, Assignment
+from training.traces import Traces, Wanted
+
+Orders = dict[str, Any]
+Rows = NDArray[np.int64]
+
+READ_AHEAD = 3
+"""Batches that one thread loads ahead."""
+FETCH_AHEAD = 200
+"""Batches whose shards are fetched ahead, as far as the cache has room."""
+FETCH_EVERY = 16
+"""Steps after which the shards of what comes are looked at again."""
+
+
+class Decider:
+    """Rank 0's mind.
+
+    Args:
+        job: What to train.
+        client: Speaks with the store.
+        data: The training set.
+        draws: Which utterance a position of an epoch is.
+        stepper: How the ranks work together.
+        traces: What the node leaves behind.
+        accounts: Its counters.
+    """
+
+    def __init__(
+        self,
+        job: TrainJob,
+        client: NodeClient,
+        data: SpeechDataset,
+        draws: Draws,
+        stepper: Stepper,
+        traces: Traces,
+        accounts: Accounts,
+    ) -> None:
+        self.job, self.cfg, self.client, self.data, self.draws = job, job.train, client, data, draws
+        self.stepper, self.traces, self.accounts = stepper, traces, accounts
+        self.stop_requested = threading.Event()
+        self._ahead = READ_AHEAD - 1 + self.cfg.loader_threads
+        self._given: list[Assignment] = []
+        self._held: Assignment | None = None
+        self._mean_batch = 0.0
+        self._concluded = False
+        self._next_fetch = 0
+
+    def begin(self) -> None:
+        """The node has weights and wants work."""
+        self._given, self._held, self._concluded = [], None, False
+        self._next_fetch = 0
+        self.traces.joined(self.client.progress().closed)
+        self.client.begin(self._plan, self.draws.shard, self._fetch_ahead)
+
+    def _plan(self, epoch: int, rows: Rows, plan: str) -> list[Rows]:
+        """Cut a lease into this node's batches."""
+        seed = self.job.seed if plan == WHOLE else derive_seed(self.job.seed, plan)
+        durations = self.data.durations[self.draws.rows(epoch, rows)]
+        return [rows[batch] for batch in plan_node(self.cfg, durations, seed, epoch)]
+
+    def _fetch_ahead(self, new: Sequence[Assignment] = ()) -> None:
+        """Have the shards of what comes next fetched, those of a new lease while the last one is trained."""
+        coming = [self.draws.rows(one.epoch, one.rows) for one in [*self.client.peek(FETCH_AHEAD), *new]]
+        if coming:
+            self.data.prefetch(np.concatenate(coming[:FETCH_AHEAD]))
+
+    def decide(self, step: int, view: int) -> Orders:
+        """The node's next orders.
+
+        Args:
+            step: Steps that it has made.
+            view: Number of the view that it knows.
+        """
+        client = self.client
+        if self.stop_requested.is_set():
+            return {"do": "end", "why": "left"}
+        if client.dropped():
+            return {"do": "rejoin"}
+        progress = client.progress()
+        if not self._concluded and self._held is None and progress.trained >= progress.size * progress.total:
+            self._concluded = True
+            return {"do": "conclude"}
+        if (wanted := self.traces.wanted()) and (orders := self._leave(wanted, step)):
+            return orders
+        if why := client.finish():
+            return {"do": "end", "why": why}
+        known = client.view()
+        if known.number != view:
+            return {"do": "view", "view": known.to_dict()}
+        work, self._held = self._held or client.next(), None
+        if work is None:
+            return {"do": "wait"}
+        if self._ends_epoch(work) and (orders := self._leave(self.traces.end_of(work.epoch), step)):
+            self._held = work
+            return orders
+        return {"do": "step", "turns": self._turns(work, step, progress)}
+
+    def _leave(self, wanted: Wanted, step: int) -> Orders | None:
+        """Leave what is wanted: alone and at once, or, where replicas are apart, by orders to all ranks."""
+        if not wanted:
+            return None
+        if self.stepper.apart:
+            return {"do": "leave", "epoch": wanted.epoch, "checkpoint": wanted.checkpoint}
+        self.traces.leave(wanted, step, self.accounts.to_list())
+        return None
+
+    def _ends_epoch(self, work: Assignment) -> bool:
+        """Whether an epoch is over; a node alone knows to the step, so that its evaluations repeat bit for bit."""
+        return self.cfg.nodes == 1 and bool(self._given) and work.epoch > self._given[-1].epoch
+
+    def _turns(self, work: Assignment, step: int, progress: Progress) -> list[Orders]:
+        """This batch, and as many more as ranks may train on before they talk again, of the same epoch."""
+        self._given = []
+        turns, ahead = [], 0
+        following: Assignment | None = work
+        while following is not None:
+            self._given.append(following)
+            turns.append(self._turn(following, progress, ahead))
+            ahead += len(following.rows)
+            if len(turns) >= self.stepper.turns:
+                break
+            following = self.client.next()
+            if following is not None and self._ends_epoch(following):
+                self._held = following
+                break
+        if step + len(turns) > self._next_fetch:
+            self._next_fetch = step + FETCH_EVERY
+            self._fetch_ahead()
+        return turns
+
+    def _turn(self, work: Assignment, progress: Progress, ahead: int) -> Orders:
+        # the rate at the middle of the step: the first step of a warm-up from zero moves, too
+        epochs = progress.epochs + (ahead + 0.5 * len(work.rows)) / len(self.data)
+        if not self._mean_batch:
+            self._mean_batch = len(self.data) / max(1, len(self._plan(0, np.arange(len(self.data)), WHOLE)))
+        batch = self._mean_batch * max(1, progress.live)
+        return {
+            "rows": self.draws.rows(work.epoch, work.rows).tolist(),
+            "epoch": work.epoch,
+            "progress": epochs,
+            "lr": learning_rate(self.cfg.schedule, self.cfg.optimizer.lr, epochs, self.cfg.epochs, batch),
+            "elapsed": progress.elapsed,
+            "next": [self.draws.rows(one.epoch, one.rows).tolist() for one in self.client.peek(self._ahead)],
+        }
+
+    def account(self, results: Sequence[Stepped]) -> None:
+        """The batches that were given out last have been trained."""
+        for assignment, result in zip(self._given, results, strict=True):
+            self.accounts.step(assignment, result.parts, result.good)

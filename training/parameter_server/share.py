@@ -1,0 +1,134 @@
+"""One share of a model's weights with its own optimizer: the arithmetic of a server process."""
+
+import torch
+from torch import Tensor, nn
+
+from training.config import OptimizerConfig
+from training.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors, set_learning_rate
+from training.parameter_server.layout import SCALARS, Layout
+
+_STATE = {"adamw": {"step", "exp_avg", "exp_avg_sq"}, "sgd": {"momentum_buffer"}}
+"""What an optimizer keeps for each parameter."""
+
+
+class ShareError(ValueError):
+    """A request does not fit the share; the message says what to change."""
+
+
+class Share:
+    """Weights, of which the first have gradients, and an optimizer over the pieces of parameters that they are.
+
+    Args:
+        layout: Which part of the model it is.
+        cfg: The optimizer; matrices get weight decay and vectors none, as in one process.
+
+    Attributes:
+        weights: The share [layout.size], float32.
+        version: Gradients applied since `begin`.
+        session: Name of the session of training that the weights belong to; "" before `begin`.
+    """
+
+    def __init__(self, layout: Layout, cfg: OptimizerConfig) -> None:
+        self.layout, self.cfg = layout, cfg
+        self.version, self.session = 0, ""
+        self.weights = torch.zeros(layout.size)
+        self._grads = torch.zeros(layout.num_grads)
+        pieces = nn.ParameterList()
+        start = 0
+        for piece in layout.pieces:
+            stop = start + piece.stop - piece.first
+            parameter = nn.Parameter(self.weights[start:stop].view(piece.kept_shape))
+            parameter.grad = self._grads[start:stop].view(piece.kept_shape)
+            pieces.append(parameter)
+            start = stop
+        self._optimizer = build_optimizer(cfg, pieces)
+        # the optimizer counts the pieces, in the same order in which the whole model's counts the parameters
+        self._numbers = sorted(piece.number for piece in layout.pieces)
+
+    def begin(self, session: str, weights: Tensor, tensors: dict[str, Tensor]) -> None:
+        """Hold these weights from now on.
+
+        Args:
+            session: Name of the session of training.
+            weights: The share's.
+            tensors: The pieces' optimizer state, by name, flat; none for an optimizer without a past.
+
+        Raises:
+            ShareError: If they do not fit.
+        """
+        if not session:
+            raise ShareError("init needs the name of a session")
+        self._need_finite(weights, "weights")
+        state = self._own_state(tensors)
+        self.weights.copy_(weights)
+        self._optimizer.state.clear()
+        if state:
+            load_optimizer_tensors(self._optimizer, state)
+        self.session, self.version = session, 0
+
+    def _own_state(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Optimizer tensors by the numbers of the share's own optimizer."""
+        kinds = _STATE[self.cfg.kind]
+        wanted = {f"{number}.{kind}" for number in self._numbers for kind in kinds}
+        if tensors and tensors.keys() != wanted:
+            name = sorted(tensors.keys() ^ wanted)[0]
+            raise ShareError(
+                f"optimizer tensor {name} is missing or unknown: is it of another model, or of another optimizer than "
+                f"train.optimizer.kind={self.cfg.kind}?"
+            )
+        found = {}
+        pieces = {piece.number: piece for piece in self.layout.pieces}
+        for name, values in tensors.items():
+            number, kind = name.split(".", 1)
+            shape = () if kind in SCALARS else pieces[int(number)].kept_shape
+            if values.numel() != torch.Size(shape).numel():
+                raise ShareError(f"optimizer tensor {name} has {values.numel()} values: of another model?")
+            self._need_finite(values, name)
+            found[f"{self._numbers.index(int(number))}.{kind}"] = values.view(shape)
+        return found
+
+    def push(self, grads: Tensor, version: int, lr: float) -> int:
+        """One optimizer step.
+
+        Args:
+            grads: Of the weights that have one.
+            version: Of the weights that they were computed at.
+            lr: Learning rate.
+
+        Returns:
+            Steps that were made between: the gradient's staleness. Weights pulled before a restart may have a version
+            that is yet to come; they count as fresh.
+
+        Raises:
+            ShareError: If a gradient is not finite.
+        """
+        self._need_finite(grads, "gradients")
+        staleness = max(0, self.version - version)
+        self._grads.copy_(grads)
+        set_learning_rate(self._optimizer, lr)
+        self._optimizer.step()
+        self.version += 1
+        return staleness
+
+    def elastic(self, vector: Tensor, alpha: float) -> Tensor:
+        """Draw the weights towards a learner's: d = alpha (x - weights); weights += d. Returns d.
+
+        Raises:
+            ShareError: If a value is not finite.
+        """
+        self._need_finite(vector, "weights")
+        drawn = alpha * (vector - self.weights)
+        self.weights.add_(drawn)
+        return drawn
+
+    def tensors(self) -> dict[str, Tensor]:
+        """A copy of the optimizer's state by the whole model's names, flat."""
+        found = {}
+        for name, tensor in optimizer_tensors(self._optimizer).items():
+            number, kind = name.split(".", 1)
+            found[f"{self._numbers[int(number)]}.{kind}"] = tensor.flatten()
+        return found
+
+    def _need_finite(self, values: Tensor, what: str) -> None:
+        if not bool(torch.isfinite(values).all()):
+            raise ShareError(f"{what} of parameter server {self.layout.number}'s share are not finite numbers")

@@ -1,0 +1,87 @@
+"""Processes that a training consists of: started with a log, and waited for until they listen."""
+
+import json
+import os
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+START_S = 120.0
+"""How long a server may take until it listens."""
+
+
+class SupervisorError(RuntimeError):
+    """Training cannot begin or cannot go on."""
+
+
+@dataclass
+class Part:
+    """A process that belongs to the training."""
+
+    name: str
+    command: list[str]
+    log: Path
+    restarts: int
+    """How often it may still be restarted."""
+    process: "subprocess.Popen[bytes] | None" = None
+    ended: int | None = None
+    """Exit status after which it is not started again."""
+    lock: int | None = None
+    """Descriptor of the training's lock: who has it open still holds it when the supervisor is killed."""
+
+    def start(self) -> None:
+        """Start it, with its output in its log."""
+        root = str(Path(__file__).resolve().parents[1])
+        path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
+        with self.log.open("ab") as out:
+            self.process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env={**os.environ, "PYTHONPATH": path},
+                pass_fds=() if self.lock is None else (self.lock,),
+            )
+
+    def died(self) -> int | None:
+        """Its exit status if it has ended since it was last started, else None."""
+        return self.process.poll() if self.process is not None and self.ended is None else None
+
+    def tail(self, lines: int = 15) -> str:
+        """The end of its log."""
+        if not self.log.exists():
+            return ""
+        return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+
+    def address(self, note: Path) -> str:
+        """Wait until a server that was started listens.
+
+        Args:
+            note: Where it tells its `address` and `pid`.
+
+        Raises:
+            SupervisorError: If it ends, or does not listen in time.
+        """
+        assert self.process is not None
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            if (status := self.died()) is not None:
+                raise SupervisorError(f"{self.name} ended with status {status}:\n{self.tail()}")
+            try:
+                document = json.loads(note.read_text(encoding="utf-8"))
+                if document["pid"] == self.process.pid:
+                    return str(document["address"])
+            except (OSError, ValueError, KeyError):
+                pass
+            time.sleep(0.05)
+        raise SupervisorError(f"{self.name} did not listen within {START_S:.0f} s:\n{self.tail()}")
+
+    def go_on_at(self, listen: str) -> None:
+        """Have a server that is started again go on with what it knew, where it was.
+
+        Args:
+            listen: HOST:PORT.
+        """
+        self.command = [word for word in self.command if word != "--fresh"]
+        self.command[self.command.index("--listen") + 1] = listen

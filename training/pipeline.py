@@ -1,0 +1,225 @@
+"""A model whose layers are split over the ranks of a node: strategy `pipeline`, for models that one device cannot hold.
+
+Each rank keeps one stage of the model (`speech.models.stages`), its gradients and its optimizer. A batch goes through
+the stages in parts, micro-batches, so that several stages work at a time (GPipe: Huang et al. 2018, arXiv:1811.06965;
+1F1B: Narayanan et al. 2020, arXiv:2006.09503); torch.distributed.pipelining sends hidden frames forward and their
+gradients back. Weights change once a batch, by the sum over its micro-batches: the same as on one device.
+
+Synchronizes everything: staleness 0. A step sends the hidden frames of the batch, and as much back, over each border
+between two stages; weights never travel. All wait for the slowest stage; a dead one stops the node, which restarts.
+"""
+
+import logging
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+from speech.features.augment import utterance_seeds
+from speech.models import AcousticModel
+from speech.models.stages import Stage, split_model
+from training.checkpoint import cpu_weights
+from training.compute import Learner, Losses, distinct
+from training.data import Batch
+from training.group import NodeGroup
+from training.job import TrainJob
+from training.validation import ctc_losses
+
+# a schedule is made for every batch, and says so every time
+logging.getLogger("torch.distributed.pipelining").setLevel(logging.WARNING)
+
+
+@dataclass
+class Transcripts:
+    """Tokens [batch, most tokens] and how many each utterance has [batch]."""
+
+    tokens: Tensor
+    token_lengths: Tensor
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What all ranks know of a batch, from rank 0.
+
+    Attributes:
+        frames: Feature frames of each utterance [batch].
+        width: Feature frames that the batch is padded to.
+        transcripts: For the last stage.
+        seconds: Audio.
+        unreadable: Utterances that are lost with damaged shards.
+    """
+
+    frames: Tensor
+    width: int
+    transcripts: Transcripts
+    seconds: float
+    unreadable: int
+
+    def to_message(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "frames": self.frames.tolist(),
+            "width": self.width,
+            "tokens": self.transcripts.tokens.tolist(),
+            "token_lengths": self.transcripts.token_lengths.tolist(),
+            "seconds": self.seconds,
+            "unreadable": self.unreadable,
+        }
+
+    @classmethod
+    def from_message(cls, message: dict[str, Any]) -> "Plan":
+        """From what `to_message` gave."""
+        rest = {name: message[name] for name in ("width", "seconds", "unreadable")}
+        frames, tokens, lengths = (torch.tensor(message[name]) for name in ("frames", "tokens", "token_lengths"))
+        return cls(frames, transcripts=Transcripts(tokens, lengths), **rest)
+
+    def cut(self, micro_batches: int) -> tuple[int, int]:
+        """Utterances of a micro-batch, and how many of these there are; the last may have to be filled up."""
+        size = math.ceil(len(self.frames) / micro_batches)
+        return size, math.ceil(len(self.frames) / size)
+
+
+class _Mixed(nn.Module):
+    """A stage in mixed precision, forward only."""
+
+    def __init__(self, stage: Stage, amp: bool) -> None:
+        super().__init__()
+        self.stage, self.amp = stage, amp
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=self.amp):
+            out: Tensor = self.stage(x, lengths)
+        return out
+
+
+class PipelineLearner(Learner):
+    """One rank's stage of a model; used as a `training.compute.Learner` is, by all ranks of the node together.
+
+    `model`, `flat` and `optimizer` are those of the stage.
+
+    Args:
+        job: What to train.
+        device: Where this stage is.
+        group: The node's ranks, one a stage; at least two.
+
+    Raises:
+        ValueError: If the model has fewer layers than the node has ranks.
+    """
+
+    def __init__(self, job: TrainJob, device: torch.device, group: NodeGroup) -> None:
+        self.group = group
+        self._shapes: list[dict[str, Tensor]] = []
+        super().__init__(job, device)
+        assert isinstance(self.model, Stage)
+        self.stage: Stage = self.model
+
+    def _initial_model(self) -> nn.Module:
+        whole = super()._initial_model()
+        assert isinstance(whole, AcousticModel)
+        stages = split_model(whole, self.group.size)
+        self._shapes = [{n: t.to("meta") for n, t in stage.state_dict().items()} for stage in stages]
+        return stages[self.group.rank]
+
+    # --- a step
+
+    def gradient(self, batch: Batch | None, seed: int, epoch: int) -> Losses:
+        """Add the gradient of a batch's summed loss to the flat gradients of all stages, which are cleared first.
+
+        Args:
+            batch: Utterances, or None; only rank 0's counts.
+            seed: Of this rank's dropout.
+            epoch: Augmentation is a pure function of the run's seed, this and the utterance.
+
+        Returns:
+            The whole batch's sums, the same at all ranks.
+        """
+        self.flat.zero_grad()
+        torch.manual_seed(seed)
+        feats, message = self._front(batch, epoch) if self.group.rank == 0 else (None, {})
+        plan = Plan.from_message(self.group.tell(message))
+        if not len(plan.frames):
+            return Losses(unreadable=plan.unreadable)
+        loss, unalignable = self._pass(feats, plan)
+        # the last stage alone has seen the loss
+        loss, unalignable = self.group.gather_numbers([loss, unalignable])[-1]
+        tokens = int(plan.transcripts.token_lengths.sum())
+        return Losses(loss, tokens, len(plan.frames), unalignable, plan.seconds, plan.unreadable)
+
+    def _front(self, batch: Batch | None, epoch: int) -> tuple[Tensor | None, dict[str, Any]]:
+        """Features of a batch, and what the other ranks need to know of it."""
+        lost = batch.unreadable if batch else 0
+        if batch is None or not batch.ids:
+            none = torch.zeros(0, dtype=torch.int64)
+            return None, Plan(none, 0, Transcripts(none[:, None], none), 0.0, lost).to_message()
+        feats, frames = self._augmented(batch, utterance_seeds(self.job.seed, epoch, distinct(batch.ids)))
+        transcripts = Transcripts(batch.tokens, batch.token_lengths)
+        return feats, Plan(frames.cpu(), feats.shape[1], transcripts, batch.seconds, lost).to_message()
+
+    def _pass(self, feats: Tensor | None, plan: Plan) -> tuple[float, float]:
+        """All micro-batches forward and backward; the loss and the unalignable utterances, at the last stage."""
+        size, parts = plan.cut(self.cfg.pipeline.micro_batches)
+        fill = size * parts - len(plan.frames)
+        lengths = F.pad(plan.frames, (0, fill))
+        unalignable = 0
+
+        def loss_of(log_probs: Tensor, rows: Tensor) -> Tensor:
+            nonlocal unalignable
+            rows = rows[rows < len(plan.frames)]  # without what only fills up
+            transcripts = Transcripts(plan.transcripts.tokens[rows], plan.transcripts.token_lengths[rows])
+            frames = self.stage.num_frames(plan.frames[rows]).to(log_probs.device)
+            losses, count = ctc_losses(log_probs[: len(rows)], frames, transcripts)
+            unalignable += count
+            return losses.sum()
+
+        # 1F1B needs as many micro-batches as stages
+        one = self.cfg.pipeline.schedule == "1f1b" and parts >= self.group.size
+        kind = Schedule1F1B if one else ScheduleGPipe
+        schedule = kind(self._place(plan.width, size), parts, loss_of, scale_grads=False)
+        inputs = () if feats is None else (F.pad(feats, (0, 0, 0, 0, 0, fill)),)
+        losses: list[Tensor] = []
+        rows = torch.arange(size * parts)
+        schedule.step(*inputs, target=rows, losses=losses, return_outputs=False, lengths=lengths.to(self.device))
+        return sum(float(loss.detach()) for loss in losses), unalignable
+
+    def _place(self, width: int, size: int) -> PipelineStage:
+        """This stage for micro-batches of a shape: stated here, since torch would pickle shapes to tell them."""
+        stage = self.stage
+        inner = int(stage.num_frames(torch.tensor(max(1, width))))
+        shape_in = (size, width if stage.is_first else inner, stage.in_width)
+        shape_out = (size, inner, stage.out_width)
+        given, made = (torch.empty(shape, device="meta") for shape in (shape_in, shape_out))
+        return PipelineStage(
+            _Mixed(stage, self.amp), self.group.rank, self.group.size, self.device, input_args=given, output_args=made
+        )
+
+    def _grad_norm(self) -> float:
+        """L2 norm over the gradients of all stages."""
+        mine = float(self.flat.grad_norm())
+        return math.sqrt(sum(square for (square,) in self.group.gather_numbers([mine * mine])))
+
+    # --- the whole model's weights
+
+    def gather_state(self) -> dict[str, Tensor] | None:
+        """The whole model's state by name, on the CPU, at rank 0; None at the others. All ranks call it together."""
+        mine = list(cpu_weights(self.model).values())
+        parts = self.group.collect(mine, [list(shapes.values()) for shapes in self._shapes])
+        if self.group.rank:
+            return None
+        return {
+            name: tensor
+            for shapes, tensors in zip(self._shapes, parts, strict=True)
+            for name, tensor in zip(shapes, tensors, strict=True)
+        }
+
+    def load_state(self, weights: dict[str, Tensor]) -> None:
+        """Take over this stage's part of the whole model's state.
+
+        Raises:
+            RuntimeError: If some of it is missing or has other shapes.
+        """
+        mine = self._shapes[self.group.rank]
+        self.model.load_state_dict({name: tensor for name, tensor in weights.items() if name in mine})

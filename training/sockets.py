@@ -1,0 +1,181 @@
+"""Where a training's servers listen and how one connects to them: TCP, encrypted with the ring's key (CurveZMQ)."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from training.exchange.keys import RingKey, is_local, secure_client, secure_server
+
+_ANY_HOST = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - compared, not bound
+_REFUSALS = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+
+
+class AddressError(ValueError):
+    """No address to listen at or to connect to; the message names the remedy."""
+
+
+def read_address(note: Path) -> str | None:
+    """HOST:PORT at which the server that writes this note listens or has listened last; None if there was none."""
+    try:
+        return str(json.loads(note.read_text(encoding="utf-8"))["address"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def split_address(address: str, field: str) -> tuple[str, int]:
+    """Host and port.
+
+    Args:
+        address: HOST:PORT.
+        field: What it is, for the message.
+
+    Raises:
+        AddressError: If it is no such thing.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        raise AddressError(f"{field} is {address!r}: give HOST:PORT, such as 127.0.0.1:7000")
+    return host, int(port)
+
+
+def beside(address: str, other: str) -> str:
+    """How to reach a server that listens on the machine of another one, where it told a loopback address.
+
+    Args:
+        address: HOST:PORT, as the server told.
+        other: HOST:PORT at which the other one is reached from here.
+    """
+    host, port = split_address(address, "the server's address")
+    return f"{split_address(other, 'the other address')[0] if is_local(f'tcp://{address}') else host}:{port}"
+
+
+def listening_endpoint(listen: str, note: Path, fresh: bool) -> str:
+    """The endpoint to bind: with port 0, the one that clients know from before if the server goes on.
+
+    Raises:
+        AddressError: If it is no HOST:PORT.
+    """
+    host, port = split_address(listen, "launch.listen")
+    if not port and not fresh and (before := read_address(note)) is not None:
+        port = split_address(before, str(note))[1]
+    return f"tcp://{host}:{port}"
+
+
+def bind(
+    context: "zmq.Context[Any]", endpoint: str, key: RingKey | None, longest: int, silence_s: float = 20.0
+) -> "zmq.Socket[bytes]":
+    """A server's socket.
+
+    Args:
+        context: Of the socket.
+        endpoint: Where to listen.
+        key: The ring's key.
+        longest: Bytes of a frame at most.
+        silence_s: A connection over which nothing has come for so long is closed.
+
+    Raises:
+        AddressError: If the address is taken, or not of this machine.
+        ValueError: If other machines can reach it and there is no key.
+    """
+    socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
+    _set_up(socket, endpoint, longest, silence_s)
+    secure_server(context, socket, key, endpoint)
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        where = endpoint.removeprefix("tcp://")
+        if error.errno == zmq.EADDRINUSE:
+            raise AddressError(f"{where} is in use: set launch.listen to another port, or 0 for a free one") from error
+        raise AddressError(
+            f"cannot listen at {where} ({error}): set launch.listen to an address of this machine"
+        ) from error
+    return socket
+
+
+def announce(socket: "zmq.Socket[bytes]", note: Path) -> str:
+    """Tell where a server listens, as JSON `address` and `pid`, in one move; call it once requests can be answered.
+
+    Returns:
+        HOST:PORT, as it is bound.
+    """
+    address = socket.getsockopt_string(zmq.LAST_ENDPOINT).removeprefix("tcp://")
+    host, port = split_address(address, "the endpoint")
+    scratch = note.with_name(f".{note.stem}-{os.getpid()}.json")
+    document = {"address": f"{_ANY_HOST.get(host, host)}:{port}", "pid": os.getpid()}
+    scratch.write_text(json.dumps(document), encoding="utf-8")
+    scratch.replace(note)
+    return address
+
+
+class Connection:
+    """A client's socket, which ZeroMQ connects again and again, and what became of the handshakes.
+
+    Args:
+        context: Of the sockets.
+        address: HOST:PORT.
+        key: The ring's key.
+        longest: Bytes of a frame at most.
+        silence_s: A connection over which nothing has come for so long is opened anew.
+
+    Attributes:
+        socket: For requests and answers.
+        monitor: Can be read when there is something for `look`.
+        refused: Whether the server has refused the key.
+        handshakes: How often the connection has been made.
+
+    Raises:
+        AddressError: If the address is malformed.
+        ValueError: If there is no key and the server is on another machine.
+    """
+
+    def __init__(
+        self,
+        context: "zmq.Context[Any]",
+        address: str,
+        key: RingKey | None,
+        longest: int,
+        silence_s: float = 20.0,
+    ) -> None:
+        split_address(address, "the server's address")
+        endpoint = f"tcp://{address}"
+        self.refused, self.handshakes = False, 0
+        self.socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
+        _set_up(self.socket, endpoint, longest, silence_s)
+        self.socket.setsockopt(zmq.RECONNECT_IVL, 100)
+        self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        # what is sent while nobody listens is repeated anyway, and must not pile up
+        self.socket.setsockopt(zmq.IMMEDIATE, 1)
+        try:
+            secure_client(self.socket, key, endpoint)
+        except ValueError:
+            self.socket.close()
+            raise
+        self.monitor = self.socket.get_monitor_socket(_REFUSALS | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        self.socket.connect(endpoint)
+
+    def look(self) -> None:
+        """Take note of what has become of handshakes."""
+        while self.monitor.poll(0):
+            event = parse_monitor_message(self.monitor.recv_multipart())["event"]
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self.handshakes += 1
+            elif event & _REFUSALS:
+                self.refused = True
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.socket.disable_monitor()
+        self.monitor.close(0)
+        self.socket.close(0)
+
+
+def _set_up(socket: "zmq.Socket[bytes]", endpoint: str, longest: int, silence_s: float) -> None:
+    socket.linger = 0
+    socket.setsockopt(zmq.MAXMSGSIZE, longest)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, 5000)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(1000 * silence_s))
+    socket.setsockopt(zmq.IPV6, int("[" in endpoint))

@@ -1,0 +1,193 @@
+"""What a rank does between a gradient and the next: reach the other learners, and change the weights."""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from training.accounts import Part, together
+from training.checkpoint import Kept, cpu_weights, mean_weights
+from training.comm_hooks import build_hook
+from training.compute import Learner, Losses
+from training.group import GradientReducer, NodeGroup
+from training.optim import load_optimizer_tensors, optimizer_tensors
+from training.ring import Ring
+
+Weights = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """A step of the node.
+
+    Attributes:
+        parts: Of all its ranks.
+        norm: The gradient's L2 norm before clipping.
+        good: Whether loss and gradient were finite, so that the weights have changed.
+    """
+
+    parts: list[Part]
+    norm: float
+    good: bool
+
+
+class Stepper(Protocol):
+    """One strategy at one rank.
+
+    Attributes:
+        apart: Whether each rank keeps something that the others do not have, so that all leave checkpoints.
+        turns: Batches that ranks may train on before they talk to each other again.
+        split: Whether a batch is divided among the ranks.
+        measured: Fields of `Part` that the journal tells.
+    """
+
+    apart: bool
+    turns: int
+    split: bool
+    measured: tuple[str, ...]
+
+    def begin(self, session: str) -> None:
+        """The weights are those that a session begins with, at all nodes."""
+
+    def start(self, step: int) -> None:
+        """Training goes on from here."""
+
+    def step(self, losses: Losses, lost: bool, lr: float) -> None:
+        """Apply the gradient that was just computed, in whatever way.
+
+        Args:
+            losses: Of this rank's part of the batch.
+            lost: Whether this rank has found too many damaged shards.
+            lr: Learning rate of the step.
+        """
+
+    def after(self, step: int) -> None:
+        """A step is over."""
+
+    def results(self) -> list[Stepped]:
+        """The steps since the last call, as all ranks made them; all ranks call it together."""
+
+    def idle(self, step: int) -> None:
+        """There is nothing to train at present."""
+
+    def fetch(self) -> bool:
+        """Take over what others have, as a newcomer; False if nobody has finite weights."""
+
+    def forget(self) -> None:
+        """Other weights come, which are not the others'."""
+
+    def conclude(self) -> None:
+        """All work is done."""
+
+    def model(self) -> Weights | None:
+        """The model as it would be if training ended now: at rank 0; all ranks call it together."""
+
+    def keep(self) -> Kept:
+        """A copy of everything that a resume needs."""
+
+    def restore(self, kept: Kept) -> None:
+        """Put back what `keep` gave."""
+
+    def merge(self, replicas: list[Weights]) -> Weights:
+        """Weights to begin with, of the replicas of another number of ranks."""
+
+
+class RingStepper:
+    """Gradients are all-reduced within the node; other nodes' weights are averaged into its own meanwhile.
+
+    The path of `single`, `scpsgd`, `onebit`, `adpsgd` and `h-adpsgd` (arXiv:1904.04956, 1710.06952, 1907.05701).
+
+    Args:
+        learner: Model and optimizer.
+        group: The node's ranks.
+        ring: Other nodes.
+    """
+
+    turns, split = 1, True
+
+    def __init__(self, learner: Learner, group: NodeGroup, ring: Ring) -> None:
+        self.learner, self.group, self.ring = learner, group, ring
+        hook = build_hook(learner.cfg, group.device) if group.size > 1 else None
+        self.reducer, self.hook = GradientReducer(group, learner.flat, hook=hook), hook
+        self.apart = hook is not None and hook.state is not None
+        self.measured: tuple[str, ...] = ("exchange_s", "staleness", "distance") if ring.exchange else ()
+        self._results: list[Stepped] = []
+
+    def begin(self, session: str) -> None:
+        """See `Stepper.begin`."""
+
+    def start(self, step: int) -> None:
+        """See `Stepper.start`."""
+        self.ring.start(step)
+
+    def step(self, losses: Losses, lost: bool, lr: float) -> None:
+        """See `Stepper.step`."""
+        self.reducer.finish()
+        part = Part.of(losses, self.ring.ready(), self.ring.stats(), lost)
+        parts = [Part.from_list(values) for values in self.group.gather_numbers(part.to_list())]
+        sums = together(parts)
+        norm = self.learner.scale_gradient(sums.tokens)
+        good = math.isfinite(norm) and math.isfinite(sums.loss)
+        if all(part.ready for part in parts):
+            self.ring.average()
+        if good and sums.utterances:
+            self.learner.update(lr)
+        elif self.hook:
+            self.hook.forget()
+        self._results.append(Stepped(parts, norm, good))
+
+    def after(self, step: int) -> None:
+        """See `Stepper.after`."""
+        self.ring.after_step(step)
+
+    def results(self) -> list[Stepped]:
+        """See `Stepper.results`."""
+        results, self._results = self._results, []
+        return results
+
+    def idle(self, step: int) -> None:
+        """See `Stepper.idle`."""
+        self.ring.idle(step)
+
+    def fetch(self) -> bool:
+        """See `Stepper.fetch`."""
+        return self.ring.take_from_neighbour()
+
+    def forget(self) -> None:
+        """See `Stepper.forget`."""
+        if self.hook:
+            self.hook.forget()
+
+    def conclude(self) -> None:
+        """See `Stepper.conclude`."""
+
+    def model(self) -> Weights | None:
+        """See `Stepper.model`: all ranks have the same weights."""
+        return cpu_weights(self.learner.model) if self.group.rank == 0 else None
+
+    def keep(self) -> Kept:
+        """See `Stepper.keep`."""
+        return keep(self.learner, self.hook.state_tensors() if self.hook else None)
+
+    def restore(self, kept: Kept) -> None:
+        """See `Stepper.restore`."""
+        restore(self.learner, kept)
+        if self.hook:
+            self.hook.load_tensors(kept.state)
+
+    def merge(self, replicas: list[Weights]) -> Weights:
+        """See `Stepper.merge`."""
+        return mean_weights(replicas)
+
+
+def keep(learner: Learner, state: Weights | None = None) -> Kept:
+    """A copy of a learner's model and optimizer, and of what its strategy remembers."""
+    copied = {name: tensor.detach().clone().cpu() for name, tensor in (state or {}).items()}
+    return Kept(cpu_weights(learner.model), optimizer_tensors(learner.optimizer), copied)
+
+
+def restore(learner: Learner, kept: Kept) -> None:
+    """Put a copy's model and optimizer back."""
+    load_optimizer_tensors(learner.optimizer, kept.optimizer)
+    learner.model.load_state_dict(kept.weights)

@@ -1,12 +1,13 @@
 """What the three experiments run, and when a training counts as converged."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Literal
 
 from benchmarks.experiment_runs import Problems, Record, Results, Run
 
-RATES = (0.00316, 0.01, 0.0316, 0.1, 0.316, 1.0)
+RATES = (0.00316, 0.01, 0.0316, 0.1, 0.316)
 """Two to a decade, the same for all methods and batches."""
 UNLEARNED = math.log(10)
 """Held-out loss, nats per word, of the best model that does not listen: ten words, equally likely."""
@@ -15,7 +16,7 @@ CONVERGED = UNLEARNED / 2
 TARGET = 0.5
 """Held-out loss, nats per word, whose virtual time is compared."""
 
-BATCHES = (64, 128, 256, 512)
+BATCHES = (64, 128, 256, 512, 1024)
 HEADLINE_LEARNERS = 16
 HEADLINE = (
     ("scpsgd", ()),
@@ -40,8 +41,23 @@ STRATEGIES = (
     ("easgd", ()),
     ("hogwild", ()),
 )
-STRATEGY_RATES = (0.01, 0.0316, 0.1)
+STRATEGY_RATES = (0.0316, 0.01, 0.00316)
+"""In this order, until one converges."""
+RECIPE_BATCHES = (64, 128, 256)
 RING_LEARNERS, RING_BATCH, RING_RATES = (8, 16, 32, 64), 64, (0.0316,)
+
+RECIPES: tuple[tuple[Literal["sgd", "adamw"], float, float], ...] = (
+    ("sgd", 5.0, 0.0316),
+    ("sgd", 0.0, 0.0316),
+    ("sgd", 0.0, 0.1),
+    ("adamw", 5.0, 0.01),
+)
+"""Optimizer, norm that gradients are clipped to, learning rate: the pilot that the others' recipe was chosen by."""
+
+
+def recipes(batch: int) -> list[Run]:
+    """One learner with each recipe."""
+    return [Run("scpsgd", 1, batch, lr, clip=clip, optimizer=kind) for kind, clip, lr in RECIPES]
 
 
 def headline(batch: int, strategy: str, options: tuple[str, ...]) -> list[Run]:
@@ -51,7 +67,7 @@ def headline(batch: int, strategy: str, options: tuple[str, ...]) -> list[Run]:
 
 
 def strategies(strategy: str, options: tuple[str, ...]) -> list[Run]:
-    """The learning rates of one method on equal machines, ascending."""
+    """The learning rates of one method on equal machines, in the order in which they are tried."""
     first = Run(strategy, STRATEGY_LEARNERS, STRATEGY_BATCH, STRATEGY_RATES[0], options, looks=2)
     if strategy == "h-adpsgd":
         first = replace(first, per_machine=2)
@@ -68,16 +84,27 @@ def rings() -> list[Run]:
     ]
 
 
-def sweep(runs: list[Run], results: Results, problems: Problems) -> Iterator[Record]:
-    """Make runs of ascending learning rates, up to the first that ends in numbers that are none."""
-    for run in runs:
-        record = results.ensure(run, problems)
-        yield record
-        if record["loss"] is None:
-            return
+def sweep(runs: Sequence[Run], results: Results, problems: Problems) -> Iterator[Record]:
+    """Make runs of ascending learning rates, from the middle one upwards and then downwards.
+
+    A direction is left when its last run came to nothing that is a number (upwards only), or when it was worse than
+    the best so far and that one has converged: so where nothing converges, all rates are tried.
+    """
+    middle = len(runs) // 2
+    top = results.ensure(runs[middle], problems)
+    yield top
+    for direction, part in ((1, runs[middle + 1 :]), (-1, runs[:middle][::-1])):
+        for run in part:
+            record = results.ensure(run, problems)
+            yield record
+            worse = record["loss"] is None or (top["loss"] is not None and record["loss"] >= top["loss"])
+            if not worse:
+                top = record
+            if (direction > 0 and record["loss"] is None) or (worse and converged(top)):
+                break
 
 
-def best(runs: list[Run], results: Results) -> Record | None:
+def best(runs: Sequence[Run], results: Results) -> Record | None:
     """The run with the lowest held-out loss; None if none has come to an end."""
     found = [record for run in runs if (record := results.get(run)) is not None and record["loss"] is not None]
     return min(found, key=lambda record: record["loss"], default=None)

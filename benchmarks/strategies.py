@@ -1,6 +1,7 @@
-"""The same recipe trained by one, two and four learners: word error rate by strategy.
+"""The same recipe trained by one, two and four learners, and by every strategy: word error rate by strategy.
 
     python -m benchmarks.strategies [--json] [--config configs/fsdd.yaml] [--set FIELD=VALUE ...] [--worlds single ...]
+    python -m benchmarks.strategies --rivals         # the methods that people compare with, two learners each
 
 Every world trains the same number of epochs at the same global batch and learning rate. Runs are cached in the data
 folder, so an interrupted round continues.
@@ -21,11 +22,23 @@ WORLDS = {
     "adpsgd-4": ("adpsgd", 4, 1),
     "h-adpsgd-2x2": ("h-adpsgd", 2, 2),
 }
+RIVALS = {
+    "sdpsgd-2": ("sdpsgd", 1, 2),
+    "d1d-2": ("d1d", 1, 2),
+    "ma-2": ("ma", 1, 2),
+    "bmuf-2": ("bmuf", 1, 2),
+    "onebit-2": ("onebit", 1, 2),
+    "pipeline-2": ("pipeline", 1, 2),
+    "asgd-2": ("asgd", 2, 1),
+    "easgd-2": ("easgd", 2, 1),
+    "hogwild-2": ("hogwild", 2, 1),
+}
+ALL = WORLDS | RIVALS
 
 
 def run(config: Path, world: str, overrides: list[str]) -> dict[str, Any]:
     """Train and score one world; the row for the table."""
-    strategy, nodes, learners = WORLDS[world]
+    strategy, nodes, learners = ALL[world]
     changes = [f"train.strategy={strategy}", f"train.nodes={nodes}", f"train.learners_per_node={learners}", *overrides]
     command = [sys.executable, "-m", "flows.cli.app", "run", str(config), "--plain", "--until", "score", "--json"]
     for change in changes:
@@ -52,10 +65,11 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--config", type=Path, default=ROOT / "configs" / "fsdd.yaml")
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="FIELD=VALUE")
-    parser.add_argument("--worlds", nargs="+", choices=WORLDS, default=list(WORLDS))
+    parser.add_argument("--worlds", nargs="+", choices=ALL, default=list(WORLDS))
+    parser.add_argument("--rivals", action="store_true", help="the other methods' worlds of two")
     args = parser.parse_args()
     rows = []
-    for world in args.worlds:
+    for world in RIVALS if args.rivals else args.worlds:
         row = run(args.config, world, args.overrides)
         rows.append(row)
         if not args.json:

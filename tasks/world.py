@@ -24,6 +24,7 @@ def check_world(run: Run) -> None:
     cfg = run.config.train
     check_launch(cfg)
     check_devices(cfg)
+    check_layers(cfg, run.config.model.layers)
     check_shards(cfg, set_url(run, "train"))
     if cfg.launch.kind == "prefect":
         check_pool(cfg.launch.pool, run.config.name)
@@ -113,6 +114,19 @@ def check_devices(cfg: TrainConfig, gpus: int | None = None) -> None:
         raise StageError(
             f"train.learners_per_node is {cfg.learners_per_node} but this machine has {gpus} GPU(s): use at most "
             f"{gpus}, or train.device=cpu"
+        )
+
+
+def check_layers(cfg: TrainConfig, layers: int) -> None:
+    """At least one layer of the model for every learner of a pipeline.
+
+    Raises:
+        StageError: If there are fewer.
+    """
+    if cfg.strategy == "pipeline" and layers < cfg.learners_per_node:
+        raise StageError(
+            f"train.learners_per_node is {cfg.learners_per_node} but model.layers is {layers}, and every learner of a "
+            f"pipeline needs a layer: use train.learners_per_node={layers} or fewer, or raise model.layers"
         )
 
 

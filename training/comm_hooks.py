@@ -35,7 +35,7 @@ class Memory(Protocol):
         """A copy by name, on the CPU."""
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Put back what `state_tensors` gave at this rank."""
+        """Put back what `state_tensors` gave at this rank; without anything, begin anew."""
 
     def forget(self) -> None:
         """Drop all errors: they belong to other weights, or are no longer finite."""
@@ -178,7 +178,7 @@ class OneBitState:
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
         """See `Memory.load_tensors`."""
         self.forget()
-        self.step = int(tensors["step"])
+        self.step = int(tensors.get("step", 0))
         self._restored = _numbered(tensors, "error")
 
     def forget(self) -> None:
@@ -268,7 +268,7 @@ class PowerSgdState(powerSGD_hook.PowerSGDState):
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
         """See `Memory.load_tensors`."""
-        self.iter = int(tensors["step"])
+        self.iter = int(tensors.get("step", 0))
         for name, memory in self._memories():
             memory.clear()
             memory |= {number: tensor.to(self.device) for number, tensor in _numbered(tensors, name).items()}
@@ -299,8 +299,8 @@ def build_hook(cfg: TrainConfig, device: torch.device) -> CommHook | None:
     if cfg.comm_hook == "powersgd":
         if device.type == "cpu" and torch.cuda.is_available():
             raise ValueError(
-                "comm_hook powersgd waits for the GPU of this machine, but train.device is a CPU: use device=cuda, hide "
-                "the GPU with CUDA_VISIBLE_DEVICES=, or use comm_hook=bf16"
+                "comm_hook powersgd waits for the GPU of this machine, but train.device is a CPU: use device=cuda, or "
+                "hide the GPU with CUDA_VISIBLE_DEVICES=, or use comm_hook=bf16"
             )
         return CommHook(powerSGD_hook.powerSGD_hook, PowerSgdState(device))
     return None

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from training.accounts import Accounts
 from training.batching import derive_seed, plan_node
@@ -13,14 +12,13 @@ from training.data import SpeechDataset
 from training.job import TrainJob
 from training.sampling import Draws
 from training.schedule import learning_rate
-from training.stepping import Stepped, Stepper
+from training.stepping import Rows, Stepped, Stepper
 from training.store.messages import Progress
 from training.store.node_client import NodeClient
 from training.store.worklist import WHOLE, Assignment
 from training.traces import Traces, Wanted
 
 Orders = dict[str, Any]
-Rows = NDArray[np.int64]
 
 READ_AHEAD = 3
 """Batches that one thread loads ahead."""

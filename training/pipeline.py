@@ -74,7 +74,9 @@ class Plan:
     def from_message(cls, message: dict[str, Any]) -> "Plan":
         """From what `to_message` gave."""
         rest = {name: message[name] for name in ("width", "seconds", "unreadable")}
-        frames, tokens, lengths = (torch.tensor(message[name]) for name in ("frames", "tokens", "token_lengths"))
+        # the type is stated for lists without a number
+        names = ("frames", "tokens", "token_lengths")
+        frames, tokens, lengths = (torch.tensor(message[name], dtype=torch.int64) for name in names)
         return cls(frames, transcripts=Transcripts(tokens, lengths), **rest)
 
     def cut(self, micro_batches: int) -> tuple[int, int]:

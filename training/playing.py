@@ -5,8 +5,7 @@ others is done by torch.distributed within the node, or by the parameter server.
 """
 
 import math
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,11 +14,11 @@ from training.accounts import Part
 from training.checkpoint import Kept, cpu_weights, mean_weights
 from training.collectives import Collectives
 from training.compute import Learner, Losses
-from training.exchange.keys import RingKey
 from training.group import NodeGroup
 from training.job import TrainJob
+from training.parameter_server.client import ServerClient
 from training.shared_weights import SharedWeights
-from training.stepping import Stepped, Weights, keep, restore
+from training.stepping import Rows, Stepped, Weights, keep, restore
 from training.strategies.base import (
     AllReduce,
     Compute,
@@ -39,11 +38,6 @@ from training.strategies.base import (
 )
 from training.strategies.registry import find_method
 
-if TYPE_CHECKING:
-    from training.parameter_server.client import ServerClient
-
-OWN_PATH = ("single", "scpsgd", "onebit", "adpsgd", "h-adpsgd", "pipeline")
-"""Strategies that are no played programs: their communication overlaps with the backward pass, or is another kind."""
 MAX_TURNS = 16
 """Batches that learners train on without hearing from the store at most."""
 
@@ -103,7 +97,7 @@ class PlayedStepper:
         shared: Memory for the weights, for hogwild.
     """
 
-    apart, split = True, True
+    apart = True
     measured: tuple[str, ...] = ("staleness",)
 
     def __init__(
@@ -112,7 +106,7 @@ class PlayedStepper:
         node: int,
         learner: Learner,
         group: NodeGroup,
-        server: "ServerClient | None" = None,
+        server: ServerClient | None = None,
         shared: SharedWeights | None = None,
     ) -> None:
         cfg = job.train
@@ -168,6 +162,10 @@ class PlayedStepper:
             self.learner.flat.move(self.replica.weights.clone())
 
     # --- training
+
+    def share(self, rows: Rows) -> Rows:
+        """See `Stepper.share`."""
+        return rows[self.group.rank :: self.group.size]
 
     def step(self, losses: Losses, lost: bool, lr: float) -> None:
         """See `Stepper.step`."""
@@ -291,42 +289,6 @@ class PlayedStepper:
             else:
                 self.seat.state[name] = tensor
 
-    def merge(self, replicas: list[Weights]) -> Weights:
+    def merge(self, replicas: list[Weights]) -> None:
         """See `Stepper.merge`."""
-        return mean_weights(replicas)
-
-
-def build_stepper(
-    job: TrainJob, node: int, learner: Learner, group: NodeGroup, key: RingKey | None, memory: Path | None
-) -> PlayedStepper | None:
-    """The stepper of strategies that are programs; None for those with a path of their own.
-
-    Args:
-        job: What to train.
-        node: Number of the node.
-        learner: Model and optimizer.
-        group: The node's ranks.
-        key: The ring's key, for the parameter server.
-        memory: File for hogwild's shared weights.
-
-    Raises:
-        ValueError: If the parameter server's addresses are not known, or there is no place for shared weights.
-    """
-    cfg = job.train
-    if cfg.strategy in OWN_PATH:
-        return None
-    server = shared = None
-    size = learner.flat.weights.numel()
-    if cfg.servers:
-        if not job.servers:
-            raise ValueError(
-                f"{cfg.strategy} needs the addresses of its parameter server: start it by `starling train`"
-            )
-        server = ServerClient(job.servers, key, f"node-{node}", size, cfg.membership.store_patience_s)
-    if cfg.strategy == "hogwild":
-        if memory is None:
-            raise ValueError("hogwild shares one machine's memory: use launch.kind=local")
-        if learner.device.type != "cpu":
-            raise ValueError("hogwild shares weights in main memory: use train.device=cpu, or adpsgd")
-        shared = SharedWeights(memory, size, node, cfg.nodes)
-    return PlayedStepper(job, node, learner, group, server, shared)
+        self.learner.model.load_state_dict(mean_weights(replicas))

@@ -52,8 +52,8 @@ def main(argv: list[str]) -> int:
         argv: The setup's file and the number of the process to end with.
 
     Returns:
-        0 when training is over, 75 if it was stopped, 3 if another try would not help: it diverged, or too many shards
-        are damaged.
+        0 when training is over, 75 if it was stopped, 3 if another try would not help: it diverged, too many shards are
+        damaged, or the model cannot be split as configured.
     """
     setup_file, parent = Path(argv[0]), int(argv[1])
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
@@ -69,21 +69,28 @@ def main(argv: list[str]) -> int:
 
 def _run(job: "TrainJob", setup: NodeSetup, rank: int, size: int) -> int:
     from storage.quarantine import TooManyShardsError
-    from training.compute import Learner, pick_device, use_threads
+    from training.compute import pick_device, use_threads
     from training.exchange import ExchangeSetup, World, build_exchange
     from training.exchange.keys import RingKey
     from training.group import NodeGroup
-    from training.playing import build_stepper
     from training.store.node_client import NodeClient
+    from training.strategy_setup import build_learner, connect, share_memory
     from training.system import SystemFigures
     from training.worker import DivergedError, NoWeightsError, Worker
 
     use_threads(job.train.threads, setup.learners_here)
-    device = pick_device(job.train.device, setup.first_gpu + rank)
+    # hogwild's weights are in main memory
+    wanted = "cpu" if job.train.strategy == "hogwild" else job.train.device
+    device = pick_device(wanted, setup.first_gpu + rank)
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     run_id = os.environ.get("TORCHELASTIC_RUN_ID", "0")
     group = NodeGroup(rank, size, setup.folder / f"meet-{run_id}-{restart}", device)
-    learner = Learner(job, device)
+    try:
+        learner = build_learner(job, device, group)
+    except ValueError as error:
+        log.error("%s", error)
+        (setup.folder / GAVE_UP).write_text(str(error), encoding="utf-8")
+        return DIVERGED
     key = RingKey.load(setup.key_file) if setup.key_file else None
     start, stop = group.share(learner.flat.weights.numel())
     exchange = None
@@ -102,15 +109,15 @@ def _run(job: "TrainJob", setup: NodeSetup, rank: int, size: int) -> int:
                 world=World(setup.meeting, job.train.nodes) if setup.meeting else None,
             ),
         )
-    client, figures = None, None
+    client, figures, server = None, None, None
     worker: Worker | None = None
     try:
         if rank == 0:
             client = line = NodeClient(setup.store, key, setup.node, folder=setup.folder)
             figures = SystemFigures(setup.node, line.journal, lambda: line.progress().elapsed)
-        memory = Path(f"{setup.meeting}-weights") if setup.meeting else None
-        stepper = build_stepper(job, setup.node, learner, group, key, memory)
-        worker = Worker(job, setup.node, learner, group, exchange, client, stepper)
+        server = connect(job, setup.node, setup.store, key, learner.flat.weights.numel())
+        shared = share_memory(job, setup.node, setup.meeting, learner.flat.weights.numel())
+        worker = Worker(job, setup.node, learner, group, exchange, client, server, shared)
         worker.slow = setup.slow
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: worker.stop_requested.set())
@@ -132,6 +139,8 @@ def _run(job: "TrainJob", setup: NodeSetup, rank: int, size: int) -> int:
             client.close()
         if exchange:
             exchange.close()
+        if server:
+            server.close()
         group.close()
 
 

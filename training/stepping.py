@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from training.accounts import Part, together
@@ -15,6 +17,7 @@ from training.optim import load_optimizer_tensors, optimizer_tensors
 from training.ring import Ring
 
 Weights = dict[str, Tensor]
+Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -38,13 +41,11 @@ class Stepper(Protocol):
     Attributes:
         apart: Whether each rank keeps something that the others do not have, so that all leave checkpoints.
         turns: Batches that ranks may train on before they talk to each other again.
-        split: Whether a batch is divided among the ranks.
         measured: Fields of `Part` that the journal tells.
     """
 
     apart: bool
     turns: int
-    split: bool
     measured: tuple[str, ...]
 
     def begin(self, session: str) -> None:
@@ -52,6 +53,9 @@ class Stepper(Protocol):
 
     def start(self, step: int) -> None:
         """Training goes on from here."""
+
+    def share(self, rows: Rows) -> Rows:
+        """This rank's part of a batch."""
 
     def step(self, losses: Losses, lost: bool, lr: float) -> None:
         """Apply the gradient that was just computed, in whatever way.
@@ -89,8 +93,8 @@ class Stepper(Protocol):
     def restore(self, kept: Kept) -> None:
         """Put back what `keep` gave."""
 
-    def merge(self, replicas: list[Weights]) -> Weights:
-        """Weights to begin with, of the replicas of another number of ranks."""
+    def merge(self, replicas: list[Weights]) -> None:
+        """Begin with what another number of ranks has left."""
 
 
 class RingStepper:
@@ -104,7 +108,7 @@ class RingStepper:
         ring: Other nodes.
     """
 
-    turns, split = 1, True
+    turns = 1
 
     def __init__(self, learner: Learner, group: NodeGroup, ring: Ring) -> None:
         self.learner, self.group, self.ring = learner, group, ring
@@ -120,6 +124,10 @@ class RingStepper:
     def start(self, step: int) -> None:
         """See `Stepper.start`."""
         self.ring.start(step)
+
+    def share(self, rows: Rows) -> Rows:
+        """See `Stepper.share`."""
+        return rows[self.group.rank :: self.group.size]
 
     def step(self, losses: Losses, lost: bool, lr: float) -> None:
         """See `Stepper.step`."""
@@ -176,9 +184,9 @@ class RingStepper:
         if self.hook:
             self.hook.load_tensors(kept.state)
 
-    def merge(self, replicas: list[Weights]) -> Weights:
+    def merge(self, replicas: list[Weights]) -> None:
         """See `Stepper.merge`."""
-        return mean_weights(replicas)
+        self.learner.model.load_state_dict(mean_weights(replicas))
 
 
 def keep(learner: Learner, state: Weights | None = None) -> Kept:

@@ -11,7 +11,6 @@ import time
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from storage.objects import ObjectStore
 from storage.quarantine import TooManyShardsError
@@ -25,16 +24,17 @@ from training.exchange.base import Exchange
 from training.group import NodeGroup
 from training.job import TrainJob
 from training.membership import View
+from training.parameter_server.client import ServerClient
 from training.prefetch import Prefetcher
 from training.ring import Ring
 from training.sampling import Draws
-from training.stepping import RingStepper, Stepped, Stepper
+from training.shared_weights import SharedWeights
+from training.stepping import Rows, Stepped
 from training.store.node_client import NodeClient
+from training.strategy_setup import build_stepper
 from training.traces import Traces, Wanted, open_trace
 
 log = logging.getLogger(__name__)
-Rows = NDArray[np.int64]
-
 IDLE_S = 0.02
 """Between two looks at the store's answers when there is nothing to train."""
 JOIN_TRIES = 5
@@ -61,7 +61,8 @@ class Worker:
         group: The node's ranks.
         exchange: Averages with other nodes; None if there is one node only, or the strategy averages otherwise.
         client: Speaks with the store; at rank 0 only.
-        stepper: The strategy; by default that of `single`, `scpsgd`, `adpsgd` and `h-adpsgd`.
+        server: The parameter server, for strategies that have one.
+        shared: Memory for the weights, for hogwild.
     """
 
     def __init__(
@@ -72,12 +73,13 @@ class Worker:
         group: NodeGroup,
         exchange: Exchange | None,
         client: NodeClient | None,
-        stepper: Stepper | None = None,
+        server: ServerClient | None = None,
+        shared: SharedWeights | None = None,
     ) -> None:
         self.job, self.cfg, self.node = job, job.train, node
         self.learner, self.group, self.client = learner, group, client
         self.ring = Ring(node, group, learner.flat, exchange)
-        self.stepper: Stepper = stepper or RingStepper(learner, group, self.ring)
+        self.stepper = build_stepper(job, self.ring, learner, server, shared)
         self.name = f"{node}.{group.rank}"
         self.data = open_set(job, job.train_url)
         self.output = ObjectStore(job.output_url)
@@ -177,8 +179,7 @@ class Worker:
                 self.accounts.load(record["totals"])
             return
         replicas = [lot for one in records for lot in files_by_rank(one["files"])]
-        weights = self.stepper.merge([load_replica(self.output, lot).weights for lot in replicas])
-        self.learner.model.load_state_dict(weights)
+        self.stepper.merge([load_replica(self.output, lot).weights for lot in replicas])
 
     def _rejoin(self, _: Orders) -> None:
         """The store had given this node up, because it was stopped or cut off: come back as a newcomer."""
@@ -218,8 +219,8 @@ class Worker:
     def _turn(self, turn: Orders) -> TooManyShardsError | None:
         """One batch: its gradient, and what the strategy makes of it."""
         worked = time.thread_time()
-        batch, lost = self._take(self._mine(turn["rows"]))
-        self.prefetch.hint([self._mine(rows) for rows in turn["next"]])
+        batch, lost = self._take(self._share(turn["rows"]))
+        self.prefetch.hint([self._share(rows) for rows in turn["next"]])
         seed = derive_seed("step", self.job.seed, self.name, self.step)
         losses = self.learner.gradient(batch, seed, turn["epoch"])
         self.stepper.step(losses, lost is not None, turn["lr"])
@@ -231,10 +232,8 @@ class Worker:
         self.stepper.after(self.step)
         return lost
 
-    def _mine(self, values: list[int]) -> Rows:
-        """This rank's part of a batch."""
-        rows = np.asarray(values, dtype=np.int64)
-        return rows[self.group.rank :: self.group.size] if self.stepper.split else rows
+    def _share(self, rows: list[int]) -> Rows:
+        return self.stepper.share(np.asarray(rows, dtype=np.int64))
 
     def _take(self, rows: Rows) -> tuple[Batch | None, TooManyShardsError | None]:
         """A batch, or why there is none: an error here alone would leave the node's other ranks waiting."""

@@ -10,6 +10,7 @@ from tasks.world import (
     check_devices,
     check_key_file,
     check_launch,
+    check_layers,
     check_shards,
     check_world,
     is_loopback,
@@ -102,6 +103,15 @@ def test_a_local_node_has_a_gpu_for_each_learner_where_gpus_are_demanded(fields,
     else:
         check_devices(cfg, gpus)
     check_devices(config(**fields), 0)
+
+
+def test_every_learner_of_a_pipeline_needs_a_layer():
+    check_layers(config(strategy="pipeline", learners_per_node=4), 4)
+    check_layers(config(strategy="scpsgd", learners_per_node=4), 1)
+    with pytest.raises(
+        StageError, match=r"learners_per_node is 4 but model\.layers is 3.*learners_per_node=3 or fewer"
+    ):
+        check_layers(config(strategy="pipeline", learners_per_node=4), 3)
 
 
 def test_every_node_needs_a_shard(finished):

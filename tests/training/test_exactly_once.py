@@ -36,7 +36,10 @@ WORLDS = {
     "one": {"strategy": "single"},
     "two": {"strategy": "adpsgd", "nodes": 2},
     "two by two": {"strategy": "h-adpsgd", "nodes": 2, "learners_per_node": 2},
+    "two in blocks": {"strategy": "bmuf", "learners_per_node": 2, "bmuf": {"tau": 5}},
+    "two at a server": {"strategy": "asgd", "nodes": 2},
 }
+SLOW = ("two by two", "two in blocks", "two at a server")
 
 
 @pytest.fixture
@@ -47,7 +50,7 @@ def trace(tmp_path):
         yield folder
 
 
-@pytest.mark.parametrize("world", ["one", "two", pytest.param("two by two", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("world", ["one", "two", *(pytest.param(world, marks=pytest.mark.slow) for world in SLOW)])
 def test_three_epochs(corpus, tmp_path, trace, world):
     train(make_job(corpus, tmp_path, **WORLDS[world]))
     counts, _ = trained_ids(trace)

@@ -1,23 +1,22 @@
 """Layers split over processes: the same weights as one process gives, for every model, schedule and batch."""
 
-import os
-import subprocess
-import sys
+import json
 import textwrap
-from pathlib import Path
 
 import pytest
 import torch
+from ranks import run_ranks
 from tones import TINY
 
 from speech.models import MODELS, build_model
 from speech.models.stages import balanced, split_model
+from training.pipeline import Plan, Transcripts
 
-ROOT = Path(__file__).resolve().parents[2]
 MICRO_BATCHES = 4
 PROGRAM = textwrap.dedent(
     """
     import os, sys
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # on the CPU, wherever it runs
     from pathlib import Path
     import numpy as np
     import torch
@@ -86,28 +85,10 @@ PROGRAM = textwrap.dedent(
 )
 
 
-def run_ranks(folder, jobs, ranks):
+def run_jobs(folder, jobs, ranks):
     for number, job in enumerate(jobs):
         (folder / f"{number}.json").write_text(job.model_dump_json())
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(rank), str(ranks), str(folder)],
-            env=env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        for process in processes:
-            out, err = process.communicate(timeout=200)
-            assert process.returncode == 0, err[-3000:]
-            assert out.strip() == "fine"
-    finally:
-        for process in processes:
-            process.kill()
+    run_ranks(PROGRAM, ranks, folder)
 
 
 def job_of(corpus, folder, kind, schedule, ranks, amp="off"):
@@ -125,14 +106,14 @@ def job_of(corpus, folder, kind, schedule, ranks, amp="off"):
 
 def test_two_stages_give_the_weights_of_one_process(corpus, tmp_path):
     kinds = (("conformer", "1f1b"), ("blstm", "gpipe"))
-    run_ranks(tmp_path, [job_of(corpus, tmp_path, kind, schedule, 2) for kind, schedule in kinds], 2)
+    run_jobs(tmp_path, [job_of(corpus, tmp_path, kind, schedule, 2) for kind, schedule in kinds], 2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 @pytest.mark.parametrize("kind", MODELS)
 def test_three_stages_give_the_weights_of_one_process(corpus, tmp_path, kind, schedule):
-    run_ranks(tmp_path, [job_of(corpus, tmp_path, kind, schedule, 3, amp) for amp in ("off", "bf16")], 3)
+    run_jobs(tmp_path, [job_of(corpus, tmp_path, kind, schedule, 3, amp) for amp in ("off", "bf16")], 3)
 
 
 def model_of(kind, layers, **changes):
@@ -169,6 +150,24 @@ def test_dropout_between_lstm_layers_is_also_between_stages():
 def test_more_stages_than_layers_are_refused():
     with pytest.raises(ValueError, match=r"model.layers is 2, which cannot be split into 3 stages: use at most"):
         split_model(model_of("conformer", 2), 3)
+
+
+def test_a_batch_without_a_single_token_is_told_as_it_is():
+    transcripts = Transcripts(torch.zeros(3, 0, dtype=torch.int64), torch.zeros(3, dtype=torch.int64))
+    plan = Plan(torch.tensor([5, 2, 0]), 5, transcripts, 1.5, 2)
+    told = Plan.from_message(json.loads(json.dumps(plan.to_message())))
+    assert told.transcripts.tokens.shape == (3, 0)
+    assert not told.transcripts.tokens.is_floating_point()
+    assert told.to_message() == plan.to_message()
+
+
+@pytest.mark.parametrize(
+    ("utterances", "micro_batches", "cut"),
+    [(8, 4, (2, 4)), (9, 4, (3, 3)), (10, 4, (3, 4)), (3, 4, (1, 3)), (5, 1, (5, 1))],
+)
+def test_micro_batches_are_equal_and_none_is_empty(utterances, micro_batches, cut):
+    none = torch.zeros(utterances, dtype=torch.int64)
+    assert Plan(none, 1, Transcripts(none[:, None], none), 0.0, 0).cut(micro_batches) == cut
 
 
 @pytest.mark.parametrize(

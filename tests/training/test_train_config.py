@@ -16,6 +16,8 @@ from training.config import TrainConfig
         ("adpsgd", 5, 1),
         ("h-adpsgd", 2, 2),
         ("h-adpsgd", 3, 1),
+        *((name, 1, 3) for name in ("sdpsgd", "d1d", "ma", "bmuf", "onebit", "pipeline")),
+        *((name, 3, 1) for name in ("asgd", "easgd", "hogwild")),
     ],
 )
 def test_worlds_that_can_be(strategy, nodes, per_node):
@@ -30,6 +32,8 @@ def test_worlds_that_can_be(strategy, nodes, per_node):
         ("scpsgd", 3, 2, "nodes is 3", "nodes=1, or adpsgd"),
         ("single", 1, 2, "learners_per_node is 2", "learners_per_node=1, or scpsgd"),
         ("adpsgd", 2, 2, "learners_per_node is 2", "learners_per_node=1, or h-adpsgd"),
+        ("bmuf", 2, 2, "nodes is 2", "nodes=1, or adpsgd"),
+        ("asgd", 2, 2, "learners_per_node is 2", "learners_per_node=1, or h-adpsgd"),
     ],
 )
 def test_worlds_that_cannot_be_are_refused_with_the_remedy(strategy, nodes, per_node, field, remedy):
@@ -50,6 +54,11 @@ def test_worlds_that_cannot_be_are_refused_with_the_remedy(strategy, nodes, per_
         ({"membership": {"beat_s": 0}}, r"membership\.beat_s"),
         ({"membership": {"dead_after": 3}}, r"membership\.dead_after"),
         ({"launch": {"kind": "slurm"}}, r"launch\.kind"),
+        ({"bmuf": {"eta": 1.0}}, r"bmuf\.eta"),
+        ({"onebit": {"block": 12}}, r"onebit\.block"),
+        ({"strategy": "bmuf", "comm_hook": "bf16"}, "comm_hook is bf16 but bmuf .* scpsgd or h-adpsgd"),
+        ({"strategy": "hogwild", "launch": {"kind": "external"}}, "hogwild shares one machine's memory"),
+        ({"strategy": "hogwild", "device": "cuda"}, "hogwild shares weights in main memory"),
     ],
 )
 def test_other_nonsense_is_refused_by_the_fields_name(values, field):
@@ -60,3 +69,8 @@ def test_other_nonsense_is_refused_by_the_fields_name(values, field):
 def test_the_default_is_one_learner():
     cfg = TrainConfig()
     assert (cfg.strategy, cfg.nodes, cfg.learners_per_node) == ("single", 1, 1)
+
+
+def test_only_strategies_with_a_parameter_server_have_processes_of_one():
+    assert [TrainConfig(strategy=name).servers for name in ("single", "adpsgd", "asgd", "easgd")] == [0, 0, 1, 1]
+    assert TrainConfig.model_validate({"strategy": "easgd", "easgd": {"servers": 3}}).servers == 3

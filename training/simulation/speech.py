@@ -188,8 +188,9 @@ class Speech:
         for place, one in enumerate(numbers):
             shares[place, : len(one)] = 1.0 / self._train.tokens(one)
         batch = self._train.batch(square.ravel())
+        inputs = batch.inputs.view(*square.shape, *batch.inputs.shape[1:])
         leaf = torch.stack(list(weights)).requires_grad_()
-        log_probs, frames = stack(leaf, batch.inputs.unflatten(0, square.shape), batch.lengths.view(square.shape))
+        log_probs, frames = stack(leaf, inputs, batch.lengths.view(square.shape))
         losses = ctc_losses(log_probs.flatten(0, 1), frames.flatten(), batch)[0]
         (losses * shares.flatten()).sum().backward()  # type: ignore[no-untyped-call]
         assert leaf.grad is not None

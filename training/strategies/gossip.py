@@ -45,11 +45,12 @@ def h_adpsgd(seat: Seat, cfg: GossipConfig) -> Program:
         g = mean over the node of grad(W_node);  W_node <- (W_node + W_other) / 2 meanwhile;  W_node -= lr · g
 
     L learners in nodes of N converge as L/N learners do. With one node this is `scpsgd`; with nodes of one, `adpsgd`.
-    The first learner of a node exchanges for it, and hands on what the exchange has brought.
+    Here, the first learner of a node exchanges for it and hands on what the exchange has brought; the training engine's
+    learners each exchange their share of the weights, and gather the shares. What a machine's link carries is the same.
 
-    Synchronizes gradients within a node, weights between nodes. Sends the model twice a step and node over the network,
-    and 2(N-1)/N of it twice within the node. Staleness as `adpsgd`. A slow learner slows its node only; a dead one
-    takes its node with it.
+    Synchronizes gradients within a node, weights between nodes. Sends the model twice a step and node over the network;
+    within the node, a learner sends 2(N-1)/N of it for the gradients and half as much for the averages. Staleness as
+    `adpsgd`. A slow learner slows its node only; a dead one takes its node with it.
     """
     replica, exchange, step = seat.replica, seat.exchange, 0
     if exchange is not None:
@@ -82,7 +83,8 @@ def _average(seat: Seat) -> Program:
     if exchange is not None and exchange.ready():
         delta = exchange.take().clone()
         _release(seat, exchange)
-    op = AllReduce(delta, float(leads), seat.num_bytes, "node", "averaging")
+    # the engine gathers shares of it, which is half of an all-reduce
+    op = AllReduce(delta, float(leads), seat.num_bytes / 2, "node", "averaging")
     brought: Reduced = yield from perform(op)
     with torch.no_grad():
         weights.add_(brought.vector)

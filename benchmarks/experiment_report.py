@@ -1,0 +1,173 @@
+"""What the experiments found, as rows and as tables."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from benchmarks import experiment_plans as plans
+from benchmarks.experiment_runs import Record, Results, Run
+
+Row = dict[str, Any]
+WORDS = 360
+"""Of the held-out recordings: one each."""
+HEADINGS = {
+    "lr": "learning rate",
+    "loss": "loss, nats a word",
+    "wer": "WER, % (95 % interval)",
+    "seconds": "16 epochs, s",
+    "target_s": f"to {plans.TARGET:g} nats, s",
+    "megabytes": "MB a step",
+    "consensus": "consensus distance, 10⁻³",
+    "staleness": "staleness, steps",
+}
+
+
+def interval(wer: float, words: int = WORDS) -> tuple[float, float]:
+    """95 % interval of a word error rate whose errors are independent (Wilson)."""
+    square = 1.96**2
+    middle = (wer + square / (2 * words)) / (1 + square / words)
+    half = 1.96 / (1 + square / words) * (wer * (1 - wer) / words + square / (4 * words**2)) ** 0.5
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def headline_rows(results: Results) -> list[Row]:
+    """Each method's best learning rate at each batch that was tried."""
+    rows = []
+    for batch in plans.BATCHES:
+        for strategy, options in plans.HEADLINE:
+            runs = plans.headline(batch, strategy, options)
+            tried = [run for run in runs if results.get(run) is not None]
+            if not tried:
+                continue
+            top = plans.best(runs, results)
+            rows.append(
+                {
+                    "method": tried[0].method,
+                    "batch": batch,
+                    "lr": top["run"]["lr"] if top else None,
+                    "loss": top["loss"] if top else None,
+                    "wer": top["wer"] if top else None,
+                    "converged": plans.converged(top),
+                    "rates": len(tried),
+                }
+            )
+    return rows
+
+
+def largest_batches(results: Results) -> dict[str, int | None]:
+    """The largest batch at which each method converged, at all smaller ones as well or not."""
+    found: dict[str, int | None] = {}
+    for row in headline_rows(results):
+        found.setdefault(row["method"], None)
+        if row["converged"]:
+            found[row["method"]] = row["batch"]
+    return found
+
+
+def strategy_rows(results: Results) -> list[Row]:
+    """Each method at its best learning rate, on equal machines and with a slow learner."""
+    rows = []
+    for strategy, options in plans.STRATEGIES:
+        runs = plans.strategies(strategy, options)
+        top = plans.best(runs, results)
+        if top is None:
+            continue
+        run = next(one for one in runs if results.get(one) is top)
+        for slow in (1.0, plans.SLOW):
+            record = results.get(replace(run, slow=slow))
+            if record is not None:
+                rows.append(_strategy_row(replace(run, slow=slow), record))
+    return rows
+
+
+def _strategy_row(run: Run, record: Record) -> Row:
+    return {
+        "method": run.method,
+        "condition": "equal" if run.slow == 1.0 else f"one {run.slow:g}x slower",
+        "lr": run.lr,
+        "loss": record["loss"],
+        "wer": record["wer"],
+        "seconds": record.get("seconds"),
+        "target_s": plans.time_to(record, plans.TARGET),
+        "staleness": record.get("staleness"),
+        "megabytes": record["bytes"] / 1e6 if "bytes" in record else None,
+    }
+
+
+def ring_rows(results: Results) -> list[Row]:
+    """Both rings with more and more learners."""
+    rows = []
+    for run in plans.rings():
+        record = results.get(run)
+        if record is not None:
+            row = {"method": run.method, "learners": run.learners, "lr": run.lr}
+            rows.append({**row, **{name: record.get(name) for name in ("consensus", "loss", "wer", "staleness")}})
+    return rows
+
+
+def recipe_rows(results: Results) -> list[Row]:
+    """One learner's loss with each recipe at each batch."""
+    rows = []
+    for batch in plans.RECIPE_BATCHES:
+        for run in plans.recipes(batch):
+            record = results.get(run)
+            if record is not None:
+                clip = f"clipped to {run.clip:g}" if run.clip else "not clipped"
+                shared = {"batch": batch, "lr": run.lr, "loss": record["loss"], "wer": record["wer"]}
+                rows.append({"recipe": f"{run.optimizer}, {clip}", **shared})
+    return rows
+
+
+def tables(results: Results) -> str:
+    """All experiments, in Markdown."""
+    parts = [
+        _headline_table(headline_rows(results)),
+        _table(strategy_rows(results)),
+        _table(ring_rows(results)),
+        _table(recipe_rows(results)),
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _headline_table(rows: Sequence[Row]) -> str:
+    """A row for each batch, a column for each method."""
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    by_batch: dict[int, Row] = {}
+    for row in rows:
+        cell = (
+            f"{_number(row['loss'])}, WER {_number(100 * row['wer'])} %, at {row['lr']:g}" if row["lr"] else "diverged"
+        )
+        by_batch.setdefault(row["batch"], {})[row["method"]] = f"**{cell}**" if row["converged"] else cell
+    return _markdown(
+        ["total batch", *methods],
+        [[str(batch), *(cells.get(method, "–") for method in methods)] for batch, cells in by_batch.items()],
+    )
+
+
+def _table(rows: Sequence[Row]) -> str:
+    names = list(rows[0]) if rows else []
+    cells = [[_cell(name, row[name]) for name in names] for row in rows]
+    return _markdown([HEADINGS.get(name, name) for name in names], cells)
+
+
+def _markdown(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+    if not cells:
+        return ""
+    lines = [headings, ["---"] * len(headings), *cells]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return "–"
+    if name == "wer":
+        low, high = interval(value)
+        return f"{100 * value:.1f} ({100 * low:.1f} – {100 * high:.1f})"
+    if name == "consensus":
+        return f"{1000 * value:.2f}"
+    return _number(value) if isinstance(value, float) and name != "lr" else str(value)
+
+
+def _number(value: float) -> str:
+    """Two digits behind the point of small numbers, none of large ones."""
+    return f"{value:.2f}" if value < 10 else f"{value:,.0f}"

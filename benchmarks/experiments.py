@@ -1,0 +1,135 @@
+"""Methods of distributed training on real speech, simulated: three experiments, and a pilot.
+
+    python -m benchmarks.experiments [EXPERIMENT ...] [--results FILE] [--json] [--tables] [--plot FOLDER]
+
+`headline`: up to which total batch does each method converge? `strategies`: what does a slow learner cost each of them?
+`rings`: how far apart do learners drift on fixed and random rings? `recipes`: one learner with other optimizers.
+Finished runs are lines of the file of results, so an interrupted sweep goes on; `--json`, `--tables` and `--plot` show
+what is in it and run nothing. See docs/experiments.md.
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks import experiment_plans as plans
+from benchmarks import experiment_report as report
+from benchmarks.experiment_runs import Digits, Problems, Record, Results
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "docs" / "experiments" / "results.jsonl"
+CONFIG = ROOT / "configs" / "fsdd.yaml"
+OVERRIDES = (
+    "data.valid_share=0.2",
+    "features.hop_ms=20",
+    "features.frame_ms=32",
+    "model.dim=64",
+    "model.layers=1",
+    "model.channels=8",
+    "model.kernel=7",
+    "model.dropout=0",
+    "train.threads=1",
+)
+"""A Conformer of 103,139 parameters; a fifth of the training recordings is held out."""
+
+
+def _say(record: Record) -> None:
+    run = record["run"]
+    options = " ".join(run["options"])
+    print(
+        f"{run['strategy']} {options} {run['learners']} learners, batch {run['batch']}, lr {run['lr']:g}, slow "
+        f"{run['slow']:g}: loss {record['loss']}, WER {record['wer']}, {record['cpu_s']} s",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def run_headline(results: Results, problems: Problems) -> None:
+    """Every method at ever larger batches, with every learning rate that matters, until all fail."""
+    for batch in plans.BATCHES:
+        tops = []
+        for strategy, options in plans.HEADLINE:
+            runs = plans.headline(batch, strategy, options)
+            for record in plans.sweep(runs, results, problems):
+                _say(record)
+            tops.append(plans.best(runs, results))
+        if not any(map(plans.converged, tops)):
+            return
+
+
+def run_strategies(results: Results, problems: Problems) -> None:
+    """Every method on equal machines, with a lower rate if it does not converge; then with a slow learner."""
+    for strategy, options in plans.STRATEGIES:
+        runs = plans.strategies(strategy, options)
+        for run in runs:
+            record = results.ensure(run, problems)
+            _say(record)
+            if plans.converged(record):
+                break
+        for run in runs:
+            if results.get(run) is not None and results.get(run) is plans.best(runs, results):
+                _say(results.ensure(replace(run, slow=plans.SLOW), problems))
+
+
+def run_rings(results: Results, problems: Problems) -> None:
+    """Both rings with more and more learners."""
+    for run in plans.rings():
+        _say(results.ensure(run, problems))
+
+
+def run_recipes(results: Results, problems: Problems) -> None:
+    """One learner with each recipe."""
+    for batch in plans.RECIPE_BATCHES:
+        for run in plans.recipes(batch):
+            _say(results.ensure(run, problems))
+
+
+EXPERIMENTS = {"headline": run_headline, "strategies": run_strategies, "rings": run_rings, "recipes": run_recipes}
+
+
+def show(args: argparse.Namespace, results: Results) -> bool:
+    """Show what is in the file of results; whether that is all that was asked for."""
+    if args.json:
+        rows = {
+            "headline": report.headline_rows(results),
+            "largest_batch": report.largest_batches(results),
+            "strategies": report.strategy_rows(results),
+            "rings": report.ring_rows(results),
+            "recipes": report.recipe_rows(results),
+        }
+        print(json.dumps({"benchmark": "experiments", **rows}))
+    if args.tables:
+        print(report.tables(results))
+    if args.plot is not None:
+        from benchmarks.experiment_plots import draw
+
+        for path in draw(results, args.plot):
+            print(path, file=sys.stderr)
+    return args.json or args.tables or args.plot is not None
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("experiments", nargs="*", metavar="EXPERIMENT", help=f"{', '.join(EXPERIMENTS)}; all without")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--tables", action="store_true")
+    parser.add_argument("--plot", type=Path, metavar="FOLDER")
+    args = parser.parse_args()
+    if unknown := sorted(set(args.experiments) - set(EXPERIMENTS)):
+        parser.error(f"{unknown[0]!r} is no experiment: choose from {', '.join(EXPERIMENTS)}")
+    results = Results(args.results)
+    if show(args, results):
+        return
+    from flows.cli.simulate import _job
+
+    problems = Digits(_job(CONFIG, list(OVERRIDES)))
+    for name in args.experiments or EXPERIMENTS:
+        EXPERIMENTS[name](results, problems)
+
+
+if __name__ == "__main__":
+    main()

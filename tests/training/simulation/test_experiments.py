@@ -1,0 +1,183 @@
+"""The bookkeeping of the experiments: what is remembered, what counts as converged, and the tables."""
+
+import json
+import math
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from regression import Regression
+
+from benchmarks import experiment_plans as plans
+from benchmarks import experiment_report as report
+from benchmarks import experiments
+from benchmarks.experiment_runs import Results, Run, train
+
+ROOT = Path(__file__).resolve().parents[3]
+RUN = Run("scpsgd", 2, 8, 0.1, looks=1)
+
+
+class Counted:
+    """Makes problems of a run's learning rate, and counts them."""
+
+    def __init__(self):
+        self.made = 0
+
+    def __call__(self, run):
+        self.made += 1
+        return Regression(batches=4, epochs=2, lr=run.lr)
+
+
+@pytest.fixture
+def results(tmp_path):
+    return Results(tmp_path / "folder" / "results.jsonl")
+
+
+def outcome(run, loss, **fields):
+    """A record as `train` makes it."""
+    wer = None if loss is None else min(1.0, loss / 4)
+    shared = {"seconds": 10.0, "staleness": 1.0, "consensus": 0.01, "bytes": 2e6, "cpu_s": 0.0}
+    return {"run": asdict(run), "loss": loss, "wer": wer, "curve": [], **(shared if loss is not None else {}), **fields}
+
+
+def fill(results, runs, losses):
+    for run, loss in zip(runs, losses, strict=True):
+        results.add(outcome(run, loss))
+
+
+def test_a_finished_run_is_not_made_again(results):
+    problems = Counted()
+    made = results.ensure(RUN, problems)
+    assert Results(results.path).ensure(RUN, problems) == made
+    assert results.ensure(replace(RUN, lr=0.2), problems) != made
+    assert problems.made == 2
+    assert len(results.path.read_text().splitlines()) == 2
+
+
+def test_a_run_whose_line_was_torn_is_made_again_and_the_next_one_is_whole(results):
+    problems = Counted()
+    results.ensure(RUN, problems)
+    other = replace(RUN, lr=0.2)
+    results.ensure(other, problems)
+    text = results.path.read_text()
+    results.path.write_text(text[:-30])
+    again = Results(results.path)
+    assert again.get(RUN) is not None
+    assert again.get(other) is None
+    again.ensure(other, problems)
+    assert problems.made == 3
+    assert Results(results.path).get(other) is not None
+
+
+def test_a_record_has_the_settings_the_figures_and_a_curve(results):
+    record = results.ensure(replace(RUN, strategy="adpsgd", options=("neighbours=random-ring",), slow=3.0), Counted())
+    assert record["run"]["options"] == ["neighbours=random-ring"]
+    assert 0 < record["loss"] < 10
+    assert len(record["curve"]) == 3
+    assert record["curve"][-1][2] == record["loss"]
+    assert record["seconds"] >= record["curve"][0][0] > 0
+
+
+def test_a_run_that_ends_in_numbers_that_are_none_stops_and_is_remembered_as_diverged(results):
+    problem = Regression(batches=4, epochs=10_000, lr=1e30)
+    record = train(RUN, lambda run: problem)
+    assert record["loss"] is None
+    assert record["wer"] is None
+    assert len(problem.seen) < 1000
+    results.add(record)
+    assert not plans.converged(Results(results.path).get(RUN))
+
+
+def test_a_training_has_converged_below_half_the_loss_of_not_listening():
+    assert plans.converged(outcome(RUN, 0.49 * math.log(10)))
+    assert not plans.converged(outcome(RUN, 0.51 * math.log(10)))
+    assert not plans.converged(None)
+
+
+@pytest.mark.parametrize(
+    ("losses", "tried"),
+    [
+        ([0.9, 0.5, 0.2, 0.6, 0.7], [2, 3, 1]),  # worse on both sides of the middle
+        ([0.9, 0.5, 0.4, 0.3, 0.7], [2, 3, 4, 1]),
+        ([0.1, 0.2, 0.4, 0.6, 0.7], [2, 3, 1, 0]),
+        ([3.0, 3.0, 3.0, 3.0, 3.0], [2, 3, 4, 1, 0]),  # nothing converges: all are tried
+        ([0.3, 3.0, None, 3.0, 3.0], [2, 3, 4, 1, 0]),
+        ([3.0, 3.0, 3.0, None, 0.1], [2, 3, 1, 0]),  # beyond a rate that diverged nothing is tried
+    ],
+)
+def test_learning_rates_are_tried_from_the_middle_as_long_as_it_helps(results, losses, tried):
+    runs = plans.headline(64, "scpsgd", ())
+    fill(results, runs, losses)
+    assert [runs.index(Run(**{**one["run"], "options": ()})) for one in plans.sweep(runs, results, Counted())] == tried
+
+
+def test_the_virtual_time_to_a_loss_is_that_of_the_first_look_at_or_below_it():
+    curve = [
+        [1.0, 0.5, 2.0, 1.0, 0.1],
+        [2.0, 1.0, None, None, 0.1],
+        [3.0, 1.5, 0.5, 0.3, 0.1],
+        [4.0, 2.0, 0.6, 0.3, 0.1],
+    ]
+    record = outcome(RUN, 0.6, curve=curve)
+    assert plans.time_to(record, 0.5) == 3.0
+    assert plans.time_to(record, 0.4) is None
+
+
+def test_the_headline_is_the_largest_batch_whose_best_rate_converged(results):
+    for batch, losses in ((64, [3.0, 0.2]), (128, [0.3, 9.0]), (256, [None, 3.0])):
+        fill(results, plans.headline(batch, "scpsgd", ())[:2], losses)
+    fill(results, plans.headline(64, "bmuf", ("tau=4",))[:1], [None])
+    rows = report.headline_rows(results)
+    assert [(row["method"], row["batch"], row["lr"], row["converged"]) for row in rows] == [
+        ("scpsgd", 64, plans.RATES[1], True),
+        ("bmuf", 64, None, False),
+        ("scpsgd", 128, plans.RATES[0], True),
+        ("scpsgd", 256, plans.RATES[1], False),
+    ]
+    assert report.largest_batches(results) == {"scpsgd": 128, "bmuf": None}
+
+
+def test_a_slow_learner_is_shown_beside_equal_ones_at_the_same_rate(results):
+    runs = plans.strategies("easgd", ())
+    fill(results, runs[:2], [3.0, 0.3])
+    results.add(outcome(replace(runs[1], slow=plans.SLOW), None))
+    rows = report.strategy_rows(results)
+    assert [(row["condition"], row["lr"], row["loss"]) for row in rows] == [
+        ("equal", runs[1].lr, 0.3),
+        ("one 10x slower", runs[1].lr, None),
+    ]
+    assert rows[0]["megabytes"] == 2.0
+
+
+def test_an_interval_of_errors_holds_their_share_and_says_something_of_none():
+    low, high = report.interval(0.1, 360)
+    assert low < 0.1 < high < 0.14
+    assert report.interval(0.0, 360) == (0.0, pytest.approx(0.0106, abs=1e-3))
+
+
+def test_the_results_are_shown_without_running_anything(results, capsys, monkeypatch):
+    fill(results, plans.rings()[:2], [0.1, 0.2])
+    monkeypatch.setattr("sys.argv", ["experiments", "--json", "--tables", "--results", str(results.path)])
+    experiments.main()
+    shown, _, table = capsys.readouterr().out.partition("\n")
+    assert [row["method"] for row in json.loads(shown)["rings"]] == ["adpsgd ring", "adpsgd random-ring"]
+    assert "| adpsgd ring | 8 |" in table
+
+
+def test_the_document_shows_what_the_committed_results_say():
+    text = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
+    tables = report.tables(Results(experiments.RESULTS))
+    lines = [line for line in tables.splitlines() if line.startswith("|")]
+    assert len(lines) > 30
+    assert [line for line in lines if line not in text] == []
+
+
+@pytest.mark.slow
+def test_pictures_are_drawn(results, tmp_path):
+    from benchmarks.experiment_plots import draw
+
+    paths = draw(Results(experiments.RESULTS), tmp_path)
+    assert [path.name for path in paths] == [
+        f"experiment-{one}.png" for one in ("headline", "rates", "strategies", "rings")
+    ]
+    assert all(path.stat().st_size > 10_000 for path in paths)

@@ -1,0 +1,53 @@
+"""Replicas of a model: updated as one long parameter, and as many."""
+
+import pytest
+import torch
+from regression import Regression
+from torch import nn
+
+from training.config import OptimizerConfig
+from training.simulation.model import ModelReplica
+
+
+@pytest.mark.parametrize("optimizer", [{"kind": "sgd", "momentum": 0.9}, {"kind": "adamw"}])
+def test_one_long_parameter_is_updated_as_all_of_them_are(optimizer):
+    def model():
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3))
+
+    whole = ModelReplica(model(), OptimizerConfig(weight_decay=0.0, **optimizer))
+    parts = ModelReplica(model(), OptimizerConfig(weight_decay=1e-30, **optimizer))
+    for step in range(5):
+        grads = torch.randn(whole.grads.shape, generator=torch.Generator().manual_seed(step))
+        for replica in (whole, parts):
+            replica.grads.copy_(grads)
+            replica.set_rate(0.1)
+            replica.update()
+    torch.testing.assert_close(whole.weights, parts.weights)
+
+
+def test_replicas_that_share_weights_move_them_together_with_an_optimizer_each():
+    problem = Regression(momentum=0.5)
+    first, second = problem.replica(), problem.replica()
+    second.share(first)
+    before = first.weights.clone()
+    second.grads.fill_(1.0)
+    second.set_rate(0.1)
+    second.update()
+    assert torch.equal(first.weights, second.weights)
+    torch.testing.assert_close(first.weights, before - 0.1)
+    assert first.updates == second.updates == 1
+
+
+def test_a_copied_replica_goes_on_as_the_other_one_does():
+    problem = Regression(momentum=0.9)
+    first, second = problem.replica(), problem.replica()
+    for replica in (first, second):
+        replica.set_rate(0.1)
+    first.grads.fill_(1.0)
+    first.update()
+    second.copy_from(first)
+    for replica in (first, second):
+        replica.grads.fill_(0.5)
+        replica.update()
+    assert torch.equal(first.weights, second.weights)

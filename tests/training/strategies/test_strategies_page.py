@@ -1,0 +1,34 @@
+"""docs/strategies.md says of every strategy what the registry says, and names every field one can set."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from training.config import TrainConfig
+from training.strategies import METHODS
+
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "strategies.md").read_text(encoding="utf-8")
+ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines() if line.startswith("| `")]
+STRATEGIES = TrainConfig.model_fields["strategy"].annotation.__args__
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_pages_facts_are_the_registrys(name):
+    facts = METHODS[name].facts
+    row = next(row for row in ROWS if row[0] == f"`{name}`" and len(row) == 6)
+    assert [row[1], *row[3:]] == [facts.synchronizes, facts.staleness, facts.slow, facts.dead]
+
+
+def test_the_page_names_every_strategy_in_both_tables():
+    for width in (6, 3):
+        named = [row[0].strip("`") for row in ROWS if len(row) == width and row[0].strip("`") in STRATEGIES]
+        assert sorted(named) == sorted(STRATEGIES)
+
+
+def test_the_page_names_every_field_of_a_strategys_own():
+    for name in STRATEGIES:
+        section = TrainConfig.model_fields.get(name)
+        row = next(row for row in ROWS if len(row) == 3 and row[0] == f"`{name}`")
+        fields = set(section.annotation.model_fields) if section else set()
+        assert fields <= set(re.findall(r"\w+", row[2])), name

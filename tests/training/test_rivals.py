@@ -1,0 +1,80 @@
+"""The methods that people compare with, trained as users train them: they learn, and they survive what others do."""
+
+import signal
+
+import pytest
+from disturbed import Running, with_signal
+from tones import bare, train
+
+RIVALS = {
+    "sdpsgd": (1, 3, {"sdpsgd": {"graph": "ring"}}),
+    "d1d": (1, 2, {}),
+    "ma": (1, 2, {"ma": {"tau": 4}}),
+    "bmuf": (1, 2, {"bmuf": {"tau": 4, "warm_steps": 3}}),
+    "onebit": (1, 2, {"onebit": {"block": 64, "warm_steps": 12}}),
+    "pipeline": (1, 2, {"pipeline": {"micro_batches": 2}}),
+    "asgd": (2, 1, {"asgd": {"servers": 2}}),
+    "easgd": (2, 1, {"easgd": {"servers": 2}}),
+    "hogwild": (2, 1, {}),
+}
+EPOCHS = 16
+
+
+def rival_job(corpus, folder, strategy, **changes):
+    nodes, ranks, constants = RIVALS[strategy]
+    options = {
+        "strategy": strategy,
+        "nodes": nodes,
+        "learners_per_node": ranks,
+        "epochs": EPOCHS,
+        "max_batch": 8,
+        "checkpoint_steps": 20,
+        "optimizer": {"lr": 1e-2},
+        "augment": {"enabled": False},
+        "schedule": {"kind": "cosine", "warmup_epochs": 0.5},
+        **constants,
+    }
+    model = bare("conformer").model_copy(update={"layers": 2 if strategy == "pipeline" else 1})
+    return corpus.job(folder, spec=corpus.spec("conformer", model=model), **(options | changes))
+
+
+def check(result, epochs=EPOCHS, utterances=48):
+    """Every utterance was trained on once an epoch, or is counted as repeated; and the model has learned."""
+    assert epochs * utterances <= result["utterances"] <= epochs * utterances + result["repeated"]
+    assert [entry["epoch"] for entry in result["history"]] == list(range(1, epochs + 1))
+    # an untrained model has about 2.3 nats per token in the first epoch's validation, and errs in every word
+    assert result["valid"]["loss"] < 1.2
+    assert result["valid"]["wer"] < 0.7
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", RIVALS)
+def test_every_rival_learns_the_words(corpus, tmp_path, strategy):
+    run = train(rival_job(corpus, tmp_path, strategy))
+    check(run.result)
+    assert run.result["repeated"] == 0
+    assert run.result["strategy"] == strategy
+    staleness = [entry["staleness"] for entry in run.entries("step") if "staleness" in entry]
+    if strategy == "d1d":
+        assert set(staleness[2:]) == {1.0}
+    if strategy in ("asgd", "hogwild"):
+        assert max(staleness) >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["bmuf", "onebit", "pipeline", "asgd", "easgd", "hogwild"])
+def test_a_killed_learner_of_a_rival_costs_its_work_only(corpus, tmp_path, strategy):
+    with Running(rival_job(corpus, tmp_path, strategy, epochs=40, membership={"dead_after_s": 2})) as running:
+        running.wait_for_epoch(3)
+        victims = running.processes("training.rank", RIVALS[strategy][0] - 1)
+        with_signal(max(victims), signal.SIGKILL)
+        check(running.finish().result, 40)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["asgd", "easgd"])
+def test_a_killed_parameter_server_goes_on_with_what_it_had_saved(corpus, tmp_path, strategy):
+    with Running(rival_job(corpus, tmp_path, strategy, epochs=40)) as running:
+        running.wait_for_epoch(3)
+        with_signal(running.processes("training.parameter_server.server")[0], signal.SIGKILL)
+        check(running.finish().result, 40)

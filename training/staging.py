@@ -1,0 +1,81 @@
+"""A pipeline's step at one rank: every rank has a stage of the model, and all work on the same batch."""
+
+import math
+
+from training.accounts import Part
+from training.checkpoint import Kept
+from training.compute import Losses
+from training.pipeline import PipelineLearner
+from training.stepping import Rows, Stepped, Weights, keep, restore
+
+
+class PipelineStepper:
+    """Strategy `pipeline`; see `Stepper`.
+
+    Args:
+        learner: This rank's stage.
+    """
+
+    apart, turns = True, 1
+    measured: tuple[str, ...] = ()
+
+    def __init__(self, learner: PipelineLearner) -> None:
+        self.learner, self.group = learner, learner.group
+        self._results: list[Stepped] = []
+
+    def begin(self, session: str) -> None:
+        """See `Stepper.begin`."""
+
+    def start(self, step: int) -> None:
+        """See `Stepper.start`."""
+
+    def share(self, rows: Rows) -> Rows:
+        """See `Stepper.share`: the first stage reads the whole batch, the others none of it."""
+        return rows if self.group.rank == 0 else rows[:0]
+
+    def step(self, losses: Losses, lost: bool, lr: float) -> None:
+        """See `Stepper.step`; the losses are the whole batch's at all ranks, and count once."""
+        part = Part(losses if self.group.rank == 0 else Losses(), False, lost=lost)
+        parts = [Part.from_list(values) for values in self.group.gather_numbers(part.to_list())]
+        norm = self.learner.scale_gradient(losses.tokens)
+        good = math.isfinite(norm) and math.isfinite(losses.loss)
+        if good and losses.utterances:
+            self.learner.update(lr)
+        self._results.append(Stepped(parts, norm, good))
+
+    def after(self, step: int) -> None:
+        """See `Stepper.after`."""
+
+    def results(self) -> list[Stepped]:
+        """See `Stepper.results`."""
+        results, self._results = self._results, []
+        return results
+
+    def idle(self, step: int) -> None:
+        """See `Stepper.idle`."""
+
+    def fetch(self) -> bool:
+        """See `Stepper.fetch`: there is one model only."""
+        return False
+
+    def forget(self) -> None:
+        """See `Stepper.forget`."""
+
+    def conclude(self) -> None:
+        """See `Stepper.conclude`."""
+
+    def model(self) -> Weights | None:
+        """See `Stepper.model`."""
+        return self.learner.gather_state()
+
+    def keep(self) -> Kept:
+        """See `Stepper.keep`."""
+        return keep(self.learner)
+
+    def restore(self, kept: Kept) -> None:
+        """See `Stepper.restore`."""
+        restore(self.learner, kept)
+
+    def merge(self, replicas: list[Weights]) -> None:
+        """See `Stepper.merge`: stages are parts of the whole."""
+        self.learner.load_state({name: tensor for part in replicas for name, tensor in part.items()})

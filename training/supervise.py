@@ -34,6 +34,8 @@ MAX_STORE_RESTARTS = 20
 MAX_EVALUATOR_RESTARTS = 3
 LEFT_BEHIND_S = 120.0
 """How long the evaluator may take after the last node has ended."""
+MEETING = "meeting"
+"""Begins the names of files in which local nodes meet."""
 
 
 class Supervisor:
@@ -76,6 +78,7 @@ class Supervisor:
         """
         job_file = self.folder / "job.json"
         job_file.write_text(self.job.model_dump_json(indent=2), encoding="utf-8")
+        self._clear()
         try:
             if self.cfg.servers:
                 self._start_servers(job_file)
@@ -129,7 +132,7 @@ class Supervisor:
     def _node(self, number: int, address: str) -> Part:
         per_node = self.cfg.learners_per_node
         more: dict[str, Any] = {"first_gpu": number * per_node, "learners_here": self.cfg.learners}
-        more |= {"meeting": str(self.folder / f"gloo-{os.getpid()}")} | self._faults(number)
+        more |= {"meeting": str(self.folder / f"{MEETING}-{os.getpid()}")} | self._faults(number)
         words = ["training.node", "--store", address, *self._key_words()]
         words += ["--folder", str(self.folder / f"node-{number:03d}"), "--node-rank", str(number)]
         words += ["--max-restarts", str(self.cfg.membership.max_restarts), "--more", json.dumps(more)]
@@ -237,6 +240,12 @@ class Supervisor:
         for part in parts:
             assert part.process is not None
             stop(part.process, 3.0)
+        self._clear()
+
+    def _clear(self) -> None:
+        """Delete the files in which local nodes meet: nobody else may train here, and hogwild's hold a whole model."""
+        for path in self.folder.glob(f"{MEETING}-*"):
+            path.unlink()
 
 
 def main(argv: list[str]) -> int:

@@ -125,7 +125,8 @@ class LaunchConfig(BaseModel):
     """`local`: all on this machine; `external`: `starling train --node-rank ...` under any launcher; `prefect`: one run
     of the `node` deployment for each, on a work pool."""
     listen: str = "127.0.0.1:0"
-    """HOST:PORT of the store; port 0 takes a free one. Other hosts than loopback need the ring's key."""
+    """HOST:PORT of the store; port 0 takes a free one, and a parameter server's processes take the ports behind it.
+    Other hosts than loopback need the ring's key."""
     key_file: str = ""
     """File of the ring's key (`starling key FILE` makes one); empty makes a new key for each local run."""
     pool: str = "starling"

@@ -130,7 +130,7 @@ class PlayedStepper:
 
     def begin(self, session: str) -> None:
         """See `Stepper.begin`."""
-        flat = self.learner.flat
+        flat, self.seat.joined = self.learner.flat, False
         if self.server:
             center = self._server_state.pop("center", flat.weights.cpu())
             self.server.init(session, center, self._server_state)

@@ -1,18 +1,16 @@
 """`starling plan`: which method of distributed training a cluster wants."""
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flows.cli.common import JsonOption, SetOption, err, friendly, out, print_json
+from flows.cli.simulate import time_unit
 
 if TYPE_CHECKING:
+    from flows.cli.step_time import Step
     from training.simulation.planner import Plan
-
-_MEASURED = 5
-"""Steps that are timed, after one that is not."""
 
 
 @friendly
@@ -20,7 +18,7 @@ def plan(
     config: Annotated[Path | None, typer.Argument(help="YAML configuration: the model, for --measure.")] = None,
     overrides: SetOption = None,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Take size and step time of the configuration's model on this machine.")
+        bool, typer.Option("--measure", help="Time the configuration's model here, on its data if they are prepared.")
     ] = False,
     parameters: Annotated[int, typer.Option("--parameters", min=0, help="Weights of the model.")] = 0,
     step_s: Annotated[float, typer.Option("--step-s", help="Seconds of a forward and backward pass.")] = 0.0,
@@ -28,7 +26,9 @@ def plan(
         float, typer.Option("--overhead-s", help="Seconds a step of communication that nothing hides.")
     ] = 0.0,
     batch_seconds: Annotated[float, typer.Option("--batch-seconds", help="Audio in one learner's batch.")] = 160.0,
-    data_hours: Annotated[float, typer.Option("--data-hours", help="Audio in the training set.")] = 100.0,
+    data_hours: Annotated[
+        float, typer.Option("--data-hours", help="Audio in the training set; 0: the measured data's, or 100.")
+    ] = 0.0,
     nodes: Annotated[int, typer.Option("--nodes", min=1, help="Machines.")] = 1,
     gpus_per_node: Annotated[int, typer.Option("--gpus-per-node", min=1, help="Learners of a machine.")] = 1,
     link_gbit: Annotated[float, typer.Option("--link-gbit", help="A machine's network link, Gbit/s.")] = 10.0,
@@ -38,24 +38,29 @@ def plan(
         list[float] | None, typer.Option("--slow", help="A learner is so many times slower. Repeatable.")
     ] = None,
     losses_per_day: Annotated[float, typer.Option("--losses-per-day", help="Learners that die in a day.")] = 0.0,
+    restart_s: Annotated[
+        float, typer.Option("--restart-s", help="Until those who wait for a dead learner go on, seconds.")
+    ] = 60.0,
     json_output: JsonOption = False,
 ) -> None:
     """Predict each method's epoch time, efficiency, network load and staleness on a cluster, and recommend one."""
     from training.simulation.planner import PlanRequest
     from training.simulation.planner import plan as make_plan
 
+    measured = None
     if measure:
         if config is None:
             raise ValueError("--measure needs a configuration: whose model is it to measure?")
-        parameters, step_s = _measure(config, overrides or [], batch_seconds)
-        err.print(f"[dim]{parameters:,} weights; {step_s:.3f} s a step of {batch_seconds:g} s of audio here[/dim]")
+        measured = _measure(config, overrides or [], batch_seconds)
+        parameters, step_s = measured.parameters, measured.seconds
+        err.print(f"[dim]{parameters:,} weights; {step_s:.3f} s a step here, on {measured.data}[/dim]", highlight=False)
     if not parameters or step_s <= 0:
         raise ValueError("give the model by --parameters and --step-s, or a configuration and --measure")
     request = PlanRequest(
         parameters=parameters,
         step_s=step_s,
         overhead_s=overhead_s,
-        data_hours=data_hours,
+        data_hours=data_hours or (measured and measured.data_hours) or 100.0,
         batch_seconds=batch_seconds,
         nodes=nodes,
         gpus_per_node=gpus_per_node,
@@ -64,62 +69,39 @@ def plan(
         local_gbit=local_gbit,
         slow=tuple(slow or ()),
         losses_per_day=losses_per_day,
+        restart_s=restart_s,
     )
     found = make_plan(request)
     if json_output:
-        print_json({"request": request.model_dump(mode="json")} | found.to_dict())
+        on = {"measured_on": measured.data} if measured else {}
+        print_json({"request": request.model_dump(mode="json")} | on | found.to_dict())
         return
     _show(found)
 
 
-def _measure(config_path: Path, overrides: list[str], batch_seconds: float) -> tuple[int, float]:
-    """Weights of a configuration's model, and seconds of its forward and backward pass on this machine.
+def _measure(config_path: Path, overrides: list[str], batch_seconds: float) -> "Step":
+    import sys
+    from contextlib import redirect_stdout
 
-    The input is noise of the right shape, in utterances of at most ten seconds; a vocabulary of a few hundred tokens
-    is assumed, whose share of the time is small.
-    """
-    import torch
-    from torch.nn import functional as F
-
-    from speech.features import build_features
-    from speech.models import build_model
+    from flows.cli.step_time import measure
     from tasks.config import load_config
-    from training.compute import pick_device, use_threads
 
-    config = load_config(config_path, overrides)
-    device = pick_device(config.train.device)
-    use_threads(config.train.threads)
-    dim = int(build_features(config.features, config.data.sample_rate).dim) * config.features.frame_factor
-    torch.manual_seed(0)
-    model = build_model(config.model, dim, 256).to(device)
-    each = min(10.0, batch_seconds)
-    count = max(1, round(batch_seconds / each))
-    feats = torch.randn(count, int(100 * each), dim, device=device)
-    lengths = torch.full((count,), feats.shape[1], device=device)
-    tokens = torch.randint(1, 256, (count, max(1, int(each))), device=device)
-    seconds = []
-    for _ in range(1 + _MEASURED):
-        began = time.perf_counter()
-        log_probs, frames = model(feats, lengths)
-        loss = F.ctc_loss(log_probs.transpose(0, 1), tokens, frames, torch.full_like(lengths, tokens.shape[1]))
-        loss.backward()  # type: ignore[no-untyped-call]
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - began)
-    return model.num_parameters(), sorted(seconds[1:])[_MEASURED // 2]
+    with redirect_stdout(sys.stderr):
+        return measure(load_config(config_path, overrides), batch_seconds)
 
 
 def _show(found: "Plan") -> None:
     from rich.table import Table
 
-    table = Table(title="Predicted, the quickest first")
-    for name in ("strategy", "epoch", "speed-up", "efficiency", "GB per NIC and epoch", "staleness"):
-        table.add_column(name, justify="left" if name == "strategy" else "right")
+    unit, seconds = time_unit([one.epoch_s for one in found.predictions])
+    table = Table(caption="predicted, the quickest first; GB that the busiest machine sends in an epoch")
+    for name in ("strategy", f"epoch {unit}", "speed-up", "efficient", "GB/NIC", "stale"):
+        table.add_column(name, justify="left" if name == "strategy" else "right", no_wrap=True)
     for one in found.predictions:
         mark = "[bold]" if one.strategy == found.choice else ""
         table.add_row(
             mark + one.strategy,
-            f"{one.epoch_s / 60:,.1f} min",
+            f"{one.epoch_s / seconds:,.1f}",
             f"{one.speedup:.2f}",
             f"{one.efficiency:.0%}",
             f"{one.nic_gb:,.1f}",

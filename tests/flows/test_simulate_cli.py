@@ -104,7 +104,26 @@ def test_a_plan():
     assert "take" in shown.stdout
 
 
-def test_a_measured_plan(tmp_path):
+def test_a_plan_for_people_fits_80_columns(monkeypatch):
+    monkeypatch.setattr("flows.cli.common.out.width", 80, raising=False)
+    model = ["--parameters", 43_000_000, "--step-s", 0.5, "--data-hours", 1975]
+    shown = call("plan", *model, "--nodes", 2, "--gpus-per-node", 2, "--link-gbit", 1, "--losses-per-day", 3).stdout
+    assert "…" not in shown
+    assert "h-adpsgd random-ring" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_a_plan_is_measured_on_the_configured_data_where_they_are_prepared(finished, tmp_path):
+    config = tmp_path / "tiny.yaml"
+    config.write_text(finished.config.model_dump_json(), encoding="utf-8")
+    result = call("plan", config, "--measure", "--batch-seconds", 3, "--nodes", 2, "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout.splitlines()[-1])
+    assert "prepared training set" in found["measured_on"]
+    assert 0 < found["request"]["data_hours"] < 1
+
+
+def test_a_measured_plan(tmp_path, home):
     config = tmp_path / "tiny.yaml"
     model = {"kind": "conformer", "dim": 16, "layers": 1, "heads": 2, "kernel": 5, "channels": 4}
     document = {
@@ -116,6 +135,8 @@ def test_a_measured_plan(tmp_path):
     config.write_text(json.dumps(document), encoding="utf-8")
     result = call("plan", config, "--measure", "--batch-seconds", 4, "--nodes", 2, "--json")
     assert result.exit_code == 0, result.output
-    request = json.loads(result.stdout.splitlines()[-1])["request"]
+    found = json.loads(result.stdout.splitlines()[-1])
+    assert found["measured_on"].startswith("noise (the data are not prepared)")
+    request = found["request"]
     assert request["step_s"] > 0
     assert request["parameters"] > 1000

@@ -28,7 +28,8 @@ def asgd(seat: Seat, cfg: AsgdConfig) -> Program:
     Synchronizes gradients and weights with the server. A learner sends the model once a step and gets it once; the
     servers together carry N times that, which is the bottleneck. Staleness: the updates of others between pull and
     push, N - 1 when all are equally fast; measured with version numbers. A slow learner holds up nobody, and its
-    gradients are the stalest; a dead learner costs its work only, a dead server ends the training.
+    gradients are the stalest. A dead learner costs its work only; a dead server stops all until it is back, and costs
+    the steps since it last saved.
     """
     replica, size = seat.replica, seat.num_bytes
     while True:
@@ -61,7 +62,8 @@ def easgd(seat: Seat, cfg: EasgdConfig) -> Program:
 
     Synchronizes weights with the center. A learner sends the model once and gets as much back every tau steps; the
     servers carry N times that. Staleness: steps since the last meeting, at most tau - 1. A slow learner holds up
-    nobody; a dead learner costs its work only, a dead server ends the training.
+    nobody. A dead learner costs its work only; a dead server stops all until it is back, and costs the meetings since
+    it last saved.
     """
     replica, alpha = seat.replica, cfg.beta / seat.size
     resumed, apart = "steps_apart" in seat.state, counter(seat, "steps_apart")

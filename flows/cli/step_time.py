@@ -1,0 +1,115 @@
+"""What a step of a configuration's model takes on this machine: on its data if they are prepared, else on noise."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional as F
+
+from speech.features import build_features
+from speech.models import build_model
+from tasks import STAGES
+from tasks.config import PipelineConfig
+from tasks.orchestration import ALL
+from tasks.stage import Run, StageResult
+from tasks.train import make_job
+from training.batching import plan_epoch
+from training.compute import Learner, open_set, pick_device, use_threads
+
+if TYPE_CHECKING:
+    from training.job import TrainJob
+
+_MEASURED = 5
+"""Steps that are timed, after one that is not."""
+_VOCABULARY = 256
+
+
+@dataclass(frozen=True)
+class Step:
+    """A measured step.
+
+    Attributes:
+        parameters: Weights of the model.
+        seconds: Of the median step: forward and backward pass, on real data with front end and augmentation.
+        data: What it was measured on, for people.
+        data_hours: Audio in the training set; 0 if it is not prepared.
+    """
+
+    parameters: int
+    seconds: float
+    data: str
+    data_hours: float = 0.0
+
+
+def measure(config: PipelineConfig, batch_seconds: float) -> Step:
+    """Time some steps.
+
+    Args:
+        config: Model, features, device; and data, which are used if stages up to `features` have been run.
+        batch_seconds: Audio in a batch.
+    """
+    use_threads(config.train.threads)
+    job = _prepared(config)
+    return _on_noise(config, batch_seconds) if job is None else _on_data(job, batch_seconds)
+
+
+def _prepared(config: PipelineConfig) -> "TrainJob | None":
+    """The training job, if its shards and features are there; nothing is made."""
+    run = Run(config, "plan")
+    try:
+        for name in STAGES[: STAGES.index("train")]:
+            output = ALL[name].output(run)
+            if (record := output.record()) is None:
+                return None
+            run.results[name] = StageResult(name, output.key, output.store.url, 0.0, True, {}, record)
+        return make_job(run, ALL["train"].output(run))
+    except OSError:  # the sources are not on this machine
+        return None
+
+
+def _on_data(job: "TrainJob", batch_seconds: float) -> Step:
+    device = pick_device(job.train.device)
+    dataset, learner = open_set(job, job.train_url), Learner(job, device)
+    plan = plan_epoch(dataset.durations, batch_seconds=batch_seconds, max_batch=10**6, seed=job.seed, epoch=0)
+    # the last batch of a bucket is a short one
+    full = sorted(plan, key=lambda rows: -float(dataset.durations[rows].sum()))[: 1 + _MEASURED]
+    batches = [dataset.batch(full[number % len(full)]) for number in range(1 + _MEASURED)]
+    work = iter(batches)
+    seconds = _median(lambda: learner.gradient(next(work), 0, 0), device)
+    audio = sum(batch.seconds for batch in batches) / len(batches)
+    hours = float(dataset.durations.sum()) / 3600
+    said = f"batches of the prepared training set, {audio:.0f} s of audio each"
+    return Step(learner.flat.weights.numel(), seconds, said, hours)
+
+
+def _on_noise(config: PipelineConfig, batch_seconds: float) -> Step:
+    device = pick_device(config.train.device)
+    dim = int(build_features(config.features, config.data.sample_rate).dim) * config.features.frame_factor
+    torch.manual_seed(0)
+    model = build_model(config.model, dim, _VOCABULARY).to(device)
+    each = min(10.0, batch_seconds)
+    count = max(1, round(batch_seconds / each))
+    feats = torch.randn(count, int(100 * each), dim, device=device)
+    lengths = torch.full((count,), feats.shape[1], device=device)
+    tokens = torch.randint(1, _VOCABULARY, (count, max(1, int(each))), device=device)
+
+    def step() -> None:
+        log_probs, frames = model(feats, lengths)
+        loss = F.ctc_loss(log_probs.transpose(0, 1), tokens, frames, torch.full_like(lengths, tokens.shape[1]))
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    said = f"noise (the data are not prepared): {count} utterances of {each:g} s, {_VOCABULARY} tokens"
+    return Step(model.num_parameters(), _median(step, device), said)
+
+
+def _median(step: Callable[[], object], device: torch.device) -> float:
+    seconds = []
+    for _ in range(1 + _MEASURED):
+        began = time.perf_counter()
+        step()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - began)
+    return sorted(seconds[1:])[_MEASURED // 2]

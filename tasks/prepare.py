@@ -91,18 +91,23 @@ class Checked:
     """Acoustic fingerprint, if near-duplicates are looked for."""
 
 
+def synthetic_table(source: SourceConfig) -> Path:
+    """The table of a synthetic source, whether it has been made or not."""
+    config = source.synthesis or SynthesisConfig()
+    return home() / "corpora" / f"synthetic-{digest_json(config.model_dump(mode='json'))[:16]}" / "metadata.csv"
+
+
 def open_source(source: SourceConfig) -> CorpusReader:
     """The reader of a configured source; synthetic speech is made first, once, below the data folder."""
     if source.kind == "synthetic":
-        config = source.synthesis or SynthesisConfig()
-        folder = home() / "corpora" / f"synthetic-{digest_json(config.model_dump(mode='json'))[:16]}"
+        config, table = source.synthesis or SynthesisConfig(), synthetic_table(source)
+        folder = table.parent
         with file_lock(folder.with_suffix(".lock"), LOCK_WAIT_S):  # runs that want the same speech make it once
             synthesize_corpus(
                 config, folder, lambda done, total: progress.report("prepare", done, total, "synthesizing")
             )
         name = source.corpus or "synthetic"
-        table = str(folder / "metadata.csv")
-        return open_corpus("table", table, corpus=name, domain=source.domain, language=source.language)
+        return open_corpus("table", str(table), corpus=name, domain=source.domain, language=source.language)
     if unset := re.search(r"\$\{?(\w+)", source.path):
         raise ConfigError(
             f"data.sources: the path {source.path!r} needs the environment variable {unset[1]}: export "

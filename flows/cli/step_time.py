@@ -13,6 +13,7 @@ from speech.models import build_model
 from tasks import STAGES
 from tasks.config import PipelineConfig
 from tasks.orchestration import ALL
+from tasks.prepare import synthetic_table
 from tasks.stage import Run, StageResult
 from tasks.train import make_job
 from training.batching import plan_epoch
@@ -58,6 +59,8 @@ def measure(config: PipelineConfig, batch_seconds: float) -> Step:
 def _prepared(config: PipelineConfig) -> "TrainJob | None":
     """The training job, if its shards and features are there; nothing is made."""
     run = Run(config, "plan")
+    if any(source.kind == "synthetic" and not synthetic_table(source).exists() for source in config.data.sources):
+        return None
     try:
         for name in STAGES[: STAGES.index("train")]:
             output = ALL[name].output(run)

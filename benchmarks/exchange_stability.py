@@ -1,0 +1,179 @@
+"""Whether averaging with neighbours is stable, with the real exchange: `python -m benchmarks.exchange_stability`.
+
+Learners minimize h/2 · |w|² from different random weights: g = h w at the weights before the averaging, while the real
+exchange (ZeroMQ, processes of their own) averages; then w += what it brought, w -= lr · g. All begin their steps at the
+very same moments ("lockstep"), the worst case, or each in its own time (--free). With --rate, every learner is behind a
+link of that rate (network namespaces; as root), so that an exchange takes as long as a step, or longer.
+
+    python -m benchmarks.exchange_stability                                       # short exchanges, 2 minutes
+    python -m benchmarks.exchange_stability --rate 100mbit --params 250000 --step-s 0.1
+    python -m benchmarks.exchange_stability --free --neighbours random-ring --json
+
+`factor` is what the distance between the learners is multiplied by in a step, over the second half of a run: below 1 it
+dies away, above 1 training diverges, whatever the weights' mean does. Synchronous SGD is stable for lr · h < 2; with
+gradients from before an averaging whose smallest eigenvalue is λ, for lr · h < 1 + λ: 2/3 for the mean with both
+neighbours, 1 for pairs one after the other.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import netns
+from training.config import ExchangeConfig
+from training.exchange import Exchange, ExchangeSetup, build_exchange
+from training.exchange.keys import RingKey
+from training.membership import Member, View
+
+_FORK = multiprocessing.get_context("fork")
+_SEEN = 64
+"""Weights that are looked at."""
+_START_S = 3.0
+_TINY = 1e-30
+
+Row = dict[str, Any]
+
+
+def factor(spreads: Sequence[float]) -> float:
+    """Growth of a distance per step, over the second half of the steps."""
+    half = len(spreads) // 2
+    first, last = max(spreads[half], _TINY), max(spreads[-1], _TINY)
+    return float((last / first) ** (1 / (len(spreads) - 1 - half)))
+
+
+def measure(options: argparse.Namespace, learners: int, neighbours: str, curvature: float) -> Row:
+    """One run, in a process of its own: its network ends with it."""
+    reader, writer = _FORK.Pipe(duplex=False)
+    stage = _FORK.Process(target=_stage, args=(options, learners, neighbours, curvature, writer))
+    stage.start()
+    writer.close()
+    try:
+        found: Row = json.loads(reader.recv_bytes())
+    finally:
+        stage.join(20)
+    return found
+
+
+def _stage(options: argparse.Namespace, learners: int, neighbours: str, curvature: float, writer: Connection) -> None:
+    switch = netns.Switch(learners, options.rate) if options.rate else None
+    config = ExchangeConfig.model_validate({"neighbours": neighbours, "encrypt": switch is not None})
+    key = RingKey.generate()
+    with tempfile.TemporaryDirectory(prefix="stability-") as folder:
+        pipes: list[Connection] = []
+        for number in range(learners):
+            ours, theirs = _FORK.Pipe()
+            setup = ExchangeSetup(
+                node=number,
+                rank=0,
+                size=options.params,
+                key=key if switch else None,
+                folder=Path(folder),
+                bind_host=netns.address(number) if switch else "127.0.0.1",
+            )
+            namespace = switch.machines[number] if switch else None
+            words = (config, setup, theirs, namespace, curvature, options)
+            _FORK.Process(target=_learn, args=words, daemon=True).start()
+            pipes.append(ours)
+        endpoints = [pipe.recv() for pipe in pipes]
+        begin = time.time() + _START_S
+        for pipe in pipes:
+            pipe.send((endpoints, begin))
+        answers = [pipe.recv() for pipe in pipes]
+    paths = torch.tensor([weights for weights, _ in answers], dtype=torch.float64)  # [learners, steps, seen]
+    spreads = (paths - paths.mean(dim=0)).square().mean(dim=(0, 2)).sqrt().tolist()
+    took = sum(seconds for _, seconds in answers) / learners
+    row = {"learners": learners, "neighbours": neighbours, "lr_h": curvature, "lockstep": not options.free}
+    row |= {"step_s": options.step_s, "exchange_s": took, "factor": factor(spreads)}
+    row |= {"most": max(spreads) / spreads[0]}
+    writer.send_bytes(json.dumps(row).encode())
+
+
+def _learn(
+    config: ExchangeConfig,
+    setup: ExchangeSetup,
+    pipe: Connection,
+    namespace: int | None,
+    curvature: float,
+    options: argparse.Namespace,
+) -> None:
+    torch.set_num_threads(1)
+    if namespace is not None:
+        netns.enter(namespace)
+    weights = torch.randn(setup.size, generator=torch.Generator().manual_seed(setup.node))
+    exchange = build_exchange(config, setup)
+    pipe.send(exchange.endpoint)
+    endpoints, begin = pipe.recv()
+    exchange.set_view(View(1, tuple(Member(node, str(node), (one,)) for node, one in enumerate(endpoints))))
+    exchange.start(weights, 0)
+    seen = []
+    for step in range(options.steps):
+        grads = curvature * weights
+        moment = time.time() + options.step_s if options.free else begin + (step + 1) * options.step_s
+        time.sleep(max(0.0, moment - time.time()))
+        _average(exchange, weights)
+        weights.sub_(grads)
+        exchange.give(weights, step + 1)
+        exchange.tick(step + 1)
+        seen.append(weights[:_SEEN].tolist())
+    pipe.send((seen, exchange.stats().mean_s))
+    exchange.close()
+    os._exit(0)
+
+
+def _average(exchange: Exchange, weights: torch.Tensor) -> None:
+    if exchange.ready():
+        weights.add_(exchange.take())
+        exchange.release()
+
+
+def show(rows: Sequence[Row]) -> str:
+    """A Markdown table."""
+    lines = [
+        "| learners | neighbours | exchange / step | lr · h | factor a step | at most |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        share = row["exchange_s"] / row["step_s"]
+        cells = (row["learners"], row["neighbours"], f"{share:.2f}", row["lr_h"], f"{row['factor']:.3f}")
+        lines.append("| " + " | ".join(str(cell) for cell in (*cells, f"{row['most']:.3g}")) + " |")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run and print."""
+    parser = argparse.ArgumentParser(prog="benchmarks.exchange_stability", description=__doc__.partition("\n")[0])
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--learners", type=int, nargs="+", default=[4, 8])
+    parser.add_argument("--neighbours", nargs="+", choices=("ring", "random-ring"), default=["ring", "random-ring"])
+    parser.add_argument("--curvature", type=float, nargs="+", default=[0.3, 0.6, 0.9], help="learning rate times h")
+    parser.add_argument("--params", type=int, default=2000, help="weights of a learner")
+    parser.add_argument("--step-s", type=float, default=0.04, help="seconds of a step")
+    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--rate", default="", help="of each learner's link, as `tc` writes it; empty: loopback")
+    parser.add_argument("--free", action="store_true", help="each learner in its own time")
+    options = parser.parse_args(argv)
+    if options.rate and (reason := netns.why_not()):
+        parser.error(f"--rate: {reason}")
+    if options.params < _SEEN or options.steps < 10 or options.step_s <= 0:
+        parser.error(f"--params must be {_SEEN} or more, --steps 10 or more, --step-s positive")
+    rows = [
+        measure(options, learners, neighbours, curvature)
+        for learners in options.learners
+        for neighbours in options.neighbours
+        for curvature in options.curvature
+    ]
+    print(json.dumps({"rows": rows}, indent=1) if options.json else show(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -9,6 +9,8 @@ from benchmarks.experiment_runs import Problems, Record, Results, Run
 
 RATES = (0.00316, 0.01, 0.0316, 0.1, 0.316)
 """Two to a decade, the same for all methods and batches."""
+LOWER_RATES = (0.000316, 0.001)
+"""For bmuf as well, whose block momentum multiplies what a step does by 1 / (1 - eta) = 16."""
 UNLEARNED = math.log(10)
 """Held-out loss, nats per word, of the best model that does not listen: ten words, equally likely."""
 CONVERGED = UNLEARNED / 2
@@ -41,7 +43,7 @@ STRATEGIES = (
     ("easgd", ()),
     ("hogwild", ()),
 )
-STRATEGY_RATES = (0.0316, 0.01, 0.00316)
+STRATEGY_RATES = (0.0316, 0.01, 0.00316, 0.001)
 """In this order, until one converges."""
 RECIPE_BATCHES = (64, 128, 256)
 RING_LEARNERS, RING_BATCH, RING_RATES = (8, 16, 32, 64), 64, (0.0316,)
@@ -62,8 +64,8 @@ def recipes(batch: int) -> list[Run]:
 
 def headline(batch: int, strategy: str, options: tuple[str, ...]) -> list[Run]:
     """The learning rates of one method and batch, ascending."""
-    first = Run(strategy, HEADLINE_LEARNERS, batch, RATES[0], options)
-    return [replace(first, lr=lr) for lr in RATES]
+    rates = (*LOWER_RATES, *RATES) if strategy == "bmuf" else RATES
+    return [Run(strategy, HEADLINE_LEARNERS, batch, lr, options) for lr in rates]
 
 
 def strategies(strategy: str, options: tuple[str, ...]) -> list[Run]:

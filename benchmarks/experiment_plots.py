@@ -90,6 +90,8 @@ def draw_rates(results: Results, folder: Path) -> Path:
     for axes, batch in zip(panels, batches, strict=True):
         for strategy, options in plans.HEADLINE:
             runs = [run for run in plans.headline(batch, strategy, options) if results.get(run) is not None]
+            if not runs:
+                continue
             losses = [_shown((results.get(run) or {})["loss"]) for run in runs]
             color, marker = STYLE[runs[0].method]
             axes.plot([run.lr for run in runs], losses, color=color, marker=marker, label=runs[0].method)
@@ -170,5 +172,11 @@ def draw_rings(results: Results, folder: Path) -> Path:
 
 
 def draw(results: Results, folder: Path) -> list[Path]:
-    """All pictures, into a folder."""
-    return [part(results, folder) for part in (draw_headline, draw_rates, draw_strategies, draw_rings)]
+    """Pictures of all experiments that have results, into a folder."""
+    parts = {
+        draw_headline: headline_rows,
+        draw_rates: headline_rows,
+        draw_strategies: strategy_rows,
+        draw_rings: ring_rows,
+    }
+    return [part(results, folder) for part, rows in parts.items() if rows(results)]

@@ -22,8 +22,10 @@ PROGRAM = textwrap.dedent(
     from training.flat import FlatParameters
     from training.group import NodeGroup
     from training.optim import build_optimizer
-    from training.playing import PlayedStepper
+    from training.ring import Ring
     from training.simulation import Cluster, Simulation
+    from training.strategies import find_method
+    from training.strategy_setup import build_stepper
 
     rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)
@@ -51,12 +53,15 @@ PROGRAM = textwrap.dedent(
         if not constants:
             del values[strategy]
         cfg = TrainConfig.model_validate(values)
-        return PlayedStepper(SimpleNamespace(train=cfg), 0, Toy(cfg), group)
+        learner = Toy(cfg)
+        return build_stepper(SimpleNamespace(train=cfg), Ring(0, group, learner.flat, None), learner)
 
     def train(one, numbers):
+        results = []
         for number in numbers:
             one.step(one.learner.gradient(number * size + rank), False, problem.lr)
-        return one.results()
+            results += one.results() if one.turns == 1 else []
+        return results or one.results()
 
     def weights_of(model):
         return torch.cat([tensor.flatten() for tensor in model.values()])
@@ -64,10 +69,12 @@ PROGRAM = textwrap.dedent(
     CASES = [
         ("sdpsgd", {"graph": "ring"}), ("sdpsgd", {"graph": "complete"}), ("d1d", {}), ("ma", {"tau": 3}),
         ("bmuf", {"tau": 3}), ("bmuf", {"tau": 3, "kind": "classical", "warm_steps": 2}),
+        ("scpsgd", {}), ("onebit", {"block": 16, "warm_steps": 2}),  # these overlap with the backward pass
     ]
     for strategy, constants in CASES:
         one = stepper(strategy, **constants)
-        outcome = Simulation(Cluster(learners=size), strategy, problem, one.constants).run()
+        config = find_method(strategy).config.model_validate(constants)
+        outcome = Simulation(Cluster(learners=size), strategy, problem, config).run()
         one.start(0)
         results = train(one, range(8))
         assert all(result.good and len(result.parts) == size for result in results)
@@ -86,7 +93,7 @@ PROGRAM = textwrap.dedent(
             after.start(cut)
             train(after, range(cut, 8))
             after.conclude()
-            assert torch.equal(after.replica.weights, one.replica.weights), (strategy, constants, cut)
+            assert torch.equal(after.learner.flat.weights, one.learner.flat.weights), (strategy, constants, cut)
             before.conclude()  # what it had begun must end before others begin
 
     # a gradient that is no number changes nobody's weights, in no strategy
@@ -100,7 +107,7 @@ PROGRAM = textwrap.dedent(
         assert not one.results()[0].good
         train(one, [1])
         one.conclude()
-        assert torch.isfinite(one.replica.weights).all(), strategy
+        assert torch.isfinite(one.learner.flat.weights).all(), strategy
     group.close()
     print("fine", flush=True)
     os._exit(0)

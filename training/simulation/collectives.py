@@ -87,6 +87,7 @@ class Collectives:
         self._posted: dict[int, dict[int, Tensor]] = defaultdict(dict)
         self._mixing: dict[int, Ticket] = {}
         self._last: dict[int, Tensor] = {}
+        self._mixed = 0
         self._underway = 0
 
     def waiting(self) -> bool:
@@ -207,8 +208,9 @@ class Collectives:
         return max((self._network.send(other, rank, op.num_bytes) for other in others), default=self._clock.now)
 
     def _forget(self) -> None:
-        """Drop rounds that everybody has behind himself."""
-        if len(self._posted) < 3:
+        """Drop rounds that everybody has behind himself, now and then: it takes a look at everybody."""
+        self._mixed += 1
+        if self._mixed % max(1, len(self._present.everybody)):
             return
         oldest = min((self._rounds[rank] for rank in self._present.everybody if rank not in self._last), default=0)
         for number in [number for number in self._posted if number < oldest]:

@@ -7,7 +7,7 @@ link of that rate (network namespaces; as root), so that an exchange takes as lo
 
     python -m benchmarks.exchange_stability                                       # short exchanges, 2 minutes
     python -m benchmarks.exchange_stability --rate 100mbit --params 250000 --step-s 0.1
-    python -m benchmarks.exchange_stability --free --neighbours random-ring --json
+    python -m benchmarks.exchange_stability --learners 8 --free --json
 
 `factor` is what the distance between the learners is multiplied by in a step, over the second half of a run: below 1 it
 dies away, above 1 training diverges, whatever the weights' mean does. Synchronous SGD is stable for lr · h < 2; with
@@ -37,7 +37,7 @@ from training.membership import Member, View
 _FORK = multiprocessing.get_context("fork")
 _SEEN = 64
 """Weights that are looked at."""
-_START_S = 3.0
+_START_S = 2.0
 _TINY = 1e-30
 
 Row = dict[str, Any]

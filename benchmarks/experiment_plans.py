@@ -45,6 +45,7 @@ STRATEGIES = (
 )
 STRATEGY_RATES = (0.0316, 0.01, 0.00316, 0.001)
 """In this order, until one converges."""
+LONGER_BATCH, LONGER_RATE, LONGER_EPOCHS = 256, 0.1, 32
 RECIPE_BATCHES = (64, 128, 256)
 RING_LEARNERS, RING_BATCH, RING_RATES = (8, 16, 32, 64), 64, (0.0316,)
 
@@ -74,6 +75,15 @@ def strategies(strategy: str, options: tuple[str, ...]) -> list[Run]:
     if strategy == "h-adpsgd":
         first = replace(first, per_machine=2)
     return [replace(first, lr=lr) for lr in STRATEGY_RATES]
+
+
+def longer() -> list[Run]:
+    """The methods that keep no blocks, at a batch that is large for them, with twice the epochs."""
+    return [
+        Run(strategy, HEADLINE_LEARNERS, LONGER_BATCH, LONGER_RATE, options, epochs=LONGER_EPOCHS, looks=1)
+        for strategy, options in HEADLINE
+        if strategy != "bmuf"
+    ]
 
 
 def rings() -> list[Run]:

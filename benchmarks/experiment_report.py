@@ -105,6 +105,18 @@ def ring_rows(results: Results) -> list[Row]:
     return rows
 
 
+def longer_rows(results: Results) -> list[Row]:
+    """A large batch with the usual number of epochs, and with twice as many."""
+    rows = []
+    for long in plans.longer():
+        for run in (replace(long, epochs=16, looks=0), long):
+            record = results.get(run)
+            if record is not None:
+                found = {"loss": record["loss"], "wer": record["wer"]}
+                rows.append({"method": run.method, "epochs": run.epochs, "lr": run.lr, **found})
+    return rows
+
+
 def recipe_rows(results: Results) -> list[Row]:
     """One learner's loss with each recipe at each batch."""
     rows = []
@@ -122,6 +134,7 @@ def tables(results: Results) -> str:
     """All experiments, in Markdown."""
     parts = [
         _headline_table(headline_rows(results)),
+        _table(longer_rows(results)),
         _table(strategy_rows(results)),
         _table(ring_rows(results)),
         _table(recipe_rows(results)),

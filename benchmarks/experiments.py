@@ -1,22 +1,23 @@
-"""Methods of distributed training on real speech, simulated: three experiments, and a pilot.
+"""Methods of distributed training on real speech, simulated: three experiments and two by the way.
 
     python -m benchmarks.experiments [EXPERIMENT ...] [--results FILE] [--json] [--tables] [--plot FOLDER]
 
-`headline`: up to which total batch does each method converge? `strategies`: what does a slow learner cost each of them?
-`rings`: how far apart do learners drift on fixed and random rings? `recipes`: one learner with other optimizers.
-Finished runs are lines of the file of results, so an interrupted sweep goes on; `--json`, `--tables` and `--plot` show
-what is in it and run nothing. See docs/experiments.md.
+`headline`: up to which total batch does each method converge? `longer`: do more epochs help there? `strategies`: what
+does a slow learner cost each of them? `rings`: how far apart do learners drift on fixed and random rings? `recipes`:
+one learner with other optimizers. Finished runs are lines of the file of results, so an interrupted sweep goes on;
+`--json`, `--tables` and `--plot` show what is in it and run nothing. See docs/experiments.md.
 """
 
 import argparse
 import json
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 from benchmarks import experiment_plans as plans
 from benchmarks import experiment_report as report
-from benchmarks.experiment_runs import Digits, Problems, Record, Results
+from benchmarks.experiment_runs import Digits, Problems, Record, Results, Run
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "experiments" / "results.jsonl"
@@ -47,16 +48,14 @@ def _say(record: Record) -> None:
 
 
 def run_headline(results: Results, problems: Problems) -> None:
-    """Every method at ever larger batches, with every learning rate that matters, until all fail."""
-    for batch in plans.BATCHES:
-        tops = []
-        for strategy, options in plans.HEADLINE:
+    """Every method at ever larger batches, with every learning rate that matters, until it fails."""
+    for strategy, options in plans.HEADLINE:
+        for batch in plans.BATCHES:
             runs = plans.headline(batch, strategy, options)
             for record in plans.sweep(runs, results, problems):
                 _say(record)
-            tops.append(plans.best(runs, results))
-        if not any(map(plans.converged, tops)):
-            return
+            if not plans.converged(plans.best(runs, results)):
+                break
 
 
 def run_strategies(results: Results, problems: Problems) -> None:
@@ -73,20 +72,34 @@ def run_strategies(results: Results, problems: Problems) -> None:
                 _say(results.ensure(replace(run, slow=plans.SLOW), problems))
 
 
+def _run_all(runs: Iterable[Run], results: Results, problems: Problems) -> None:
+    for run in runs:
+        _say(results.ensure(run, problems))
+
+
 def run_rings(results: Results, problems: Problems) -> None:
     """Both rings with more and more learners."""
-    for run in plans.rings():
-        _say(results.ensure(run, problems))
+    _run_all(plans.rings(), results, problems)
+
+
+def run_longer(results: Results, problems: Problems) -> None:
+    """A large batch with twice the epochs."""
+    _run_all(plans.longer(), results, problems)
 
 
 def run_recipes(results: Results, problems: Problems) -> None:
     """One learner with each recipe."""
     for batch in plans.RECIPE_BATCHES:
-        for run in plans.recipes(batch):
-            _say(results.ensure(run, problems))
+        _run_all(plans.recipes(batch), results, problems)
 
 
-EXPERIMENTS = {"headline": run_headline, "strategies": run_strategies, "rings": run_rings, "recipes": run_recipes}
+EXPERIMENTS = {
+    "headline": run_headline,
+    "longer": run_longer,
+    "strategies": run_strategies,
+    "rings": run_rings,
+    "recipes": run_recipes,
+}
 
 
 def show(args: argparse.Namespace, results: Results) -> bool:
@@ -95,6 +108,7 @@ def show(args: argparse.Namespace, results: Results) -> bool:
         rows = {
             "headline": report.headline_rows(results),
             "largest_batch": report.largest_batches(results),
+            "longer": report.longer_rows(results),
             "strategies": report.strategy_rows(results),
             "rings": report.ring_rows(results),
             "recipes": report.recipe_rows(results),

@@ -10,7 +10,7 @@ from benchmarks.scaling_scenario import PER_NODE
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    monkeypatch.setattr(scaling_agreement, "STEPS", 60)
+    monkeypatch.setattr(scaling_agreement, "STEPS", 32)
 
 
 def row(strategy, learners, condition, each, **changes):

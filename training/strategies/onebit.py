@@ -105,7 +105,8 @@ def onebit(seat: Seat, cfg: OneBitConfig) -> Program:
     sends nothing, and quantizes nothing. A learner without work keeps its error for itself.
 
     Synchronizes gradients. Sends (N-1)/32 of the model a step, and 8 bytes a block and peer. Staleness 0, but for the
-    error, which comes later. All wait for the slowest, as in `scpsgd`.
+    error, which comes later. All wait for the slowest; a dead learner stops all until it is known to be dead, and its
+    error is lost.
     """
     replica, step = seat.replica, counter(seat, "steps")
     codec = OneBitCodec(replica.grads.numel(), cfg.block)

@@ -32,3 +32,10 @@ def test_the_page_names_every_field_of_a_strategys_own():
         row = next(row for row in ROWS if len(row) == 3 and row[0] == f"`{name}`")
         fields = set(section.annotation.model_fields) if section else set()
         assert fields <= set(re.findall(r"\w+", row[2])), name
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_program_says_what_one_chooses_by(name):
+    said = " ".join(METHODS[name].program.__doc__.split())
+    for word in (r"Synchronizes ", r"[Ss]ends ", r"Staleness", r"slow", r"dead "):
+        assert re.search(word, said), word

@@ -1,0 +1,22 @@
+"""How much asynchronous averaging bears: the benchmark's arithmetic, and a short run with the real exchange."""
+
+import json
+
+import pytest
+
+from benchmarks import exchange_stability
+
+
+def test_growth_is_that_of_the_second_half():
+    assert exchange_stability.factor([100.0, 50.0, 1.0, 2.0, 4.0]) == pytest.approx(2.0)
+    assert exchange_stability.factor([1.0, 0.0, 0.0, 0.0]) == 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_differences_die_away_in_lockstep_at_a_learning_rate_that_the_ring_bears(capsys):
+    words = ["--json", "--learners", "4", "--neighbours", "ring", "--curvature", "0.3", "--steps", "60"]
+    assert exchange_stability.main(words) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert row["factor"] < 1
+    assert row["most"] < 10

@@ -28,6 +28,15 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr
 
 
+@torch.no_grad()
+def drop_momentum(optimizer: torch.optim.Optimizer) -> None:
+    """Let the next step follow from its gradient alone: SGD's velocity and AdamW's first moment become zero."""
+    for entries in optimizer.state.values():
+        for name in ("momentum_buffer", "exp_avg"):
+            if entries.get(name) is not None:
+                entries[name].zero_()
+
+
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """A copy of the optimizer's state by name: `<parameter number>.<state name>`; scalars become tensors."""
     state: dict[int, dict[str, Any]] = optimizer.state_dict()["state"]

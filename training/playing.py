@@ -16,6 +16,7 @@ from training.collectives import Collectives
 from training.compute import Learner, Losses
 from training.group import NodeGroup
 from training.job import TrainJob
+from training.optim import drop_momentum
 from training.parameter_server.client import ServerClient
 from training.shared_weights import SharedWeights
 from training.stepping import Rows, Stepped, Weights, keep, restore
@@ -83,6 +84,10 @@ class PlayedReplica:
             self._updates += 1
             if self.shared:
                 self.shared.count()
+
+    def drop_momentum(self) -> None:
+        """See `Replica`."""
+        drop_momentum(self.learner.optimizer)
 
 
 class PlayedStepper:

@@ -48,6 +48,9 @@ class BmufConfig(StrategyConfig):
     """Block learning rate."""
     kind: Literal["nesterov", "classical"] = "nesterov"
     """Where a block starts: at the look-ahead point (nesterov), or at the model."""
+    momentum: Literal["auto", "keep", "reset"] = "auto"
+    """What becomes of the optimizer's momentum at a block's end. Kept beside the momentum over blocks it counts twice
+    and short blocks diverge (docs/strategies.md); `auto` resets it unless `eta` is 0."""
     warm_steps: int = Field(default=0, ge=0)
     """Steps of synchronous SGD before the first block: an epoch's worth is customary."""
 

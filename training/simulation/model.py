@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from training.config import OptimizerConfig
 from training.flat import FlatParameters
-from training.optim import build_optimizer, set_learning_rate
+from training.optim import build_optimizer, drop_momentum, set_learning_rate
 
 
 class _Whole(nn.Module):
@@ -63,6 +63,10 @@ class ModelReplica:
                 self._flat.grads.mul_(clip / (norm + 1e-6))
         self._optimizer.step()
         self._count[0] += 1
+
+    def drop_momentum(self) -> None:
+        """See `Replica`."""
+        drop_momentum(self._optimizer)
 
     def set_rate(self, lr: float) -> None:
         """See `Trainable`."""

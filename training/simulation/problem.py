@@ -83,6 +83,9 @@ class Blank:
         """Nothing changes."""
         self._count[0] += 1
 
+    def drop_momentum(self) -> None:
+        """There is none."""
+
     def set_rate(self, lr: float) -> None:
         """There is nothing to learn."""
 

@@ -56,6 +56,9 @@ class Replica(Protocol):
     def update(self) -> None:
         """One optimizer step with `grads`, at the learning rate of the moment."""
 
+    def drop_momentum(self) -> None:
+        """Let the next update follow from its gradient alone."""
+
 
 @dataclass(frozen=True)
 class Work:

@@ -78,8 +78,9 @@ def bmuf(seat: Seat, cfg: BmufConfig) -> Program:
     S is where the block started, W the model. They are kept apart: taking the look-ahead point S for the model would
     add η Δ anew at every block and move (1 + η) times too far. The trained model is W; in the midst of a block,
     `Seat.finish` says what W would be if the block ended now. With η = 0 and ζ = 1 this is `ma`. η is 1 - 1/N unless
-    given. Optimizer state lives on over the end of a block. `warm_steps` synchronous steps come first, so that blocks
-    begin from weights that are worth averaging.
+    given. The optimizer's momentum begins anew with every block where there is one over blocks: both together diverge
+    at learning rates that either bears (`benchmarks/bmuf_stability.py`); the rest of its state lives on. `warm_steps`
+    synchronous steps come first, so that blocks begin from weights that are worth averaging.
 
     Synchronizes weights. Sends 2(N-1)/N of the model every tau steps. Staleness 0; within a block, replicas drift
     apart. All wait for the slowest at the end of a block; a dead learner stops all until it is known to be dead.
@@ -94,6 +95,8 @@ def bmuf(seat: Seat, cfg: BmufConfig) -> Program:
         if mean.weight:
             filtered.end_block(mean.vector)
             _set(weights, filtered.start)
+            if filtered.resets:
+                seat.replica.drop_momentum()
         block.begin()
         if not mean.weight and block.over:
             break
@@ -108,12 +111,14 @@ class _Filter:
         model: W.
         start: S, where the block started.
         momentum: Δ.
+        resets: Whether the optimizer's own momentum ends with a block.
     """
 
     def __init__(self, seat: Seat, cfg: BmufConfig) -> None:
         weights = seat.replica.weights
         self._zeta, self._nesterov = cfg.zeta, cfg.kind == "nesterov"
         self._eta = 1.0 - 1.0 / seat.size if cfg.eta is None else cfg.eta
+        self.resets = cfg.momentum == "reset" or (cfg.momentum == "auto" and self._eta > 0)
         self.model, self.start = kept(seat, "model", weights.clone()), kept(seat, "start", weights.clone())
         self.momentum = kept(seat, "momentum", torch.zeros_like(weights))
 

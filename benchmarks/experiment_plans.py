@@ -2,15 +2,13 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import Literal
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
 from benchmarks.experiment_runs import Problems, Record, Results, Run
 
 RATES = (0.00316, 0.01, 0.0316, 0.1, 0.316)
 """Two to a decade, the same for all methods and batches."""
-LOWER_RATES = (0.000316, 0.001)
-"""For bmuf as well, whose block momentum multiplies what a step does by 1 / (1 - eta) = 16."""
 UNLEARNED = math.log(10)
 """Held-out loss, nats per word, of the best model that does not listen: ten words, equally likely."""
 CONVERGED = UNLEARNED / 2
@@ -18,30 +16,47 @@ CONVERGED = UNLEARNED / 2
 TARGET = 0.5
 """Held-out loss, nats per word, whose virtual time is compared."""
 
+
+@dataclass(frozen=True)
+class Choice:
+    """A method as it takes part in an experiment; see `Run`."""
+
+    strategy: str
+    options: tuple[str, ...] = ()
+    momentum: float = 0.9
+    per_machine: int = 1
+
+    def run(self, learners: int, batch: int, lr: float, **fields: Any) -> Run:
+        """A training by it."""
+        return replace(Run(learners=learners, batch=batch, lr=lr, **asdict(self)), **fields)
+
+
 BATCHES = (64, 128, 256, 512, 1024)
 HEADLINE_LEARNERS = 16
 HEADLINE = (
-    ("scpsgd", ()),
-    ("adpsgd", ("neighbours=ring",)),
-    ("adpsgd", ("neighbours=random-ring",)),
-    ("bmuf", ("tau=4",)),
+    Choice("scpsgd"),
+    Choice("adpsgd", ("neighbours=ring",)),
+    Choice("adpsgd", ("neighbours=random-ring",)),
+    Choice("bmuf", ("tau=4",), momentum=0.0),
 )
-"""Blocks of four steps: an epoch of the larger batches has no more."""
+"""Blocks of four steps: an epoch of the larger batches has no more. BMUF has a momentum of its own: see BMUF_RATES."""
+BMUF_BATCH, BMUF_RATES = 64, (0.000316, 0.001, *RATES)
+"""BMUF with the momentum of the others as well."""
 
 STRATEGY_LEARNERS, STRATEGY_BATCH, SLOW = 8, 64, 10.0
 STRATEGIES = (
-    ("scpsgd", ()),
-    ("d1d", ()),
-    ("onebit", ()),
-    ("sdpsgd", ()),
-    ("ma", ("tau=4",)),
-    ("bmuf", ("tau=4",)),
-    ("adpsgd", ("neighbours=ring",)),
-    ("adpsgd", ("neighbours=random-ring",)),
-    ("h-adpsgd", ()),
-    ("asgd", ()),
-    ("easgd", ()),
-    ("hogwild", ()),
+    Choice("scpsgd"),
+    Choice("d1d"),
+    Choice("onebit"),
+    Choice("sdpsgd"),
+    Choice("ma", ("tau=4",)),
+    Choice("bmuf", ("tau=4",), momentum=0.0),
+    Choice("adpsgd", ("neighbours=ring",)),
+    Choice("adpsgd", ("neighbours=random-ring",)),
+    Choice("h-adpsgd", per_machine=2),
+    Choice("asgd"),
+    Choice("easgd"),
+    Choice("hogwild"),
 )
 STRATEGY_RATES = (0.0316, 0.01, 0.00316, 0.001)
 """In this order, until one converges."""
@@ -63,26 +78,27 @@ def recipes(batch: int) -> list[Run]:
     return [Run("scpsgd", 1, batch, lr, clip=clip, optimizer=kind) for kind, clip, lr in RECIPES]
 
 
-def headline(batch: int, strategy: str, options: tuple[str, ...]) -> list[Run]:
+def headline(batch: int, choice: Choice) -> list[Run]:
     """The learning rates of one method and batch, ascending."""
-    rates = (*LOWER_RATES, *RATES) if strategy == "bmuf" else RATES
-    return [Run(strategy, HEADLINE_LEARNERS, batch, lr, options) for lr in rates]
+    return [choice.run(HEADLINE_LEARNERS, batch, lr) for lr in RATES]
 
 
-def strategies(strategy: str, options: tuple[str, ...]) -> list[Run]:
+def momenta() -> list[Run]:
+    """Two momenta at once: BMUF's over blocks, and that of the steps within them; ascending learning rates."""
+    return [Run("bmuf", HEADLINE_LEARNERS, BMUF_BATCH, lr, ("tau=4",)) for lr in BMUF_RATES]
+
+
+def strategies(choice: Choice) -> list[Run]:
     """The learning rates of one method on equal machines, in the order in which they are tried."""
-    first = Run(strategy, STRATEGY_LEARNERS, STRATEGY_BATCH, STRATEGY_RATES[0], options, looks=2)
-    if strategy == "h-adpsgd":
-        first = replace(first, per_machine=2)
-    return [replace(first, lr=lr) for lr in STRATEGY_RATES]
+    return [choice.run(STRATEGY_LEARNERS, STRATEGY_BATCH, lr, looks=2) for lr in STRATEGY_RATES]
 
 
 def longer() -> list[Run]:
     """The methods that keep no blocks, at a batch that is large for them, with twice the epochs."""
     return [
-        Run(strategy, HEADLINE_LEARNERS, LONGER_BATCH, LONGER_RATE, options, epochs=LONGER_EPOCHS, looks=1)
-        for strategy, options in HEADLINE
-        if strategy != "bmuf"
+        choice.run(HEADLINE_LEARNERS, LONGER_BATCH, LONGER_RATE, epochs=LONGER_EPOCHS, looks=1)
+        for choice in HEADLINE
+        if choice.strategy != "bmuf"
     ]
 
 

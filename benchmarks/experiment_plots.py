@@ -18,7 +18,7 @@ STYLE = {
     "scpsgd": ("#1f5fa8", "o"),
     "adpsgd ring": ("#c8501e", "s"),
     "adpsgd random-ring": ("#e0a020", "D"),
-    "bmuf": ("#3a8f4d", "^"),
+    "bmuf (plain SGD)": ("#3a8f4d", "^"),
 }
 CEILING = 10.0
 """Losses above it are drawn at it: the training went astray altogether."""
@@ -88,8 +88,8 @@ def draw_rates(results: Results, folder: Path) -> Path:
     batches = [batch for batch in plans.BATCHES if any(results.get(run) for run in _of(batch))]
     figure, panels = _figure(3.6 * len(batches), 4.0, len(batches))
     for axes, batch in zip(panels, batches, strict=True):
-        for strategy, options in plans.HEADLINE:
-            runs = [run for run in plans.headline(batch, strategy, options) if results.get(run) is not None]
+        for choice in plans.HEADLINE:
+            runs = [run for run in plans.headline(batch, choice) if results.get(run) is not None]
             if not runs:
                 continue
             losses = [_shown((results.get(run) or {})["loss"]) for run in runs]
@@ -105,7 +105,7 @@ def draw_rates(results: Results, folder: Path) -> Path:
 
 
 def _of(batch: int) -> list[Run]:
-    return [run for strategy, options in plans.HEADLINE for run in plans.headline(batch, strategy, options)]
+    return [run for choice in plans.HEADLINE for run in plans.headline(batch, choice)]
 
 
 def draw_strategies(results: Results, folder: Path) -> Path:

@@ -34,8 +34,8 @@ def headline_rows(results: Results) -> list[Row]:
     """Each method's best learning rate at each batch that was tried."""
     rows = []
     for batch in plans.BATCHES:
-        for strategy, options in plans.HEADLINE:
-            runs = plans.headline(batch, strategy, options)
+        for choice in plans.HEADLINE:
+            runs = plans.headline(batch, choice)
             tried = [run for run in runs if results.get(run) is not None]
             if not tried:
                 continue
@@ -67,8 +67,8 @@ def largest_batches(results: Results) -> dict[str, int | None]:
 def strategy_rows(results: Results) -> list[Row]:
     """Each method at its best learning rate, on equal machines and with a slow learner."""
     rows = []
-    for strategy, options in plans.STRATEGIES:
-        runs = plans.strategies(strategy, options)
+    for choice in plans.STRATEGIES:
+        runs = plans.strategies(choice)
         top = plans.best(runs, results)
         if top is None:
             continue
@@ -105,6 +105,12 @@ def ring_rows(results: Results) -> list[Row]:
     return rows
 
 
+def momenta_rows(results: Results) -> list[Row]:
+    """BMUF with a momentum within blocks as well."""
+    found = [(run, record) for run in plans.momenta() if (record := results.get(run)) is not None]
+    return [{"lr": run.lr, "loss": record["loss"], "wer": record["wer"]} for run, record in found]
+
+
 def longer_rows(results: Results) -> list[Row]:
     """A large batch with the usual number of epochs, and with twice as many."""
     rows = []
@@ -134,6 +140,7 @@ def tables(results: Results) -> str:
     """All experiments, in Markdown."""
     parts = [
         _headline_table(headline_rows(results)),
+        _table(momenta_rows(results)),
         _table(longer_rows(results)),
         _table(strategy_rows(results)),
         _table(ring_rows(results)),
@@ -174,6 +181,8 @@ def _cell(name: str, value: Any) -> str:
     if value is None:
         return "–"
     if name == "wer":
+        if value > 1:  # insertions: no share any more
+            return f"{100 * value:.0f}"
         low, high = interval(value)
         return f"{100 * value:.1f} ({100 * low:.1f} – {100 * high:.1f})"
     if name == "consensus":

@@ -16,7 +16,7 @@ from training.simulation.problem import Job, Problem
 from training.simulation.speech import Speech
 from training.strategies import find_method
 
-WARMUP, MOMENTUM = 10 / 16, 0.9
+WARMUP = 10 / 16
 """The published recipe for large batches (arXiv:1904.04956): 10 of 16 epochs of linear warm-up, then 1/sqrt(2) each."""
 STEP_S, JITTER, LINK_GBIT = 0.4, 0.1, 0.025
 """The small model (0.41 MB) takes as long to send as the published one (165 MB) behind a link of 10 Gbit/s: 0.13 s."""
@@ -42,7 +42,8 @@ class Run:
         per_machine: Learners of a node, for h-adpsgd.
         looks: Evaluations per epoch; 0 looks at the end only.
         clip: Gradients are scaled down to this norm; 0 never.
-        optimizer: SGD with momentum, or AdamW.
+        optimizer: SGD, or AdamW.
+        momentum: Of SGD.
         epochs: Passes over the data; of 16, 10 are warm-up.
         seed: Of weights, order of data, jitter and random neighbours.
     """
@@ -57,6 +58,7 @@ class Run:
     looks: int = 0
     clip: float = 5.0
     optimizer: Literal["sgd", "adamw"] = "sgd"
+    momentum: float = 0.9
     epochs: int = 16
     seed: int = 1
 
@@ -69,7 +71,7 @@ class Run:
     def method(self) -> str:
         """The method with its options, for a reader."""
         values = [option.partition("=")[2] for option in self.options if option.startswith("neighbours=")]
-        return " ".join([self.strategy, *values])
+        return " ".join([self.strategy, *values, *([] if self.momentum else ["(plain SGD)"])])
 
     @property
     def cluster(self) -> Cluster:
@@ -104,7 +106,7 @@ class Digits:
     def __call__(self, run: Run) -> Problem:
         """See `Problems`."""
         optimizer = OptimizerConfig(
-            kind=run.optimizer, lr=run.lr, momentum=MOMENTUM, weight_decay=0.0, clip_norm=run.clip
+            kind=run.optimizer, lr=run.lr, momentum=run.momentum, weight_decay=0.0, clip_norm=run.clip
         )
         warmup = WARMUP * run.epochs
         schedule = ScheduleConfig(kind="published", warmup_epochs=warmup, hold_epochs=warmup)

@@ -1,11 +1,12 @@
-"""Methods of distributed training on real speech, simulated: three experiments and two by the way.
+"""Methods of distributed training on real speech, simulated: three experiments, and three by the way.
 
     python -m benchmarks.experiments [EXPERIMENT ...] [--results FILE] [--json] [--tables] [--plot FOLDER]
 
-`headline`: up to which total batch does each method converge? `longer`: do more epochs help there? `strategies`: what
-does a slow learner cost each of them? `rings`: how far apart do learners drift on fixed and random rings? `recipes`:
-one learner with other optimizers. Finished runs are lines of the file of results, so an interrupted sweep goes on;
-`--json`, `--tables` and `--plot` show what is in it and run nothing. See docs/experiments.md.
+`headline`: up to which total batch does each method converge? `momenta`: BMUF with momentum within blocks. `longer`: do
+more epochs help? `strategies`: what does a slow learner cost each method? `rings`: how far apart do learners drift on
+fixed and random rings? `recipes`: one learner with other optimizers. Finished runs are lines of the file of results, so
+an interrupted sweep goes on; `--json`, `--tables` and `--plot` show what is in it and run nothing. See
+docs/experiments.md.
 """
 
 import argparse
@@ -47,21 +48,31 @@ def _say(record: Record) -> None:
     )
 
 
+def _run_all(runs: Iterable[Run], results: Results, problems: Problems) -> None:
+    for run in runs:
+        _say(results.ensure(run, problems))
+
+
 def run_headline(results: Results, problems: Problems) -> None:
     """Every method at ever larger batches, with every learning rate that matters, until it fails."""
-    for strategy, options in plans.HEADLINE:
+    for choice in plans.HEADLINE:
         for batch in plans.BATCHES:
-            runs = plans.headline(batch, strategy, options)
+            runs = plans.headline(batch, choice)
             for record in plans.sweep(runs, results, problems):
                 _say(record)
             if not plans.converged(plans.best(runs, results)):
                 break
 
 
+def run_momenta(results: Results, problems: Problems) -> None:
+    """BMUF with a momentum within blocks as well."""
+    _run_all(plans.momenta(), results, problems)
+
+
 def run_strategies(results: Results, problems: Problems) -> None:
     """Every method on equal machines, with a lower rate if it does not converge; then with a slow learner."""
-    for strategy, options in plans.STRATEGIES:
-        runs = plans.strategies(strategy, options)
+    for choice in plans.STRATEGIES:
+        runs = plans.strategies(choice)
         for run in runs:
             record = results.ensure(run, problems)
             _say(record)
@@ -70,11 +81,6 @@ def run_strategies(results: Results, problems: Problems) -> None:
         for run in runs:
             if results.get(run) is not None and results.get(run) is plans.best(runs, results):
                 _say(results.ensure(replace(run, slow=plans.SLOW), problems))
-
-
-def _run_all(runs: Iterable[Run], results: Results, problems: Problems) -> None:
-    for run in runs:
-        _say(results.ensure(run, problems))
 
 
 def run_rings(results: Results, problems: Problems) -> None:
@@ -95,6 +101,7 @@ def run_recipes(results: Results, problems: Problems) -> None:
 
 EXPERIMENTS = {
     "headline": run_headline,
+    "momenta": run_momenta,
     "longer": run_longer,
     "strategies": run_strategies,
     "rings": run_rings,
@@ -108,6 +115,7 @@ def show(args: argparse.Namespace, results: Results) -> bool:
         rows = {
             "headline": report.headline_rows(results),
             "largest_batch": report.largest_batches(results),
+            "momenta": report.momenta_rows(results),
             "longer": report.longer_rows(results),
             "strategies": report.strategy_rows(results),
             "rings": report.ring_rows(results),

@@ -106,7 +106,7 @@ def test_a_training_has_converged_below_half_the_loss_of_not_listening():
     ],
 )
 def test_learning_rates_are_tried_from_the_middle_as_long_as_it_helps(results, losses, tried):
-    runs = plans.headline(64, "scpsgd", ())
+    runs = plans.headline(64, plans.Choice("scpsgd"))
     fill(results, runs, losses)
     assert [runs.index(Run(**{**one["run"], "options": ()})) for one in plans.sweep(runs, results, Counted())] == tried
 
@@ -125,20 +125,20 @@ def test_the_virtual_time_to_a_loss_is_that_of_the_first_look_at_or_below_it():
 
 def test_the_headline_is_the_largest_batch_whose_best_rate_converged(results):
     for batch, losses in ((64, [3.0, 0.2]), (128, [0.3, 9.0]), (256, [None, 3.0])):
-        fill(results, plans.headline(batch, "scpsgd", ())[:2], losses)
-    fill(results, plans.headline(64, "bmuf", ("tau=4",))[:1], [None])
+        fill(results, plans.headline(batch, plans.HEADLINE[0])[:2], losses)
+    fill(results, plans.headline(64, plans.HEADLINE[-1])[:1], [None])
     rows = report.headline_rows(results)
     assert [(row["method"], row["batch"], row["lr"], row["converged"]) for row in rows] == [
         ("scpsgd", 64, plans.RATES[1], True),
-        ("bmuf", 64, None, False),
+        ("bmuf (plain SGD)", 64, None, False),
         ("scpsgd", 128, plans.RATES[0], True),
         ("scpsgd", 256, plans.RATES[1], False),
     ]
-    assert report.largest_batches(results) == {"scpsgd": 128, "bmuf": None}
+    assert report.largest_batches(results) == {"scpsgd": 128, "bmuf (plain SGD)": None}
 
 
 def test_a_slow_learner_is_shown_beside_equal_ones_at_the_same_rate(results):
-    runs = plans.strategies("easgd", ())
+    runs = plans.strategies(plans.Choice("easgd"))
     fill(results, runs[:2], [3.0, 0.3])
     results.add(outcome(replace(runs[1], slow=plans.SLOW), None))
     rows = report.strategy_rows(results)

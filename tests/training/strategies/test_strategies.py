@@ -174,6 +174,32 @@ def test_bmuf_without_momentum_is_model_averaging(kind):
     close(simulate("bmuf", config=config), simulate("ma", config=MaConfig(tau=3)))
 
 
+class Parabola(Regression):
+    """A single weight, and the loss w² / 2."""
+
+    def build(self):
+        model = torch.nn.Linear(1, 1, bias=False)
+        torch.nn.init.ones_(model.weight)
+        return model
+
+    def loss(self, number):
+        return 0.5 * self.scratch_model.weight.square().sum()
+
+    def evaluate(self, weights):
+        return {"loss": 0.5 * float(weights.square().sum())}
+
+
+@pytest.mark.parametrize(("name", "momentum", "limit"), [("d1d", 0.0, 1.0), ("d1d", 0.9, 0.1), ("scpsgd", 0.9, 3.8)])
+def test_a_step_of_delay_bears_less_the_more_momentum_there_is(name, momentum, limit):
+    """Roots of z² - (1 + m) z + m + lr lie on the unit circle at lr = 1 - m; without delay the limit is 2 (1 + m)."""
+    below, above = (
+        simulate(name, learners=2, problem=Parabola(batches=800, lr=factor * limit, momentum=momentum)).figures["loss"]
+        for factor in (0.8, 1.25)
+    )
+    assert below < 1e-3
+    assert not above < 10  # or no number any more
+
+
 def test_model_averaging_after_every_step_is_synchronous_sgd():
     close(simulate("ma", config=MaConfig(tau=1)), simulate("scpsgd"))
 

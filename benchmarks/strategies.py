@@ -23,6 +23,7 @@ WORLDS = {
     "h-adpsgd-2x2": ("h-adpsgd", 2, 2),
 }
 RIVALS = {
+    "scpsgd-2": ("scpsgd", 1, 2),
     "sdpsgd-2": ("sdpsgd", 1, 2),
     "d1d-2": ("d1d", 1, 2),
     "ma-2": ("ma", 1, 2),

@@ -47,6 +47,7 @@ STRATEGY_LEARNERS, STRATEGY_BATCH, SLOW = 8, 64, 10.0
 STRATEGIES = (
     Choice("scpsgd"),
     Choice("d1d"),
+    Choice("d1d", momentum=0.0),
     Choice("onebit"),
     Choice("sdpsgd"),
     Choice("ma", ("tau=4",)),
@@ -55,11 +56,13 @@ STRATEGIES = (
     Choice("adpsgd", ("neighbours=random-ring",)),
     Choice("h-adpsgd", per_machine=2),
     Choice("asgd"),
+    Choice("asgd", momentum=0.0),
     Choice("easgd"),
     Choice("hogwild"),
+    Choice("hogwild", momentum=0.0),
 )
-STRATEGY_RATES = (0.0316, 0.01, 0.00316, 0.001)
-"""In this order, until one converges."""
+STRATEGY_RATES, PLAIN_RATES = (0.0316, 0.01, 0.00316, 0.001), (0.316, 0.1, 0.0316, 0.01)
+"""In this order, until one converges; the latter for SGD without any momentum, which makes a step ten times as long."""
 LONGER_BATCH, LONGER_RATE, LONGER_EPOCHS = 256, 0.1, 32
 RECIPE_BATCHES = (64, 128, 256)
 RING_LEARNERS, RING_BATCH, RING_RATES = (8, 16, 32, 64), 64, (0.0316,)
@@ -90,7 +93,8 @@ def momenta() -> list[Run]:
 
 def strategies(choice: Choice) -> list[Run]:
     """The learning rates of one method on equal machines, in the order in which they are tried."""
-    return [choice.run(STRATEGY_LEARNERS, STRATEGY_BATCH, lr, looks=2) for lr in STRATEGY_RATES]
+    rates = STRATEGY_RATES if choice.momentum or choice.strategy == "bmuf" else PLAIN_RATES
+    return [choice.run(STRATEGY_LEARNERS, STRATEGY_BATCH, lr, looks=2) for lr in rates]
 
 
 def longer() -> list[Run]:

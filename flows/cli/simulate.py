@@ -60,6 +60,7 @@ def simulate(
     json_output: JsonOption = False,
 ) -> None:
     """Simulate methods of distributed training on a virtual clock: the same programs, without the machines."""
+    from training.simulation import Simulation
     from training.strategies import METHODS
 
     if config is None and not timing:
@@ -80,13 +81,16 @@ def simulate(
     clusters = [_cluster(count, min(per_machine, count), fields) for count in learners or [4]]
     job = None if timing or config is None else _job(config, overrides or [])
     rows: list[Row] = []
+    curves: list[list[Row]] = []
     for cluster in clusters:
         for name in names:
             problem = _problem(job, cluster.learners, epochs, steps, parameters)
-            rows.append(_row(cluster, name, problem, constants[name], seed))
+            outcome = Simulation(cluster, name, problem, constants[name], seed=seed).run()
+            rows.append(outcome.row(_condition(cluster), problem.batches * cluster.step_s))
+            curves.append(outcome.curve())
             err.print(f"[dim]{name}, {cluster.learners} learners: {rows[-1]['epoch_s']:,.1f} s an epoch[/dim]")
     if json_output:
-        print_json({"rows": rows})
+        print_json({"rows": rows, "curves": curves})
         return
     _show(rows)
 
@@ -164,13 +168,6 @@ def _problem(job: "TrainJob | None", learners: int, epochs: int, steps: int, par
     from training.simulation.speech import Speech
 
     return Speech(job, learners, epochs)
-
-
-def _row(cluster: "Cluster", name: str, problem: "Problem", constants: "StrategyConfig", seed: int) -> Row:
-    from training.simulation import Simulation
-
-    outcome = Simulation(cluster, name, problem, constants, seed=seed).run()
-    return outcome.row(_condition(cluster), problem.batches * cluster.step_s)
 
 
 def _condition(cluster: "Cluster") -> str:

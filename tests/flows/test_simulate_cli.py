@@ -31,6 +31,15 @@ def rows(*words):
     return json.loads(result.stdout.splitlines()[-1])["rows"]
 
 
+def test_every_row_has_a_curve_over_virtual_time():
+    result = call("simulate", "--timing", "--strategy", "adpsgd", "--steps", 20, "--json")
+    found = json.loads(result.stdout.splitlines()[-1])
+    (row,), (curve,) = found["rows"], found["curves"]
+    assert [set(look) for look in curve] == [{"at_s", "epochs", "consensus"}] * 2
+    assert curve[-1]["epochs"] == 1
+    assert curve[-1]["at_s"] >= 0.9 * row["epoch_s"]
+
+
 def test_rows_of_a_simulation():
     found = rows("--strategy", "scpsgd", "--strategy", "adpsgd", "--learners", 4, "--learners", 8, "--slow", "3=10")
     assert [(row["strategy"], row["learners"]) for row in found] == [

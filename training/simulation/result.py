@@ -85,6 +85,13 @@ class Outcome:
         """Of the finished model."""
         return self.observations[-1].figures if self.observations else {}
 
+    def curve(self) -> list[dict[str, float]]:
+        """The average model on the way: virtual seconds, epochs trained, consensus distance, and its figures."""
+        return [
+            {"at_s": one.at_s, "epochs": one.epochs, "consensus": one.consensus, **one.figures}
+            for one in self.observations
+        ]
+
     def row(self, condition: str, one_epoch_s: float | None = None) -> dict[str, Any]:
         """As a row of a table.
 

@@ -39,9 +39,10 @@ HEADLINE = (
     Choice("adpsgd", ("neighbours=random-ring",)),
     Choice("bmuf", ("tau=4",), momentum=0.0),
 )
-"""Blocks of four steps: an epoch of the larger batches has no more. BMUF has a momentum of its own: see BMUF_RATES."""
-BMUF_BATCH, BMUF_RATES = 64, (0.000316, 0.001, *RATES)
-"""BMUF with the momentum of the others as well."""
+"""Blocks of four steps: an epoch of the larger batches has no more. BMUF has a momentum of its own."""
+KEPT_BATCH, KEPT_RATES = 64, (0.000316, 0.001, *RATES)
+RESET_BATCH, RESET_RATES = 256, (0.01, 0.0316, 0.1)
+"""BMUF with the momentum of the others as well: kept over the ends of blocks, and beginning anew with each."""
 
 STRATEGY_LEARNERS, STRATEGY_BATCH, SLOW = 8, 64, 10.0
 STRATEGIES = (
@@ -49,8 +50,11 @@ STRATEGIES = (
     Choice("d1d"),
     Choice("d1d", momentum=0.0),
     Choice("onebit"),
+    Choice("onebit", ("block=64",)),
+    Choice("onebit", momentum=0.0),
     Choice("sdpsgd"),
     Choice("ma", ("tau=4",)),
+    Choice("bmuf", ("tau=4", "momentum=reset")),
     Choice("bmuf", ("tau=4",), momentum=0.0),
     Choice("adpsgd", ("neighbours=ring",)),
     Choice("adpsgd", ("neighbours=random-ring",)),
@@ -62,7 +66,7 @@ STRATEGIES = (
     Choice("hogwild", momentum=0.0),
 )
 STRATEGY_RATES, PLAIN_RATES = (0.0316, 0.01, 0.00316, 0.001), (0.316, 0.1, 0.0316, 0.01)
-"""In this order, until one converges; the latter for SGD without any momentum, which makes a step ten times as long."""
+"""In this order, until a model is at the target; the latter where momentum does not make steps longer."""
 LONGER_BATCH, LONGER_RATE, LONGER_EPOCHS = 256, 0.1, 32
 RECIPE_BATCHES = (64, 128, 256)
 RING_LEARNERS, RING_BATCH, RING_RATES = (8, 16, 32, 64), 64, (0.0316,)
@@ -87,8 +91,12 @@ def headline(batch: int, choice: Choice) -> list[Run]:
 
 
 def momenta() -> list[Run]:
-    """Two momenta at once: BMUF's over blocks, and that of the steps within them; ascending learning rates."""
-    return [Run("bmuf", HEADLINE_LEARNERS, BMUF_BATCH, lr, ("tau=4",)) for lr in BMUF_RATES]
+    """Two momenta at once: BMUF's over blocks, and that of the steps within them."""
+    return [
+        Run("bmuf", HEADLINE_LEARNERS, batch, lr, ("tau=4", f"momentum={what}"))
+        for what, batch, rates in (("keep", KEPT_BATCH, KEPT_RATES), ("reset", RESET_BATCH, RESET_RATES))
+        for lr in rates
+    ]
 
 
 def strategies(choice: Choice) -> list[Run]:
@@ -98,11 +106,21 @@ def strategies(choice: Choice) -> list[Run]:
 
 
 def longer() -> list[Run]:
-    """The methods that keep no blocks, at a batch that is large for them, with twice the epochs."""
+    """The methods with momentum, at a batch that is large for them, with twice the epochs."""
     return [
         choice.run(HEADLINE_LEARNERS, LONGER_BATCH, LONGER_RATE, epochs=LONGER_EPOCHS, looks=1)
         for choice in HEADLINE
-        if choice.strategy != "bmuf"
+        if choice.momentum
+    ]
+
+
+def plain() -> list[Run]:
+    """The same methods at that batch without momentum, at learning rates that are up to ten times as high."""
+    return [
+        choice.run(HEADLINE_LEARNERS, LONGER_BATCH, lr, momentum=0.0)
+        for choice in HEADLINE
+        if choice.momentum
+        for lr in (0.1, 0.316, 1.0)
     ]
 
 

@@ -86,7 +86,7 @@ def draw_headline(results: Results, folder: Path) -> Path:
 def draw_rates(results: Results, folder: Path) -> Path:
     """Held-out loss against learning rate, a panel for each batch."""
     batches = [batch for batch in plans.BATCHES if any(results.get(run) for run in _of(batch))]
-    figure, panels = _figure(3.6 * len(batches), 4.0, len(batches))
+    figure, panels = _figure(3.3 * len(batches), 4.0, len(batches))
     for axes, batch in zip(panels, batches, strict=True):
         for choice in plans.HEADLINE:
             runs = [run for run in plans.headline(batch, choice) if results.get(run) is not None]
@@ -96,6 +96,8 @@ def draw_rates(results: Results, folder: Path) -> Path:
             color, marker = STYLE[runs[0].method]
             axes.plot([run.lr for run in runs], losses, color=color, marker=marker, label=runs[0].method)
         axes.set_xscale("log")
+        axes.set_xticks(plans.RATES, [f"{rate:g}" for rate in plans.RATES], fontsize=8)
+        axes.set_xlim(plans.RATES[0] / 1.5, plans.RATES[-1] * 1.5)
         _losses(axes)
         axes.set_title(f"total batch {batch}")
         axes.set_xlabel("highest learning rate")

@@ -14,7 +14,7 @@ HEADINGS = {
     "lr": "learning rate",
     "loss": "loss, nats a word",
     "wer": "WER, % (95 % interval)",
-    "seconds": "16 epochs, s",
+    "seconds": "virtual time, s",
     "target_s": f"to {plans.TARGET:g} nats, s",
     "megabytes": "MB a step",
     "consensus": "consensus distance, 10⁻³",
@@ -107,20 +107,30 @@ def ring_rows(results: Results) -> list[Row]:
 
 def momenta_rows(results: Results) -> list[Row]:
     """BMUF with a momentum within blocks as well."""
-    found = [(run, record) for run in plans.momenta() if (record := results.get(run)) is not None]
-    return [{"lr": run.lr, "loss": record["loss"], "wer": record["wer"]} for run, record in found]
+    return _rows(plans.momenta(), results, "method", "batch", "lr")
+
+
+def plain_rows(results: Results) -> list[Row]:
+    """A large batch without momentum."""
+    return _rows(plans.plain(), results, "method", "lr")
+
+
+def _rows(runs: Sequence[Run], results: Results, *names: str) -> list[Row]:
+    """Some settings of runs, with loss, WER and virtual time."""
+    found = [(run, record) for run in runs if (record := results.get(run)) is not None]
+    return [
+        {
+            **{name: getattr(run, name) for name in names},
+            **{name: record.get(name) for name in ("loss", "wer", "seconds")},
+        }
+        for run, record in found
+    ]
 
 
 def longer_rows(results: Results) -> list[Row]:
     """A large batch with the usual number of epochs, and with twice as many."""
-    rows = []
-    for long in plans.longer():
-        for run in (replace(long, epochs=16, looks=0), long):
-            record = results.get(run)
-            if record is not None:
-                found = {"loss": record["loss"], "wer": record["wer"]}
-                rows.append({"method": run.method, "epochs": run.epochs, "lr": run.lr, **found})
-    return rows
+    pairs = [(replace(run, epochs=16, looks=0), run) for run in plans.longer()]
+    return _rows([run for pair in pairs for run in pair], results, "method", "epochs", "lr")
 
 
 def recipe_rows(results: Results) -> list[Row]:
@@ -142,6 +152,7 @@ def tables(results: Results) -> str:
         _headline_table(headline_rows(results)),
         _table(momenta_rows(results)),
         _table(longer_rows(results)),
+        _table(plain_rows(results)),
         _table(strategy_rows(results)),
         _table(ring_rows(results)),
         _table(recipe_rows(results)),

@@ -69,8 +69,8 @@ class Run:
 
     @property
     def method(self) -> str:
-        """The method with its options, for a reader."""
-        values = [option.partition("=")[2] for option in self.options if option.startswith("neighbours=")]
+        """The method with its options, for a reader; all blocks of steps are equally long."""
+        values = [one.removeprefix("neighbours=") for one in self.options if not one.startswith("tau=")]
         return " ".join([self.strategy, *values, *([] if self.momentum else ["(plain SGD)"])])
 
     @property

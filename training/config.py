@@ -12,9 +12,9 @@ from training.strategy_config import (
     AsgdConfig,
     BmufConfig,
     EasgdConfig,
+    LayerPipelineConfig,
     MaConfig,
     OneBitConfig,
-    PipelineConfig,
     SdpsgdConfig,
 )
 
@@ -163,7 +163,7 @@ class TrainConfig(BaseModel):
     """For `easgd`."""
     onebit: OneBitConfig = OneBitConfig()
     """For `onebit`."""
-    pipeline: PipelineConfig = PipelineConfig()
+    pipeline: LayerPipelineConfig = LayerPipelineConfig()
     """For `pipeline`."""
     membership: MembershipConfig = MembershipConfig()
     """When nodes count as lost."""

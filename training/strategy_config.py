@@ -82,7 +82,7 @@ class OneBitConfig(StrategyConfig):
     """Steps with full gradients before the first quantized one."""
 
 
-class PipelineConfig(StrategyConfig):
+class LayerPipelineConfig(StrategyConfig):
     """Layers of one model on several learners."""
 
     micro_batches: int = Field(default=4, ge=1)

@@ -104,7 +104,7 @@ class Stack:
             return torch.func.functional_call(self._model, parameters, parts)
 
         # one split, whose backward pass is one concatenation: a slice for each parameter would fill a gradient of the
-        # whole stack with zeros each time, which took nine tenths of a step
+        # whole stack with zeros each time, which took more than half of a step
         parts = weights_RN.split_with_sizes([count for _, _, count in self._shapes], dim=1)
         named = {name: part.view(-1, *shape) for (name, shape, _), part in zip(self._shapes, parts, strict=True)}
         # the fused attention kernels have no rule for this and would run one by one

@@ -38,3 +38,19 @@ def test_simulated_learners_learn_the_words(job, strategy):
     assert losses[-1] < 0.5 * problem.evaluate(problem.replica().weights)["loss"]
     assert 0 <= outcome.figures["wer"] <= 1
     assert len(losses) == 7
+
+
+def test_a_diverged_model_has_no_loss_instead_of_an_error(job):
+    problem = Speech(job, 2)
+    figures = problem.evaluate(torch.full_like(problem.replica().weights, torch.nan))
+    assert set(figures) == {"loss", "wer"}
+    assert all(value != value for value in figures.values())
+
+
+def test_a_problem_like_another_one_has_the_same_batches_without_reading_them(job, monkeypatch):
+    first = Speech(job, 2)
+    expected = gradients(first)
+    monkeypatch.setattr("training.simulation.speech.open_set", None)
+    found = gradients(Speech(job, 2, like=first))
+    assert torch.equal(found[0], expected[0])
+    assert found[1] == expected[1]

@@ -68,14 +68,16 @@ def _losses(axes: Axes, journal: list[Entry], steps: list[Entry], valid: list[En
 
 
 def _exchange(axes: Axes, steps: list[Entry]) -> None:
-    """Staleness, and on an axis of its own the distance between replicas."""
+    """Staleness, and on an axis of its own the distance between replicas, where they average with neighbours."""
     _curve(axes, steps, "staleness", "staleness", _TRAIN)
+    if not any(_shown(entry.get("distance")) for entry in steps):
+        axes.set(title="Staleness", ylabel="steps", ylim=(0, None))
+        return
     axes.set(title="Exchange of weights", ylabel="own steps", ylim=(0, None))
     other = axes.twinx()
     _curve(other, steps, "distance", "consensus distance", _THIRD)
     other.set(ylabel="RMS difference", ylim=(0, None))
-    if other.lines:
-        other.legend(fontsize=8, frameon=False, loc="upper left")
+    other.legend(fontsize=8, frameon=False, loc="upper left")
 
 
 def _members(axes: Axes, steps: list[Entry]) -> None:

@@ -124,6 +124,18 @@ def plain() -> list[Run]:
     ]
 
 
+def seeds() -> list[Run]:
+    """All methods at that batch and rate, and the largest rings, with other seeds than the rest has."""
+    first = [choice.run(HEADLINE_LEARNERS, LONGER_BATCH, LONGER_RATE) for choice in HEADLINE]
+    largest = [run for run in rings() if run.learners == RING_LEARNERS[-1]]
+    return [
+        replace(run, seed=seed)
+        for runs, last in ((first, 3), (largest, 2))
+        for run in runs
+        for seed in range(1, last + 1)
+    ]
+
+
 def rings() -> list[Run]:
     """Both rings with more and more learners, at the same total batch."""
     return [

@@ -115,6 +115,11 @@ def plain_rows(results: Results) -> list[Row]:
     return _rows(plans.plain(), results, "method", "lr")
 
 
+def seed_rows(results: Results) -> list[Row]:
+    """A large batch, and large rings, with other seeds."""
+    return _rows(plans.seeds(), results, "method", "learners", "batch", "lr", "seed")
+
+
 def _rows(runs: Sequence[Run], results: Results, *names: str) -> list[Row]:
     """Some settings of runs, with loss, WER and virtual time."""
     found = [(run, record) for run in runs if (record := results.get(run)) is not None]
@@ -153,6 +158,7 @@ def tables(results: Results) -> str:
         _table(momenta_rows(results)),
         _table(longer_rows(results)),
         _table(plain_rows(results)),
+        _table(seed_rows(results)),
         _table(strategy_rows(results)),
         _table(ring_rows(results)),
         _table(recipe_rows(results)),
@@ -165,9 +171,7 @@ def _headline_table(rows: Sequence[Row]) -> str:
     methods = list(dict.fromkeys(row["method"] for row in rows))
     by_batch: dict[int, Row] = {}
     for row in rows:
-        cell = (
-            f"{_number(row['loss'])}, WER {_number(100 * row['wer'])} %, at {row['lr']:g}" if row["lr"] else "diverged"
-        )
+        cell = f"{_number(row['loss'])}, WER {100 * row['wer']:.1f} %, at {row['lr']:g}" if row["lr"] else "diverged"
         by_batch.setdefault(row["batch"], {})[row["method"]] = f"**{cell}**" if row["converged"] else cell
     return _markdown(
         ["total batch", *methods],

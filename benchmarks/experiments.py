@@ -5,6 +5,7 @@
     headline    up to which total batch does each method converge?
     longer      do twice the epochs help at a batch that is too large?
     plain       does it help there to leave out momentum?
+    seeds       how much does chance decide there, and in the largest rings?
     momenta     BMUF with momentum within its blocks, too
     strategies  what does a slow learner cost each method?
     rings       how far apart do learners drift on fixed and on random rings?
@@ -79,6 +80,11 @@ def run_plain(results: Results, problems: Problems) -> None:
     _run_all(plans.plain(), results, problems)
 
 
+def run_seeds(results: Results, problems: Problems) -> None:
+    """A large batch, and large rings, with other seeds."""
+    _run_all(plans.seeds(), results, problems)
+
+
 def run_strategies(results: Results, problems: Problems) -> None:
     """Every method on equal machines, with lower rates until its model is at the target; then with a slow learner."""
     for choice in plans.STRATEGIES:
@@ -114,6 +120,7 @@ EXPERIMENTS = {
     "momenta": run_momenta,
     "longer": run_longer,
     "plain": run_plain,
+    "seeds": run_seeds,
     "strategies": run_strategies,
     "rings": run_rings,
     "recipes": run_recipes,
@@ -129,6 +136,7 @@ def show(args: argparse.Namespace, results: Results) -> bool:
             "momenta": report.momenta_rows(results),
             "longer": report.longer_rows(results),
             "plain": report.plain_rows(results),
+            "seeds": report.seed_rows(results),
             "strategies": report.strategy_rows(results),
             "rings": report.ring_rows(results),
             "recipes": report.recipe_rows(results),

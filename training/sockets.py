@@ -1,5 +1,6 @@
 """Where a training's servers listen and how one connects to them: TCP, encrypted with the ring's key (CurveZMQ)."""
 
+import argparse
 import json
 import os
 from pathlib import Path
@@ -24,6 +25,21 @@ def read_address(note: Path) -> str | None:
         return str(json.loads(note.read_text(encoding="utf-8"))["address"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def server_parser(module: str, description: str) -> argparse.ArgumentParser:
+    """What the command lines of a training's servers have in common.
+
+    Args:
+        module: That is run.
+        description: What it is.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
+    parser.add_argument("--job", type=Path, required=True, help="the training job, JSON")
+    parser.add_argument("--listen", default="127.0.0.1:0", help="HOST:PORT")
+    parser.add_argument("--key-file", type=Path, help="the ring's key; needed beyond this machine")
+    parser.add_argument("--parent", type=int, default=0, help="process to end with")
+    return parser
 
 
 def split_address(address: str, field: str) -> tuple[str, int]:

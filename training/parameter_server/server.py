@@ -29,7 +29,7 @@ from training.parameter_server.messages import LONGEST, SILENCE_S
 from training.parameter_server.service import Service
 from training.parameter_server.share import Share
 from training.processes import end_with_parent
-from training.sockets import announce, bind, listening_endpoint
+from training.sockets import announce, bind, listening_endpoint, server_parser
 from training.store.server import CANNOT_WORK
 
 log = logging.getLogger(__name__)
@@ -118,16 +118,10 @@ class Server:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m training.parameter_server.server", description="A share of a training's parameter server."
-    )
-    parser.add_argument("--job", type=Path, required=True, help="the training job, JSON")
+    parser = server_parser("training.parameter_server.server", "A share of a training's parameter server.")
     parser.add_argument("--number", type=int, required=True, help="which server this is, from 0")
     parser.add_argument("--servers", type=int, required=True, help="how many there are")
     parser.add_argument("--folder", type=Path, required=True, help="for server-K.json and what is saved")
-    parser.add_argument("--listen", default="127.0.0.1:0", help="HOST:PORT")
-    parser.add_argument("--key-file", type=Path, help="the ring's key; needed beyond this machine")
-    parser.add_argument("--parent", type=int, default=0, help="process to end with")
     parser.add_argument("--fresh", action="store_true", help="wait for new weights, whatever was saved")
     return parser.parse_args()
 

@@ -23,7 +23,7 @@ from training import logs
 from training.exchange.keys import RingKey
 from training.processes import end_with_parent
 from training.sampling import Draws
-from training.sockets import announce, bind, listening_endpoint
+from training.sockets import announce, bind, listening_endpoint, server_parser
 from training.store.coordinator import Coordinator
 from training.store.core import Core
 from training.store.epochs import ShardMap
@@ -165,12 +165,8 @@ class Server:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m training.store.server", description="The store of a training.")
+    parser = server_parser("training.store.server", "The store of a training.")
     parser.add_argument("--folder", type=Path, required=True, help="where the log and store.json are")
-    parser.add_argument("--job", type=Path, required=True, help="the training job, JSON")
-    parser.add_argument("--listen", default="127.0.0.1:0", help="HOST:PORT")
-    parser.add_argument("--key-file", type=Path, help="the ring's key; needed beyond this machine")
-    parser.add_argument("--parent", type=int, default=0, help="process to end with")
     parser.add_argument("--fresh", action="store_true", help="begin from the newest checkpoint, not from the log")
     return parser.parse_args()
 

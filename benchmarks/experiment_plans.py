@@ -69,7 +69,7 @@ STRATEGY_RATES, PLAIN_RATES = (0.0316, 0.01, 0.00316, 0.001), (0.316, 0.1, 0.031
 """In this order, until a model is at the target; the latter where momentum does not make steps longer."""
 LONGER_BATCH, LONGER_RATE, LONGER_EPOCHS = 256, 0.1, 32
 RECIPE_BATCHES = (64, 128, 256)
-RING_LEARNERS, RING_BATCH, RING_RATES = (8, 16, 32, 64), 64, (0.0316,)
+RING_LEARNERS, RING_BATCH, RING_RATE = (8, 16, 32, 64), 64, 0.0316
 
 RECIPES: tuple[tuple[Literal["sgd", "adamw"], float, float], ...] = (
     ("sgd", 5.0, 0.0316),
@@ -139,9 +139,8 @@ def seeds() -> list[Run]:
 def rings() -> list[Run]:
     """Both rings with more and more learners, at the same total batch."""
     return [
-        Run("adpsgd", learners, RING_BATCH, lr, (f"neighbours={neighbours}",), looks=2)
+        Run("adpsgd", learners, RING_BATCH, RING_RATE, (f"neighbours={neighbours}",), looks=2)
         for learners in RING_LEARNERS
-        for lr in RING_RATES
         for neighbours in ("ring", "random-ring")
     ]
 

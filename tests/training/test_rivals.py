@@ -41,9 +41,9 @@ def rival_job(corpus, folder, strategy, **changes):
 def check(result, epochs=EPOCHS, utterances=48):
     """Every utterance was trained on once an epoch, or is counted as repeated; and the model has learned."""
     assert epochs * utterances <= result["utterances"] <= epochs * utterances + result["repeated"]
-    # several nodes are asked for the newest epoch's replicas: one that was over within a moment is passed over
-    seen = [int(entry["epoch"]) for entry in result["history"]]
-    assert seen == sorted(set(seen))
+    # several nodes are asked for the newest epoch's replicas: one that was over within a moment is passed over, or late
+    seen = sorted(int(entry["epoch"]) for entry in result["history"])
+    assert len(seen) == len(set(seen))
     assert seen[-1] == epochs
     assert result["nodes"] > 1 or seen == list(range(1, epochs + 1))
     # an untrained model has about 2.3 nats per token in the first epoch's validation, and errs in every word

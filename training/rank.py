@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 STOPPED, DIVERGED = 75, 3
-EXCHANGING = ("adpsgd", "h-adpsgd")
-"""Strategies whose nodes average with neighbours."""
 GAVE_UP = "gave-up.txt"
 """In a node's folder: why another try would not help. torchrun reports one status for all that ranks may end with."""
 
@@ -74,6 +72,7 @@ def _run(job: "TrainJob", setup: NodeSetup, rank: int, size: int) -> int:
     from training.exchange.keys import RingKey
     from training.group import NodeGroup
     from training.store.node_client import NodeClient
+    from training.strategies import find_method
     from training.strategy_setup import build_learner, connect, share_memory
     from training.system import SystemFigures
     from training.worker import DivergedError, NoWeightsError, Worker
@@ -94,7 +93,7 @@ def _run(job: "TrainJob", setup: NodeSetup, rank: int, size: int) -> int:
     key = RingKey.load(setup.key_file) if setup.key_file else None
     start, stop = group.share(learner.flat.weights.numel())
     exchange = None
-    if job.train.nodes > 1 and job.train.strategy in EXCHANGING:
+    if job.train.nodes > 1 and find_method(job.train.strategy).exchange:
         exchange = build_exchange(
             job.train.exchange,
             ExchangeSetup(

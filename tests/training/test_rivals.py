@@ -1,10 +1,14 @@
 """The methods that people compare with, trained as users train them: they learn, and they survive what others do."""
 
+import os
 import signal
 
 import pytest
 from disturbed import Running, with_signal
+from support import processes_naming
 from tones import bare, train
+
+from training.launch import TrainingFailedError
 
 RIVALS = {
     "sdpsgd": (1, 3, {"sdpsgd": {"graph": "ring"}}),
@@ -83,3 +87,19 @@ def test_a_killed_parameter_server_goes_on_with_what_it_had_saved(corpus, tmp_pa
         running.wait_for_epoch(3)
         with_signal(running.processes("training.parameter_server.server")[0], signal.SIGKILL)
         check(running.finish().result, 40)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["bmuf", "pipeline", "asgd", "hogwild"])
+def test_a_rival_whose_processes_are_all_killed_goes_on_from_its_checkpoints(corpus, tmp_path, strategy):
+    with Running(rival_job(corpus, tmp_path, strategy, epochs=30)) as running:
+        running.wait_for_epoch(6)
+        for pid in processes_naming(str(tmp_path)):
+            if int(pid) != os.getpid():
+                with_signal(pid, signal.SIGKILL)
+        with pytest.raises(TrainingFailedError):
+            running.finish(30)
+    with Running(rival_job(corpus, tmp_path, strategy, epochs=30)) as running:
+        check(running.finish().result, 30)
+    (resumed,) = running.entries("resume")
+    assert resumed["epoch"] >= 2

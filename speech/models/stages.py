@@ -4,6 +4,7 @@ The first stage holds the subsampling front end beside its layers, the last one 
 model's parameters under the model's own names: their state dicts are disjoint parts of the whole model's.
 """
 
+from abc import ABC, abstractmethod
 from functools import cache
 
 import torch.nn.functional as F
@@ -14,7 +15,7 @@ from speech.models.blstm import Blstm, run_lstm
 from speech.models.conformer import Conformer, run_layers
 
 
-class Stage(nn.Module):
+class Stage(nn.Module, ABC):
     """Some consecutive layers of an acoustic model.
 
     Args:
@@ -40,9 +41,9 @@ class Stage(nn.Module):
         """Output frames for each number of feature frames."""
         return halved(lengths, self._halvings)
 
+    @abstractmethod
     def run(self, x: Tensor, frames: Tensor) -> Tensor:
         """Subsampled or hidden frames [B, T', D] through this stage's layers, and to scores if it is the last."""
-        raise NotImplementedError
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         """What `AcousticModel.forward` does, as far as this stage goes.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from training.accounts import Part
-from training.checkpoint import Kept, cpu_weights, mean_weights
+from training.checkpoint import Kept, cpu_weights
 from training.collectives import Collectives
 from training.compute import Learner, Losses
 from training.group import NodeGroup
@@ -19,7 +19,7 @@ from training.job import TrainJob
 from training.optim import drop_momentum
 from training.parameter_server.client import ServerClient
 from training.shared_weights import SharedWeights
-from training.stepping import Rows, Stepped, Weights, keep, restore
+from training.stepping import Stepped, Stepper, Weights, keep
 from training.strategies.base import (
     AllReduce,
     Compute,
@@ -90,7 +90,7 @@ class PlayedReplica:
         drop_momentum(self.learner.optimizer)
 
 
-class PlayedStepper:
+class PlayedStepper(Stepper):
     """A strategy's program at one rank; see `Stepper`.
 
     Args:
@@ -102,8 +102,7 @@ class PlayedStepper:
         shared: Memory for the weights, for hogwild.
     """
 
-    apart = True
-    measured: tuple[str, ...] = ("staleness",)
+    measured = ("staleness",)
 
     def __init__(
         self,
@@ -114,11 +113,12 @@ class PlayedStepper:
         server: ServerClient | None = None,
         shared: SharedWeights | None = None,
     ) -> None:
+        super().__init__(learner, group)
         cfg = job.train
         self.method = find_method(cfg.strategy)
         self.constants = getattr(cfg, cfg.strategy, None) or self.method.config()
         self.turns = min(MAX_TURNS, getattr(self.constants, "tau", 1)) if group.size > 1 else 1
-        self.learner, self.group, self.server, self.shared = learner, group, server, shared
+        self.server, self.shared = server, shared
         self.replica = PlayedReplica(learner, shared)
         self.seat = Seat(self.replica, node * group.size + group.rank, cfg.learners, stale=self._stale)
         self._collectives = Collectives(group)
@@ -168,10 +168,6 @@ class PlayedStepper:
 
     # --- training
 
-    def share(self, rows: Rows) -> Rows:
-        """See `Stepper.share`."""
-        return rows[self.group.rank :: self.group.size]
-
     def step(self, losses: Losses, lost: bool, lr: float) -> None:
         """See `Stepper.step`."""
         self.replica.lr, good = lr, math.isfinite(losses.loss)
@@ -186,12 +182,6 @@ class PlayedStepper:
         good = good and math.isfinite(self.replica.norm)
         part = Part(losses, False, staleness=self._staleness, lost=lost)
         self._rows.append([*part.to_list(), self.replica.norm, float(good)])
-
-    def after(self, step: int) -> None:
-        """See `Stepper.after`."""
-
-    def idle(self, step: int) -> None:
-        """See `Stepper.idle`."""
 
     def results(self) -> list[Stepped]:
         """See `Stepper.results`."""
@@ -287,13 +277,9 @@ class PlayedStepper:
 
     def restore(self, kept: Kept) -> None:
         """See `Stepper.restore`."""
-        restore(self.learner, kept)
+        super().restore(kept)
         for name, tensor in kept.state.items():
             if name.startswith("server."):
                 self._server_state[name.removeprefix("server.")] = tensor
             else:
                 self.seat.state[name] = tensor
-
-    def merge(self, replicas: list[Weights]) -> None:
-        """See `Stepper.merge`."""
-        self.learner.model.load_state_dict(mean_weights(replicas))

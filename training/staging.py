@@ -3,31 +3,22 @@
 import math
 
 from training.accounts import Part
-from training.checkpoint import Kept
 from training.compute import Losses
 from training.pipeline import PipelineLearner
-from training.stepping import Rows, Stepped, Weights, keep, restore
+from training.stepping import Rows, Stepped, Stepper, Weights
 
 
-class PipelineStepper:
+class PipelineStepper(Stepper):
     """Strategy `pipeline`; see `Stepper`.
 
     Args:
         learner: This rank's stage.
     """
 
-    apart, turns = True, 1
-    measured: tuple[str, ...] = ()
-
     def __init__(self, learner: PipelineLearner) -> None:
-        self.learner, self.group = learner, learner.group
+        super().__init__(learner, learner.group)
+        self.learner: PipelineLearner = learner
         self._results: list[Stepped] = []
-
-    def begin(self, session: str) -> None:
-        """See `Stepper.begin`."""
-
-    def start(self, step: int) -> None:
-        """See `Stepper.start`."""
 
     def share(self, rows: Rows) -> Rows:
         """See `Stepper.share`: the first stage reads the whole batch, the others none of it."""
@@ -43,38 +34,14 @@ class PipelineStepper:
             self.learner.update(lr)
         self._results.append(Stepped(parts, norm, good))
 
-    def after(self, step: int) -> None:
-        """See `Stepper.after`."""
-
     def results(self) -> list[Stepped]:
         """See `Stepper.results`."""
         results, self._results = self._results, []
         return results
 
-    def idle(self, step: int) -> None:
-        """See `Stepper.idle`."""
-
-    def fetch(self) -> bool:
-        """See `Stepper.fetch`: there is one model only."""
-        return False
-
-    def forget(self) -> None:
-        """See `Stepper.forget`."""
-
-    def conclude(self) -> None:
-        """See `Stepper.conclude`."""
-
     def model(self) -> Weights | None:
         """See `Stepper.model`."""
         return self.learner.gather_state()
-
-    def keep(self) -> Kept:
-        """See `Stepper.keep`."""
-        return keep(self.learner)
-
-    def restore(self, kept: Kept) -> None:
-        """See `Stepper.restore`."""
-        restore(self.learner, kept)
 
     def merge(self, replicas: list[Weights]) -> None:
         """See `Stepper.merge`: stages are parts of the whole."""

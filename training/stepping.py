@@ -1,8 +1,8 @@
 """What a rank does between a gradient and the next: reach the other learners, and change the weights."""
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,8 +35,12 @@ class Stepped:
     good: bool
 
 
-class Stepper(Protocol):
+class Stepper(ABC):
     """One strategy at one rank.
+
+    Args:
+        learner: Model and optimizer.
+        group: The node's ranks.
 
     Attributes:
         apart: Whether each rank keeps something that the others do not have, so that all leave checkpoints.
@@ -44,19 +48,24 @@ class Stepper(Protocol):
         measured: Fields of `Part` that the journal tells.
     """
 
-    apart: bool
-    turns: int
-    measured: tuple[str, ...]
+    apart = True
+    turns = 1
+    measured: tuple[str, ...] = ()
 
-    def begin(self, session: str) -> None:
+    def __init__(self, learner: Learner, group: NodeGroup) -> None:
+        self.learner, self.group = learner, group
+
+    def begin(self, session: str) -> None:  # noqa: B027 - most strategies have nothing to do
         """The weights are those that a session begins with, at all nodes."""
 
-    def start(self, step: int) -> None:
+    def start(self, step: int) -> None:  # noqa: B027
         """Training goes on from here."""
 
     def share(self, rows: Rows) -> Rows:
         """This rank's part of a batch."""
+        return rows[self.group.rank :: self.group.size]
 
+    @abstractmethod
     def step(self, losses: Losses, lost: bool, lr: float) -> None:
         """Apply the gradient that was just computed, in whatever way.
 
@@ -66,38 +75,45 @@ class Stepper(Protocol):
             lr: Learning rate of the step.
         """
 
-    def after(self, step: int) -> None:
+    def after(self, step: int) -> None:  # noqa: B027
         """A step is over."""
 
+    @abstractmethod
     def results(self) -> list[Stepped]:
         """The steps since the last call, as all ranks made them; all ranks call it together."""
 
-    def idle(self, step: int) -> None:
+    def idle(self, step: int) -> None:  # noqa: B027
         """There is nothing to train at present."""
 
     def fetch(self) -> bool:
         """Take over what others have, as a newcomer; False if nobody has finite weights."""
+        return False
 
-    def forget(self) -> None:
+    def forget(self) -> None:  # noqa: B027
         """Other weights come, which are not the others'."""
 
-    def conclude(self) -> None:
+    def conclude(self) -> None:  # noqa: B027
         """All work is done."""
 
+    @abstractmethod
     def model(self) -> Weights | None:
         """The model as it would be if training ended now: at rank 0; all ranks call it together."""
 
     def keep(self) -> Kept:
         """A copy of everything that a resume needs."""
+        return keep(self.learner)
 
     def restore(self, kept: Kept) -> None:
         """Put back what `keep` gave."""
+        load_optimizer_tensors(self.learner.optimizer, kept.optimizer)
+        self.learner.model.load_state_dict(kept.weights)
 
     def merge(self, replicas: list[Weights]) -> None:
         """Begin with what another number of ranks has left."""
+        self.learner.model.load_state_dict(mean_weights(replicas))
 
 
-class RingStepper:
+class RingStepper(Stepper):
     """Gradients are all-reduced within the node; other nodes' weights are averaged into its own meanwhile.
 
     The path of `single`, `scpsgd`, `onebit`, `adpsgd` and `h-adpsgd` (arXiv:1904.04956, 1710.06952, 1907.05701).
@@ -108,26 +124,18 @@ class RingStepper:
         ring: Other nodes.
     """
 
-    turns = 1
-
     def __init__(self, learner: Learner, group: NodeGroup, ring: Ring) -> None:
-        self.learner, self.group, self.ring = learner, group, ring
+        super().__init__(learner, group)
+        self.ring = ring
         hook = build_hook(learner.cfg, group.device) if group.size > 1 else None
         self.reducer, self.hook = GradientReducer(group, learner.flat, hook=hook), hook
         self.apart = hook is not None and hook.state is not None
-        self.measured: tuple[str, ...] = ("exchange_s", "staleness", "distance") if ring.exchange else ()
+        self.measured = ("exchange_s", "staleness", "distance") if ring.exchange else ()
         self._results: list[Stepped] = []
-
-    def begin(self, session: str) -> None:
-        """See `Stepper.begin`."""
 
     def start(self, step: int) -> None:
         """See `Stepper.start`."""
         self.ring.start(step)
-
-    def share(self, rows: Rows) -> Rows:
-        """See `Stepper.share`."""
-        return rows[self.group.rank :: self.group.size]
 
     def step(self, losses: Losses, lost: bool, lr: float) -> None:
         """See `Stepper.step`."""
@@ -167,9 +175,6 @@ class RingStepper:
         if self.hook:
             self.hook.forget()
 
-    def conclude(self) -> None:
-        """See `Stepper.conclude`."""
-
     def model(self) -> Weights | None:
         """See `Stepper.model`: all ranks have the same weights."""
         return cpu_weights(self.learner.model) if self.group.rank == 0 else None
@@ -180,22 +185,12 @@ class RingStepper:
 
     def restore(self, kept: Kept) -> None:
         """See `Stepper.restore`."""
-        restore(self.learner, kept)
+        super().restore(kept)
         if self.hook:
             self.hook.load_tensors(kept.state)
-
-    def merge(self, replicas: list[Weights]) -> None:
-        """See `Stepper.merge`."""
-        self.learner.model.load_state_dict(mean_weights(replicas))
 
 
 def keep(learner: Learner, state: Weights | None = None) -> Kept:
     """A copy of a learner's model and optimizer, and of what its strategy remembers."""
     copied = {name: tensor.detach().clone().cpu() for name, tensor in (state or {}).items()}
     return Kept(cpu_weights(learner.model), optimizer_tensors(learner.optimizer), copied)
-
-
-def restore(learner: Learner, kept: Kept) -> None:
-    """Put a copy's model and optimizer back."""
-    load_optimizer_tensors(learner.optimizer, kept.optimizer)
-    learner.model.load_state_dict(kept.weights)

@@ -70,9 +70,13 @@ def world(tmp_path):
 
 
 class World:
-    def __init__(self, folder, nodes=3, credentials="", **launch):
+    def __init__(self, folder, nodes=3, credentials="", exchange=None, **launch):
         train = TrainConfig(
-            strategy="adpsgd", nodes=nodes, launch={"kind": "prefect", **launch}, membership={"max_restarts": 2}
+            strategy="adpsgd",
+            nodes=nodes,
+            exchange=exchange or {},
+            launch={"kind": "prefect", **launch},
+            membership={"max_restarts": 2},
         )
         self.job = type("Job", (), {"run": "key1", "train": train, "journal": folder / "journal.jsonl"})()
         self.folder, self.prefect, self.clock = folder, Prefect(), Clock()
@@ -245,8 +249,7 @@ def test_a_store_that_listens_everywhere_is_given_by_this_machines_own_address(t
 
 
 def test_without_encryption_there_is_no_key_to_hand_over(tmp_path):
-    world = World(tmp_path)
-    object.__setattr__(world.job.train.exchange, "__dict__", world.job.train.exchange.__dict__ | {"encrypt": False})
+    world = World(tmp_path, exchange={"encrypt": False})
     assert world.nodes.key_file == ""
 
 

@@ -121,14 +121,19 @@ class OneBitState:
     Args:
         cfg: Block size, and steps with full gradients.
         process_group: Whom gradients are exchanged with; None means everybody.
+        epoch_steps: Steps of an epoch, the same at all ranks; for a warm-up that is counted in epochs.
 
     Attributes:
+        warm_steps: Steps with full gradients.
         step: Steps so far.
         sent: Bytes of compressed gradients so far, to each peer.
     """
 
-    def __init__(self, cfg: OneBitConfig, process_group: dist.ProcessGroup | None = None) -> None:
+    def __init__(
+        self, cfg: OneBitConfig, process_group: dist.ProcessGroup | None = None, epoch_steps: float = 0.0
+    ) -> None:
         self.cfg, self.process_group = cfg, process_group
+        self.warm_steps = cfg.warm_up(epoch_steps)
         self.step = self.sent = 0
         self._codecs: dict[int, OneBitCodec] = {}
         self._layouts: dict[int, list[Tensor]] = {}
@@ -218,7 +223,7 @@ def onebit_hook(state: OneBitState, bucket: GradBucket) -> Future[Tensor]:
         The mean over the ranks of the decoded gradients [values].
     """
     group = state.process_group or dist.group.WORLD
-    warm = state.step < state.cfg.warm_steps
+    warm = state.step < state.warm_steps
     state.step += bucket.is_last()
     if warm:
         return default_hooks.allreduce_hook(cast(dist.ProcessGroup, group), bucket)
@@ -282,18 +287,19 @@ class PowerSgdState(powerSGD_hook.PowerSGDState):
         return [("error", self.error_dict), ("p", self.p_memory_dict), ("q", self.q_memory_dict)]
 
 
-def build_hook(cfg: TrainConfig, device: torch.device) -> CommHook | None:
+def build_hook(cfg: TrainConfig, device: torch.device, epoch_steps: float = 0.0) -> CommHook | None:
     """The hook that a configuration asks for; None if gradients travel as they are.
 
     Args:
         cfg: Of the training.
         device: Where gradients are.
+        epoch_steps: Steps of a learner in an epoch.
 
     Raises:
         ValueError: If PyTorch's PowerSGD cannot run there.
     """
     if cfg.strategy == "onebit":
-        return CommHook(onebit_hook, OneBitState(cfg.onebit))
+        return CommHook(onebit_hook, OneBitState(cfg.onebit, epoch_steps=epoch_steps))
     if cfg.comm_hook == "bf16":
         return CommHook(default_hooks.bf16_compress_hook)
     if cfg.comm_hook == "powersgd":

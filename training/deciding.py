@@ -28,6 +28,24 @@ FETCH_EVERY = 16
 """Steps after which the shards of what comes are looked at again."""
 
 
+def count_batches(job: TrainJob, data: SpeechDataset, draws: Draws) -> int:
+    """Batches of a node that trains the first epoch alone: the same at every rank that asks.
+
+    Args:
+        job: What to train.
+        data: The training set.
+        draws: Which utterance a position of an epoch is.
+
+    Raises:
+        BatchError: If the set is empty, or a duration is no positive number.
+    """
+    return len(_plan(job, data, draws, 0, np.arange(len(data)), job.seed))
+
+
+def _plan(job: TrainJob, data: SpeechDataset, draws: Draws, epoch: int, rows: Rows, seed: int) -> list[Rows]:
+    return [rows[batch] for batch in plan_node(job.train, data.durations[draws.rows(epoch, rows)], seed, epoch)]
+
+
 class Decider:
     """Rank 0's mind.
 
@@ -39,6 +57,7 @@ class Decider:
         stepper: How the ranks work together.
         traces: What the node leaves behind.
         accounts: Its counters.
+        batches: Of `count_batches`.
     """
 
     def __init__(
@@ -50,6 +69,7 @@ class Decider:
         stepper: Stepper,
         traces: Traces,
         accounts: Accounts,
+        batches: int,
     ) -> None:
         self.job, self.cfg, self.client, self.data, self.draws = job, job.train, client, data, draws
         self.stepper, self.traces, self.accounts = stepper, traces, accounts
@@ -57,7 +77,7 @@ class Decider:
         self._ahead = READ_AHEAD - 1 + self.cfg.loader_threads
         self._given: list[Assignment] = []
         self._held: Assignment | None = None
-        self._mean_batch = 0.0
+        self._mean_batch = len(data) / batches
         self._concluded = False
         self._next_fetch = 0
 
@@ -71,8 +91,7 @@ class Decider:
     def _plan(self, epoch: int, rows: Rows, plan: str) -> list[Rows]:
         """Cut a lease into this node's batches."""
         seed = self.job.seed if plan == WHOLE else derive_seed(self.job.seed, plan)
-        durations = self.data.durations[self.draws.rows(epoch, rows)]
-        return [rows[batch] for batch in plan_node(self.cfg, durations, seed, epoch)]
+        return _plan(self.job, self.data, self.draws, epoch, rows, seed)
 
     def _fetch_ahead(self, new: Sequence[Assignment] = ()) -> None:
         """Have the shards of what comes next fetched, those of a new lease while the last one is trained."""
@@ -147,8 +166,6 @@ class Decider:
     def _turn(self, work: Assignment, progress: Progress, ahead: int) -> Orders:
         # the rate at the middle of the step: the first step of a warm-up from zero moves, too
         epochs = progress.epochs + (ahead + 0.5 * len(work.rows)) / len(self.data)
-        if not self._mean_batch:
-            self._mean_batch = len(self.data) / max(1, len(self._plan(0, np.arange(len(self.data)), WHOLE)))
         batch = self._mean_batch * max(1, progress.live)
         return {
             "rows": self.draws.rows(work.epoch, work.rows).tolist(),

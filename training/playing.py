@@ -100,6 +100,7 @@ class PlayedStepper(Stepper):
         group: The node's ranks.
         server: The parameter server, where the strategy has one.
         shared: Memory for the weights, for hogwild.
+        epoch_steps: Steps of a learner in an epoch.
     """
 
     measured = ("staleness",)
@@ -112,6 +113,7 @@ class PlayedStepper(Stepper):
         group: NodeGroup,
         server: ServerClient | None = None,
         shared: SharedWeights | None = None,
+        epoch_steps: float = 0.0,
     ) -> None:
         super().__init__(learner, group)
         cfg = job.train
@@ -120,7 +122,8 @@ class PlayedStepper(Stepper):
         self.turns = min(MAX_TURNS, getattr(self.constants, "tau", 1)) if group.size > 1 else 1
         self.server, self.shared = server, shared
         self.replica = PlayedReplica(learner, shared)
-        self.seat = Seat(self.replica, node * group.size + group.rank, cfg.learners, stale=self._stale)
+        rank = node * group.size + group.rank
+        self.seat = Seat(self.replica, rank, cfg.learners, epoch_steps=epoch_steps, stale=self._stale)
         self._collectives = Collectives(group)
         self._program: Program | None = None
         self._versions: list[int] = []

@@ -122,12 +122,13 @@ class RingStepper(Stepper):
         learner: Model and optimizer.
         group: The node's ranks.
         ring: Other nodes.
+        epoch_steps: Steps of a learner in an epoch.
     """
 
-    def __init__(self, learner: Learner, group: NodeGroup, ring: Ring) -> None:
+    def __init__(self, learner: Learner, group: NodeGroup, ring: Ring, epoch_steps: float = 0.0) -> None:
         super().__init__(learner, group)
         self.ring = ring
-        hook = build_hook(learner.cfg, group.device) if group.size > 1 else None
+        hook = build_hook(learner.cfg, group.device, epoch_steps) if group.size > 1 else None
         self.reducer, self.hook = GradientReducer(group, learner.flat, hook=hook), hook
         self.apart = hook is not None and hook.state is not None
         self.measured = ("exchange_s", "staleness", "distance") if ring.exchange else ()
@@ -171,9 +172,9 @@ class RingStepper(Stepper):
         return self.ring.take_from_neighbour()
 
     def forget(self) -> None:
-        """See `Stepper.forget`."""
+        """See `Stepper.forget`; a warm-up begins anew, too."""
         if self.hook:
-            self.hook.forget()
+            self.hook.load_tensors({})
 
     def model(self) -> Weights | None:
         """See `Stepper.model`: all ranks have the same weights."""

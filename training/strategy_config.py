@@ -1,5 +1,6 @@
 """What one can choose about each strategy; apart from `training.strategies`, which needs much more than pydantic."""
 
+import math
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -37,7 +38,30 @@ class MaConfig(StrategyConfig):
     """Steps of a block."""
 
 
-class BmufConfig(StrategyConfig):
+class WarmConfig(StrategyConfig):
+    """A method that begins with plain synchronous SGD."""
+
+    warm_steps: int = Field(default=0, ge=0)
+    """Steps of plain synchronous SGD at the beginning."""
+    warm_epochs: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """The same in epochs, begun steps included: 1 is customary. The longer of the two counts."""
+
+    def warm_up(self, epoch_steps: float) -> int:
+        """Steps of the warm-up.
+
+        Args:
+            epoch_steps: Steps of a learner in an epoch.
+
+        Raises:
+            ValueError: The warm-up is counted in epochs, and nobody has said how long one is.
+        """
+        if self.warm_epochs and not epoch_steps > 0:
+            raise ValueError("warm_epochs needs to know how many steps an epoch has: use warm_steps")
+        # a product such as 0.1 * 30, a little above 3, is three steps
+        return max(self.warm_steps, math.ceil(self.warm_epochs * epoch_steps - 1e-6))
+
+
+class BmufConfig(WarmConfig):
     """Blockwise model-update filtering."""
 
     tau: int = Field(default=16, ge=1)
@@ -51,8 +75,6 @@ class BmufConfig(StrategyConfig):
     momentum: Literal["auto", "keep", "reset"] = "auto"
     """What becomes of the optimizer's momentum at a block's end. Kept beside the momentum over blocks it counts twice
     and short blocks diverge (docs/strategies.md); `auto` resets it unless `eta` is 0."""
-    warm_steps: int = Field(default=0, ge=0)
-    """Steps of synchronous SGD before the first block: an epoch's worth is customary."""
 
 
 class AsgdConfig(StrategyConfig):
@@ -73,13 +95,11 @@ class EasgdConfig(StrategyConfig):
     """Processes that hold the center, each with a link of its own."""
 
 
-class OneBitConfig(StrategyConfig):
+class OneBitConfig(WarmConfig):
     """Synchronous SGD with 1-bit gradients."""
 
     block: int = Field(default=512, ge=8, multiple_of=8)
     """Gradient values that share two reconstruction levels."""
-    warm_steps: int = Field(default=0, ge=0)
-    """Steps with full gradients before the first quantized one."""
 
 
 class LayerPipelineConfig(StrategyConfig):

@@ -33,7 +33,12 @@ def build_learner(job: TrainJob, device: torch.device, group: NodeGroup) -> Lear
 
 
 def build_stepper(
-    job: TrainJob, ring: Ring, learner: Learner, server: ServerClient | None = None, shared: SharedWeights | None = None
+    job: TrainJob,
+    ring: Ring,
+    learner: Learner,
+    server: ServerClient | None = None,
+    shared: SharedWeights | None = None,
+    epoch_steps: float = 0.0,
 ) -> Stepper:
     """The strategy at one rank.
 
@@ -43,13 +48,14 @@ def build_stepper(
         learner: Of `build_learner`.
         server: The parameter server, for strategies that have one.
         shared: Memory for the weights, for hogwild.
+        epoch_steps: Steps of a learner in an epoch, the same at all ranks.
     """
     if isinstance(learner, PipelineLearner):
         return PipelineStepper(learner)
     # a pipeline of one learner is the model as a whole
     if job.train.strategy in (*OVERLAPPING, "pipeline"):
-        return RingStepper(learner, ring.group, ring)
-    return PlayedStepper(job, ring.node, learner, ring.group, server, shared)
+        return RingStepper(learner, ring.group, ring, epoch_steps)
+    return PlayedStepper(job, ring.node, learner, ring.group, server, shared, epoch_steps)
 
 
 def connect(job: TrainJob, node: int, store: str, key: RingKey | None, size: int) -> ServerClient | None:

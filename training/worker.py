@@ -19,7 +19,7 @@ from training.batching import derive_seed
 from training.checkpoint import CheckpointError, files_by_rank, load_replica
 from training.compute import Learner, open_set
 from training.data import Batch
-from training.deciding import Decider, Orders
+from training.deciding import Decider, Orders, count_batches
 from training.exchange.base import Exchange
 from training.group import NodeGroup
 from training.job import TrainJob
@@ -79,11 +79,12 @@ class Worker:
         self.job, self.cfg, self.node = job, job.train, node
         self.learner, self.group, self.client = learner, group, client
         self.ring = Ring(node, group, learner.flat, exchange)
-        self.stepper = build_stepper(job, self.ring, learner, server, shared)
         self.name = f"{node}.{group.rank}"
         self.data = open_set(job, job.train_url)
         self.output = ObjectStore(job.output_url)
         self.draws = Draws(self.data.index, self.cfg.sampling, job.seed)
+        batches = count_batches(job, self.data, self.draws)
+        self.stepper = build_stepper(job, self.ring, learner, server, shared, batches / self.cfg.nodes)
         self.prefetch = Prefetcher(self.data.batch, self.cfg.loader_threads)
         self.step = 0
         self.traces = Traces(node, self.stepper, group, self.output, client)
@@ -91,7 +92,9 @@ class Worker:
         self.decider: Decider | None = None
         if client:
             self.accounts = Accounts(node, group.size, self.cfg.epochs, client, self.stepper.measured)
-            self.decider = Decider(job, client, self.data, self.draws, self.stepper, self.traces, self.accounts)
+            self.decider = Decider(
+                job, client, self.data, self.draws, self.stepper, self.traces, self.accounts, batches
+            )
         self.stop_requested = self.decider.stop_requested if self.decider else threading.Event()
         self.slow = 1.0
         self._bad = self._recoveries = 0

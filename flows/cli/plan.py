@@ -41,6 +41,11 @@ def plan(
     restart_s: Annotated[
         float, typer.Option("--restart-s", help="Until those who wait for a dead learner go on, seconds.")
     ] = 60.0,
+    layers: Annotated[int, typer.Option("--layers", min=0, help="Layers of the model, for pipeline.")] = 0,
+    border_mb: Annotated[
+        float,
+        typer.Option("--border-mb", min=0, help="Activations of a learner's batch between layers, for pipeline."),
+    ] = 0.0,
     json_output: JsonOption = False,
 ) -> None:
     """Predict each method's epoch time, efficiency, network load and staleness on a cluster, and recommend one."""
@@ -53,6 +58,7 @@ def plan(
             raise ValueError("--measure needs a configuration: whose model is it to measure?")
         measured = _measure(config, overrides or [], batch_seconds)
         parameters, step_s = measured.parameters, measured.seconds
+        layers, border_mb = layers or measured.layers, border_mb or measured.border_mb
         err.print(f"[dim]{parameters:,} weights; {step_s:.3f} s a step here, on {measured.data}[/dim]", highlight=False)
     if not parameters or step_s <= 0:
         raise ValueError("give the model by --parameters and --step-s, or a configuration and --measure")
@@ -70,6 +76,8 @@ def plan(
         slow=tuple(slow or ()),
         losses_per_day=losses_per_day,
         restart_s=restart_s,
+        layers=layers,
+        border_mb=border_mb,
     )
     found = make_plan(request)
     if json_output:
@@ -108,4 +116,6 @@ def _show(found: "Plan") -> None:
             f"{one.staleness:.1f}",
         )
     out.print(table)
+    for name, why in found.left_out.items():
+        out.print(f"[dim]without {name}: {why}[/dim]", highlight=False)
     out.print(f"take [bold]{found.choice}[/bold]: {found.reason}", highlight=False)

@@ -49,6 +49,9 @@ def simulate(
     ] = 43_000_000,
     steps: Annotated[int, typer.Option("--steps", min=1, help="With --timing: steps of each learner.")] = 100,
     epochs: Annotated[int, typer.Option("--epochs", min=0, help="Epochs; 0 takes the configuration's.")] = 0,
+    border_mb: Annotated[
+        float, typer.Option("--border-mb", min=0, help="With --timing: activations of a learner's batch, for pipeline.")
+    ] = 8.0,
     step_s: Annotated[float, typer.Option("--step-s", help="Seconds of a forward and backward pass.")] = 0.1,
     jitter: Annotated[
         float, typer.Option("--jitter", help="Standard deviation of a step's log time; 0: all steps take as long.")
@@ -60,8 +63,8 @@ def simulate(
     json_output: JsonOption = False,
 ) -> None:
     """Simulate methods of distributed training on a virtual clock: the same programs, without the machines."""
-    from training.simulation import Simulation
-    from training.strategies import METHODS
+    from training.simulation import simulate as run
+    from training.strategies import METHODS, STRATEGIES, StrategyError
 
     if config is None and not timing:
         raise ValueError("give a configuration to train, or --timing to simulate time and bytes without a model")
@@ -76,7 +79,7 @@ def simulate(
     for name, option_name, texts in (("losses", "--lose", lose), ("joins", "--join", join)):
         times = _by_rank(option_name, texts, "RANK=SECONDS, such as 3=60")
         fields[name] = [{"rank": rank, "at_s": seconds} for rank, seconds in times.items()]
-    names = strategy or [name for name, method in METHODS.items() if not method.shared]
+    names = strategy or [name for name, method in STRATEGIES.items() if not method.shared]
     constants = {name: _constants(name, option or []) for name in names}
     clusters = [_cluster(count, min(per_machine, count), fields) for count in learners or [4]]
     job = None if timing or config is None else _job(config, overrides or [])
@@ -84,8 +87,14 @@ def simulate(
     curves: list[list[Row]] = []
     for cluster in clusters:
         for name in names:
-            problem = _problem(job, cluster.learners, epochs, steps, parameters)
-            outcome = Simulation(cluster, name, problem, constants[name], seed=seed).run()
+            problem = _problem(job, cluster.learners, epochs, steps, parameters, border_mb)
+            try:
+                outcome = run(cluster, name, problem, constants[name], seed=seed)
+            except StrategyError as error:
+                if strategy or name in METHODS:
+                    raise
+                err.print(f"{name} is left out: {error}", highlight=False)  # nobody has asked for it by name
+                continue
             rows.append(outcome.row(_condition(cluster), problem.batches * cluster.step_s))
             curves.append(outcome.curve())
             err.print(f"[dim]{name}, {cluster.learners} learners: {rows[-1]['epoch_s']:,.1f} s an epoch[/dim]")
@@ -125,18 +134,18 @@ def _cluster(learners: int, per_machine: int, fields: dict[str, Any]) -> "Cluste
 
 def _constants(name: str, texts: list[str]) -> "StrategyConfig":
     """A method's configuration from `name.field=value` options."""
-    from training.strategies import find_method
+    from training.strategies import find_strategy
 
     values: dict[str, Any] = {}
     for text in texts:
         field, _, value = text.partition("=")
         method, _, field = field.partition(".")
-        find_method(method)
+        find_strategy(method)
         if not field or not value:
             raise ValueError(f"--option {text!r} is not STRATEGY.FIELD=VALUE, such as bmuf.tau=8")
         if method == name:
             values[field] = yaml.safe_load(value)
-    return find_method(name).config.model_validate(values)
+    return find_strategy(name).config.model_validate(values)
 
 
 def _job(config_path: Path, overrides: list[str]) -> "TrainJob":
@@ -160,11 +169,13 @@ def _job(config_path: Path, overrides: list[str]) -> "TrainJob":
         return make_job(run, ALL["train"].output(run))
 
 
-def _problem(job: "TrainJob | None", learners: int, epochs: int, steps: int, parameters: int) -> "Problem":
+def _problem(
+    job: "TrainJob | None", learners: int, epochs: int, steps: int, parameters: int, border_mb: float
+) -> "Problem":
     if job is None:
         from training.simulation import Timing
 
-        return Timing(batches=steps * learners, epochs=max(1, epochs), num_bytes=4.0 * parameters)
+        return Timing(steps * learners, max(1, epochs), num_bytes=4.0 * parameters, border_bytes=1e6 * border_mb)
     from training.simulation.speech import Speech
 
     return Speech(job, learners, epochs)

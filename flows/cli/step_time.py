@@ -9,7 +9,8 @@ import torch
 from torch.nn import functional as F
 
 from speech.features import build_features
-from speech.models import build_model
+from speech.models import AcousticModel, build_model
+from speech.models.stages import border_bytes
 from tasks import STAGES
 from tasks.config import PipelineConfig
 from tasks.orchestration import ALL
@@ -18,6 +19,7 @@ from tasks.stage import Run, StageResult
 from tasks.train import make_job
 from training.batching import plan_epoch
 from training.compute import Learner, open_set, pick_device, use_threads
+from training.data import Batch
 
 if TYPE_CHECKING:
     from training.job import TrainJob
@@ -35,12 +37,16 @@ class Step:
         parameters: Weights of the model.
         seconds: Of the median step: forward and backward pass, on real data with front end and augmentation.
         data: What it was measured on, for people.
+        layers: Of the model.
+        border_mb: Megabytes of hidden frames that go from layer to layer, of the mean batch.
         data_hours: Audio in the training set; 0 if it is not prepared.
     """
 
     parameters: int
     seconds: float
     data: str
+    layers: int
+    border_mb: float
     data_hours: float = 0.0
 
 
@@ -84,7 +90,18 @@ def _on_data(job: "TrainJob", batch_seconds: float) -> Step:
     audio = sum(batch.seconds for batch in batches) / len(batches)
     hours = float(dataset.durations.sum()) / 3600
     said = f"batches of the prepared training set, {audio:.0f} s of audio each"
-    return Step(learner.flat.weights.numel(), seconds, said, hours)
+    assert isinstance(learner.model, AcousticModel)
+    border = sum(_border_mb(learner, batch) for batch in batches) / len(batches)
+    return Step(learner.flat.weights.numel(), seconds, said, learner.model.cfg.layers, border, hours)
+
+
+@torch.no_grad()
+def _border_mb(learner: Learner, batch: Batch) -> float:
+    """Megabytes of a batch's hidden frames."""
+    assert isinstance(learner.model, AcousticModel)
+    inputs, lengths = batch.inputs.to(learner.device), batch.lengths.to(learner.device)
+    feats, _ = learner.frontend(inputs, lengths, batch.speakers)
+    return border_bytes(learner.model, len(feats), feats.shape[1]) / 1e6
 
 
 def _on_noise(config: PipelineConfig, batch_seconds: float) -> Step:
@@ -104,7 +121,8 @@ def _on_noise(config: PipelineConfig, batch_seconds: float) -> Step:
         loss.backward()  # type: ignore[no-untyped-call]
 
     said = f"noise (the data are not prepared): {count} utterances of {each:g} s, {_VOCABULARY} tokens"
-    return Step(model.num_parameters(), _median(step, device), said)
+    border = border_bytes(model, count, feats.shape[1]) / 1e6
+    return Step(model.num_parameters(), _median(step, device), said, model.cfg.layers, border)
 
 
 def _median(step: Callable[[], object], device: torch.device) -> float:

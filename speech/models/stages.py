@@ -7,6 +7,7 @@ model's parameters under the model's own names: their state dicts are disjoint p
 from abc import ABC, abstractmethod
 from functools import cache
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -66,7 +67,7 @@ class ConformerStage(Stage):
     """Layers of a Conformer."""
 
     def __init__(self, model: Conformer, layers: range) -> None:
-        super().__init__(model, layers, model.cfg.dim)
+        super().__init__(model, layers, hidden_width(model))
         self.dropout = model.dropout if self.is_first else nn.Identity()
         self.layers = nn.ModuleDict({str(number): model.layers[number] for number in layers})
         self.output = model.output if self.is_last else nn.Identity()
@@ -75,6 +76,23 @@ class ConformerStage(Stage):
         """See the base class."""
         scores: Tensor = self.output(run_layers(self.layers.values(), self.dropout(x), frames, self.cfg))
         return scores
+
+
+def hidden_width(model: AcousticModel) -> int:
+    """Values of a frame between two layers."""
+    return 2 * model.cfg.dim if isinstance(model, Blstm) else model.cfg.dim
+
+
+def border_bytes(model: AcousticModel, utterances: int, frames: int) -> float:
+    """Bytes of what a stage sends on of a batch: hidden frames, as fp32.
+
+    Args:
+        model: As a whole.
+        utterances: Of the batch.
+        frames: Feature frames that it is padded to.
+    """
+    inner = int(halved(torch.tensor(max(1, frames)), len(model.subsampling.convs)))
+    return 4.0 * utterances * inner * hidden_width(model)
 
 
 class LstmLayers(nn.Module):
@@ -116,7 +134,7 @@ class BlstmStage(Stage):
     """Layers of a BLSTM."""
 
     def __init__(self, model: Blstm, layers: range) -> None:
-        super().__init__(model, layers, 2 * model.cfg.dim)
+        super().__init__(model, layers, hidden_width(model))
         self.lstm = LstmLayers(model.lstm, layers)
         self.bottleneck = model.bottleneck if self.is_last else nn.Identity()
         self.dropout = model.dropout if self.is_last else nn.Identity()

@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli.app import app
+from training.strategies import STRATEGIES
 
 COLUMNS = {
     "strategy",
@@ -61,6 +62,24 @@ def test_a_methods_constants():
     assert often == pytest.approx(10 * seldom, rel=0.2)
 
 
+def test_a_pipeline_is_simulated_with_its_own_constants_and_slow_stages():
+    words = ["--strategy", "pipeline", "--link-gbit", 1e6, "--link-ms", 0, "--option", "pipeline.micro_batches=12"]
+    even, slow, narrow = (rows(*words, *more)[0] for more in ([], ["--slow", "3=10"], ["--border-mb", 16]))
+    assert set(even) == COLUMNS
+    assert even["epoch_s"] == pytest.approx(20 * 0.1 * (12 + 4 - 1) / 12, rel=1e-3)
+    assert slow["epoch_s"] > 9 * 20 * 0.1
+    assert (even["staleness"], even["consensus"]) == (0, 0)
+    assert narrow["bytes"] == pytest.approx(2 * even["bytes"])
+
+
+def test_without_a_choice_all_strategies_are_simulated_that_the_network_matters_for():
+    assert [row["strategy"] for row in rows()] == [name for name in STRATEGIES if name != "hogwild"]
+    # nobody has asked for a pipeline by name: the others are worth having
+    result = call("simulate", "--timing", "--steps", 20, "--lose", "1=0.9", "--json")
+    assert "pipeline" not in {row["strategy"] for row in json.loads(result.stdout.splitlines()[-1])["rows"]}
+    assert "pipeline is left out: a pipeline that loses one of its stages" in " ".join(result.output.split())
+
+
 def test_losses_and_joins_are_simulated():
     words = ["--strategy", "scpsgd", "--slow", "0=2", "--timeout-s", 0.5]
     calm, disturbed = rows(*words)[0], rows(*words, "--lose", "1=0.9", "--join", "2=0.4")[0]
@@ -92,6 +111,7 @@ def test_a_table_for_people_fits_their_terminal(monkeypatch, width):
         (["simulate", "--timing", "--lose", "1=2", "--lose", "1=3"], "--lose names learner 1 twice"),
         (["simulate", "--timing", "--join", "1=-2"], "joins.0.at_s: Input should be greater than or equal to 0"),
         (["simulate", "--timing", "--option", "ma.tau"], "is not STRATEGY.FIELD=VALUE"),
+        (["simulate", "--timing", "--strategy", "pipeline", "--lose", "1=2"], "stands still"),
         (["plan"], "give the model by --parameters and --step-s"),
         (["plan", "--measure"], "--measure needs a configuration"),
     ],
@@ -111,6 +131,10 @@ def test_a_plan():
     assert {row["strategy"] for row in found["rows"]} >= {"scpsgd", "d1d", "adpsgd", "bmuf", "asgd"}
     shown = call("plan", *model, "--nodes", 2)
     assert "take" in shown.stdout
+    assert "without pipeline: give the model's --layers and --border-mb" in shown.stdout
+    shown = call("plan", *model, "--nodes", 2, "--layers", 12, "--border-mb", 8)
+    assert "without" not in shown.stdout
+    assert "pipeline" in shown.stdout
 
 
 def test_a_plan_for_people_fits_80_columns(monkeypatch):
@@ -130,6 +154,12 @@ def test_a_plan_is_measured_on_the_configured_data_where_they_are_prepared(finis
     found = json.loads(result.stdout.splitlines()[-1])
     assert "prepared training set" in found["measured_on"]
     assert 0 < found["request"]["data_hours"] < 1
+    model = finished.config.model
+    assert found["request"]["layers"] == model.layers
+    # of about three seconds at the model's frame rate
+    width = 2 * model.dim if model.kind == "blstm" else model.dim
+    frames = 3 * 1000 / finished.config.features.hop_ms / model.subsampling
+    assert found["request"]["border_mb"] == pytest.approx(4 * frames * width / 1e6, rel=0.5)
 
 
 def test_a_measured_plan(tmp_path, home):
@@ -149,3 +179,5 @@ def test_a_measured_plan(tmp_path, home):
     request = found["request"]
     assert request["step_s"] > 0
     assert request["parameters"] > 1000
+    assert request["layers"] == 1
+    assert found["left_out"] == {"pipeline": "2 learners need as many layers, and the model has 1"}

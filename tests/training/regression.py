@@ -6,6 +6,7 @@ from torch import nn
 from training.config import OptimizerConfig
 from training.flat import FlatParameters
 from training.simulation.model import ModelReplica, one_by_one
+from training.simulation.problem import Activations
 
 
 class Regression:
@@ -46,6 +47,9 @@ class Regression:
     def evaluate(self, weights):
         self.scratch.load(weights)
         return {"loss": float((self.scratch_model(self.x) - self.y).square().mean())}
+
+    def activations(self, stages):
+        return Activations(1e4)
 
     def alone(self):
         """Plain SGD of one learner, without a simulation."""

@@ -106,7 +106,8 @@ PROGRAM = textwrap.dedent(
     exact = [total(local(step)) for step in range(8)]
     def config(**values):
         return TrainConfig(learners_per_node=size, **values)
-    warm = Engine(build_hook(config(strategy="onebit", onebit={"warm_steps": 2}), group.device))
+    # half an epoch of three steps, begun steps included, is as long as two steps
+    warm = Engine(build_hook(config(strategy="onebit", onebit={"warm_epochs": 0.5}), group.device, epoch_steps=3))
     for step in range(2):
         torch.testing.assert_close(warm.step(batch(step)), exact[step], rtol=1e-5, atol=1e-5)
     assert not torch.allclose(warm.step(batch(2)), exact[2], rtol=1e-2)

@@ -47,6 +47,8 @@ PROGRAM = textwrap.dedent(
             loss.backward()
             return Losses(float(loss), len(x), len(x))
 
+    EPOCH = problem.batches / size
+
     def stepper(strategy, **constants):
         values = {"strategy": strategy, "learners_per_node": size, "optimizer": problem.optimizer.model_dump()}
         values[strategy] = constants
@@ -54,7 +56,8 @@ PROGRAM = textwrap.dedent(
             del values[strategy]
         cfg = TrainConfig.model_validate(values)
         learner = Toy(cfg)
-        return build_stepper(SimpleNamespace(train=cfg), Ring(0, group, learner.flat, None), learner)
+        ring = Ring(0, group, learner.flat, None)
+        return build_stepper(SimpleNamespace(train=cfg), ring, learner, epoch_steps=EPOCH)
 
     def train(one, numbers):
         results = []
@@ -69,7 +72,9 @@ PROGRAM = textwrap.dedent(
     CASES = [
         ("sdpsgd", {"graph": "ring"}), ("sdpsgd", {"graph": "complete"}), ("d1d", {}), ("ma", {"tau": 3}),
         ("bmuf", {"tau": 3}), ("bmuf", {"tau": 3, "kind": "classical", "warm_steps": 2}),
-        ("scpsgd", {}), ("onebit", {"block": 16, "warm_steps": 2}),  # these overlap with the backward pass
+        ("bmuf", {"tau": 2, "warm_epochs": 0.5}),
+        # these overlap with the backward pass
+        ("scpsgd", {}), ("onebit", {"block": 16, "warm_steps": 2}), ("onebit", {"block": 16, "warm_epochs": 0.5}),
     ]
     for strategy, constants in CASES:
         one = stepper(strategy, **constants)
@@ -95,6 +100,26 @@ PROGRAM = textwrap.dedent(
             after.conclude()
             assert torch.equal(after.learner.flat.weights, one.learner.flat.weights), (strategy, constants, cut)
             before.conclude()  # what it had begun must end before others begin
+
+    # a warm-up of an epoch is synchronous SGD, and the next step is not
+    for strategy, constants in (("bmuf", {"tau": 1, "eta": 0.5}), ("onebit", {"block": 16})):
+        one, plain = stepper(strategy, warm_epochs=1, **constants), stepper("scpsgd")
+        for other in (one, plain):
+            other.start(0)
+            train(other, range(int(EPOCH)))
+        torch.testing.assert_close(one.learner.flat.weights, plain.learner.flat.weights, rtol=1e-5, atol=1e-6)
+        for other in (one, plain):
+            train(other, [0])
+        assert not torch.allclose(one.learner.flat.weights, plain.learner.flat.weights, atol=1e-4), strategy
+        # a training that begins anew in the same process is warmed up anew
+        fresh = stepper(strategy, warm_epochs=1, **constants)
+        one.forget()
+        one.learner.model.load_state_dict(fresh.learner.model.state_dict())
+        one.learner.optimizer.state.clear()
+        for other in (one, fresh):
+            other.start(0)
+            train(other, range(int(EPOCH)))
+        assert torch.equal(one.learner.flat.weights, fresh.learner.flat.weights), strategy
 
     # a gradient that is no number changes nobody's weights, in no strategy
     for strategy, constants in CASES:

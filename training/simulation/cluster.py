@@ -1,5 +1,6 @@
 """The machines that are simulated: how fast they compute, how they are linked, and what befalls them."""
 
+import random
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -78,3 +79,19 @@ class Cluster(BaseModel):
     def machine(self, rank: int) -> int:
         """The machine of a learner."""
         return rank // self.per_machine
+
+    def step_seconds(self, rank: int, chance: random.Random, share: float = 1.0) -> float:
+        """Seconds of a learner's next step.
+
+        Args:
+            rank: The learner.
+            chance: Its random numbers, of which jitter takes one.
+            share: How much of a usual step's work it is.
+        """
+        noise = chance.lognormvariate(-(self.jitter**2) / 2, self.jitter) if self.jitter else 1.0
+        return share * self.step_s * self.slow.get(rank, 1.0) * noise + self.overhead_s
+
+
+def chance_of(seed: int, rank: int) -> random.Random:
+    """A learner's random numbers in a simulation."""
+    return random.Random(f"starling simulation {seed} {rank}")

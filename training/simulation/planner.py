@@ -7,13 +7,15 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from training.simulation.cluster import Cluster, Positive, Seconds
 from training.simulation.problem import Timing
-from training.simulation.world import Simulation
+from training.simulation.running import simulate
 from training.strategies.base import StrategyError
-from training.strategies.registry import METHODS
-from training.strategy_config import GossipConfig, StrategyConfig
+from training.strategies.registry import PIPELINE, STRATEGIES
+from training.strategy_config import GossipConfig, LayerPipelineConfig, StrategyConfig
 
 STEPS = 24
 """Steps of each learner that are simulated; blocks of 8 end thrice in them."""
+MICRO_BATCHES = 4
+"""Micro-batches for each stage of a pipeline: with these, little is lost in filling and draining (arXiv:1811.06965)."""
 MOST_UPDATES = 20_000
 """Steps of all learners together that are simulated at most."""
 FIXED_RING = 16
@@ -54,6 +56,10 @@ class PlanRequest(BaseModel):
     """Learners that die in a day."""
     restart_s: Seconds = 60.0
     """Seconds until a lost learner is known to be lost and the others go on."""
+    layers: int = Field(default=0, ge=0)
+    """Layers of the model, for `pipeline`, which needs one a learner; 0 if nobody knows."""
+    border_mb: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """Megabytes of hidden frames that go from layer to layer for one learner's batch; 0 if nobody knows."""
 
     @property
     def learners(self) -> int:
@@ -110,16 +116,18 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Plan:
-    """Predictions, the quickest first, and what to take."""
+    """Predictions, the quickest first, what to take, and what is left out and why."""
 
     predictions: list[Prediction]
     choice: str
     reason: str
+    left_out: dict[str, str]
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""
         rows = [asdict(one) for one in self.predictions]
-        return {"rows": rows, "recommendation": {"strategy": self.choice, "reason": self.reason}}
+        choice = {"strategy": self.choice, "reason": self.reason}
+        return {"rows": rows, "recommendation": choice, "left_out": self.left_out}
 
 
 def plan(request: PlanRequest, seed: int = 0) -> Plan:
@@ -136,12 +144,29 @@ def plan(request: PlanRequest, seed: int = 0) -> Plan:
             continue  # not on these machines
     found.sort(key=lambda one: one.epoch_s)
     choice, reason = recommend(request, found)
-    return Plan(found, choice, reason)
+    obstacle = _pipeline_obstacle(request)
+    return Plan(found, choice, reason, {PIPELINE.name: obstacle} if obstacle else {})
+
+
+def _pipeline_obstacle(request: PlanRequest) -> str:
+    """Why nothing can be said about `pipeline`; empty if something can."""
+    if request.learners == 1:
+        return ""
+    if not (request.layers and request.border_mb):
+        return "give the model's --layers and --border-mb, or --measure"
+    if request.layers < request.learners:
+        return f"{request.learners} learners need as many layers, and the model has {request.layers}"
+    return ""
 
 
 def _candidates(request: PlanRequest) -> list[tuple[str, str, StrategyConfig]]:
     chosen: list[tuple[str, str, StrategyConfig]] = []
-    for name, method in METHODS.items():
+    for name, method in STRATEGIES.items():
+        if method is PIPELINE:
+            if request.learners > 1 and not _pipeline_obstacle(request):
+                micro_batches = MICRO_BATCHES * request.learners
+                chosen.append((name, name, LayerPipelineConfig(micro_batches=micro_batches)))
+            continue
         if (method.grouped and request.gpus_per_node == 1) or (method.shared and request.nodes > 1):
             continue
         if name in ("ma", "bmuf", "easgd"):
@@ -156,13 +181,15 @@ def _candidates(request: PlanRequest) -> list[tuple[str, str, StrategyConfig]]:
 def predict(request: PlanRequest, label: str, name: str, config: StrategyConfig, seed: int = 0) -> Prediction:
     """Simulate some steps of a method, and extend them to an epoch."""
     learners = request.learners
+    method = STRATEGIES[name]
     steps = max(8, min(STEPS, MOST_UPDATES // learners))
-    problem = Timing(batches=steps * learners, num_bytes=4.0 * request.parameters)
-    outcome = Simulation(request.cluster(), name, problem, config, seed=seed).run()
+    if method is PIPELINE:
+        steps = 1  # one step is like another, and has many passes
+    problem = Timing(steps * learners, num_bytes=4.0 * request.parameters, border_bytes=1e6 * request.border_mb)
+    outcome = simulate(request.cluster(), name, problem, config, seed=seed)
     per_batch = (outcome.open_epoch_s or outcome.epoch_s) / problem.batches
     epoch_s = request.batches * per_batch / (1.0 - _lost_share(request, name))
     alone = request.batches * request.step_s
-    method = METHODS[name]
     averaged = (request.nodes if method.grouped else learners) if method.exchange or name == "sdpsgd" else 1
     return Prediction(
         strategy=label,
@@ -177,7 +204,7 @@ def predict(request: PlanRequest, label: str, name: str, config: StrategyConfig,
 
 def _lost_share(request: PlanRequest, name: str) -> float:
     """Share of all learners' time that deaths cost: everybody's where all wait, else the dead one's (or its node's)."""
-    method = METHODS[name]
+    method = STRATEGIES[name]
     hit = request.learners
     if method.free:
         hit = request.gpus_per_node if method.grouped else 1

@@ -43,6 +43,19 @@ class Job:
     weights: Tensor | None = None
 
 
+@dataclass(frozen=True)
+class Activations:
+    """What goes from one stage of a split model to the next.
+
+    Attributes:
+        num_bytes: Of the hidden frames of one learner's batch; their gradients are as many.
+        utterances: Of one learner's batch: it cannot be cut into more micro-batches; 0 if nobody knows.
+    """
+
+    num_bytes: float
+    utterances: int = 0
+
+
 class Problem(Protocol):
     """A model, its data and its schedule.
 
@@ -65,6 +78,13 @@ class Problem(Protocol):
 
     def evaluate(self, weights: Tensor) -> Mapping[str, float]:
         """Figures of a model with these weights: `loss`, perhaps `wer`; nothing if there is no model."""
+
+    def activations(self, stages: int) -> Activations:
+        """What travels between the model's stages, for `pipeline`.
+
+        Raises:
+            StrategyError: The model cannot be split into so many.
+        """
 
 
 class Blank:
@@ -105,11 +125,13 @@ class Timing:
         batches: Batches of an epoch.
         epochs: Passes.
         num_bytes: The model's size in fp32.
+        border_bytes: Hidden frames of a learner's batch between two stages of a pipeline.
     """
 
     batches: int
     epochs: int = 1
     num_bytes: float = 0.0
+    border_bytes: float = 0.0
 
     def replica(self) -> Blank:
         """See `Problem.replica`."""
@@ -126,3 +148,7 @@ class Timing:
     def evaluate(self, weights: Tensor) -> Mapping[str, float]:
         """See `Problem.evaluate`."""
         return {}
+
+    def activations(self, stages: int) -> Activations:
+        """See `Problem.activations`; what has no layers can be split in any way."""
+        return Activations(self.border_bytes)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from training.simulation.clock import Clock
-from training.simulation.cluster import Cluster
+from training.simulation.cluster import Cluster, chance_of
 from training.simulation.exchange import Ether, VirtualExchange
 from training.simulation.network import Network
 from training.simulation.pool import Lease
@@ -44,8 +44,7 @@ def check(cluster: Cluster, method: Method, config: StrategyConfig) -> None:
     Raises:
         StrategyError: It cannot; the message says what to change.
     """
-    if not isinstance(config, method.config):
-        raise StrategyError(f"{method.name} is configured by a {method.config.__name__}, not {type(config).__name__}")
+    method.check(config)
     if method.shared and cluster.machines > 1 and cluster.per_machine > 1:
         raise StrategyError(f"{method.name} needs all learners on one machine: set per_machine={cluster.learners}")
 
@@ -94,10 +93,11 @@ def seat_learners(
             node_rank=rank - ether.ranks[node],
             node_size=min(cluster.per_machine, cluster.learners) if method.grouped else 1,
             nodes=nodes,
+            epoch_steps=problem.batches / cluster.learners,
             exchange=exchange,
             stale=stale,
             joined=node in late,
         )
-        chance = random.Random(f"starling simulation {ether.seed} {rank}")
+        chance = chance_of(ether.seed, rank)
         learners.append(Learner(rank, node, seat, replica, method.program(seat, config), chance))
     return learners

@@ -10,6 +10,7 @@ from torch import Tensor
 from speech.bundle import BundleSpec
 from speech.decoding import DecodeConfig, build_decoder
 from speech.models import AcousticModel
+from speech.models.stages import border_bytes, split_model
 from speech.scoring import score_sets
 from training.batching import derive_seed
 from training.compute import open_set
@@ -18,7 +19,8 @@ from training.flat import FlatParameters
 from training.job import TrainJob
 from training.schedule import learning_rate
 from training.simulation.model import ModelReplica, Stack, one_by_one
-from training.simulation.problem import Job
+from training.simulation.problem import Activations, Job
+from training.strategies.base import StrategyError
 from training.validation import ctc_losses
 
 _LOAD = 64
@@ -196,6 +198,18 @@ class Speech:
         assert leaf.grad is not None
         for place, grads in enumerate(into):
             grads.copy_(leaf.grad[place])
+
+    def activations(self, stages: int) -> Activations:
+        """See `Problem.activations`: padded to the longest utterance, the mean over the first epoch's batches."""
+        if stages == 1:
+            return Activations(0.0)
+        model = self._build()
+        sizes = [border_bytes(model, len(one), int(self._train.frames[one].max())) for one in self._plan(0)]
+        try:
+            split_model(model, stages)
+        except ValueError as error:
+            raise StrategyError(str(error)) from None
+        return Activations(sum(sizes) / len(sizes), self.batch)
 
     @torch.no_grad()
     def evaluate(self, weights: Tensor) -> dict[str, float]:

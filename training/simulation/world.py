@@ -202,15 +202,8 @@ class Simulation:
         learner.lease = lease
         learner.job = Job(learner.replica, lease, learner.rank, learner.steps, weights)
         learner.state = "computing"
-        self.clock.after(self._step_seconds(learner), _later(self._computed, learner))
+        self.clock.after(self.cluster.step_seconds(learner.rank, learner.random), _later(self._computed, learner))
         self._arrivals.admit("during a gradient")
-
-    def _step_seconds(self, learner: Learner) -> float:
-        cluster = self.cluster
-        noise = 1.0
-        if cluster.jitter:
-            noise = learner.random.lognormvariate(-(cluster.jitter**2) / 2, cluster.jitter)
-        return cluster.step_s * cluster.slow.get(learner.rank, 1.0) * noise + cluster.overhead_s
 
     def _computed(self, learner: Learner) -> None:
         if learner.state != "computing":

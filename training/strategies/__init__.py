@@ -18,10 +18,11 @@ from training.strategies.base import (
     Wait,
     Work,
 )
-from training.strategies.registry import METHODS, Facts, Method, find_method
+from training.strategies.registry import METHODS, STRATEGIES, Facts, Method, Strategy, find_method, find_strategy
 
 __all__ = [
     "METHODS",
+    "STRATEGIES",
     "AllReduce",
     "Compute",
     "Elastic",
@@ -36,9 +37,11 @@ __all__ = [
     "Replica",
     "Seat",
     "Start",
+    "Strategy",
     "StrategyError",
     "Ticket",
     "Wait",
     "Work",
     "find_method",
+    "find_strategy",
 ]

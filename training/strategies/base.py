@@ -252,6 +252,8 @@ class Seat:
         node_rank: Its number within its node; nodes other than h-adpsgd's have one learner.
         node_size: Learners of its node.
         nodes: Nodes when training began.
+        epoch_steps: Steps of a learner in an epoch, where all are equally fast and nobody is lost; the same at all
+            learners, and after a resume.
         exchange: Averages with neighbours; None for methods that need none, and where there is nobody to average with.
         stale: Is told the staleness of whatever is applied, in steps.
         joined: Whether it came when others were training already.
@@ -270,6 +272,7 @@ class Seat:
     node_rank: int = 0
     node_size: int = 1
     nodes: int = 1
+    epoch_steps: float = 0.0
     exchange: Exchange | None = None
     stale: Callable[[float], None] = field(default=_nothing)
     joined: bool = False

@@ -79,14 +79,14 @@ def bmuf(seat: Seat, cfg: BmufConfig) -> Program:
     add η Δ anew at every block and move (1 + η) times too far. The trained model is W; in the midst of a block,
     `Seat.finish` says what W would be if the block ended now. With η = 0 and ζ = 1 this is `ma`. η is 1 - 1/N unless
     given. The optimizer's momentum begins anew with every block where there is one over blocks: both together diverge
-    at learning rates that either bears (`benchmarks/bmuf_stability.py`); the rest of its state lives on. `warm_steps`
-    synchronous steps come first, so that blocks begin from weights that are worth averaging.
+    at learning rates that either bears (`benchmarks/bmuf_stability.py`); the rest of its state lives on. Synchronous
+    steps come first (`WarmConfig`), so that blocks begin from weights that are worth averaging.
 
     Synchronizes weights. Sends 2(N-1)/N of the model every tau steps. Staleness 0; within a block, replicas drift
     apart. All wait for the slowest at the end of a block; a dead learner stops all until it is known to be dead.
     """
     weights = seat.replica.weights
-    yield from _warm_up(seat, cfg.warm_steps)
+    yield from _warm_up(seat, cfg.warm_up(seat.epoch_steps))
     filtered, block = _Filter(seat, cfg), _Block(seat, cfg.tau)
     seat.finish = lambda mean: filtered.after(mean)[1] if block.steps else filtered.model.clone()
     while True:

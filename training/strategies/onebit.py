@@ -102,13 +102,15 @@ def onebit(seat: Seat, cfg: OneBitConfig) -> Program:
         q_i = quantize(g_i + e_i);  e_i <- g_i + e_i - decode(q_i);  W -= lr · mean_i(decode(q_i))
 
     Everybody gets everybody's bits and decodes them, so that nothing is quantized twice. A learner that trains alone
-    sends nothing, and quantizes nothing. A learner without work keeps its error for itself.
+    sends nothing, and quantizes nothing. A learner without work keeps its error for itself. The first steps send full
+    gradients (`WarmConfig`).
 
     Synchronizes gradients. Sends (N-1)/32 of the model a step, and 8 bytes a block and peer. Staleness 0, but for the
     error, which comes later. All wait for the slowest; a dead learner stops all until it is known to be dead, and its
     error is lost.
     """
     replica, step = seat.replica, counter(seat, "steps")
+    warm_steps = cfg.warm_up(seat.epoch_steps)
     codec = OneBitCodec(replica.grads.numel(), cfg.block)
     if seat.joined:
         seat.state.pop("error", None)  # a neighbour's, which feeds it back itself
@@ -116,7 +118,7 @@ def onebit(seat: Seat, cfg: OneBitConfig) -> Program:
     while True:
         work = yield Compute()
         step += 1
-        if seat.size == 1 or step <= cfg.warm_steps:
+        if seat.size == 1 or step <= warm_steps:
             mean = yield from reduce(seat, replica.grads, weight_of(work))
             grads, weight = mean.vector, mean.weight
         else:

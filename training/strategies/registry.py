@@ -1,7 +1,7 @@
 """Methods by name, each with the facts that one chooses by."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from training.strategies.base import Program, StrategyError
@@ -16,6 +16,7 @@ from training.strategy_config import (
     BmufConfig,
     EasgdConfig,
     GossipConfig,
+    LayerPipelineConfig,
     MaConfig,
     OneBitConfig,
     SdpsgdConfig,
@@ -33,7 +34,8 @@ class Facts:
     Attributes:
         synchronizes: What, and with whom.
         sent: Mean bytes that a learner sends a step, from the learners' number, the model's bytes and the
-            configuration; for h-adpsgd, that a node's first learner sends over the network.
+            configuration; for h-adpsgd, that a node's first learner sends over the network; for pipeline, where
+            weights do not travel, from the bytes that a learner's batch has at a border instead of the model's.
         staleness: In steps.
         slow: What a slow learner does to the others.
         dead: What a dead one does.
@@ -47,37 +49,55 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Method:
-    """A method and what it needs.
+class Strategy:
+    """A way of training with several learners, and what it needs.
 
     Attributes:
         name: In configurations.
-        program: One learner's.
         config: Class of its constants.
         facts: What one chooses by.
         exchange: Whether it averages through an `Exchange`.
         grouped: Whether the learners of a node are one super-learner.
         server: Whether it needs a parameter server.
         shared: Whether all replicas are views of the same weights.
-        joins: When a newcomer can take over a neighbour's weights and state: at once where learners are free; when all
-            have taken up a collective's outcome where they wait for each other; before they do where it is applied one
-            step late; during a gradient where neighbours keep step.
     """
 
     name: str
-    program: Callable[..., Program]
     config: type[StrategyConfig]
     facts: Facts
     exchange: bool = False
     grouped: bool = False
     server: bool = False
     shared: bool = False
-    joins: Joins = "at once"
 
     @property
     def free(self) -> bool:
         """Whether learners go on without waiting for each other."""
         return self.exchange or self.server or self.shared
+
+    def check(self, config: StrategyConfig) -> None:
+        """See that constants are this strategy's.
+
+        Raises:
+            StrategyError: They are not.
+        """
+        if not isinstance(config, self.config):
+            raise StrategyError(f"{self.name} is configured by a {self.config.__name__}, not {type(config).__name__}")
+
+
+@dataclass(frozen=True)
+class Method(Strategy):
+    """A strategy whose learners each have a replica of the model, and a program.
+
+    Attributes:
+        program: One learner's.
+        joins: When a newcomer can take over a neighbour's weights and state: at once where learners are free; when all
+            have taken up a collective's outcome where they wait for each other; before they do where it is applied one
+            step late; during a gradient where neighbours keep step.
+    """
+
+    program: Callable[..., Program] = field(kw_only=True)
+    joins: Joins = "at once"
 
 
 def _ring(learners: int, size: float) -> float:
@@ -98,28 +118,27 @@ _BLOCKS = Facts(
 _METHODS = (
     Method(
         "scpsgd",
-        scpsgd,
         StrategyConfig,
         Facts("gradients, with all", lambda n, size, _: _ring(n, size), "0", _ALL_WAIT, _STOPS),
+        program=scpsgd,
         joins="after an outcome was applied",
     ),
     Method(
         "sdpsgd",
-        sdpsgd,
         SdpsgdConfig,
         Facts("weights, with two neighbours", _mixed, "0", "holds up its neighbours, in the end all", _STOPS),
+        program=sdpsgd,
         joins="during a gradient",
     ),
     Method(
         "d1d",
-        d1d,
         StrategyConfig,
         Facts("gradients, with all", lambda n, size, _: _ring(n, size), "1", _ALL_WAIT, _STOPS),
+        program=d1d,
         joins="before an outcome is applied",
     ),
     Method(
         "adpsgd",
-        adpsgd,
         GossipConfig,
         Facts(
             "weights, with a neighbour",
@@ -128,11 +147,11 @@ _METHODS = (
             _FREE,
             "costs its neighbours one time-out",
         ),
+        program=adpsgd,
         exchange=True,
     ),
     Method(
         "h-adpsgd",
-        h_adpsgd,
         GossipConfig,
         Facts(
             "gradients in a node, weights with a neighbouring node",
@@ -141,26 +160,26 @@ _METHODS = (
             "slows its node only",
             "takes its node with it",
         ),
+        program=h_adpsgd,
         exchange=True,
         grouped=True,
     ),
     Method(
         "ma",
-        ma,
         MaConfig,
         _BLOCKS,
+        program=ma,
         joins="after an outcome was applied",
     ),
     Method(
         "bmuf",
-        bmuf,
         BmufConfig,
         _BLOCKS,
+        program=bmuf,
         joins="after an outcome was applied",
     ),
     Method(
         "asgd",
-        asgd,
         AsgdConfig,
         Facts(
             "gradients and weights, with the server",
@@ -169,11 +188,11 @@ _METHODS = (
             _FREE,
             "costs its work only; a dead server stops all until it is back",
         ),
+        program=asgd,
         server=True,
     ),
     Method(
         "easgd",
-        easgd,
         EasgdConfig,
         Facts(
             "weights, with a center",
@@ -182,11 +201,11 @@ _METHODS = (
             _FREE,
             "costs its work only; a dead server stops all until it is back",
         ),
+        program=easgd,
         server=True,
     ),
     Method(
         "onebit",
-        onebit,
         OneBitConfig,
         Facts(
             "1-bit gradients, with all",
@@ -195,17 +214,43 @@ _METHODS = (
             _ALL_WAIT,
             _STOPS,
         ),
+        program=onebit,
         joins="after an outcome was applied",
     ),
     Method(
         "hogwild",
-        hogwild,
         StrategyConfig,
         Facts("nothing: shared memory", lambda n, size, _: 0.0, "about N - 1", _FREE, "costs its work only"),
+        program=hogwild,
         shared=True,
     ),
 )
 METHODS: Mapping[str, Method] = {method.name: method for method in _METHODS}
+PIPELINE = Strategy(
+    "pipeline",
+    LayerPipelineConfig,
+    Facts(
+        "activations and their gradients, with the stages before and after; every learner has some of the layers",
+        lambda n, size, _: 2 * (n - 1) * size,
+        "0",
+        _ALL_WAIT,
+        "its layers are missing: nobody can go on without it",
+    ),
+)
+"""One model whose layers are split over the learners (`training.pipeline`): there is one replica, so no program."""
+STRATEGIES: Mapping[str, Strategy] = {**METHODS, PIPELINE.name: PIPELINE}
+"""All ways of training with several learners."""
+
+
+def find_strategy(name: str) -> Strategy:
+    """The strategy of a name.
+
+    Raises:
+        StrategyError: There is none.
+    """
+    if name not in STRATEGIES:
+        raise StrategyError(f"{name!r} is no strategy: choose one of {', '.join(STRATEGIES)}")
+    return STRATEGIES[name]
 
 
 def find_method(name: str) -> Method:
@@ -215,5 +260,6 @@ def find_method(name: str) -> Method:
         StrategyError: There is none.
     """
     if name not in METHODS:
-        raise StrategyError(f"{name!r} is no strategy: choose one of {', '.join(METHODS)}")
+        find_strategy(name)
+        raise StrategyError(f"the learners of {name} have no program: choose one of {', '.join(METHODS)}")
     return METHODS[name]

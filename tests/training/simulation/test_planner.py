@@ -58,6 +58,36 @@ def test_deaths_cost_those_who_wait():
     assert lost["scpsgd"] > 1.1 > 1.05 > lost["adpsgd"]
 
 
+SPLIT = {"nodes": 2, "gpus_per_node": 4, "layers": 12, "border_mb": 8.0, "link_gbit": 100}
+
+
+def test_a_pipeline_is_predicted_where_its_layers_and_their_frames_are_known():
+    found = find(plan(request(**SPLIT)), "pipeline")
+    # four micro-batches for each of eight stages: (32 + 7) / 32, and little on such links
+    assert found.efficiency == pytest.approx(32 / 39, rel=0.05)
+    assert (found.staleness, found.averaged) == (0, 1)
+    # the middle machines' border carries all hidden frames, and their gradients the other way
+    assert found.nic_gb == pytest.approx(8e-3 * 960 * 3600 / 100)
+    slow = find(plan(request(**SPLIT, slow=(10.0,))), "pipeline")
+    assert slow.epoch_s > 7 * found.epoch_s
+    assert find(plan(request(**SPLIT, losses_per_day=200)), "pipeline").epoch_s > 1.1 * found.epoch_s
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"layers": 0}, "give the model's --layers and --border-mb, or --measure"),
+        ({"border_mb": 0}, "give the model's --layers and --border-mb, or --measure"),
+        ({"layers": 7}, "8 learners need as many layers, and the model has 7"),
+    ],
+)
+def test_a_pipeline_of_which_nothing_can_be_said_is_left_out_and_why_is_told(changes, why):
+    found = plan(request(**(SPLIT | changes)))
+    assert found.left_out == {"pipeline": why}
+    assert "pipeline" not in {one.strategy for one in found.predictions}
+    assert plan(request(**SPLIT)).left_out == plan(request()).left_out == {}
+
+
 def test_more_slow_learners_than_learners_are_refused():
     with pytest.raises(ValueError, match="slow names 3 learners of 2"):
         plan(request(nodes=2, slow=(2, 2, 2)))
@@ -65,5 +95,5 @@ def test_more_slow_learners_than_learners_are_refused():
 
 def test_a_plan_is_json():
     found = plan(request(nodes=2)).to_dict()
-    assert set(found) == {"rows", "recommendation"}
+    assert set(found) == {"rows", "recommendation", "left_out"}
     assert found["rows"][0]["epoch_s"] <= found["rows"][-1]["epoch_s"]

@@ -4,10 +4,12 @@ import pytest
 import torch
 from tones import LEARNS, bare
 
-from training.simulation import Cluster, Simulation
+from speech.models.stages import split_model
+from training.simulation import Cluster, Simulation, simulate
 from training.simulation.pool import Lease
 from training.simulation.problem import Job
 from training.simulation.speech import Speech
+from training.strategies import StrategyError
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +40,21 @@ def test_simulated_learners_learn_the_words(job, strategy):
     assert losses[-1] < 0.5 * problem.evaluate(problem.replica().weights)["loss"]
     assert 0 <= outcome.figures["wer"] <= 1
     assert len(losses) == 7
+
+
+def test_a_split_model_learns_what_synchronous_learners_do_and_sends_its_hidden_frames(corpus, tmp_path):
+    spec = corpus.spec("conformer", model=bare("conformer").model_copy(update={"layers": 2}))
+    job = corpus.job(tmp_path, spec=spec, epochs=1, optimizer={"lr": 1e-2}, **LEARNS)
+    problem = Speech(job, 2)
+    split, whole = (simulate(Cluster(learners=2), name, problem) for name in ("pipeline", "scpsgd"))
+    assert split.figures["loss"] == pytest.approx(whole.figures["loss"], rel=1e-3)
+    first, _ = split_model(problem._build(), 2)
+    batches = [problem._train.batch(numbers) for numbers in problem._plan(0)]
+    hidden = [first(batch.inputs, batch.lengths).nbytes for batch in batches]
+    # what the first stage makes goes to the second, and as much comes back: two learners' batches by two learners
+    assert split.bytes_per_step == pytest.approx(2 * sum(hidden) / len(hidden))
+    with pytest.raises(StrategyError, match=r"model.layers is 2, which cannot be split into 3 stages"):
+        simulate(Cluster(learners=3), "pipeline", Speech(job, 3))
 
 
 def test_a_diverged_model_has_no_loss_instead_of_an_error(job):

@@ -1,6 +1,7 @@
 """The parts of the simulator: clock, links, rings, work, and what it refuses."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from regression import Regression
@@ -89,8 +90,7 @@ def test_programs_that_wait_for_ever_are_found_out(monkeypatch):
         yield Compute()
         yield Idle()
 
-    method = METHODS["scpsgd"]
-    changed = type(method)("scpsgd", stuck, method.config, method.facts)
+    changed = replace(METHODS["scpsgd"], program=stuck)
     monkeypatch.setattr("training.simulation.world.find_method", lambda name: changed)
     with pytest.raises(SimulationError, match="scpsgd stands still at .*learner 0 is idle"):
         Simulation(Cluster(learners=2), "scpsgd", Timing(4)).run()

@@ -32,7 +32,10 @@ class Table:
         self.method, self.problem = METHODS[name], problem
         self.config = self.method.config(**constants)
         self.center = problem.replica().weights.clone()
-        self.seats = [Seat(problem.replica(), rank=rank, size=LEARNERS) for rank in range(LEARNERS)]
+        self.epoch_steps = problem.batches / LEARNERS
+        self.seats = [
+            Seat(problem.replica(), rank=rank, size=LEARNERS, epoch_steps=self.epoch_steps) for rank in range(LEARNERS)
+        ]
         for seat in self.seats:
             seat.replica.set_rate(problem.lr)
         self.begin()
@@ -51,7 +54,7 @@ class Table:
         for program in self.programs:
             program.close()
         self.seats = [
-            Seat(seat.replica, rank=seat.rank, size=LEARNERS, state=load(state))
+            Seat(seat.replica, rank=seat.rank, size=LEARNERS, epoch_steps=self.epoch_steps, state=load(state))
             for seat, state in zip(self.seats, kept_bytes, strict=True)
         ]
         self.begin()
@@ -154,11 +157,13 @@ def train(name, steps=9, restarts=(), **constants):
         ("bmuf", {"tau": 4, "kind": "classical", "eta": 0.5}),
         ("bmuf", {"tau": 4, "kind": "nesterov", "eta": 0.5}),
         ("bmuf", {"tau": 2, "warm_steps": 3}),
+        ("bmuf", {"tau": 2, "warm_epochs": 0.6}),
         ("easgd", {"tau": 3, "beta": 0.6}),
         ("sdpsgd", {}),
         ("d1d", {}),
         ("scpsgd", {}),
         ("onebit", {"block": 16, "warm_steps": 2}),
+        ("onebit", {"block": 16, "warm_epochs": 0.6}),
         ("hogwild", {}),
     ],
 )

@@ -283,6 +283,52 @@ def test_bmufs_warm_up_is_synchronous_sgd():
     close(simulate("bmuf", config=BmufConfig(warm_steps=100)), simulate("scpsgd"), atol=0)
 
 
+@pytest.mark.parametrize(
+    ("name", "constants"), [("bmuf", {"tau": 1, "eta": 0.5}), ("onebit", {"block": 16})], ids=["bmuf", "onebit"]
+)
+@pytest.mark.parametrize("batches", [24, 25])
+def test_a_warm_up_of_an_epoch_is_synchronous_sgd_for_exactly_that_long(name, constants, batches):
+    """A look after every batch: the same losses until the step that ends the epoch, other ones from the next step on.
+
+    Of 25 batches, four learners' seventh step has the last one, and three of the next epoch.
+    """
+    looks = []
+    for strategy, more in (("scpsgd", {}), (name, constants | {"warm_epochs": 1})):
+        config = METHODS[strategy].config(**more)
+        problem = Regression(batches=batches, epochs=2, momentum=0.9)
+        outcome = Simulation(Cluster(learners=4), strategy, problem, config, observe=batches).run()
+        looks.append([one.figures["loss"] for one in outcome.observations])
+    same = [one == other for one, other in zip(*looks, strict=True)]
+    # looks come before the update of their step, whose weights the next step's first look sees
+    last = 4 * -(-batches // 4) + 4
+    assert all(same[:last])
+    assert not any(same[last + 4 :])
+
+
+@pytest.mark.parametrize(("steps", "epochs", "found"), [(0, 0, 0), (5, 0, 5), (0, 1, 13), (0, 0.1, 2), (40, 2, 40)])
+def test_the_longer_of_two_warm_ups_counts_and_begun_steps_are_whole(steps, epochs, found):
+    config = OneBitConfig(warm_steps=steps, warm_epochs=epochs)
+    assert config.warm_up(12.5) == found
+    assert OneBitConfig(warm_epochs=0.1).warm_up(30) == 3
+
+
+def test_a_warm_up_in_epochs_without_an_epochs_length_is_refused():
+    with pytest.raises(ValueError, match="use warm_steps"):
+        BmufConfig(warm_epochs=1).warm_up(0)
+    assert BmufConfig(warm_steps=7).warm_up(0) == 7
+
+
+def test_newcomers_and_the_dead_change_nothing_of_a_warm_up():
+    """Who comes in the midst of it, or after a loss, warms up to the same step as the others."""
+    cluster = {"joins": (Happening(rank=3, at_s=0.55),), "losses": (Happening(rank=1, at_s=0.35),), "timeout_s": 0.2}
+    for config in (BmufConfig(warm_epochs=1, tau=2), OneBitConfig(warm_epochs=1)):
+        name = "bmuf" if isinstance(config, BmufConfig) else "onebit"
+        weights = finals(name, problem=Regression(batches=80, momentum=0.9), config=config, **cluster)
+        del weights[1]  # the dead one's
+        for other in weights[1:]:
+            torch.testing.assert_close(other, weights[0], rtol=0, atol=1e-6)
+
+
 def test_asgds_server_counts_the_updates_of_others():
     outcome = simulate("asgd", learners=4, problem=Timing(batches=400, num_bytes=1e3))
     assert outcome.staleness.mean == pytest.approx(3, abs=0.1)

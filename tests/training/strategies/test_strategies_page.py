@@ -6,28 +6,32 @@ from pathlib import Path
 import pytest
 
 from training.config import TrainConfig
-from training.strategies import METHODS
+from training.strategies import METHODS, STRATEGIES
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "strategies.md").read_text(encoding="utf-8")
 ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines() if line.startswith("| `")]
-STRATEGIES = TrainConfig.model_fields["strategy"].annotation.__args__
+NAMES = TrainConfig.model_fields["strategy"].annotation.__args__
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", STRATEGIES)
 def test_the_pages_facts_are_the_registrys(name):
-    facts = METHODS[name].facts
+    facts = STRATEGIES[name].facts
     row = next(row for row in ROWS if row[0] == f"`{name}`" and len(row) == 6)
     assert [row[1], *row[3:]] == [facts.synchronizes, facts.staleness, facts.slow, facts.dead]
 
 
 def test_the_page_names_every_strategy_in_both_tables():
     for width in (6, 3):
-        named = [row[0].strip("`") for row in ROWS if len(row) == width and row[0].strip("`") in STRATEGIES]
-        assert sorted(named) == sorted(STRATEGIES)
+        named = [row[0].strip("`") for row in ROWS if len(row) == width and row[0].strip("`") in NAMES]
+        assert sorted(named) == sorted(NAMES)
+
+
+def test_the_registry_has_every_strategy_of_several_learners():
+    assert sorted([*STRATEGIES, "single"]) == sorted(NAMES)
 
 
 def test_the_page_names_every_field_of_a_strategys_own():
-    for name in STRATEGIES:
+    for name in NAMES:
         section = TrainConfig.model_fields.get(name)
         row = next(row for row in ROWS if len(row) == 3 and row[0] == f"`{name}`")
         fields = set(section.annotation.model_fields) if section else set()

@@ -1,0 +1,128 @@
+"""Strategy `pipeline` on a virtual clock: one model whose layers are split over the learners."""
+
+from collections.abc import Sequence
+
+import torch
+
+from training.simulation.clock import Clock
+from training.simulation.cluster import Cluster, chance_of
+from training.simulation.network import Network
+from training.simulation.observer import Observer
+from training.simulation.pool import Lease, LeasePool
+from training.simulation.problem import Job, Problem
+from training.simulation.result import Outcome, Staleness
+from training.simulation.stages import Stages
+from training.strategies.base import StrategyError
+from training.strategies.registry import PIPELINE
+from training.strategy_config import LayerPipelineConfig
+
+
+class PipelineSimulation:
+    """N learners that are the stages of one model (`training.pipeline`).
+
+    A step takes the batches of all learners together through all stages, and updates the weights once, by the mean
+    gradient: what `scpsgd` does to its replicas. Every stage has 1/N of the layers, so what it computes of all batches
+    takes as long as a learner's step does on one of them.
+
+    Args:
+        cluster: Machines and links; nobody may come or go.
+        problem: Model, data and schedule.
+        config: Micro-batches and their schedule; the defaults if there is none.
+        seed: Of jitter.
+        observe: Looks at the model per epoch.
+
+    Raises:
+        StrategyError: The model has too few layers, the cluster's learners come or go, or the constants are another
+            strategy's.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        problem: Problem,
+        config: LayerPipelineConfig | None = None,
+        *,
+        seed: int = 0,
+        observe: int = 1,
+    ) -> None:
+        self.config = config or LayerPipelineConfig()
+        PIPELINE.check(self.config)
+        for what, happenings in (("loses one", cluster.losses), ("waits for one", cluster.joins)):
+            if happenings:
+                raise StrategyError(
+                    f"a pipeline that {what} of its stages has not all layers, and stands still: let learners come "
+                    "and go with other strategies"
+                )
+        self.cluster, self.problem = cluster, problem
+        self.activations = problem.activations(cluster.learners)
+        self.clock, self.pool = Clock(), LeasePool(problem.batches, problem.epochs)
+        self.network = Network(cluster, self.clock)
+        self.stages = Stages(self.clock, self.network, cluster.learners)
+        self.replica = problem.replica()
+        self.steps = 0
+        self._parts = [problem.replica() for _ in range(cluster.learners)]
+        self._observer = Observer(problem, observe)
+        self._chances = [chance_of(seed, rank) for rank in range(cluster.learners)]
+
+    def run(self) -> Outcome:
+        """Train until all batches are done."""
+        while not self.pool.over:
+            taken = (self.pool.take() for _ in range(self.cluster.learners))
+            leases = [lease for lease in taken if lease is not None]
+            self._pass(leases)
+            self._update(leases)
+            self._observer.look(self.clock.now, self.pool.progress, lambda: [self.replica], lambda mean: mean)
+        return self._outcome()
+
+    def _pass(self, leases: Sequence[Lease]) -> None:
+        """Let time pass until the batches have been through all stages."""
+        learners, most = self.cluster.learners, self.config.micro_batches
+        if self.activations.utterances:
+            utterances = len(leases) * self.activations.utterances
+            size = -(-utterances // most)
+            most = -(-utterances // size)
+        # the engine does the same where there are fewer micro-batches than 1F1B's stages
+        kind = self.config.schedule if most >= learners else "gpipe"
+        seconds = [
+            self.cluster.step_seconds(rank, chance, len(leases) / learners) for rank, chance in enumerate(self._chances)
+        ]
+        self.stages.run(kind, most, seconds, len(leases) * self.activations.num_bytes)
+
+    def _update(self, leases: Sequence[Lease]) -> None:
+        """One optimizer step with the mean gradient of some batches."""
+        at = self.replica.weights
+        jobs = [
+            Job(part, lease, rank, self.steps, at)
+            for rank, (part, lease) in enumerate(zip(self._parts, leases, strict=False))
+        ]
+        weights = self.problem.gradients(jobs)
+        for lease in leases:
+            self.pool.finish(lease)
+        self.steps += 1
+        if not sum(weights):
+            return
+        with torch.no_grad():
+            self.replica.grads.zero_()
+            for job, weight in zip(jobs, weights, strict=True):
+                self.replica.grads.add_(job.replica.grads, alpha=weight / sum(weights))
+        self.replica.set_rate(self.problem.rate(self.pool.progress))
+        self.replica.update()
+
+    def _outcome(self) -> Outcome:
+        learners, epochs = self.cluster.learners, self.pool.epochs
+        weights, spread = self._observer.end(self.clock.now, self.pool.progress, [self.replica])
+        return Outcome(
+            strategy=PIPELINE.name,
+            learners=learners,
+            seconds=self.clock.now,
+            epoch_s=self.clock.now / epochs,
+            open_epoch_s=self.clock.now / epochs,
+            steps=[self.steps] * learners,
+            staleness=Staleness(),
+            bytes_per_step=sum(self.network.sent.values()) / max(1, self.steps * learners),
+            bytes_per_nic=max(self.network.carried.values(), default=0.0) / epochs,
+            consensus=self._observer.consensus,
+            observations=self._observer.seen,
+            weights=weights,
+            spread=spread,
+        )

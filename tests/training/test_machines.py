@@ -21,9 +21,10 @@ from training.sockets import AddressError, interface_of
 LONG = {"epochs": 40, "checkpoint_steps": 20, "membership": QUICK}
 
 
-def machines_job(corpus, folder, machines=2, **changes):
+def machines_job(corpus, folder, machines=2, layers=1, **changes):
     options = {**LEARNS, "strategy": "scpsgd", "learners_per_node": 2, "machines_per_node": machines, "epochs": 3}
-    return corpus.job(folder, spec=corpus.spec("conformer", model=bare("conformer")), **(options | changes))
+    model = bare("conformer").model_copy(update={"layers": layers})
+    return corpus.job(folder, spec=corpus.spec("conformer", model=model), **(options | changes))
 
 
 def test_learners_on_two_machines_train_as_learners_on_one(corpus, tmp_path):
@@ -36,8 +37,7 @@ def test_learners_on_two_machines_train_as_learners_on_one(corpus, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["bmuf", "d1d", "onebit", "sdpsgd", "pipeline"])
 def test_every_strategy_of_one_node_is_the_same_on_two_machines(corpus, tmp_path, strategy):
-    model = bare("conformer").model_copy(update={"layers": 4})
-    changes = {"strategy": strategy, "learners_per_node": 4, "spec": corpus.spec("conformer", model=model)}
+    changes = {"strategy": strategy, "learners_per_node": 4, "layers": 4}
     one = train(machines_job(corpus, tmp_path / "one", 1, **changes))
     two = train(machines_job(corpus, tmp_path / "two", 2, **changes))
     assert two.losses == one.losses

@@ -48,7 +48,7 @@ class NodeApi(Protocol):
 
 @dataclass
 class _Slot:
-    """One node of the ring."""
+    """One machine of a node; most nodes are one."""
 
     run: UUID | None = None
     attempts: int = 0
@@ -81,7 +81,7 @@ class NodeRuns:
         self._credentials = {"credentials": credentials} if credentials else {}
         self._folder = job.journal.parent
         self._session = uuid4().hex[:8]
-        self._slots = {rank: _Slot() for rank in range(job.train.nodes)}
+        self._slots = {rank: _Slot() for rank in range(job.train.places)}
         self._began = False
         self._last = -_EVERY_S
         self._patience_s = _MISSING_S + job.train.membership.dead_after_s
@@ -157,7 +157,7 @@ class NodeRuns:
         """A machine that died cannot say so: a run that left the ring and stays away is given up."""
         if self.alive is None or slot.ended:
             return
-        if rank in self.alive:
+        if rank // self._job.train.machines_per_node in self.alive:
             slot.joined, slot.missing_since = True, None
         elif slot.joined and slot.missing_since is None:
             slot.missing_since = now

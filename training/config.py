@@ -131,6 +131,9 @@ class LaunchConfig(BaseModel):
     """File of the ring's key (`starling key FILE` makes one); empty makes a new key for each local run."""
     pool: str = "starling"
     """Prefect work pool of the `node` deployment, for `prefect`."""
+    trusted_network: bool = False
+    """Nobody else reaches the network between a node's machines (`machines_per_node`): their learners speak by NCCL or
+    Gloo, which neither encrypt nor ask for a key."""
 
 
 class TrainConfig(BaseModel):
@@ -145,8 +148,11 @@ class TrainConfig(BaseModel):
     `h-adpsgd`: several nodes of several. See docs/strategies.md."""
     nodes: int = Field(default=1, ge=1, le=4096)
     """Nodes in the ring (super-learners)."""
-    learners_per_node: int = Field(default=1, ge=1, le=64)
+    learners_per_node: int = Field(default=1, ge=1, le=4096)
     """Learners that a node consists of; they all-reduce their gradients at every step."""
+    machines_per_node: int = Field(default=1, ge=1, le=4096)
+    """Machines that each node's learners are spread over evenly; other machines than this one need
+    `launch.trusted_network`."""
     exchange: ExchangeConfig = ExchangeConfig()
     """How nodes average their weights."""
     comm_hook: Literal["none", "bf16", "powersgd"] = "none"
@@ -214,6 +220,11 @@ class TrainConfig(BaseModel):
         return self.nodes * self.learners_per_node
 
     @property
+    def places(self) -> int:
+        """Machines of all nodes: as many processes `starling train --node-rank` there are."""
+        return self.nodes * self.machines_per_node
+
+    @property
     def servers(self) -> int:
         """Processes of the parameter server; 0 without one."""
         return {"asgd": self.asgd.servers, "easgd": self.easgd.servers}.get(self.strategy, 0)
@@ -227,6 +238,21 @@ class TrainConfig(BaseModel):
             raise ValueError(
                 f"learners_per_node is {self.learners_per_node} but {self.strategy} has nodes of one: use "
                 f"learners_per_node=1, or {other}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_machines(self) -> "TrainConfig":
+        if self.learners_per_node % self.machines_per_node:
+            raise ValueError(
+                f"learners_per_node is {self.learners_per_node} and machines_per_node {self.machines_per_node}: every "
+                "machine has as many learners, so use a multiple"
+            )
+        if self.machines_per_node > 1 and self.launch.kind != "local" and not self.launch.trusted_network:
+            raise ValueError(
+                f"machines_per_node is {self.machines_per_node}, and the learners of a node speak by NCCL or Gloo, "
+                "without encryption or a key: use a network that nobody else reaches and say so by "
+                "launch.trusted_network=true, or use machines_per_node=1 with h-adpsgd or adpsgd"
             )
         return self
 

@@ -143,9 +143,13 @@ class SpeechDataset:
 
     def prefetch(self, rows: NDArray[np.int64]) -> None:
         """Have the shards of coming utterances fetched and verified in the background, in that order."""
-        shards = self._shard_of[rows]
-        _, first = np.unique(shards, return_index=True)
-        self.reader.prefetch(int(shard) for shard in shards[np.sort(first)] if shard not in self._lost)
+        shards = self._shard_of[self.first_of_shards(rows)]
+        self.reader.prefetch(int(shard) for shard in shards if shard not in self._lost)
+
+    def first_of_shards(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The first of the rows in each shard, in their order."""
+        _, first = np.unique(self._shard_of[rows], return_index=True)
+        return rows[np.sort(first)]
 
     def check(self) -> None:
         """See that no more of the set is lost than may be, whoever has found it.

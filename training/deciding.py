@@ -80,6 +80,7 @@ class Decider:
         self._mean_batch = len(data) / batches
         self._concluded = False
         self._next_fetch = 0
+        self._coming: list[int] = []
 
     def begin(self) -> None:
         """The node has weights and wants work."""
@@ -97,7 +98,9 @@ class Decider:
         """Have the shards of what comes next fetched, those of a new lease while the last one is trained."""
         coming = [self.draws.rows(one.epoch, one.rows) for one in [*self.client.peek(FETCH_AHEAD), *new]]
         if coming:
-            self.data.prefetch(np.concatenate(coming[:FETCH_AHEAD]))
+            rows = np.concatenate(coming[:FETCH_AHEAD])
+            self.data.prefetch(rows)
+            self._coming = self.data.first_of_shards(rows).tolist() if self.cfg.machines_per_node > 1 else []
 
     def decide(self, step: int, view: int) -> Orders:
         """The node's next orders.
@@ -128,7 +131,9 @@ class Decider:
         if self._ends_epoch(work) and (orders := self._leave(self.traces.end_of(work.epoch), step)):
             self._held = work
             return orders
-        return {"do": "step", "turns": self._turns(work, step, progress)}
+        turns = self._turns(work, step, progress)
+        fetch, self._coming = self._coming, []
+        return {"do": "step", "turns": turns, "fetch": fetch}
 
     def _leave(self, wanted: Wanted, step: int) -> Orders | None:
         """Leave what is wanted: alone and at once, or, where replicas are apart, by orders to all ranks."""

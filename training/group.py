@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import FileStore, Store  # type: ignore[attr-defined]
 
 from training.comm_hooks import Bucket, CommHook, run_hook
 from training.flat import FlatParameters, share
@@ -34,21 +35,21 @@ class NodeGroup:
     Args:
         rank: Own number, from 0.
         size: Ranks of the node.
-        meeting_point: A file that all ranks of this start of the node, and nobody else, use to find each other; unused
-            if the node has one rank.
+        meeting_point: Where all ranks of this start of the node, and nobody else, find each other: a file, or what
+            `training.meeting` has found; unused if the node has one rank.
         device: Where the gradients are.
     """
 
-    def __init__(self, rank: int, size: int, meeting_point: Path, device: torch.device) -> None:
+    def __init__(self, rank: int, size: int, meeting_point: Path | Store, device: torch.device) -> None:
         self.rank, self.size, self.device = rank, size, device
         self._control: dist.ProcessGroup | None = None
         if size > 1:
-            # loopback unless somebody configured otherwise: a node is one machine
+            # loopback unless somebody configured otherwise: most nodes are one machine
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
             os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
             backend = "nccl" if device.type == "cuda" else "gloo"
-            store = dist.FileStore(str(meeting_point), size)  # type: ignore[attr-defined]
-            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+            found = FileStore(str(meeting_point), size) if isinstance(meeting_point, Path) else meeting_point
+            dist.init_process_group(backend, store=found, rank=rank, world_size=size, timeout=TIMEOUT)
             # orders are CPU tensors: they must not wait for the GPU's queue
             self._control = dist.new_group(backend="gloo", timeout=TIMEOUT)
 

@@ -1,9 +1,12 @@
-"""A node: starts its ranks (by torchrun if there are several), restarts them if they die, and ends with its parent."""
+"""A node, or one machine of it: starts the ranks there (by torchrun if there are several), restarts them if they die,
+and ends with its parent.
+"""
 
 import argparse
 import json
 import logging
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -15,7 +18,7 @@ from typing import Any
 
 from training import logs
 from training.processes import end_with_parent, stop
-from training.rank import DIVERGED, GAVE_UP, STOPPED, NodeSetup
+from training.rank import DIVERGED, GAVE_UP, START, STOPPED, NodeSetup
 
 log = logging.getLogger(__name__)
 JOB_PATIENCE_S = 120.0
@@ -70,10 +73,10 @@ def fetch_job(
 
 
 class Node:
-    """One node's processes.
+    """One node's processes on this machine.
 
     Args:
-        setup: Who it is and where the store is.
+        setup: Who it is and where the store is; `node` counts machines, which the job deals out to nodes.
         max_restarts: How often its processes are restarted after they died.
         cache: This machine's folder for copies of remote shards; by default the job's, if it can be had here.
     """
@@ -101,10 +104,14 @@ class Node:
         if self.cache is not None:
             job["cache"] = str(self.cache)
         (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
-        (folder / "node.json").write_text(self.setup.model_dump_json(), encoding="utf-8")
+        train = job["train"]
+        machines = int(train["machines_per_node"])
+        node, machine = divmod(self.setup.node, machines)
+        setup = self.setup.model_copy(update={"node": node, "machine": machine, "machines": machines})
+        (folder / "node.json").write_text(setup.model_dump_json(), encoding="utf-8")
         (folder / GAVE_UP).unlink(missing_ok=True)
         for attempt in range(self.max_restarts + 1):
-            status = self._attempt(int(job["train"]["learners_per_node"]), attempt)
+            status = self._attempt(int(train["learners_per_node"]) // machines, attempt)
             if status and (folder / GAVE_UP).exists():
                 return DIVERGED
             if status in (0, STOPPED, DIVERGED) or self._stop.is_set():
@@ -114,9 +121,11 @@ class Node:
         return status
 
     def _attempt(self, ranks: int, attempt: int) -> int:
+        start = f"{os.getpid()}-{attempt}-{secrets.token_hex(4)}"
+        command = self._command(ranks, start)
         with (self.setup.folder / "node.log").open("ab") as out:
             child = subprocess.Popen(
-                self._command(ranks, attempt), stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=self._environment()
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=self._environment(start)
             )
         try:
             return self._watch(child)
@@ -135,28 +144,29 @@ class Node:
             time.sleep(0.1)
         return child.returncode
 
-    def _command(self, ranks: int, attempt: int) -> list[str]:
+    def _command(self, ranks: int, start: str) -> list[str]:
         rank = ["-m", "training.rank", str(self.setup.folder / "node.json"), str(os.getpid())]
         if ranks == 1:
             return [sys.executable, *rank]
-        # one agent a node: the agents of several nodes would restart each other. Its own meeting point is a file, so
-        # that it listens on no port; the ranks meet through another.
-        meeting = self.setup.folder / f"agents-{os.getpid()}-{attempt}"
+        # one agent a machine: the agents of several would restart each other. Its own meeting point is a file, so that
+        # it listens on no port; the ranks meet through another.
+        meeting = self.setup.folder / f"agents-{start}"
         return [
             sys.executable,
             *("-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(ranks)),
             *("--rdzv-backend", "c10d", "--rdzv-endpoint", str(meeting), "--rdzv-conf", "store_type=file"),
-            *("--rdzv-id", f"{os.getpid()}-{attempt}", "--max-restarts", "0", "--local-addr", "127.0.0.1"),
+            *("--rdzv-id", start, "--max-restarts", "0", "--local-addr", "127.0.0.1"),
             *rank,
         ]
 
     @staticmethod
-    def _environment() -> dict[str, str]:
+    def _environment(start: str) -> dict[str, str]:
         root = str(Path(__file__).resolve().parents[1])
         path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
         return {
             **os.environ,
             "PYTHONPATH": path,
+            START: start,
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
             # otherwise torchrun's agent opens a TCP port on all addresses, which nobody here needs
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
@@ -180,7 +190,8 @@ def run_node(
         store: HOST:PORT of the store.
         key_file: The ring's key.
         folder: For logs, the local journal and meeting points.
-        node: Number of the node; a node of the same number that is alive is superseded.
+        node: Number of the machine among those of all nodes: of the node, where a node is one machine. One of the same
+            number that is alive is superseded.
         max_restarts: How often its processes are restarted after they died.
         bind_host: Address on which its exchanges listen.
         advertise_host: Address under which neighbours reach them; by default `bind_host`.

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 STOPPED, DIVERGED = 75, 3
+START = "STARLING_START"
+"""Environment variable: what the learners of a machine have in common, and have for this start only."""
 GAVE_UP = "gave-up.txt"
 """In a node's folder: why another try would not help. torchrun reports one status for all that ranks may end with."""
 
@@ -33,10 +35,14 @@ class NodeSetup(BaseModel):
     folder: Path
     bind_host: str = "127.0.0.1"
     advertise_host: str = ""
+    machine: int = 0
+    """Number of this machine in the node."""
+    machines: int = 1
+    """Machines of the node."""
     first_gpu: int = 0
-    """Number of the GPU of rank 0, where several nodes share a machine."""
-    learners_here: int = 1
-    """Learners on this machine, which share its cores."""
+    """Number of the GPU of this machine's first learner, where several nodes share a machine."""
+    learners_here: int = 0
+    """Learners on this machine, which share its cores; 0 is this node's alone."""
     meeting: str = ""
     """Files below this name are where the fixed ring of `exchange.kind: gloo` meets; local nodes only."""
     slow: float = 1.0
@@ -54,44 +60,50 @@ def main(argv: list[str]) -> int:
         damaged, or the model cannot be split as configured.
     """
     setup_file, parent = Path(argv[0]), int(argv[1])
-    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    # torchrun stands between a rank and its node; a rank of a node that is gone has nobody left to end it
-    end_with_parent(parent if size == 1 else os.getppid(), signal.SIGKILL)
-    logs.setup(f"[rank {rank}]", rank=str(rank))
+    # torchrun knows this machine only
+    number, here = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    # it stands between a rank and its node; a rank of a node that is gone has nobody left to end it
+    end_with_parent(parent if here == 1 else os.getppid(), signal.SIGKILL)
     setup = NodeSetup.model_validate_json(setup_file.read_bytes())
+    rank = setup.machine * here + number
+    logs.setup(f"[rank {rank}]", rank=str(rank))
     from training.job import TrainJob
 
     job = TrainJob.model_validate_json((setup.folder / "job.json").read_bytes())
-    return _run(job, setup, rank, size)
+    return _run(job, setup, rank, here)
 
 
-def _run(job: "TrainJob", setup: NodeSetup, rank: int, size: int) -> int:
+def _run(job: "TrainJob", setup: NodeSetup, rank: int, here: int) -> int:
     from storage.quarantine import TooManyShardsError
     from training.compute import pick_device, use_threads
     from training.exchange import ExchangeSetup, World, build_exchange
     from training.exchange.keys import RingKey
     from training.group import NodeGroup
+    from training.meeting import Meeting, MeetingError, Place
     from training.store.node_client import NodeClient
     from training.strategies import find_method
     from training.strategy_setup import build_learner, connect, share_memory
     from training.system import SystemFigures
     from training.worker import DivergedError, NoWeightsError, Worker
 
-    use_threads(job.train.threads, setup.learners_here)
+    size, start = here * setup.machines, os.environ[START]
+    use_threads(job.train.threads, setup.learners_here or here)
     # hogwild's weights are in main memory
     wanted = "cpu" if job.train.strategy == "hogwild" else job.train.device
-    device = pick_device(wanted, setup.first_gpu + rank)
-    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    run_id = os.environ.get("TORCHELASTIC_RUN_ID", "0")
-    group = NodeGroup(rank, size, setup.folder / f"meet-{run_id}-{restart}", device)
+    device = pick_device(wanted, setup.first_gpu + rank % here)
+    key = RingKey.load(setup.key_file) if setup.key_file else None
+    meeting = None
     try:
+        if setup.machines > 1:
+            patience = job.train.membership.store_patience_s
+            meeting = Meeting(setup, Place(rank, size, start), key, patience)
+        group = NodeGroup(rank, size, meeting.store if meeting else setup.folder / f"meet-{start}", device)
         learner = build_learner(job, device, group)
-    except ValueError as error:
+    except (ValueError, MeetingError) as error:
         log.error("%s", error)
         (setup.folder / GAVE_UP).write_text(str(error), encoding="utf-8")
         return DIVERGED
-    key = RingKey.load(setup.key_file) if setup.key_file else None
-    start, stop = group.share(learner.flat.weights.numel())
+    begin, end = group.share(learner.flat.weights.numel())
     exchange = None
     if job.train.nodes > 1 and find_method(job.train.strategy).exchange:
         exchange = build_exchange(
@@ -99,7 +111,7 @@ def _run(job: "TrainJob", setup: NodeSetup, rank: int, size: int) -> int:
             ExchangeSetup(
                 node=setup.node,
                 rank=rank,
-                size=stop - start,
+                size=end - begin,
                 key=key if job.train.exchange.encrypt else None,
                 folder=setup.folder,
                 bind_host=setup.bind_host,
@@ -118,8 +130,11 @@ def _run(job: "TrainJob", setup: NodeSetup, rank: int, size: int) -> int:
         shared = share_memory(job, setup.node, setup.meeting, learner.flat.weights.numel())
         worker = Worker(job, setup.node, learner, group, exchange, client, server, shared)
         worker.slow = setup.slow
+        wish = worker.stop_requested
+        if meeting:  # the machine that is told may not be the one that decides
+            meeting.told_to_leave, wish = wish, meeting.wants_to_leave
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: worker.stop_requested.set())
+            signal.signal(number, lambda *_: wish.set())
         why = worker.run()
         log.info("node %d rank %d: training is over (%s) after %d steps", setup.node, rank, why, worker.step)
         return 0 if why in ("done", "time") else STOPPED
@@ -140,6 +155,8 @@ def _run(job: "TrainJob", setup: NodeSetup, rank: int, size: int) -> int:
             exchange.close()
         if server:
             server.close()
+        if meeting:
+            meeting.close()
         group.close()
 
 

@@ -1,8 +1,13 @@
 """Where a training's servers listen and how one connects to them: TCP, encrypted with the ring's key (CurveZMQ)."""
 
 import argparse
+import fcntl
+import ipaddress
 import json
 import os
+import socket as sockets
+import struct
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +16,8 @@ from zmq.utils.monitor import parse_monitor_message
 
 from training.exchange.keys import RingKey, is_local, secure_client, secure_server
 
+_SIOCGIFADDR = 0x8915
+"""Linux: the address of an interface."""
 _ANY_HOST = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - compared, not bound
 _REFUSALS = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 
@@ -67,6 +74,38 @@ def beside(address: str, other: str) -> str:
     """
     host, port = split_address(address, "the server's address")
     return f"{split_address(other, 'the other address')[0] if is_local(f'tcp://{address}') else host}:{port}"
+
+
+def interface_of(host: str) -> str:
+    """The network interface that has an address of this machine.
+
+    Args:
+        host: An address or a name.
+
+    Raises:
+        AddressError: If no interface has it.
+    """
+    try:
+        wanted = ipaddress.ip_address(sockets.getaddrinfo(host.strip("[]"), None)[0][4][0])
+    except (OSError, ValueError) as error:
+        raise AddressError(f"{host} is no address ({error}): give --bind an address of this machine") from error
+    if wanted.is_loopback:
+        return "lo"
+    for _, name in sockets.if_nameindex():
+        if wanted in _addresses(name):
+            return name
+    raise AddressError(f"no network interface has the address {wanted}: give --bind an address of this machine")
+
+
+def _addresses(interface: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    """An interface's first IPv4 address and all its IPv6 addresses, as Linux tells them."""
+    found: list[ipaddress.IPv4Address | ipaddress.IPv6Address] = []
+    with sockets.socket(sockets.AF_INET, sockets.SOCK_DGRAM) as probe, suppress(OSError):  # it may have none
+        answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+        found.append(ipaddress.IPv4Address(answer[20:24]))
+    table = Path("/proc/net/if_inet6")
+    rows = [line.split() for line in table.read_text(encoding="ascii").splitlines()] if table.exists() else []
+    return [*found, *(ipaddress.IPv6Address(int(row[0], 16)) for row in rows if row[5] == interface)]
 
 
 def listening_endpoint(listen: str, note: Path, fresh: bool) -> str:

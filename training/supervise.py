@@ -84,7 +84,7 @@ class Supervisor:
                 self._start_servers(job_file)
             address = self._start_store(job_file)
             self.evaluator = self._part("evaluator", self._evaluator(job_file, address), MAX_EVALUATOR_RESTARTS)
-            self.nodes = [self._node(number, address) for number in range(self.cfg.nodes)] if self.local else []
+            self.nodes = [self._node(number, address) for number in range(self.cfg.places)] if self.local else []
             # the nodes first: they decide how long it takes
             for part in [*self.nodes, self.evaluator]:
                 part.start()
@@ -130,8 +130,8 @@ class Supervisor:
         return ["training.evaluator", "--job", str(job_file), "--store", address, *self._key_words()]
 
     def _node(self, number: int, address: str) -> Part:
-        per_node = self.cfg.learners_per_node
-        more: dict[str, Any] = {"first_gpu": number * per_node, "learners_here": self.cfg.learners}
+        here = self.cfg.learners_per_node // self.cfg.machines_per_node
+        more: dict[str, Any] = {"first_gpu": number * here, "learners_here": self.cfg.learners}
         more |= {"meeting": str(self.folder / f"{MEETING}-{os.getpid()}")} | self._faults(number)
         words = ["training.node", "--store", address, *self._key_words()]
         words += ["--folder", str(self.folder / f"node-{number:03d}"), "--node-rank", str(number)]

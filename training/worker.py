@@ -203,6 +203,7 @@ class Worker:
 
     def _train(self, orders: Orders) -> None:
         turns: list[Orders] = orders["turns"]
+        self._fetch(orders["fetch"])
         started, lost = time.monotonic(), None
         for turn in turns:
             lost = self._turn(turn) or lost
@@ -218,6 +219,12 @@ class Worker:
             self._bad = 0 if result.good else self._bad + 1
         if self._bad >= self.cfg.membership.max_bad_steps:
             self._recover()
+
+    def _fetch(self, rows: list[int]) -> None:
+        """Have shards fetched that rank 0 fetches for its own machine, once on each of the node's others."""
+        here = self.cfg.learners_per_node // self.cfg.machines_per_node
+        if rows and self.group.rank and self.group.rank % here == 0:
+            self.data.prefetch(np.asarray(rows, dtype=np.int64))
 
     def _turn(self, turn: Orders) -> TooManyShardsError | None:
         """One batch: its gradient, and what the strategy makes of it."""

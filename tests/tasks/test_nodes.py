@@ -70,10 +70,12 @@ def world(tmp_path):
 
 
 class World:
-    def __init__(self, folder, nodes=3, credentials="", exchange=None, **launch):
+    def __init__(self, folder, nodes=3, credentials="", exchange=None, machines=1, **launch):
         train = TrainConfig(
-            strategy="adpsgd",
+            strategy="h-adpsgd",
             nodes=nodes,
+            learners_per_node=machines,
+            machines_per_node=machines,
             exchange=exchange or {},
             launch={"kind": "prefect", **launch},
             membership={"max_restarts": 2},
@@ -201,6 +203,23 @@ def test_a_run_whose_machine_died_is_given_up_after_its_node_stays_away(world):
     assert world.prefect.ranks() == [0, 1, 2, 1]
     world.poll(60)  # the new one has not joined yet: it may still wait for a worker
     assert world.prefect.ranks() == [0, 1, 2, 1]
+
+
+def test_every_machine_of_a_node_has_a_run_and_all_are_replaced_with_their_node(tmp_path):
+    world = World(tmp_path, nodes=2, machines=2, trusted_network=True)
+    world.listen()
+    world.poll()
+    assert world.prefect.ranks() == [0, 1, 2, 3]
+    for rank in range(4):
+        world.prefect.fare(rank, "RUNNING")
+    world.nodes.alive = {0, 1}
+    world.poll()
+    world.nodes.alive = {0}
+    world.poll()
+    lost = [world.prefect.run_of(rank) for rank in (2, 3)]
+    world.poll(60)
+    assert world.prefect.cancelled == lost
+    assert world.prefect.ranks() == [0, 1, 2, 3, 2, 3]
 
 
 def test_runs_that_a_killed_flow_left_are_kept_if_they_reach_the_store_and_ended_otherwise(tmp_path):

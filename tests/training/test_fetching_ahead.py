@@ -98,3 +98,34 @@ def test_the_whole_training_reads_each_shard_once(job, monkeypatch):
     assert sorted(name for name in fetched if name.endswith(".tar")) == [
         f"{job.train_url}/{number:06d}.tar" for number in range(SHARDS)
     ]
+
+
+def test_every_machine_of_a_node_fetches_what_comes(job, tmp_path):
+    world = {"strategy": "scpsgd", "nodes": 1, "learners_per_node": 2, "machines_per_node": 2}
+    job = job.model_copy(update={"train": job.train.model_copy(update=world)})
+    with store_here(job) as address:
+        worker = make_worker(job, address, 0)
+        try:
+            worker._join()
+            first, second = (wait_until(lambda: work_for(worker), 30, 0.02) for _ in range(2))
+        finally:
+            worker.client.leave()
+            worker.client.close()
+            worker.prefetch.close()
+    assert len(first["fetch"]) == SHARDS
+    assert second["fetch"] == []  # they have been told
+    elsewhere = job.model_copy(update={"cache": tmp_path / "elsewhere"})
+    cpu = torch.device("cpu")
+    group = NodeGroup(0, 1, tmp_path / "meet", cpu)
+    group.rank = 1  # the first learner of the second machine, without a process group
+    other = Worker(elsewhere, 0, Learner(job, cpu), group, None, None)
+    other._fetch(first["fetch"])
+    everything = {shard.sha256 for shard in worker.data.index.shards}
+    wait_until(lambda: {path.stem for path in elsewhere.cache.glob("*.tar")} == everything, 30, 0.02)
+    other.prefetch.close()
+
+
+def work_for(worker):
+    """Orders to train, if that is what comes next."""
+    orders = worker.decider.decide(0, worker.ring.view.number)
+    return orders if orders["do"] == "step" else None

@@ -59,11 +59,23 @@ def test_worlds_that_cannot_be_are_refused_with_the_remedy(strategy, nodes, per_
         ({"strategy": "bmuf", "comm_hook": "bf16"}, "comm_hook is bf16 but bmuf .* scpsgd or h-adpsgd"),
         ({"strategy": "hogwild", "launch": {"kind": "external"}}, "hogwild shares one machine's memory"),
         ({"strategy": "hogwild", "device": "cuda"}, "hogwild shares weights in main memory"),
+        ({"strategy": "scpsgd", "learners_per_node": 3, "machines_per_node": 2}, "as many learners, so use a multiple"),
+        ({"strategy": "adpsgd", "nodes": 2, "machines_per_node": 2}, "as many learners, so use a multiple"),
     ],
 )
 def test_other_nonsense_is_refused_by_the_fields_name(values, field):
     with pytest.raises(ValidationError, match=field):
         TrainConfig.model_validate(values)
+
+
+def test_a_node_of_several_machines_needs_a_trusted_network():
+    world = {"strategy": "h-adpsgd", "nodes": 3, "learners_per_node": 4, "machines_per_node": 2}
+    for kind in ("external", "prefect"):
+        with pytest.raises(ValidationError, match=r"without encryption or a key: .*launch\.trusted_network=true"):
+            TrainConfig.model_validate(world | {"launch": {"kind": kind}})
+        cfg = TrainConfig.model_validate(world | {"launch": {"kind": kind, "trusted_network": True}})
+        assert (cfg.learners, cfg.places) == (12, 6)
+    assert TrainConfig.model_validate(world).places == 6  # all on this machine, on loopback
 
 
 def test_the_default_is_one_learner():

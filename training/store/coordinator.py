@@ -11,6 +11,7 @@ from training.store.core import Core
 from training.store.evaluations import Evaluations
 from training.store.leasing import Leasing
 from training.store.ledger import Seat
+from training.store.meetings import Meetings
 from training.store.messages import Message, StoreError
 from training.store.rounds import Rounds
 from training.store.watching import held, journal_portion, unleased
@@ -38,7 +39,7 @@ class Coordinator:
         self.core, self.ledger, self.settings = core, core.ledger, core.settings
         self.admission = Admission(core)
         self.rounds = Rounds(core.settings, core.ledger, core.output)
-        self._session = ""
+        self.meetings = Meetings(core.settings, core.clock)
         if fresh:
             self.admission.begin_session()
         elif self.ledger.values.running and self.ledger.values.at and not self.ledger.values.finish:
@@ -72,6 +73,7 @@ class Coordinator:
             "beat": self._beat,
             "leave": self._leave,
             "fail": self._leave,
+            "meet": self.meetings.meet,
             "job": self._job,
             "status": self._status,
             "journal": self._journal,

@@ -18,6 +18,7 @@ class Settings:
     output_url: str
     journal: Path
     nodes: int
+    machines_per_node: int
     learners_per_node: int
     epochs: int
     max_minutes: float
@@ -47,6 +48,7 @@ class Settings:
                 output_url=str(job["output_url"]),
                 journal=Path(job["journal"]),
                 nodes=int(train["nodes"]),
+                machines_per_node=int(train.get("machines_per_node", 1)),
                 learners_per_node=int(train["learners_per_node"]),
                 epochs=int(train["epochs"]),
                 max_minutes=float(train["max_minutes"]),

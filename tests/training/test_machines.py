@@ -1,0 +1,169 @@
+"""Nodes of several machines: the same training as on one, also when one of the machines is lost."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+from disturbed import QUICK, Running, with_signal
+from support import ROOT, wait_until
+from tones import LEARNS, bare, train
+
+from benchmarks.netns import SWITCH_HOST, Switch, address, enter, why_not
+from training.exchange.keys import RingKey
+from training.journal import read_journal
+from training.launch import run_training
+from training.sockets import AddressError, interface_of
+
+LONG = {"epochs": 40, "checkpoint_steps": 20, "membership": QUICK}
+
+
+def machines_job(corpus, folder, machines=2, layers=1, **changes):
+    options = {**LEARNS, "strategy": "scpsgd", "learners_per_node": 2, "machines_per_node": machines, "epochs": 3}
+    model = bare("conformer").model_copy(update={"layers": layers})
+    return corpus.job(folder, spec=corpus.spec("conformer", model=model), **(options | changes))
+
+
+def test_learners_on_two_machines_train_as_learners_on_one(corpus, tmp_path):
+    one = train(machines_job(corpus, tmp_path / "one", 1))
+    two = train(machines_job(corpus, tmp_path / "two"))
+    assert two.losses == one.losses
+    assert two.model_bytes == one.model_bytes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["bmuf", "d1d", "onebit", "sdpsgd", "pipeline"])
+def test_every_strategy_of_one_node_is_the_same_on_two_machines(corpus, tmp_path, strategy):
+    changes = {"strategy": strategy, "learners_per_node": 4, "layers": 4}
+    one = train(machines_job(corpus, tmp_path / "one", 1, **changes))
+    two = train(machines_job(corpus, tmp_path / "two", 2, **changes))
+    assert two.losses == one.losses
+    assert two.model_bytes == one.model_bytes
+
+
+@pytest.mark.slow
+def test_super_learners_may_have_several_machines(corpus, tmp_path):
+    job = machines_job(corpus, tmp_path, strategy="h-adpsgd", nodes=2, epochs=12)
+    found = train(job)
+    assert found.result["utterances"] == 12 * 48
+    assert found.result["valid"]["wer"] < 0.5
+    assert {entry["learner"] for entry in found.entries("step")} == {"0.0", "0.1", "1.0", "1.1"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_learner_of_one_machine_costs_the_way_back_to_the_last_checkpoint(corpus, tmp_path, victim):
+    with Running(machines_job(corpus, tmp_path, **LONG), **{"1": 4}) as running:
+        running.wait_for_epoch(6)
+        with_signal(running.learner(victim), signal.SIGKILL)
+        check(running.finish())
+
+
+@pytest.mark.slow
+def test_a_machine_that_is_killed_and_started_again_finds_the_others(corpus, tmp_path):
+    with Running(machines_job(corpus, tmp_path, learners_per_node=4, **LONG), **{"1": 4}) as running:
+        running.wait_for_epoch(6)
+        for pid in running.processes("training.node", 1):
+            with_signal(pid, signal.SIGKILL)
+        check(running.finish())
+
+
+@pytest.mark.slow
+def test_machines_do_not_wait_for_ever_for_one_that_is_stopped(corpus, tmp_path):
+    job = machines_job(corpus, tmp_path, **LONG | {"membership": {**QUICK, "dead_after_s": 2.0}})
+    with Running(job, **{"1": 4}) as running:
+        running.wait_for_epoch(6)
+        (victim,) = running.processes("training.rank", 1)
+        with_signal(victim, signal.SIGSTOP)
+        log = tmp_path / "node-000" / "node.log"
+        try:
+            wait_until(lambda: "machine 1 has not been heard of for 6 s" in log.read_text(), 60)
+        finally:
+            with_signal(victim, signal.SIGCONT)
+        check(running.finish())
+
+
+@pytest.mark.slow
+def test_machines_train_on_while_the_store_is_started_again(corpus, tmp_path):
+    with Running(machines_job(corpus, tmp_path, **LONG), **{"1": 4}) as running:
+        running.wait_for_epoch(6)
+        learners = [running.learner(number) for number in (0, 1)]
+        with_signal(running.processes("training.store.server")[0], signal.SIGKILL)
+        running.wait_for_epoch(12)
+        assert [running.learner(number) for number in (0, 1)] == learners
+        check(running.finish())
+    assert not running.entries("resume")
+
+
+@pytest.mark.slow
+def test_one_machine_that_is_told_to_leave_takes_its_node_along_with_a_checkpoint(corpus, tmp_path):
+    with Running(machines_job(corpus, tmp_path, **LONG), **{"1": 4}) as running:
+        running.wait_for_epoch(6)
+        with_signal(running.processes("training.node", 1)[0], signal.SIGTERM)
+        wait_until(lambda: not running.processes("training.rank"), 30)
+        (left,) = [entry for entry in running.entries("view") if entry["left"]]
+        assert list(left["left"].values()) == ["left"]
+
+
+def check(found):
+    assert 40 * 48 <= found.result["utterances"] <= 40 * 48 + found.result["repeated"]
+    assert found.result["valid"]["wer"] < 0.5
+
+
+@pytest.mark.slow
+def test_machines_with_networks_of_their_own_train_together(corpus, tmp_path):
+    if reason := why_not():
+        pytest.skip(f"network namespaces cannot be made here: {reason}")
+    key = tmp_path / "ring.key"
+    RingKey.generate().save(key)
+    launch = {"kind": "external", "listen": "0.0.0.0:7155", "key_file": str(key), "trusted_network": True}
+    job = machines_job(corpus, tmp_path, learners_per_node=4, strategy="bmuf", launch=launch, epochs=6)
+    errors = []
+
+    def head():
+        try:
+            with_switch()
+        except Exception as error:
+            errors.append(error)
+
+    def with_switch():
+        switch = Switch(2, "1gbit")  # this thread, and what it starts, is behind it now
+        nodes = []
+        for number, namespace in enumerate(switch.machines):
+            command = ["-m", "training.node", "--store", f"{SWITCH_HOST}:7155", "--key-file", str(key)]
+            command += ["--folder", str(tmp_path / f"machine-{number}"), "--node-rank", str(number)]
+            command += ["--bind", address(number)]
+            environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+            nodes.append(
+                subprocess.Popen(
+                    [sys.executable, *command], env=environment, preexec_fn=lambda namespace=namespace: enter(namespace)
+                )
+            )
+        try:
+            run_training(job, tmp_path)
+            assert [node.wait(30) for node in nodes] == [0, 0]
+        finally:
+            for node in nodes:
+                node.kill()
+
+    thread = threading.Thread(target=head)
+    thread.start()
+    thread.join(240)
+    assert not errors, errors
+    result = json.loads((tmp_path / "output" / "result.json").read_text())
+    assert result["utterances"] == 6 * 48
+    assert {entry["learner"] for entry in read_journal(job.journal) if entry["kind"] == "step"} == {"0.0"} | {
+        f"0.{rank}" for rank in range(1, 4)
+    }
+
+
+def test_the_interface_of_an_address():
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of("[::1]") == "lo"
+    with pytest.raises(AddressError, match="no network interface has the address 192.0.2.77"):
+        interface_of("192.0.2.77")
+    with pytest.raises(AddressError, match="give --bind"):
+        interface_of("no such host.invalid")

@@ -1,0 +1,133 @@
+"""Where machines that make up one node find each other, and hear that their meeting is over.
+
+A node's learners on several machines are one process group: when one machine's processes die, all begin anew together.
+A machine comes to the table with a token that its processes have for this start only. When all machines of a node are
+there, the tokens are a meeting; it is over as soon as one of its machines comes with another token or is silent.
+Nothing of it outlives the store: machines tell a new store which meeting they are in.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from training.store.messages import Message, StoreError
+from training.store.settings import Settings
+
+LONGEST = 256
+"""Characters of a token or an address at most."""
+SILENT = 3
+"""Times `dead_after_s` that a machine may be silent: the node's other machines notice most losses at once."""
+WAITS_S = 5.0
+"""Who looks for the others asks all the time: one who has not for so long is not there any more."""
+
+
+@dataclass
+class _Guest:
+    """A machine that looks for the others of its node."""
+
+    token: str
+    address: str
+    seen: float
+
+
+@dataclass
+class _Table:
+    """One node's."""
+
+    waiting: dict[int, _Guest] = field(default_factory=dict)
+    met: list[str] = field(default_factory=list)
+    address: str = ""
+    seen: dict[int, float] = field(default_factory=dict)
+    leaving: bool = False
+
+
+class Meetings:
+    """The tables of all nodes.
+
+    Args:
+        settings: The job.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, settings: Settings, clock: Callable[[], float]) -> None:
+        self._nodes, self._machines, self._clock = settings.nodes, settings.machines_per_node, clock
+        self._silent_s = SILENT * settings.dead_after_s
+        self._tables: dict[int, _Table] = {}
+        self._last = clock()
+
+    def meet(self, message: Message) -> Message:
+        """Answer a machine.
+
+        Args:
+            message: `node`, `machine`, `token`; `address` of the node's first machine, where the others find it;
+                `met`, the tokens of the meeting that it is in, empty if it looks for the others; `leaving`, whether it
+                was told to leave.
+
+        Returns:
+            To one that looks for the others: `met` and `address`; `met` is empty and `missing` are the machines that
+            are not there, as long as some are. To one in a meeting: `over`, why it is not any more (or empty), and
+            `leave`, whether one of its machines was told to leave.
+
+        Raises:
+            StoreError: If there is no such node or machine.
+        """
+        node, machine, token = int(message["node"]), int(message["machine"]), str(message["token"])
+        address, met = str(message.get("address", "")), [str(one) for one in message.get("met", [])]
+        if not 0 <= node < self._nodes or not 0 <= machine < self._machines:
+            raise StoreError(
+                f"there is no machine {machine} of node {node}: train.nodes is {self._nodes}, "
+                f"train.machines_per_node {self._machines}"
+            )
+        if not token or max(map(len, (token, address))) > LONGEST or (met and len(met) != self._machines):
+            raise StoreError("a machine has a token, and its meeting all tokens: are store and node of one version?")
+        self._forgive()
+        table = self._tables.setdefault(node, _Table())
+        if met:
+            return self._go_on(table, machine, token, met, bool(message.get("leaving")))
+        return self._look(table, machine, token, address)
+
+    def _forgive(self) -> None:
+        """Everybody was silent for long: it was the store that was stopped."""
+        gap, self._last = self._clock() - self._last, self._clock()
+        if gap > self._silent_s / 2:
+            for table in self._tables.values():
+                table.seen = {machine: at + gap for machine, at in table.seen.items()}
+
+    def _look(self, table: _Table, machine: int, token: str, address: str) -> Message:
+        now = self._clock()
+        if not (table.met and table.met[machine] == token):
+            before = table.waiting.get(machine)
+            # any of a machine's learners may ask; only the one that listens knows the address
+            if before is not None and before.token == token:
+                address = address or before.address
+            table.waiting[machine] = _Guest(token, address, now)
+            table.waiting = {m: guest for m, guest in table.waiting.items() if now - guest.seen <= WAITS_S}
+            self._sit_down(table, now)
+        if table.met and table.met[machine] == token:
+            return {"met": table.met, "address": table.address, "missing": []}
+        missing = [number for number in range(self._machines) if number not in table.waiting]
+        return {"met": [], "address": "", "missing": missing}
+
+    def _sit_down(self, table: _Table, now: float) -> None:
+        """All are there, and it is known where: the meeting begins."""
+        if len(table.waiting) < self._machines or not table.waiting[0].address:
+            return
+        table.met = [table.waiting[number].token for number in range(self._machines)]
+        table.address, table.leaving = table.waiting[0].address, False
+        table.seen, table.waiting = dict.fromkeys(range(self._machines), now), {}
+
+    def _go_on(self, table: _Table, machine: int, token: str, met: list[str], leaving: bool) -> Message:
+        now = self._clock()
+        if not table.met:  # of a store that is no more
+            table.met, table.seen = met, dict.fromkeys(range(self._machines), now)
+        if table.met != met or met[machine] != token:
+            return {"over": "the others have met anew", "leave": False}
+        table.seen[machine], table.leaving = now, table.leaving or leaving
+        return {"over": self._why_over(table, now), "leave": table.leaving}
+
+    def _why_over(self, table: _Table, now: float) -> str:
+        for number, at in table.seen.items():
+            if number in table.waiting:
+                return f"machine {number} has begun anew"
+            if now - at > self._silent_s:
+                return f"machine {number} has not been heard of for {self._silent_s:g} s"
+        return ""

@@ -49,10 +49,15 @@ def run_named(site, name):
     return run, texts
 
 
-def events(site, name):
-    """Events of that name, the newest first, as soon as the server has one."""
+def events(site, name, count=1):
+    """Events of that name, the newest first, as soon as the server has so many."""
     wanted = {"filter": {"event": {"name": [name]}, "order": "DESC"}}
-    return wait_until(lambda: site.get("events/filter", wanted)["events"], 30)
+
+    def found():
+        events = site.get("events/filter", wanted)["events"]
+        return events if len(events) >= count else None
+
+    return wait_until(found, 30)
 
 
 def another_version(api):
@@ -82,7 +87,7 @@ def test_a_promotion_and_its_way_back_are_runs_events_and_links(site, place):
     number = another_version(api)
     forced = ["--version", number, "--force", "--reason", "it is smaller"]
     assert "champion" in starling("promote", "tiny", *forced, **place).stdout
-    assert events(site, "starling.promoted")[0]["payload"]["version"] == number
+    assert events(site, "starling.promoted", 2)[0]["payload"]["version"] == number
     moved = json.loads(starling("rollback", "tiny", "--reason", "it mishears", "--json", **place).stdout)
     assert (moved["champion"], moved["replaced"]) == ("1", number)
     run, (text,) = run_named(site, "rollback tiny")

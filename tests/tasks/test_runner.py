@@ -147,6 +147,7 @@ def test_a_cluster_of_two_workers_makes_what_threads_make(finished, tmp_path, ki
             "PREFECT_HOME": tmp_path / "prefect",
             "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO",  # the command line, once imported, wants less
             "RAY_USAGE_STATS_ENABLED": "0",
             "PYTHONPATH": str(ROOT),
         }

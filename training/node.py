@@ -105,7 +105,7 @@ class Node:
             job["cache"] = str(self.cache)
         (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
         train = job["train"]
-        machines = int(train["machines_per_node"])
+        machines = int(train.get("machines_per_node", 1))
         node, machine = divmod(self.setup.node, machines)
         setup = self.setup.model_copy(update={"node": node, "machine": machine, "machines": machines})
         (folder / "node.json").write_text(setup.model_dump_json(), encoding="utf-8")

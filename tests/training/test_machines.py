@@ -9,14 +9,18 @@ import threading
 
 import pytest
 from disturbed import QUICK, Running, with_signal
+from ranks import run_ranks
 from support import ROOT, wait_until
-from tones import LEARNS, bare, train
+from tones import LEARNS, bare, store_here, train
 
 from benchmarks.netns import SWITCH_HOST, Switch, address, enter, why_not
 from training.exchange.keys import RingKey
 from training.journal import read_journal
 from training.launch import run_training
+from training.meeting import Meeting, MeetingError, Place
+from training.rank import NodeSetup
 from training.sockets import AddressError, interface_of
+from training.store.messages import StoreError
 
 LONG = {"epochs": 40, "checkpoint_steps": 20, "membership": QUICK}
 
@@ -27,15 +31,48 @@ def machines_job(corpus, folder, machines=2, layers=1, **changes):
     return corpus.job(folder, spec=corpus.spec("conformer", model=model), **(options | changes))
 
 
-def test_learners_on_two_machines_train_as_learners_on_one(corpus, tmp_path):
-    one = train(machines_job(corpus, tmp_path / "one", 1))
-    two = train(machines_job(corpus, tmp_path / "two"))
-    assert two.losses == one.losses
-    assert two.model_bytes == one.model_bytes
+LEARNER = """
+import sys, time
+from pathlib import Path
+import torch
+from training.group import NodeGroup
+from training.meeting import Meeting, Place
+from training.rank import NodeSetup
+
+rank, size, folder, address = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
+setup = NodeSetup(node=0, machine=rank, machines=size, store=address, key_file=None, folder=folder)
+meeting = Meeting(setup, Place(rank, size, f"start of {rank}"), None, patience_s=60.0, ask_s=0.05)
+group = NodeGroup(rank, size, meeting.store, torch.device("cpu"))
+assert group.gather_text(f"I am {rank}") == [f"I am {number}" for number in range(size)]
+if rank == 1:
+    meeting.wants_to_leave.set()
+assert meeting.told_to_leave.wait(30)
+group.all(True)
+meeting.close()
+group.close()
+print("fine")
+"""
+
+
+def test_machines_meet_by_the_store_and_leave_together(corpus, tmp_path):
+    with store_here(machines_job(corpus, tmp_path)) as address:
+        run_ranks(LEARNER, 2, tmp_path, address)
+
+
+def test_a_machine_whose_node_stays_incomplete_gives_up_with_the_reason(corpus, tmp_path, monkeypatch):
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, "lo")  # else this process would keep what is set here
+    with store_here(machines_job(corpus, tmp_path)) as address:
+        setup = NodeSetup(node=0, machine=0, machines=2, store=address, key_file=None, folder=tmp_path)
+        with pytest.raises(MeetingError, match=r"has waited 1 s for its machine\(s\) 1: start a process on each"):
+            Meeting(setup, Place(0, 2, "alone"), None, patience_s=1.0)
+        unknown = setup.model_copy(update={"node": 1})
+        with pytest.raises(StoreError, match="there is no machine 0 of node 1"):
+            Meeting(unknown, Place(0, 2, "alone"), None, patience_s=1.0)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["bmuf", "d1d", "onebit", "sdpsgd", "pipeline"])
+@pytest.mark.parametrize("strategy", ["scpsgd", "bmuf", "d1d", "onebit", "sdpsgd", "pipeline"])
 def test_every_strategy_of_one_node_is_the_same_on_two_machines(corpus, tmp_path, strategy):
     changes = {"strategy": strategy, "learners_per_node": 4, "layers": 4}
     one = train(machines_job(corpus, tmp_path / "one", 1, **changes))

@@ -149,7 +149,7 @@ class TrainConfig(BaseModel):
     nodes: int = Field(default=1, ge=1, le=4096)
     """Nodes in the ring (super-learners)."""
     learners_per_node: int = Field(default=1, ge=1, le=4096)
-    """Learners that a node consists of; they all-reduce their gradients at every step."""
+    """Learners that a node consists of; they keep step with each other."""
     machines_per_node: int = Field(default=1, ge=1, le=4096)
     """Machines that each node's learners are spread over evenly; other machines than this one need
     `launch.trusted_network`."""
@@ -232,7 +232,10 @@ class TrainConfig(BaseModel):
     @model_validator(mode="after")
     def _check_world(self) -> "TrainConfig":
         if self.strategy in ("single", *ONE_NODE) and self.nodes > 1:
-            raise ValueError(f"nodes is {self.nodes} but {self.strategy} has one node: use nodes=1, or adpsgd")
+            raise ValueError(
+                f"nodes is {self.nodes} but {self.strategy} has one node: use nodes=1, or adpsgd (machines_per_node "
+                "spreads the learners of a node over several machines)"
+            )
         if self.strategy in ("single", *NODES_OF_ONE) and self.learners_per_node > 1:
             other = "scpsgd" if self.strategy == "single" else "h-adpsgd"
             raise ValueError(

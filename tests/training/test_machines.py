@@ -22,6 +22,8 @@ from training.rank import NodeSetup
 from training.sockets import AddressError, interface_of
 from training.store.messages import StoreError
 
+PATIENCE_S = 240.0
+"""A dozen processes have to start first, on whatever machine."""
 LONG = {"epochs": 40, "checkpoint_steps": 20, "membership": QUICK}
 
 
@@ -94,7 +96,7 @@ def test_super_learners_may_have_several_machines(corpus, tmp_path):
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_learner_of_one_machine_costs_the_way_back_to_the_last_checkpoint(corpus, tmp_path, victim):
     with Running(machines_job(corpus, tmp_path, **LONG), **{"1": 4}) as running:
-        running.wait_for_epoch(6)
+        running.wait_for_epoch(6, PATIENCE_S)
         with_signal(running.learner(victim), signal.SIGKILL)
         check(running.finish())
 
@@ -102,7 +104,7 @@ def test_a_killed_learner_of_one_machine_costs_the_way_back_to_the_last_checkpoi
 @pytest.mark.slow
 def test_a_machine_that_is_killed_and_started_again_finds_the_others(corpus, tmp_path):
     with Running(machines_job(corpus, tmp_path, learners_per_node=4, **LONG), **{"1": 4}) as running:
-        running.wait_for_epoch(6)
+        running.wait_for_epoch(6, PATIENCE_S)
         for pid in running.processes("training.node", 1):
             with_signal(pid, signal.SIGKILL)
         check(running.finish())
@@ -112,7 +114,7 @@ def test_a_machine_that_is_killed_and_started_again_finds_the_others(corpus, tmp
 def test_machines_do_not_wait_for_ever_for_one_that_is_stopped(corpus, tmp_path):
     job = machines_job(corpus, tmp_path, **LONG | {"membership": {**QUICK, "dead_after_s": 2.0}})
     with Running(job, **{"1": 4}) as running:
-        running.wait_for_epoch(6)
+        running.wait_for_epoch(6, PATIENCE_S)
         (victim,) = running.processes("training.rank", 1)
         with_signal(victim, signal.SIGSTOP)
         log = tmp_path / "node-000" / "node.log"
@@ -126,10 +128,10 @@ def test_machines_do_not_wait_for_ever_for_one_that_is_stopped(corpus, tmp_path)
 @pytest.mark.slow
 def test_machines_train_on_while_the_store_is_started_again(corpus, tmp_path):
     with Running(machines_job(corpus, tmp_path, **LONG), **{"1": 4}) as running:
-        running.wait_for_epoch(6)
+        running.wait_for_epoch(6, PATIENCE_S)
         learners = [running.learner(number) for number in (0, 1)]
         with_signal(running.processes("training.store.server")[0], signal.SIGKILL)
-        running.wait_for_epoch(12)
+        running.wait_for_epoch(12, PATIENCE_S)
         assert [running.learner(number) for number in (0, 1)] == learners
         check(running.finish())
     assert not running.entries("resume")
@@ -138,7 +140,7 @@ def test_machines_train_on_while_the_store_is_started_again(corpus, tmp_path):
 @pytest.mark.slow
 def test_one_machine_that_is_told_to_leave_takes_its_node_along_with_a_checkpoint(corpus, tmp_path):
     with Running(machines_job(corpus, tmp_path, **LONG), **{"1": 4}) as running:
-        running.wait_for_epoch(6)
+        running.wait_for_epoch(6, PATIENCE_S)
         with_signal(running.processes("training.node", 1)[0], signal.SIGTERM)
         wait_until(lambda: not running.processes("training.rank"), 30)
         (left,) = [entry for entry in running.entries("view") if entry["left"]]

@@ -24,6 +24,8 @@ from training.store.messages import Message, StoreError, StoreUnreachableError
 log = logging.getLogger(__name__)
 TIMEOUT = datetime.timedelta(seconds=60)
 """To connect to the node's first learner, which is known to listen."""
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Environment variables that name the interfaces of torch.distributed."""
 ASK_S = 0.2
 """Between two looks whether the others are there."""
 LOST = 1
@@ -78,8 +80,8 @@ class Meeting:
         self._client = StoreClient(setup.store, key)
         host = setup.advertise_host or setup.bind_host
         # the interface that the exchanges use; who launches may have chosen another
-        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            os.environ.setdefault(name, interface_of(host))
+        if unset := [name for name in INTERFACES if name not in os.environ]:
+            os.environ.update(dict.fromkeys(unset, interface_of(host)))
         try:
             self.store = self._find_others(host)
         except BaseException:

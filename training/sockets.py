@@ -77,7 +77,7 @@ def beside(address: str, other: str) -> str:
 
 
 def interface_of(host: str) -> str:
-    """The network interface that has an address of this machine.
+    """The network interface that has an address of this machine; for IPv4 as its first one.
 
     Args:
         host: An address or a name.
@@ -94,7 +94,10 @@ def interface_of(host: str) -> str:
     for _, name in sockets.if_nameindex():
         if wanted in _addresses(name):
             return name
-    raise AddressError(f"no network interface has the address {wanted}: give --bind an address of this machine")
+    raise AddressError(
+        f"no network interface has the address {wanted} (IPv4: as its first one): give --bind such an address, or name "
+        "the interface in GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
+    )
 
 
 def _addresses(interface: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:

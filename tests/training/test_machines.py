@@ -17,7 +17,7 @@ from benchmarks.netns import SWITCH_HOST, Switch, address, enter, why_not
 from training.exchange.keys import RingKey
 from training.journal import read_journal
 from training.launch import run_training
-from training.meeting import Meeting, MeetingError, Place
+from training.meeting import INTERFACES, Meeting, MeetingError, Place
 from training.rank import NodeSetup
 from training.sockets import AddressError, interface_of
 from training.store.messages import StoreError
@@ -62,7 +62,7 @@ def test_machines_meet_by_the_store_and_leave_together(corpus, tmp_path):
 
 
 def test_a_machine_whose_node_stays_incomplete_gives_up_with_the_reason(corpus, tmp_path, monkeypatch):
-    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+    for name in INTERFACES:
         monkeypatch.setenv(name, "lo")  # else this process would keep what is set here
     with store_here(machines_job(corpus, tmp_path)) as address:
         setup = NodeSetup(node=0, machine=0, machines=2, store=address, key_file=None, folder=tmp_path)

@@ -17,7 +17,7 @@ from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 from training.exchange.keys import RingKey
 from training.rank import NodeSetup
-from training.sockets import interface_of
+from training.sockets import interface_of, split_address
 from training.store.client import StoreClient
 from training.store.messages import Message, StoreError, StoreUnreachableError
 
@@ -99,8 +99,8 @@ class Meeting:
     def _find_others(self, host: str) -> Store:
         """The rendezvous of torch.distributed, at the node's first learner."""
         if self._place.rank:
-            address, _, port = self._await("").rpartition(":")
-            return TCPStore(address.strip("[]"), int(port), wait_for_workers=False, timeout=TIMEOUT)
+            address, port = split_address(self._await(""), "where the node's learners meet")
+            return TCPStore(address.strip("[]"), port, wait_for_workers=False, timeout=TIMEOUT)
         family = socket.AF_INET6 if ":" in self._setup.bind_host else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM)
         # torch would listen on all addresses

@@ -139,10 +139,10 @@ def train(run: Run, problems: Problems) -> Record:
     `loss` and `wer` are None if it diverged. `curve` has a list for each look: virtual seconds, epochs, loss, WER,
     consensus distance.
     """
-    import yaml
+    from tasks.yaml_text import parse_yaml
 
     began = time.process_time()
-    options = {name: yaml.safe_load(value) for name, _, value in (one.partition("=") for one in run.options)}
+    options = {name: parse_yaml(value) for name, _, value in (one.partition("=") for one in run.options)}
     config = find_method(run.strategy).config.model_validate(options)
     simulation = Simulation(
         run.cluster,

@@ -65,7 +65,7 @@ class TextError(ValueError):
 class NormalizerConfig(BaseModel):
     """How transcripts are normalized."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     kind: Literal[
         "english",

@@ -45,7 +45,7 @@ class TokenError(ValueError):
 class TokenConfig(BaseModel):
     """Which units a model writes."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     kind: Literal["characters", "bpe", "words"] = "characters"
     """`characters` of the training texts, byte-pair pieces (`bpe`: Sennrich 2016, arXiv 1508.07909), or `words`."""

@@ -24,7 +24,7 @@ from tasks.yaml_text import parse_yaml
 from training.config import TrainConfig
 
 _CLUSTER_WORKERS = 64
-_MODEL_CONFIG = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
+_MODEL_CONFIG = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
 
 class ConfigError(ValueError):
@@ -64,6 +64,15 @@ class DataConfig(BaseModel):
     """What becomes of speech that comes twice, and of speech that training and test sets share."""
     max_quarantined: float = Field(default=0.05, ge=0, le=1)
     """The run stops if a larger share of the utterances is quarantined."""
+
+    @model_validator(mode="after")
+    def _check_shares(self) -> "DataConfig":
+        if not self.folds and self.valid_share + self.test_share >= 1:
+            raise ValueError(
+                f"valid_share {self.valid_share:g} and test_share {self.test_share:g} leave nothing to train on: "
+                "together they must be less than 1"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_folds(self) -> "DataConfig":
@@ -156,9 +165,7 @@ class RegisterConfig(BaseModel):
 class PipelineConfig(BaseModel):
     """A whole pipeline: from a corpus to a registered recognizer."""
 
-    model_config = ConfigDict(
-        extra="forbid", use_attribute_docstrings=True, frozen=True, populate_by_name=True, protected_namespaces=()
-    )
+    model_config = ConfigDict(**_MODEL_CONFIG, populate_by_name=True, protected_namespaces=())
 
     name: str
     """Name of the experiment, and of the registered model unless `register.model` gives another."""
@@ -228,6 +235,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> PipelineConfig:
         raise ConfigError(f"{path} cannot be read as YAML: {error}") from error
     if not isinstance(document, dict):
         raise ConfigError(f"{path} must be a mapping of fields, such as 'name: my-model'")
+    _check_assignments(overrides)
     for assignment in overrides:
         _assign(document, assignment)
     return _anchor_paths(parse_config(document, str(path)), path.resolve().parent)
@@ -244,6 +252,21 @@ def parse_config(document: dict[str, Any], source: str = "the configuration") ->
     except ValidationError as error:
         lines = [f"  {_explain(problem)}" for problem in _own_problems(error)]
         raise ConfigError(f"{source} has {len(lines)} wrong field(s):\n" + "\n".join(lines)) from error
+
+
+def _check_assignments(overrides: Sequence[str]) -> None:
+    """Refuse an assignment that an earlier one would be lost by: of the same field, or of one below it."""
+    given: dict[str, str] = {}
+    for assignment in overrides:
+        key = assignment.partition("=")[0].strip()
+        for earlier, text in given.items():
+            if earlier == key:
+                raise ConfigError(f"--set {text!r} and --set {assignment!r} set the same field: keep one of them")
+            if earlier.startswith(f"{key}."):
+                raise ConfigError(
+                    f"--set {assignment!r} would undo --set {text!r}: put the one of {key} before that of {earlier}"
+                )
+        given[key] = assignment
 
 
 def _assign(document: dict[str, Any], assignment: str) -> None:

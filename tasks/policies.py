@@ -10,7 +10,7 @@ Policy = Literal["keep", "drop", "refuse"]
 class DuplicatesConfig(BaseModel):
     """What becomes of speech that comes twice. All of it is counted, and listed in `duplicates.parquet`."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     fingerprint: bool = True
     """Look for near-duplicates, too: the same recording re-encoded, padded, at another rate or gain."""
@@ -29,7 +29,7 @@ class DuplicatesConfig(BaseModel):
 class SlotsConfig(BaseModel):
     """What happens when runs want the same at the same time."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     collision: Literal["wait", "refuse"] = "wait"
     """When another run makes the same output, or trains in the same pool: wait for it, or end with a message."""

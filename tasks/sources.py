@@ -1,6 +1,7 @@
 """Configuration of one corpus: where it is, how it lies there, and which of it is taken."""
 
 import difflib
+import json
 import re
 from typing import Any
 
@@ -42,7 +43,7 @@ def nearest(name: str, candidates: list[str]) -> str:
 class SourceConfig(BaseModel):
     """One corpus, or one part of it."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     kind: str = Field(json_schema_extra={"enum": ["synthetic", *sorted(READERS)]})
     """Layout: `synthetic` speech, or one that `starling corpus list` names, such as `librispeech`, `kaldi`, `table`."""
@@ -90,6 +91,19 @@ class SourceConfig(BaseModel):
             have = ", ".join(sorted(known)) or "none"
             raise ValueError(f"sources of kind {self.kind!r} have no option {unknown[0]!r}; they have: {have}")
         return self
+
+    @field_validator("options")
+    @classmethod
+    def _check_values(cls, options: dict[str, Any]) -> dict[str, Any]:
+        for name, value in options.items():
+            try:
+                json.dumps(value, allow_nan=False)
+            except (TypeError, ValueError) as error:
+                raise ValueError(
+                    f"option {name!r} is {value!r}: use text, finite numbers, true or false, and lists and mappings of "
+                    "these"
+                ) from error
+        return options
 
     @model_validator(mode="after")
     def _check_path(self) -> "SourceConfig":

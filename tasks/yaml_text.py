@@ -8,14 +8,38 @@ MOST = 1_000_000
 """Values of a document at most, those counted again that an alias repeats: nine lines can stand for a billion."""
 
 
+_MERGE = "tag:yaml.org,2002:merge"
+
+
+class _Loader(yaml.SafeLoader):
+    """A SafeLoader that refuses a key that a mapping has twice: YAML 1.1 forbids it, PyYAML keeps the last value."""
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        # here, and not where mappings are made: by then `<<` has been replaced by keys that may well be overridden
+        node = super().compose_mapping_node(anchor)  # type: ignore[no-untyped-call]
+        lines: dict[Any, int] = {}
+        for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                continue
+            key = "<<" if key_node.tag == _MERGE else self.construct_object(key_node)  # type: ignore[no-untyped-call]
+            line = key_node.start_mark.line + 1
+            if key in lines:
+                raise yaml.YAMLError(
+                    f"{key_node.value!r} is given in line {lines[key]} and again in line {line}: keep one"
+                )
+            lines[key] = line
+        return node
+
+
 def parse_yaml(text: str) -> Any:
     """The value of a YAML document; no tag makes an object.
 
     Raises:
-        YAMLError: If it is none, is nested beyond measure, contains itself, or stands for too many values.
+        YAMLError: If it is none, gives a key of a mapping twice, is nested beyond measure, contains itself, or stands
+            for too many values.
     """
     try:
-        value = yaml.safe_load(text)
+        value = yaml.load(text, _Loader)  # noqa: S506  # it is a SafeLoader
         if _count(value, {}, set()) > MOST:
             raise yaml.YAMLError(f"its aliases stand for more than {MOST} values: write them out, or leave them out")
     except RecursionError:

@@ -34,7 +34,7 @@ Strategy = Literal[
     "pipeline",
 ]
 
-_MODEL_CONFIG = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
+_MODEL_CONFIG = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
 
 class OptimizerConfig(BaseModel):

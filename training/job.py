@@ -13,7 +13,7 @@ from training.config import TrainConfig
 class TrainJob(BaseModel):
     """What to train, on what, and where to leave it."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     run: str
     """Identity of the training: the digest of all that it is made from. A resume must carry the same."""

@@ -31,7 +31,7 @@ class SamplingError(ValueError):
 class SamplingConfig(BaseModel):
     """How much of each corpus, domain or language an epoch has."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     kind: Literal["proportional", "temperature", "weights"] = "proportional"
     """`proportional`: every utterance once an epoch; `temperature`: smaller groups are drawn more often; `weights`:

@@ -14,7 +14,7 @@ NODES_OF_ONE = ("adpsgd", "asgd", "easgd", "hogwild")
 class StrategyConfig(BaseModel):
     """A method without constants of its own."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
 
 class SdpsgdConfig(StrategyConfig):

@@ -9,6 +9,7 @@ import yaml
 
 from flows.cli.common import JsonOption, SetOption, err, friendly, out, print_json
 from flows.cli.storage import size_text
+from tasks.yaml_text import parse_yaml
 
 if TYPE_CHECKING:
     from training.job import TrainJob
@@ -143,8 +144,14 @@ def _constants(name: str, texts: list[str]) -> "StrategyConfig":
         find_strategy(method)
         if not field or not value:
             raise ValueError(f"--option {text!r} is not STRATEGY.FIELD=VALUE, such as bmuf.tau=8")
-        if method == name:
-            values[field] = yaml.safe_load(value)
+        if method != name:
+            continue
+        if field in values:
+            raise ValueError(f"--option {text!r} is the second one of {method}.{field}: keep one of them")
+        try:
+            values[field] = parse_yaml(value)
+        except yaml.YAMLError as error:
+            raise ValueError(f"--option {text!r}: {value!r} is no YAML value; quote it if it is text") from error
     return find_strategy(name).config.model_validate(values)
 
 

@@ -21,7 +21,7 @@ class DecodeError(ValueError):
 class DecodeConfig(BaseModel):
     """How hypotheses are searched."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     kind: Literal["greedy", "beam"] = "greedy"
     """`greedy` takes the best token of every frame; `beam` searches the best token sequence over all its alignments."""

@@ -32,7 +32,7 @@ class FeatureConfig(BaseModel):
     In this order: features of a kind, normalization, deltas, splicing, stride.
     """
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     kind: Literal["logmel", "mfcc", "fbank", "fber"] = "logmel"
     """Log-mel filter-bank energies, mel-frequency cepstral coefficients, filter-bank energies (logarithmic or linear,

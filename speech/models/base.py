@@ -13,7 +13,7 @@ from speech.features.cmvn import frame_mask
 class ModelConfig(BaseModel):
     """Size and kind of an acoustic model; the defaults make a Conformer of about four million parameters."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     kind: Literal["blstm", "conformer"] = "conformer"
     """Encoder: `blstm` (the published recipe's kind) or `conformer`."""

@@ -40,7 +40,7 @@ _TRAIN = (
 class SynthesisConfig(BaseModel):
     """A corpus of synthetic commands."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     train: int = Field(default=1200, ge=0, le=99_999)
     """Number of training utterances."""

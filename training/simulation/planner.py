@@ -22,7 +22,7 @@ FIXED_RING = 16
 """Super-learners that a fixed ring keeps together; beyond, random neighbours (arXiv:2112.01433)."""
 ADVISED = ("d1d", "adpsgd", "adpsgd random-ring", "h-adpsgd", "h-adpsgd random-ring", "scpsgd")
 """What the recommendation chooses from: methods with published accuracy at the scale in question."""
-_MODEL_CONFIG = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
+_MODEL_CONFIG = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
 
 class PlanRequest(BaseModel):

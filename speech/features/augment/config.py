@@ -17,7 +17,7 @@ from pydantic import (
 
 from speech.features.config import leave_out_defaults
 
-_MODEL_CONFIG = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
+_MODEL_CONFIG = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 Range = tuple[float, float]
 
 

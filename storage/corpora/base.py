@@ -1,11 +1,14 @@
 """What every corpus reader gives and promises."""
 
+import codecs
 import gzip
 import hashlib
+import io
 import json
 import os
 import zlib
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -191,24 +194,75 @@ def as_number(name: str, value: object) -> float | None:
     return number
 
 
-def _bounded_lines(file: Any) -> Iterator[bytes]:
-    """Lines as bytes; of one that is longer than any utterance's a piece that is no UTF-8, not gigabytes of memory."""
+_MARKS = ((codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"), (codecs.BOM_UTF16_LE, "utf-16"))
+_MARKS += ((codecs.BOM_UTF16_BE, "utf-16"),)
+"""Byte-order marks of other encodings than UTF-8, such as Excel's "Unicode text", the longer ones first."""
+
+
+def _wide_encoding(head: bytes, path: Path) -> str:
+    """UTF-16 or UTF-32 if a file begins with its mark; empty for UTF-8.
+
+    Raises:
+        CorpusError: it seems to be one of them, without the mark that says which.
+    """
+    for mark, encoding in _MARKS:
+        if head.startswith(mark):
+            return encoding
+    if len(head) > 1 and max(head[::2].count(0), head[1::2].count(0)) > len(head) // 4:
+        raise CorpusError(
+            f"{path} is no UTF-8 text, perhaps UTF-16 without a byte-order mark: convert it, for example with "
+            "iconv -f UTF-16LE -t UTF-8"
+        )
+    return ""
+
+
+def _bounded_lines(file: Any) -> Iterator[Any]:
+    """Lines as `file` has them; in place of one that is longer than any utterance's None, not gigabytes of memory."""
     while line := file.readline(_LONGEST_LINE):
-        if len(line) == _LONGEST_LINE and not line.endswith(b"\n"):
-            while (rest := file.readline(_LONGEST_LINE)) and not rest.endswith(b"\n"):
+        end = b"\n" if isinstance(line, bytes) else "\n"
+        if len(line) == _LONGEST_LINE and not line.endswith(end):
+            while (rest := file.readline(_LONGEST_LINE)) and not rest.endswith(end):
                 pass
-            line = b"\xff"
+            line = None
         yield line
 
 
+def _utf8(line: bytes | None, encoding: str) -> str | None:
+    try:
+        return None if line is None else line.decode(encoding).rstrip("\r\n")
+    except UnicodeDecodeError:
+        return None
+
+
 def read_lines(path: Path) -> Iterator[tuple[int, str | None]]:
-    """Numbered lines of a UTF-8 text file, or a gzipped one, without their ends; None: a line that is not UTF-8."""
+    """Numbered lines of a text file, or a gzipped one, without their ends.
+
+    A file is UTF-8, or UTF-16 or UTF-32 if it begins with a byte-order mark that says so.
+
+    Yields:
+        The line's number and its text; None: a line that is not text, or longer than any utterance's.
+
+    Raises:
+        CorpusError: the file seems to be UTF-16 and does not say so.
+    """
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-        for number, raw in enumerate(_bounded_lines(file), start=1):
-            try:
-                yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-            except UnicodeDecodeError:
-                yield number, None
+        wide = _wide_encoding(file.read(64), path)
+        file.seek(0)
+        if wide:
+            text = io.TextIOWrapper(file, wide, errors="replace", newline="\n")  # type: ignore[type-var]
+            for number, line in enumerate(_bounded_lines(text), start=1):
+                yield number, None if line is None or "\ufffd" in line else line.rstrip("\r\n")
+        else:
+            for number, raw in enumerate(_bounded_lines(file), start=1):
+                yield number, _utf8(raw, "utf-8-sig" if number == 1 else "utf-8")
+
+
+def _plain_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise ValueError(f"the key {twice!r} is given twice")
+    return found
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
@@ -218,7 +272,7 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
             if line is not None and not line.strip():
                 continue
             try:
-                row = json.loads(line) if line is not None else None
+                row = json.loads(line, object_pairs_hook=_plain_object) if line is not None else None
             except ValueError as error:
                 yield number, f"no JSON: {error}"
                 continue
@@ -232,6 +286,9 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
 
 def first_object(path: Path) -> dict[str, Any]:
     """The first JSON object of a file with one per line; an empty one where there is none."""
-    for _, row in read_json_lines(path):
-        return row if isinstance(row, dict) else {}
+    try:
+        for _, row in read_json_lines(path):
+            return row if isinstance(row, dict) else {}
+    except CorpusError:  # no text
+        pass
     return {}

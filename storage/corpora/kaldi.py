@@ -28,7 +28,8 @@ class KaldiReader(CorpusReader):
     """Reads a Kaldi data folder in the order of its `text`.
 
     A relative path in `wav.scp` is looked up under the option `root`, then under the folder itself, then under its
-    parents: the first that exists counts. Without `utt2spk` an utterance is its own speaker, which is Kaldi's custom.
+    parents: the first that exists counts. Without a line in `utt2spk` an utterance is its own speaker, which is Kaldi's
+    custom. Of two different lines for one key the first counts, and the other one is a problem.
     The channel of `reco2file_and_channel` is kept when the recording is one file for all its channels.
     """
 
@@ -93,7 +94,7 @@ class KaldiReader(CorpusReader):
         if not (self.root / "segments").is_file():
             return {recording: _Segment(recording) for recording in recordings}
         segments: dict[str, _Segment | None] = {}
-        for utterance_id, rest in self._pairs("segments", report=True):
+        for utterance_id, rest in self._read("segments", report=True).items():
             segments[utterance_id] = self._segment(utterance_id, rest)
         return segments
 
@@ -169,7 +170,14 @@ class KaldiReader(CorpusReader):
                 yield audio
 
     def _read(self, name: str, required: bool = False, report: bool = False) -> dict[str, str]:
-        return dict(self._pairs(name, required, report))
+        """Key to rest of line; of two different lines of a key the first counts, the other one is noted on demand."""
+        table: dict[str, str] = {}
+        for key, rest in self._pairs(name, required, report):
+            if table.setdefault(key, rest) != rest and report:
+                self._problem(
+                    f"{name}:{key}", "duplicate-id", f"{self.root / name} has another line for {key}: {rest!r}"
+                )
+        return table
 
     def _pairs(self, name: str, required: bool = False, report: bool = False) -> Iterator[tuple[str, str]]:
         """First field and rest of each line of one file of the folder; bad lines are skipped, and noted on demand."""

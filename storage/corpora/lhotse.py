@@ -61,7 +61,13 @@ class LhotseReader(CorpusReader):
                 yield from self._cut(place, cut)
 
     def _pair(self, recordings: Path, supervisions: Path) -> Iterator[Utterance]:
-        known = {str(row.get("id")): self._recording(row) for _, row in self._rows(recordings)}
+        known: dict[str, _Recording] = {}
+        for place, row in self._rows(recordings):
+            found = self._recording(row)
+            if known.setdefault(str(row.get("id")), found) != found:
+                self._problem(
+                    f"{place}:{row.get('id')}", "duplicate-id", "another recording of this id is in the manifest"
+                )
         used: set[str] = set()
         for place, row in self._rows(supervisions):
             recording_id = str(row.get("recording_id"))

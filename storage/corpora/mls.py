@@ -56,6 +56,8 @@ class MlsReader(CorpusReader):
                     if chosen is None or utterance_id in chosen:
                         yield from self._entry(part, utterance_id, text.strip())
             self._check_audio(part, seen)
+            for utterance_id in sorted((chosen or set()) - seen):
+                self._problem(utterance_id, "missing-transcript", f"{part / 'transcripts.txt'} has no line for it")
 
     def _entry(self, part: Path, utterance_id: str, text: str) -> Iterator[Utterance]:
         speaker, _, rest = utterance_id.partition("_")

@@ -51,7 +51,11 @@ class PeoplesSpeechReader(CorpusReader):
                 except ValueError as error:
                     self._problem(f"{manifest.name}:{number}", "bad-line", str(error))
                     continue
-                for name, text, seconds in entries:
+                for entry in entries:
+                    if isinstance(entry, str):
+                        self._problem(f"{manifest.name}:{number}", "bad-line", entry)
+                        continue
+                    name, text, seconds = entry
                     place = _plain(manifest, name)
                     if place is None and members is None:
                         members = self._index(manifest)
@@ -131,8 +135,12 @@ def _plain(manifest: Path, name: str) -> Path | None:
     return next((p for folder in (manifest.with_suffix(""), manifest.parent) if (p := folder / name).is_file()), None)
 
 
-def _entries(row: dict[str, Any]) -> Iterator[tuple[str, str | None, float | None]]:
-    """Name, text and seconds of each utterance of a line."""
+def _entries(row: dict[str, Any]) -> Iterator[tuple[str, str | None, float | None] | str]:
+    """Name, text and seconds of each utterance of a line; text in place of them says what is wrong with one.
+
+    Raises:
+        ValueError: the line's lists do not fit together.
+    """
     data = row.get("training_data", row)
     if isinstance(data, list):
         items = data
@@ -146,9 +154,14 @@ def _entries(row: dict[str, Any]) -> Iterator[tuple[str, str | None, float | Non
     for item in items:
         name = _first(item, _NAMES) if isinstance(item, dict) else None
         if not isinstance(name, str) or not name:
-            raise ValueError("an utterance names no audio")
+            yield "an utterance names no audio"
+            continue
         text = _first(item, _TEXTS)
-        milliseconds = as_number("duration_ms", item.get("duration_ms"))
+        try:
+            milliseconds = as_number("duration_ms", item.get("duration_ms"))
+        except ValueError as error:
+            yield f"{name}: {error}"
+            continue
         yield name, text.strip() if isinstance(text, str) else None, milliseconds and milliseconds / 1000
 
 

@@ -1,12 +1,13 @@
 """Tables: CSV, TSV, JSON lines or Parquet, one row per utterance."""
 
-import csv
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from storage.corpora.base import CorpusError, CorpusReader, Utterance, read_json_lines
+from storage.corpora.base import CorpusError, CorpusReader, Utterance, read_json_lines, read_lines
+from storage.corpora.csv_rows import NumberedLines, check_width, read_header, read_rows, read_tabbed
 
 # The names under which public corpora have each field; the first one that the table has is taken.
 _KNOWN_COLUMNS: dict[str, tuple[str, ...]] = {
@@ -32,6 +33,8 @@ class TableReader(CorpusReader):
 
     Audio paths are relative to the table. A row without id gets the audio file's stem (and its start, where it is a
     part of a file). A row with `start` and `duration` but no `end` is the piece of that length, as in NeMo's manifests.
+
+    Each line of a CSV or TSV file is a row or a problem: see `storage.corpora.csv_rows` for cells with line breaks.
 
     Options:
         columns: field of `Utterance` to column of the table, where the usual names do not fit.
@@ -171,22 +174,16 @@ class TableReader(CorpusReader):
             raise CorpusError(f"{self.table} is no Parquet file that can be read: {error}") from error
 
     def _text_rows(self) -> Iterator[tuple[int, dict[str, Any] | str]]:
-        tabs = self.table.suffix.lower() == ".tsv"
         # Tab-separated corpora do not quote: a lone quotation mark is part of a sentence there.
-        style: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {}
-        with self.table.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-            lines = csv.reader(file, **style)
-            header = self._check_header(next(lines, []))
-            while True:
-                try:
-                    cells = next(lines)
-                except StopIteration:
-                    return
-                except csv.Error as error:
-                    yield lines.line_num, str(error)
-                    continue
-                if cells:
-                    yield lines.line_num, _row(header, cells)
+        tabs, lines = self.table.suffix.lower() == ".tsv", _split_returns(read_lines(self.table))
+        try:
+            header = (next(lines, (0, ""))[1] or "").split("\t") if tabs else read_header(lines)
+        except ValueError as error:
+            raise CorpusError(f"{self.table}, line 1: {error}") from error
+        width = len(self._check_header(header))
+        for number, cells in read_tabbed(lines) if tabs else read_rows(lines, width):
+            wrong = cells if isinstance(cells, str) else check_width(cells, width)
+            yield number, wrong or dict(zip(header, cells, strict=True))
 
     def _check_header(self, header: list[str]) -> list[str]:
         for field in ("audio", "text", *self._chosen):
@@ -196,18 +193,21 @@ class TableReader(CorpusReader):
                     f"{self.table} has no column for {field} ({' or '.join(names)}), only {', '.join(header)}: "
                     f"name it with the option columns={{{field!r}: ...}}"
                 )
+        if twice := [name for name, count in Counter(header).items() if name and count > 1]:
+            raise CorpusError(f"{self.table} has the column {twice[0]!r} twice: rename or remove one of them")
         missing = sorted(self._where.keys() - set(header))
         if missing:
             raise CorpusError(f"{self.table} has no column {missing[0]!r} to select by, only {', '.join(header)}")
         return header
 
 
-def _row(header: list[str], cells: list[str]) -> dict[str, Any] | str:
-    if len(cells) != len(header):
-        return f"{len(cells)} cells where the header has {len(header)}"
-    if any("\udc80" <= character <= "\udcff" for cell in cells for character in cell):
-        return "not UTF-8"
-    return dict(zip(header, cells, strict=True))
+def _split_returns(lines: NumberedLines) -> NumberedLines:
+    """Lines of a file whose lines may also end in a carriage return alone, numbered anew."""
+    number = 0
+    for _, line in lines:
+        for part in (line,) if line is None else line.split("\r"):
+            number += 1
+            yield number, part
 
 
 def _number(field: str, text: str | None) -> float | None:

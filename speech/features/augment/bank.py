@@ -145,7 +145,12 @@ def _table(path: Path, what: str) -> Iterator[Recording]:
 def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
     with path.open(encoding="utf-8", newline="") as file:
         if path.suffix in (".csv", ".tsv"):
-            yield from csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ",")
+            reader = csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
+            for row in reader:
+                # a stray quotation mark makes one cell of many lines
+                if None in row or any(cell is None or "\n" in cell for cell in row.values()):
+                    raise csv.Error(f"line {reader.line_num}: a row has as many cells as the header, on one line")
+                yield row
         elif path.suffix in (".jsonl", ".json"):
             yield from (json.loads(line) for line in file if line.strip())
         else:

@@ -3,12 +3,15 @@
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from tasks.home import shown_mlflow_uri
 from tasks.registry import current_aliases
 from tasks.report import counts_text, local_report, percent
 from tasks.score import GROUPS
+from tasks.sets import is_trained
+from tasks.speakers import overlap_warnings, set_rows
 from tasks.stage import Run
 
 
@@ -22,6 +25,7 @@ def summarize(run: Run) -> dict[str, Any]:
             for r in results.values()
         ],
         "utterances": {"read": 0, "written": 0, "quarantined": 0},
+        "data": {"sets": [], "warnings": []},
         "training": None,
         "sets": {},
         "groups": {},
@@ -33,6 +37,8 @@ def summarize(run: Run) -> dict[str, Any]:
     }
     if "prepare" in results:
         summary["utterances"] = _utterances(run)
+        record = results["prepare"].record
+        summary["data"] = {"sets": set_rows(record), "warnings": overlap_warnings(record, run.config.data)}
     if "train" in results:
         summary["training"] = _training(run)
     if "score" in results:
@@ -81,6 +87,10 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
         time = "cached" if stage["cached"] else f"{stage['seconds']:.1f} s"
         stages.add_row(stage["name"], time, counts_text(stage["counts"]))
     console.print(stages)
+    if summary.get("data", {}).get("sets"):
+        console.print(set_table(summary["data"]["sets"]))
+        for warning in summary["data"]["warnings"]:
+            console.print(f"[bold yellow]warning[/bold yellow] {escape(warning)}", highlight=False, soft_wrap=True)
     training = summary.get("training")
     if training and training["strategy"] != "single":
         console.print(_training_table(training))
@@ -100,6 +110,18 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
         name = summary["model_uri"].rsplit("/", 1)[0]
         uri = f"{name}@champion" if "champion" in summary["model_aliases"] else summary["model_uri"]
         console.print(f"try     starling transcribe --model {uri} FILE.wav", highlight=False, soft_wrap=True)
+
+
+def set_table(rows: list[dict[str, Any]]) -> Table:
+    """What is in each set."""
+    table = Table(header_style="bold")
+    table.add_column("set")
+    for head in ("utterances", "hours", "speakers", "of them trained on"):
+        table.add_column(head, justify="right")
+    for row in rows:
+        shared = "" if is_trained(row["set"]) else f"{row['trained_on']:,}"
+        table.add_row(row["set"], f"{row['utterances']:,}", f"{row['hours']:.2f}", f"{row['speakers']:,}", shared)
+    return table
 
 
 def _training_table(training: dict[str, Any]) -> Table:

@@ -20,6 +20,7 @@ from tasks import progress
 from tasks.registry import record_links
 from tasks.report import counts_text, percent
 from tasks.score import GROUPS
+from tasks.speakers import overlap_warnings, set_rows
 from tasks.stage import Run, StageResult
 
 _UPDATE_S = 5.0  # an update costs the server some 30 ms
@@ -45,8 +46,8 @@ def publish(run: Run, result: StageResult) -> None:
     if result.name == "score":
         _quietly(lambda: create_table_artifact(_score_table(result), key=key, description="Word error rates"))
     elif result.name == "prepare":
-        rows = [{"set": name, **entry} for name, entry in result.record["sets"].items()]
-        _quietly(lambda: create_table_artifact(rows, key=key, description=text))
+        text = "\n\n".join([text, *overlap_warnings(result.record, run.config.data)])
+        _quietly(lambda: create_table_artifact(set_rows(result.record), key=key, description=text))
     elif result.name == "register":
         _quietly(lambda: create_markdown_artifact(_registered(result), key=key, description="Registered model"))
     elif result.name == "report":

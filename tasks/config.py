@@ -49,11 +49,15 @@ class DataConfig(BaseModel):
     normalizer: NormalizerConfig = NormalizerConfig()
     """How transcripts are normalized."""
     valid_share: float = Field(default=0.1, ge=0, lt=1)
-    """Share of the utterances that a split gives to validation, if no source does."""
+    """Share of the utterances that a split gives to validation, if no source does. If all utterances have a set and
+    none is for validation, it is taken out of what corpora, not sources, call `train`."""
     test_share: float = Field(default=0.1, ge=0, lt=1)
     """Share of the utterances that a split gives to test, if no source does."""
     split_by: Literal["speaker", "utterance"] = "speaker"
     """`speaker` keeps the sets' speakers apart; `utterance` does not."""
+    speaker_overlap: Literal["warn", "allow", "refuse"] = "warn"
+    """Speakers of the training set (or a fold) in another set: `warn` names them, `allow` says that they are meant to
+    be there (as `split_by: utterance` does), `refuse` ends the run."""
     stratify: tuple[str, ...] = ()
     """Columns of the manifest that every set of a split has its share of, such as `domain`, `duration`, `speaker`."""
     folds: int = Field(default=0, ge=0, le=100)

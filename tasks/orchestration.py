@@ -4,6 +4,7 @@ What a stage reads and writes goes through the object store; between tasks of on
 passes, so that Prefect's database holds neither data nor pickles.
 """
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,7 @@ from tasks.register import REGISTER
 from tasks.report import REPORT, counts_text
 from tasks.score import SCORE
 from tasks.shard import SHARD
+from tasks.speakers import overlap_warnings, sets_text
 from tasks.stage import Run, Stage
 from tasks.train import TRAIN
 
@@ -53,6 +55,8 @@ def _call(stage: Stage) -> Any:
             result = stage.execute(run)
         bar.finish()
         get_run_logger().info("%s: %s%s", stage.name, counts_text(result.counts), " (cached)" if result.cached else "")
+        if stage is PREPARE:
+            _tell_sets(run, get_run_logger())
         publish(run, result)
         summary = f"{counts_text(result.counts)}; {result.url}"
         return Completed(name="Cached", message=summary) if result.cached else Completed(message=summary)
@@ -60,6 +64,14 @@ def _call(stage: Stage) -> Any:
     call.__name__ = stage.name
     call.__doc__ = f"Run the stage {stage.name}."
     return call
+
+
+def _tell_sets(run: Run, logger: Any) -> None:
+    """Log what is in each set, and warn of speakers in several, before anything is trained on them."""
+    record = run.result("prepare").record
+    logger.info("sets: %s", sets_text(record))
+    for warning in overlap_warnings(record, run.config.data):
+        logger.warning(warning)
 
 
 def stage_task(stage: Stage) -> Callable[[str], Any]:
@@ -92,3 +104,5 @@ def run_plainly(run: Run, until: str = "report") -> None:
     """Run the stages one after another without Prefect."""
     for name in STAGES[: STAGES.index(until) + 1]:
         ALL[name].execute(run)
+        if name == PREPARE.name:
+            _tell_sets(run, logging.getLogger(__name__))

@@ -8,6 +8,7 @@ never stops a corpus; too many of them stop the run.
 import hashlib
 import os
 import re
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -51,8 +52,9 @@ from tasks.manifest import (
     scratch_folder,
     write_manifest,
 )
-from tasks.sets import Mask, Sets, assign_sets
+from tasks.sets import SOURCE, Mask, Sets, assign_sets
 from tasks.sources import SourceConfig, is_name
+from tasks.speakers import SetSpeakers
 from tasks.stage import LOCK_WAIT_S, Inputs, Run, Stage, StageError
 from tasks.tables import TableWriter
 from tasks.tables import read_table as read_table
@@ -72,6 +74,9 @@ _SCHEMA = pa.schema(
         ("length", pa.int64()),
     ]
 )
+
+
+_CHECKED_SCHEMA = _SCHEMA.append(pa.field(SOURCE, pa.int32()))
 
 
 class QuarantineError(StageError):
@@ -133,7 +138,7 @@ def select(source: SourceConfig, reader: Iterable[Utterance]) -> Iterator[Uttera
 
     chosen = (u for u in reader if wanted(u))
     for utterance in islice(chosen, source.limit) if source.limit else chosen:
-        yield replace(utterance, split=source.set) if source.set else utterance
+        yield replace(utterance, split=source.set) if source.set or not source.own_split else utterance
 
 
 def check(utterance: Utterance, data: DataConfig, normalizer: TextNormalizer) -> Checked | Refused:
@@ -187,9 +192,10 @@ def worker_count(configured: int) -> int:
     return configured or os.cpu_count() or 1
 
 
-def _row(checked: Checked) -> dict[str, Any]:
+def _row(checked: Checked, source: int) -> dict[str, Any]:
     u = checked.utterance
     return {
+        SOURCE: source,
         "id": u.id,
         "set": u.split or "",
         "audio": u.audio,
@@ -218,23 +224,28 @@ def _inputs(run: Run) -> Inputs:
     return config, {f"source-{i}": reader.fingerprint() for i, reader in enumerate(readers)}
 
 
-def _read_sources(run: Run, refused: Quarantine) -> Iterator[Utterance]:
-    for source in run.config.data.sources:
+def _read_sources(run: Run, refused: Quarantine, numbers: deque[int]) -> Iterator[Utterance]:
+    """Utterances of all sources; `numbers` gets the position of each one's source."""
+    for number, source in enumerate(run.config.data.sources):
         reader = open_source(source)
-        yield from select(source, reader)
+        for utterance in select(source, reader):
+            numbers.append(number)
+            yield utterance
         for name, reason, detail in reader.problems:
             refused.add(refuse(name, reader.corpus, "read", reason, detail, ""))
 
 
 def _check_sources(run: Run, path: Path, refused: Quarantine, prints: Fingerprints | None) -> int:
     """Check all utterances into a local table; returns how many are usable."""
-    data = run.config.data
-    with TableWriter(path, _SCHEMA) as table:
-        for result in check_all(_read_sources(run, refused), data, worker_count(run.config.storage.workers)):
+    data, numbers = run.config.data, deque[int]()
+    utterances = _read_sources(run, refused, numbers)
+    with TableWriter(path, _CHECKED_SCHEMA) as table:
+        for result in check_all(utterances, data, worker_count(run.config.storage.workers)):
+            number = numbers.popleft()  # results come in the order of the utterances
             if isinstance(result, Refused):
                 refused.add(result)
             else:
-                table.add(_row(result))
+                table.add(_row(result, number))
                 if prints is not None and result.words is not None:
                     prints.add(result.words)
             progress.report("prepare", table.count + len(refused), 0, "checking")
@@ -287,15 +298,20 @@ def _prepare(run: Run, output: StageOutput, folder: Path) -> dict[str, Any]:
     sets = assign_sets(checked, used, data, run.config.seed)
     doubles = _treat_doubles(run, output, checked, sets, prints, refused)
     refused.publish(output.store)
+    speakers = SetSpeakers(checked, sets)
+    speakers.check(data)
     about = write_manifest(checked, sets, folder / MANIFEST, _SCHEMA)
     output.store.write_file(MANIFEST, folder / MANIFEST)
     text = write_text_changes(folder / MANIFEST, folder / TEXT_CHANGES)
     output.store.write_file(TEXT_CHANGES, folder / TEXT_CHANGES)
     written = about.pop("written")
+    for name, count in speakers.counts().items():
+        about["sets"][name]["speakers"] = count
     return {
         "counts": {"read": written + len(refused), "written": written, "quarantined": len(refused)},
         "reasons": dict(refused.reasons),
         "duplicates": doubles,
+        "shared_speakers": speakers.record(),
         "text": text,
         **about,
     }

@@ -14,6 +14,7 @@ from tasks.home import home, shown_mlflow_uri
 from tasks.plots import learning_curves
 from tasks.provenance import provenance
 from tasks.score import GROUPS
+from tasks.speakers import overlap_warnings
 from tasks.stage import Inputs, Run, Stage
 from training.journal import read_journal
 
@@ -105,13 +106,16 @@ def _stages_html(run: Run) -> str:
 
 def _data_html(run: Run) -> str:
     prepare, shard = run.result("prepare").record, run.result("shard").record
+    speakers = {name: f"{entry['speakers']:,}" for name, entry in prepare["sets"].items()}
     rows = [
-        [name, f"{s['utterances']:,}", f"{s['seconds'] / 3600:.2f}", s["shards"], s["digest"][:16]]
+        [name, f"{s['utterances']:,}", f"{s['seconds'] / 3600:.2f}", speakers[name], s["shards"], s["digest"][:16]]
         for name, s in shard["sets"].items()
     ]
+    warnings = "".join(f"<p class=err>{html.escape(w)}.</p>" for w in overlap_warnings(prepare, run.config.data))
     reasons = counts_text(prepare["reasons"]) or "none"
     return (
-        table(["set", "utterances", "hours", "shards", "digest"], rows, {1, 2, 3})
+        table(["set", "utterances", "hours", "speakers", "shards", "digest"], rows, {1, 2, 3, 4})
+        + warnings
         + f"<p>Quarantined: {html.escape(reasons)}.</p>"
         + f"<p>Speech that comes twice: {html.escape(counts_text(prepare['duplicates']) or 'none')}.</p>"
         + damage_html(run)
@@ -214,4 +218,4 @@ def _attach(run: Run, path: Path) -> None:
         progress.report("report", 1, 1, f"not attached to MLflow at {shown_mlflow_uri()}: {type(error).__name__}")
 
 
-REPORT = Stage("report", 2, _inputs, _work)
+REPORT = Stage("report", 3, _inputs, _work)

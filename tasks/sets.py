@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from tasks.config import DataConfig
@@ -25,6 +26,8 @@ from tasks.splits import (
 from tasks.tables import batches
 
 VALID, TEST = "valid", "test"
+SOURCE = "source"
+"""Column of the table of checked utterances: position in `data.sources`."""
 Mask = NDArray[np.bool_]
 
 
@@ -62,6 +65,21 @@ def values(path: Path, name: str, rows: Mask | None = None) -> Iterator[Any]:
             column = column.filter(pa.array(rows[begin : begin + batch.num_rows]))
         begin += batch.num_rows
         yield from column.to_pylist()
+
+
+def source_numbers(path: Path, count: int) -> Ints:
+    """Which source each of a table's rows is from; -1 where the table does not say."""
+    if SOURCE not in pq.read_schema(path).names:
+        return np.full(count, -1, dtype=np.int64)
+    return np.fromiter((-1 if number is None else number for number in values(path, SOURCE)), dtype=np.int64)
+
+
+def _own_training(path: Path, codes: Ints, names: list[str], data: DataConfig) -> Mask:
+    """Rows that are in the training set because their corpus says so, and no source does."""
+    numbers = source_numbers(path, len(codes))
+    unnamed = [number for number, source in enumerate(data.sources) if not source.set]
+    own: Mask = np.isin(numbers, unnamed) & np.isin(codes, [code for code, name in enumerate(names) if name == TRAIN])
+    return own
 
 
 def _is_number(path: Path, name: str) -> bool:
@@ -106,8 +124,11 @@ def _groups(path: Path, rows: Mask, data: DataConfig, seed: int) -> tuple[Groups
 def assign_sets(path: Path, used: Mask, data: DataConfig, seed: int) -> Sets:
     """Give every used row of a table of checked utterances its set; a set that exists takes no share.
 
+    Where all rows have a set, none of them `valid`, the part that their corpus calls `train` is divided.
+
     Args:
-        path: Parquet table with the columns `id`, `speaker`, `set` (empty where none is named) and `data.stratify`.
+        path: Parquet table with the columns `id`, `speaker`, `set` (empty where none is named) and `data.stratify`, and
+            `source` where sources may divide what their corpora call `train`.
         used: Rows that are used.
         data: How to divide.
         seed: Chooses among divisions.
@@ -120,6 +141,8 @@ def assign_sets(path: Path, used: Mask, data: DataConfig, seed: int) -> Sets:
     present = {names[code] for code in np.unique(codes[used]).tolist()} - {""}
     pool = {"", TRAIN} if data.folds else {""}
     free = np.isin(codes, [names.index(name) for name in pool if name in names]) & used
+    if not free.any() and VALID not in present and data.valid_share > 0:
+        free = _own_training(path, codes, names, data) & used
     if free.any():
         division, found = _divide(path, free, data, seed, present)
         merged = [*names, *(name for name in found if name not in names)]

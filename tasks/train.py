@@ -56,8 +56,8 @@ def _content(run: Run) -> dict[str, Any]:
 def _inputs(run: Run) -> Inputs:
     if "valid" not in run.result("shard").record["sets"]:
         raise StageError(
-            "there is no validation set: give a source `set: valid`, or leave one without a set and give "
-            "data.valid_share a share above 0"
+            "there is no validation set: give a source `set: valid`, or take `set: train` away from one and let "
+            f"data.valid_share be above 0 (it is {run.config.data.valid_share:g}): its speakers are then divided"
         )
     # what the training reads, not where the features stage left it: a forced rerun with the same result changes nothing
     stats = {"stats": train_stats(run), "speakers": run.result("features").record["speakers"]}

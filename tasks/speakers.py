@@ -1,0 +1,151 @@
+"""Speakers of each set, and those that are heard in training and in another set: a test of memory, not of recognition.
+
+A speaker is a name within a corpus; an utterance without a name has an unknown speaker, who is not counted.
+"""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.config import DataConfig
+from tasks.sets import Mask, Sets, is_trained, source_numbers, values
+from tasks.splits import TRAIN, Ints, SplitError, encode
+
+_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What a set has of the training set's speakers."""
+
+    speakers: int
+    """How many of its speakers are trained on, too."""
+    utterances: int
+    """Their utterances in this set."""
+    names: tuple[str, ...]
+    """The first of them."""
+
+    def text(self) -> str:
+        """How many and who, for a message."""
+        more = ", …" if self.speakers > len(self.names) else ""
+        return f"{self.speakers} speaker(s) ({', '.join(self.names)}{more})"
+
+
+class SetSpeakers:
+    """Who speaks in which set.
+
+    Args:
+        path: Table of checked utterances.
+        sets: Set of each row.
+    """
+
+    def __init__(self, path: Path, sets: Sets) -> None:
+        self._path, self._sets = path, sets
+        pairs = zip(values(path, "corpus"), values(path, "speaker"), strict=True)
+        self._who, self._names = encode(f"{corpus}\t{speaker}" for corpus, speaker in pairs)
+        known = np.array([not name.endswith("\t") for name in self._names], dtype=bool)
+        trained = np.isin(sets.codes, [code for code, name in enumerate(sets.names) if is_trained(name)])
+        heard: NDArray[np.bool_] = np.zeros(len(self._names), dtype=bool)
+        heard[self._who[trained]] = True
+        self._known: Mask = known[self._who] if len(self._who) else np.zeros(0, dtype=bool)
+        self._shared: Mask = (heard & known)[self._who] if len(self._who) else np.zeros(0, dtype=bool)
+
+    def counts(self) -> dict[str, int]:
+        """Set to number of speakers."""
+        return {name: len(self._speakers_of(rows)) for name, rows in self._rows_by_set()}
+
+    def shared(self) -> dict[str, Shared]:
+        """What each set that is not trained on has of the training set's speakers; only sets that have any."""
+        found = {
+            name: self._describe(rows & self._shared) for name, rows in self._rows_by_set() if not is_trained(name)
+        }
+        return {name: entry for name, entry in found.items() if entry.utterances}
+
+    def check(self, data: DataConfig) -> None:
+        """Refuse a division that the configuration contradicts.
+
+        Raises:
+            SplitError: One source says which set some speakers of a corpus are in, and the corpus' own split puts
+                others into the same set, who are trained on. Or training speakers are in another set, and
+                `speaker_overlap` is `refuse`.
+        """
+        if data.speaker_overlap == "refuse":
+            for name, entry in self.shared().items():
+                raise SplitError(
+                    f"{entry.text()} of the training set speak in {name!r}, too, and data.speaker_overlap is refuse: "
+                    f"leave them out with data.sources.*.exclude_speakers, or set data.speaker_overlap: allow"
+                )
+        if data.speaker_overlap == "warn" and data.split_by == "speaker":
+            self._check_own_splits(data)
+
+    def _check_own_splits(self, data: DataConfig) -> None:
+        numbers = source_numbers(self._path, len(self._sets.codes))
+        for number, source in enumerate(data.sources):
+            same = [n for n, other in enumerate(data.sources) if (other.kind, other.path) == (source.kind, source.path)]
+            named = {data.sources[n].set: n for n in same if data.sources[n].set not in ("", TRAIN)}
+            for name, rows in self._rows_by_set():
+                entry = self._describe(rows & self._shared & (numbers == number))
+                if not source.set and name in named and entry.utterances:
+                    raise SplitError(
+                        f"data.sources.{named[name]} says what {name!r} is, and data.sources.{number} is divided by "
+                        f"its corpus' own split, which puts {entry.utterances} utterance(s) of {entry.text()} that are "
+                        f"trained on into {name!r}, too. Set data.sources.{number}.own_split: false to train on them, "
+                        "or data.speaker_overlap: allow to test on them"
+                    )
+
+    def _rows_by_set(self) -> list[tuple[str, Mask]]:
+        found = [(name, self._sets.codes == code) for code, name in enumerate(self._sets.names)]
+        return sorted((name, rows) for name, rows in found if rows.any())
+
+    def _speakers_of(self, rows: Mask) -> Ints:
+        speakers: Ints = np.unique(self._who[rows & self._known])
+        return speakers
+
+    def _describe(self, rows: Mask) -> Shared:
+        speakers = self._speakers_of(rows)
+        names = sorted({self._names[code].partition("\t")[2] for code in speakers.tolist()})
+        return Shared(len(speakers), int((rows & self._known).sum()), tuple(names[:_SHOWN]))
+
+    def record(self) -> dict[str, Any]:
+        """The shared speakers for the stage's record."""
+        return {name: asdict(entry) | {"names": list(entry.names)} for name, entry in self.shared().items()}
+
+
+def set_rows(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """Utterances, hours and speakers of each set of the prepare stage's record."""
+    shared = record["shared_speakers"]
+    return [
+        {
+            "set": name,
+            "utterances": entry["utterances"],
+            "hours": round(entry["seconds"] / 3600, 3),
+            "speakers": entry["speakers"],
+            "trained_on": shared[name]["speakers"] if name in shared else entry["speakers"] * is_trained(name),
+        }
+        for name, entry in record["sets"].items()
+    ]
+
+
+def sets_text(record: dict[str, Any]) -> str:
+    """The same in one line, for a log."""
+    parts = (
+        f"{r['set']} {r['utterances']:,} utterances, {r['hours']:.2f} h, {r['speakers']:,} speakers"
+        for r in set_rows(record)
+    )
+    return "; ".join(parts)
+
+
+def overlap_warnings(record: dict[str, Any], data: DataConfig) -> list[str]:
+    """A warning for each set that has speakers of the training set, unless the configuration says that it is meant."""
+    if data.speaker_overlap == "allow" or data.split_by == "utterance":
+        return []
+    shared = {name: Shared(**entry) for name, entry in record["shared_speakers"].items()}
+    return [
+        f"{entry.text()} of the training set speak in {name!r}, too: {entry.utterances} of its "
+        f"{record['sets'][name]['utterances']} utterances. If that is meant, set data.speaker_overlap: allow; if not, "
+        "leave them out of one of the sets with data.sources.*.exclude_speakers"
+        for name, entry in shared.items()
+    ]

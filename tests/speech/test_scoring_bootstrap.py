@@ -139,6 +139,30 @@ def test_equal_systems_are_rarely_called_different():
     assert calls <= 20
 
 
+def differing(differences, words):
+    """The comparison of a system with one that has so many errors more in each utterance."""
+    a = np.array([max(0, -difference) for difference in differences])
+    return compare_systems(a, a + np.array(differences), np.full(len(a), words))
+
+
+def test_a_system_is_better_only_if_test_and_interval_agree():
+    # every resample is worse, but four utterances are too few for the test
+    excluded = differing([1, 1, 1, 9], words=10)
+    assert excluded.low > 0
+    assert excluded.p_value > 0.1
+    assert excluded.better is None
+    # the test takes the mean for normal and rejects; rare large gains leave zero within the skewed interval
+    for skewed in (differing([1] * 22 + [-4] * 2, words=40), differing([1] * 20 + [-6], words=10)):
+        assert skewed.p_value < 0.05
+        assert skewed.low <= 0 < skewed.high
+        assert skewed.better is None
+    agreed = differing([1] * 22 + [-1] * 2, words=40)
+    assert agreed.p_value < 0.05
+    assert agreed.low > 0
+    assert agreed.better == "a"
+    assert differing([-1] * 22 + [1] * 2, words=40).better == "b"
+
+
 def test_comparison_is_a_json_value():
     errors, words = utterances(30, 0.2)
     value = json.loads(json.dumps(compare_systems(errors, errors + 1, words).to_dict()))

@@ -124,6 +124,34 @@ def test_folds_are_of_like_size_and_represent_strata():
     assert all(sorted(found[strata == n]) == [0, 1, 2, 3, 4] for n in range(100))
 
 
+@pytest.mark.parametrize(
+    ("sizes", "folds", "expected"),
+    [
+        ([4, 2, 2, 4], 2, [0, 0, 1, 1]),
+        ([4, 4, 4], 2, [0, 1, 1]),
+        ([1, 5, 1, 5, 1, 5], 3, [0, 0, 1, 1, 2, 2]),
+        ([6, 1, 1, 1, 1, 1, 1, 6], 3, [0, 1, 1, 1, 1, 1, 1, 2]),
+    ],
+)
+def test_a_group_is_in_the_fold_that_its_middle_lies_in(sizes, folds, expected):
+    groups = Groups(np.array(sizes), np.arange(len(sizes)))
+    assert fold_groups(groups, folds, 0).tolist() == expected
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.integers(1, 30), min_size=20, max_size=60), st.integers(2, 6), st.integers(0, 9))
+def test_folds_of_unequal_groups_differ_by_a_group_at_most(sizes, folds, seed):
+    groups = Groups(np.array(sizes), name_order([f"s{n}" for n in range(len(sizes))], seed))
+    found = np.bincount(fold_groups(groups, folds, seed), weights=sizes, minlength=folds)
+    assert np.abs(found - sum(sizes) / folds).max() <= max(sizes)
+
+
+def test_each_stratum_begins_with_a_fold_of_its_own():
+    strata = np.arange(300)
+    groups = Groups(np.ones(300, dtype=np.int64), name_order(map(str, strata), 1), strata, [f"d{n}" for n in strata])
+    assert np.bincount(fold_groups(groups, 3, 1)).min() > 70  # all strata of one group would fill one fold
+
+
 @pytest.mark.parametrize("sizes", [[], [5], [5, 5]])
 def test_too_few_speakers_are_refused_with_a_remedy(sizes):
     with pytest.raises(SplitError, match="split_by: utterance"):

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import urlsplit
 
+from storage.retries import disk_named
+
 TEMP_PREFIX = ".tmp-"
 
 
@@ -89,14 +91,14 @@ class _LocalBackend(Backend):
             return file.read() if end is None else file.read(end - start)
 
     def put(self, path: str, data: bytes) -> None:
-        with temporary_file(self.scratch(path)) as (file, source):
+        with temporary_file(self.scratch(path), path) as (file, source):
             file.write(data)
             self.put_file(path, source, consume=True)
 
     def put_file(self, path: str, source: Path, consume: bool) -> None:
         target = Path(path)
         if not consume:
-            with temporary_file(self.scratch(path)) as (file, copy), source.open("rb") as original:
+            with temporary_file(self.scratch(path), path) as (file, copy), source.open("rb") as original:
                 shutil.copyfileobj(original, file, 1 << 20)
                 self.put_file(path, copy, consume=True)
             return
@@ -203,8 +205,23 @@ class _FsspecBackend(Backend):
 
 
 @contextmanager
-def temporary_file(folder: Path | None) -> Iterator[tuple[BinaryIO, Path]]:
-    """An unbuffered file with a temporary name, removed at the end unless it has been renamed meanwhile."""
+def temporary_file(folder: Path | None, subject: str = "") -> Iterator[tuple[BinaryIO, Path]]:
+    """An unbuffered file with a temporary name, removed at the end unless it has been renamed meanwhile.
+
+    Args:
+        folder: Where it is; None is the system's temporary folder.
+        subject: What it will become, for errors; by default the folder is named.
+
+    Raises:
+        DiskError: The disk is full, or cannot be written.
+    """
+    place = folder or Path(tempfile.gettempdir())
+    with disk_named(place, subject=subject or str(place)), _temporary_file(place) as made:
+        yield made
+
+
+@contextmanager
+def _temporary_file(folder: Path) -> Iterator[tuple[BinaryIO, Path]]:
     descriptor, name = tempfile.mkstemp(prefix=TEMP_PREFIX, dir=folder)
     path = Path(name)
     try:

@@ -2,14 +2,39 @@
 
 import os
 import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from storage.retries import disk_named
 
 
 def home() -> Path:
     """$STARLING_HOME, by default `.starling` in the user's home folder; made if it is missing."""
-    folder = Path(os.environ.get("STARLING_HOME") or Path.home() / ".starling").expanduser().resolve()
+    folder = _home()
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def _home() -> Path:
+    return Path(os.environ.get("STARLING_HOME") or Path.home() / ".starling").expanduser().resolve()
+
+
+@contextmanager
+def own_disks_named(*more: Path) -> Iterator[None]:
+    """Turns what full, read-only or forbidden disks make of the block into an error that says which and what to do.
+
+    Args:
+        *more: Folders that the block writes to besides the data folder and the system's own.
+
+    Raises:
+        DiskError: One of the disks is in trouble.
+    """
+    shared_memory = Path("/dev/shm")  # noqa: S108 - looked at only
+    own = (*more, _home(), Path(tempfile.gettempdir()), *([shared_memory] if shared_memory.is_dir() else []))
+    with disk_named(*own):
+        yield
 
 
 def objects_url(configured: str) -> str:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import urlsplit
 
+from storage.disks import system_folders
 from storage.retries import disk_named
 
 TEMP_PREFIX = ".tmp-"
@@ -215,7 +216,7 @@ def temporary_file(folder: Path | None, subject: str = "") -> Iterator[tuple[Bin
     Raises:
         DiskError: The disk is full, or cannot be written.
     """
-    place = folder or Path(tempfile.gettempdir())
+    place = folder or system_folders()[0]
     with disk_named(place, subject=subject or str(place)), _temporary_file(place) as made:
         yield made
 

@@ -7,6 +7,7 @@ words of their own, such as SQLite's "database or disk is full".
 import errno
 import io
 import os
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -24,8 +25,8 @@ _WORDS = {
     "read-only file system": errno.EROFS,
     "attempt to write a readonly database": errno.EROFS,
 }
-_AMBIGUOUS = ("disk i/o error", "unable to open database file")
-"""What SQLite says, among other things, on disks that are full or read-only."""
+_AMBIGUOUS = ("disk i/o error", "unable to open database file", "no usable temporary directory")
+"""What SQLite and Python say, among other things, on disks that are full or read-only."""
 _LITTLE = 1 << 20
 """A disk with fewer bytes free counts as full."""
 REMEDY = (
@@ -51,18 +52,18 @@ def disk_trouble(error: BaseException | None, folders: Iterable[Path] = ()) -> i
 
 
 def _number_of(error: BaseException, folders: Iterable[Path]) -> int:
-    if isinstance(error, OSError) and error.errno is not None:
-        return error.errno if error.errno in _NUMBERS else 0
+    if isinstance(error, OSError) and error.errno in _NUMBERS:
+        return int(error.errno)
     text = str(error).lower()
     for words, number in _WORDS.items():
         if words in text:
             return number
     if any(words in text for words in _AMBIGUOUS):
-        return next((number for folder in folders if (number := _state(folder))), 0)
+        return next((number for folder in folders if (number := disk_state(folder))), 0)
     return 0
 
 
-def _state(folder: Path) -> int:
+def disk_state(folder: Path) -> int:
     """What is wrong with the disk of a folder, as an errno; 0 if nothing is."""
     place = standing(folder)
     status = os.statvfs(place)
@@ -71,6 +72,16 @@ def _state(folder: Path) -> int:
     if not os.access(place, os.W_OK):
         return errno.EACCES
     return _FULL if min(status.f_bavail * status.f_frsize, _LITTLE) < _LITTLE else 0
+
+
+def system_folders() -> tuple[Path, ...]:
+    """Where libraries write without being told to: the temporary folder, and shared memory where that is a disk."""
+    try:
+        temporary = Path(tempfile.gettempdir())
+    except FileNotFoundError:  # Python tries each by writing to it
+        temporary = Path(os.environ.get("TMPDIR") or "/tmp")  # noqa: S108 - named in an error only
+    shared_memory = Path("/dev/shm")  # noqa: S108 - looked at only
+    return (temporary, shared_memory) if shared_memory.is_dir() else (temporary,)
 
 
 def standing(path: Path) -> Path:
@@ -134,7 +145,7 @@ def explain_disk(number: int, error: BaseException, places: Iterable[Path], subj
 def _suspect(number: int, places: list[Path]) -> Path:
     """The folder whose disk is in that state, or the fullest."""
     for place in places:
-        if _state(place) == number:
+        if disk_state(place) == number:
             return place
     return min(places, key=free_bytes) if places else Path.cwd()
 

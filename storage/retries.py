@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from storage.disks import disk_trouble, explain_disk
+from storage.disks import disk_state, disk_trouble, explain_disk
 
 T = TypeVar("T")
 
@@ -160,6 +160,16 @@ def disk_error(number: int, error: BaseException, *folders: Path, subject: str =
     failure = DiskError(redact(explain_disk(number, error, folders, subject)))
     failure.errno = number
     return failure
+
+
+def check_disk(folder: Path) -> None:
+    """Refuses a folder whose disk is in trouble, before something begins there that would not say so.
+
+    Raises:
+        DiskError: The disk is full (less than a megabyte is free) or read-only, or this user may not write there.
+    """
+    if number := disk_state(folder):
+        raise disk_error(number, OSError(number, os.strerror(number)), folder)
 
 
 def explain(error: BaseException, url: str, attempts: int = 1) -> ObjectStoreError:

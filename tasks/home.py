@@ -2,11 +2,11 @@
 
 import os
 import re
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from storage.disks import system_folders
 from storage.retries import disk_named
 
 
@@ -31,9 +31,7 @@ def own_disks_named(*more: Path) -> Iterator[None]:
     Raises:
         DiskError: One of the disks is in trouble.
     """
-    shared_memory = Path("/dev/shm")  # noqa: S108 - looked at only
-    own = (*more, _home(), Path(tempfile.gettempdir()), *([shared_memory] if shared_memory.is_dir() else []))
-    with disk_named(*own):
+    with disk_named(*more, _home(), *system_folders()):
         yield
 
 

@@ -6,6 +6,7 @@ A new kind of store is one entry in `BACKENDS`.
 
 import fcntl
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -16,11 +17,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 from urllib.parse import urlsplit
 
 from storage.disks import system_folders
 from storage.retries import disk_named
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 TEMP_PREFIX = ".tmp-"
 
@@ -205,6 +209,20 @@ class _FsspecBackend(Backend):
                 self.delete(paths[first])
 
 
+class _WholeFile(io.FileIO):
+    """An unbuffered file that takes all of what it is given, or raises: the system may take a part, as on a full disk.
+
+    Nobody looks at what `write` returns, neither shutil nor pyarrow.
+    """
+
+    def write(self, data: "ReadableBuffer", /) -> int:
+        """Write everything; returns how much that was."""
+        view, done = memoryview(data).cast("B"), 0
+        while done < len(view):
+            done += super().write(view[done:])
+        return done
+
+
 @contextmanager
 def temporary_file(folder: Path | None, subject: str = "") -> Iterator[tuple[BinaryIO, Path]]:
     """An unbuffered file with a temporary name, removed at the end unless it has been renamed meanwhile.
@@ -229,8 +247,8 @@ def _temporary_file(folder: Path) -> Iterator[tuple[BinaryIO, Path]]:
         os.fchmod(descriptor, 0o666 & ~_UMASK)  # mkstemp makes private files; published ones follow the umask
         with suppress(OSError):  # some network disks know no locks; there nothing is swept either
             fcntl.flock(descriptor, fcntl.LOCK_EX)  # shows that the writer lives; the system drops it with the process
-        with os.fdopen(descriptor, "wb", buffering=0) as file:
-            yield file, path
+        with _WholeFile(descriptor, "wb") as file:
+            yield cast(BinaryIO, file), path
     finally:
         path.unlink(missing_ok=True)
 

@@ -33,6 +33,7 @@ _PASSING_S3_CODES = frozenset(
 _PASSING_BOTOCORE_ERRORS = frozenset(
     {"HTTPClientError", "ConnectionError", "IncompleteReadError", "ResponseParserError"}
 )
+_OWN_PACKAGES = ("flows", "tasks", "training", "speech", "storage")
 _SECRET_VARIABLES = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
 
 
@@ -142,7 +143,8 @@ def disk_named(*folders: Path, subject: str = "") -> Iterator[None]:
     except (ObjectStoreError, ValueError):
         raise
     except Exception as error:
-        number = disk_trouble(error, folders)
+        ours = type(error).__module__.partition(".")[0] in _OWN_PACKAGES  # such an error says itself what it is
+        number = 0 if ours else disk_trouble(error, folders)
         if not number:
             raise
         raise disk_error(number, error, *folders, subject=subject) from error

@@ -31,6 +31,7 @@ MAX_AMPLITUDE = 64.0
 """Largest sample that is accepted, 36 dB above full scale: what lies beyond was scaled as integers or is damage."""
 _INT16_SCALE = 32768
 _HEAD = 512  # bytes that tell text from audio
+_MAGIC = (b"RIFF", b"RIFX", b"RF64", b"OggS", b"fLaC", b"ID3", b"FORM", b".snd", b"NIST", b"caff", b"Creative Voice")
 _OPUS_PREROLL_S = 1.0
 """Opus predicts from what it has decoded: after a seek it must decode some audio before what it gives is the same as in
 one pass. RFC 7845, section 4.6, asks for at least 80 ms; SILK's long-term prediction on loud noise wants more."""
@@ -181,12 +182,16 @@ def _refusal(source: bytes | str | Path) -> str:
 
 def _no_audio(head: bytes, size: int) -> str:
     if not size:
-        return "is empty, it has 0 bytes: write or fetch it again"
+        return "cannot be decoded (it is empty, 0 bytes): write or fetch it again"
+    if head.startswith(_MAGIC):
+        return ""
     try:
         text = codecs.getincrementaldecoder("utf-8")().decode(head)  # which may end within a letter
     except UnicodeDecodeError:
         return ""
-    return "holds text, not audio: check the name" if all(c.isprintable() or c.isspace() for c in text) else ""
+    if not all(c.isprintable() or c.isspace() for c in text):
+        return ""
+    return "cannot be decoded (it holds text, not audio): check the name"
 
 
 def _open(source: bytes | str | Path, raw_rate: int | None) -> soundfile.SoundFile:

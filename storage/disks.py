@@ -69,7 +69,7 @@ def disk_state(folder: Path) -> int:
     status = os.statvfs(place)
     if status.f_flag & os.ST_RDONLY:
         return errno.EROFS
-    if not os.access(place, os.W_OK):
+    if not os.access(place, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
         return errno.EACCES
     return _FULL if min(status.f_bavail * status.f_frsize, _LITTLE) < _LITTLE else 0
 

@@ -30,6 +30,8 @@ from flows.cli import (
     transcribe,
 )
 
+from flows.cli.output import guarded_output
+
 app = typer.Typer(
     name="starling",
     help="Speech recognition, from a corpus to a champion in the model registry.",
@@ -62,8 +64,9 @@ app.command("doctor")(doctor.doctor)
 
 def main() -> None:
     """Entry point of the console script."""
-    services.export_credentials()
-    app()
+    with guarded_output():
+        services.export_credentials()
+        app()
 
 
 if __name__ == "__main__":

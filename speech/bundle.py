@@ -48,6 +48,7 @@ class BundleSpec(BaseModel):
     normalizer: NormalizerConfig = NormalizerConfig()
     decode: DecodeConfig = DecodeConfig()
     provenance: dict[str, Any] = {}
+
     def build_frontend(self, speakers: dict[str, CmvnStats] | None = None) -> FrontEnd:
         """The front end with this bundle's statistics."""
         stats = CmvnStats.from_dict(self.stats) if self.stats else None

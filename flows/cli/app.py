@@ -29,7 +29,6 @@ from flows.cli import (
     top,
     transcribe,
 )
-
 from flows.cli.output import guarded_output
 
 app = typer.Typer(

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, TextIO, cast
 
 PIPE_CLOSED = 128 + 13
@@ -66,7 +67,7 @@ def guarded_output() -> Iterator[None]:
         SystemExit: Its output cannot be written: status 141 if the reader has left, else 1.
     """
     if sys.stdout is None:  # closed by the caller
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for the rest of the process
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - for the rest of the process
     sys.stdout = output = cast(TextIO, _Output(sys.stdout))
     try:
         try:

@@ -1,4 +1,4 @@
-"""`starling transcribe DIR | head` ended in BrokenPipeError, and a command whose output went to a full disk likewise."""
+"""`starling transcribe DIR | head` ended in BrokenPipeError, and `starling … > /dev/full` in a traceback."""
 
 import os
 import subprocess

@@ -52,8 +52,8 @@ def disk_trouble(error: BaseException | None, folders: Iterable[Path] = ()) -> i
 
 
 def _number_of(error: BaseException, folders: Iterable[Path]) -> int:
-    if isinstance(error, OSError) and error.errno in _NUMBERS:
-        return int(error.errno)
+    if isinstance(error, OSError) and error.errno is not None and error.errno in _NUMBERS:
+        return error.errno
     text = str(error).lower()
     for words, number in _WORDS.items():
         if words in text:

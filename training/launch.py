@@ -57,7 +57,7 @@ def run_training(job: TrainJob, folder: Path, on_poll: Callable[[], None] | None
         on_poll()
     if child.returncode:
         if words := read(note):
-            raise TrainingFailedError(f"training ended with status {child.returncode}: {words} (its log: {log})")
+            raise TrainingFailedError(f"training ended with status {child.returncode} (its log: {log}): {words}")
         check_disk(folder)  # a log cannot say that its disk is full
         tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
         raise TrainingFailedError(f"training ended with status {child.returncode}; the end of {log}:\n{tail}")

@@ -15,7 +15,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -75,8 +75,9 @@ def fill(folder, leave=0):
     with hog.open("wb", buffering=0) as file:
         state = os.statvfs(folder)
         left = max(0, state.f_bavail * state.f_frsize - leave)
-        while left > 0:
-            left -= file.write(bytes(min(left, 1 << 20)))
+        with suppress(OSError):  # others may fill it meanwhile
+            while left > 0:
+                left -= file.write(bytes(min(left, 1 << 20)))
     return hog
 
 

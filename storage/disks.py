@@ -53,7 +53,8 @@ def disk_trouble(error: BaseException | None, folders: Iterable[Path] = ()) -> i
 
 def _number_of(error: BaseException, folders: Iterable[Path]) -> int:
     if isinstance(error, OSError) and error.errno is not None and error.errno in _NUMBERS:
-        return error.errno
+        # without a file it is somebody else's port or process
+        return error.errno if error.filename is not None or error.errno not in _FORBIDDEN else 0
     text = str(error).lower()
     for words, number in _WORDS.items():
         if words in text:

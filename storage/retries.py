@@ -33,7 +33,8 @@ _PASSING_S3_CODES = frozenset(
 _PASSING_BOTOCORE_ERRORS = frozenset(
     {"HTTPClientError", "ConnectionError", "IncompleteReadError", "ResponseParserError"}
 )
-_OWN_PACKAGES = ("flows", "tasks", "training", "speech", "storage")
+_OWN_PACKAGES = ("flows", "tasks", "training", "speech", "storage", "typer", "click")
+"""Their exceptions say themselves what they are, or are no errors: a command's exit."""
 _SECRET_VARIABLES = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
 
 
@@ -143,7 +144,7 @@ def disk_named(*folders: Path, subject: str = "") -> Iterator[None]:
     except (ObjectStoreError, ValueError):
         raise
     except Exception as error:
-        ours = type(error).__module__.partition(".")[0] in _OWN_PACKAGES  # such an error says itself what it is
+        ours = type(error).__module__.partition(".")[0] in _OWN_PACKAGES
         number = 0 if ours else disk_trouble(error, folders)
         if not number:
             raise

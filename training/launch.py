@@ -38,6 +38,7 @@ def run_training(job: TrainJob, folder: Path, on_poll: Callable[[], None] | None
     named = reserve(note)
     job_file.write_text(job.model_dump_json(indent=2), encoding="utf-8")
     with log.open("ab") as out:
+        began = out.tell()
         child = subprocess.Popen(
             [sys.executable, "-m", "training.supervise", str(job_file), str(os.getpid())],
             stdin=subprocess.DEVNULL,
@@ -58,6 +59,8 @@ def run_training(job: TrainJob, folder: Path, on_poll: Callable[[], None] | None
     if child.returncode:
         if words := read(note):
             raise TrainingFailedError(f"training ended with status {child.returncode} (its log: {log}): {words}")
-        check_disk(folder)  # a log cannot say that its disk is full
-        tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
+        said = log.read_bytes()[began:].decode(errors="replace").strip()
+        if not said:
+            check_disk(folder)  # a log cannot say that its disk is full
+        tail = "\n".join(said.splitlines()[-15:])
         raise TrainingFailedError(f"training ended with status {child.returncode}; the end of {log}:\n{tail}")

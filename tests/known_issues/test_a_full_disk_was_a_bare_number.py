@@ -150,8 +150,10 @@ def caused(error, cause):
         (OSError(errno.ENOSPC, "full"), errno.ENOSPC),
         (OSError(errno.EDQUOT, "quota"), errno.EDQUOT),
         (OSError(errno.EROFS, "ro"), errno.EROFS),
-        (PermissionError(errno.EACCES, "no"), errno.EACCES),
-        (OSError(errno.EPERM, "no"), errno.EPERM),
+        (PermissionError(errno.EACCES, "no", "/x"), errno.EACCES),
+        (OSError(errno.EPERM, "no", "/x"), errno.EPERM),
+        (PermissionError(errno.EACCES, "no"), 0),  # a port below 1024
+        (PermissionError(errno.EPERM, "no"), 0),  # another's process
         (sqlite3.OperationalError("database or disk is full"), errno.ENOSPC),
         (sqlite3.OperationalError("attempt to write a readonly database"), errno.EROFS),
         (RuntimeError("I/O error: No space left on device (os error 28)"), errno.ENOSPC),

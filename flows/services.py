@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.credentials import SecretError, client_environment
+from storage.retries import check_disk
 from tasks.home import home, mlflow_artifacts
 from training.processes import bind_to_parent, stop
 
@@ -54,12 +55,14 @@ class Service:
 
         Raises:
             ServiceError: If it ends, or does not answer in time; the message ends with its log.
+            DiskError: If it ends and the disk of its log is full.
         """
         deadline = time.monotonic() + patience_s
         while time.monotonic() < deadline:
             if stop is not None and stop.is_set():
                 return self
             if self.process.poll() is not None:
+                check_disk(self.log.parent)  # a log cannot say that its disk is full
                 raise ServiceError(f"{self.name} ended with status {self.process.returncode}: {self._log_end()}")
             if answers(self.health):
                 return self
@@ -281,6 +284,8 @@ def orchestration(on_wait: Callable[[str], None] = lambda _: None) -> Iterator[s
         return
     running = running_services()
     connect_mlflow()  # and the passwords
+    if "prefect" not in running:
+        check_disk(home())
     own = None if "prefect" in running else start_prefect()
     try:
         url = running["prefect"] if own is None else own.url

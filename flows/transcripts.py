@@ -5,6 +5,7 @@ import os
 import re
 import sys
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,19 @@ class Sink(ABC):
     @abstractmethod
     def close(self) -> None:
         """Everything has come."""
+
+    def abandon(self) -> None:
+        """Not everything has come: nothing half-written stays."""
+        return
+
+    def __enter__(self) -> "Sink":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abandon()
 
 
 class Stream(Sink):
@@ -103,9 +117,37 @@ class OneFile(Stream):
 
     def close(self) -> None:
         """Publish it."""
+        try:
+            super().close()
+            self.file.close()
+            self.partial.replace(self.path)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def abandon(self) -> None:
+        """Remove what has been written."""
+        self.partial.unlink(missing_ok=True)  # first: closing writes what is left, which may fail
+        with suppress(OSError):
+            self.file.close()
+
+
+class Device(Stream):
+    """The same into what is no file, such as a pipe or a terminal: written to as it comes, never replaced."""
+
+    def __init__(self, kind: str, model: str, several: bool, path: Path) -> None:
+        super().__init__(kind, model, several)
+        self.tells_errors = True
+        self.file = path.open("w", encoding="utf-8")
+
+    def _write(self, text: str) -> None:
+        self.file.write(text)
+        self.file.flush()
+
+    def close(self) -> None:
+        """The JSON object."""
         super().close()
         self.file.close()
-        self.partial.replace(self.path)
 
 
 class Folder(Sink):
@@ -128,8 +170,11 @@ class Folder(Sink):
             lines = ctm_lines(str(place), found) if self.kind == "ctm" else [found.text]
             text = "".join(f"{line}\n" for line in lines)
         partial = _partial(target)
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(target)
+        try:
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Nothing is left to write."""
@@ -158,6 +203,8 @@ def open_sink(kind: str, output: Path | None, model: str, several: bool, folder:
     """
     if output is None:
         return Stream(kind, model, several)
+    if output.exists() and not output.is_file() and not output.is_dir():
+        return Device(kind, model, several, output)
     if folder or output.is_dir():
         return Folder(kind, model, output)
     return OneFile(kind, model, several, output)

@@ -6,8 +6,10 @@ bytes as well as from files. A waveform is a float32 tensor `[num_samples]` betw
 
 from __future__ import annotations
 
+import codecs
 import io
 import math
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -27,7 +29,11 @@ SILENCE_DB = -120.0
 _BLOCK_SAMPLES = 1 << 20  # a header may claim any length: memory grows with what is really there
 MAX_SAMPLES = 1 << 29
 """Samples of a waveform at most, nine hours at 16 kHz: silence is compressed a thousandfold, memory is not."""
+MAX_AMPLITUDE = 64.0
+"""Largest sample that is accepted, 36 dB above full scale: what lies beyond was scaled as integers or is damage."""
 _INT16_SCALE = 32768
+_HEAD = 512  # bytes that tell text from audio
+_MAGIC = (b"RIFF", b"RIFX", b"RF64", b"OggS", b"fLaC", b"ID3", b"FORM", b".snd", b"NIST", b"caff", b"Creative Voice")
 _OPUS_PREROLL_S = 1.0
 """Opus predicts from what it has decoded: after a seek it must decode some audio before what it gives is the same as in
 one pass. RFC 7845, section 4.6, asks for at least 80 ms; SILK's long-term prediction on loud noise wants more."""
@@ -84,7 +90,7 @@ def decode_audio(
     name = _name_of(source)
     if start < 0 or (end is not None and end <= start):
         raise AudioError(f"{name}: the segment from {start} s to {end} s has no duration", "empty")
-    with _explained(name), _open(source, raw_rate) as file:
+    with _explained(source), _open(source, raw_rate) as file:
         rate = int(file.samplerate)
         if raw_rate is None and (end is None or round(end * rate) > file.frames):
             _check_whole(source, file, name)
@@ -127,7 +133,7 @@ def stream_audio(source: bytes | str | Path) -> Iterator[tuple[Tensor, int]]:
         AudioError: as `decode_audio` does; a truncated FLAC or MP3 file only when its end is reached.
     """
     name = _name_of(source)
-    with _explained(name), _open(source, None) as file:
+    with _explained(source), _open(source, None) as file:
         rate, left = int(file.samplerate), file.frames
         _check_whole(source, file, name)
         if left <= 0:
@@ -145,18 +151,74 @@ def stream_audio(source: bytes | str | Path) -> Iterator[tuple[Tensor, int]]:
             raise AudioError(f"{name} is truncated: {left} of {file.frames} samples are missing", "unreadable")
 
 
+def check_samples(samples: Tensor, name: str) -> None:
+    """Refuses samples that are not finite, or far beyond full scale.
+
+    Args:
+        samples: A waveform of any shape, full scale at 1.
+        name: What the message names.
+
+    Raises:
+        AudioError: A sample is no finite number, or beyond `MAX_AMPLITUDE`.
+    """
+    if samples.numel() == 0:
+        return
+    peak = float(samples.abs().max())  # NaN where any sample is
+    if not math.isfinite(peak):
+        raise AudioError(f"{name} has samples that are not finite numbers: write again", "unreadable")
+    if peak > MAX_AMPLITUDE:
+        raise AudioError(
+            f"{name} has a sample of {peak:.3g}, where full scale is 1: scale it to ±1 or write it as integers",
+            "unreadable",
+        )
+
+
 def _name_of(source: bytes | str | Path) -> str:
     return f"audio of {len(source)} bytes" if isinstance(source, bytes) else f"audio file {str(source)!r}"
 
 
 @contextmanager
-def _explained(name: str) -> Iterator[None]:
-    """Turn what soundfile raises into an error that names the audio and the remedy."""
+def _explained(source: bytes | str | Path) -> Iterator[None]:
+    """Turn what soundfile raises into an error that names the audio, the reason and the remedy."""
     try:
         yield
     except (soundfile.SoundFileError, OSError, RuntimeError, TypeError) as error:
-        cause = getattr(error, "error_string", str(error))  # without the address of the buffer
+        name, cause = _name_of(source), getattr(error, "error_string", str(error))  # without the address of the buffer
+        if refusal := _refusal(source):
+            raise AudioError(f"{name} {refusal}", "unreadable") from error
         raise AudioError(f"{name} cannot be decoded ({cause}): check the file and its format", "unreadable") from error
+
+
+def _refusal(source: bytes | str | Path) -> str:
+    """Why a source is no audio file at all, for which libsndfile has a "System error"; empty if it may be one."""
+    if isinstance(source, bytes):
+        return _no_audio(source[:_HEAD], len(source))
+    try:
+        with Path(source).open("rb") as file:
+            head = file.read(_HEAD)
+            return _no_audio(head, os.fstat(file.fileno()).st_size)
+    except FileNotFoundError:
+        return "does not exist: check the name"
+    except IsADirectoryError:
+        return "is a folder, not an audio file: name the files in it"
+    except PermissionError:
+        return "may not be read by this user: change its owner or its mode"
+    except (OSError, ValueError) as error:  # a ValueError for a name with a null byte
+        return f"cannot be opened ({getattr(error, 'strerror', None) or error}): check the file"
+
+
+def _no_audio(head: bytes, size: int) -> str:
+    if not size:
+        return "cannot be decoded (it is empty, 0 bytes): write or fetch it again"
+    if head.startswith(_MAGIC):
+        return ""
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(head)  # which may end within a letter
+    except UnicodeDecodeError:
+        return ""
+    if not all(c.isprintable() or c.isspace() for c in text):
+        return ""
+    return "cannot be decoded (it holds text, not audio): check the name"
 
 
 def _open(source: bytes | str | Path, raw_rate: int | None) -> soundfile.SoundFile:

@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from speech.audio import AudioError, resample, stream_audio
+from speech.audio import AudioError, check_samples, resample, stream_audio
 from speech.bundle import load_bundle
-from speech.decoding import DecodeConfig, Hypothesis, build_decoder
+from speech.decoding import DecodeConfig, DecodeError, Hypothesis, build_decoder
 from speech.words import Word, timed_words
 
 MAX_SECONDS = 30.0
@@ -176,9 +176,10 @@ class Transcriber:
         if np.issubdtype(samples.dtype, np.integer):  # PCM as read from a file
             samples = samples / -float(np.iinfo(samples.dtype).min or -1)
         wave = torch.as_tensor(samples.astype(np.float32))
-        if wave.ndim != 1 or len(wave) == 0 or not torch.isfinite(wave).all():
+        if wave.ndim != 1 or len(wave) == 0:
             text = f"an array of shape {tuple(wave.shape)} is no audio: give finite samples [num_samples] in ±1"
             raise AudioError(text, "unreadable")
+        check_samples(wave, f"an array of shape {tuple(wave.shape)}")
         yield wave, sample_rate or self.sample_rate
 
     def _flush(
@@ -193,7 +194,7 @@ class Transcriber:
         order = sorted(range(len(window)), key=lambda n: len(window[n].wave))
         for rows in self._batches(order, window):
             batch = [window[row] for row in rows]
-            parts |= zip(rows, self._recognize(batch, words), strict=True)
+            parts |= zip(rows, self._recognize_each(batch, found, words), strict=True)
             if on_seconds is not None:
                 on_seconds(sum(len(piece.wave) for piece in batch) / self.sample_rate)
         for row, piece in enumerate(window):
@@ -209,6 +210,19 @@ class Transcriber:
             rows.append(row)
         if rows:
             yield rows
+
+    def _recognize_each(self, pieces: list[_Piece], found: list[_Recording], words: bool) -> list[_Part]:
+        """As `_recognize`, but a piece that the model has no answer to costs its own recording only."""
+        try:
+            return self._recognize(pieces, words)
+        except DecodeError as error:
+            if len(pieces) > 1:
+                return [part for piece in pieces for part in self._recognize_each([piece], found, words)]
+            found[pieces[0].recording].error = (
+                f"the model gives no usable scores for it ({error}): check the audio, and fetch the model again if "
+                "other recordings fail, too"
+            )
+            return [_Part(Hypothesis(), [])]
 
     @torch.inference_mode()
     def _recognize(self, pieces: list[_Piece], words: bool) -> list[_Part]:

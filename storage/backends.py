@@ -6,6 +6,7 @@ A new kind of store is one entry in `BACKENDS`.
 
 import fcntl
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -16,8 +17,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 from urllib.parse import urlsplit
+
+from storage.disks import system_folders
+from storage.retries import disk_named
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 TEMP_PREFIX = ".tmp-"
 
@@ -89,14 +96,14 @@ class _LocalBackend(Backend):
             return file.read() if end is None else file.read(end - start)
 
     def put(self, path: str, data: bytes) -> None:
-        with temporary_file(self.scratch(path)) as (file, source):
+        with temporary_file(self.scratch(path), path) as (file, source):
             file.write(data)
             self.put_file(path, source, consume=True)
 
     def put_file(self, path: str, source: Path, consume: bool) -> None:
         target = Path(path)
         if not consume:
-            with temporary_file(self.scratch(path)) as (file, copy), source.open("rb") as original:
+            with temporary_file(self.scratch(path), path) as (file, copy), source.open("rb") as original:
                 shutil.copyfileobj(original, file, 1 << 20)
                 self.put_file(path, copy, consume=True)
             return
@@ -202,17 +209,46 @@ class _FsspecBackend(Backend):
                 self.delete(paths[first])
 
 
+class _WholeFile(io.FileIO):
+    """An unbuffered file that takes all of what it is given, or raises: the system may take a part, as on a full disk.
+
+    Nobody looks at what `write` returns, neither shutil nor pyarrow.
+    """
+
+    def write(self, data: "ReadableBuffer", /) -> int:
+        """Write everything; returns how much that was."""
+        view, done = memoryview(data).cast("B"), 0
+        while done < len(view):
+            done += super().write(view[done:])
+        return done
+
+
 @contextmanager
-def temporary_file(folder: Path | None) -> Iterator[tuple[BinaryIO, Path]]:
-    """An unbuffered file with a temporary name, removed at the end unless it has been renamed meanwhile."""
+def temporary_file(folder: Path | None, subject: str = "") -> Iterator[tuple[BinaryIO, Path]]:
+    """An unbuffered file with a temporary name, removed at the end unless it has been renamed meanwhile.
+
+    Args:
+        folder: Where it is; None is the system's temporary folder.
+        subject: What it will become, for errors; by default the folder is named.
+
+    Raises:
+        DiskError: The disk is full, or cannot be written.
+    """
+    place = folder or system_folders()[0]
+    with disk_named(place, subject=subject or str(place)), _temporary_file(place) as made:
+        yield made
+
+
+@contextmanager
+def _temporary_file(folder: Path) -> Iterator[tuple[BinaryIO, Path]]:
     descriptor, name = tempfile.mkstemp(prefix=TEMP_PREFIX, dir=folder)
     path = Path(name)
     try:
         os.fchmod(descriptor, 0o666 & ~_UMASK)  # mkstemp makes private files; published ones follow the umask
         with suppress(OSError):  # some network disks know no locks; there nothing is swept either
             fcntl.flock(descriptor, fcntl.LOCK_EX)  # shows that the writer lives; the system drops it with the process
-        with os.fdopen(descriptor, "wb", buffering=0) as file:
-            yield file, path
+        with _WholeFile(descriptor, "wb") as file:
+            yield cast(BinaryIO, file), path
     finally:
         path.unlink(missing_ok=True)
 

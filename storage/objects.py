@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from storage.backends import BACKENDS, TEMP_PREFIX, Backend, Entry, backend_for, publish_file, temporary_file
-from storage.retries import ObjectMissingError, ObjectStoreError, RetryPolicy, with_retries
+from storage.retries import ObjectMissingError, ObjectStoreError, RetryPolicy, disk_named, with_retries
 
 __all__ = [
     "Entry",
@@ -163,7 +163,7 @@ class ObjectStore:
         """A local file to write into, which becomes the object when the block ends without an exception."""
         check_name(name)
         folder = self._call(name, lambda backend, path: backend.scratch(path))
-        with temporary_file(folder) as (file, scratch):
+        with temporary_file(folder, self.join(name)) as (file, scratch):
             yield file
             self._call(name, lambda backend, path: backend.put_file(path, scratch, True))
 
@@ -234,7 +234,12 @@ class ObjectStore:
 
     def fetch_into(self, name: str, target: Path) -> Path:
         """Copies the object over a local file; not atomic: for a file that nobody else knows yet."""
-        self._call(name, lambda backend, path: backend.get_file(path, target))
+
+        def copy(backend: Backend, path: str) -> None:
+            with disk_named(target.parent):  # which is not the object's
+                backend.get_file(path, target)
+
+        self._call(name, copy)
         return target
 
     def _full_path(self, name: str) -> str:

@@ -9,9 +9,13 @@ import errno
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
+
+from storage.disks import disk_state, disk_trouble, explain_disk
 
 T = TypeVar("T")
 
@@ -29,11 +33,17 @@ _PASSING_S3_CODES = frozenset(
 _PASSING_BOTOCORE_ERRORS = frozenset(
     {"HTTPClientError", "ConnectionError", "IncompleteReadError", "ResponseParserError"}
 )
+_OWN_PACKAGES = ("flows", "tasks", "training", "speech", "storage", "typer", "click")
+"""Their exceptions say themselves what they are, or are no errors: a command's exit."""
 _SECRET_VARIABLES = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
 
 
 class ObjectStoreError(OSError):
     """A storage call failed for good; the message names the object's URL and what to do."""
+
+
+class DiskError(ObjectStoreError):
+    """A local disk is full or read-only, or this user may not write there; the message names it and what to do."""
 
 
 class ObjectMissingError(ObjectStoreError, FileNotFoundError):
@@ -121,8 +131,54 @@ def with_retries(action: Callable[[], T], url: str, policy: RetryPolicy) -> T:
     raise AssertionError("unreachable: the loop returns or raises")
 
 
+@contextmanager
+def disk_named(*folders: Path, subject: str = "") -> Iterator[None]:
+    """Turns what a full, read-only or forbidden local disk makes of the block into a `DiskError`.
+
+    Args:
+        *folders: Where the block writes, the likeliest first.
+        subject: What it writes; by default the file that the system's error names.
+    """
+    try:
+        yield
+    except (ObjectStoreError, ValueError):
+        raise
+    except Exception as error:
+        ours = type(error).__module__.partition(".")[0] in _OWN_PACKAGES
+        number = 0 if ours else disk_trouble(error, folders)
+        if not number:
+            raise
+        raise disk_error(number, error, *folders, subject=subject) from error
+
+
+def disk_error(number: int, error: BaseException, *folders: Path, subject: str = "") -> DiskError:
+    """The error that says which disk is in trouble.
+
+    Args:
+        number: What `disk_trouble` has found.
+        error: The exception that it was found in.
+        *folders: Where it may be.
+        subject: What could not be written, if that is known.
+    """
+    failure = DiskError(redact(explain_disk(number, error, folders, subject)))
+    failure.errno = number
+    return failure
+
+
+def check_disk(folder: Path) -> None:
+    """Refuses a folder whose disk is in trouble, before something begins there that would not say so.
+
+    Raises:
+        DiskError: The disk is full (less than a megabyte is free) or read-only, or this user may not write there.
+    """
+    if number := disk_state(folder):
+        raise disk_error(number, OSError(number, os.strerror(number)), folder)
+
+
 def explain(error: BaseException, url: str, attempts: int = 1) -> ObjectStoreError:
     """Turns a storage exception into one that names the URL and the remedy, without credentials."""
+    if url.startswith("file://") and (number := disk_trouble(error)):
+        return disk_error(number, error, Path(url.removeprefix("file://")).parent, subject=url)
     cause = redact(f"{type(error).__name__}: {error}")
     tries = f" after {attempts} attempts" if attempts > 1 else ""
     kind = ObjectMissingError if isinstance(error, FileNotFoundError) else ObjectStoreError
@@ -144,7 +200,7 @@ def _remedy(error: BaseException, url: str) -> str:
         return "Check the owner and the mode of the folder."
     if isinstance(error, FileNotFoundError):
         return "Check the name, or run the stage that writes it."
-    if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return "Free some space there and run again: finished shards are kept."
     if remote and is_transient(error):
         return "Check that the server runs and that AWS_ENDPOINT_URL names it, then run again: finished work is kept."

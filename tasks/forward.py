@@ -262,7 +262,9 @@ class Forwarder:
         except Exception as error:  # whatever MLflow's trouble is, the journal keeps everything
             reason = error.message if isinstance(error, MlflowException) else str(error)
             if not self.trouble:
-                _log.warning("MLflow takes no metrics at present, they wait in the journal: %s", reason)
+                # the rest of what SQLAlchemy says are the statement and its values
+                said = reason.partition("\n[SQL")[0]
+                _log.warning("MLflow takes no metrics at present, they wait in the journal: %s", said)
             self.trouble = f"{type(error).__name__}: {reason}"[:300]
             self._sender.forget_connection()
             return False

@@ -2,14 +2,37 @@
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from storage.disks import system_folders
+from storage.retries import disk_named
 
 
 def home() -> Path:
     """$STARLING_HOME, by default `.starling` in the user's home folder; made if it is missing."""
-    folder = Path(os.environ.get("STARLING_HOME") or Path.home() / ".starling").expanduser().resolve()
+    folder = _home()
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def _home() -> Path:
+    return Path(os.environ.get("STARLING_HOME") or Path.home() / ".starling").expanduser().resolve()
+
+
+@contextmanager
+def own_disks_named(*more: Path) -> Iterator[None]:
+    """Turns what full, read-only or forbidden disks make of the block into an error that says which and what to do.
+
+    Args:
+        *more: Folders that the block writes to besides the data folder and the system's own.
+
+    Raises:
+        DiskError: One of the disks is in trouble.
+    """
+    with disk_named(*more, _home(), *system_folders()):
+        yield
 
 
 def objects_url(configured: str) -> str:

@@ -2,7 +2,9 @@
 
 Input is audio: paths, encoded files as bytes or in base64, or arrays of samples in ±1, one recording or many, bare, in
 a list, or in the column `audio` of a table. Output is a table with one row a recording: `text`, `seconds`,
-`confidence`, `error`. Behind `mlflow models serve` a path is refused: whoever reaches the port would have it opened.
+`confidence`, `error`. A recording that cannot be recognized has its reason in `error`, an empty `text`, and stops no
+other. Behind `mlflow models serve` a path is refused: whoever reaches the port would have it opened. A request of which
+every recording is refused is an error as a whole.
 """
 
 import base64
@@ -16,7 +18,7 @@ import numpy as np
 import pandas as pd
 from mlflow.pyfunc import PythonModel, PythonModelContext
 
-from speech.transcriber import Transcriber
+from speech.transcriber import Transcriber, Transcript
 
 _COLUMNS = ("text", "seconds", "confidence", "error")
 _SERVER = "mlflow.pyfunc.scoring_server.app"
@@ -69,6 +71,24 @@ def decoded(item: Any) -> Any:
     return item
 
 
+def accepted(items: list[Any]) -> tuple[list[Any], list[str]]:
+    """What may be recognized of some recordings, decoded, and for each of them why it is refused; empty if it is not.
+
+    Raises:
+        ValueError: All of them are refused.
+    """
+    good, refused = [], []
+    for item in items:
+        try:
+            good.append(decoded(item))
+            refused.append("")
+        except ValueError as error:
+            refused.append(str(error))
+    if items and not good:
+        raise ValueError(refused[0])
+    return good, refused
+
+
 class SpeechRecognizer(PythonModel):  # type: ignore[misc]
     """A bundle behind MLflow's generic interface."""
 
@@ -86,8 +106,10 @@ class SpeechRecognizer(PythonModel):  # type: ignore[misc]
             params: `sample_rate` of arrays in Hz; 0 is the model's own.
         """
         rate = int((params or {}).get("sample_rate") or 0) or None
-        items = [decoded(item) for item in recordings(model_input)]
-        rows = [[getattr(t, name) for name in _COLUMNS] for t in self.transcriber.transcribe(items, rate)]
+        items, refused = accepted(recordings(model_input))
+        found = iter(self.transcriber.transcribe(items, rate))
+        texts = [Transcript("", 0.0, 0.0, error=reason) if reason else next(found) for reason in refused]
+        rows = [[getattr(text, name) for name in _COLUMNS] for text in texts]
         return pd.DataFrame(rows, columns=list(_COLUMNS))
 
 

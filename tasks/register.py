@@ -27,7 +27,7 @@ from mlflow.types.schema import AnyType, ColSpec, ParamSchema, ParamSpec, Schema
 
 import speech
 from speech.audio import encode_flac
-from speech.bundle import BundleSpec, load_spec
+from speech.bundle import BundleSpec, check_files, load_spec, save_spec
 from storage.stages import StageOutput
 from tasks import pyfunc_path
 from tasks.decode import fetch_bundle, scored_sets
@@ -168,9 +168,7 @@ def _without_chatter() -> Iterator[None]:
 def _complete_bundle(run: Run, folder: Path) -> Path:
     """The trained bundle with this run's decoding parameters."""
     fetch_bundle(run.result("train").store, folder)
-    spec = load_spec(folder).model_copy(update={"decode": run.config.decode})
-    text = json.dumps(spec.model_dump(mode="json"), indent=2, sort_keys=True)
-    (folder / "bundle.json").write_text(text + "\n", encoding="utf-8")
+    save_spec(folder, load_spec(folder).model_copy(update={"decode": run.config.decode}), check_files(folder))
     return folder
 
 

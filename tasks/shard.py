@@ -5,6 +5,7 @@ that needs no change is copied through, everything else is decoded, brought to t
 """
 
 import hashlib
+import logging
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -16,6 +17,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from speech.audio import AudioError, encode_flac, resample
+from storage.disks import free_bytes, size_text
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.shards import Sample, ShardPart, build_index, load_part, write_shard
@@ -30,11 +32,14 @@ from tasks.runner import Piece, map_pieces, piece_name, share_out
 from tasks.stage import Inputs, Run, Stage, StageError
 from tasks.tables import TableWriter, batches
 
+_log = logging.getLogger(__name__)
 Row = dict[str, Any]
 Ints = NDArray[np.int64]
 _INDEX_FIELDS = ("text", "speaker", "corpus", "domain", "language")
 _PARTITION_ROWS = 200_000
 """Utterances that are sorted in memory at once."""
+_SAMPLE_BYTES = 2
+"""Bytes of a sample before FLAC makes it shorter."""
 
 
 def plan_shards(ids: Iterable[str], durations: Iterable[float], shard_seconds: float, seed: int) -> tuple[Ints, Ints]:
@@ -203,6 +208,29 @@ def _made(store: ObjectStore, number: int) -> ShardPart:
     return part
 
 
+def warn_of_room(store: ObjectStore, prepared: dict[str, dict[str, Any]], rate: int) -> None:
+    """Say before hours of work that the shards may not fit on their disk; only audio without its FLAC coding is sure.
+
+    Args:
+        store: Where they go.
+        prepared: Of each set its `seconds`.
+        rate: Samples per second.
+    """
+    folder = store.local_path("index.parquet")
+    if folder is None:
+        return
+    most = int(sum(entry["seconds"] for entry in prepared.values()) * rate * _SAMPLE_BYTES)
+    there = sum(entry.size for entry in store.entries())  # an earlier attempt's
+    if free_bytes(folder) + there < most:
+        _log.warning(
+            "the shards may not fit: %s are free on the disk of %s; as FLAC they usually need about half of %s, at most"
+            " that. What is finished when a disk is full is kept.",
+            size_text(free_bytes(folder)),
+            folder.parent,
+            size_text(most),
+        )
+
+
 def _inputs(run: Run) -> Inputs:
     config = {
         "sample_rate": run.config.data.sample_rate,
@@ -218,6 +246,7 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     folds = run.config.data.folds
     if "train" not in prepared and not folds:
         raise StageError(f"there is no training set, only {', '.join(sorted(prepared))}: look at data.sources.*.set")
+    warn_of_room(output.store, prepared, run.config.data.sample_rate)
     sets: dict[str, Any] = {}
     quarantined: list[Row] = []
     with scratch_folder(home() / "work" / f"shard-{output.key}") as folder:

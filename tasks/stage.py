@@ -18,7 +18,7 @@ from tasks import STAGES
 from tasks.config import PipelineConfig, RunnerConfig
 from tasks.credentials import export_credentials
 from tasks.holder import Holder
-from tasks.home import home, objects_url
+from tasks.home import home, objects_url, own_disks_named
 from tasks.slots import machine_lock, output_lock_name, shared_lock
 from training.logs import fields
 
@@ -162,7 +162,13 @@ class Stage:
 
         Raises:
             SlotTakenError: If another run is at it, and this one is not to wait, or has waited for too long.
+            DiskError: If a disk of this machine is full or cannot be written.
         """
+        local = run.store.local_path(self.name)
+        with own_disks_named(*([local] if local else [])):
+            return self._execute(run)
+
+    def _execute(self, run: Run) -> StageResult:
         started = time.monotonic()
         output, slots = self.output(run), run.config.slots
         what = f"the output {self.name}/{output.key}"

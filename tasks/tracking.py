@@ -39,6 +39,8 @@ def client() -> mlflow.MlflowClient:
     if uri.startswith("sqlite:///"):
         Path(uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
     logging.getLogger("mlflow").setLevel(logging.WARNING)
+    # what it logs there with a traceback, it raises, too
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     mlflow.set_tracking_uri(uri)
     return mlflow.MlflowClient()
 

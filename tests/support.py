@@ -15,10 +15,11 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
+import pytest
 import soundfile
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -47,6 +48,37 @@ def tiny_document(name="tiny", **fields):
         "score": {"bootstrap": 100},
     }
     return document | fields
+
+
+@contextmanager
+def small_disk(folder, size="1m", options=""):
+    """A file system of its own at a folder, of a bounded size; the test is skipped where none can be mounted.
+
+    Args:
+        folder: Where; made.
+        size: Bytes, as tmpfs reads them.
+        options: More of mount's.
+    """
+    folder.mkdir(parents=True)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}{',' if options else ''}{options}", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("a small file system can be mounted by root only")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=False)
+
+
+def fill(folder, leave=0):
+    """Fill the disk of a folder, but for some bytes; removing the file that it returns makes room again."""
+    hog = Path(folder) / "hog"
+    with hog.open("wb", buffering=0) as file:
+        state = os.statvfs(folder)
+        left = max(0, state.f_bavail * state.f_frsize - leave)
+        with suppress(OSError):  # others may fill it meanwhile
+            while left > 0:
+                left -= file.write(bytes(min(left, 1 << 20)))
+    return hog
 
 
 def write_config(path, document):

@@ -32,6 +32,7 @@ from training.checkpoint import (
 )
 from training.compute import open_set, pick_device, use_threads
 from training.job import TrainJob
+from training.last_words import end_told
 from training.processes import end_with_parent
 from training.store.messages import replica_name
 from training.validation import validate
@@ -239,4 +240,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(end_told(main, 3))

@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from storage.retries import check_disk
 from training.job import TrainJob
+from training.last_words import read, reserve
 from training.processes import stop
 
 END_S = 9.5
@@ -28,17 +30,21 @@ def run_training(job: TrainJob, folder: Path, on_poll: Callable[[], None] | None
         poll_s: Seconds between polls.
 
     Raises:
-        TrainingFailedError: If the child fails; the message ends with the last lines of its log.
+        TrainingFailedError: If the child fails; the message ends with its last words, or the last lines of its log.
+        DiskError: If it fails because the folder's disk is full, and could not even say so.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    job_file, log = folder / "job.json", folder / "train.log"
+    job_file, log, note = folder / "job.json", folder / "train.log", folder / "last-words.txt"
+    named = reserve(note)
     job_file.write_text(job.model_dump_json(indent=2), encoding="utf-8")
     with log.open("ab") as out:
+        began = out.tell()
         child = subprocess.Popen(
             [sys.executable, "-m", "training.supervise", str(job_file), str(os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
+            env={**os.environ, **named},
         )
         try:
             while child.poll() is None:
@@ -51,5 +57,10 @@ def run_training(job: TrainJob, folder: Path, on_poll: Callable[[], None] | None
     if on_poll:
         on_poll()
     if child.returncode:
-        tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
+        if words := read(note):
+            raise TrainingFailedError(f"training ended with status {child.returncode} (its log: {log}): {words}")
+        said = log.read_bytes()[began:].decode(errors="replace").strip()
+        if not said:
+            check_disk(folder)  # a log cannot say that its disk is full
+        tail = "\n".join(said.splitlines()[-15:])
         raise TrainingFailedError(f"training ended with status {child.returncode}; the end of {log}:\n{tail}")

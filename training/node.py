@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any
 
 from training import logs
+from training.last_words import end_told, leave, read, reserve
 from training.processes import end_with_parent, stop
 from training.rank import DIVERGED, GAVE_UP, START, STOPPED, NodeSetup
 
@@ -109,10 +110,11 @@ class Node:
         node, machine = divmod(self.setup.node, machines)
         setup = self.setup.model_copy(update={"node": node, "machine": machine, "machines": machines})
         (folder / "node.json").write_text(setup.model_dump_json(), encoding="utf-8")
-        (folder / GAVE_UP).unlink(missing_ok=True)
         for attempt in range(self.max_restarts + 1):
             status = self._attempt(int(train["learners_per_node"]) // machines, attempt)
-            if status and (folder / GAVE_UP).exists():
+            if status and (words := read(folder / GAVE_UP)):
+                log.error("node %d gave up: %s", self.setup.node, words)
+                leave(words)
                 return DIVERGED
             if status in (0, STOPPED, DIVERGED) or self._stop.is_set():
                 return status
@@ -122,10 +124,10 @@ class Node:
 
     def _attempt(self, ranks: int, attempt: int) -> int:
         start = f"{os.getpid()}-{attempt}-{secrets.token_hex(4)}"
-        command = self._command(ranks, start)
+        command, named = self._command(ranks, start), reserve(self.setup.folder / GAVE_UP)
         with (self.setup.folder / "node.log").open("ab") as out:
             child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=self._environment(start)
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=self._environment(start) | named
             )
         try:
             return self._watch(child)
@@ -259,4 +261,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(end_told(lambda: main(sys.argv[1:]), DIVERGED))

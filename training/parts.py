@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from training.last_words import read, reserve
+
 START_S = 120.0
 """How long a server may take until it listens."""
 
@@ -34,22 +36,30 @@ class Part:
         """Start it, with its output in its log."""
         root = str(Path(__file__).resolve().parents[1])
         path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
+        named = reserve(self.note)
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(
                 self.command,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
-                env={**os.environ, "PYTHONPATH": path},
+                env={**os.environ, "PYTHONPATH": path, **named},
                 pass_fds=() if self.lock is None else (self.lock,),
             )
+
+    @property
+    def note(self) -> Path:
+        """Takes its last words."""
+        return self.log.with_suffix(".last-words.txt")
 
     def died(self) -> int | None:
         """Its exit status if it has ended since it was last started, else None."""
         return self.process.poll() if self.process is not None and self.ended is None else None
 
     def tail(self, lines: int = 15) -> str:
-        """The end of its log."""
+        """Its last words, or the end of its log."""
+        if words := read(self.note):
+            return words
         if not self.log.exists():
             return ""
         return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict
 
 from training import logs
+from training.last_words import end_told, leave
 from training.processes import end_with_parent
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def _run(job: "TrainJob", setup: NodeSetup, rank: int, here: int) -> int:
         learner = build_learner(job, device, group)
     except (ValueError, MeetingError) as error:
         log.error("%s", error)
-        (setup.folder / GAVE_UP).write_text(str(error), encoding="utf-8")
+        leave(str(error), setup.folder / GAVE_UP)
         return DIVERGED
     begin, end = group.share(learner.flat.weights.numel())
     exchange = None
@@ -142,7 +143,7 @@ def _run(job: "TrainJob", setup: NodeSetup, rank: int, here: int) -> int:
         log.error("%s", error)
         if isinstance(error, NoWeightsError):
             return 1  # another try may find some
-        (setup.folder / GAVE_UP).write_text(str(error), encoding="utf-8")
+        leave(str(error), setup.folder / GAVE_UP)
         if client:
             client.fail(str(error))
         return DIVERGED
@@ -161,7 +162,7 @@ def _run(job: "TrainJob", setup: NodeSetup, rank: int, here: int) -> int:
 
 
 if __name__ == "__main__":
-    status = main(sys.argv[1:])
+    status = end_told(lambda: main(sys.argv[1:]), DIVERGED)
     logging.shutdown()
     # torch's Gloo sometimes aborts while the interpreter takes it down, after everything is done and told
     os._exit(status)

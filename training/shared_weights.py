@@ -1,5 +1,6 @@
 """Weights in a file that several processes of one machine map into their memory: hogwild's."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,8 @@ class SharedWeights:
         head = -(-(_NAME + 8 * slots) // _PAGE) * _PAGE
         with file_lock(path.with_suffix(".lock"), LOCK_S), path.open("ab") as file:
             file.truncate(head + 4 * size)
+            if hasattr(os, "posix_fallocate"):  # a write to a mapped page that has no room kills the process (SIGBUS)
+                os.posix_fallocate(file.fileno(), 0, head + 4 * size)
         data = np.memmap(path, dtype=np.uint8, mode="r+")
         self._session = data[:_NAME]
         self._counts = data[_NAME : _NAME + 8 * slots].view(np.int64)

@@ -18,6 +18,7 @@ from storage.objects import ObjectStore
 from training import logs
 from training.exchange.keys import RingKey
 from training.job import TrainJob
+from training.last_words import end_told, leave, read
 from training.parameter_server.starting import await_servers, server_parts
 from training.parts import Part, SupervisorError
 from training.processes import end_with_parent, stop
@@ -174,12 +175,12 @@ class Supervisor:
             return
         if status in final:
             part.ended = status
-        elif part.restarts > 0:
+        elif part.restarts > 0 and not read(part.note):  # which says that another try would not help
             part.restarts -= 1
             log.warning("%s ended with status %d and is started again", part.name, status)
             part.start()
         elif fatal:
-            raise SupervisorError(f"{part.name} ended with status {status} too often:\n{part.tail()}")
+            raise SupervisorError(f"{part.name} ended with status {status} for good:\n{part.tail()}")
         else:
             log.error("%s ended with status %d and stays away:\n%s", part.name, status, part.tail())
             part.ended = status
@@ -193,16 +194,18 @@ class Supervisor:
         if self.evaluator.ended == 0:  # somebody else asked the store to stop
             return STOPPED
         print(self.evaluator.tail(), file=sys.stderr)
+        leave(read(self.evaluator.note))
         return DIVERGED
 
     def _all_failed(self) -> int:
         """Every node has given up: why, and with which status."""
+        reasons = []
         for part in self.nodes:
             folder = self.folder / part.name
-            note = folder / (GAVE_UP if (folder / GAVE_UP).exists() else "node.log")
-            detail = note.read_text(encoding="utf-8", errors="replace").strip()
-            print(f"{part.name}: {detail.splitlines()[-1] if detail else part.tail(3)}", file=sys.stderr)
-        print("all nodes have failed", file=sys.stderr)
+            detail = read(part.note) or read(folder / GAVE_UP) or read(folder / "node.log")
+            reasons.append(f"{part.name}: {detail.splitlines()[-1] if detail else part.tail(3)}")
+        print("\n".join([*reasons, "all nodes have failed"]), file=sys.stderr)
+        leave("; ".join([*reasons, "all nodes have failed"]))
         return DIVERGED if any(part.ended == DIVERGED for part in self.nodes) else 1
 
     def _stop_training(self, address: str) -> int:
@@ -270,8 +273,9 @@ def main(argv: list[str]) -> int:
             return supervisor.run()
         except (SupervisorError, ValueError) as error:
             print(error, file=sys.stderr)
+            leave(str(error))
             return 1
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(end_told(lambda: main(sys.argv[1:]), DIVERGED))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from storage.objects import ObjectStore
+from storage.retries import DiskError
 from training.checkpoint import Kept, digests, evaluation_name, pack_replica, write_objects, write_weights
 from training.group import NodeGroup
 from training.stepping import Stepper, Weights
@@ -58,10 +59,17 @@ class Traces:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="writer")
         self._begun: set[tuple[str, int]] = set()
         self._closed_before = 0
+        self._failed: DiskError | None = None
 
     def wanted(self) -> Wanted:
-        """What the store asks for and has not been given; each thing once."""
+        """What the store asks for and has not been given; each thing once.
+
+        Raises:
+            DiskError: A replica could not be written: its epoch gives no model, and the store would wait for it.
+        """
         assert self.client is not None
+        if self._failed is not None:
+            raise self._failed
         epoch, checkpoint = self.client.snapshot_wanted(), self.client.checkpoint_wanted()
         if epoch is not None and not self._is_new("epoch", epoch):
             epoch = None
@@ -111,7 +119,11 @@ class Traces:
     def _snapshot(self, client: NodeClient, epoch: int, weights: Weights) -> None:
         def write() -> None:
             if epoch > self._closed_before or not self._was_left(epoch):
-                write_weights(self.output, replica_name(epoch, self.node), weights)
+                try:
+                    write_weights(self.output, replica_name(epoch, self.node), weights)
+                except DiskError as error:
+                    self._failed = error
+                    raise
             client.snapshot_written(epoch)
 
         self._submit(write)
@@ -160,6 +172,8 @@ class Traces:
         def guarded() -> None:
             try:
                 write()
+            except DiskError as error:
+                log.error("node %d could not write its weights: %s", self.node, error)
             except Exception:
                 log.exception("node %d could not write its weights", self.node)
 

@@ -29,6 +29,7 @@ from flows.cli import (
     top,
     transcribe,
 )
+from flows.cli.output import guarded_output
 
 app = typer.Typer(
     name="starling",
@@ -62,8 +63,9 @@ app.command("doctor")(doctor.doctor)
 
 def main() -> None:
     """Entry point of the console script."""
-    services.export_credentials()
-    app()
+    with guarded_output():
+        services.export_credentials()
+        app()
 
 
 if __name__ == "__main__":

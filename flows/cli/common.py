@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from tasks.home import own_disks_named
 from tasks.logs import LogStream
 from training.logs import wants_json
 
@@ -40,7 +41,8 @@ def friendly(command: Callable[P, R]) -> Callable[P, R]:
     @wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            return command(*args, **kwargs)
+            with own_disks_named():
+                return command(*args, **kwargs)
         except (typer.Exit, typer.Abort):  # they are RuntimeErrors, but no errors
             raise
         except Exception as error:

@@ -8,7 +8,7 @@ import typer
 import yaml
 
 from flows.cli.common import JsonOption, SetOption, err, friendly, out, print_json
-from flows.cli.storage import size_text
+from storage.disks import size_text
 from tasks.yaml_text import parse_yaml
 
 if TYPE_CHECKING:

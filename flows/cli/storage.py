@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from flows.cli.common import JsonOption, friendly, out, print_json, progress_bars
+from storage.disks import size_text
 
 app = typer.Typer(help="Verify, clean and measure an object store.", no_args_is_help=True)
 
@@ -43,15 +44,6 @@ def _not_empty(store: Any, found: object) -> None:
 
     if not found:
         raise ObjectMissingError(f"{store.url} holds no output of any stage: check bucket and prefix, or run something")
-
-
-def size_text(count: float) -> str:
-    """Bytes, readably."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
 
 
 @app.command("verify")

@@ -60,7 +60,7 @@ def transcribe(
         folder=output.endswith("/"),
     )
     failed = 0
-    with _progress(len(recordings)) as (show, tell):
+    with sink, _progress(len(recordings)) as (show, tell):
         for path, place in recordings:
             show(path)
             audio = sys.stdin.buffer.read() if path == STDIN else path
@@ -68,8 +68,9 @@ def transcribe(
             sink.add(path, place, found)
             failed += bool(found.error)
             if found.error and sink.tells_errors:
-                err.print(f"[red]{path}: {found.error}[/red]", highlight=False, soft_wrap=True)
-    sink.close()
+                err.print(f"{path}: {found.error}", style="red", markup=False, highlight=False, soft_wrap=True)
+    if failed or (len(recordings) > 1 and err.is_terminal):
+        err.print(f"{len(recordings) - failed} of {len(recordings)} recognized, {failed} failed", highlight=False)
     if failed:
         raise typer.Exit(1)
 
@@ -105,17 +106,22 @@ def _progress(count: int) -> Iterator[tuple[Callable[[Path], None], Callable[[fl
 def find_audio(files: list[Path]) -> list[tuple[Path, Path]]:
     """The files themselves, and every audio file below the folders; each with its place below what was named.
 
+    A folder without any stands for itself, as a recording that cannot be read.
+
     Raises:
         ValueError: If there is none.
     """
     found: list[tuple[Path, Path]] = []
+    any_audio = False
     for path in files:
+        inside = []
         if path.is_dir():
             inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in AUDIO and p.is_file())
             found += [(p, p.relative_to(path).with_suffix("")) for p in inside]
-        else:
+        if not inside:
             found.append((path, Path("stdin" if path == STDIN else path.stem or path.name)))
-    if not found:
+        any_audio |= bool(inside) or not path.is_dir()
+    if not any_audio:
         kinds = ", ".join(sorted(AUDIO))
         raise ValueError(f"there is no audio file in {', '.join(map(str, files))}: give files, or folders of {kinds}")
     return found

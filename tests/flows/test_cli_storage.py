@@ -10,7 +10,7 @@ from support import copy_finished, write_config
 from typer.testing import CliRunner
 
 from flows.cli.app import app
-from flows.cli.storage import size_text
+from storage.disks import size_text
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.stages import StageOutput

@@ -33,6 +33,6 @@ def test_truncated_weights(bundle):
 
 def test_tokens_of_an_unknown_kind(bundle):
     path = bundle / "bundle.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "tokenizer": {"kind": "runes"}}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "tokenizer": {"kind": "runes"}, "checksum": ""}))
     with pytest.raises(BundleError, match=r"bundle\.json.*runes"):
         load_bundle(bundle)

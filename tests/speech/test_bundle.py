@@ -82,7 +82,7 @@ def test_no_folder_no_bundle(tmp_path):
 
 def edit(folder, **changes):
     path = folder / "bundle.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "checksum": "", **changes}))
 
 
 @pytest.mark.parametrize(

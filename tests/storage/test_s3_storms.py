@@ -4,12 +4,12 @@ import http.client
 import os
 import random
 import socket
-import subprocess
 import threading
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from support import small_disk
 
 from storage.index import ShardIndex
 from storage.objects import ObjectStore, ObjectStoreError, RetryPolicy
@@ -151,34 +151,29 @@ def test_a_wrong_secret_is_not_repeated_and_not_told(storm, monkeypatch):
 
 
 @pytest.fixture
-def small_disk(tmp_path):
+def full_soon(tmp_path):
     """A file system of one megabyte."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode:
-        pytest.skip("a small file system can be mounted by root only")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=False)
+    with small_disk(tmp_path / "small") as folder:
+        yield folder
 
 
-def test_a_full_disk_is_explained_and_leaves_nothing_half_written(small_disk):
-    store = ObjectStore(small_disk, retry=RetryPolicy(attempts=8, base_s=5.0))
+def test_a_full_disk_is_explained_and_leaves_nothing_half_written(full_soon):
+    store = ObjectStore(full_soon, retry=RetryPolicy(attempts=8, base_s=5.0))
     done = write_shard(store, "0.tar", samples(0), "flac")
     with pytest.raises(ObjectStoreError, match=r"9\.tar.*Free some space"):
         write_shard(store, "9.tar", [Sample("x", {"flac": bytes(2_000_000)}, ROW)], "flac")
     assert store.list() == ["0.tar", "parts/0.tar.json"]
     assert load_part(store, "0.tar") == done
     assert load_part(store, "9.tar") is None
-    assert len(os.listdir(small_disk)) == 2
+    assert len(os.listdir(full_soon)) == 2
 
 
-def test_a_cache_on_a_full_disk_makes_room_and_goes_on(small_disk, tmp_path):
+def test_a_cache_on_a_full_disk_makes_room_and_goes_on(full_soon, tmp_path):
     store = ObjectStore(f"memory://full-{random.getrandbits(60):x}")
     parts = [
         write_shard(store, f"{n}.tar", [Sample(f"u{n}", {"flac": random.Random(n).randbytes(400_000)}, ROW)], "flac")
         for n in range(5)
     ]
-    reader = ShardReader(store, build_index(parts, {}), small_disk, cache_bytes=10**9)
+    reader = ShardReader(store, build_index(parts, {}), full_soon, cache_bytes=10**9)
     for n in [0, 1, 2, 3, 4, 0, 2]:
         assert reader.payload(n) == random.Random(n).randbytes(400_000)

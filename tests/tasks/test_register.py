@@ -47,7 +47,7 @@ def judged_run(wrong, tmp_path, **fields):
     run.results |= {name: original.results[name] for name in ("prepare", "shard", "features")}
     bundle = fetch_bundle(original.result("train").store, tmp_path / f"bundle-{wrong}")
     spec = json.loads((bundle / "bundle.json").read_text())
-    spec["provenance"] = {"wrong": wrong}
+    spec |= {"provenance": {"wrong": wrong}, "checksum": ""}
     (bundle / "bundle.json").write_text(json.dumps(spec))
     store = StageOutput(run.store, "train", f"wrong{wrong}").store
     for name in ("model.safetensors", "bundle.json"):

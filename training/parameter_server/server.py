@@ -24,6 +24,7 @@ from training import logs
 from training.exchange.keys import RingKey
 from training.flat import FlatParameters
 from training.job import TrainJob
+from training.last_words import end_told
 from training.parameter_server.layout import layout
 from training.parameter_server.messages import LONGEST, SILENCE_S
 from training.parameter_server.service import Service
@@ -151,4 +152,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(end_told(main, CANNOT_WORK))

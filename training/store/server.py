@@ -21,6 +21,7 @@ from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from training import logs
 from training.exchange.keys import RingKey
+from training.last_words import end_told
 from training.processes import end_with_parent
 from training.sampling import Draws
 from training.sockets import announce, bind, listening_endpoint, server_parser
@@ -193,4 +194,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(end_told(main, CANNOT_WORK))

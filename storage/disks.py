@@ -1,0 +1,189 @@
+"""Full, read-only and forbidden disks: told apart from other failures, and put into one line that helps.
+
+The system says "No space left on device" and nothing else: neither which folder, nor what to do. Libraries say it in
+words of their own, such as SQLite's "database or disk is full".
+"""
+
+import errno
+import io
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import FrameType
+
+_FULL, _QUOTA = errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)
+_FORBIDDEN = (errno.EACCES, errno.EPERM)
+_NUMBERS = (_FULL, _QUOTA, errno.EROFS, *_FORBIDDEN)
+_WORDS = {
+    "no space left on device": _FULL,
+    "os error 28": _FULL,  # safetensors, whose errors have no number
+    "database or disk is full": _FULL,
+    "pytorchstreamwriter failed writing": _FULL,
+    "error while creating shared memory segment": _FULL,  # NCCL
+    "disk quota exceeded": _QUOTA,
+    "read-only file system": errno.EROFS,
+    "attempt to write a readonly database": errno.EROFS,
+}
+_AMBIGUOUS = ("disk i/o error", "unable to open database file", "no usable temporary directory")
+"""What SQLite and Python say, among other things, on disks that are full or read-only."""
+_LITTLE = 1 << 20
+"""A disk with fewer bytes free counts as full."""
+REMEDY = (
+    "{first}, or name another folder (STARLING_HOME for all data, storage.url for the objects, TMPDIR for temporary "
+    "files). Then run the same command again: finished work is kept."
+)
+
+
+def disk_trouble(error: BaseException | None, folders: Iterable[Path] = ()) -> int:
+    """The errno of a full, read-only or forbidden disk behind an exception or one of its causes; 0 if it is another.
+
+    Args:
+        error: The exception.
+        folders: Where it may have happened; decides about messages that may mean anything.
+    """
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if number := _number_of(error, folders):
+            return number
+        seen.add(id(error))
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return 0
+
+
+def _number_of(error: BaseException, folders: Iterable[Path]) -> int:
+    if isinstance(error, OSError) and error.errno is not None and error.errno in _NUMBERS:
+        # without a file it is somebody else's port or process
+        return error.errno if error.filename is not None or error.errno not in _FORBIDDEN else 0
+    text = str(error).lower()
+    for words, number in _WORDS.items():
+        if words in text:
+            return number
+    if any(words in text for words in _AMBIGUOUS):
+        return next((number for folder in folders if (number := disk_state(folder))), 0)
+    return 0
+
+
+def disk_state(folder: Path) -> int:
+    """What is wrong with the disk of a folder, as an errno; 0 if nothing is."""
+    place = standing(folder)
+    status = os.statvfs(place)
+    if status.f_flag & os.ST_RDONLY:
+        return errno.EROFS
+    if not os.access(place, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
+        return errno.EACCES
+    return _FULL if min(status.f_bavail * status.f_frsize, _LITTLE) < _LITTLE else 0
+
+
+def system_folders() -> tuple[Path, ...]:
+    """Where libraries write without being told to: the temporary folder, and shared memory where that is a disk."""
+    try:
+        temporary = Path(tempfile.gettempdir())
+    except FileNotFoundError:  # Python tries each by writing to it
+        temporary = Path(os.environ.get("TMPDIR") or "/tmp")  # noqa: S108 - named in an error only
+    shared_memory = Path("/dev/shm")  # noqa: S108 - looked at only
+    return (temporary, shared_memory) if shared_memory.is_dir() else (temporary,)
+
+
+def standing(path: Path) -> Path:
+    """The path itself, or the nearest folder above it that exists."""
+    path = Path(path).absolute()
+    while not os.path.exists(path) and path != path.parent:  # noqa: PTH110 - Path.exists raises where it may not look
+        path = path.parent
+    return path
+
+
+def free_bytes(path: Path) -> int:
+    """Bytes that this user may still write on the disk of a path, which need not exist yet."""
+    status = os.statvfs(standing(path))
+    return status.f_bavail * status.f_frsize
+
+
+def size_text(count: float) -> str:
+    """Bytes, readably."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def room_text(path: Path) -> str:
+    """What is free on the disk of a path."""
+    status = os.statvfs(standing(path))
+    text = f"{size_text(status.f_bavail * status.f_frsize)} of {size_text(status.f_blocks * status.f_frsize)} free"
+    if status.f_files and not status.f_favail:
+        text += ", but no file more"  # out of inodes
+    return text
+
+
+def explain_disk(number: int, error: BaseException, places: Iterable[Path], subject: str = "") -> str:
+    """One line: what could not be written, the folder, what is free there, and the remedy.
+
+    Args:
+        number: What `disk_trouble` found.
+        error: The exception.
+        places: Folders that are written to, the likeliest first.
+        subject: What could not be written; by default the file that the exception is about, if it names one.
+    """
+    file = None if subject else named_file(error)
+    folder = (file if file.is_dir() else file.parent) if file else _suspect(number, list(places))
+    subject = subject or str(file or folder)
+    of = "its disk" if subject == str(folder) else f"the disk of {folder}"
+    if number in _FORBIDDEN:
+        who = f"user {os.geteuid()}" if hasattr(os, "geteuid") else "this user"
+        first = f"Change the owner or the mode of {folder}"
+        return f"{subject}: permission denied, {who} may not use {folder}. {REMEDY.format(first=first)}"
+    if number == errno.EROFS:
+        return f"{subject}: {of} is read-only. {REMEDY.format(first='Mount it for writing')}"
+    why = f"no space is left on {of}" if number == _FULL else f"the user's quota on {of} is used up"
+    if not isinstance(error, OSError):  # a library's words may say what it was about
+        why += f', "{str(error).splitlines()[0]}"' if str(error) else ""
+    first = "Free some space there (`starling storage gc` shows what can go)"
+    return f"{subject}: {why} ({room_text(folder)}). {REMEDY.format(first=first)}"
+
+
+def _suspect(number: int, places: list[Path]) -> Path:
+    """The folder whose disk is in that state, or the fullest."""
+    for place in places:
+        if disk_state(place) == number:
+            return place
+    return min(places, key=free_bytes) if places else Path.cwd()
+
+
+def named_file(error: BaseException) -> Path | None:
+    """The file that an exception is about, if it or one of its causes names one.
+
+    A failed write names none: then it is the file that the innermost function of the traceback has open.
+    """
+    seen: set[int] = set()
+    files: list[Path] = []
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        name = getattr(current, "filename", None)
+        if isinstance(current, OSError) and isinstance(name, str | os.PathLike) and os.fspath(name):
+            return Path(os.fsdecode(name))
+        if isinstance(current, OSError):
+            files += _open_files(current)
+        current = current.__cause__ or current.__context__
+    return files[0] if files else None
+
+
+def _open_files(error: BaseException) -> Iterator[Path]:
+    """Files that the functions of a traceback write to, innermost function first."""
+    frames: list[FrameType] = []
+    step = error.__traceback__
+    while step is not None:
+        frames.insert(0, step.tb_frame)
+        step = step.tb_next
+    for frame in frames:
+        for value in list(frame.f_locals.values()):
+            name = getattr(value, "name", None) if isinstance(value, io.IOBase) else None
+            if isinstance(name, str) and not name.startswith("<") and _writes(value):
+                yield Path(name)
+
+
+def _writes(file: io.IOBase) -> bool:
+    mode = getattr(file, "mode", "")
+    return isinstance(mode, str) and any(letter in mode for letter in "wax+")

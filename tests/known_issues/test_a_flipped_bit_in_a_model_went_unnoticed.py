@@ -1,0 +1,80 @@
+"""A model with a flipped bit loaded, and recognized something else or failed with NaN: bundles had no checksums."""
+
+import json
+import logging
+
+import pytest
+
+from speech.bundle import BundleError, BundleSpec, check_files, load_bundle, load_spec, save_bundle, save_spec
+from speech.features import FeatureConfig
+from speech.models import ModelConfig
+from speech.tokens import TokenConfig, train_tokenizer
+
+
+@pytest.fixture
+def bundle(tmp_path):
+    spec = BundleSpec(
+        sample_rate=8000,
+        features=FeatureConfig(num_mels=6, cmvn="none"),
+        stats=None,
+        tokenizer=train_tokenizer(TokenConfig(), ["a b"]).to_dict(),
+        model=ModelConfig(kind="blstm", dim=8, layers=1, channels=1),
+        provenance={"loss": 1.25},
+    )
+    save_bundle(tmp_path, spec, dict(spec.build_model().state_dict()))
+    load_bundle(tmp_path)
+    return tmp_path
+
+
+def rewrite(bundle, *without):
+    """Write bundle.json in another layout, without some fields."""
+    path = bundle / "bundle.json"
+    value = {name: item for name, item in json.loads(path.read_text()).items() if name not in without}
+    path.write_text(json.dumps(value))
+
+
+@pytest.mark.parametrize("place", [-1, -5000, 3])
+def test_a_flipped_bit_in_the_weights(bundle, place):
+    path = bundle / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(BundleError, match=r"model\.safetensors is damaged.*fetch the model again, or make it again"):
+        load_bundle(bundle)
+
+
+def test_a_changed_digit_in_the_description(bundle):
+    path = bundle / "bundle.json"
+    path.write_text(path.read_text().replace("1.25", "1.75"))
+    with pytest.raises(BundleError, match=r"bundle\.json is damaged.*If you have edited it, remove its field checksum"):
+        load_spec(bundle)
+    rewrite(bundle, "checksum")
+    assert load_bundle(bundle)[0].provenance == {"loss": 1.75}
+
+
+def test_a_bundle_without_checksums_loads_with_a_word(bundle, caplog):
+    with caplog.at_level(logging.WARNING):
+        load_bundle(bundle)
+    assert caplog.text == ""
+    rewrite(bundle, "checksum", "files")
+    with caplog.at_level(logging.WARNING):
+        load_bundle(bundle)
+    assert "has no checksums" in caplog.text
+
+
+def test_the_layout_of_the_json_does_not_matter(bundle):
+    rewrite(bundle)
+    load_bundle(bundle)
+
+
+def test_missing_weights_are_named(bundle):
+    (bundle / "model.safetensors").unlink()
+    with pytest.raises(BundleError, match=r"model\.safetensors is missing"):
+        load_bundle(bundle)
+
+
+def test_other_decoding_keeps_the_weights_checksum(bundle):
+    before = check_files(bundle)
+    save_spec(bundle, load_spec(bundle).model_copy(update={"provenance": {"new": 1}}), before)
+    assert check_files(bundle) == before
+    assert load_bundle(bundle)[0].provenance == {"new": 1}

@@ -19,6 +19,8 @@ import torch
 import torchaudio
 from torch import Tensor
 
+from speech.truncation import announced_times
+
 SILENCE_DB = -120.0
 """What `level_db` says of digital silence (a finite number, so that it fits JSON and Parquet)."""
 
@@ -30,6 +32,11 @@ _OPUS_PREROLL_S = 1.0
 """Opus predicts from what it has decoded: after a seek it must decode some audio before what it gives is the same as in
 one pass. RFC 7845, section 4.6, asks for at least 80 ms; SILK's long-term prediction on loud noise wants more."""
 
+_MAX_SAMPLE = 10.0
+"""Samples beyond 20 dB over full scale are no sound: integers that were not scaled, or what a broken program left."""
+_ROUNDING_S = 0.01
+"""A header that announces so little more than there is was written by a careless program; nothing has been cut."""
+
 AudioErrorReason = Literal["unreadable", "empty"]
 
 
@@ -37,7 +44,8 @@ class AudioError(ValueError):
     """Audio that cannot become a waveform.
 
     Attributes:
-        reason: "unreadable" (damaged, unknown format, truncated, not finite, no such channel) or "empty" (no sample).
+        reason: "unreadable" (damaged, unknown format, truncated, samples that are no sound, no such channel) or "empty"
+            (no sample).
     """
 
     def __init__(self, message: str, reason: AudioErrorReason) -> None:
@@ -70,20 +78,38 @@ def decode_audio(
         The waveform, float32 `[num_samples]` in [-1, 1], and its sample rate in Hz.
 
     Raises:
-        AudioError: the audio is damaged, truncated or not finite, has no such channel, or the segment has no sample.
+        AudioError: the audio is damaged or no sound, has no such channel, or the segment has no sample; the file is
+            truncated and the segment reaches its end.
     """
     name = _name_of(source)
     if start < 0 or (end is not None and end <= start):
         raise AudioError(f"{name}: the segment from {start} s to {end} s has no duration", "empty")
     with _explained(name), _open(source, raw_rate) as file:
         rate = int(file.samplerate)
+        if raw_rate is None and (end is None or round(end * rate) > file.frames):
+            _check_whole(source, file, name)
         samples = _read_segment(file, start, end, channel, name)
         integers = file.subtype.startswith("PCM_")
     if samples.numel() == 0:
         raise AudioError(f"{name} has no sample between {start} s and {'its end' if end is None else end}", "empty")
-    if not integers and not torch.isfinite(samples).all():
-        raise AudioError(f"{name} has samples that are not finite numbers: write again", "unreadable")
+    if not integers:
+        check_samples(samples, name)
     return samples, rate
+
+
+def check_samples(samples: Tensor, name: str) -> None:
+    """Refuse samples that are no sound.
+
+    Raises:
+        AudioError: one is NaN, infinite, or far beyond full scale.
+    """
+    peak = float(samples.abs().max()) if samples.numel() else 0.0
+    if not math.isfinite(peak):
+        raise AudioError(f"{name} has samples that are not finite numbers: write it again", "unreadable")
+    if peak > _MAX_SAMPLE:
+        raise AudioError(
+            f"{name} has samples up to {peak:.4g}, full scale is 1: scale it and write it again", "unreadable"
+        )
 
 
 def stream_audio(source: bytes | str | Path) -> Iterator[tuple[Tensor, int]]:
@@ -98,20 +124,20 @@ def stream_audio(source: bytes | str | Path) -> Iterator[tuple[Tensor, int]]:
         Blocks, float32 `[num_samples]` in [-1, 1], and the sample rate in Hz.
 
     Raises:
-        AudioError: as `decode_audio` does; a truncated file only when its end is reached.
+        AudioError: as `decode_audio` does; a truncated FLAC or MP3 file only when its end is reached.
     """
     name = _name_of(source)
     with _explained(name), _open(source, None) as file:
         rate, left = int(file.samplerate), file.frames
         if left <= 0:
             raise AudioError(f"{name} has no sample", "empty")
+        _check_whole(source, file, name)
         while left > 0:
             block = torch.from_numpy(file.read(min(left, _block(file)), dtype="float32", always_2d=True))
             if not len(block):
                 break
             left -= len(block)
-            if not torch.isfinite(block).all():
-                raise AudioError(f"{name} has samples that are not finite numbers: write again", "unreadable")
+            check_samples(block, name)
             yield _to_mono(block, None), rate
         if file.tell() == 0:
             raise AudioError(f"{name} has no sample", "empty")
@@ -138,6 +164,19 @@ def _open(source: bytes | str | Path, raw_rate: int | None) -> soundfile.SoundFi
     if raw_rate is None:
         return soundfile.SoundFile(opened)
     return soundfile.SoundFile(opened, samplerate=raw_rate, channels=1, format="RAW", subtype="PCM_16", endian="LITTLE")
+
+
+def _check_whole(source: bytes | str | Path, file: soundfile.SoundFile, name: str) -> None:
+    """Refuse a file that ends before its header says; libsndfile does so for some formats only."""
+    times, held = announced_times(source), file.frames / file.samplerate
+    if held * (times - 1) <= _ROUNDING_S and not math.isinf(times):
+        return
+    announced = "its end is missing" if math.isinf(times) else f"the header announces {held * times:.3f} s"
+    raise AudioError(
+        f"{name} is truncated: {announced}, the file holds {held:.3f} s. Fetch it again; if the transcript fits what is "
+        "left, write that to a new file (ffmpeg -i OLD NEW)",
+        "unreadable",
+    )
 
 
 def _read_segment(file: soundfile.SoundFile, start: float, end: float | None, channel: int | None, name: str) -> Tensor:

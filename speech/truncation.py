@@ -1,0 +1,122 @@
+"""Whether an audio file ends before its own header says, for the formats in which libsndfile does not look.
+
+libsndfile refuses cut FLAC, MP3 and CAF files; of a cut WAV, RF64, W64, AIFF, AU, SPHERE or Ogg file it gives what is
+left, without a word. Trained with the whole transcript, such a file does harm. A header may leave the length open, as
+a program must that writes into a pipe: then there is nothing to compare, and the file is taken as it is.
+"""
+
+import io
+import math
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+_OPEN_SIZE = 0x7FFF0000
+"""From here on a 32-bit size stands for "not known": FFmpeg writes 0xFFFFFFFF into a pipe, SoX 0x7FFFF000."""
+_MOST_CHUNKS = 1024
+_OGG_TAIL = 27 + 255 + 255 * 255 + 4096
+"""The longest page, and room for what taggers leave behind the last one."""
+_LAST_PAGE = 4
+_W64_RIFF = b"riff\x2e\x91\xcf\x11\xa5\xd6\x28\xdb"
+
+
+def announced_times(source: bytes | str | Path) -> float:
+    """How many times as much audio the header announces as the file holds.
+
+    Returns:
+        1 where the file is whole, or has a format or a header by which that cannot be told; more where it is cut;
+        infinity where it is cut and the whole length is not known, or nothing is left.
+    """
+    with io.BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb") as file:
+        size = file.seek(0, io.SEEK_END)
+        file.seek(0)
+        head = file.read(16)
+        if head[:4] == b"OggS":
+            return 1.0 if _ogg_has_its_end(file, size) else math.inf
+        begin, length = _audio_range(file, head)
+    held = size - begin
+    if length <= held:
+        return 1.0
+    return length / held if held > 0 else math.inf
+
+
+def _audio_range(file: BinaryIO, head: bytes) -> tuple[int, int]:
+    """First byte and announced number of bytes of the audio; a length of 0 where the header leaves it open."""
+    if head[:4] in (b"RIFF", b"RIFX", b"RF64"):
+        return _riff_range(file, "big" if head[:4] == b"RIFX" else "little", b"data")
+    if head[:4] == b"FORM":
+        return _riff_range(file, "big", b"SSND")
+    if head[:12] == _W64_RIFF:
+        return _w64_range(file)
+    if head[:4] == b".snd":
+        return int.from_bytes(head[4:8], "big"), _known(int.from_bytes(head[8:12], "big"))
+    if head[:7] == b"NIST_1A":
+        return _sphere_range(file)
+    return 0, 0
+
+
+def _known(length: int) -> int:
+    return length if length < _OPEN_SIZE else 0
+
+
+def _riff_range(file: BinaryIO, order: Literal["big", "little"], audio: bytes) -> tuple[int, int]:
+    """The audio chunk of RIFF (WAV, RF64) and of FORM (AIFF); RF64 keeps a long one's length in the chunk `ds64`."""
+    place, long_length = 12, 0
+    for _ in range(_MOST_CHUNKS):
+        file.seek(place)
+        header = file.read(8)
+        if len(header) < 8:
+            break
+        length = int.from_bytes(header[4:], order)
+        if header[:4] == audio:
+            return place + 8, long_length if length == 0xFFFFFFFF and long_length else _known(length)
+        if header[:4] == b"ds64":
+            # 64 bits each: size of the file, size of the audio; all ones where they are not known
+            long_length = int.from_bytes(file.read(16)[8:], "little") & ~(-1 << 63)
+            long_length = 0 if long_length >= (1 << 63) - 1 else long_length
+        place += 8 + length + length % 2
+    return 0, 0
+
+
+def _w64_range(file: BinaryIO) -> tuple[int, int]:
+    """Sony's Wave64: chunks are named by 16 bytes, have 64-bit lengths that count their header, and are aligned."""
+    place = 40
+    for _ in range(_MOST_CHUNKS):
+        file.seek(place)
+        header = file.read(24)
+        length = int.from_bytes(header[16:], "little")
+        if len(header) < 24 or length < 24:
+            break
+        if header[:4] == b"data":
+            return place + 24, 0 if length >= 1 << 62 else length - 24
+        place += length + -length % 8
+    return 0, 0
+
+
+def _sphere_range(file: BinaryIO) -> tuple[int, int]:
+    """NIST SPHERE: lines of text `name -type value`, of which the second line says how long they are."""
+    file.seek(0)
+    lines = file.read(1024).decode("ascii", "replace").splitlines()
+    fields = {words[0]: words[2] for line in lines[2:] if len(words := line.split()) == 3}
+    try:
+        begin = int(lines[1])
+        sizes = [int(fields[name]) for name in ("sample_count", "channel_count", "sample_n_bytes")]
+    except (KeyError, ValueError, IndexError):
+        return 0, 0
+    packed = fields.get("sample_coding", "pcm").lower() not in ("pcm", "ulaw", "mu-law", "alaw")
+    return begin, 0 if packed or min(sizes) < 0 else math.prod(sizes)
+
+
+def _ogg_has_its_end(file: BinaryIO, size: int) -> bool:
+    """Whether the last page is whole and marked as the last of its stream (RFC 3533, section 6)."""
+    begin = max(0, size - _OGG_TAIL)
+    file.seek(begin)
+    tail = file.read()
+    place = len(tail)
+    while (place := tail.rfind(b"OggS", 0, place)) >= 0:
+        page = tail[place:]
+        if len(page) >= 27 and (page[4] != 0 or page[5] > 7):
+            continue  # these four bytes are part of the audio
+        lengths = page[27 : 27 + page[26]] if len(page) > 27 else b""
+        whole = len(page) > 27 and len(lengths) == page[26] and len(page) >= 27 + len(lengths) + sum(lengths)
+        return whole and bool(page[5] & _LAST_PAGE)
+    return False

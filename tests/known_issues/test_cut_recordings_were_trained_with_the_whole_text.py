@@ -1,0 +1,164 @@
+"""Recordings that were taken though they were no whole sound.
+
+Of a WAV or Ogg file cut in half libsndfile gives the first half without a word, and it was trained with the whole
+transcript; its siblings RF64, W64, AIFF, AU and SPHERE alike. Float samples of 1e30 were taken for sound.
+"""
+
+import io
+import struct
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from support import tone, write_table, write_tone
+
+from speech.audio import AudioError, check_samples, decode_audio, stream_audio
+from speech.truncation import announced_times
+from tasks.config import parse_config
+from tasks.prepare import MANIFEST, PREPARE, QUARANTINE, read_table
+from tasks.stage import Run
+
+RATE = 16000
+FORMATS = [
+    ("WAV", "PCM_16"),
+    ("WAV", "FLOAT"),
+    ("WAV", "ULAW"),
+    ("WAV", "IMA_ADPCM"),
+    ("WAVEX", "PCM_24"),
+    ("RF64", "PCM_16"),
+    ("W64", "PCM_16"),
+    ("AIFF", "PCM_16"),
+    ("AU", "PCM_16"),
+    ("NIST", "PCM_16"),
+    ("NIST", "ULAW"),
+    ("OGG", "VORBIS"),
+    ("OGG", "OPUS"),
+    ("CAF", "PCM_16"),
+    ("FLAC", "PCM_16"),
+    ("MP3", None),
+]
+
+
+def encoded(form, subtype, seconds=4.0):
+    box = io.BytesIO()
+    soundfile.write(box, tone(seconds, rate=RATE, level=0.1), RATE, format=form, subtype=subtype)
+    return box.getvalue()
+
+
+def read_all(source):
+    return decode_audio(source)[0], torch.cat([block for block, _ in stream_audio(source)])
+
+
+@pytest.mark.parametrize(("form", "subtype"), FORMATS)
+def test_a_cut_recording_is_refused_however_it_is_read(form, subtype, tmp_path, capfd):
+    whole = encoded(form, subtype)
+    (tmp_path / "whole").write_bytes(whole)
+    for source in (whole, tmp_path / "whole", str(tmp_path / "whole")):
+        assert all(len(wave) >= 4 * RATE for wave in read_all(source))
+    for share in (0.3, 0.5, 0.75, 0.97):
+        cut = whole[: int(len(whole) * share)]
+        (tmp_path / "cut").write_bytes(cut)
+        for read in (decode_audio, lambda source: list(stream_audio(source))):
+            for source in (cut, tmp_path / "cut"):
+                with pytest.raises(AudioError) as caught:
+                    read(source)
+                assert caught.value.reason == "unreadable"
+                assert "truncated" in str(caught.value) or "cannot be decoded" in str(caught.value)
+    capfd.readouterr()  # libmpg123 complains there
+
+
+def test_the_message_says_how_much_is_missing():
+    whole = encoded("WAV", "PCM_16")
+    with pytest.raises(AudioError, match=r"truncated: the header announces 4\.000 s, the file holds 1\.000 s"):
+        decode_audio(whole[: 44 + RATE * 2])
+    with pytest.raises(AudioError, match=r"truncated: its end is missing, the file holds [123]\.\d\d\d s"):
+        decode_audio(encoded("OGG", "OPUS")[:-2000])
+
+
+@pytest.mark.parametrize(
+    ("form", "subtype"), [("WAV", "PCM_16"), ("OGG", "VORBIS"), ("OGG", "OPUS"), ("W64", "PCM_16")]
+)
+def test_what_lies_before_the_cut_can_still_be_segmented(form, subtype):
+    whole = encoded(form, subtype, 8.0)
+    cut = whole[: len(whole) * 3 // 4]
+    assert len(decode_audio(cut, start=1.0, end=2.0)[0]) == RATE
+    with pytest.raises(AudioError, match="truncated"):
+        decode_audio(cut, start=1.0, end=7.5)
+    with pytest.raises(AudioError, match="truncated"):
+        decode_audio(cut, start=1.0)
+    assert len(decode_audio(whole, start=1.0, end=99.0)[0]) >= 7 * RATE  # an end beyond the whole file is its end
+
+
+def sized(riff, data, extra=b""):
+    """A second of WAV whose header gives these sizes."""
+    body = (tone(1.0, rate=RATE) * 32767).astype("<i2").tobytes()
+    form = struct.pack("<HHIIHH", 1, 1, RATE, 2 * RATE, 2, 16)
+    return b"".join(
+        [b"RIFF", struct.pack("<I", riff), b"WAVEfmt ", struct.pack("<I", 16), form, extra, b"data"]
+        + [struct.pack("<I", data), body]
+    )
+
+
+@pytest.mark.parametrize("size", [0xFFFFFFFF, 0x7FFFF000, 0x7FFFFFFF, 2 * RATE, 2 * RATE + 44])
+def test_lengths_that_a_pipe_or_a_careless_program_wrote_are_no_cut(size):
+    for riff in (0, 0xFFFFFFFF, 36 + size & 0xFFFFFFFF):
+        assert all(len(wave) == RATE for wave in read_all(sized(riff, size)))
+
+
+def test_a_length_of_zero_is_no_cut():
+    assert announced_times(sized(0, 0)) == 1.0
+
+
+def test_chunks_before_the_audio_are_passed_over():
+    odd = b"LIST" + struct.pack("<I", 7) + b"data\xff\xff\xff\0"
+    assert all(len(wave) == RATE for wave in read_all(sized(0, 2 * RATE, odd)))
+    assert announced_times(sized(0, 4 * RATE, odd)) == 2.0
+
+
+def test_a_page_that_is_not_the_last_is_no_end():
+    whole = encoded("OGG", "VORBIS", 20.0)
+    pages = [place for place in range(len(whole)) if whole.startswith(b"OggS", place)]
+    assert len(pages) > 4
+    for place in (*pages[2:], pages[-1] + 4, pages[-1] + 27, len(whole) - 1):
+        assert announced_times(whole[:place]) > 1.0
+    assert announced_times(whole) == 1.0
+    assert announced_times(whole + b"TAG" + bytes(125)) == 1.0  # what taggers append
+
+
+@pytest.mark.parametrize("value", [1e30, -1e30, 32768.0, np.nan, np.inf])
+def test_samples_that_are_no_sound_are_refused(value):
+    wave = tone(0.5, rate=RATE)
+    wave[4000] = value
+    box = io.BytesIO()
+    soundfile.write(box, wave, RATE, format="WAV", subtype="FLOAT")
+    for read in (decode_audio, lambda source: list(stream_audio(source))):
+        with pytest.raises(AudioError, match="write it again") as caught:
+            read(box.getvalue())
+        assert caught.value.reason == "unreadable"
+
+
+def test_samples_that_only_clip_are_taken():
+    check_samples(torch.tensor([0.0, -1.5, 3.0]), "x")
+    check_samples(torch.empty(0), "x")
+
+
+def test_they_are_quarantined_with_their_reason_and_counted(home, tmp_path):
+    rows = [(f"u{n}", f"{n}.wav", "some words", f"s{n}") for n in range(4)]
+    for n in range(4):
+        write_tone(tmp_path / f"{n}.wav", seconds=1.0, seed=n)
+    content = (tmp_path / "1.wav").read_bytes()
+    (tmp_path / "1.wav").write_bytes(content[: len(content) // 2])
+    soundfile.write(tmp_path / "2.wav", np.full(RATE, 1e30), RATE, subtype="FLOAT")
+    rows.append(("ogg", "x.ogg", "some words", "s5"))
+    content = write_tone(tmp_path / "x.ogg", seconds=9.0).read_bytes()
+    (tmp_path / "x.ogg").write_bytes(content[: len(content) // 2])
+    source = {"kind": "table", "path": str(write_table(tmp_path, rows)), "set": "train"}
+    result = PREPARE.execute(Run(parse_config({"name": "p", "data": {"sources": [source], "max_quarantined": 1}}), "r"))
+    refused = {row["id"]: row for row in read_table(result.store, QUARANTINE)}
+    assert result.counts == {"read": 5, "written": 2, "quarantined": 3}
+    assert {row["id"] for row in read_table(result.store, MANIFEST)} == {"u0", "u3"}
+    assert {row["reason"] for row in refused.values()} == {"unreadable"}
+    assert "truncated: the header announces 1.000 s, the file holds 0.499 s" in refused["u1"]["detail"]
+    assert "samples up to 1e+30" in refused["u2"]["detail"]
+    assert "truncated: its end is missing" in refused["ogg"]["detail"]

@@ -129,9 +129,9 @@ def stream_audio(source: bytes | str | Path) -> Iterator[tuple[Tensor, int]]:
     name = _name_of(source)
     with _explained(name), _open(source, None) as file:
         rate, left = int(file.samplerate), file.frames
+        _check_whole(source, file, name)
         if left <= 0:
             raise AudioError(f"{name} has no sample", "empty")
-        _check_whole(source, file, name)
         while left > 0:
             block = torch.from_numpy(file.read(min(left, _block(file)), dtype="float32", always_2d=True))
             if not len(block):
@@ -173,8 +173,8 @@ def _check_whole(source: bytes | str | Path, file: soundfile.SoundFile, name: st
         return
     announced = "its end is missing" if math.isinf(times) else f"the header announces {held * times:.3f} s"
     raise AudioError(
-        f"{name} is truncated: {announced}, the file holds {held:.3f} s. Fetch it again; if the transcript fits what is "
-        "left, write that to a new file (ffmpeg -i OLD NEW)",
+        f"{name} is truncated: {announced}, the file holds {held:.3f} s. Fetch it again; if the transcript fits what "
+        "is left, write that to a new file (ffmpeg -i OLD NEW)",
         "unreadable",
     )
 

@@ -1,8 +1,9 @@
 """Whether an audio file ends before its own header says, for the formats in which libsndfile does not look.
 
-libsndfile refuses cut FLAC, MP3 and CAF files; of a cut WAV, RF64, W64, AIFF, AU, SPHERE or Ogg file it gives what is
-left, without a word. Trained with the whole transcript, such a file does harm. A header may leave the length open, as
-a program must that writes into a pipe: then there is nothing to compare, and the file is taken as it is.
+libsndfile refuses cut FLAC files, and MP3 files whose first frame says how many follow; of a cut WAV, RF64, W64, AIFF,
+CAF, AU, SPHERE or Ogg file it gives what is left, without a word. Trained with the whole transcript, such a file does
+harm. A header may leave the length open, as a program must that writes into a pipe: then there is nothing to compare,
+and the file is taken as it is.
 """
 
 import io
@@ -47,6 +48,8 @@ def _audio_range(file: BinaryIO, head: bytes) -> tuple[int, int]:
         return _riff_range(file, "big", b"SSND")
     if head[:12] == _W64_RIFF:
         return _w64_range(file)
+    if head[:4] == b"caff":
+        return _caf_range(file)
     if head[:4] == b".snd":
         return int.from_bytes(head[4:8], "big"), _known(int.from_bytes(head[8:12], "big"))
     if head[:7] == b"NIST_1A":
@@ -89,6 +92,19 @@ def _w64_range(file: BinaryIO) -> tuple[int, int]:
         if header[:4] == b"data":
             return place + 24, 0 if length >= 1 << 62 else length - 24
         place += length + -length % 8
+    return 0, 0
+
+
+def _caf_range(file: BinaryIO) -> tuple[int, int]:
+    """Apple's Core Audio: chunks with 64-bit lengths, of which -1 is not known; four bytes precede the samples."""
+    place = 8
+    for _ in range(_MOST_CHUNKS):
+        file.seek(place)
+        header = file.read(12)
+        length = int.from_bytes(header[4:], "big", signed=True)
+        if len(header) < 12 or length < 0 or header[:4] == b"data":
+            return (place + 16, max(length - 4, 0)) if header[:4] == b"data" else (0, 0)
+        place += 12 + length
     return 0, 0
 
 

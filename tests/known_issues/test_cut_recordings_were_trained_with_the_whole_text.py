@@ -94,10 +94,8 @@ def sized(riff, data, extra=b""):
     """A second of WAV whose header gives these sizes."""
     body = (tone(1.0, rate=RATE) * 32767).astype("<i2").tobytes()
     form = struct.pack("<HHIIHH", 1, 1, RATE, 2 * RATE, 2, 16)
-    return b"".join(
-        [b"RIFF", struct.pack("<I", riff), b"WAVEfmt ", struct.pack("<I", 16), form, extra, b"data"]
-        + [struct.pack("<I", data), body]
-    )
+    head = b"RIFF" + struct.pack("<I", riff) + b"WAVEfmt " + struct.pack("<I", 16) + form
+    return head + extra + b"data" + struct.pack("<I", data) + body
 
 
 @pytest.mark.parametrize("size", [0xFFFFFFFF, 0x7FFFF000, 0x7FFFFFFF, 2 * RATE, 2 * RATE + 44])

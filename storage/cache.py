@@ -14,8 +14,8 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from storage.backends import publish_file, sweep_temporary_files, temporary_file
 from storage.locks import passing_lock
@@ -30,7 +30,7 @@ _CLEARINGS = 5
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 
 Fetch = Callable[[Path], object]
-Check = Callable[[BinaryIO], str | None]
+Check = Callable[[BufferedReader], str | None]
 
 
 class DamagedCopyError(ValueError):

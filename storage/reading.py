@@ -16,9 +16,10 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
+from io import BufferedReader
 from pathlib import Path
 from shutil import rmtree
-from typing import Any, BinaryIO
+from typing import Any
 
 from storage.cache import CacheFullError, DamagedCopyError, ShardCache, open_checked
 from storage.index import ShardIndex, ShardRecord
@@ -234,7 +235,7 @@ class ShardReader:
             return self._obtain_copy(shard, record)
         stamps = []
 
-        def check(file: BinaryIO) -> str | None:
+        def check(file: BufferedReader) -> str | None:
             stamps.append(_stamp(os.fstat(file.fileno())))  # before it is read: a change meanwhile shows later
             return _problem(file, record)
 
@@ -249,7 +250,8 @@ class ShardReader:
 
     def _obtain_copy(self, shard: int, record: ShardRecord) -> int | None:
         if time.monotonic() < self._full_until:
-            return self._verify_through(shard, record)
+            self._verify_through(shard, record)
+            return None
 
         def fetch(target: Path) -> None:
             self.store.fetch_into(record.name, target)
@@ -265,7 +267,8 @@ class ShardReader:
             if not self._full_until:
                 _LOG.warning("%s. Shards are read in %s instead, which is slow.", error, self.store.url)
             self._full_until = time.monotonic() + _FULL_S
-            return self._verify_through(shard, record)
+            self._verify_through(shard, record)
+            return None
         self._paths[shard] = cache.path(record.sha256)
         return found
 
@@ -320,7 +323,7 @@ def _stamp(status: os.stat_result) -> tuple[int, int, int]:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _problem(file: BinaryIO, record: ShardRecord) -> str | None:
+def _problem(file: BufferedReader, record: ShardRecord) -> str | None:
     """What is wrong with a shard's file, or None."""
     size = file.seek(0, os.SEEK_END)
     if size != record.bytes:

@@ -18,6 +18,7 @@ from speech.audio import decode_audio
 from speech.features import FeatureConfig, build_features, feature_dim
 from speech.features.cmvn import CmvnStats
 from storage.index import ShardIndex
+from storage.intact import readable
 from storage.objects import ObjectStore
 from storage.quarantine import QuarantinedShard, ShardQuarantine
 from storage.reading import ShardError, ShardReader
@@ -78,6 +79,12 @@ def _opened(url: str, digest: str, cache: str) -> tuple[ShardIndex, ShardReader]
 
 def _note(number: int) -> str:
     return f"stats/shard-{number:06d}.json"
+
+
+def _read_note(store: ObjectStore, number: int) -> SpeakerStats:
+    value = store.read_json(_note(number))
+    with readable(store.join(_note(number))):
+        return {str(who): CmvnStats.from_dict(stats) for who, stats in value.items()}
 
 
 def features_piece(piece: Piece) -> int:
@@ -144,8 +151,7 @@ def features_of_set(
     whole = [number for number, shard in enumerate(index.shards) if shard.name not in names]
     total: SpeakerStats = {}
     for number in whole:
-        for who, value in target.read_json(_note(number)).items():
-            stats = CmvnStats.from_dict(value)
+        for who, stats in _read_note(target, number).items():
             total[who] = total[who] + stats if who in total else stats
     frames = sum(value.count for value in total.values())
     if not run.config.features.stored:

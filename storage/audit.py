@@ -125,7 +125,7 @@ class _Audit:
                 listed.add(name)
         self.report.shards, self.report.bytes = len(wanted), sum(record.bytes for record in wanted.values())
         checks += [] if self.quick else [(n, partial(self._content_problem, n)) for n in self._unlisted(listed)]
-        self.report.objects = sum(1 for name, _ in checks if not _INDEX.match(name)) - len(wanted)
+        self.report.objects += sum(1 for name, _ in checks if not _INDEX.match(name)) - len(wanted)
         return checks
 
     def _records(self, name: str) -> list[tuple[str, ShardRecord]]:
@@ -178,7 +178,8 @@ class _Audit:
         return _digest_problem(self.store, name, size, promise.sha256, "the stage's record")
 
     def _unlisted(self, listed: set[str]) -> list[str]:
-        return [n for n in self.sizes if _OUTPUT.match(n) and n not in listed and not _INDEX.match(n)]
+        found = [n for n in self.sizes if _OUTPUT.match(n) and n not in listed and not _INDEX.match(n)]
+        return [n for n in found if n.count("/") != 2 or not n.endswith(f"/{DONE}")]
 
     def _content_problem(self, name: str) -> str | None:
         try:

@@ -174,7 +174,7 @@ def test_missing_index(store):
 @pytest.mark.parametrize("content", [b"", b"PAR1 no parquet", b"\x00" * 4000])
 def test_refuses_what_is_no_index(store, content):
     store.write("index.parquet", content)
-    with pytest.raises(ShardIndexError, match=r"index\.parquet is no shard index"):
+    with pytest.raises(ShardIndexError, match=r"index\.parquet is (no shard index|damaged) "):
         ShardIndex.read(store)
 
 

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from speech.audio import AudioError, encode_flac, resample
 from storage.index import ShardIndex
-from storage.intact import readable
-from storage.objects import ObjectStore
+from storage.intact import DamagedObjectError, readable
+from storage.objects import ObjectMissingError, ObjectStore
 from storage.shards import Sample, ShardPart, build_index, load_part, write_shard
 from storage.stages import StageOutput
 from tasks import progress
@@ -93,11 +93,19 @@ def _note(number: int) -> str:
     return f"quarantine/shard-{number:06d}.json"
 
 
+def _has_note(store: ObjectStore, number: int, lost: int) -> bool:
+    """Whether a shard's note says of as many lost utterances as it should; a damaged one is made again."""
+    try:
+        return not lost or len(store.read_json(_note(number))) == lost
+    except (ObjectMissingError, DamagedObjectError, TypeError):
+        return False
+
+
 def write_one(store: ObjectStore, number: int, rows: list[Row], sample_rate: int) -> None:
     """Write a shard, unless it is there; what cannot be read any more goes into a note beside it."""
     name, note = shard_name(number), _note(number)
     part = load_part(store, name)
-    if part is not None and (len(part.rows) == len(rows) or store.exists(note)):
+    if part is not None and _has_note(store, number, len(rows) - len(part.rows)):
         return
     bad: list[Row] = []
 

@@ -144,6 +144,11 @@ def changed(position, **values):
     return [{**row, **values} if number == position else row for number, row in enumerate(ROWS)]
 
 
+def test_a_payload_may_be_empty_and_may_end_with_its_shard():
+    make(changed(1, offset=10240 - 100)).validate()
+    make(changed(1, offset=0, length=0)).validate()
+
+
 @pytest.mark.parametrize(
     ("index", "message"),
     [
@@ -154,6 +159,8 @@ def changed(position, **values):
         (make(changed(1, duration=9.0)), "s, the index"),
         (make(changed(1, offset=10200)), "outside its shard"),
         (make(changed(1, offset=-1)), "outside its shard"),
+        (make(changed(1, length=-1)), "outside its shard"),
+        (make(changed(1, offset=10240 - 99)), "outside its shard"),
         (make(changed(1, text=None)), "empty value in column 'text'"),
         (make(metadata={}), "payload"),
         (make(shards=(SHARDS[0], dataclasses.replace(SHARDS[1], name="a.tar"))), "one name"),

@@ -143,6 +143,13 @@ class ShardReader:
         self._forget(shard)
         self._ensure(shard)
 
+    def undecodable(self, position: int, error: Exception) -> ShardError:
+        """The error of a payload that makes no sense although its shard is as it was written."""
+        record = self.index.shards[int(self._shard_of[position])]
+        reason = f"utterance {self.index.row(position)['id']!r} cannot be decoded ({type(error).__name__}: {error})"
+        text = f"{self._label(record)}: {reason}, although the shard is as it was written"
+        return ShardError(f"{text}. Run the pipeline again with --from shard.", record, reason)
+
     def _ensure(self, shard: int) -> None:
         """Fetch and verify a shard unless it is at hand."""
         descriptor = self._open(shard)

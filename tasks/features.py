@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from speech.audio import decode_audio
+from speech.audio import AudioError, decode_audio
 from speech.features import FeatureConfig, build_features, feature_dim
 from speech.features.cmvn import CmvnStats
 from storage.index import ShardIndex
@@ -50,9 +50,8 @@ class Extractor:
         self.extract = build_features(cfg, sample_rate)
 
     @torch.inference_mode()
-    def features(self, payload: bytes) -> Tensor:
-        """Features [frames, F] of one encoded utterance."""
-        wave, _ = decode_audio(payload)
+    def features(self, wave: Tensor) -> Tensor:
+        """Features [frames, F] of one waveform [samples]."""
         feats, frames = self.extract(wave[None], torch.tensor([len(wave)]))
         found: Tensor = feats[0, : int(frames[0])]
         return found
@@ -61,7 +60,12 @@ class Extractor:
         """Feature samples of some rows; their statistics are added to `stats` on the way."""
         for i in rows:
             row = index.row(i)
-            feats = self.features(reader.payload(i))
+            payload = reader.payload(i)
+            try:
+                wave, _ = decode_audio(payload)
+            except AudioError as error:
+                raise reader.undecodable(i, error) from error
+            feats = self.features(wave)
             stats.setdefault(row["speaker"], CmvnStats(self.extract.dim)).add(feats)
             data = io.BytesIO()
             np.save(data, feats.numpy(), allow_pickle=False)

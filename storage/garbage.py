@@ -143,7 +143,9 @@ def _unnamed_shards(store: ObjectStore, outputs: Iterable[Output]) -> list[Garba
             named = {shard for index in indexes for shard, _ in named_shards(store, index)}
         except (DamagedObjectError, ObjectMissingError):
             continue  # a damaged index is a matter for `verify`; nothing is deleted for its sake
-        extra = sorted(tars - named)
+        places = {index.rpartition("/")[0] for index in indexes}
+        # where no index is, it is missing: a matter for `verify`, too
+        extra = sorted(name for name in tars - named if any(name.startswith(f"{place}/") for place in places))
         folders = [name.rpartition("/") for name in extra]
         extra += [part for folder, _, tar in folders if (part := f"{folder}/parts/{tar}.json") in sizes]
         if extra:

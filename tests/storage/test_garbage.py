@@ -117,6 +117,28 @@ class GarbageContract:
         assert len(plan.garbage) == 1
         assert len(collect(store, plan.garbage)) == whole
 
+    @pytest.mark.parametrize("withdrawn", [True, False])
+    def test_a_missing_index_costs_no_shard(self, store, withdrawn):
+        """Nor does the record that a repair takes away, of what a registered model stands on."""
+        chain(store, "a")
+        output = StageOutput(store, "shard", "a" * 16)
+        for name in ("train", "test"):
+            fill(output.store.child(name))
+        output.publish({})
+        output.store.delete("train/index.parquet")
+        if withdrawn:
+            output.withdraw()
+        for registered in ({f"register/{'a' * 16}"}, None)[: 1 if withdrawn else 2]:
+            assert plan_later(store, registered=registered).garbage == []
+
+    def test_an_unfinished_output_that_others_stand_on_loses_no_shard(self, store):
+        chain(store, "a")
+        output = StageOutput(store, "shard", "a" * 16)
+        fill(output.store.child("train"))
+        write_shard(output.store.child("train"), "extra.tar", [Sample("x", {"flac": b"1"}, ROW)], "flac")
+        output.withdraw()
+        assert plan_later(store, registered={f"register/{'a' * 16}"}).garbage == []
+
     def test_a_damaged_index_costs_no_shard(self, store):
         output = publish(store, "shard", "a")
         fill(output.store.child("train"))

@@ -144,6 +144,12 @@ def changed(position, **values):
     return [{**row, **values} if number == position else row for number, row in enumerate(ROWS)]
 
 
+@pytest.mark.parametrize("position", [-1, 4])
+def test_a_row_that_is_not_there_is_named(position):
+    with pytest.raises(IndexError, match=f"row {position} of an index of 4 utterances"):
+        make().row(position)
+
+
 def test_a_payload_may_be_empty_and_may_end_with_its_shard():
     make(changed(1, offset=10240 - 100)).validate()
     make(changed(1, offset=0, length=0)).validate()

@@ -24,11 +24,11 @@ class DamageError(RuntimeError):
 @flow(name="verify-storage", flow_run_name="verify storage of {config.name}", persist_result=False)
 @in_turn
 def verify_storage(config: PipelineConfig, quick: bool = False) -> Any:
-    """Compare every shard of the configuration's object store with its index; fail where something is damaged.
+    """Compare everything in the configuration's object store with indexes and records; fail where it is damaged.
 
     Args:
         config: The pipeline's configuration, of which `storage` says where and by whose credentials.
-        quick: Compare sizes only; read no shard.
+        quick: Compare sizes only; read nothing but indexes and records.
 
     Raises:
         DamageError: Something is missing or damaged; the table names it.
@@ -36,16 +36,20 @@ def verify_storage(config: PipelineConfig, quick: bool = False) -> Any:
     export_credentials(config.storage)
     store = ObjectStore(objects_url(config.storage.url))
     report = verify(store, quick=quick)
-    text = f"{report.shards:,} shards ({report.bytes:,} bytes) of {report.indexes:,} indexes in {store.url}"
+    text = (
+        f"{report.shards:,} shards ({report.bytes:,} bytes) of {report.indexes:,} indexes and {report.objects:,} other "
+        f"objects in {store.url}"
+    )
     get_run_logger().info("%s: %d problems", text, len(report.problems))
     _publish(config.name, text, report)
     if report.problems:
         first = report.problems[0]
         raise DamageError(
             f"{len(report.problems)} problems in {text}; the first: {first.object}: {first.reason}. "
-            "`starling storage verify` shows all."
+            f"`starling storage verify --url {store.url}` shows all; with `--repair` it takes away what is damaged, "
+            "and the next run of its pipeline makes that again."
         )
-    if not report.indexes:
+    if not (report.indexes or report.objects):
         return Completed(name="Empty", message=f"{store.url} holds no output of any stage")
     return Completed(message=f"{text}: all whole")
 

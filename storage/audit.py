@@ -1,25 +1,29 @@
 """Looks after a whole object store: does everything that the indexes and records promise exist, and how big is it?
 
-report = verify(store)                    # every shard of every index, by size and SHA-256
+report = verify(store)                    # shards by their indexes, other objects by the records of their outputs
 report.problems                           # what is missing, damaged or contradicts itself
+repair(store, report.problems)            # takes that away with its stage's record: a run makes it again
 usage(store)                              # bytes of each stage output
 """
 
-import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 
-from storage.index import INDEX_NAME, ShardIndex, ShardIndexError, ShardRecord
+from storage.index import INDEX_NAME, ShardIndex, ShardRecord
+from storage.intact import DamagedObjectError, check_content, object_sha256
 from storage.objects import Entry, ObjectMissingError, ObjectStore
-from storage.stages import DONE
+from storage.shards import part_name
+from storage.stages import DONE, Promise, StageOutput
 from storage.union import BESIDE
 
 _INDEX = re.compile(r"(?:^|.*/)index[^/]*\.parquet$")
 _OUTPUT = re.compile(r"([a-z][a-z0-9_-]*)/([0-9a-f]{16})/.")
-_CHUNK = 8 << 20
+VANISHED = "it vanished while it was read: is somebody deleting here?"
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ class Problem:
     object: str
     """Its name in the store."""
     reason: str
-    """What is wrong, and what to do."""
+    """What is wrong."""
 
 
 @dataclass
@@ -39,7 +43,14 @@ class VerifyReport:
     indexes: int = 0
     shards: int = 0
     bytes: int = 0
+    """Of the shards."""
+    objects: int = 0
+    """All that is neither shard nor index."""
     problems: list[Problem] = field(default_factory=list)
+
+
+Check = Callable[[], str | None]
+"""What is wrong with an object, or None."""
 
 
 def index_names(names: Iterable[str]) -> list[str]:
@@ -50,38 +61,134 @@ def index_names(names: Iterable[str]) -> list[str]:
 def verify(
     store: ObjectStore, *, quick: bool = False, threads: int = 4, on_progress: Callable[[int, int], None] | None = None
 ) -> VerifyReport:
-    """Compares all shards below a store with the indexes that name them, and sets with the records that name those.
+    """Compares all shards below a store with the indexes that name them, and all else with the records that list it.
+
+    What no record lists (an unfinished output's objects, or those of earlier versions) is read as what its suffix says.
+    Outputs that are deleted meanwhile are no problem.
 
     Args:
         store: where to look, at any depth.
-        quick: compare sizes only, without reading a shard.
-        threads: shards read at once; each takes a few megabytes of memory.
-        on_progress: called with shards done and in all.
+        quick: compare sizes only, and read nothing but indexes and records.
+        threads: objects read at once; each takes a few megabytes of memory.
+        on_progress: called with objects done and in all.
 
     Raises:
         ObjectStoreError: the store cannot be reached.
     """
-    report = VerifyReport()
-    sizes = {entry.path: entry.size for entry in store.entries()}
-    wanted: dict[tuple[str, str], ShardRecord] = {}  # folds name a shard several times
-    for name in index_names(sizes):
-        for shard, record in _records(store, name, report):
-            wanted[shard, record.sha256] = record
-    _check_sets(store, sizes, report)
-
-    def check(entry: tuple[tuple[str, str], ShardRecord]) -> Problem | None:
-        (name, _), record = entry
-        reason = shard_problem(store, name, record, sizes.get(name), quick)
-        return Problem(name, reason) if reason else None
-
+    audit = _Audit(store, quick)
+    checks = audit.plan()
     with ThreadPoolExecutor(threads) as pool:
-        for done, problem in enumerate(pool.map(check, wanted.items())):
-            report.problems += [problem] if problem else []
+        for done, (name, reason) in enumerate(pool.map(lambda entry: (entry[0], entry[1]()), checks)):
+            if reason:
+                audit.add(name, reason)
             if on_progress:
-                on_progress(done + 1, len(wanted))
-    report.shards, report.bytes = len(wanted), sum(record.bytes for record in wanted.values())
-    report.problems.sort(key=lambda problem: problem.object)
-    return report
+                on_progress(done + 1, len(checks))
+    audit.report.problems = sorted(audit.still_problems(), key=lambda problem: problem.object)
+    return audit.report
+
+
+class _Audit:
+    """One look at a store."""
+
+    def __init__(self, store: ObjectStore, quick: bool) -> None:
+        self.store, self.quick = store, quick
+        self.report = VerifyReport()
+        self.sizes = {entry.path: entry.size for entry in store.entries()}
+        self._digests: dict[str, str] = {}
+        """Of the indexes that could be read."""
+        self._found: dict[str, Problem] = {}
+
+    def add(self, name: str, reason: str) -> None:
+        """Notes a problem; of several with one object the first tells most."""
+        self._found.setdefault(name, Problem(name, reason))
+
+    def still_problems(self) -> list[Problem]:
+        """What was found, but in outputs that somebody has deleted or withdrawn since: their records left first."""
+        outputs = {match[0][:-2] for name in self._found if (match := _OUTPUT.match(name))}
+        gone = {o for o in outputs if f"{o}/{DONE}" in self.sizes and not self.store.exists(f"{o}/{DONE}")}
+        return [problem for name, problem in self._found.items() if "/".join(name.split("/")[:2]) not in gone]
+
+    def plan(self) -> list[tuple[str, Check]]:
+        """Reads indexes and records; returns what is left to be read."""
+        wanted: dict[tuple[str, str], ShardRecord] = {}  # folds name a shard several times
+        for name in index_names(self.sizes):
+            for shard, record in self._records(name):
+                wanted[shard, record.sha256] = record
+        checks: list[tuple[str, Check]] = []
+        for (name, _), record in wanted.items():
+            size = self.sizes.get(name)
+            checks.append((name, partial(shard_problem, self.store, name, record, size, self.quick)))
+        listed = {name for name, _ in wanted}
+        for name, promise in self._promises():
+            if name not in listed:
+                checks.append((name, partial(self._promise_problem, name, promise)))
+                listed.add(name)
+        self.report.shards, self.report.bytes = len(wanted), sum(record.bytes for record in wanted.values())
+        checks += [] if self.quick else [(n, partial(self._content_problem, n)) for n in self._unlisted(listed)]
+        self.report.objects += sum(1 for name, _ in checks if not _INDEX.match(name)) - len(wanted)
+        return checks
+
+    def _records(self, name: str) -> list[tuple[str, ShardRecord]]:
+        self.report.indexes += 1
+        try:
+            index = ShardIndex.read(self.store, name)
+            self._digests[name] = index.digest
+            if not self.quick:
+                for _ in index.batches():  # columns that nobody has asked for yet may be damaged, too
+                    pass
+            return _named(index, name)
+        except DamagedObjectError as error:
+            self.add(name, error.reason)
+        except ObjectMissingError:
+            self.add(name, VANISHED)
+        return []
+
+    def _promises(self) -> Iterator[tuple[str, Promise]]:
+        for name in sorted(self.sizes):
+            if not (found := _OUTPUT.match(name)) or name != f"{found[1]}/{found[2]}/{DONE}":
+                continue
+            output = StageOutput(self.store, found[1], found[2])
+            self.report.objects += 1
+            try:
+                record, promised = output.record(), output.promised()
+            except DamagedObjectError as error:
+                self.add(name, f"no record of a stage: {error.reason}")
+                continue
+            sets = (record or {}).get("sets")
+            for which, entry in sets.items() if isinstance(sets, dict) else ():
+                if isinstance(entry, dict) and "digest" in entry and "bytes" in entry:
+                    self._check_set(f"{found[1]}/{found[2]}/{which}/{INDEX_NAME}", str(entry["digest"]))
+            yield from ((f"{found[1]}/{found[2]}/{one}", promise) for one, promise in (promised or {}).items())
+
+    def _check_set(self, index: str, digest: str) -> None:
+        """A record that names sets with digests promises an index with this digest for each."""
+        if index not in self.sizes:
+            self.add(index, "missing, but the stage's record names it")
+        elif self._digests.get(index, digest) != digest:
+            self.add(index, "its digest is not that of the stage's record")
+
+    def _promise_problem(self, name: str, promise: Promise) -> str | None:
+        size = self.sizes.get(name)
+        if size is None:
+            return "missing, but the stage's record lists it"
+        if size != promise.bytes:
+            return f"{size} bytes instead of {promise.bytes}"
+        if self.quick or not promise.sha256:
+            return None
+        return _digest_problem(self.store, name, size, promise.sha256, "the stage's record")
+
+    def _unlisted(self, listed: set[str]) -> list[str]:
+        found = [n for n in self.sizes if _OUTPUT.match(n) and n not in listed and not _INDEX.match(n)]
+        return [n for n in found if n.count("/") != 2 or not n.endswith(f"/{DONE}")]
+
+    def _content_problem(self, name: str) -> str | None:
+        try:
+            check_content(self.store, name, self.sizes[name])
+        except DamagedObjectError as error:
+            return error.reason
+        except ObjectMissingError:  # a stage at work deletes what it needs no more
+            return None
+        return None
 
 
 def named_shards(store: ObjectStore, index: str) -> list[tuple[str, ShardRecord]]:
@@ -90,20 +197,14 @@ def named_shards(store: ObjectStore, index: str) -> list[tuple[str, ShardRecord]
     Raises:
         ShardIndexError: the object is no index.
     """
-    found = ShardIndex.read(store, index)
+    return _named(ShardIndex.read(store, index), index)
+
+
+def _named(found: ShardIndex, index: str) -> list[tuple[str, ShardRecord]]:
     folder = index.rpartition("/")[0]
     if BESIDE in found.metadata:
         folder = folder.rpartition("/")[0]
     return [(f"{folder}/{record.name}".removeprefix("/"), record) for record in found.shards]
-
-
-def _records(store: ObjectStore, index: str, report: VerifyReport) -> list[tuple[str, ShardRecord]]:
-    report.indexes += 1
-    try:
-        return named_shards(store, index)
-    except (ShardIndexError, ObjectMissingError) as error:
-        report.problems.append(Problem(index, str(error)))
-        return []
 
 
 def shard_problem(store: ObjectStore, name: str, record: ShardRecord, size: int | None, quick: bool) -> str | None:
@@ -117,49 +218,77 @@ def shard_problem(store: ObjectStore, name: str, record: ShardRecord, size: int 
         quick: believe the size.
     """
     if size is None:
-        return "missing: run the stage that writes it again"
+        return "missing"
     if size != record.bytes:
-        return f"{size} bytes instead of {record.bytes}: delete it with its part file and run its stage again"
-    if quick:
-        return None
-    digest = hashlib.sha256()
+        return f"{size} bytes instead of {record.bytes}"
+    return None if quick else _digest_problem(store, name, size, record.sha256, "the index")
+
+
+def _digest_problem(store: ObjectStore, name: str, size: int, digest: str, whose: str) -> str | None:
     try:
-        for start in range(0, size, _CHUNK):
-            digest.update(store.read(name, start, min(size, start + _CHUNK)))
+        found = object_sha256(store, name, size)
     except ObjectMissingError:
-        return "it vanished while it was read: is somebody deleting here?"
-    if digest.hexdigest() == record.sha256:
-        return None
-    return "its SHA-256 is not that of the index: delete it with its part file and run its stage again"
+        return VANISHED
+    return None if found == digest else f"its SHA-256 is not that of {whose}"
 
 
-def _check_sets(store: ObjectStore, names: Iterable[str], report: VerifyReport) -> None:
-    """A record that names sets with digests promises an index with this digest for each."""
-    known = set(names)
-    for name in sorted(known):
-        if not (found := _OUTPUT.match(name)) or name != f"{found[1]}/{found[2]}/{DONE}":
-            continue
+@dataclass
+class Repair:
+    """What `repair` has done."""
+
+    deleted: list[str] = field(default_factory=list)
+    """Damaged objects, and the part files of damaged shards."""
+    outputs: list[str] = field(default_factory=list)
+    """Stage outputs (`<stage>/<key>`) that are incomplete now: a run of their pipeline completes them."""
+    left: list[Problem] = field(default_factory=list)
+    """What could not be repaired, and why."""
+
+
+def repair(
+    store: ObjectStore,
+    problems: Iterable[Problem],
+    lock: Callable[[str, str], AbstractContextManager[object]] = lambda stage, key: nullcontext(),
+) -> Repair:
+    """Takes away damaged objects and the records of their outputs, so that a run makes them again.
+
+    What was made from a damaged output stays: everybody compares what is read with digests, so nothing was made from
+    the damage, and an output that comes out differently the second time has other addresses behind it.
+
+    Args:
+        store: the store.
+        problems: from `verify`.
+        lock: keeps stages of this machine from making the output (stage, key) meanwhile; may raise `TimeoutError`
+            where one is at it.
+    """
+    done = Repair()
+    by_output: dict[tuple[str, str], list[Problem]] = defaultdict(list)
+    for problem in problems:
+        if found := _OUTPUT.match(problem.object):
+            by_output[found[1], found[2]].append(problem)
+        else:
+            done.left.append(Problem(problem.object, "not of a stage's output: delete it, and make it again yourself"))
+    for (stage, key), group in sorted(by_output.items()):
         try:
-            sets = store.read_json(name).get("sets")
-        except (ValueError, AttributeError) as error:
-            report.problems.append(Problem(name, f"no record of a stage ({error}): delete it and run the stage again"))
-            continue
-        for which, entry in sets.items() if isinstance(sets, dict) else ():
-            index = f"{found[1]}/{found[2]}/{which}/{INDEX_NAME}"
-            if isinstance(entry, dict) and "digest" in entry and "bytes" in entry:
-                report.problems += _set_problem(store, index, str(entry["digest"]), index in known)
+            with lock(stage, key):
+                StageOutput(store, stage, key).withdraw()  # first: nothing incomplete may look complete
+                for problem in group:
+                    done.deleted += _delete(store, problem.object)
+            done.outputs.append(f"{stage}/{key}")
+        except TimeoutError:
+            done.left += [
+                Problem(problem.object, "a stage is making it just now: repair it later") for problem in group
+            ]
+    return done
 
 
-def _set_problem(store: ObjectStore, index: str, digest: str, exists: bool) -> Iterator[Problem]:
-    if not exists:
-        yield Problem(index, "missing, but the stage's record names it: run the stage again with --from")
-        return
-    try:
-        found = ShardIndex.read(store, index).digest
-    except ShardIndexError:
-        return  # reported as an unreadable index
-    if found != digest:
-        yield Problem(index, "its digest is not that of the stage's record: run the stage again with --from")
+def _delete(store: ObjectStore, name: str) -> list[str]:
+    """Deletes an object, and of a shard its part file, which says that it is finished; what was there."""
+    folder, slash, last = name.rpartition("/")
+    names = [name, f"{folder}{slash}{part_name(last)}"] if name.endswith(".tar") else [name]
+    found = [one for one in names if store.exists(one)]
+    for one in reversed(found):
+        store.delete(one)
+    return found
 
 
 @dataclass

@@ -125,8 +125,9 @@ class _LocalBackend(Backend):
         Path(path).unlink(missing_ok=True)
 
     def delete_tree(self, folder: str) -> None:
-        with suppress(FileNotFoundError):
-            shutil.rmtree(folder)
+        while Path(folder).exists():
+            with suppress(FileNotFoundError):  # of two that delete at once each finds some of it gone
+                shutil.rmtree(folder)
 
     def sweep(self, folder: str) -> None:
         for parent, _, names in os.walk(folder):

@@ -1,8 +1,9 @@
 """A folder of copies of remote shards: bounded, the least recently used leave first, shared by processes and runs.
 
 A copy is `<sha256>.tar`, so every run that wants the same bytes finds them. Several that want a shard at once wait for
-one download. A reader opens a copy for each payload; if it has been evicted meanwhile, it is fetched again, and who has
-it open keeps it. A killed process leaves nothing for long: the system frees its locks, and the next one sweeps.
+one download. Whoever asks for a copy is given it open, checked through the same descriptor: an eviction takes away the
+name only, so it can make a reader fetch again, but never fail. A killed process leaves nothing for long: the system
+frees its locks, and the next one sweeps.
 """
 
 import contextlib
@@ -13,19 +14,31 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 
 from storage.backends import publish_file, sweep_temporary_files, temporary_file
 from storage.locks import passing_lock
+from storage.retries import ObjectStoreError
 
 DEFAULT_BYTES = 50 * 10**9
 _LIMIT = ".limit.json"
 _DOWNLOAD_WAIT_S = 3600.0
 _TOUCH_S = 10.0
+_CLEARINGS = 5
+"""How often in a row somebody else may empty the folder under a download."""
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
+
+Fetch = Callable[[Path], object]
+Check = Callable[[BufferedReader], str | None]
 
 
 class DamagedCopyError(ValueError):
     """What was fetched is not what was wanted, twice; the message says what is wrong with it."""
+
+
+class CacheFullError(OSError):
+    """The folder's disk has no room for a copy, even without all the others."""
 
 
 def set_cache_limit(folder: Path, max_bytes: int) -> None:
@@ -67,10 +80,8 @@ class ShardCache:
         """The limit in bytes."""
         return self._max_bytes or _noted_limit(self.folder) or DEFAULT_BYTES
 
-    def obtain(
-        self, digest: str, size: int, fetch: Callable[[Path], object], check: Callable[[Path], str | None]
-    ) -> Path:
-        """The copy with this digest, fetched if it is missing or damaged.
+    def open(self, digest: str, size: int, fetch: Fetch, check: Check) -> int:
+        """A descriptor of the copy with this digest, fetched if it is missing or damaged; the caller closes it.
 
         Args:
             digest: SHA-256 in hex: the copy's name.
@@ -80,43 +91,73 @@ class ShardCache:
 
         Raises:
             DamagedCopyError: what was fetched failed the check two times.
+            CacheFullError: the disk has no room for it.
             LockTimeoutError: another process has been fetching it for an hour.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        target = self.folder / f"{digest}.tar"
-        if self._usable(target, check):
-            return target
+        for clearing in range(_CLEARINGS):
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                return self._find_or_fetch(digest, size, fetch, check)
+            except FileNotFoundError as error:  # somebody has emptied the folder just now
+                if isinstance(error, ObjectStoreError) or clearing + 1 == _CLEARINGS:
+                    raise
+            except OSError as error:
+                if error.errno not in _FULL:
+                    raise
+                raise CacheFullError(error.errno, f"no room for a copy of {size:,} bytes", str(self.folder)) from error
+        raise AssertionError("unreachable: the loop returns or raises")
+
+    def path(self, digest: str) -> Path:
+        """Where the copy with this digest is or would be."""
+        return self.folder / f"{digest}.tar"
+
+    def _find_or_fetch(self, digest: str, size: int, fetch: Fetch, check: Check) -> int:
+        target = self.path(digest)
+        if (found := self._find(target, check)) is not None:
+            return found
         with passing_lock(self.folder / f".lock-{digest}", _DOWNLOAD_WAIT_S):
-            if self._usable(target, check):  # whoever held the lock has fetched it
-                return target
+            if (found := self._find(target, check)) is not None:  # whoever held the lock has fetched it
+                return found
             self.sweep()
             problem = ""
             for _ in range(2):  # bits that flipped on the way are right the second time
-                problem = self._fetch(target, size, fetch, check) or ""
-                if not problem:
-                    return target
+                made = self._fetch_with_room(target, size, fetch, check)
+                if isinstance(made, int):
+                    return made
+                problem = made
             raise DamagedCopyError(problem)
 
-    def _usable(self, target: Path, check: Callable[[Path], str | None]) -> bool:
+    def _find(self, target: Path, check: Check) -> int | None:
+        """The copy, open, if it is there and passes the check."""
         self.touch(target)
-        return target.exists() and check(target) is None
+        try:
+            found = open_checked(target, check)
+        except FileNotFoundError:
+            return None
+        return found if isinstance(found, int) else None
 
-    def _fetch(
-        self, target: Path, size: int, fetch: Callable[[Path], object], check: Callable[[Path], str | None]
-    ) -> str | None:
+    def _fetch_with_room(self, target: Path, size: int, fetch: Fetch, check: Check) -> int | str:
+        try:
+            return self._fetch(target, size, fetch, check)
+        except OSError as error:
+            if error.errno != errno.ENOSPC or not self.evict(room=self.max_bytes):
+                raise
+        return self._fetch(target, size, fetch, check)  # the disk is smaller than the limit: the others made room
+
+    def _fetch(self, target: Path, size: int, fetch: Fetch, check: Check) -> int | str:
+        """The new copy, open, or what is wrong with it."""
         self.evict(room=size)
         with temporary_file(self.folder) as (_, scratch):
-            try:
-                fetch(scratch)
-            except OSError as error:
-                if error.errno != errno.ENOSPC or not self.evict(room=self.max_bytes):
+            fetch(scratch)
+            made = open_checked(scratch, check)  # before others can see and evict it
+            if isinstance(made, int):
+                try:
+                    publish_file(scratch, target)
+                    self.evict(keep=target)
+                except BaseException:
+                    os.close(made)
                     raise
-                fetch(scratch)  # the disk is smaller than the limit: the other copies have made room
-            problem = check(scratch)
-            if problem is None:
-                publish_file(scratch, target)
-                self.evict(keep=target)
-        return problem
+        return made
 
     def touch(self, path: Path) -> None:
         """Notes that a copy is in use; costs a system call at most every ten seconds."""
@@ -168,6 +209,21 @@ class ShardCache:
                 if time.time() - path.stat().st_mtime >= min_age_s:
                     with passing_lock(path, wait_s=0.0):
                         pass
+
+
+def open_checked(path: Path, check: Check) -> int | str:
+    """A descriptor of a file that passes a check, or what is wrong with it."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            problem = check(file)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    if problem is None:
+        return descriptor
+    os.close(descriptor)
+    return problem
 
 
 @contextmanager

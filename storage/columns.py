@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from storage.intact import open_parquet, readable
 from storage.objects import ObjectStore
 
 ROWS = 1 << 16
@@ -82,14 +83,17 @@ class ParquetColumns:
 
     Args:
         path: A local file.
+        url: What messages call it; by default the path.
 
     Raises:
-        pa.ArrowException: It is no Parquet file.
+        DamagedObjectError: It is no Parquet file. Columns that are damaged raise it when they are read.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, url: str = "") -> None:
         self._lock = threading.Lock()
-        self._file = pq.ParquetFile(path)
+        self._url = url or str(path)
+        with readable(self._url):
+            self._file = open_parquet(path)
         self.schema: pa.Schema = self._file.schema_arrow.remove_metadata()
         self.metadata: dict[bytes, bytes] = self._file.schema_arrow.metadata or {}
         self.num_rows = int(self._file.metadata.num_rows)
@@ -113,14 +117,14 @@ class ParquetColumns:
     def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Some columns, at most `ROWS` rows at a time."""
         for group in range(self._file.metadata.num_row_groups):
-            with self._lock:
+            with self._lock, readable(self._url):
                 # a row group of ours is one batch; one of another writer may be larger
                 table = self._file.read_row_group(group, list(names), use_threads=False)
             yield from table.to_batches(max_chunksize=ROWS)
 
     def table(self) -> pa.Table:
         """All columns in memory."""
-        with self._lock:
+        with self._lock, readable(self._url):
             return self._file.read(use_threads=False).replace_schema_metadata(None)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -162,15 +166,16 @@ def open_columns(store: ObjectStore, name: str) -> ParquetColumns:
 
     Raises:
         ObjectMissingError: There is none.
-        pa.ArrowException: It is no Parquet file.
+        DamagedObjectError: It is no Parquet file.
     """
     with tempfile.TemporaryDirectory(prefix="starling-index-") as folder:
-        return ParquetColumns(store.fetch(name, Path(folder)))
+        return ParquetColumns(store.fetch(name, Path(folder)), store.join(name))
 
 
 def write_columns(store: ObjectStore, name: str, columns: Columns, metadata: dict[bytes, bytes]) -> None:
     """Publish columns as one Parquet file, written batch by batch."""
     schema = columns.schema.with_metadata(metadata)
-    with store.create(name) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
+    options = {"compression": "zstd", "write_page_checksum": True}
+    with store.create(name) as file, pq.ParquetWriter(file, schema, **options) as writer:
         for batch in columns.batches(schema.names):
             writer.write_batch(batch, row_group_size=ROWS)

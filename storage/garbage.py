@@ -2,7 +2,7 @@
 
 Garbage is what killed stages have left unfinished, shards that no index names, and, on request, finished outputs that
 no registered model comes from. Never garbage is what a stage is just making, what has changed within an age limit (on
-whatever machine), and what any of these or a registered model stands on, by the notes that runs leave (`uses.json`).
+whatever machine), and what any of these or a registered model stands on, by the notes that runs leave (`uses/`).
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -10,9 +10,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from storage.audit import Output, index_names, named_shards, usage
-from storage.index import ShardIndexError
+from storage.intact import DamagedObjectError
 from storage.objects import ObjectMissingError, ObjectStore
-from storage.stages import DONE, StageOutput
+from storage.stages import StageOutput
 
 
 @dataclass(frozen=True)
@@ -141,9 +141,11 @@ def _unnamed_shards(store: ObjectStore, outputs: Iterable[Output]) -> list[Garba
         try:
             indexes = index_names(sizes) if tars else []
             named = {shard for index in indexes for shard, _ in named_shards(store, index)}
-        except (ShardIndexError, ObjectMissingError):
+        except (DamagedObjectError, ObjectMissingError):
             continue  # a damaged index is a matter for `verify`; nothing is deleted for its sake
-        extra = sorted(tars - named)
+        places = {index.rpartition("/")[0] for index in indexes}
+        # where no index is, it is missing: a matter for `verify`, too
+        extra = sorted(name for name in tars - named if any(name.startswith(f"{place}/") for place in places))
         folders = [name.rpartition("/") for name in extra]
         extra += [part for folder, _, tar in folders if (part := f"{folder}/parts/{tar}.json") in sizes]
         if extra:
@@ -176,12 +178,14 @@ def collect(
             with lock(stage, key):
                 if max((e.modified for e in store.entries(entry.name)), default=0.0) > entry.modified:
                     continue  # somebody has taken it up again
-                for name in entry.objects:
-                    store.delete(name)
-                if not entry.objects:
-                    store.delete(f"{entry.name}/{DONE}")  # first: no half of it may look complete
-                    store.delete_tree(entry.name)
-        except TimeoutError:
+                output = StageOutput(store, stage, key)
+                if entry.objects:
+                    output.forget([name.removeprefix(f"{entry.name}/") for name in entry.objects])
+                    for name in entry.objects:
+                        store.delete(name)
+                else:
+                    output.clear()
+        except (TimeoutError, DamagedObjectError):  # a damaged record is a matter for `verify`
             continue
         deleted.append(entry)
     return deleted

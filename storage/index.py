@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from storage.columns import Columns, TableColumns, open_columns, write_columns
 from storage.duplicates import repeated_texts
+from storage.intact import DamagedObjectError, readable, remedy
 from storage.objects import ObjectStore
 
 INDEX_NAME = "index.parquet"
@@ -40,7 +41,7 @@ _SHARDS_KEY = b"starling.shards"
 _METADATA_KEY = b"starling.metadata"
 
 
-class ShardIndexError(ValueError):
+class ShardIndexError(DamagedObjectError):
     """An index that contradicts itself, or a file that is no index."""
 
 
@@ -227,16 +228,16 @@ class ShardIndex:
             ObjectMissingError: there is none: the shards are not published.
             ShardIndexError: the object is no index, or contradicts itself.
         """
+        url = store.join(name)
         try:
-            columns = open_columns(store, name)
-            shards = tuple(ShardRecord(**entry) for entry in json.loads(columns.metadata[_SHARDS_KEY]))
-            metadata = {str(key): str(value) for key, value in json.loads(columns.metadata[_METADATA_KEY]).items()}
-            index = cls(columns, shards, metadata)
-            index.validate()
+            with readable(url, "is no shard index"):
+                columns = open_columns(store, name)
+                shards = tuple(ShardRecord(**entry) for entry in json.loads(columns.metadata[_SHARDS_KEY]))
+                metadata = {str(key): str(value) for key, value in json.loads(columns.metadata[_METADATA_KEY]).items()}
+                index = cls(columns, shards, metadata)
+                index.validate()
         except ShardIndexError as error:
-            raise ShardIndexError(f"{store.join(name)}: {error}") from error
-        except (pa.ArrowException, KeyError, TypeError, ValueError, RecursionError) as error:
-            raise ShardIndexError(
-                f"{store.join(name)} is no shard index ({error}): run the stage that writes it"
-            ) from error
+            raise ShardIndexError(f"{url}: {error}. {remedy(url)}.", error.reason) from error
+        except DamagedObjectError as error:
+            raise ShardIndexError(str(error), error.reason) from error
         return index

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from storage.backends import BACKENDS, TEMP_PREFIX, Backend, Entry, backend_for, publish_file, temporary_file
+from storage.intact import parse_json
 from storage.retries import ObjectMissingError, ObjectStoreError, RetryPolicy, disk_named, with_retries
 
 __all__ = [
@@ -171,14 +172,9 @@ class ObjectStore:
         """The value of a JSON object.
 
         Raises:
-            ValueError: the object is not JSON.
+            DamagedObjectError: the object is not JSON.
         """
-        try:
-            return json.loads(self.read(name))
-        except (ValueError, RecursionError) as error:  # the latter for brackets without end
-            raise ValueError(
-                f"{self.join(name)} is not valid JSON ({error}): delete it and run its stage again"
-            ) from error
+        return parse_json(self.join(name), self.read(name))
 
     def write_json(self, name: str, value: object) -> None:
         """Writes a value as JSON (UTF-8, sorted keys, one final newline)."""

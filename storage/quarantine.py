@@ -13,6 +13,7 @@ lock is needed. The name of the object follows from the shard's, so nothing is c
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
+from storage.intact import readable, remedy
 from storage.objects import ObjectMissingError, ObjectStore
 from storage.reading import ShardError
 from storage.shards import member_key
@@ -92,7 +93,8 @@ class ShardQuarantine:
                 value = self._store.read_json(name)
             except ObjectMissingError:  # cleared meanwhile
                 continue
-            found.append(QuarantinedShard(**{**value, "ids": tuple(value["ids"])}))
+            with readable(self._store.join(name)):
+                found.append(QuarantinedShard(**{**value, "ids": tuple(value["ids"])}))
         return sorted(found, key=lambda entry: entry.shard)
 
     @property
@@ -112,8 +114,8 @@ class ShardQuarantine:
             listed = "; ".join(f"{entry.shard}: {entry.reason}" for entry in entries[:3])
             raise TooManyShardsError(
                 f"{lost} of {self._total} utterances are lost with {len(entries)} damaged shards, more than the share "
-                f"of {self._limit:g} that is allowed ({listed}{'; …' if len(entries) > 3 else ''}). Delete these "
-                "shards with their part files and run the stage that writes them again, or allow more."
+                f"of {self._limit:g} that is allowed ({listed}{'; …' if len(entries) > 3 else ''}). "
+                f"{remedy(self._store.url)}. Or allow more."
             )
 
     def clear(self, names: Iterable[str] | None = None) -> None:

@@ -7,6 +7,7 @@ go on with the others.
 """
 
 import hashlib
+import logging
 import os
 import tarfile
 import tempfile
@@ -15,15 +16,22 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
+from io import BufferedReader
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
-from storage.cache import DamagedCopyError, ShardCache
+from storage.cache import CacheFullError, DamagedCopyError, ShardCache, open_checked
 from storage.index import ShardIndex, ShardRecord
+from storage.intact import object_sha256, remedy
 from storage.objects import ObjectMissingError, ObjectStore, ObjectStoreError
 from storage.safety import UnsafeTarError, check_tar
 from storage.union import shards_store
+
+_LOG = logging.getLogger(__name__)
+_ANOTHER = "its SHA-256 differs from the index: it is damaged or another one"
+_FULL_S = 60.0
+"""How long a reader whose cache had no room does without it."""
 
 
 class ShardError(ValueError):
@@ -67,6 +75,9 @@ class ShardReader:
         self._stamps: dict[int, tuple[int, int, int]] = {}
         """Of local shards when they were verified; the times of copies change as they are used."""
         self._used: dict[int, float] = {}
+        self._through: set[int] = set()
+        """Shards that were verified in the store, since the cache had no room for a copy."""
+        self._full_until = 0.0
         self._locks = [threading.Lock() for _ in self.index.shards]
         self._lock = threading.Lock()
         self._cache: ShardCache | None = None
@@ -90,7 +101,7 @@ class ShardReader:
         """The payload of the utterance in this row of the index.
 
         A copy that has been evicted from the cache since its last use, or was cut meanwhile, is fetched again; a local
-        shard whose file has changed is verified anew.
+        shard whose file has changed is verified anew. Where the cache's disk is full, the payload comes from the store.
 
         Raises:
             IndexError: there is no such row.
@@ -102,15 +113,25 @@ class ShardReader:
             raise IndexError(f"row {position} of an index of {len(self.index)} utterances")
         shard, length = int(self._shard_of[position]), int(self._length_of[position])
         for _ in range(2):
-            descriptor = self._open(shard)
-            try:
-                data = _pread(descriptor, length, int(self._offset_of[position]))
-            finally:
-                os.close(descriptor)
+            data = self._read(shard, int(self._offset_of[position]), length)
             if len(data) == length:
                 return data
-            self._paths.pop(shard, None)
+            self._forget(shard)
         raise self._error(self.index.shards[shard], "it became shorter while it was in use")
+
+    def _read(self, shard: int, offset: int, length: int) -> bytes:
+        descriptor = self._open(shard)
+        if descriptor is None:
+            return self._read_through(shard, offset, length)
+        try:
+            return _pread(descriptor, length, offset)
+        finally:
+            os.close(descriptor)
+
+    def _forget(self, shard: int) -> None:
+        """Have a shard verified before its next use."""
+        self._paths.pop(shard, None)
+        self._through.discard(shard)
 
     def recheck(self, position: int) -> None:
         """Verify anew the shard of a payload that made no sense; a copy that was damaged is fetched again.
@@ -119,27 +140,21 @@ class ShardReader:
             ShardError: it is the shard that is damaged.
         """
         shard = int(self._shard_of[position])
-        self._paths.pop(shard, None)
-        self.shard_path(shard)
+        self._forget(shard)
+        self._ensure(shard)
 
-    def _open(self, shard: int) -> int:
-        # An open costs microseconds; a kept descriptor would have to survive forks, threads and 10,000 shards.
-        for _ in range(5):  # more often it is evicted only by a cache that is too small for anything
-            path = self.shard_path(shard)
-            try:
-                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:
-                self._paths.pop(shard, None)
-                continue
-            stamp = self._stamps.get(shard)
-            if stamp is None or stamp == _stamp(os.fstat(descriptor)):
-                return descriptor
+    def undecodable(self, position: int, error: Exception) -> ShardError:
+        """The error of a payload that makes no sense although its shard is as it was written."""
+        record = self.index.shards[int(self._shard_of[position])]
+        reason = f"utterance {self.index.row(position)['id']!r} cannot be decoded ({type(error).__name__}: {error})"
+        text = f"{self._label(record)}: {reason}, although the shard is as it was written"
+        return ShardError(f"{text}. Run the pipeline again with --from shard.", record, reason)
+
+    def _ensure(self, shard: int) -> None:
+        """Fetch and verify a shard unless it is at hand."""
+        descriptor = self._open(shard)
+        if descriptor is not None:
             os.close(descriptor)
-            self._paths.pop(shard, None)
-        raise ObjectStoreError(
-            f"{self._label(self.index.shards[shard])}: it was evicted from {self.cache_dir}, or changed, before it was "
-            "read: give the cache more room, and leave shards as they are"
-        )
 
     def shard_path(self, shard: int) -> Path:
         """The local, verified file of a shard (position in `index.shards`); open it soon, a copy may be evicted.
@@ -149,15 +164,44 @@ class ShardReader:
         """
         if not 0 <= shard < len(self._locks):
             raise IndexError(f"shard {shard} of an index of {len(self._locks)} shards")
+        self._ensure(shard)
+        return self._paths[shard]
+
+    def _open(self, shard: int) -> int | None:
+        """A descriptor of a verified shard, which nobody can take away; None where it must be read in the store."""
+        # An open costs microseconds; a kept descriptor would have to survive forks, threads and 10,000 shards.
+        for _ in range(5):
+            descriptor = self._open_known(shard)
+            if descriptor is None:
+                with self._locks[shard]:  # others wait for the first user of a shard, and for nobody else
+                    descriptor = self._open_known(shard)
+                    if descriptor is None and shard not in self._through:
+                        descriptor = self._obtain(shard)
+            if descriptor is None:
+                return None
+            stamp = self._stamps.get(shard)
+            if stamp is None or stamp == _stamp(os.fstat(descriptor)):
+                return descriptor
+            os.close(descriptor)
+            self._paths.pop(shard, None)
+        raise ObjectStoreError(
+            f"{self._label(self.index.shards[shard])}: it changed whenever it was about to be read: let nobody write "
+            "there"
+        )
+
+    def _open_known(self, shard: int) -> int | None:
+        """The file of a shard that was verified before, if it is still there."""
         path = self._paths.get(shard)
         if path is None:
-            with self._locks[shard]:  # others wait for the first user of a shard, and for nobody else
-                path = self._paths.get(shard) or self._obtain(shard)
-                self._paths[shard] = path
-        elif self._cache is not None and time.monotonic() - self._used.get(shard, 0.0) > 10.0:
+            return None
+        if self._cache is not None and time.monotonic() - self._used.get(shard, 0.0) > 10.0:
             self._used[shard] = time.monotonic()
             self._cache.touch(path)
-        return path
+        try:
+            return os.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            self._paths.pop(shard, None)
+            return None
 
     def prefetch(self, shards: Iterable[int]) -> None:
         """Fetches and verifies shards in the background, in this order, such as those of the next lease.
@@ -187,39 +231,70 @@ class ShardReader:
                     return
                 shard = self._wanted.popleft()
             try:
-                path = self._paths.get(shard)
-                if path is not None and not path.exists():  # evicted since it was used
-                    self._paths.pop(shard, None)
-                self.shard_path(shard)
+                self._ensure(shard)
             except (ShardError, OSError):
                 continue  # whoever needs the shard gets the error
 
-    def _obtain(self, shard: int) -> Path:
+    def _obtain(self, shard: int) -> int | None:
         record = self.index.shards[shard]
         path = self.store.local_path(record.name)
         if path is None:
-            return self._obtain_copy(record)
-        stamp = _stamp(path.stat()) if path.exists() else None
-        problem = _problem(path, record)
-        if problem:
-            raise self._error(record, problem)
-        if stamp is not None:
-            self._stamps[shard] = stamp
-        return path
+            return self._obtain_copy(shard, record)
+        stamps = []
 
-    def _obtain_copy(self, record: ShardRecord) -> Path:
+        def check(file: BufferedReader) -> str | None:
+            stamps.append(_stamp(os.fstat(file.fileno())))  # before it is read: a change meanwhile shows later
+            return _problem(file, record)
+
+        try:
+            found = open_checked(path, check)
+        except FileNotFoundError as error:
+            raise self._error(record, "it is missing") from error
+        if isinstance(found, str):
+            raise self._error(record, found)
+        self._stamps[shard], self._paths[shard] = stamps[0], path
+        return found
+
+    def _obtain_copy(self, shard: int, record: ShardRecord) -> int | None:
+        if time.monotonic() < self._full_until:
+            self._verify_through(shard, record)
+            return None
+
         def fetch(target: Path) -> None:
             self.store.fetch_into(record.name, target)
 
-        def check(path: Path) -> str | None:
-            return _problem(path, record)
-
+        cache = self._shard_cache()
         try:
-            return self._shard_cache().obtain(record.sha256, record.bytes, fetch, check)
+            found = cache.open(record.sha256, record.bytes, fetch, lambda file: _problem(file, record))
         except ObjectMissingError as error:
             raise self._error(record, "it is missing") from error
         except DamagedCopyError as error:
             raise self._error(record, str(error)) from error
+        except CacheFullError as error:
+            if not self._full_until:
+                _LOG.warning("%s. Shards are read in %s instead, which is slow.", error, self.store.url)
+            self._full_until = time.monotonic() + _FULL_S
+            self._verify_through(shard, record)
+            return None
+        self._paths[shard] = cache.path(record.sha256)
+        return found
+
+    def _verify_through(self, shard: int, record: ShardRecord) -> None:
+        """Compare a shard with the index without keeping a copy of it."""
+        try:
+            digest = object_sha256(self.store, record.name, self.store.size(record.name))
+        except ObjectMissingError as error:
+            raise self._error(record, "it is missing") from error
+        if digest != record.sha256:
+            raise self._error(record, _ANOTHER)
+        self._through.add(shard)
+
+    def _read_through(self, shard: int, offset: int, length: int) -> bytes:
+        record = self.index.shards[shard]
+        try:
+            return self.store.read(record.name, offset, offset + length)
+        except ObjectMissingError as error:
+            raise self._error(record, "it is missing") from error
 
     def _shard_cache(self) -> ShardCache:
         with self._lock:
@@ -232,10 +307,8 @@ class ShardReader:
             return self._cache
 
     def _error(self, record: ShardRecord, problem: str) -> ShardError:
-        remedy = "Run the stage that writes it again"
-        if problem != "it is missing":
-            remedy = "Delete it with its part file and run its stage again"
-        return ShardError(f"{self._label(record)}: {problem}. {remedy}.", record, problem)
+        text = f"{self._label(record)}: {problem}. {remedy(self.store.join(record.name))}."
+        return ShardError(text, record, problem)
 
     def _label(self, record: ShardRecord) -> str:
         return f"shard {self.store.join(record.name)}"
@@ -257,20 +330,16 @@ def _stamp(status: os.stat_result) -> tuple[int, int, int]:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _problem(path: Path, record: ShardRecord) -> str | None:
+def _problem(file: BufferedReader, record: ShardRecord) -> str | None:
     """What is wrong with a shard's file, or None."""
+    size = file.seek(0, os.SEEK_END)
+    if size != record.bytes:
+        return f"it has {size} bytes instead of {record.bytes}"
+    file.seek(0)
+    if hashlib.file_digest(file, "sha256").hexdigest() != record.sha256:
+        return _ANOTHER
     try:
-        size = path.stat().st_size
-        if size != record.bytes:
-            return f"it has {size} bytes instead of {record.bytes}"
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-    except FileNotFoundError:
-        return "it is missing"
-    if digest != record.sha256:
-        return "its SHA-256 differs from the index: it is damaged or another one"
-    try:
-        check_tar(path)
+        check_tar(file, record.name)
     except UnsafeTarError as error:
         return str(error)
     return None

@@ -40,21 +40,24 @@ TAR_ERRORS = (tarfile.TarError, ValueError, OverflowError, RecursionError)
 """What tarfile raises of a file that was made to break it; a `CheckedTarInfo` spares it the rest."""
 
 
-def check_tar(path_or_bytes: str | os.PathLike[str] | bytes) -> None:
+def check_tar(tar: str | os.PathLike[str] | bytes | BinaryIO, label: str = "") -> None:
     """Checks every header of an uncompressed tar file; no member is written or interpreted.
 
     Args:
-        path_or_bytes: a local path, or the tar's content.
+        tar: a local path, the tar's content, or a file that can seek.
+        label: what messages call it; by default the path.
 
     Raises:
         UnsafeTarError: a member has an absolute name, "..", a suffix other than `ALLOWED_SUFFIXES`, a name that
             occurs twice, or is not a regular file (link, device, folder, sparse); or the file is cut or damaged.
     """
-    if isinstance(path_or_bytes, bytes):
-        _check(io.BytesIO(path_or_bytes), "tar in memory")
-        return
-    with Path(path_or_bytes).open("rb") as file:
-        _check(file, os.fspath(path_or_bytes))
+    if isinstance(tar, bytes):
+        _check(io.BytesIO(tar), label or "tar in memory")
+    elif isinstance(tar, str | os.PathLike):
+        with Path(tar).open("rb") as file:
+            _check(file, label or os.fspath(tar))
+    else:
+        _check(tar, label or "tar")
 
 
 def _check(file: BinaryIO, label: str) -> None:

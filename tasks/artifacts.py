@@ -51,7 +51,7 @@ def publish(run: Run, result: StageResult) -> None:
     elif result.name == "register":
         _quietly(lambda: create_markdown_artifact(_registered(result), key=key, description="Registered model"))
     elif result.name == "report":
-        picture = base64.b64encode(result.store.read("learning_curves.png")).decode()
+        picture = base64.b64encode(result.output.read("learning_curves.png")).decode()
         _quietly(
             lambda: create_image_artifact(
                 f"data:image/png;base64,{picture}", key=artifact_key(run.config.name, "curves"), description="Training"

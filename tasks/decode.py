@@ -50,11 +50,19 @@ def scored_sets(run: Run) -> list[str]:
     return list(run.config.score.sets) or tests or ["valid"]
 
 
-def fetch_bundle(store: ObjectStore, folder: Path) -> Path:
-    """Copy a trained model's bundle into a local folder."""
+def fetch_bundle(source: ObjectStore | StageOutput, folder: Path) -> Path:
+    """Copy a trained model's bundle into a local folder.
+
+    Args:
+        source: Where it is; one of a training's output is compared with its record.
+        folder: Where it goes.
+
+    Raises:
+        DamagedObjectError: If it is not what was trained.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("model.safetensors", "bundle.json"):
-        (folder / name).write_bytes(store.read(f"model/{name}"))
+        (folder / name).write_bytes(source.read(f"model/{name}"))
     return folder
 
 
@@ -102,7 +110,7 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     counts: dict[str, int] = {"utterances": 0, "empty": 0}
     damaged: list[QuarantinedShard] = []
     with tempfile.TemporaryDirectory() as folder:
-        bundle = fetch_bundle(run.result("train").store, Path(folder))
+        bundle = fetch_bundle(run.result("train").output, Path(folder))
         for name in scored_sets(run):
             quarantine = set_quarantine(run, name, output.store)
             found = _decode(run, bundle, name, quarantine)
@@ -123,7 +131,7 @@ def _decode(run: Run, bundle: Path, name: str, quarantine: ShardQuarantine) -> l
         return decode_with(run, bundle, name, run.config.decode, on_damage=quarantine.add)
     index = ShardIndex.read(ObjectStore(set_url(run, name)))
     common = {
-        "model": run.result("train").store.url,
+        "model": run.result("train").url,
         "digest": run.result("train").record["digest"],
         "url": set_url(run, name),
         "decode": run.config.decode.model_dump(mode="json"),
@@ -147,7 +155,7 @@ def _decode(run: Run, bundle: Path, name: str, quarantine: ShardQuarantine) -> l
 def _fetched(url: str, digest: str) -> "tempfile.TemporaryDirectory[str]":
     """A model's local copy, kept for the other pieces of this process."""
     folder = tempfile.TemporaryDirectory(prefix="starling-model-")
-    fetch_bundle(ObjectStore(url), Path(folder.name))
+    fetch_bundle(StageOutput.at(url), Path(folder.name))
     return folder
 
 

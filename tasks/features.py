@@ -14,11 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from speech.audio import decode_audio
+from speech.audio import AudioError, decode_audio
 from speech.features import FeatureConfig, build_features, feature_dim
 from speech.features.cmvn import CmvnStats
 from storage.index import ShardIndex
-from storage.objects import ObjectStore
+from storage.intact import DamagedObjectError, damaged, readable
+from storage.objects import ObjectMissingError, ObjectStore
 from storage.quarantine import QuarantinedShard, ShardQuarantine
 from storage.reading import ShardError, ShardReader
 from storage.shards import Sample, build_index, load_part, write_shard
@@ -49,9 +50,8 @@ class Extractor:
         self.extract = build_features(cfg, sample_rate)
 
     @torch.inference_mode()
-    def features(self, payload: bytes) -> Tensor:
-        """Features [frames, F] of one encoded utterance."""
-        wave, _ = decode_audio(payload)
+    def features(self, wave: Tensor) -> Tensor:
+        """Features [frames, F] of one waveform [samples]."""
         feats, frames = self.extract(wave[None], torch.tensor([len(wave)]))
         found: Tensor = feats[0, : int(frames[0])]
         return found
@@ -60,7 +60,12 @@ class Extractor:
         """Feature samples of some rows; their statistics are added to `stats` on the way."""
         for i in rows:
             row = index.row(i)
-            feats = self.features(reader.payload(i))
+            payload = reader.payload(i)
+            try:
+                wave, _ = decode_audio(payload)
+            except AudioError as error:
+                raise reader.undecodable(i, error) from error
+            feats = self.features(wave)
             stats.setdefault(row["speaker"], CmvnStats(self.extract.dim)).add(feats)
             data = io.BytesIO()
             np.save(data, feats.numpy(), allow_pickle=False)
@@ -78,6 +83,22 @@ def _opened(url: str, digest: str, cache: str) -> tuple[ShardIndex, ShardReader]
 
 def _note(number: int) -> str:
     return f"stats/shard-{number:06d}.json"
+
+
+def _read_note(store: ObjectStore, number: int, utterances: int) -> SpeakerStats:
+    value, url = store.read_json(_note(number)), store.join(_note(number))
+    with readable(url):
+        if utterances and not value:
+            raise damaged(url, f"it says nothing of {utterances} utterances")
+        return {str(who): CmvnStats.from_dict(stats) for who, stats in value.items()}
+
+
+def _has_note(store: ObjectStore, number: int, utterances: int) -> bool:
+    """Whether a shard's statistics are there; damaged ones are made again."""
+    try:
+        return bool(_read_note(store, number, utterances)) or not utterances
+    except (ObjectMissingError, DamagedObjectError):
+        return False
 
 
 def features_piece(piece: Piece) -> int:
@@ -100,7 +121,7 @@ def _features_of_shard(
     extractor: Extractor, index: ShardIndex, reader: ShardReader, target: ObjectStore, number: int, rows: list[int]
 ) -> None:
     stored = extractor.cfg.stored
-    if target.exists(_note(number)) and (not stored or load_part(target, shard_name(number)) is not None):
+    if _has_note(target, number, len(rows)) and (not stored or load_part(target, shard_name(number)) is not None):
         return
     stats: SpeakerStats = {}
     samples = extractor.samples(index, reader, rows, stats)
@@ -144,8 +165,7 @@ def features_of_set(
     whole = [number for number, shard in enumerate(index.shards) if shard.name not in names]
     total: SpeakerStats = {}
     for number in whole:
-        for who, value in target.read_json(_note(number)).items():
-            stats = CmvnStats.from_dict(value)
+        for who, stats in _read_note(target, number, index.shards[number].count).items():
             total[who] = total[who] + stats if who in total else stats
     frames = sum(value.count for value in total.values())
     if not run.config.features.stored:

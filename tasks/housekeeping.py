@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
+from storage.audit import Problem, Repair, repair
 from storage.garbage import Garbage, GarbagePlan, collect, plan_garbage
 from storage.locks import file_lock, is_locked
 from storage.objects import ObjectStore
@@ -45,6 +46,11 @@ def _in_use(stage: str, key: str) -> bool:
 
 def _lock(stage: str, key: str) -> AbstractContextManager[int]:
     return file_lock(lock_path(stage, key), wait_s=0.0)
+
+
+def repair_problems(store: ObjectStore, problems: Iterable[Problem]) -> Repair:
+    """Take away what is damaged, except where a stage of this machine is at work; see `storage.audit.repair`."""
+    return repair(store, problems, _lock)
 
 
 def find_garbage(store: ObjectStore, min_age_s: float, unregistered: bool = False) -> GarbagePlan:

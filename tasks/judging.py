@@ -72,14 +72,14 @@ def tests_tag(run: Run) -> str:
 def _rows(run: Run, champion: Path | None, name: str) -> list[dict[str, Any]]:
     """A test set as this run's model recognizes it, or as the champion does."""
     if champion is None:
-        return read_table(run.result("decode").store, f"{name}.parquet")
+        return read_table(run.result("decode").output, f"{name}.parquet")
     decode = load_spec(champion).decode
     found = decode_with(run, champion, name, decode, own=False, on_damage=known_damage(run))
     rows = [asdict(entry) for entry in found]
     stages = {"features", "decode"} & run.results.keys()
     if any(run.results[stage].record.get("quarantined_shards") for stage in stages):
         # without what this run's model could not read: both are judged alike
-        wanted = {row["id"] for row in read_table(run.result("decode").store, f"{name}.parquet")}
+        wanted = {row["id"] for row in read_table(run.result("decode").output, f"{name}.parquet")}
         rows = [row for row in rows if row["id"] in wanted]
     return rows
 

@@ -107,7 +107,7 @@ def _log_run(api: mlflow.MlflowClient, run: Run, run_id: str, folder: Path) -> N
     save_stages(run, folder)
     (folder / "environment.json").write_text(json.dumps(versions | provenance(), indent=2), encoding="utf-8")
     for name in scored_sets(run):
-        text = run.result("score").store.read(f"{name}.alignments.txt")
+        text = run.result("score").output.read(f"{name}.alignments.txt")
         (folder / f"{name}.alignments.txt").write_bytes(text)
     for file in sorted(folder.iterdir()):
         api.log_artifact(run_id, str(file))
@@ -167,7 +167,7 @@ def _without_chatter() -> Iterator[None]:
 
 def _complete_bundle(run: Run, folder: Path) -> Path:
     """The trained bundle with this run's decoding parameters."""
-    fetch_bundle(run.result("train").store, folder)
+    fetch_bundle(run.result("train").output, folder)
     save_spec(folder, load_spec(folder).model_copy(update={"decode": run.config.decode}), check_files(folder))
     return folder
 
@@ -193,7 +193,7 @@ def _make_version(
     about = _training(api, run, output)
     with tempfile.TemporaryDirectory() as folder:
         journal = Path(folder) / "journal.jsonl"
-        journal.write_bytes(run.result("train").store.read("journal.jsonl"))
+        journal.write_bytes(run.result("train").output.read("journal.jsonl"))
         run_id = send_rest(journal, forward_note(run.result("train").key, about.training), about)
         try:
             _end_stale(api, run, output, run_id)

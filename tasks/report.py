@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from speech.scoring import align, mark
+from storage.intact import parse_json
 from storage.objects import ObjectStore
 from storage.stages import StageOutput
 from tasks import STAGES, progress
@@ -155,7 +156,8 @@ def damage_html(run: Run) -> str:
 
 def render(run: Run, curves: bytes) -> str:
     """The whole page."""
-    scores = run.result("score").store.read_json("scores.json")
+    scored = run.result("score").output
+    scores = parse_json(scored.store.join("scores.json"), scored.read("scores.json"))
     register = run.result("register").record
     training = run.result("train").record["result"]
     facts = {"model": register["model_uri"], "decision": register["decision"]["reason"], "run": run.run_id}
@@ -190,7 +192,7 @@ def _inputs(run: Run) -> Inputs:
 def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         journal = Path(folder) / "journal.jsonl"
-        journal.write_bytes(run.result("train").store.read("journal.jsonl"))
+        journal.write_bytes(run.result("train").output.read("journal.jsonl"))
         curves = learning_curves(read_journal(journal), Path(folder) / "curves.png").read_bytes()
     page = render(run, curves)
     output.store.write("learning_curves.png", curves)

@@ -83,7 +83,7 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     sets: dict[str, Any] = {}
     details: dict[str, Any] = {}
     for name in decoded.record["sets"]:
-        rows = read_table(decoded.store, f"{name}.parquet")
+        rows = read_table(decoded.output, f"{name}.parquet")
         report = score_rows(rows)
         sets[name] = summarize(report, run.config.score.bootstrap, run.config.seed)
         details[name] = {

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from speech.audio import AudioError, encode_flac, resample
 from storage.disks import free_bytes, size_text
 from storage.index import ShardIndex
-from storage.objects import ObjectStore
+from storage.intact import DamagedObjectError, readable
+from storage.objects import ObjectMissingError, ObjectStore
 from storage.shards import Sample, ShardPart, build_index, load_part, write_shard
 from storage.stages import StageOutput
 from tasks import progress
@@ -97,10 +98,19 @@ def _note(number: int) -> str:
     return f"quarantine/shard-{number:06d}.json"
 
 
+def _has_note(store: ObjectStore, number: int, lost: int) -> bool:
+    """Whether a shard's note says of as many lost utterances as it should; a damaged one is made again."""
+    try:
+        return not lost or len(store.read_json(_note(number))) == lost
+    except (ObjectMissingError, DamagedObjectError, TypeError):
+        return False
+
+
 def write_one(store: ObjectStore, number: int, rows: list[Row], sample_rate: int) -> None:
     """Write a shard, unless it is there; what cannot be read any more goes into a note beside it."""
     name, note = shard_name(number), _note(number)
-    if load_part(store, name) is not None:
+    part = load_part(store, name)
+    if part is not None and _has_note(store, number, len(rows) - len(part.rows)):
         return
     bad: list[Row] = []
 
@@ -143,7 +153,8 @@ def shard_rows(manifest: Path, name: str, order: Ints, starts: Ints, folder: Pat
     edges = [0, *starts[1:-1][np.diff(starts[1:] // _PARTITION_ROWS) > 0].tolist(), len(order)]
     partition_of = np.searchsorted(edges, place, side="right") - 1
     files = [folder / f"{name}-{number}.parquet" for number in range(len(edges) - 1)]
-    schema = pq.read_schema(manifest)
+    with readable(str(manifest)):
+        schema = pq.read_schema(manifest)
     writers = [TableWriter(file, schema) for file in files]
     begin = 0
     for batch in batches(manifest, where={"set": name}):
@@ -250,7 +261,7 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     sets: dict[str, Any] = {}
     quarantined: list[Row] = []
     with scratch_folder(home() / "work" / f"shard-{output.key}") as folder:
-        manifest = run.result("prepare").store.fetch(MANIFEST, folder)
+        manifest = run.result("prepare").output.fetch(MANIFEST, folder)
         for name in sorted(prepared):
             index, bad = shard_set(output.store.child(name), run, name, manifest, folder)
             quarantined += bad

@@ -19,7 +19,7 @@ from tasks.config import PipelineConfig, RunnerConfig
 from tasks.credentials import export_credentials
 from tasks.holder import Holder
 from tasks.home import home, objects_url, own_disks_named
-from tasks.slots import machine_lock, output_lock_name, shared_lock
+from tasks.slots import machine_lock, output_lock_name, run_log, shared_lock
 from training.logs import fields
 
 if TYPE_CHECKING:
@@ -66,6 +66,11 @@ class StageResult:
     def store(self) -> ObjectStore:
         """The output's store."""
         return ObjectStore(self.url)
+
+    @property
+    def output(self) -> StageOutput:
+        """The output, which compares what is read with the record."""
+        return StageOutput.at(self.url)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form."""
@@ -199,14 +204,23 @@ class Stage:
         return result
 
     def _made(self, run: Run, output: StageOutput) -> dict[str, Any] | None:
-        """The record of an output that is there and may be used."""
+        """The record of an output that is there and may be used.
+
+        Raises:
+            DamagedObjectError: If it is not as it was written.
+        """
         record = None if run.forced(self.name) else output.record()
         valid = record is not None and (self.still_valid is None or self.still_valid(run, record))
-        return record if valid else None
+        return record if valid and not output.lacking() else None
 
     def _make(self, run: Run, output: StageOutput, lease: "Lease | None") -> dict[str, Any] | None:
         if run.forced(self.name):
             output.clear()
+        elif output.record() and (lacking := output.lacking()):
+            more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+            name = output.store.join(lacking[0])
+            run_log().warning("%s%s missing or cut: %s runs again, and keeps what is whole", name, more, self.name)
+            output.withdraw()
         note_use(run, output)
         made = self.work(run, output)
         lost = lease is not None and lease.lost_to is not None

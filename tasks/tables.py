@@ -10,7 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from storage.intact import open_parquet, readable
 from storage.objects import ObjectStore
+from storage.stages import StageOutput
 
 Row = dict[str, Any]
 ROWS = 1 << 15
@@ -20,13 +22,21 @@ ROWS = 1 << 15
 def write_table(store: ObjectStore, name: str, rows: list[Row], schema: pa.Schema) -> None:
     """Write rows as one Parquet file, whole or not at all."""
     buffer = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows, schema=schema), buffer)
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), buffer, write_page_checksum=True)
     store.write(name, buffer.getvalue())
 
 
-def read_table(store: ObjectStore, name: str) -> list[Row]:
-    """Rows of a Parquet file."""
-    rows: list[Row] = pq.read_table(io.BytesIO(store.read(name))).to_pylist()
+def read_table(source: ObjectStore | StageOutput, name: str) -> list[Row]:
+    """Rows of a Parquet file; one of a stage's output is compared with its record.
+
+    Raises:
+        DamagedObjectError: It is not what was written.
+    """
+    data = source.read(name)
+    store = source.store if isinstance(source, StageOutput) else source
+    with readable(store.join(name)):
+        table = pq.read_table(io.BytesIO(data), page_checksum_verification=True)
+        rows: list[Row] = table.to_pylist()
     return rows
 
 
@@ -43,7 +53,7 @@ class TableWriter:
         self.count = 0
         """Rows so far."""
         self._rows: list[Row] = []
-        self._writer = pq.ParquetWriter(path, schema, compression="zstd")
+        self._writer = pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True)
 
     def add(self, row: Row) -> None:
         """Add a row."""
@@ -77,27 +87,41 @@ class TableWriter:
         self.close()
 
 
-def batches(path: Path, columns: Sequence[str] | None = None, where: dict[str, str] | None = None) -> Iterator[Any]:
+def batches(
+    path: Path, columns: Sequence[str] | None = None, where: dict[str, str] | None = None, url: str = ""
+) -> Iterator[Any]:
     """A local Parquet file in batches of at most `ROWS` rows.
 
     Args:
         path: The file.
         columns: Only these; all by default.
         where: Only rows whose columns have these values.
+        url: What messages call it; by default the path.
 
     Yields:
         Arrow record batches.
+
+    Raises:
+        DamagedObjectError: It is not what was written.
     """
     wanted = None if columns is None else list(dict.fromkeys([*columns, *(where or {})]))
-    with pq.ParquetFile(path) as file:
-        for batch in file.iter_batches(batch_size=ROWS, columns=wanted, use_threads=False):
+    url = url or str(path)
+    with readable(url):
+        file = open_parquet(path)
+    with file:
+        source = file.iter_batches(batch_size=ROWS, columns=wanted, use_threads=False)
+        while True:
+            with readable(url):
+                batch = next(source, None)
+            if batch is None:
+                return
             for column, value in (where or {}).items():
                 batch = batch.filter(pc.equal(batch.column(column), value))
             yield batch if columns is None else batch.select(list(columns))
 
 
 def iter_table(
-    store: ObjectStore,
+    source: ObjectStore | StageOutput,
     name: str,
     folder: Path,
     columns: Sequence[str] | None = None,
@@ -106,11 +130,15 @@ def iter_table(
     """Rows of a stored Parquet file, a batch in memory at a time.
 
     Args:
-        store: Where it is.
+        source: Where it is; what is in a stage's output is compared with its record.
         name: Its name.
         folder: Local folder for a copy if the store is remote; the caller removes it.
         columns: Only these; all by default.
         where: Only rows whose columns have these values.
+
+    Raises:
+        DamagedObjectError: It is not what was written.
     """
-    for batch in batches(store.fetch(name, folder), columns, where):
+    store = source.store if isinstance(source, StageOutput) else source
+    for batch in batches(source.fetch(name, folder), columns, where, store.join(name)):
         yield from batch.to_pylist()

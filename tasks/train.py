@@ -10,6 +10,7 @@ from uuid import uuid4
 from speech.bundle import BundleSpec
 from speech.tokens import train_tokenizer
 from storage.index import ShardIndex
+from storage.intact import readable
 from storage.objects import ObjectStore
 from storage.quarantine import ShardQuarantine
 from storage.stages import StageOutput, digest_json
@@ -130,7 +131,9 @@ def training_identity(store: ObjectStore) -> str:
     """Identity of the training whose checkpoints lie in a store, drawn if it has none: a resume has the same one."""
     if not store.exists(_IDENTITY):
         store.write_json(_IDENTITY, {"training": uuid4().hex})
-    return str(store.read_json(_IDENTITY)["training"])
+    value = store.read_json(_IDENTITY)
+    with readable(store.join(_IDENTITY)):
+        return str(value["training"])
 
 
 @contextmanager

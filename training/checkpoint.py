@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
+from storage.intact import readable
 from storage.objects import ObjectMissingError, ObjectStore
 
 _RANK = re.compile(r"/rank-([0-9]+)/[^/]+$")
@@ -123,8 +124,14 @@ def evaluation_name(epoch: int) -> str:
 
 
 def read_weights(store: ObjectStore, name: str) -> dict[str, Tensor]:
-    """Weights by name."""
-    return dict(load(store.read(name)))
+    """Weights by name.
+
+    Raises:
+        DamagedObjectError: The object is no safetensors file.
+    """
+    data = store.read(name)
+    with readable(store.join(name)):
+        return dict(load(data))
 
 
 def write_weights(store: ObjectStore, name: str, weights: dict[str, Tensor]) -> None:

@@ -133,7 +133,11 @@ class SpeechDataset:
             return self._decode(payload)
         except (ValueError, EOFError):  # shards are verified once: this one's bytes may have changed since
             self.reader.recheck(row)
-            return self._decode(self.reader.payload(row))
+        payload = self.reader.payload(row)
+        try:
+            return self._decode(payload)
+        except (ValueError, EOFError) as error:
+            raise self.reader.undecodable(row, error) from error
 
     def _decode(self, payload: bytes) -> Tensor:
         if self._stored:

@@ -52,25 +52,58 @@ def verify(
     url: UrlOption = "",
     config: ConfigOption = None,
     quick: Annotated[bool, typer.Option("--quick", help="Compare sizes only; read no shard.")] = False,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Take away what is damaged, so that the next run makes it again.")
+    ] = False,
     json_output: JsonOption = False,
 ) -> None:
-    """Compare every shard with its index, by size and SHA-256; exit status 1 if something is missing or damaged."""
+    """Compare shards with their indexes and all else with its stage's record; exit status 1 if something is damaged.
+
+    With --repair the status is 1 only if something could not be repaired.
+    """
+    from storage.audit import Repair
     from storage.audit import verify as run_verify
     from tasks import progress
+    from tasks.housekeeping import repair_problems
 
     store = _open(url, config)
     with progress_bars():
-        report = run_verify(store, quick=quick, on_progress=lambda a, b: progress.report("verify", a, b, "shards"))
-    _not_empty(store, report.indexes or report.problems)
+        report = run_verify(store, quick=quick, on_progress=lambda a, b: progress.report("verify", a, b, "objects"))
+    _not_empty(store, report.indexes or report.objects or report.problems)
+    repaired = repair_problems(store, report.problems) if repair else Repair(left=report.problems)
     if json_output:
-        print_json({"store": store.url, "ok": not report.problems, **asdict(report)})
+        done = {"repaired": asdict(repaired)} if repair else {}
+        print_json({"store": store.url, "ok": not report.problems, **asdict(report), **done})
     else:
-        for problem in report.problems:
-            out.print(f"[red]{problem.object}[/red]", problem.reason, soft_wrap=True, highlight=False)
-        text = f"{report.shards:,} shards ({size_text(report.bytes)}) of {report.indexes:,} indexes"
-        out.print(f"{text}: {f'{len(report.problems)} problems' if report.problems else 'all whole'}")
-    if report.problems:
+        _print_verified(store, report, repaired, repair)
+    if repaired.left:
         raise typer.Exit(1)
+
+
+def _print_verified(store: Any, report: Any, repaired: Any, repair: bool) -> None:
+    def say(text: str, style: str = "") -> None:
+        out.print(text, style=style, soft_wrap=True, highlight=False, markup=False)
+
+    for problem in report.problems:
+        say(f"{store.join(problem.object)}: {problem.reason}", "red")
+    text = f"{report.shards:,} shards ({size_text(report.bytes)}) of {report.indexes:,} indexes"
+    text += f" and {report.objects:,} other objects"
+    if not report.problems:
+        say(f"{text}: all whole")
+        return
+    problems = f"{len(report.problems):,} problem{'s' if len(report.problems) > 1 else ''}"
+    say(f"{text}: {problems}")
+    if not repair:
+        say(
+            f"`starling storage verify --repair --url {store.url}` takes away what is damaged and its stages' records; "
+            "then run the pipelines again, which make just that again"
+        )
+        return
+    for problem in repaired.left:
+        say(f"{store.join(problem.object)}: not repaired: {problem.reason}", "red")
+    if repaired.outputs:
+        say(f"taken away: {len(repaired.deleted):,} objects and the records of {', '.join(repaired.outputs)}")
+        say("Run their pipelines again, with the same commands: they make just that again.")
 
 
 @app.command("gc")

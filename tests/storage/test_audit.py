@@ -1,12 +1,18 @@
 """Verify and measure whole stores, on a folder, in memory and on S3."""
 
+import io
 import random
 import uuid
+from contextlib import contextmanager
 from dataclasses import replace
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from safetensors.numpy import save
 
-from storage.audit import index_names, usage, verify
+from storage.audit import VANISHED, index_names, repair, usage, verify
 from storage.garbage import plan_garbage
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
@@ -41,6 +47,13 @@ def publish(store, stage, key, sets=("train",), uses=None, **record):
     return output
 
 
+def parquet():
+    """A small table."""
+    buffer = io.BytesIO()
+    pq.write_table(pa.table({"x": list(range(100))}), buffer, compression="none", write_page_checksum=True)
+    return buffer.getvalue()
+
+
 class AuditContract:
     """What holds for every kind of store; a subclass gives the fixture `store`."""
 
@@ -51,7 +64,8 @@ class AuditContract:
         assert report.problems == []
         assert (report.indexes, report.shards) == (2, 6)
         assert report.bytes == sum(e.size for e in store.entries() if e.path.endswith(".tar"))
-        assert done[-1] == (6, 6)
+        assert done[-1] == (14, 14)  # shards, their part files, and the indexes as the record lists them
+        assert report.objects == 7  # part files and the record
 
     @pytest.mark.parametrize(
         ("damage", "reason"),
@@ -85,11 +99,112 @@ class AuditContract:
     def test_a_broken_index_or_record_is_named(self, store):
         output = publish(store, "shard", "a")
         output.store.write("train/index.parquet", b"no parquet")
-        store.write(f"score/{'b' * 16}/done.json", b"{")
+        for key, content in (("b", b"{"), ("c", b"{}"), ("d", b"\x80")):
+            store.write(f"score/{key * 16}/done.json", content)
+        *records, index = [problem.reason for problem in verify(store).problems]
+        assert len(records) == 3
+        assert all("no record of a stage" in reason for reason in records)
+        assert "Parquet magic bytes not found" in index
+
+    @pytest.mark.parametrize("quick", [True, False])
+    def test_whatever_a_record_lists_is_compared(self, store, quick):
+        output = StageOutput(store, "score", "a" * 16)
+        for name in ("a.txt", "b.txt", "c.txt", "d.txt"):
+            output.store.write(name, b"12345")
+        output.publish({})
+        output.store.delete("a.txt")
+        output.store.write("b.txt", b"1234")
+        output.store.write("c.txt", b"12346")
+        found = {problem.object[-5:]: problem.reason for problem in verify(store, quick=quick).problems}
+        assert found.pop("a.txt") == "missing, but the stage's record lists it"
+        assert found.pop("b.txt") == "4 bytes instead of 5"
+        assert found == ({} if quick else {"c.txt": "its SHA-256 is not that of the stage's record"})
+
+    def test_what_no_record_lists_is_read_as_what_it_should_be(self, store):
+        output = StageOutput(store, "train", "a" * 16)
+        whole = {"x.json": b"{}", "y.parquet": parquet(), "z.safetensors": save({"w": np.zeros(9)}), "text": b"\xff"}
+        for name, content in whole.items():
+            output.store.write(name, content)
+        assert verify(store).problems == []
+        output.store.write("x.json", b"{")
+        output.store.write("y.parquet", parquet()[:40] + b"\0" * 9 + parquet()[49:])
+        output.store.write("z.safetensors", whole["z.safetensors"][:-1])
         reasons = [problem.reason for problem in verify(store).problems]
-        assert len(reasons) == 2
-        assert "no record of a stage" in reasons[0]
-        assert "no shard index" in reasons[1]
+        assert "not valid JSON" in reasons[0]
+        assert "checksum" in reasons[1]
+        assert "its header speaks of" in reasons[2]
+        assert verify(store, quick=True).problems == []
+
+    @pytest.mark.parametrize("gone", ["done.json", "train/index.parquet", "train/shard-000001.tar"])
+    def test_what_is_deleted_meanwhile_is_no_problem(self, store, monkeypatch, gone):
+        """An output that leaves between the listing and the reading, record first."""
+        output = publish(store, "shard", "a", ("train", "test"))
+        publish(store, "shard", "b")
+        listed = store.entries()
+
+        class Earlier(ObjectStore):
+            def entries(self, prefix=""):
+                return listed if self.url == store.url else super().entries(prefix)
+
+        output.store.delete("done.json")
+        output.store.delete(gone)
+        report = verify(Earlier(store.url))
+        assert report.problems == []
+        assert len(usage(Earlier(store.url))) == 2
+        assert plan_garbage(Earlier(store.url), now=4e9, min_age_s=1.0).garbage == []
+
+    @pytest.mark.parametrize("gone", ["train/index.parquet", "train/shard-000001.tar"])
+    def test_what_vanishes_from_an_output_that_stays_is_a_problem(self, store, gone):
+        output = publish(store, "shard", "a")
+        listed = store.entries()
+
+        class Earlier(ObjectStore):
+            def entries(self, prefix=""):
+                return listed
+
+        output.store.delete(gone)
+        problems = verify(Earlier(store.url)).problems
+        assert [problem.reason for problem in problems] == [VANISHED]
+
+    def test_repair_takes_away_just_what_is_damaged_and_the_records(self, store):
+        one = publish(store, "shard", "a", ("train", "test"))
+        two, whole = publish(store, "features", "b"), publish(store, "decode", "c")
+        StageOutput(store, "train", "d" * 16).store.write("state.json", b"{")
+        one.store.write("train/shard-000001.tar", b"damaged")
+        one.store.delete("test/index.parquet")
+        two.store.write("train/parts/shard-000002.tar.json", b"{")
+        before = set(store.list())
+        store.write("mine/index.parquet", b"what nobody made")
+        done = repair(store, verify(store).problems)
+        first, second = f"shard/{'a' * 16}/", f"features/{'b' * 16}/"
+        assert before - set(store.list()) == {
+            *(first + "train/shard-000001.tar", first + "train/parts/shard-000001.tar.json", first + "done.json"),
+            *(second + "train/parts/shard-000002.tar.json", second + "done.json"),
+            f"train/{'d' * 16}/state.json",
+        }
+        assert set(done.outputs) == {first[:-1], second[:-1], f"train/{'d' * 16}"}
+        assert set(done.deleted) == before - set(store.list()) - {first + "done.json", second + "done.json"}
+        assert [problem.object for problem in done.left] == ["mine/index.parquet"]
+        assert whole.record() is not None
+
+    def test_repair_leaves_alone_what_a_stage_is_making(self, store):
+        output = publish(store, "shard", "a")
+        output.store.write("train/shard-000001.tar", b"damaged")
+
+        @contextmanager
+        def lock(stage, key):
+            assert (stage, key) == ("shard", "a" * 16)
+            raise TimeoutError
+            yield
+
+        before = store.list()
+        done = repair(store, verify(store).problems, lock)
+        assert store.list() == before
+        assert ([problem.object for problem in done.left], done.deleted, done.outputs) == (
+            [f"shard/{'a' * 16}/train/shard-000001.tar"],
+            [],
+            [],
+        )
 
     def test_shards_that_several_indexes_name_are_read_once(self, store):
         output = publish(store, "shard", "a")

@@ -1,9 +1,11 @@
 """The cache of remote shards: bounded, shared between processes, cleaned of what killed ones left."""
 
 import errno
+import fcntl
 import hashlib
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from storage.cache import DEFAULT_BYTES, DamagedCopyError, ShardCache, set_cache_limit
+from storage import cache as cache_module
+from storage.cache import DEFAULT_BYTES, CacheFullError, DamagedCopyError, ShardCache, set_cache_limit
 from storage.index import ShardIndex
 from storage.locks import LockTimeoutError, file_lock, is_locked, passing_lock
 from storage.objects import ObjectStore, ObjectStoreError
@@ -117,20 +120,37 @@ def test_one_download_serves_all_threads(store, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [f"{index.shards[0].sha256}.tar"]
 
 
+def read_copy(folder, digest, fetch, check=lambda file: None):
+    """The content of a copy through the descriptor that the cache gives."""
+    with os.fdopen(ShardCache(folder).open(digest, 3, fetch, check), "rb") as file:
+        return os.pread(file.fileno(), 10**6, 0)
+
+
 def test_a_fetch_that_is_damaged_once_is_repeated_and_twice_is_an_error(tmp_path):
     data = content(1)
     digest = hashlib.sha256(data).hexdigest()
     sent = [b"damaged", data]
 
-    def check(path):
-        return None if path.read_bytes() == data else "it is damaged"
+    def check(file):
+        return None if file.read() == data else "it is damaged"
 
-    path = ShardCache(tmp_path).obtain(digest, len(data), lambda target: target.write_bytes(sent.pop(0)), check)
-    assert path.read_bytes() == data
-    path.unlink()
+    assert read_copy(tmp_path, digest, lambda target: target.write_bytes(sent.pop(0)), check) == data
+    (tmp_path / f"{digest}.tar").unlink()
     with pytest.raises(DamagedCopyError, match="it is damaged"):
-        ShardCache(tmp_path).obtain(digest, len(data), lambda target: target.write_bytes(b"x"), check)
+        read_copy(tmp_path, digest, lambda target: target.write_bytes(b"x"), check)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_descriptors_are_not_left_open(store, tmp_path):
+    index = fill(store)
+    reader = ShardReader(store, index, tmp_path, cache_bytes=1)
+    store.write("5.tar", b"damaged")
+    before = len(os.listdir("/proc/self/fd"))
+    for position in [*range(5), *range(5)]:
+        assert reader.payload(position) == content(position)
+    with pytest.raises(ShardError):
+        reader.payload(5)
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_full_disk_makes_the_other_copies_leave(tmp_path):
@@ -143,7 +163,7 @@ def test_a_full_disk_makes_the_other_copies_leave(tmp_path):
             raise ObjectStoreError(errno.ENOSPC, "no space")
         target.write_bytes(b"new")
 
-    assert ShardCache(tmp_path).obtain("new", 3, fetch, lambda path: None).read_bytes() == b"new"
+    assert read_copy(tmp_path, "new", fetch) == b"new"
     assert len(calls) == 2
 
 
@@ -151,49 +171,199 @@ def full_disk(target):
     raise ObjectStoreError(errno.ENOSPC, "no space")
 
 
-def test_a_disk_that_stays_full_is_an_error(tmp_path):
-    with pytest.raises(ObjectStoreError, match="no space"):
-        ShardCache(tmp_path).obtain("b", 3, full_disk, lambda path: None)
+def test_a_disk_that_stays_full_leaves_nothing(tmp_path):
+    with pytest.raises(CacheFullError, match="no room for a copy of 3 bytes"):
+        ShardCache(tmp_path).open("b", 3, full_disk, lambda file: None)
     assert list(tmp_path.iterdir()) == []
 
 
+class FullDisk:
+    """A store whose objects do not fit on the local disk; it counts what is read instead."""
+
+    def __init__(self, monkeypatch):
+        self.tried = []
+        monkeypatch.setattr(ObjectStore, "fetch_into", self)
+
+    def __call__(self, name, target):
+        self.tried.append(name)
+        full_disk(target)
+
+
+def test_a_full_disk_costs_time_and_is_told_once(store, tmp_path, monkeypatch, caplog):
+    index = fill(store)
+    store.write("5.tar", b"x" * index.shards[5].bytes)
+    disk = FullDisk(monkeypatch)
+    reader = ShardReader(store, index, tmp_path)
+    for position in (0, 1, 0, 4):
+        assert reader.payload(position) == content(position)
+    with pytest.raises(ShardError, match="SHA-256"):
+        reader.payload(5)
+    store.delete("3.tar")
+    with pytest.raises(ShardError, match="missing"):
+        reader.payload(3)
+    reader.prefetch([2])
+    TestPrefetch().wait_for(reader)
+    assert len(disk.tried) == 1, "for a while nothing is copied in vain"
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert "no room for a copy" in told
+    assert str(tmp_path) in told
+    reader._full_until = 0.1  # the minute is over, and so is the trouble
+    monkeypatch.undo()
+    store.delete("0.tar")
+    assert reader.payload(2) == content(2)
+    with pytest.raises(ShardError, match="missing"):
+        reader.payload(0)
+
+
+def test_what_is_read_through_is_verified_again_when_it_makes_no_sense(store, tmp_path, monkeypatch):
+    index = fill(store)
+    FullDisk(monkeypatch)
+    reader = ShardReader(store, index, tmp_path)
+    assert reader.payload(0) == content(0)
+    reader.recheck(0)
+    data = store.read("0.tar")
+    store.write("0.tar", data[:-1000] + bytes([data[-1000] ^ 1]) + data[-999:])
+    with pytest.raises(ShardError, match="SHA-256"):
+        reader.recheck(0)
+    store.write("0.tar", data[:5000])
+    with pytest.raises(ShardError, match="SHA-256"):
+        reader.payload(0)
+
+
+def test_a_folder_that_somebody_empties_is_filled_again(store, tmp_path):
+    folder = tmp_path / "cache"
+    reader, emptied = ShardReader(store, fill(store), folder), []
+    assert reader.payload(0) == content(0)
+    shutil.rmtree(folder)
+    assert reader.payload(0) == content(0)
+
+    def fetch(target):
+        target.write_bytes(b"new")
+        if not emptied:
+            emptied.append(shutil.rmtree(folder))
+
+    assert read_copy(folder, "new", fetch) == b"new"
+
+
 WORKER = """
-import random, sys
+import random, sys, time
 from pathlib import Path
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.reading import ShardReader
 
-store = ObjectStore("s3://speech/shared-cache")
-reader = ShardReader(store, ShardIndex.read(store), Path(sys.argv[1]), int(sys.argv[2]))
+class Remote(ObjectStore):
+    def local_path(self, name):
+        return None
+
+folder, cache, limit, seed, reads, seconds = sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:])
+store = Remote(folder)
+reader = ShardReader(store, ShardIndex.read(ObjectStore(folder)), cache, limit)
 print("ready", flush=True)
-source = random.Random(int(sys.argv[3]))
-for _ in range(int(sys.argv[4])):
+source, end, done = random.Random(seed), time.monotonic() + seconds, 0
+while done < reads or time.monotonic() < end:
     position = source.randrange(len(reader))
     assert reader.payload(position) == random.Random(position).randbytes(40_000)
+    done += 1
+print(done)
 """
+"""Reads at random; a folder of this machine stands for a remote store, since that is faster than any server."""
 
 
-def start_worker(folder, limit, seed, reads):
-    command = [sys.executable, "-c", WORKER, str(folder), str(limit), str(seed), str(reads)]
+def start_worker(folder, cache, limit, seed, reads, seconds=0):
+    command = [sys.executable, "-c", WORKER, *map(str, (folder, cache, limit, seed, reads, seconds))]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_processes_share_a_small_cache_and_one_is_killed(s3_server, tmp_path):
-    index = fill(ObjectStore("s3://speech/shared-cache"), shards=8)
+def finish(workers):
+    """How many payloads each has read."""
+    counts = []
+    for worker in workers:
+        said, errors = worker.communicate(timeout=600)
+        assert worker.returncode == 0, errors[-2000:]
+        counts.append(int(said.split()[-1]))
+    return counts
+
+
+def test_processes_share_a_small_cache_and_one_is_killed(tmp_path):
+    folder, cache = tmp_path / "store", tmp_path / "cache"
+    index = fill(ObjectStore(folder), shards=8)
     limit = 3 * index.shards[0].bytes
-    workers = [start_worker(tmp_path, limit, seed, 25) for seed in range(2)]
-    victim = start_worker(tmp_path, limit, 9, 10**6)
+    workers = [start_worker(folder, cache, limit, seed, 25) for seed in range(2)]
+    victim = start_worker(folder, cache, limit, 9, 10**6)
     victim.stdout.readline()
     time.sleep(0.5)
     victim.send_signal(signal.SIGKILL)
     victim.communicate()
-    for worker in workers:
-        _, errors = worker.communicate(timeout=120)
-        assert worker.returncode == 0, errors[-2000:]
-    assert bytes_of(tmp_path) <= limit
-    ShardCache(tmp_path).sweep(min_age_s=0.0)
-    assert all(path.suffix == ".tar" for path in tmp_path.iterdir())
+    assert finish(workers) == [25, 25]
+    assert bytes_of(cache) <= limit
+    ShardCache(cache).sweep(min_age_s=0.0)
+    assert all(path.suffix == ".tar" for path in cache.iterdir())
+
+
+@pytest.mark.parametrize("shards_of_room", [0, 2])
+def test_many_readers_of_a_tiny_cache_all_get_everything(tmp_path, shards_of_room):
+    """Each shard is evicted again and again between the moment it was found and the moment it is read."""
+    store = ObjectStore(f"memory://cache-{random.getrandbits(60):x}")
+    index, wrong = fill(store, shards=4), []
+
+    def work(seed):
+        reader = ShardReader(store, index, tmp_path, max(1, shards_of_room * index.shards[0].bytes))
+        for position in random.Random(seed).choices(range(4), k=40):
+            try:
+                wrong.extend([position] if reader.payload(position) != content(position) else [])
+            except Exception as error:
+                wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert wrong == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shards_of_room", [0, 3])
+def test_six_processes_read_for_minutes_from_a_tiny_cache(tmp_path, shards_of_room):
+    folder, cache = tmp_path / "store", tmp_path / "cache"
+    index = fill(ObjectStore(folder), shards=8)
+    limit = max(1, shards_of_room * index.shards[0].bytes)
+    counts = finish([start_worker(folder, cache, limit, seed, 10, seconds=75) for seed in range(6)])
+    assert min(counts) >= 10
+
+
+def test_an_eviction_between_finding_and_reading_a_copy_is_survived(store, tmp_path, monkeypatch):
+    """Another process evicts each copy the moment it exists: whoever fetched it has it open by then."""
+    index = fill(store)
+    reader = ShardReader(store, index, tmp_path)
+    publish = cache_module.publish_file
+
+    def evicted_at_once(source, target):
+        publish(source, target)
+        target.unlink()
+
+    monkeypatch.setattr(cache_module, "publish_file", evicted_at_once)
+    for position in (0, 1, 0):
+        assert reader.payload(position) == content(position)
+
+
+def test_who_waited_for_the_folder_evicts_no_more_than_is_left_to_do(tmp_path):
+    for name in "abc":
+        (tmp_path / f"{name}.tar").write_bytes(bytes(100))
+    folder = os.open(tmp_path, os.O_RDONLY)
+    removed = []
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        thread = threading.Thread(target=lambda: removed.extend(ShardCache(tmp_path, 200).evict()))
+        thread.start()
+        thread.join(0.3)
+        (tmp_path / "a.tar").unlink(missing_ok=True)  # what the holder of the lock evicts
+    finally:
+        os.close(folder)
+    thread.join(30)
+    assert removed == []
+    assert len(list(tmp_path.glob("*.tar"))) == 2
 
 
 def test_sweep_removes_what_the_dead_left_and_nothing_of_the_living(tmp_path):
@@ -214,6 +384,7 @@ def test_a_passing_lock_excludes_and_waits_no_longer_than_asked(tmp_path):
         for _ in range(20):
             with passing_lock(path, 30.0, poll_s=0.001):
                 inside.append(1)
+                time.sleep(0.0005)  # long enough for another to come in, if it could
                 most.append(len(inside))
                 inside.pop()
 

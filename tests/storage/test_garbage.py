@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from storage.audit import verify
 from storage.garbage import collect, plan_garbage
 from storage.objects import ObjectStore
 from storage.shards import Sample, build_index, write_shard
@@ -78,7 +79,7 @@ class GarbageContract:
     def test_what_does_not_say_what_it_stands_on_keeps_everything(self, store):
         chain(store, "a")
         chain(store, "b")
-        store.delete(f"register/{'a' * 16}/uses.json")
+        store.delete_tree(f"register/{'a' * 16}/uses")
         plan = plan_later(store, registered={f"register/{'a' * 16}"})
         assert plan.garbage == []
         assert "does not say" in plan.kept[f"prepare/{'b' * 16}"]
@@ -94,6 +95,49 @@ class GarbageContract:
         assert collect(store, plan.garbage) == plan.garbage
         assert plan_later(store).garbage == []
         assert store.exists(f"{folder}/1.tar")
+
+    def test_a_finished_output_does_not_miss_what_was_garbage_of_it(self, store):
+        output = StageOutput(store, "shard", "a" * 16)
+        fill(output.store.child("train"))
+        write_shard(output.store.child("train"), "extra.tar", [Sample("x", {"flac": b"1"}, ROW)], "flac")
+        output.publish({})
+        plan = plan_later(store)
+        assert collect(store, plan.garbage) == plan.garbage
+        assert output.lacking() == []
+        assert verify(store).problems == []
+
+    @pytest.mark.parametrize("whole", [True, False])
+    def test_a_damaged_record_is_left_to_verify(self, store, whole):
+        output = publish(store, "shard", "a")
+        fill(output.store.child("train"))
+        write_shard(output.store.child("train"), "extra.tar", [Sample("x", {"flac": b"1"}, ROW)], "flac")
+        output.publish({})
+        output.store.write("done.json", b"{}")
+        plan = plan_later(store, registered=() if whole else None)
+        assert len(plan.garbage) == 1
+        assert len(collect(store, plan.garbage)) == whole
+
+    @pytest.mark.parametrize("withdrawn", [True, False])
+    def test_a_missing_index_costs_no_shard(self, store, withdrawn):
+        """Nor does the record that a repair takes away, of what a registered model stands on."""
+        chain(store, "a")
+        output = StageOutput(store, "shard", "a" * 16)
+        for name in ("train", "test"):
+            fill(output.store.child(name))
+        output.publish({})
+        output.store.delete("train/index.parquet")
+        if withdrawn:
+            output.withdraw()
+        for registered in ({f"register/{'a' * 16}"}, None)[: 1 if withdrawn else 2]:
+            assert plan_later(store, registered=registered).garbage == []
+
+    def test_an_unfinished_output_that_others_stand_on_loses_no_shard(self, store):
+        chain(store, "a")
+        output = StageOutput(store, "shard", "a" * 16)
+        fill(output.store.child("train"))
+        write_shard(output.store.child("train"), "extra.tar", [Sample("x", {"flac": b"1"}, ROW)], "flac")
+        output.withdraw()
+        assert plan_later(store, registered={f"register/{'a' * 16}"}).garbage == []
 
     def test_a_damaged_index_costs_no_shard(self, store):
         output = publish(store, "shard", "a")
@@ -127,6 +171,29 @@ class GarbageContract:
         deleted = {entry.name for entry in collect(store, plan.garbage, lock)}
         assert deleted == {f"{stage}/{'b' * 16}" for stage in ("prepare", "shard", "register")}
 
+    def test_shards_in_the_making_stay_although_no_index_names_them(self, store):
+        """A stage that is forced, or goes on, writes beside the index of its former attempt."""
+        output = publish(store, "shard", "a")
+        fill(output.store.child("train"))
+        write_shard(output.store.child("train"), "new.tar", [Sample("x", {"flac": b"1"}, ROW)], "flac")
+        busy = {"in_use": lambda stage, key: True}
+        assert plan_later(store, **busy).garbage == []
+        assert plan_garbage(store, now=time.time(), min_age_s=DAY).garbage == []
+        assert len(plan_later(store).garbage) == 1
+
+    def test_of_an_output_whose_deletion_was_cut_short_nothing_looks_complete(self, store, monkeypatch):
+        chain(store, "a")
+        plan = plan_later(store, registered=())
+
+        def killed(*_):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(ObjectStore, "delete_tree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            collect(store, plan.garbage)
+        first = plan.garbage[0].name.split("/")
+        assert StageOutput(store, *first).record() is None
+
 
 class TestLocal(GarbageContract):
     @pytest.fixture
@@ -150,10 +217,12 @@ def test_notes_of_use_are_joined_and_written_once_a_day(tmp_path):
     output = StageOutput(ObjectStore(tmp_path), "shard", "a" * 16)
     assert output.uses() is None
     output.note_use({"prepare": "1"}, "2026-01-01")
-    path = tmp_path / "shard" / ("a" * 16) / "uses.json"
+    (path,) = (tmp_path / "shard" / ("a" * 16) / "uses").iterdir()
     before = path.stat().st_ino
     output.note_use({"prepare": "1"}, "2026-01-01")
     assert path.stat().st_ino == before
+    output.note_use({"prepare": "1"}, "2026-01-02")
+    assert path.stat().st_ino != before
     output.note_use({"prepare": "0", "x": "2"}, "2026-01-02")
     assert output.uses() == {"prepare": ["0", "1"], "x": ["2"]}
     path.write_text("[]")

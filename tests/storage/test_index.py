@@ -144,6 +144,17 @@ def changed(position, **values):
     return [{**row, **values} if number == position else row for number, row in enumerate(ROWS)]
 
 
+@pytest.mark.parametrize("position", [-1, 4])
+def test_a_row_that_is_not_there_is_named(position):
+    with pytest.raises(IndexError, match=f"row {position} of an index of 4 utterances"):
+        make().row(position)
+
+
+def test_a_payload_may_be_empty_and_may_end_with_its_shard():
+    make(changed(1, offset=10240 - 100)).validate()
+    make(changed(1, offset=0, length=0)).validate()
+
+
 @pytest.mark.parametrize(
     ("index", "message"),
     [
@@ -154,6 +165,8 @@ def changed(position, **values):
         (make(changed(1, duration=9.0)), "s, the index"),
         (make(changed(1, offset=10200)), "outside its shard"),
         (make(changed(1, offset=-1)), "outside its shard"),
+        (make(changed(1, length=-1)), "outside its shard"),
+        (make(changed(1, offset=10240 - 99)), "outside its shard"),
         (make(changed(1, text=None)), "empty value in column 'text'"),
         (make(metadata={}), "payload"),
         (make(shards=(SHARDS[0], dataclasses.replace(SHARDS[1], name="a.tar"))), "one name"),
@@ -174,7 +187,7 @@ def test_missing_index(store):
 @pytest.mark.parametrize("content", [b"", b"PAR1 no parquet", b"\x00" * 4000])
 def test_refuses_what_is_no_index(store, content):
     store.write("index.parquet", content)
-    with pytest.raises(ShardIndexError, match=r"index\.parquet is no shard index"):
+    with pytest.raises(ShardIndexError, match=r"index\.parquet is (no shard index|damaged) "):
         ShardIndex.read(store)
 
 

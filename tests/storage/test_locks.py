@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from storage.locks import LockTimeoutError, file_lock
+from storage import locks
+from storage.locks import LockTimeoutError, any_file_lock, file_lock, is_locked, passing_lock
 
 HOLDER = """
 import sys, time
@@ -104,5 +105,59 @@ def test_it_is_free_after_the_block_and_after_an_error_in_it(tmp_path):
 
 
 def test_different_locks_do_not_meet(tmp_path):
-    with file_lock(tmp_path / "a", 0), file_lock(tmp_path / "b", 0):
-        pass
+    a, b = tmp_path / "a", tmp_path / "b"
+    with file_lock(a, 0):
+        assert (is_locked(a), is_locked(b)) == (True, False)
+        with file_lock(b, 0):
+            assert (is_locked(a), is_locked(b)) == (True, True)
+            for path in (a, b):
+                with pytest.raises(LockTimeoutError, match=f"{path.name} is held"), file_lock(path, 0):
+                    pass
+        assert (is_locked(a), is_locked(b)) == (True, False)
+    assert (is_locked(a), is_locked(b)) == (False, False)
+
+
+def test_only_the_present_holder_is_named(tmp_path):
+    for name in ("a former holder with a long name", "the present one"):
+        with (
+            file_lock(tmp_path / "lock", 0, holder=name),
+            pytest.raises(LockTimeoutError, match=f"held by {name}: "),
+            file_lock(tmp_path / "lock", 0),
+        ):
+            pass
+
+
+def test_the_first_free_of_several_locks_is_held(tmp_path):
+    paths = [tmp_path / "a", tmp_path / "b"]
+    with any_file_lock(paths, 0, holder="one"):
+        assert [is_locked(path) for path in paths] == [True, False]
+        with any_file_lock(paths, 0, holder="two"):
+            assert [is_locked(path) for path in paths] == [True, True]
+            waited = []
+            with (
+                pytest.raises(LockTimeoutError, match="a and .*b is held by one and two"),
+                any_file_lock(paths, 0.02, poll_s=0.005, on_wait=waited.append),
+            ):
+                pass
+            assert waited == ["one and two"]
+
+
+def test_a_passing_lock_is_not_held_through_a_file_that_was_removed(tmp_path):
+    """A process that opened the file while another held it locks what has no name any more: a third has a new file."""
+    path = tmp_path / "lock"
+    with path.open("a") as former:
+        path.unlink()
+        assert not locks._hold(former.fileno(), path)
+        with passing_lock(path, 0):
+            assert not locks._hold(former.fileno(), path)
+    with path.open("a") as file:
+        assert locks._hold(file.fileno(), path)
+
+
+def test_of_many_processes_one_is_inside_a_passing_lock(tmp_path):
+    counter = tmp_path / "counter"
+    counter.write_text("0")
+    code = COUNTER.replace("file_lock", "passing_lock").replace("wait_s=60, ", "60, ")
+    processes = [run(code, tmp_path / "lock", counter) for _ in range(2)]
+    assert [process.wait(60) for process in processes] == [0, 0]
+    assert counter.read_text() == "200"

@@ -359,3 +359,49 @@ def test_a_checked_name_never_leaves_the_store(name):
         return
     joined = os.path.normpath(f"/base/store/{name}")
     assert joined.startswith("/base/store/")
+
+
+@pytest.mark.parametrize("way", ["write", "create", "write_file"])
+def test_what_is_published_survives_a_power_cut(tmp_path, monkeypatch, way):
+    """The bytes reach the disk before the name does, and the name before the call returns."""
+    store, done = ObjectStore(tmp_path / "store"), []
+    store.write("folder/former", b"")  # the folder is there
+    (tmp_path / "source").write_bytes(b"12345")
+    fsync, replace = os.fsync, type(tmp_path).replace
+
+    def synced(descriptor):
+        fsync(descriptor)
+        status = os.fstat(descriptor)
+        done.append("folder" if stat.S_ISDIR(status.st_mode) else ("file", status.st_size))
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(type(tmp_path), "replace", lambda *paths: done.append("renamed") or replace(*paths))
+    if way == "write":
+        store.write("folder/x", b"12345")
+    elif way == "write_file":
+        store.write_file("folder/x", tmp_path / "source")
+    else:
+        with store.create("folder/x") as file:
+            file.write(b"12345")
+    assert done == [("file", 5), "renamed", "folder"]
+
+
+def test_of_two_that_empty_a_folder_at_once_neither_fails(tmp_path):
+    store = ObjectStore(tmp_path / "store")
+    for number in range(300):
+        store.write(f"a/{number % 7}/{number}", b"")
+    failed = []
+
+    def work():
+        try:
+            store.delete_tree("a")
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert failed == []
+    assert store.list() == []

@@ -1,5 +1,6 @@
 """Random access to shards: verified once, copied when remote, safe between threads and processes."""
 
+import os
 import pickle
 import threading
 import uuid
@@ -119,6 +120,24 @@ class TestRemote:
         copy = ShardReader(store, index, tmp_path).shard_path(0)
         copy.write_bytes(b"damaged")
         assert ShardReader(store, index, tmp_path).payload(0) == PAYLOADS[0]
+
+    def test_a_copy_that_is_cut_while_it_is_in_use_is_fetched_again(self, store, tmp_path):
+        index = fill(store)
+        reader = ShardReader(store, index, tmp_path)
+        copy = reader.shard_path(0)
+        os.truncate(copy, 1000)
+        assert reader.payload(3) == PAYLOADS[3]
+        assert copy.stat().st_size == index.shards[0].bytes
+
+    def test_a_copy_that_is_damaged_while_it_is_in_use_is_fetched_again_when_asked(self, store, tmp_path):
+        index = fill(store)
+        reader = ShardReader(store, index, tmp_path)
+        copy = reader.shard_path(0)
+        data = copy.read_bytes()
+        copy.write_bytes(data.replace(PAYLOADS[3], bytes(len(PAYLOADS[3]))))
+        assert reader.payload(3) != PAYLOADS[3]
+        reader.recheck(3)
+        assert reader.payload(3) == PAYLOADS[3]
 
     def test_a_temporary_cache_goes_with_its_reader(self, store):
         reader = ShardReader(store, fill(store))

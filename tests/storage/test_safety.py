@@ -108,6 +108,23 @@ def test_notices_a_damaged_header():
         check_tar(bytes(whole))
 
 
+def test_notices_the_damaged_header_of_a_last_small_member():
+    """All of it lies in the two blocks in which a tar ends, and tarfile takes it for the end."""
+    data = bytearray(make_tar(member("a.json"), member("b.txt", b"short")))
+    data[data.index(b"b.txt") + 150] ^= 1
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        assert tar.getnames() == ["a.json"]
+    with pytest.raises(UnsafeTarError, match="no valid header there"):
+        check_tar(bytes(data))
+
+
+@pytest.mark.parametrize("kind", ["bytes", "path", "file"])
+def test_the_label_is_what_messages_call_it(tmp_path, kind):
+    (tmp_path / "x.tar").write_bytes(GOOD[:2000])
+    with (tmp_path / "x.tar").open("rb") as file, pytest.raises(UnsafeTarError, match="^my shard: "):
+        check_tar({"bytes": GOOD[:2000], "path": tmp_path / "x.tar", "file": file}[kind], "my shard")
+
+
 def test_refuses_bytes_after_the_end():
     with pytest.raises(UnsafeTarError, match="damaged"):
         check_tar(GOOD + b"hidden" + bytes(506))

@@ -1,9 +1,14 @@
 """Content addresses and the record that makes an output complete."""
 
+import hashlib
+import threading
+import uuid
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from storage.intact import DamagedObjectError
 from storage.objects import ObjectStore
 from storage.stages import StageOutput, digest_json, stage_key
 
@@ -88,10 +93,125 @@ def test_clear_removes_the_record_first(output, monkeypatch):
     assert output.store.list() == []
 
 
-def test_a_record_that_is_no_object_is_refused(output):
-    output.store.write("done.json", b"[]")
-    with pytest.raises(ValueError, match=r"done\.json is not a JSON object"):
+@pytest.mark.parametrize("content", [b"[]", b"{}", b"{", b"null", b"\xff", b'{"stage": "shard", "key": "other"}'])
+def test_a_record_that_is_none_is_refused_with_its_url_and_a_remedy(output, content):
+    output.store.write("done.json", content)
+    with pytest.raises(DamagedObjectError, match=r"done\.json is (damaged|not valid JSON) .*--repair --url file:///"):
         output.record()
+
+
+def test_a_record_that_was_altered_is_refused(output):
+    output.publish({"utterances": 35})
+    data = output.store.read("done.json")
+    output.store.write("done.json", data.replace(b"35", b"36"))
+    with pytest.raises(DamagedObjectError, match="its checksum is not that"):
+        output.record()
+    output.store.write("done.json", data)
+    assert output.record()["utterances"] == 35
+
+
+def test_a_record_of_an_earlier_version_is_taken_as_it_is(output):
+    output.store.write("a.json", b"1")
+    output.store.write_json("done.json", {"stage": output.stage, "key": output.key, "x": 1})
+    assert output.record()["x"] == 1
+    assert (output.promised(), output.lacking(), output.read("a.json")) == (None, [], b"1")
+
+
+class TestPromises:
+    """The record lists what is there, so that it is known what has left or changed since."""
+
+    @pytest.fixture
+    def output(self, output):
+        output.store.write("a.tar", b"shard")
+        output.store.write("deep/b.json", b"{}")
+        output.note_use({"prepare": "a" * 16}, "2026-01-01")
+        output.publish({})
+        return output
+
+    def test_all_objects_are_listed_but_notes_of_use_and_the_record_itself(self, output):
+        digest = hashlib.sha256(b"{}").hexdigest()
+        assert output.promised() == {"a.tar": (5, ""), "deep/b.json": (2, digest)}
+        assert output.lacking() == []
+
+    def test_what_is_missing_or_cut_is_lacking(self, output):
+        output.store.delete("a.tar")
+        assert output.lacking() == ["a.tar"]
+        output.store.write("deep/b.json", b"{} ")
+        assert output.lacking() == ["a.tar", "deep/b.json"]
+
+    def test_what_is_read_is_compared(self, output, tmp_path):
+        assert output.read("deep/b.json") == b"{}"
+        assert output.fetch("deep/b.json", tmp_path).read_bytes() == b"{}"
+        output.store.write("deep/b.json", b"[]")
+        output.store.write("a.tar", b"other")
+        output.store.write("new.json", b"not listed")
+        for method in (output.read, lambda name: output.fetch(name, tmp_path)):
+            with pytest.raises(DamagedObjectError, match=r"deep/b\.json is damaged \(its SHA-256"):
+                method("deep/b.json")
+            method("a.tar")
+            method("new.json")
+            with pytest.raises(DamagedObjectError, match=r"gone\.json is damaged \(it is missing\)"):
+                method("gone.json")
+
+    def test_what_is_forgotten_is_not_missed(self, output):
+        output.forget(["a.tar", "unknown"])
+        assert output.promised().keys() == {"deep/b.json"}
+        assert output.record() == {"stage": output.stage, "key": output.key}
+        before = output.store.read("done.json")
+        output.forget(["unknown"])
+        assert output.store.read("done.json") == before
+
+    def test_an_output_is_found_by_its_url(self, output):
+        assert StageOutput.at(output.store.url).record() == output.record()
+
+
+class NotesContract:
+    """Many runs may note at once what they use; a subclass gives the fixture `store`."""
+
+    def test_of_notes_made_at_once_none_is_lost(self, store):
+        """As from as many machines: each writer has an object store of its own."""
+        url, begin = store.url, threading.Barrier(6)
+
+        def work(number):
+            begin.wait(30)
+            for turn in range(5):
+                output = StageOutput(ObjectStore(url), "shard", "a" * 16)
+                output.note_use({"prepare": f"{number}-{turn}"}, "2026-01-01")
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        expected = sorted(f"{number}-{turn}" for number in range(6) for turn in range(5))
+        assert StageOutput(store, "shard", "a" * 16).uses() == {"prepare": expected}
+
+    def test_a_note_of_an_earlier_version_counts_with_the_others(self, store):
+        output = StageOutput(store, "train", "a" * 16)
+        output.store.write_json("uses.json", {"day": "2026-01-01", "uses": {"shard": ["1", "2"]}})
+        assert output.uses() == {"shard": ["1", "2"]}
+        output.note_use({"shard": "3", "prepare": "p"}, "2026-01-02")
+        assert output.uses() == {"prepare": ["p"], "shard": ["1", "2", "3"]}
+        output.store.write("uses/damaged.json", b"{")
+        assert output.uses() is None, "who knows what it said"
+
+
+class TestNotesLocal(NotesContract):
+    @pytest.fixture
+    def store(self, tmp_path):
+        return ObjectStore(tmp_path)
+
+
+class TestNotesInMemory(NotesContract):
+    @pytest.fixture
+    def store(self):
+        return ObjectStore(f"memory://n{uuid.uuid4().hex}")
+
+
+class TestNotesOnS3(NotesContract):
+    @pytest.fixture
+    def store(self, s3_server):
+        return ObjectStore(f"s3://speech/{uuid.uuid4().hex}")
 
 
 @pytest.mark.parametrize("stage", ["", "a/b", "../x", "-x"])

@@ -8,6 +8,7 @@ from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.quarantine import TooManyShardsError
 from storage.reading import ShardError
+from storage.shards import Sample, build_index, load_part, write_shard
 from tasks import report
 from tasks.config import parse_config
 from tasks.decode import DECODE
@@ -68,6 +69,21 @@ def test_features_go_on_without_it_and_take_it_back_when_it_is_mended(home, tmp_
     assert mended.counts == whole.counts
     assert mended.record["stats"] == whole.record["stats"]
     assert FEATURES.execute(run).cached
+
+
+def test_features_go_on_without_a_shard_whose_audio_cannot_be_decoded(home, tmp_path):
+    run = sharded(tmp_path)
+    store = run.result("shard").store.child("train")
+    index = ShardIndex.read(store)
+    part = load_part(store, index.shards[0].name)
+    samples = [Sample(row["id"], {"flac": b"no audio"}, row) for row in part.rows]
+    parts = [write_shard(store, part.record.name, samples, "flac")]
+    parts += [load_part(store, record.name) for record in index.shards[1:]]
+    build_index(parts, index.metadata).write(store)
+    result = FEATURES.execute(run)
+    (entry,) = result.record["quarantined_shards"]
+    assert entry["shard"] == part.record.name
+    assert "cannot be decoded" in entry["reason"]
 
 
 def test_too_much_damage_stops_features_and_says_why(home, tmp_path):

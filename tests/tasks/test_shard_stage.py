@@ -281,3 +281,19 @@ def test_a_note_of_a_failed_attempt_does_not_count_once_the_audio_is_back(tmp_pa
         write_one(store, 0, [row], 8000)
         assert load_part(store, shard_name(0)).record.count == 1
         assert not store.exists(note)
+
+
+def test_a_note_of_lost_audio_that_is_lost_itself_is_written_again(tmp_path):
+    """Otherwise the stage that runs again would count less than it read."""
+    store = ObjectStore(str(tmp_path / "objects"))
+    fields = {"start": 0.0, "end": None, "channel": None, "duration": 0.5, "sample_rate": 8000}
+    fields |= {"text": "t", "speaker": "s", "corpus": "c", "domain": "", "language": "en"}
+    rows = [{"id": name, "audio": str(tmp_path / f"{name}.wav"), **fields} for name in "ab"]
+    write_tone(tmp_path / "a.wav")
+    for damage in (b"{", b"[]", b"3", b""):
+        write_one(store, 0, rows, 8000)
+        assert [entry["id"] for entry in store.read_json("quarantine/shard-000000.json")] == ["b"]
+        store.write("quarantine/shard-000000.json", damage)
+    store.delete("quarantine/shard-000000.json")
+    write_one(store, 0, rows, 8000)
+    assert store.exists("quarantine/shard-000000.json")

@@ -83,6 +83,15 @@ def test_pickled_features_are_refused(tmp_path):
         open_set(str(tmp_path)).load(0)
 
 
+def test_audio_that_cannot_be_decoded_in_a_whole_shard_is_named(tmp_path):
+    row = {"duration": 1.0, "num_frames": 8000, "sample_rate": 8000, "text": "x"}
+    store = ObjectStore(tmp_path)
+    build_index([write_shard(store, "0.tar", [Sample("u 1", {"flac": b"no audio"}, row)], "flac")], {}).write(store)
+    with pytest.raises(ShardError, match=r"0\.tar: utterance 'u 1' cannot be decoded .* --from shard") as caught:
+        open_set(str(tmp_path)).load(0)
+    assert caught.value.shard.name == "0.tar"
+
+
 def test_a_text_outside_the_vocabulary_is_named_at_once(corpus):
     tokenizer = train_tokenizer(TokenConfig(kind="words"), ["ba ce"])
     with pytest.raises(TokenError, match=r"di|fu|gu|ly"):

@@ -80,11 +80,18 @@ def _is_void(entry: Entry, restart: Entry) -> bool:
         return True
     if entry["kind"] in ("valid", "epoch"):
         # an epoch may have ended, and no checkpoint followed, though none of its steps is lost
-        return bool(entry.get("epoch", 0) > restart.get("epoch", math.inf))
+        return _number(entry, "epoch") > _number(restart, "epoch", math.inf)
     if "learner" in entry:
         # steps are each learner's own; one that the checkpoint does not know starts from its first step again
-        return bool(entry.get("step", 0) > restart.get("steps", {}).get(entry["learner"], 0))
-    return bool(entry.get("step", 0) > restart["step"])
+        steps = restart.get("steps")
+        return _number(entry, "step") > (_number(steps, str(entry["learner"])) if isinstance(steps, dict) else 0)
+    return _number(entry, "step") > _number(restart, "step")
+
+
+def _number(entry: Entry, name: str, default: float = 0) -> float:
+    """A number of an entry; the default where it is missing or is none, as in a line of another version."""
+    value = entry.get(name, default)
+    return value if isinstance(value, int | float) else default
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ import errno
 import json
 import os
 import resource
-import subprocess
 from contextlib import contextmanager
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import small_disk
 
 from training.journal import Journal, JournalTail, parse_lines, read_journal
 from training.lines import LineFile
@@ -209,25 +209,18 @@ def test_half_a_line_is_cut_off_by_the_next_append_where_it_could_not_be_at_once
 
 
 @pytest.fixture
-def small_disk(tmp_path):
+def disk(tmp_path):
     """A file system of 200 KB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=200k", "none", str(folder)], capture_output=True, check=False, text=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+    with small_disk(tmp_path / "disk", 200) as folder:
+        yield folder
 
 
-def test_a_disk_that_is_really_full_costs_no_line(small_disk, tmp_path, monkeypatch):
+def test_a_disk_that_is_really_full_costs_no_line(disk, tmp_path, monkeypatch):
     monkeypatch.setattr(store_log, "RETRY_S", 0.0)
-    ballast = small_disk / "ballast"
+    ballast = disk / "ballast"
     ballast.write_bytes(b"x" * 180224)
-    path = small_disk / "journal.jsonl"
-    log, spool = StoreLog(tmp_path / "db", path), Spool(small_disk, "s", "a")
+    path = disk / "journal.jsonl"
+    log, spool = StoreLog(tmp_path / "db", path), Spool(disk, "s", "a")
     for number in range(200):
         log.commit([{"event": str(number)}], [entry(number, 90)])
         spool.write(entry(number, 90))
@@ -240,12 +233,12 @@ def test_a_disk_that_is_really_full_costs_no_line(small_disk, tmp_path, monkeypa
     spool.close()
     assert steps(path) == [*range(200)]
     assert [one["step"] for one in read_journal(path)] == [*range(200)]
-    assert steps(next(small_disk.glob("lines-*"))) == [*range(200)]
+    assert steps(next(disk.glob("lines-*"))) == [*range(200)]
 
 
-def test_a_store_whose_own_disk_is_full_waits_for_space(small_disk, monkeypatch):
-    log = StoreLog(small_disk / "db", small_disk / "journal.jsonl")
-    ballast = small_disk / "ballast"
+def test_a_store_whose_own_disk_is_full_waits_for_space(disk, monkeypatch):
+    log = StoreLog(disk / "db", disk / "journal.jsonl")
+    ballast = disk / "ballast"
     monkeypatch.setattr(store_log, "RETRY_S", 0.01)
     waits = []
 
@@ -263,7 +256,7 @@ def test_a_store_whose_own_disk_is_full_waits_for_space(small_disk, monkeypatch)
     log.commit([{"event": "x" * 9000}], [entry(1, 9000)])
     assert waits
     assert log.load()[1] == [{"event": "x" * 9000}]
-    assert steps(small_disk / "journal.jsonl") == [1]
+    assert steps(disk / "journal.jsonl") == [1]
     monkeypatch.setattr(store_log, "FULL_S", -1.0)
     ballast.write_bytes(b"x" * 8192)
     with pytest.raises(Exception, match="full"):

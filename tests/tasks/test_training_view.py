@@ -111,10 +111,6 @@ def test_lines_of_another_version_or_damaged_ones_are_passed_over():
 
 def test_a_line_of_an_unknown_kind_changes_nothing():
     assert seen(*RING, {"kind": "unheard-of", "step": 99, "elapsed": 99.0}).to_dict() == seen(*RING).to_dict()
-    assert (
-        seen(*RING, step("0.0", 9) | {"step": "many"}, {"kind": "step"}).to_dict()["learners"]
-        == seen(*RING).to_dict()["learners"]
-    )
 
 
 def test_a_journal_begun_anew_torn_or_cut_is_followed(tmp_path):

@@ -115,8 +115,8 @@ def backup(to: str, say: Callable[[str], None] = lambda _: None) -> tuple[str, d
     now = datetime.now(UTC)
     with opened() as place, tempfile.TemporaryDirectory(prefix=".backup-", dir=home()) as scratch:
         target = ObjectStore(to).child(now.strftime("%Y-%m-%dT%H-%M-%SZ"))
-        if "://" not in to:
-            Path(target.url).mkdir(parents=True, exist_ok=True, mode=0o700)
+        if (manifest_file := target.local_path(MANIFEST)) is not None:  # as secret as the data folder
+            manifest_file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if target.list():
             raise BackupError(f"{target.url} is there already: wait a second")
         databases = {}

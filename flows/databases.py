@@ -57,11 +57,17 @@ class SqliteDatabase(Database):
         """See `Database`; SQLite's online copy."""
         if not self.has_data():
             raise DatabaseError(f"there is no database {self.path}: nothing has run with this data folder yet")
-        with (
-            closing(sqlite3.connect(f"file:{self.path}?mode=ro", uri=True, timeout=60)) as live,
-            closing(sqlite3.connect(target)) as copy,
-        ):
-            live.backup(copy, pages=1000, sleep=0.01)
+        try:
+            with (
+                closing(sqlite3.connect(f"{self.path.as_uri()}?mode=ro", uri=True, timeout=60)) as live,
+                closing(sqlite3.connect(target)) as copy,
+            ):
+                live.backup(copy, pages=1000, sleep=0.01)
+        except sqlite3.Error as error:
+            full = error.sqlite_errorcode in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
+            remedy = f"free space in {target.parent}" if full else "restore it from a backup, or move it away"
+            raise DatabaseError(f"{self.path} cannot be copied ({error}): {remedy}, and run this again") from error
+        _check_sqlite(target)  # better no backup than one that nobody can restore
 
     def restore(self, source: Path) -> None:
         """See `Database`; a rename."""
@@ -77,8 +83,11 @@ class SqliteDatabase(Database):
 
 
 def _check_sqlite(path: Path) -> None:
-    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as copy:
-        found = copy.execute("PRAGMA integrity_check").fetchone()
+    try:
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as copy:
+            found = copy.execute("PRAGMA integrity_check").fetchone()
+    except sqlite3.Error as error:
+        raise DatabaseError(f"{path} is damaged: {error}") from error
     if found != ("ok",):
         raise DatabaseError(f"{path} is damaged: {found[0] if found else 'empty'}")
 

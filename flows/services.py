@@ -23,6 +23,7 @@ from typing import Any
 
 from flows.credentials import SecretError, client_environment
 from storage.retries import check_disk
+from tasks.embedded_database import make_ready
 from tasks.home import home, mlflow_artifacts
 from training.processes import bind_to_parent, stop
 
@@ -204,11 +205,14 @@ def start_prefect(port: int = 0, more: Mapping[str, str] | None = None) -> Servi
 
 
 def start_mlflow(port: int = 0) -> Service:
-    """Start an MLflow server on the data folder's SQLite database and artifacts."""
+    """Start an MLflow server on the data folder's SQLite database and artifacts.
+
+    Raises:
+        EmbeddedDatabaseError: The database cannot be used; the message says what to do.
+    """
     port = port or free_port()
     url = f"http://{LOOPBACK}:{port}"
-    database = home() / "mlflow" / "mlflow.db"
-    database.parent.mkdir(parents=True, exist_ok=True)
+    make_ready(database := home() / "mlflow" / "mlflow.db")
     command = [sys.executable, "-m", "mlflow", "server", "--host", LOOPBACK, "--port", str(port), "--workers", "1"]
     # clients on this machine write artifacts straight into the folder, with or without the server
     command += ["--backend-store-uri", f"sqlite:///{database}", "--no-serve-artifacts"]

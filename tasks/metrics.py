@@ -8,9 +8,15 @@ system metrics shows them. Entries without a learner (trainings of one process, 
 A resume voids what a lost process had written beyond its checkpoint, but it may have been sent. Then a step has two
 values: the later one has the later time, so a chart shows it last. Where a training ends at a lower step than a voided
 one, `closing_points` repeats the last valid value at the highest step, so that the last value is right in the end.
+
+No metric has two points with the same time: MLflow copies a run's metrics to the model that is logged with it, and
+refuses two values of a metric at one time and step. Clocks that stand still while a training waits for its nodes, or
+that differ between nodes, would give such points, so that each is at least a millisecond later than the one before.
 """
 
+import logging
 import math
+import posixpath
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -36,6 +42,11 @@ _GPU_FIELDS = {
     "watts": "power_usage_watts",
 }
 _GLOBAL_FIELDS = (*_MEAN_FIELDS, "epoch", "elapsed", "nodes", "throughput")
+_LONGEST_S = 1e9
+"""No training takes thirty years: a time beyond is none, and the points after it must not wait for it."""
+_MOST_STEPS = 1 << 53
+_LONGEST_NAME = 250
+_log = logging.getLogger(__name__)
 
 
 class Point(NamedTuple):
@@ -50,7 +61,23 @@ class Point(NamedTuple):
 
 def is_number(value: Any) -> bool:
     """Whether a value can be a metric: a finite number."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer that no float can hold
+        return False
+
+
+def _steps(value: Any) -> int:
+    """A count of steps.
+
+    Raises:
+        ValueError: If the value is none that a database can hold.
+    """
+    if not is_number(value) or abs(value) > _MOST_STEPS:
+        raise ValueError(f"{value!r} is no count of steps")
+    return int(value)
 
 
 def mean(values: Iterable[Any]) -> float | None:
@@ -79,16 +106,22 @@ class Rounds:
             steps: Steps of each learner in the checkpoint.
         """
         self._round, self._last, self._before = {}, {}, set()
-        self._steps = {name: int(step) for name, step in steps.items()}
+        self._steps = {name: int(step) for name, step in steps.items() if is_number(step)}
 
     def feed(self, entry: Entry) -> list[Entry]:
-        """Take a `step` entry; returns the rounds that it ends."""
+        """Take a `step` entry; returns the rounds that it ends.
+
+        Raises:
+            ValueError: If its progress or its time is no number.
+        """
         learner = entry.get("learner")
+        if not is_number(entry.get("epoch", 0.0)) or not is_number(entry.get("elapsed", 0.0)):
+            raise ValueError("its progress or its time is no number")
         if learner is None:
             return [entry | {"throughput": self._rate("", entry)}]
         done = self.flush() if learner in self._round else []
         self._round[learner] = entry | {"throughput": self._rate(learner, entry)}
-        self._steps[learner] = int(entry["step"])
+        self._steps[learner] = _steps(entry["step"])
         if self._before and self._before <= set(self._round):
             done += self.flush()
         return done
@@ -105,7 +138,7 @@ class Rounds:
                 **entries[-1],
                 **{field: mean(entry.get(field) for entry in entries) for field in _MEAN_FIELDS},
                 "step": sum(self._steps.values()),
-                "epoch": max(entry["epoch"] for entry in entries),
+                "epoch": max(entry.get("epoch", 0.0) for entry in entries),
                 "elapsed": max(float(entry.get("elapsed", 0.0)) for entry in entries),
                 "throughput": sum(rates) if rates else None,
                 "learners": len(entries),
@@ -115,7 +148,8 @@ class Rounds:
     def _rate(self, learner: str, entry: Entry) -> float | None:
         """Seconds of audio per second since the learner's last entry."""
         before, self._last[learner] = self._last.get(learner), entry
-        if before is None or "audio_seconds" not in entry or "audio_seconds" not in before:
+        needed = ("elapsed", "audio_seconds")
+        if before is None or not all(is_number(one.get(name)) for one in (before, entry) for name in needed):
             return None
         seconds = entry["elapsed"] - before["elapsed"]
         audio = entry["audio_seconds"] - before["audio_seconds"]
@@ -130,26 +164,41 @@ class Translator:
         """By metric, the point that a tracking server takes for the last one: highest step, then latest."""
         self.last: dict[str, Point] = {}
         """By metric, the point that came last."""
+        self.latest_ms = 0
+        """Time of the latest point."""
         self._rounds = Rounds()
         self._offset_ms = 0
         self._floor_ms: int | None = None
-        self._latest_ms = 0
         self._step = 0
 
     def feed(self, entry: Entry) -> list[Point]:
-        """The points of one entry."""
+        """The points of one entry; none of one that is damaged or of another version."""
+        try:
+            return [self._placed(point) for point in self._translated(entry)]
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            # raised, it would keep all that follows from MLflow for ever
+            _log.warning("a line of the journal gives no metrics (%s: %s)", type(error).__name__, error)
+            return []
+
+    def _translated(self, entry: Entry) -> list[Point]:
         kind = entry["kind"]
-        if kind in ("start", "resume"):
-            points = self._open_round(self._latest_ms)
-            self._restart(entry)
-        else:
-            points = self._told(kind, entry, self._time(entry))
-        for point in points:
-            self.last[point.name] = point
-            best = self.highest.get(point.name)
-            if best is None or _order(point) >= _order(best):
-                self.highest[point.name] = point
+        if kind not in ("start", "resume"):
+            return self._told(kind, entry, self._time(entry))
+        points = self._open_round(self.latest_ms)
+        self._restart(entry)
         return points
+
+    def _placed(self, point: Point) -> Point:
+        """A point at a time of its own, noted as the last one of its metric."""
+        before = self.last.get(point.name)
+        if before is not None and point.at_ms <= before.at_ms:
+            point = point._replace(at_ms=before.at_ms + 1)
+        self.latest_ms = max(self.latest_ms, point.at_ms)
+        self.last[point.name] = point
+        best = self.highest.get(point.name)
+        if best is None or _order(point) >= _order(best):
+            self.highest[point.name] = point
+        return point
 
     def _told(self, kind: str, entry: Entry, at_ms: int) -> list[Point]:
         if kind == "step":
@@ -167,22 +216,24 @@ class Translator:
     def _restart(self, entry: Entry) -> None:
         steps = entry.get("steps")
         self._rounds.restart(steps if isinstance(steps, dict) else {})
-        self._step = int(entry.get("step", 0))
-        self._floor_ms = self._latest_ms + 1 if self._latest_ms else None
+        self._step = _steps(entry.get("step", 0))
+        # the millisecond between is that of closing points, which an earlier session may have been given
+        self._floor_ms = self.latest_ms + 2 if self.latest_ms else None
 
     def _time(self, entry: Entry) -> int:
-        if not is_number(entry.get("elapsed")):
-            return self._latest_ms
-        own = int(1000 * float(entry["elapsed"]))
+        elapsed = entry.get("elapsed")
+        if not is_number(elapsed) or not 0.0 <= float(elapsed) < _LONGEST_S:
+            return self.latest_ms
+        own = int(1000 * float(elapsed))
         if self._floor_ms is not None:  # the first entry after a restart: from here on everything is later than before
             self._offset_ms = max(self._offset_ms, self._floor_ms - own)
             self._floor_ms = None
         at_ms = own + self._offset_ms
-        self._latest_ms = max(self._latest_ms, at_ms)
+        self.latest_ms = max(self.latest_ms, at_ms)
         return at_ms
 
     def _learner(self, entry: Entry, at_ms: int) -> list[Point]:
-        learner, step = entry.get("learner"), int(entry["step"])
+        learner, step = entry.get("learner"), _steps(entry["step"])
         if learner is None:
             names = [name for name in entry if name not in ("kind", "step", "epochs")]
             return self._points(entry, names, at_ms, step)
@@ -204,7 +255,7 @@ class Translator:
         return self._points(joined, names, at_ms, int(joined["step"]))
 
     def _milestone(self, entry: Entry, at_ms: int) -> list[Point]:
-        self._step = step = max(self._step, int(entry.get("step", 0)))
+        self._step = step = max(self._step, _steps(entry.get("step", 0)))
         if entry["kind"] == "end":
             return self._points(entry, ("valid_loss", "valid_wer"), at_ms, step, "final.")
         if entry["kind"] == "epoch":
@@ -229,7 +280,9 @@ class Translator:
 
 def _metric_name(text: str) -> str:
     """A name that MLflow allows: a single bad one would make it refuse all that is sent with it."""
-    return re.sub(r"[^\w\-. :/]", "_", text, flags=re.ASCII)[:250]
+    name = re.sub(r"[^\w\-. :/]", "_", text, flags=re.ASCII)[:_LONGEST_NAME]
+    # it also refuses what is no plain relative path: a//b, ../a, a/
+    return posixpath.normpath("/" + name).strip("/") or "_"
 
 
 def _order(point: Point) -> tuple[int, int, float]:
@@ -253,5 +306,6 @@ def closing_points(sent: Translator, valid: Iterable[Entry]) -> list[Point]:
             continue  # no step of a machine is ever void
         shown = sent.highest.get(name, point)
         if (shown.step, shown.value) != (point.step, point.value):
-            points.append(Point(name, point.value, shown.at_ms + 1, max(shown.step, point.step)))
+            # later than all that was sent, and so than the closing points of an earlier session
+            points.append(Point(name, point.value, sent.latest_ms + 1, max(shown.step, point.step)))
     return points

@@ -6,9 +6,11 @@ The new version becomes `@challenger`, and is judged at once unless `register.pr
 
 import base64
 import io
+import itertools
 import json
 import tempfile
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import asdict, replace
@@ -64,8 +66,12 @@ _NOTED = (*_REQUIREMENTS, _PIECES, _BEAM, "rapidfuzz", "prefect", "fsspec", "pya
 
 def _test_metrics(run: Run, at_ms: int) -> list[Metric]:
     """The test sets' figures at the training's last step."""
-    step = int(run.result("train").record["result"]["step"])
-    return [Metric(name, value, at_ms, step) for name, value in figures(run.result("score").record).items()]
+    found = figures(run.result("score").record).items()
+    return [Metric(name, value, at_ms, _last_step(run)) for name, value in found]
+
+
+def _last_step(run: Run) -> int:
+    return int(run.result("train").record["result"]["step"])
 
 
 def _tags(run: Run, output: StageOutput, about: dict[str, Any]) -> dict[str, str]:
@@ -140,8 +146,26 @@ def requirements(spec: BundleSpec) -> list[str]:
     return [f"{name}=={metadata.version(name)}" for name in needed]
 
 
-def _log_model(run: Run, run_id: str, bundle: Path, tags: dict[str, str], about: dict[str, Any]) -> str:
-    """Log the model to the run and register it; returns the version."""
+def step_to_link(api: mlflow.MlflowClient, run_id: str, step: int) -> int:
+    """The step at which a model can be logged: MLflow copies the run's metrics of that step to the model.
+
+    It refuses two values of a metric with the same time, which runs of older versions have: then it is the next step
+    at which there is none.
+
+    Args:
+        api: A client.
+        run_id: MLflow's run.
+        step: The step whose metrics describe the model.
+    """
+    doubled = set()
+    for name in api.get_run(run_id).data.metrics:
+        known = Counter((point.timestamp, point.step) for point in api.get_metric_history(run_id, name))
+        doubled |= {at_step for (_, at_step), count in known.items() if count > 1}
+    return next(free for free in itertools.count(step) if free not in doubled)
+
+
+def _log_model(run: Run, run_id: str, bundle: Path, tags: dict[str, str], about: dict[str, Any], step: int = 0) -> str:
+    """Log the model to the run, as of a step of its training, and register it; returns the version."""
     with _without_chatter(), mlflow.start_run(run_id=run_id):
         info = mlflow.pyfunc.log_model(
             name="model",
@@ -150,6 +174,7 @@ def _log_model(run: Run, run_id: str, bundle: Path, tags: dict[str, str], about:
             code_paths=[str(Path(speech.__file__).parent)],
             signature=_signature(),
             input_example=_example(run.config.data.sample_rate),
+            step=step,
             pip_requirements=requirements(load_spec(bundle)),
             metadata={"starling": about},
         )
@@ -200,8 +225,9 @@ def _make_version(
             api.update_run(run_id, name=run.run_id)
             set_tags(api, run_id, tags := _tags(run, output, contained))
             _log_run(api, run, run_id, Path(folder))
+            step = step_to_link(api, run_id, _last_step(run))
             with tempfile.TemporaryDirectory() as bundle:
-                version = _log_model(run, run_id, _complete_bundle(run, Path(bundle)), tags, contained)
+                version = _log_model(run, run_id, _complete_bundle(run, Path(bundle)), tags, contained, step)
         except BaseException:
             api.set_terminated(run_id, "FAILED")
             raise

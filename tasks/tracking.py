@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -18,6 +17,7 @@ import mlflow
 from mlflow.entities import Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 
+from tasks.embedded_database import database_of, make_ready
 from tasks.home import mlflow_artifacts, mlflow_uri, shown_mlflow_uri
 
 KEY_TAG = "starling.key"
@@ -30,17 +30,21 @@ _VALUE_LENGTH = 6000
 
 
 def client() -> mlflow.MlflowClient:
-    """A client of the configured MLflow, without telemetry and without unpickling."""
+    """A client of the configured MLflow, without telemetry and without unpickling.
+
+    Raises:
+        EmbeddedDatabaseError: MLflow's database in the data folder cannot be used; the message says what to do.
+    """
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # the terminal has the stages' own bars
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # links stand in artifacts and summaries
     uri = mlflow_uri()
-    if uri.startswith("sqlite:///"):
-        Path(uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     # what it logs there with a traceback, it raises, too
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
+    if (database := database_of(uri)) is not None:
+        make_ready(database)
     mlflow.set_tracking_uri(uri)
     return mlflow.MlflowClient()
 

@@ -13,28 +13,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from training.lines import LineFile
+
 Entry = dict[str, Any]
 PORTION = 1 << 18
 """Bytes that are read at a time."""
 _LONGEST = 1 << 22
+_MOST_JOINED = 8
+"""Places in a damaged line at which an entry is looked for: objects within objects are no entries."""
 
 
 class Journal:
     """Appends entries, one JSON object a line, each written whole or not at all."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
-        self._end_torn_line()
-        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._file = LineFile(path)
 
-    def _end_torn_line(self) -> None:
-        """A killed writer may leave half a line: end it, so that it cannot swallow the next one."""
-        if self.path.exists() and self.path.stat().st_size:
-            with self.path.open("rb+") as file:
-                file.seek(-1, os.SEEK_END)
-                if file.read(1) != b"\n":
-                    file.write(b"\n")
+    @property
+    def size(self) -> int:
+        """Bytes of whole lines."""
+        return self._file.size
 
     def write(self, kind: str, **values: Any) -> None:
         """Append one entry.
@@ -42,23 +41,45 @@ class Journal:
         Args:
             kind: `start`, `resume`, `step`, `valid`, `epoch`, `view`, `system`, `bad` or `end`.
             values: JSON values.
+
+        Raises:
+            OSError: The disk does not take it.
         """
-        os.write(self._fd, (json.dumps({"kind": kind, **values}, sort_keys=True) + "\n").encode())
+        self.append([json.dumps({"kind": kind, **values}, sort_keys=True)])
+
+    def append(self, lines: Iterable[str]) -> None:
+        """Append entries as JSON texts, in their order.
+
+        Raises:
+            OSError: The disk does not take all of them.
+        """
+        self._file.append("".join(f"{line}\n" for line in lines).encode())
+        if self._file.trouble is not None:
+            raise self._file.trouble
 
     def close(self) -> None:
         """Close the file."""
-        os.close(self._fd)
+        self._file.close()
 
 
 def parse_lines(lines: Iterable[str]) -> Iterator[Entry]:
-    """Entries of complete, valid lines; a torn line is passed over."""
+    """Entries of complete, valid lines; a torn line is passed over, but not the whole one that joined it."""
     for line in lines:
-        try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError):  # the latter for brackets without end
-            continue
+        entry = _parsed(line)
+        start = 0
+        for _ in range(_MOST_JOINED):
+            if isinstance(entry, dict) or (start := line.find('{"', start + 1)) < 0:
+                break
+            entry = _parsed(line[start:])
         if isinstance(entry, dict) and "kind" in entry:
             yield entry
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):  # the latter for brackets without end
+        return None
 
 
 def read_journal(path: Path) -> list[Entry]:
@@ -80,11 +101,18 @@ def _is_void(entry: Entry, restart: Entry) -> bool:
         return True
     if entry["kind"] in ("valid", "epoch"):
         # an epoch may have ended, and no checkpoint followed, though none of its steps is lost
-        return bool(entry.get("epoch", 0) > restart.get("epoch", math.inf))
+        return _number(entry, "epoch") > _number(restart, "epoch", math.inf)
     if "learner" in entry:
         # steps are each learner's own; one that the checkpoint does not know starts from its first step again
-        return bool(entry.get("step", 0) > restart.get("steps", {}).get(entry["learner"], 0))
-    return bool(entry.get("step", 0) > restart["step"])
+        steps = restart.get("steps")
+        return _number(entry, "step") > (_number(steps, str(entry["learner"])) if isinstance(steps, dict) else 0)
+    return _number(entry, "step") > _number(restart, "step")
+
+
+def _number(entry: Entry, name: str, default: float = 0) -> float:
+    """A number of an entry; the default where it is missing or is none, as in a line of another version."""
+    value = entry.get(name, default)
+    return value if isinstance(value, int | float) else default
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ from training.store.messages import StoreError
 EVERY_S = 10.0
 """Seconds between samples."""
 _SOON_S = 0.5
+_TICK_S = 0.001
+"""Between the times of two samples at least: two at one time would be two values of the same point of a chart."""
 _MOST_GPUS = 16
 _MEGA = 1e6
 _log = logging.getLogger(__name__)
@@ -147,6 +149,7 @@ class SystemFigures:
         self._about = {"kind": "system", "node": node, "host": socket.gethostname()}
         self._journal, self._elapsed, self._every_s = journal, elapsed, every_s
         self._machine = Machine()
+        self._latest = -_TICK_S
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="system", daemon=True)
         self._thread.start()
@@ -156,11 +159,17 @@ class SystemFigures:
         while not self._stop.wait(wait_s):
             wait_s = self._every_s
             try:
-                self._journal({**self._about, "elapsed": round(self._elapsed(), 3), **self._sample()})
+                at = self._time()
+                self._journal({**self._about, "elapsed": at, **self._sample()})
+                self._latest = at
             except StoreError:  # it has not joined yet
                 wait_s = min(_SOON_S, self._every_s)
             except (OSError, ValueError) as error:  # figures are worth no training
                 _log.warning("the machine's figures could not be noted: %s", error)
+
+    def _time(self) -> float:
+        """Seconds of training, later than at the sample before: they stand still while a training waits for nodes."""
+        return round(max(self._elapsed(), self._latest + _TICK_S), 3)
 
     def _sample(self) -> dict[str, Any]:
         sample = self._machine.sample()

@@ -4,6 +4,7 @@ import json
 import shutil
 import sqlite3
 from contextlib import closing
+from pathlib import Path
 
 import mlflow
 import pytest
@@ -106,6 +107,44 @@ def test_a_backup_that_was_cut_off_is_none_and_the_one_before_is_taken(filled, t
     assert find_backup(str(tmp_path / "backups"))[0].url == url
     with pytest.raises(BackupError, match="no backup"):
         find_backup(cut.url)
+
+
+def test_of_several_backups_the_newest_is_taken(tmp_path):
+    versions = {"prefect": "0", "mlflow": "0"}
+    for day in ("02", "09", "05"):
+        manifest = {"format": module.FORMAT, "versions": versions, "day": day}
+        ObjectStore(str(tmp_path)).write_json(f"2026-11-{day}T02-15-00Z/{MANIFEST}", manifest)
+    store, manifest = find_backup(str(tmp_path))
+    assert (store.url.rpartition("/")[2], manifest["day"]) == ("2026-11-09T02-15-00Z", "09")
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_backup_in_a_folder_is_closed_to_other_users_and_lies_where_it_should(filled, tmp_path, monkeypatch, scheme):
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+    url, _ = backup(f"{scheme}{tmp_path}/backups")
+    folder = Path(url.removeprefix("file://"))
+    assert folder.parent == tmp_path / "backups"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert list((tmp_path / "cwd").iterdir()) == []
+
+
+def test_every_model_that_a_copied_database_names_has_its_files_in_the_copy(filled, tmp_path):
+    """Models are registered all the while: MLflow stores a model's files, then names it."""
+    made = []
+
+    def register(_):
+        made.append(f"{len(made)}/model/MLmodel")
+        ObjectStore(str(mlflow_artifacts())).write(made[-1], b"x")
+        table(filled / "mlflow" / "mlflow.db", made[-1])
+
+    url, manifest = backup(str(tmp_path / "backups"), register)
+    lose(filled)
+    restore(url)
+    named = set(rows(filled / "mlflow" / "mlflow.db")) & set(made)
+    assert named
+    assert named <= set(manifest["artifacts"])
+    assert all((mlflow_artifacts() / name).is_file() for name in named)
 
 
 def test_a_backup_from_the_future_is_refused(filled, tmp_path):

@@ -31,6 +31,25 @@ def test_each_is_made_once_and_only_its_owner_may_read_it(secrets):
     assert {name: (secrets / name).read_text() for name in NAMES} == before
 
 
+def test_no_other_user_can_read_one_for_a_moment(tmp_path, monkeypatch):
+    """Each file has its mode from its first byte on, whatever the umask allows."""
+    seen, real = {}, os.fdopen
+
+    def opened(descriptor, *words, **more):
+        status = os.fstat(descriptor)
+        seen[status.st_ino] = status.st_mode & 0o777
+        return real(descriptor, *words, **more)
+
+    monkeypatch.setattr(os, "fdopen", opened)
+    before = os.umask(0)
+    try:
+        make_secrets(tmp_path / "secrets", for_containers=True)
+    finally:
+        os.umask(before)
+    assert {seen[(tmp_path / "secrets" / name).stat().st_ino] for name in NAMES} == {0o600}
+    assert (tmp_path / "secrets").stat().st_mode & 0o777 == 0o700
+
+
 def test_a_removed_one_is_made_anew_and_nothing_else(secrets):
     (secrets / "prefect_auth").unlink()
     assert make_secrets(secrets) == ["prefect_auth"]

@@ -7,17 +7,31 @@ from prefect.logging.handlers import PrefectConsoleHandler
 
 from flows.ending import outlive_reader
 
+ENDED, WENT_ON = 3, 0
+
+
+def log_to_nobody(prepare):
+    """How a process fares that logs to a pipe which nobody reads: in a child, whose standard output may be lost."""
+    pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    status = 4
+    try:
+        reading, writing = os.pipe()
+        os.close(reading)
+        log, file = logging.getLogger("tests.nobody"), open(writing, "w")  # noqa: SIM115 - the child ends soon
+        log.addHandler(PrefectConsoleHandler(stream=file))
+        prepare()
+        log.error("to nobody")
+        log.error("again")
+        status = WENT_ON if os.path.samestat(os.fstat(writing), os.stat(os.devnull)) else 5
+    except SystemExit:
+        status = ENDED
+    finally:
+        os._exit(status)
+
 
 def test_lines_that_nobody_reads_any_more_end_nothing():
     """A killed worker closes the pipe of its flows; rich, in Prefect's handler, answers that with SystemExit."""
-    reading, writing = os.pipe()
-    os.close(reading)
-    log = logging.getLogger("tests.nobody")
-    with open(writing, "w") as file:
-        log.addHandler(PrefectConsoleHandler(stream=file))
-        try:
-            outlive_reader()
-            log.error("to nobody")
-            log.error("again")
-        finally:
-            log.handlers.clear()
+    assert log_to_nobody(lambda: None) == ENDED
+    assert log_to_nobody(outlive_reader) == WENT_ON

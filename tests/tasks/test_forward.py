@@ -162,6 +162,22 @@ def test_a_run_that_was_deleted_is_made_again_with_everything(writer):
     assert sent(client(), second.run_id) == writer.expected()
 
 
+def test_a_note_that_names_the_run_of_another_training_sends_nothing_there(writer):
+    """As after MLflow's database began anew, or was copied: the number may be another run's."""
+    writer.step()
+    theirs = sender(writer)
+    theirs.drain()
+    before = sent(client(), theirs.run_id)
+    note = theirs.note.with_name("other.json")
+    Acknowledged("t-2", theirs.run_id, 10**6).save(note)
+    mine = Sender(writer.path, note, about("t-2"))
+    writer.step()
+    mine.drain()
+    assert mine.run_id != theirs.run_id
+    assert sent(client(), theirs.run_id) == before
+    assert sent(client(), mine.run_id) == writer.expected()
+
+
 def test_parameters_that_a_resume_gives_otherwise_are_kept_as_they_were(writer):
     writer.step()
     sender(writer).drain()

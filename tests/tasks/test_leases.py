@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 from contextvars import copy_context
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import httpx
 import pytest
@@ -20,10 +20,10 @@ variables_server = load_beside(__file__, "variables_server.py").variables_server
 NAME = "lock-train-x"
 
 
-@pytest.fixture
-def variables(monkeypatch):
+@pytest.fixture(params=[-7200.0, 7200.0], ids=["clock behind", "clock ahead"])
+def variables(monkeypatch, request):
     monkeypatch.setattr(leases, "_WAITS_S", (0.0, 0.0))
-    with variables_server() as started:
+    with variables_server(request.param) as started:
         yield started
 
 
@@ -77,6 +77,32 @@ def test_a_lease_ages_by_the_servers_clock_and_renewing_keeps_it_young(table, va
     assert not table.renew(lease, first)
     table.drop(lease)  # which is another's now
     assert variables.kept[NAME]["value"]["run"] == "second"
+
+
+def test_of_two_who_find_a_stale_lease_the_later_takes_nothing_from_the_earlier(table, variables):
+    """What it found stale is gone when it comes to delete it: under the same name lies the other's."""
+    table.take(NAME, elsewhere("dead"))
+    variables.age(NAME, LEASE_S + 1)
+    earlier = elsewhere("earlier")
+
+    def first(method, path):
+        if method == "DELETE":
+            variables.before = lambda *_: None
+            del variables.kept[NAME]
+            variables.put(NAME, asdict(earlier))
+
+    variables.before = first
+    assert table.take(NAME, elsewhere("later")) == earlier
+    assert variables.kept[NAME]["value"]["run"] == "earlier"
+
+
+def test_a_lease_that_is_not_there_any_more_is_neither_renewed_nor_dropped_by_its_name(table, variables):
+    lease = table.take(NAME, elsewhere("first"))
+    del variables.kept[NAME]
+    second = variables.put(NAME, asdict(elsewhere("second")))
+    assert not table.renew(lease, elsewhere("first"))
+    table.drop(lease)
+    assert (variables.kept[NAME]["id"], variables.kept[NAME]["value"]["run"]) == (second, "second")
 
 
 def test_a_holder_whose_process_is_dead_holds_nothing(table):
@@ -171,7 +197,8 @@ def test_a_lease_that_another_took_meanwhile_is_taken_anew_when_it_is_free(table
 def test_a_lock_with_a_holder_that_was_lost_is_not_the_formers_to_give_back(keep, variables):
     lease = keep([])
     with variables.lock:
-        variables.kept[NAME] = {"id": "1", "name": NAME, "value": {"run": "thief"}, "updated": "2999-01-01T00:00:00Z"}
+        del variables.kept[NAME]
+        variables.put(NAME, {"run": "thief"})
     wait_until(lambda: lease.lost_to is not None, 20, 0.01)
     lease.give_back()
     assert variables.kept[NAME]["value"] == {"run": "thief"}

@@ -25,9 +25,11 @@ from tasks.registry import (
     JUDGED_TAG,
     PREVIOUS,
     ROLLED_BACK_TAG,
+    SINCE_TAG,
     TESTS_TAG,
     RegistryError,
     champion_version,
+    crown,
     frozen_tests,
     history,
     rollback,
@@ -329,6 +331,29 @@ def test_what_was_rolled_back_reigns_again_only_by_its_number(api):
     assert "it was rolled back" in found.reason
     assert settle(api, RUN, "m", "2", Wish(named=True)).promoted
     assert champion(api) == "2"
+
+
+def test_what_was_rolled_back_is_not_judged_by_itself_against_another_champion(api):
+    """Version 3 was judged against version 2: against version 1 it has not been."""
+    crowned(api, 3)
+    rollback("m", to="1")
+    assert version_of(api, "m", "challenger").version == 3
+    assert waiting_challenger(api, "m") is None
+    assert settle(api, RUN, "m", "3", Wish(named=True)).promoted
+    assert ROLLED_BACK_TAG not in api.get_model_version("m", "3").tags
+    settle(api, RUN, "m", add(api)[0])
+    api.set_registered_model_alias("m", "challenger", "3")
+    assert waiting_challenger(api, "m").version == 3  # it is as any other again
+
+
+def test_who_reigns_is_not_made_its_own_predecessor(api):
+    crowned(api, 2)
+    since = api.get_model_version("m", "2").tags[SINCE_TAG]
+    api.set_model_version_tag("m", "2", SINCE_TAG, "long ago")
+    crown(api, "m", "2", champion_version(api, "m"), "[]")
+    assert since != "long ago" == api.get_model_version("m", "2").tags[SINCE_TAG]
+    assert version_of(api, "m", PREVIOUS).version == 1
+    assert rollback("m").champion == "1"
 
 
 def test_a_rollback_to_nowhere_says_what_to_do(api):

@@ -92,14 +92,25 @@ def test_a_journal_read_from_its_middle_is_enough():
 def test_lines_of_another_version_or_damaged_ones_are_passed_over():
     draw = random.Random(5)
     values = [None, "text", [], {}, -1, float("nan"), True, {"x": 1}]
-    view = TrainingView()
+    view, sound = TrainingView(), seen(*RING).to_dict()
     for kind in ("start", "resume", "step", "view", "valid", "epoch", "system", "bad", "end", "unheard-of"):
         view.feed({"kind": kind})
         for _ in range(40):
             entry = dict(draw.choice(RING)) | {"node": 1, "what": "x", "valid_loss": 1.0, "valid_wer": 0.5}
             entry[draw.choice(sorted(entry))] = draw.choice(values)
             view.feed(entry | {"kind": kind})
-            view.to_dict()
+            json.dumps(view.to_dict())
+        # what comes after them is shown as if they had not been
+        for one in RING:
+            view.feed(one)
+        shown = view.to_dict()
+        told = shown.pop("events")[-len(sound["events"]) :]
+        assert shown == {name: value for name, value in sound.items() if name != "events"}, kind
+        assert told == sound["events"]
+
+
+def test_a_line_of_an_unknown_kind_changes_nothing():
+    assert seen(*RING, {"kind": "unheard-of", "step": 99, "elapsed": 99.0}).to_dict() == seen(*RING).to_dict()
 
 
 def test_a_journal_begun_anew_torn_or_cut_is_followed(tmp_path):

@@ -4,14 +4,17 @@
 """
 
 import json
+import re
 import threading
-from contextlib import contextmanager
-from datetime import UTC, datetime
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_CSRF_SUPPORT_ENABLED, temporary_settings
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,255}")
 
 
 class Variables:
@@ -20,12 +23,24 @@ class Variables:
     Attributes:
         refuse: Status that every request gets; 0 answers them.
         lose_answers: So many changes are made and then answered with 503.
+        before: Called with method and path before a request is answered: what others do meanwhile.
     """
 
-    def __init__(self):
-        self.kept, self.lock = {}, threading.Lock()
+    def __init__(self, skew_s):
+        self.kept, self.lock = {}, threading.RLock()
         self.refuse, self.lose_answers = 0, 0
+        self.before = lambda method, path: None
         self.asked = []
+        self._skew = timedelta(seconds=skew_s)
+
+    def now(self):
+        """The server's clock, which is not its clients'."""
+        return datetime.now(UTC) + self._skew
+
+    def put(self, name, value):
+        """Make a variable, as another client does; its id."""
+        with self.lock:
+            return self._change("POST", "/variables/", {"name": name, "value": value})[1]["id"]
 
     def age(self, name, seconds):
         """Make a variable look older."""
@@ -34,6 +49,7 @@ class Variables:
 
     def answer(self, method, path, body):
         """Status and content."""
+        self.before(method, path)
         with self.lock:
             self.asked.append((method, path))
             if self.refuse:
@@ -45,14 +61,17 @@ class Variables:
             return found
 
     def _change(self, method, path, body):
-        now = datetime.now(UTC).isoformat()
-        last = path.rstrip("/").rpartition("/")[2]
+        """The routes of Prefect's API: an id and a name have different ones, and no id is taken for a name."""
+        now = self.now().isoformat()
         if method == "POST":
+            if path != "/variables/" or not _NAME.fullmatch(body["name"]):
+                return (405 if path != "/variables/" else 422), None
             if body["name"] in self.kept:
                 return 409, None
-            self.kept[body["name"]] = {**body, "id": str(uuid4()), "updated": now}
+            self.kept[body["name"]] = {"tags": [], **body, "id": str(uuid4()), "created": now, "updated": now}
             return 201, self.kept[body["name"]]
-        found = next((one for one in self.kept.values() if last in (one["name"], one["id"])), None)
+        field, wanted = _wanted(path)
+        found = next((one for one in self.kept.values() if field and one[field] == wanted), None)
         if found is None:
             return 404, None
         if method == "GET":
@@ -64,10 +83,25 @@ class Variables:
         return 204, None
 
 
+def _wanted(path):
+    """Field and value that a path names: `/variables/name/{name}` or `/variables/{id}`; neither where it names none."""
+    parts = path.strip("/").split("/")
+    if parts[:2] == ["variables", "name"] and len(parts) == 3:
+        return "name", parts[2]
+    if parts[:1] == ["variables"] and len(parts) == 2:
+        with suppress(ValueError):  # Prefect has no route for what is no UUID
+            return "id", str(UUID(parts[1]))
+    return "", ""
+
+
 @contextmanager
-def variables_server():
-    """Variables behind HTTP; Prefect's clients in the block use them."""
-    variables = Variables()
+def variables_server(skew_s=-7200.0):
+    """Variables behind HTTP; Prefect's clients in the block use them.
+
+    Args:
+        skew_s: By how much the server's clock is ahead of the clients'.
+    """
+    variables = Variables(skew_s)
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -78,7 +112,7 @@ def variables_server():
             status, content = variables.answer(self.command, path, json.loads(body) if body else None)
             data = b"" if status == 204 else json.dumps(content).encode()
             self.send_response_only(status)
-            self.send_header("Date", format_datetime(datetime.now(UTC), usegmt=True))
+            self.send_header("Date", format_datetime(variables.now(), usegmt=True))
             self.send_header("Retry-After", "0")  # Prefect's client waits for two seconds after a 503 otherwise
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()

@@ -153,6 +153,31 @@ def test_a_tail_gives_every_entry_once_and_waits_for_whole_lines(path):
     journal.close()
 
 
+@pytest.mark.parametrize("as_long", [0.3, 1, 3])
+@pytest.mark.parametrize("same_file", [True, False])
+def test_a_tail_reads_a_journal_that_was_begun_anew_from_its_first_line(path, as_long, same_file):
+    tail, journal = JournalTail(path), Journal(path)
+    write_steps(journal, *range(1, 31))
+    assert len(tail.new_entries()) == 30
+    again = path.with_name("again")
+    other = Journal(again)
+    write_steps(other, *range(101, 101 + int(30 * as_long)))
+    other.close()
+    if same_file:
+        path.write_bytes(again.read_bytes()[: path.stat().st_size - 1])
+    else:
+        again.replace(path)
+    first = [entry["step"] for entry in tail.new_entries()]
+    assert first == [*range(101, 101 + len(first))]
+    assert len(first) == int(30 * as_long) if not same_file else 0 < len(first) < 30
+    journal.close()
+    again = Journal(path)
+    write_steps(again, 200)
+    assert [entry["step"] for entry in tail.new_entries()] == [200]
+    assert tail.new_entries() == []
+    again.close()
+
+
 def test_what_is_no_entry_is_passed_over():
     lines = ["", "null", "[1]", '{"step": 1}', "{", '{"kind": "step"}']
     assert list(parse_lines(lines)) == [{"kind": "step"}]

@@ -169,7 +169,8 @@ class StoreLine:
                 log.warning("node %d could not say good-bye: %s", self._node, error)
 
     def _untold(self) -> bool:
-        return bool(self._news) or (self._spool is not None and bool(self._spool.portions()))
+        with self._lock:
+            return bool(self._news) or (self._spool is not None and bool(self._spool.portions()))
 
     def close(self) -> None:
         """End the thread and the connection; without `leave`, the store takes the node for lost."""

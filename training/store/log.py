@@ -2,16 +2,25 @@
 
 Journal lines go through the same transactions. A line is written to the journal after the commit that holds it; a store
 that was killed between the two finds it in `outbox` and, by the journal's size at that commit, whether it was written.
+Lines that a full disk does not take stay in `outbox`, too, until it does.
 """
 
 import json
+import logging
 import sqlite3
+import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 from training.journal import Journal
 from training.store.ledger import Event
 from training.store.messages import Message
 
+FULL_S = 30.0
+"""How long the store waits for space before it ends."""
+RETRY_S = 1.0
+_log = logging.getLogger(__name__)
 _SCHEMA = """
 create table if not exists state (id integer primary key check (id = 0), last integer not null, body text not null);
 create table if not exists events (number integer primary key, body text not null);
@@ -29,16 +38,21 @@ class StoreLog:
 
     def __init__(self, path: Path, journal: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
         self._db = sqlite3.connect(path, isolation_level=None)
         # a killed process loses nothing under NORMAL; only a power failure may cost the last commits
         self._db.execute("pragma journal_mode = wal")
         self._db.execute("pragma synchronous = normal")
         self._db.executescript(_SCHEMA)
         self.journal = Journal(journal)
-        self._finish_outbox()
+        self._behind = True
+        """Whether the outbox may hold lines that are not in the journal."""
+        self._told, self._retry_at = False, 0.0
+        self._catch_up()
 
     def clear(self) -> None:
-        """Forget everything, for a fresh start."""
+        """Forget everything, for a fresh start; lines that wait for the journal are of an earlier session."""
+        self._behind = False
         self._db.executescript("delete from state; delete from events; delete from outbox;")
 
     def load(self) -> tuple[Message | None, list[Event]]:
@@ -56,19 +70,52 @@ class StoreLog:
             lines: Journal entries, each with its `kind`.
             state: The state after these events, if older events shall be replaced by it.
         """
+        if self._behind and time.monotonic() >= self._retry_at:
+            self._catch_up()
         if not events and not lines and state is None:
             return
-        size = self.journal.path.stat().st_size
-        self._db.execute("begin immediate")
-        self._db.execute("delete from outbox")
-        self._db.executemany("insert into events (body) values (?)", [(json.dumps(event),) for event in events])
         texts = [json.dumps(line, sort_keys=True) for line in lines]
-        self._db.executemany("insert into outbox (line, offset) values (?, ?)", [(text, size) for text in texts])
+        self._store(lambda: self._insert(events, texts, state))
+        if not self._behind:
+            self._write_out(texts)
+
+    def _insert(self, events: list[Event], texts: list[str], state: Message | None) -> None:
+        if not self._behind:
+            self._db.execute("delete from outbox")
+        self._db.executemany("insert into events (body) values (?)", [(json.dumps(event),) for event in events])
+        rows = [(text, self.journal.size) for text in texts]
+        self._db.executemany("insert into outbox (line, offset) values (?, ?)", rows)
         if state is not None:
             self._compact(state)
-        self._db.execute("commit")
-        for line in lines:
-            self.journal.write(**line)
+
+    def _store(self, write: Callable[[], None]) -> None:
+        """Make changes in one transaction; a full disk holds it up, and meanwhile the nodes go on by themselves."""
+        deadline, told = time.monotonic() + FULL_S, False
+        while True:
+            try:
+                self._db.execute("begin immediate")
+                write()
+                self._db.execute("commit")
+                return
+            except sqlite3.Error as error:
+                if self._db.in_transaction:
+                    self._db.execute("rollback")
+                if error.sqlite_errorcode != sqlite3.SQLITE_FULL or time.monotonic() > deadline:
+                    raise
+            if not told:
+                _log.error("no space for %s: the store waits", self._path)
+            told = True
+            time.sleep(RETRY_S)
+
+    def _write_out(self, texts: list[str]) -> None:
+        """Append lines to the journal, or let them wait in the outbox."""
+        try:
+            self.journal.append(texts)
+        except OSError as error:
+            self._behind, self._retry_at = True, time.monotonic() + RETRY_S
+            if not self._told:
+                _log.error("%s takes no more lines, they wait in the store's log: %s", self.journal.path, error)
+            self._told = True
 
     def _compact(self, state: Message) -> None:
         last = self._db.execute("select coalesce(max(number), 0) from events").fetchone()[0]
@@ -77,20 +124,31 @@ class StoreLog:
         # the newest event stays, so that numbers go on from it
         self._db.execute("delete from events where number < ?", (last,))
 
-    def _finish_outbox(self) -> None:
-        """Write the lines that a killed store has promised and not written."""
+    def _catch_up(self) -> None:
+        """Write the lines that were promised and not written: by a killed store, or because the disk was full."""
         rows = self._db.execute("select line, offset from outbox order by number").fetchall()
-        if not rows:
-            return
-        with self.journal.path.open("rb") as file:
-            file.seek(rows[0][1])
-            written = set(file.read().decode(errors="replace").splitlines())
-        for line, _ in rows:
-            if line not in written:
-                self.journal.write(**json.loads(line))
-        self._db.execute("delete from outbox")
+        self._behind = False
+        if rows:
+            with self.journal.path.open("rb") as file:
+                file.seek(rows[0][1])
+                written = Counter(file.read().decode(errors="replace").splitlines())
+            missing = [line for line, _ in rows if not _take(written, line)]
+            self._write_out(missing)
+        # the next commit clears the outbox: on a full disk nothing can be deleted
+        if self._told and not self._behind:
+            _log.info("%s takes lines again", self.journal.path)
+            self._told = False
 
     def close(self) -> None:
         """Close both files."""
+        if self._behind:
+            self._catch_up()
         self._db.close()
         self.journal.close()
+
+
+def _take(written: Counter[str], line: str) -> bool:
+    """Whether a line is among those written; each counts for one."""
+    found = written[line] > 0
+    written[line] -= int(found)
+    return found

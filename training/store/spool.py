@@ -1,15 +1,19 @@
 """A node's own copy of its journal lines: they reach the store late when it is away, but they reach it, each once."""
 
 import json
-import os
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from training.lines import LineFile
 from training.store.messages import Message
 
 PORTION = 65536
 """Bytes that one message carries at most."""
+MOST_WAITING = 1 << 24
+"""Bytes that wait for a full disk at most: lines of hours."""
+_log = logging.getLogger(__name__)
 
 
 class Spool:
@@ -31,26 +35,56 @@ class Spool:
         self._sent = {path.name: 0 for path in folder.glob(f"lines-{session}-*.jsonl")}
         self._name = f"lines-{session}-{incarnation}.jsonl"
         self._sent[self._name] = 0
-        self._fd = os.open(folder / self._name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._file = LineFile(folder / self._name)
+        self._waiting = bytearray()
+        """Lines that the file is to have next."""
+        self._told, self._dropped = False, 0
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Append a line."""
-        os.write(self._fd, (json.dumps(dict(line)) + "\n").encode())
+        """Append a line; one that the disk does not take waits in memory, and is sent from there."""
+        data = (json.dumps(dict(line)) + "\n").encode()
+        if len(self._waiting) + len(data) > MOST_WAITING:
+            self._dropped += 1
+            return
+        self._waiting += data
+        self._write_out()
+
+    def _write_out(self) -> None:
+        del self._waiting[: self._file.append(bytes(self._waiting))]
+        if self._waiting:
+            if not self._told:
+                path, why = self._file.path, self._file.trouble
+                _log.error("%s takes no more journal lines, they wait in memory: %s", path, why)
+            self._told = True
+            return
+        if self._told:
+            _log.warning("%s takes journal lines again; %d are lost", self._file.path, self._dropped)
+        self._told, self._dropped = False, 0
 
     def portions(self) -> list[Message]:
         """What to send next: for one file, lines that the store does not have."""
+        if self._waiting:
+            self._write_out()
         for name, offset in self._sent.items():
-            try:
-                with (self._folder / name).open("rb") as file:
-                    file.seek(offset)
-                    data = file.read(PORTION)
-            except FileNotFoundError:
-                continue
+            data = self._read(name, offset)
             end = data.rfind(b"\n") + 1
             if end:
                 lines = [line for text in data[:end].splitlines() if (line := _parse(text)) is not None]
                 return [{"name": name, "offset": offset, "end": offset + end, "lines": lines}]
         return []
+
+    def _read(self, name: str, offset: int) -> bytes:
+        """Bytes of a file; those that wait for it have their places in it already."""
+        if name == self._name:
+            written = self._file.read(offset, PORTION)
+            start = offset + len(written) - self._file.size
+            return written + bytes(self._waiting[max(0, start) : max(0, start) + PORTION - len(written)])
+        try:
+            with (self._folder / name).open("rb") as file:
+                file.seek(offset)
+                return file.read(PORTION)
+        except FileNotFoundError:
+            return b""
 
     def arrived(self, offsets: Mapping[str, Any]) -> None:
         """The store has told how much of a file it has."""
@@ -60,7 +94,9 @@ class Spool:
 
     def close(self) -> None:
         """Close the file; it stays until the session ends."""
-        os.close(self._fd)
+        if self._waiting or self._dropped:
+            _log.error("journal lines of this node are lost: %s takes no more", self._file.path)
+        self._file.close()
 
 
 def _parse(text: bytes) -> Message | None:

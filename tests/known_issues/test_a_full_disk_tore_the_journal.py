@@ -1,0 +1,264 @@
+"""A full disk took half a line, the next line joined it, and an epoch's entry was lost after there was space again.
+
+A limit on the size of files stands for the full disk where a small file system cannot be mounted.
+"""
+
+import errno
+import json
+import os
+import resource
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import small_disk
+
+from training.journal import Journal, JournalTail, parse_lines, read_journal
+from training.lines import LineFile
+from training.store import log as store_log
+from training.store.log import StoreLog
+from training.store.spool import Spool
+
+
+@contextmanager
+def no_more_than(path, more):
+    """Let no file of this process grow larger than `path` is and so many bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + more, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+class Disk:
+    """Stands for `os.write` on a disk with so much space; short writes come before the error, as on a real one."""
+
+    def __init__(self, draws, only=None):
+        self.left, self.draws, self.only, self.real = 0, draws, only, os.write
+
+    def write(self, fd, data):
+        if self.only not in (None, fd):
+            return self.real(fd, data)
+        if not self.left:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        short = self.draws.pop() if self.draws else len(data)
+        done = self.real(fd, bytes(data)[: max(1, min(short, self.left, len(data)))])
+        self.left -= done
+        return done
+
+
+def entry(number, size=10):
+    return {"kind": "step", "step": number, "text": "x" * size}
+
+
+def steps(path):
+    """Steps in the journal, every line of which must be whole."""
+    data = path.read_bytes()
+    assert data.endswith(b"\n")
+    return [json.loads(line)["step"] for line in data.splitlines()]
+
+
+def shipped(spool):
+    """Steps of the lines that a spool sends, each acknowledged at once."""
+    found = []
+    while portions := spool.portions():
+        found += [line["step"] for line in portions[0]["lines"]]
+        spool.arrived({portions[0]["name"]: portions[0]["end"]})
+    return found
+
+
+def test_a_journal_on_a_full_disk_has_whole_lines_only(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path)
+    journal.write(**entry(1))
+    with no_more_than(path, 30):
+        for number in (2, 3):
+            with pytest.raises(OSError, match="large"):
+                journal.write(**entry(number))
+        assert steps(path) == [1]
+    journal.write(**entry(4))
+    journal.close()
+    assert steps(path) == [1, 4]
+
+
+def test_a_store_writes_what_waited_once_there_is_space(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(store_log, "RETRY_S", 0.0)
+    path = tmp_path / "j" / "journal.jsonl"
+    log = StoreLog(tmp_path / "db", path)
+    log.commit([], [entry(1)])
+    disk = Disk([], only=log.journal._file._fd)  # the database is on another one
+    disk.left = 70
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", disk.write)
+        log.commit([{"event": "a"}], [entry(2), entry(3), entry(3)])
+        log.commit([{"event": "b"}], [entry(4)])
+        assert steps(path) == [1, 2]
+        copy = tmp_path / "killed"
+        copy.mkdir()
+        for name in ("db", "db-wal"):
+            (copy / name).write_bytes((tmp_path / name).read_bytes())
+        (copy / "journal.jsonl").write_bytes(path.read_bytes() + b'{"half')
+    log.commit([], [])
+    assert steps(path) == [1, 2, 3, 3, 4]
+    log.commit([{"event": "c"}], [entry(5)])
+    log.close()
+    assert steps(path) == [1, 2, 3, 3, 4, 5]
+    assert caplog.text.count("takes no more lines") == 1
+    # killed while they waited: its successor writes them
+    for _ in range(2):
+        again = StoreLog(copy / "db", copy / "journal.jsonl")
+        assert again.load()[1] == [{"event": "a"}, {"event": "b"}]
+        again.close()
+        assert steps(copy / "journal.jsonl") == [1, 2, 3, 3, 4]
+
+
+def test_a_spool_sends_what_its_disk_does_not_take(tmp_path):
+    spool = Spool(tmp_path, "s", "a")
+    spool.write(entry(1))
+    (file,) = tmp_path.glob("*.jsonl")
+    with no_more_than(file, 20):
+        spool.write(entry(2))
+        spool.write(entry(3))
+        assert shipped(spool) == [1, 2, 3]
+        spool.write(entry(4))
+    assert shipped(spool) == [4]
+    spool.write(entry(5))
+    assert shipped(spool) == [5]
+    spool.close()
+    assert steps(file) == [1, 2, 3, 4, 5]
+
+
+def test_what_a_spool_cannot_keep_is_counted(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("training.store.spool.MOST_WAITING", 120)
+    spool = Spool(tmp_path, "s", "a")
+    (file,) = tmp_path.glob("*.jsonl")
+    with no_more_than(file, 20):
+        for number in range(6):
+            spool.write(entry(number))
+    assert shipped(spool) == [0, 1]
+    assert "4 are lost" in caplog.text
+    spool.close()
+
+
+def test_a_line_that_joined_half_of_another_is_read():
+    """As journals of older versions have it."""
+    whole = json.dumps({"epoch": 3, "kind": "epoch", "repeated_ids": ["{"], "x": {"y": {"kind": 1}}}, sort_keys=True)
+    torn = json.dumps(entry(7), sort_keys=True)
+    for cut in range(len(torn)):
+        found = list(parse_lines([torn[:cut] + whole]))
+        assert found == [json.loads(whole)], cut
+    assert list(parse_lines([torn[:9], whole[:-1]])) == []
+
+
+SPACE = st.lists(st.tuples(st.integers(0, 150), st.integers(1, 4)), min_size=12, max_size=30)
+
+
+@settings(max_examples=40, deadline=None)
+@given(SPACE, st.lists(st.integers(1, 40), min_size=40, max_size=80))
+def test_whatever_is_short_lines_are_whole_and_in_order(tmp_path_factory, rounds, draws):
+    """Space comes and goes: a file never shows half a line to its readers, and nothing is written twice."""
+    folder = tmp_path_factory.mktemp("short")
+    disk, number, told = Disk([*draws]), 0, []
+    file, waiting, refused = LineFile(folder / "lines"), b"", 0
+    tail = JournalTail(folder / "lines")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "write", disk.write)
+        for space, lines in rounds:
+            disk.left += space
+            for _ in range(lines):
+                number += 1
+                waiting += (json.dumps(entry(number)) + "\n").encode()
+            before = len(waiting)
+            waiting = waiting[file.append(waiting) :]
+            refused += bool(waiting)
+            assert bool(waiting) == (file.trouble is not None)
+            assert len(waiting) < before or not space or waiting
+            told += [one["step"] for one in tail.new_entries()]
+            if space % 7 == 0:  # killed, and started again
+                file.close()
+                file = LineFile(folder / "lines")
+        disk.left = len(waiting)
+        assert file.append(waiting) == len(waiting)
+    assert refused > 2
+    told += [one["step"] for one in tail.new_entries()]
+    assert told == steps(folder / "lines") == [*range(1, number + 1)]
+    file.close()
+
+
+@pytest.mark.parametrize("cut", ["now", "later"])
+def test_half_a_line_is_cut_off_by_the_next_append_where_it_could_not_be_at_once(tmp_path, monkeypatch, cut):
+    file, disk, real = LineFile(tmp_path / "lines"), Disk([]), os.ftruncate
+    disk.left = 9
+
+    def refuse(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", disk.write)
+        patch.setattr(os, "ftruncate", refuse if cut == "later" else real)
+        assert file.append(b"first\nsecond\n") == 6
+        assert file.trouble.errno == errno.ENOSPC
+        assert file.size == 6
+        assert file.append(b"second\n") == 0
+    assert file.append(b"second\n") == 7
+    assert (tmp_path / "lines").read_bytes() == b"first\nsecond\n"
+    assert file.read(6, 100) == b"second\n"
+    file.close()
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A file system of 200 KB."""
+    with small_disk(tmp_path / "disk", 200) as folder:
+        yield folder
+
+
+def test_a_disk_that_is_really_full_costs_no_line(disk, tmp_path, monkeypatch):
+    monkeypatch.setattr(store_log, "RETRY_S", 0.0)
+    ballast = disk / "ballast"
+    ballast.write_bytes(b"x" * 180224)
+    path = disk / "journal.jsonl"
+    log, spool = StoreLog(tmp_path / "db", path), Spool(disk, "s", "a")
+    for number in range(200):
+        log.commit([{"event": str(number)}], [entry(number, 90)])
+        spool.write(entry(number, 90))
+    assert len(steps(path)) < 200
+    assert shipped(spool) == [*range(200)]
+    ballast.unlink()
+    log.commit([], [])
+    log.close()
+    spool.portions()
+    spool.close()
+    assert steps(path) == [*range(200)]
+    assert [one["step"] for one in read_journal(path)] == [*range(200)]
+    assert steps(next(disk.glob("lines-*"))) == [*range(200)]
+
+
+def test_a_store_whose_own_disk_is_full_waits_for_space(disk, monkeypatch):
+    log = StoreLog(disk / "db", disk / "journal.jsonl")
+    ballast = disk / "ballast"
+    monkeypatch.setattr(store_log, "RETRY_S", 0.01)
+    waits = []
+
+    def free(_):
+        waits.append(1)
+        ballast.unlink(missing_ok=True)
+
+    monkeypatch.setattr(store_log.time, "sleep", free)
+    try:
+        with ballast.open("wb", buffering=0) as file:
+            while file.write(b"x" * 4096) == 4096:
+                pass
+    except OSError:
+        pass
+    log.commit([{"event": "x" * 9000}], [entry(1, 9000)])
+    assert waits
+    assert log.load()[1] == [{"event": "x" * 9000}]
+    assert steps(disk / "journal.jsonl") == [1]
+    monkeypatch.setattr(store_log, "FULL_S", -1.0)
+    ballast.write_bytes(b"x" * 8192)
+    with pytest.raises(Exception, match="full"):
+        log.commit([{"event": "x" * 300_000}], [])
+    log.close()

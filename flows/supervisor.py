@@ -1,6 +1,7 @@
 """Servers and workers that are started again when they die, and ended in order."""
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -52,27 +53,52 @@ class Supervisor:
         """Those that are kept, in the order of their start."""
         return [kept.service for kept in self._kept]
 
-    def check(self) -> None:
+    def wait(self, patience_s: float = services.START_S, stop: threading.Event | None = None) -> None:
+        """Wait until all servers answer; those that die meanwhile are started again, a few times.
+
+        Args:
+            patience_s: How long, for all together.
+            stop: Ends the waiting when it is set.
+
+        Raises:
+            ServiceError: If one dies too often, or does not answer in time; the message ends with its log.
+        """
+        deadline = self._clock() + patience_s
+        while not (stop is not None and stop.is_set()):
+            late = [one for one in self.services if one.health and not services.answers(one.health)]
+            if not late:
+                return
+            if self._clock() > deadline:
+                raise ServiceError(
+                    f"{late[0].name} did not answer at {late[0].health} in {patience_s:.0f} s: {late[0].log_end()}"
+                )
+            self.check(services.STARTS - 1)
+            time.sleep(0.25)
+
+    def check(self, restarts: int | None = None) -> None:
         """Start again what has died; call it about every second.
+
+        Args:
+            restarts: How often one may die; by default as the supervisor was told.
 
         Raises:
             ServiceError: One dies too often.
         """
-        now = self._clock()
+        now, restarts = self._clock(), self._restarts if restarts is None else restarts
         for kept in self._kept:
             if kept.due is not None:
                 if now >= kept.due:
                     kept.service, kept.due = kept.start(), None
             elif kept.service.process.poll() is not None:
-                self._died(kept, now)
+                self._died(kept, now, restarts)
         reap({service.process.pid for service in self.services})
 
-    def _died(self, kept: _Kept, now: float) -> None:
+    def _died(self, kept: _Kept, now: float, restarts: int) -> None:
         service = kept.service
         kept.died = [when for when in kept.died if now - when < self._window_s] + [now]
-        if len(kept.died) > self._restarts:
-            often = f" {len(kept.died)} times in {self._window_s:.0f} s" if self._restarts else ""
-            raise ServiceError(f"{service.name} ended by itself{often}; its log is {service.log}")
+        if len(kept.died) > restarts:
+            often = f" {len(kept.died)} times in {self._window_s:.0f} s" if restarts else ""
+            raise ServiceError(f"{service.name} ended by itself{often}; its log is {service.log}, {service.log_end()}")
         pause = min(_FIRST_PAUSE_S * 2 ** (len(kept.died) - 1), _LONGEST_PAUSE_S)
         kept.due = now + pause
         status = service.process.returncode

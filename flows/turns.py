@@ -30,7 +30,7 @@ from prefect.exceptions import TerminationSignal
 from prefect.runtime import flow_run as current
 from prefect.states import Cancelled
 
-from flows.ending import bounded_end, outlive_reader
+from flows.ending import bounded_end, interrupted, outlive_reader
 from tasks.holder import Holder
 from tasks.leases import impatient_client
 from tasks.logs import secrets_kept
@@ -50,8 +50,11 @@ def in_turn(flow: Callable[P, Any]) -> Callable[P, Any]:
         context = FlowRunContext.get()
         run = context.flow_run if context else None
         with secrets_kept():
-            if run is None or run.parent_task_run_id is not None:
+            if run is None:
                 return flow(*args, **kwargs)
+            if run.parent_task_run_id is not None:
+                with prompt_end(run):
+                    return flow(*args, **kwargs)
             outlive_reader()
             with bounded_end(), prompt_end(run), heeding(run):
                 return _as_deployed(run, lambda: flow(*args, **kwargs))
@@ -61,20 +64,23 @@ def in_turn(flow: Callable[P, Any]) -> Callable[P, Any]:
 
 @contextmanager
 def prompt_end(run: FlowRun) -> Iterator[None]:
-    """Let a run that is being cancelled be Cancelled as soon as what it started has ended.
+    """Let a run that is being cancelled, or interrupted in its terminal, be Cancelled once what it started has ended.
 
-    Its worker says so too, but only after it has loaded the flow once more in another process, and not if it is told
+    A worker says so too, but only after it has loaded the flow once more in another process, and not if it is told
     to end meanwhile.
     """
     try:
         yield
-    except TerminationSignal:
+    except (TerminationSignal, KeyboardInterrupt) as error:
         with suppress(Exception), impatient_client() as client:
             state = client.read_flow_run(run.id).state
-            if state is not None and state.is_cancelling():
-                ended: State[Any] = Cancelled(message="cancelled; all its processes have ended")
+            if interrupted() or (state is not None and state.is_cancelling()):
+                how = "interrupted in its terminal" if interrupted() else "cancelled"
+                ended: State[Any] = Cancelled(message=f"{how}; all its processes have ended")
                 client.set_flow_run_state(run.id, ended, force=True)
                 run.state = ended  # the engine would call it crashed otherwise, where no worker has told it why
+        if isinstance(error, KeyboardInterrupt):  # which the engine drops where the state is final
+            raise TerminationSignal(signal.SIGINT) from error
         raise
 
 

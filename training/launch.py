@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from training.job import TrainJob
-from training.processes import stop
+from training.processes import end_of_log, log_size, stop
 
 END_S = 9.5
 """How long training may take to end when it is asked to: time for a last checkpoint."""
@@ -33,12 +33,14 @@ def run_training(job: TrainJob, folder: Path, on_poll: Callable[[], None] | None
     folder.mkdir(parents=True, exist_ok=True)
     job_file, log = folder / "job.json", folder / "train.log"
     job_file.write_text(job.model_dump_json(indent=2), encoding="utf-8")
+    begin = log_size(log)
     with log.open("ab") as out:
         child = subprocess.Popen(
             [sys.executable, "-m", "training.supervise", str(job_file), str(os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
+            start_new_session=True,  # Ctrl-C is for this process, which then asks for a last checkpoint
         )
         try:
             while child.poll() is None:
@@ -51,5 +53,5 @@ def run_training(job: TrainJob, folder: Path, on_poll: Callable[[], None] | None
     if on_poll:
         on_poll()
     if child.returncode:
-        tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
+        tail = end_of_log(log, begin)
         raise TrainingFailedError(f"training ended with status {child.returncode}; the end of {log}:\n{tail}")

@@ -20,7 +20,7 @@ from training.exchange.keys import RingKey
 from training.job import TrainJob
 from training.parameter_server.starting import await_servers, server_parts
 from training.parts import Part, SupervisorError
-from training.processes import end_with_parent, stop
+from training.processes import end_of_log, end_with_parent, log_size, stop
 from training.rank import DIVERGED, GAVE_UP, STOPPED
 from training.store.client import StoreClient
 from training.store.messages import StoreUnreachableError
@@ -50,12 +50,25 @@ class Supervisor:
     def __init__(self, job: TrainJob, folder: Path, lock: int | None = None) -> None:
         self.job, self.cfg, self.folder, self.lock = job, job.train, folder, lock
         self.stop_requested = False
+        self.watching = False
         self.local = self.cfg.launch.kind == "local"
         self.key_file = self._key()
         self.nodes: list[Part] = []
         self.servers: list[Part] = []
         self.evaluator: Part | None = None
         self.store: Part | None = None
+        self._logs_begin: dict[str, int] = {}
+
+    def request_stop(self, *_: object) -> None:
+        """End soon: after a last checkpoint where there may be one, or else at once.
+
+        Raises:
+            SystemExit: While the servers start, which may take minutes.
+        """
+        early = not (self.stop_requested or self.watching)
+        self.stop_requested = True
+        if early:
+            raise SystemExit(STOPPED)
 
     def _key(self) -> Path | None:
         """The ring's key: the configured one, or for a local run one of its own."""
@@ -88,8 +101,10 @@ class Supervisor:
             # the nodes first: they decide how long it takes
             for part in [*self.nodes, self.evaluator]:
                 part.start()
+            self.watching = True
             return self._watch(address)
         finally:
+            self.watching = True  # whoever asks now to end need not hurry
             self._end_all()
 
     def _part(self, name: str, words: list[str], restarts: int) -> Part:
@@ -133,10 +148,13 @@ class Supervisor:
         here = self.cfg.learners_per_node // self.cfg.machines_per_node
         more: dict[str, Any] = {"first_gpu": number * here, "learners_here": self.cfg.learners}
         more |= {"meeting": str(self.folder / f"{MEETING}-{os.getpid()}")} | self._faults(number)
+        name = f"node-{number:03d}"
+        (self.folder / name / GAVE_UP).unlink(missing_ok=True)
+        self._logs_begin[name] = log_size(self.folder / name / "node.log")
         words = ["training.node", "--store", address, *self._key_words()]
-        words += ["--folder", str(self.folder / f"node-{number:03d}"), "--node-rank", str(number)]
+        words += ["--folder", str(self.folder / name), "--node-rank", str(number)]
         words += ["--max-restarts", str(self.cfg.membership.max_restarts), "--more", json.dumps(more)]
-        return self._part(f"node-{number:03d}", words, self.cfg.membership.max_restarts)
+        return self._part(name, words, self.cfg.membership.max_restarts)
 
     def _faults(self, number: int) -> dict[str, float]:
         """Slow nodes, by `STARLING_SLOW_NODES` ("2:10" makes node 2 ten times slower): for tests and benchmarks."""
@@ -199,8 +217,9 @@ class Supervisor:
         """Every node has given up: why, and with which status."""
         for part in self.nodes:
             folder = self.folder / part.name
-            note = folder / (GAVE_UP if (folder / GAVE_UP).exists() else "node.log")
-            detail = note.read_text(encoding="utf-8", errors="replace").strip()
+            gave_up = (folder / GAVE_UP).exists()
+            begin = 0 if gave_up else self._logs_begin[part.name]
+            detail = end_of_log(folder / (GAVE_UP if gave_up else "node.log"), begin).strip()
             print(f"{part.name}: {detail.splitlines()[-1] if detail else part.tail(3)}", file=sys.stderr)
         print("all nodes have failed", file=sys.stderr)
         return DIVERGED if any(part.ended == DIVERGED for part in self.nodes) else 1
@@ -260,12 +279,8 @@ def main(argv: list[str]) -> int:
     # a killed parent's successor may be quicker than the end of these processes: only one may write checkpoints
     with file_lock(job.journal.parent / "training.lock", PREDECESSOR_S) as lock:
         supervisor = Supervisor(job, job.journal.parent, lock)
-
-        def ask_to_stop(*_: object) -> None:
-            supervisor.stop_requested = True
-
-        signal.signal(signal.SIGTERM, ask_to_stop)
-        signal.signal(signal.SIGINT, ask_to_stop)
+        signal.signal(signal.SIGTERM, supervisor.request_stop)
+        signal.signal(signal.SIGINT, supervisor.request_stop)
         try:
             return supervisor.run()
         except (SupervisorError, ValueError) as error:

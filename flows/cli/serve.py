@@ -64,14 +64,15 @@ def up(
     supervisor = Supervisor(production.RESTARTS, say=lambda text: err.print(text, markup=False, highlight=False))
     with ExitStack() as stack:
         stack.callback(supervisor.stop)
-        note = _start_servers(profile, ports, supervisor)
+        note = _start_servers(profile, ports, supervisor, stop)
+        if stop.is_set():
+            return
         servers = len(supervisor.services)
         # a worker that has to be killed leaves its flows; they end while the server can still note it
         stack.callback(lambda: services.end_orphans({service.process.pid for service in supervisor.services}))
         stack.callback(supervisor.stop, servers)
-        for service in supervisor.services:
-            err.print(f"[dim]waiting for {service.name}[/dim]")
-            service.wait(stop=stop)
+        err.print(f"[dim]waiting for {' and '.join(service.name for service in supervisor.services)}[/dim]")
+        supervisor.wait(stop=stop)
         if stop.is_set():
             return
         os.environ.update(production.environment_of(note))
@@ -86,11 +87,11 @@ def up(
         err.print("stopping")
 
 
-def _start_servers(profile: Profile, ports: "Ports", supervisor: "Supervisor") -> dict[str, Any]:
+def _start_servers(profile: Profile, ports: "Ports", supervisor: "Supervisor", stop: threading.Event) -> dict[str, Any]:
     from flows import production, services
 
     if profile is Profile.production:
-        return production.start_servers(supervisor, ports)
+        return production.start_servers(supervisor, ports, stop)
     started = [
         supervisor.add(lambda: services.start_prefect(ports.prefect)),
         supervisor.add(lambda: services.start_mlflow(ports.mlflow)),

@@ -10,7 +10,7 @@ from pathlib import Path
 from training.job import TrainJob
 from training.processes import end_of_log, log_size, stop
 
-END_S = 9.5
+END_S = 9.0
 """How long training may take to end when it is asked to: time for a last checkpoint."""
 
 

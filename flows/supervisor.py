@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from flows import services
-from flows.services import Service, ServiceError
+from flows.services import START_S, STARTS, Service, ServiceError
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 
@@ -53,7 +53,7 @@ class Supervisor:
         """Those that are kept, in the order of their start."""
         return [kept.service for kept in self._kept]
 
-    def wait(self, patience_s: float = services.START_S, stop: threading.Event | None = None) -> None:
+    def wait(self, patience_s: float = START_S, stop: threading.Event | None = None) -> None:
         """Wait until all servers answer; those that die meanwhile are started again, a few times.
 
         Args:
@@ -72,7 +72,7 @@ class Supervisor:
                 raise ServiceError(
                     f"{late[0].name} did not answer at {late[0].health} in {patience_s:.0f} s: {late[0].log_end()}"
                 )
-            self.check(services.STARTS - 1)
+            self.check(STARTS - 1)
             time.sleep(0.25)
 
     def check(self, restarts: int | None = None) -> None:

@@ -28,6 +28,8 @@ ARTIFACTS = "s3://mlflow/artifacts"
 """Where MLflow keeps artifacts; clients reach them through its server only."""
 REGION = "us-east-1"
 RESTARTS = 8
+STORES = 2
+"""The servers that `start_stores` starts first, and that the others need."""
 _NEEDED = {"psycopg2": "psycopg2-binary", "flask_wtf": "flask-wtf", "boto3": "boto3"}
 
 

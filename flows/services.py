@@ -24,7 +24,7 @@ from typing import Any
 from flows.credentials import SecretError, client_environment
 from flows.ending import told
 from tasks.home import home, mlflow_artifacts
-from training.processes import bind_to_parent, end_of_log, stop
+from training.processes import bind_to_parent, end_of_log
 
 LOOPBACK = "127.0.0.1"
 START_S = 180.0
@@ -77,13 +77,23 @@ class Service:
             time.sleep(0.25)
         raise ServiceError(f"{self.name} did not answer at {self.health} in {patience_s:.0f} s: {self.log_end()}")
 
+    def ask_to_end(self) -> None:
+        """Ask it to end, politely."""
+        if self.process.poll() is None:
+            self.process.send_signal(self.end)
+
     def stop(self, patience_s: float = 10.0) -> None:
         """End it: politely, then not."""
-        if self.end != signal.SIGTERM and self.process.poll() is None:
-            self.process.send_signal(self.end)
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(patience_s)
-        stop(self.process, patience_s)
+        self.ask_to_end()
+        self.see_end(patience_s)
+
+    def see_end(self, patience_s: float) -> None:
+        """Wait for the end of what was asked to, and kill it after that time."""
+        try:
+            self.process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
 
     def log_end(self) -> str:
         """The end of its log, for a message."""

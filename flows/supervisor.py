@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from flows import services
+from flows.ending import END_S
 from flows.services import START_S, STARTS, Service, ServiceError
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
@@ -104,10 +105,19 @@ class Supervisor:
         status = service.process.returncode
         self._say(f"{service.name} ended with status {status}; starting it again in {pause:.0f} s ({service.log})")
 
-    def stop(self, first: int = 0) -> None:
-        """End those from a position on, the last started first."""
-        while len(self._kept) > first:
-            self._kept.pop().service.stop()
+    def stop(self, first: int = 0, patience_s: float = END_S) -> None:
+        """End those from a position on: all are asked at once, so that together they take no longer than one.
+
+        Args:
+            first: Position of the first; what others still need is ended later.
+            patience_s: How long they may take.
+        """
+        ending = [self._kept.pop().service for _ in self._kept[first:]]
+        for service in ending:
+            service.ask_to_end()
+        deadline = time.monotonic() + patience_s
+        for service in ending:
+            service.see_end(max(0.0, deadline - time.monotonic()))
 
 
 def reap(keep: set[int]) -> None:

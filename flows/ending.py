@@ -168,7 +168,8 @@ def _restore(number: int) -> None:
         return
     signal.signal(number, handler.before)
     engine: Any = sys.modules.get("prefect.utilities.engine")
-    if engine is not None and getattr(engine, _PREFECT_HANDLER, None) is handler:
+    prefects: Any = getattr(engine, _PREFECT_HANDLER, None)
+    if prefects is handler:
         setattr(engine, _PREFECT_HANDLER, handler.before)
 
 

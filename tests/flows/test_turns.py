@@ -115,8 +115,10 @@ def heeded(monkeypatch):
         monkeypatch.setattr(turns, "_LOOK_S", 0.01)
         monkeypatch.setattr(turns.os, "kill", lambda pid, number: sent.append((pid, number)))
         over = over or threading.Event()
-        threading.Timer(seconds, over.set).start()
+        late = threading.Timer(seconds, over.set)
+        late.start()
         turns._heed(uuid4(), over)
+        late.cancel()
         return client, sent
 
     return heed

@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
@@ -39,6 +41,19 @@ def adopt_orphans() -> None:
     """Become the parent of descendants whose parent dies: flows of a killed worker, for example."""
     if _libc is not None:
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+@contextmanager
+def deaf_to_interrupts() -> Iterator[None]:
+    """Let the processes (and threads) that are started in the block ignore Ctrl-C, which is for this one to heed.
+
+    For those that a library starts; what starts its children itself gives them a session of their own.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def stop(process: "subprocess.Popen[bytes]", patience_s: float = 8.0) -> None:

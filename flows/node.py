@@ -20,7 +20,7 @@ from tasks.home import home
 from tasks.nodes import own_address
 from tasks.world import check_key_file, split_address
 from training.logs import redact
-from training.processes import stop
+from training.processes import end_of_log, log_size, stop
 from training.rank import STOPPED
 
 _PATIENCE_S = 9.0
@@ -73,12 +73,15 @@ def node(
     command += ["--bind", address, "--advertise", advertise or address, "--parent", str(os.getpid())]
     # the job names the cache of the machine that it comes from
     command += ["--cache", str(home() / "cache")]
-    status = _run(command, place / "node.log")
+    log = place / "node.log"
+    begin = log_size(log)
+    status = _run(command, log)
     if status == STOPPED:
         return Completed(name="Stopped", message="stopped after a checkpoint")
     if status:
         # the state of the run shows the message, and a traceback in the log may quote anything
-        raise NodeError(redact(f"node {node_rank} ended with status {status}: {_end_of(place / 'node.log')}"))
+        tail = end_of_log(log, begin)
+        raise NodeError(redact(f"node {node_rank} ended with status {status}: the end of {log}:\n{tail}"))
     return Completed(message="the training has ended")
 
 
@@ -92,8 +95,3 @@ def _run(command: list[str], log: Path) -> int:
         except BaseException:
             stop(child, _PATIENCE_S)
             raise
-
-
-def _end_of(log: Path, lines: int = 12) -> str:
-    text = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return f"the end of {log}:\n" + "\n".join(text[-lines:])

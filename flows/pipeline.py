@@ -23,6 +23,8 @@ from tasks import STAGES
 from tasks.artifacts import publish_summary
 from tasks.config import PipelineConfig
 from tasks.orchestration import close_run, open_run, run_stage
+from tasks.reachable import check_servers
+from tasks.slots import OUTAGE_S, run_log
 from tasks.stage import Run, position
 
 INGEST, TRAIN, EVALUATE = STAGES[:3], STAGES[3:4], STAGES[4:]
@@ -38,9 +40,11 @@ def new_run_id(config: PipelineConfig) -> str:
 
 
 @contextmanager
-def _run(config: PipelineConfig, run_id: str, force_from: str) -> Iterator[Run]:
+def _run(config: PipelineConfig, run_id: str, force_from: str, until: str) -> Iterator[Run]:
     """The caller's run, or a new one that ends with this flow."""
     own = not run_id
+    if own:
+        check_servers(config, until, run_log().warning, OUTAGE_S)
     run = open_run(config, run_id or new_run_id(config), force_from)
     run.flow_run_url = run.flow_run_url or str(flow_run.ui_url or "")
     try:
@@ -67,7 +71,7 @@ def ingest(config: PipelineConfig, run_id: str = "", force_from: str = "", until
         force_from: Do the stages from this one on anew.
         until: Last stage.
     """
-    with _run(config, run_id, force_from) as run:
+    with _run(config, run_id, force_from, until) as run:
         _stages(run, INGEST, until)
         return summarize(run)
 
@@ -82,7 +86,7 @@ def train(config: PipelineConfig, run_id: str = "", force_from: str = "") -> dic
         run_id: A run of this process to take part in; empty begins a new one.
         force_from: Do the stages from this one on anew.
     """
-    with _run(config, run_id, force_from) as run:
+    with _run(config, run_id, force_from, TRAIN[-1]) as run:
         _stages(run, [*INGEST, *TRAIN], "report")
         return summarize(run)
 
@@ -103,7 +107,7 @@ def evaluate(
     """
     if only_waiting and not waiting(config):
         return Completed(name="NothingWaits", message=f"no challenger of {config.model_name} waits to be judged")
-    with _run(config, run_id, force_from) as run:
+    with _run(config, run_id, force_from, until) as run:
         _stages(run, STAGES, until)
         return summarize(run)
 
@@ -122,6 +126,7 @@ def pipeline(config: PipelineConfig, run_id: str = "", force_from: str = "", unt
     Returns:
         What `starling run --json` prints.
     """
+    check_servers(config, until, run_log().warning, OUTAGE_S)
     run_id = run_id or new_run_id(config)
     run = open_run(config, run_id, force_from)
     run.flow_run_url = str(flow_run.ui_url or "")

@@ -8,6 +8,7 @@ import importlib.util
 import os
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ ARTIFACTS = "s3://mlflow/artifacts"
 """Where MLflow keeps artifacts; clients reach them through its server only."""
 REGION = "us-east-1"
 RESTARTS = 8
+STORES = 2
+"""The servers that `start_stores` starts first, and that the others need."""
 _NEEDED = {"psycopg2": "psycopg2-binary", "flask_wtf": "flask-wtf", "boto3": "boto3"}
 
 
@@ -181,20 +184,27 @@ def mlflow_environment(secrets: Path, config: Path, s3_url: str) -> dict[str, st
     }
 
 
-def start_stores(supervisor: Supervisor, ports: Ports, secrets: Path) -> Cluster:
-    """Start PostgreSQL and the S3 server, wait for both, and make the databases."""
+def start_stores(supervisor: Supervisor, ports: Ports, secrets: Path, stop: threading.Event | None = None) -> Cluster:
+    """Start PostgreSQL and the S3 server, wait for both, and make the databases, unless `stop` is set meanwhile."""
     cluster = Cluster(port=ports.postgres, secrets=secrets, folder=postgres_folder())
     cluster.prepare()
-    started = [supervisor.add(cluster.start), supervisor.add(lambda: start_s3(ports.s3, secrets))]
-    for service in started:
-        service.wait()
+    supervisor.add(cluster.start)
+    supervisor.add(lambda: start_s3(ports.s3, secrets))
+    supervisor.wait(stop=stop)
+    if stop is not None and stop.is_set():
+        return cluster
     cluster.make_databases()
     cluster.renew_mlflow_admin()
     return cluster
 
 
-def start_servers(supervisor: Supervisor, ports: Ports) -> dict[str, Any]:
+def start_servers(supervisor: Supervisor, ports: Ports, stop: threading.Event | None = None) -> dict[str, Any]:
     """Start everything but the workers; Prefect and MLflow are still to be waited for.
+
+    Args:
+        supervisor: Looks after the servers.
+        ports: Where they listen.
+        stop: Ends the waiting when it is set.
 
     Returns:
         What `services.json` says: URLs, the folder of the passwords, and the environment that is no secret.
@@ -202,7 +212,7 @@ def start_servers(supervisor: Supervisor, ports: Ports) -> dict[str, Any]:
     check_packages()
     secrets = secrets_folder()
     make_secrets(secrets)
-    cluster = start_stores(supervisor, ports, secrets)
+    cluster = start_stores(supervisor, ports, secrets, stop)
     s3_url = f"http://{LOOPBACK}:{ports.s3}"
     supervisor.add(lambda: start_prefect(ports.prefect, prefect_database(cluster)))
     supervisor.add(lambda: start_mlflow(ports.mlflow, cluster, s3_url))

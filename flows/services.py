@@ -22,17 +22,27 @@ from pathlib import Path
 from typing import Any
 
 from flows.credentials import SecretError, client_environment
+from flows.ending import told
 from storage.retries import check_disk
 from tasks.embedded_database import make_ready
 from tasks.home import home, mlflow_artifacts
-from training.processes import bind_to_parent, stop
+from training.processes import bind_to_parent, end_of_log
 
 LOOPBACK = "127.0.0.1"
 START_S = 180.0
+STARTS = 3
+"""How often a server is started that dies before it answers."""
+_PATIENCE_S = 10.0
+_HURRIED_S = 2.0
+"""For each step of ending a server of our own, where ten seconds are for everything."""
 
 
 class ServiceError(RuntimeError):
     """A server does not start or does not answer."""
+
+
+class ServiceDiedError(ServiceError):
+    """A server ended while it was waited for."""
 
 
 @dataclass
@@ -55,7 +65,8 @@ class Service:
             stop: Ends the waiting when it is set.
 
         Raises:
-            ServiceError: If it ends, or does not answer in time; the message ends with its log.
+            ServiceDiedError: If it ends.
+            ServiceError: If it does not answer in time; the message ends with its log.
             DiskError: If it ends and the disk of its log is full.
         """
         deadline = time.monotonic() + patience_s
@@ -64,23 +75,33 @@ class Service:
                 return self
             if self.process.poll() is not None:
                 check_disk(self.log.parent)  # a log cannot say that its disk is full
-                raise ServiceError(f"{self.name} ended with status {self.process.returncode}: {self._log_end()}")
+                raise ServiceDiedError(f"{self.name} ended with status {self.process.returncode}: {self.log_end()}")
             if answers(self.health):
                 return self
             time.sleep(0.25)
-        raise ServiceError(f"{self.name} did not answer at {self.health} in {patience_s:.0f} s: {self._log_end()}")
+        raise ServiceError(f"{self.name} did not answer at {self.health} in {patience_s:.0f} s: {self.log_end()}")
+
+    def ask_to_end(self) -> None:
+        """Ask it to end, politely."""
+        if self.process.poll() is None:
+            self.process.send_signal(self.end)
 
     def stop(self, patience_s: float = 10.0) -> None:
         """End it: politely, then not."""
-        if self.end != signal.SIGTERM and self.process.poll() is None:
-            self.process.send_signal(self.end)
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(patience_s)
-        stop(self.process, patience_s)
+        self.ask_to_end()
+        self.see_end(patience_s)
 
-    def _log_end(self) -> str:
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines() if self.log.exists() else []
-        return f"the end of {self.log}:\n" + "\n".join(lines[-12:])
+    def see_end(self, patience_s: float) -> None:
+        """Wait for the end of what was asked to, and kill it after that time."""
+        try:
+            self.process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def log_end(self) -> str:
+        """The end of its log, for a message."""
+        return f"the end of {self.log}:\n{end_of_log(self.log, lines=12)}"
 
 
 def answers(url: str, timeout_s: float = 2.0) -> bool:
@@ -135,10 +156,30 @@ def spawn(
             stdout=out,
             stderr=out,
             env={**os.environ, **(env or {})},
+            start_new_session=True,  # Ctrl-C is for this process, which needs its servers until it has ended
             preexec_fn=partial(bind_to_parent, end),
             **(account or {}),
         )
     return Service(name, url, health, process, log, end)
+
+
+def started(start: Callable[[], Service]) -> Service:
+    """Start a server and wait until it answers; one that dies meanwhile is started again, a few times.
+
+    Raises:
+        ServiceError: If it dies each time, or does not answer.
+    """
+    for left in reversed(range(STARTS)):
+        service = start()
+        try:
+            return service.wait()
+        except ServiceDiedError:
+            if not left:
+                raise
+        except BaseException:
+            service.stop(_HURRIED_S)
+            raise
+    raise AssertionError("unreachable: the loop returns or raises")
 
 
 def end_orphans(keep: set[int], patience_s: float = 15.0) -> None:
@@ -283,30 +324,35 @@ def orchestration(on_wait: Callable[[str], None] = lambda _: None) -> Iterator[s
     """
     set_prefect_defaults()
     if os.environ.get("PREFECT_API_URL"):
+        from tasks.reachable import PATIENCE_S, check_prefect  # with what it imports, it would delay every command
+
         connect_mlflow()
+        check_prefect(PATIENCE_S, say=on_wait)
         yield os.environ["PREFECT_API_URL"].removesuffix("/api")
         return
     running = running_services()
     connect_mlflow()  # and the passwords
+    own = None
     if "prefect" not in running:
         check_disk(home())
-    own = None if "prefect" in running else start_prefect()
+        on_wait("starting the Prefect server")
+        own = started(start_prefect)
     try:
         url = running["prefect"] if own is None else own.url
         os.environ["PREFECT_API_URL"] = f"{url}/api"
-        if own is not None:
-            on_wait("starting the Prefect server")
-            own.wait()
         yield url
     finally:
         if own is not None:
-            _send_remaining_logs()
-            own.stop()
+            patience_s = _HURRIED_S if told() else _PATIENCE_S
+            _send_the_rest(patience_s)
+            own.stop(patience_s)
         os.environ.pop("PREFECT_API_URL", None)
 
 
-def _send_remaining_logs(patience_s: float = 10.0) -> None:
-    """Let Prefect send its last log lines while the server is still there to take them."""
+def _send_the_rest(patience_s: float) -> None:
+    """Let Prefect send its last events and log lines while the server is still there to take them."""
+    from prefect.events.worker import EventsWorker
     from prefect.logging.handlers import APILogWorker
 
-    APILogWorker.drain_all(timeout=patience_s)
+    for worker in (EventsWorker, APILogWorker):
+        worker.drain_all(timeout=patience_s)

@@ -30,7 +30,7 @@ from prefect.exceptions import TerminationSignal
 from prefect.runtime import flow_run as current
 from prefect.states import Cancelled
 
-from flows.ending import bounded_end, outlive_reader
+from flows.ending import bounded_end, interrupted, left_s, outlive_reader
 from tasks.holder import Holder
 from tasks.leases import impatient_client
 from tasks.logs import secrets_kept
@@ -38,8 +38,13 @@ from tasks.slots import kept_lease, lock_name, run_log
 
 P = ParamSpec("P")
 _PAGE = 100
+_INTERRUPTED = "interrupted in its terminal"
 _LOOK_S = 3.0
 """Between two looks whether the run of a terminal has been cancelled."""
+_LAST_S = 3.0
+"""Before an interrupted run is ended hard: time to say what has become of it."""
+_open: list[FlowRun] = []
+"""The flow runs that this process is in, from the outermost on."""
 
 
 def in_turn(flow: Callable[P, Any]) -> Callable[P, Any]:
@@ -50,8 +55,11 @@ def in_turn(flow: Callable[P, Any]) -> Callable[P, Any]:
         context = FlowRunContext.get()
         run = context.flow_run if context else None
         with secrets_kept():
-            if run is None or run.parent_task_run_id is not None:
+            if run is None:
                 return flow(*args, **kwargs)
+            if run.parent_task_run_id is not None:
+                with prompt_end(run):
+                    return flow(*args, **kwargs)
             outlive_reader()
             with bounded_end(), prompt_end(run), heeding(run):
                 return _as_deployed(run, lambda: flow(*args, **kwargs))
@@ -61,21 +69,31 @@ def in_turn(flow: Callable[P, Any]) -> Callable[P, Any]:
 
 @contextmanager
 def prompt_end(run: FlowRun) -> Iterator[None]:
-    """Let a run that is being cancelled be Cancelled as soon as what it started has ended.
+    """Let a run that is being cancelled, or interrupted in its terminal, be Cancelled once what it started has ended.
 
-    Its worker says so too, but only after it has loaded the flow once more in another process, and not if it is told
+    A worker says so too, but only after it has loaded the flow once more in another process, and not if it is told
     to end meanwhile.
     """
+    _open.append(run)
     try:
         yield
-    except TerminationSignal:
+    except (TerminationSignal, KeyboardInterrupt) as error:
         with suppress(Exception), impatient_client() as client:
             state = client.read_flow_run(run.id).state
-            if state is not None and state.is_cancelling():
-                ended: State[Any] = Cancelled(message="cancelled; all its processes have ended")
-                client.set_flow_run_state(run.id, ended, force=True)
-                run.state = ended  # the engine would call it crashed otherwise, where no worker has told it why
+            if interrupted() or (state is not None and state.is_cancelling()):
+                how = _INTERRUPTED if interrupted() else "cancelled"
+                _set_cancelled(client, run, f"{how}; all its processes have ended")
+        if isinstance(error, KeyboardInterrupt):  # which the engine drops where the state is final
+            raise TerminationSignal(signal.SIGINT) from error
         raise
+    finally:
+        _open.remove(run)
+
+
+def _set_cancelled(client: SyncPrefectClient, run: FlowRun, message: str) -> None:
+    ended: State[Any] = Cancelled(message=message)
+    client.set_flow_run_state(run.id, ended, force=True)
+    run.state = ended  # the engine would call it crashed otherwise, where no worker has told it why
 
 
 @contextmanager
@@ -92,11 +110,22 @@ def heeding(run: FlowRun) -> Iterator[None]:
 
 def _heed(run: UUID, over: threading.Event) -> None:
     while not over.wait(_LOOK_S):
+        if interrupted():
+            if not over.wait(left_s() - _LAST_S):
+                _cancel_all()
+            return
         with suppress(Exception), impatient_client() as client:  # a server that is away cancels nothing
             state = client.read_flow_run(run).state
             if state is not None and state.is_cancelling() and not over.is_set():
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
+
+
+def _cancel_all() -> None:
+    """Call the runs of this process cancelled while that can be said: it will not end by itself in time."""
+    with suppress(Exception), impatient_client() as client:
+        for run in list(_open):
+            _set_cancelled(client, run, f"{_INTERRUPTED}; its processes are killed")
 
 
 def _as_deployed(run: FlowRun, flow: Callable[[], Any]) -> Any:

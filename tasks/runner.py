@@ -23,6 +23,7 @@ from prefect.task_runners import ProcessPoolTaskRunner, ThreadPoolTaskRunner
 
 from tasks.config import RunnerConfig
 from tasks.stage import StageError
+from training.processes import deaf_to_interrupts
 
 Piece = dict[str, Any]
 _LARGEST = 8
@@ -100,7 +101,8 @@ class _Plain(AbstractContextManager["_Plain"]):
         )
 
     def submit(self, name: str, piece: Piece, label: str) -> Callable[[], Any]:
-        future: Future[Any] = self._pool.submit(do_piece, name, piece)
+        with deaf_to_interrupts():  # it may start another worker
+            future: Future[Any] = self._pool.submit(do_piece, name, piece)
         return future.result
 
     def __exit__(self, *_: object) -> None:
@@ -114,12 +116,14 @@ class _OfPrefect(AbstractContextManager["_OfPrefect"]):
         self._runner = task_runner(runner)
 
     def __enter__(self) -> "_OfPrefect":
-        self._runner.__enter__()
+        with deaf_to_interrupts():
+            self._runner.__enter__()
         return self
 
     def submit(self, name: str, piece: Piece, label: str) -> Callable[[], Any]:
         text = f"{label} {piece.get('name', '')}".strip()
-        future = self._runner.submit(piece_task, {"name": name, "piece": piece, "label": text})
+        with deaf_to_interrupts():
+            future = self._runner.submit(piece_task, {"name": name, "piece": piece, "label": text})
         return lambda: future.result(raise_on_failure=True)
 
     def __exit__(self, *failure: Any) -> None:

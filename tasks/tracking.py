@@ -50,16 +50,24 @@ def client() -> mlflow.MlflowClient:
 
 
 @contextmanager
-def impatient(seconds: int) -> Iterator[None]:
-    """Let no request to MLflow take longer, nor be repeated, while the block runs; what the user has set stays."""
+def impatient(seconds: int, always: bool = False) -> Iterator[None]:
+    """Let no request to MLflow take longer, nor be repeated, while the block runs.
+
+    Args:
+        seconds: How long one may take.
+        always: Whatever the user has set; otherwise that stays.
+    """
     wanted = {"MLFLOW_HTTP_REQUEST_TIMEOUT": str(seconds), "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
-    changed = {name: value for name, value in wanted.items() if name not in os.environ}
-    os.environ.update(changed)
+    changed = {name: os.environ.get(name) for name in wanted if always or name not in os.environ}
+    os.environ.update({name: wanted[name] for name in changed})
     try:
         yield
     finally:
-        for name in changed:
-            os.environ.pop(name, None)
+        for name, before in changed.items():
+            if before is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = before
 
 
 def experiment_id(api: mlflow.MlflowClient, name: str) -> str:

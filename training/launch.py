@@ -10,9 +10,9 @@ from pathlib import Path
 from storage.retries import check_disk
 from training.job import TrainJob
 from training.last_words import read, reserve
-from training.processes import stop
+from training.processes import end_of_log, log_size, stop
 
-END_S = 9.5
+END_S = 9.0
 """How long training may take to end when it is asked to: time for a last checkpoint."""
 
 
@@ -37,14 +37,15 @@ def run_training(job: TrainJob, folder: Path, on_poll: Callable[[], None] | None
     job_file, log, note = folder / "job.json", folder / "train.log", folder / "last-words.txt"
     named = reserve(note)
     job_file.write_text(job.model_dump_json(indent=2), encoding="utf-8")
+    begin = log_size(log)
     with log.open("ab") as out:
-        began = out.tell()
         child = subprocess.Popen(
             [sys.executable, "-m", "training.supervise", str(job_file), str(os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
             env={**os.environ, **named},
+            start_new_session=True,  # Ctrl-C is for this process, which then asks for a last checkpoint
         )
         try:
             while child.poll() is None:
@@ -59,8 +60,7 @@ def run_training(job: TrainJob, folder: Path, on_poll: Callable[[], None] | None
     if child.returncode:
         if words := read(note):
             raise TrainingFailedError(f"training ended with status {child.returncode} (its log: {log}): {words}")
-        said = log.read_bytes()[began:].decode(errors="replace").strip()
-        if not said:
+        tail = end_of_log(log, begin)
+        if not tail.strip():
             check_disk(folder)  # a log cannot say that its disk is full
-        tail = "\n".join(said.splitlines()[-15:])
         raise TrainingFailedError(f"training ended with status {child.returncode}; the end of {log}:\n{tail}")

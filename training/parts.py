@@ -1,6 +1,7 @@
 """Processes that a training consists of: started with a log, and waited for until they listen."""
 
 import json
+import logging
 import os
 import subprocess
 import time
@@ -8,9 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from training.last_words import read, reserve
+from training.processes import end_of_log, log_size
 
 START_S = 120.0
 """How long a server may take until it listens."""
+STARTS = 4
+"""How often a server is started that dies before it listens."""
+CANNOT_WORK = 2
+"""Exit status of a server: another start with the same configuration would fail as well."""
+
+log = logging.getLogger(__name__)
 
 
 class SupervisorError(RuntimeError):
@@ -31,12 +39,15 @@ class Part:
     """Exit status after which it is not started again."""
     lock: int | None = None
     """Descriptor of the training's lock: who has it open still holds it when the supervisor is killed."""
+    log_begin: int = 0
+    """Where in the log the last start begins."""
 
     def start(self) -> None:
         """Start it, with its output in its log."""
         root = str(Path(__file__).resolve().parents[1])
         path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
         named = reserve(self.note)
+        self.log_begin = log_size(self.log)
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(
                 self.command,
@@ -57,27 +68,28 @@ class Part:
         return self.process.poll() if self.process is not None and self.ended is None else None
 
     def tail(self, lines: int = 15) -> str:
-        """Its last words, or the end of its log."""
-        if words := read(self.note):
-            return words
-        if not self.log.exists():
-            return ""
-        return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+        """Its last words, or the end of its log, as far as it is from the last start."""
+        return read(self.note) or end_of_log(self.log, self.log_begin, lines)
 
     def address(self, note: Path) -> str:
-        """Wait until a server that was started listens.
+        """Wait until a server that was started listens; one that dies meanwhile is started again, a few times.
 
         Args:
             note: Where it tells its `address` and `pid`.
 
         Raises:
-            SupervisorError: If it ends, or does not listen in time.
+            SupervisorError: If it cannot work, dies again and again, or does not listen in time.
         """
         assert self.process is not None
-        deadline = time.monotonic() + START_S
+        deadline, starts = time.monotonic() + START_S, 1
         while time.monotonic() < deadline:
             if (status := self.died()) is not None:
-                raise SupervisorError(f"{self.name} ended with status {status}:\n{self.tail()}")
+                if status == CANNOT_WORK or starts == STARTS or read(self.note):
+                    often = f" at each of {starts} starts" if starts > 1 else ""
+                    raise SupervisorError(f"{self.name} ended with status {status}{often}:\n{self.tail()}")
+                log.warning("%s ended with status %d while it started, and is started again", self.name, status)
+                starts += 1
+                self.start()
             try:
                 document = json.loads(note.read_text(encoding="utf-8"))
                 if document["pid"] == self.process.pid:

@@ -5,6 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -40,6 +43,19 @@ def adopt_orphans() -> None:
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
+@contextmanager
+def deaf_to_interrupts() -> Iterator[None]:
+    """Let the processes (and threads) that are started in the block ignore Ctrl-C, which is for this one to heed.
+
+    For those that a library starts; what starts its children itself gives them a session of their own.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def stop(process: "subprocess.Popen[bytes]", patience_s: float = 8.0) -> None:
     """End a child: politely, then not."""
     if process.poll() is None:
@@ -49,3 +65,23 @@ def stop(process: "subprocess.Popen[bytes]", patience_s: float = 8.0) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+def log_size(log: Path) -> int:
+    """Bytes that a log has, noted when a process is started with it: what comes after is from this start."""
+    return log.stat().st_size if log.exists() else 0
+
+
+def end_of_log(log: Path, since: int = 0, lines: int = 15) -> str:
+    """The last lines of a log, for a message about the process that wrote it.
+
+    Args:
+        log: The file; none is as good as an empty one.
+        since: Bytes to pass over, see `log_size`: what an earlier process wrote would mislead.
+        lines: How many at most.
+    """
+    if not log.exists():
+        return ""
+    with log.open("rb") as file:
+        file.seek(since)
+        return "\n".join(file.read().decode("utf-8", errors="replace").splitlines()[-lines:])

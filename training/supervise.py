@@ -21,7 +21,7 @@ from training.job import TrainJob
 from training.last_words import end_told, leave, read
 from training.parameter_server.starting import await_servers, server_parts
 from training.parts import Part, SupervisorError
-from training.processes import end_with_parent, stop
+from training.processes import end_of_log, end_with_parent, log_size, stop
 from training.rank import DIVERGED, GAVE_UP, STOPPED
 from training.store.client import StoreClient
 from training.store.messages import StoreUnreachableError
@@ -51,12 +51,25 @@ class Supervisor:
     def __init__(self, job: TrainJob, folder: Path, lock: int | None = None) -> None:
         self.job, self.cfg, self.folder, self.lock = job, job.train, folder, lock
         self.stop_requested = False
+        self.watching = False
         self.local = self.cfg.launch.kind == "local"
         self.key_file = self._key()
         self.nodes: list[Part] = []
         self.servers: list[Part] = []
         self.evaluator: Part | None = None
         self.store: Part | None = None
+        self._logs_begin: dict[str, int] = {}
+
+    def request_stop(self, *_: object) -> None:
+        """End soon: after a last checkpoint where there may be one, or else at once.
+
+        Raises:
+            SystemExit: While the servers start, which may take minutes.
+        """
+        early = not (self.stop_requested or self.watching)
+        self.stop_requested = True
+        if early:
+            raise SystemExit(STOPPED)
 
     def _key(self) -> Path | None:
         """The ring's key: the configured one, or for a local run one of its own."""
@@ -89,8 +102,10 @@ class Supervisor:
             # the nodes first: they decide how long it takes
             for part in [*self.nodes, self.evaluator]:
                 part.start()
+            self.watching = True
             return self._watch(address)
         finally:
+            self.watching = True  # whoever asks now to end need not hurry
             self._end_all()
 
     def _part(self, name: str, words: list[str], restarts: int) -> Part:
@@ -134,10 +149,13 @@ class Supervisor:
         here = self.cfg.learners_per_node // self.cfg.machines_per_node
         more: dict[str, Any] = {"first_gpu": number * here, "learners_here": self.cfg.learners}
         more |= {"meeting": str(self.folder / f"{MEETING}-{os.getpid()}")} | self._faults(number)
+        name = f"node-{number:03d}"
+        (self.folder / name / GAVE_UP).unlink(missing_ok=True)
+        self._logs_begin[name] = log_size(self.folder / name / "node.log")
         words = ["training.node", "--store", address, *self._key_words()]
-        words += ["--folder", str(self.folder / f"node-{number:03d}"), "--node-rank", str(number)]
+        words += ["--folder", str(self.folder / name), "--node-rank", str(number)]
         words += ["--max-restarts", str(self.cfg.membership.max_restarts), "--more", json.dumps(more)]
-        return self._part(f"node-{number:03d}", words, self.cfg.membership.max_restarts)
+        return self._part(name, words, self.cfg.membership.max_restarts)
 
     def _faults(self, number: int) -> dict[str, float]:
         """Slow nodes, by `STARLING_SLOW_NODES` ("2:10" makes node 2 ten times slower): for tests and benchmarks."""
@@ -202,8 +220,11 @@ class Supervisor:
         reasons = []
         for part in self.nodes:
             folder = self.folder / part.name
-            detail = read(part.note) or read(folder / GAVE_UP) or read(folder / "node.log")
-            reasons.append(f"{part.name}: {detail.splitlines()[-1] if detail else part.tail(3)}")
+            gave_up = folder / GAVE_UP
+            detail = read(part.note) or (
+                read(gave_up) if gave_up.exists() else end_of_log(folder / "node.log", self._logs_begin[part.name])
+            )
+            reasons.append(f"{part.name}: {detail.strip().splitlines()[-1] if detail.strip() else part.tail(3)}")
         print("\n".join([*reasons, "all nodes have failed"]), file=sys.stderr)
         leave("; ".join([*reasons, "all nodes have failed"]))
         return DIVERGED if any(part.ended == DIVERGED for part in self.nodes) else 1
@@ -263,12 +284,8 @@ def main(argv: list[str]) -> int:
     # a killed parent's successor may be quicker than the end of these processes: only one may write checkpoints
     with file_lock(job.journal.parent / "training.lock", PREDECESSOR_S) as lock:
         supervisor = Supervisor(job, job.journal.parent, lock)
-
-        def ask_to_stop(*_: object) -> None:
-            supervisor.stop_requested = True
-
-        signal.signal(signal.SIGTERM, ask_to_stop)
-        signal.signal(signal.SIGINT, ask_to_stop)
+        signal.signal(signal.SIGTERM, supervisor.request_stop)
+        signal.signal(signal.SIGINT, supervisor.request_stop)
         try:
             return supervisor.run()
         except (SupervisorError, ValueError) as error:

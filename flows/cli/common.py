@@ -1,6 +1,7 @@
 """What all commands share: consoles, JSON output, progress bars, errors without tracebacks."""
 
 import json
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from flows.ending import bounded_end, end_if_told
 from tasks.home import own_disks_named
 from tasks.logs import LogStream
 from training.logs import wants_json
@@ -59,6 +61,23 @@ def _expected(error: Exception) -> bool:
     """Whether an error is the user's or the world's: ours, or a server's that is known by name (imports are slow)."""
     server = type(error).__module__.partition(".")[0] in ("mlflow", "prefect", "httpx")
     return server or isinstance(error, ValueError | RuntimeError | OSError)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Let the block end within ten seconds of Ctrl-C or SIGTERM: with one line, and with all that it has started."""
+    try:
+        with bounded_end(say=_say_interrupted):
+            yield
+    except BaseException:
+        end_if_told()
+        raise
+
+
+def _say_interrupted(number: int) -> None:
+    cause = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+    err.print(f"interrupted ({cause}): ending within ten seconds; the same command then finishes the work")
+    err.show_cursor(True)  # progress bars hide it
 
 
 @contextmanager

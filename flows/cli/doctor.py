@@ -14,6 +14,7 @@ import typer
 from rich.table import Table
 
 from flows.cli.common import JsonOption, out, print_json
+from training.logs import redact
 
 
 @dataclass(frozen=True)
@@ -165,11 +166,40 @@ def check_home() -> list[Finding]:
     ]
 
 
+def check_servers() -> list[Finding]:
+    """Whether the MLflow and Prefect servers answer that the environment names."""
+    from tasks.home import shown_mlflow_uri
+    from tasks.reachable import check_mlflow, check_prefect
+
+    findings = []
+    if os.environ.get("MLFLOW_TRACKING_URI"):
+        fine = Finding("MLFLOW_TRACKING_URI", "ok", shown_mlflow_uri())
+        findings.append(_unreachable(fine.check, check_mlflow) or fine)
+    if os.environ.get("PREFECT_API_URL"):
+        fine = Finding("PREFECT_API_URL", "ok", redact(os.environ["PREFECT_API_URL"]))
+        findings.append(_unreachable(fine.check, check_prefect) or fine)
+    return findings
+
+
+def _unreachable(name: str, check: Callable[[], None]) -> Finding | None:
+    """A finding where a server does not answer."""
+    from tasks.reachable import UnreachableError
+
+    try:
+        check()
+    except UnreachableError as error:
+        return Finding(name, "error", error.found, error.remedy)
+    return None
+
+
 def check_store() -> list[Finding]:
     """The default object store: what is written is read back."""
     from storage.objects import ObjectStore
     from tasks.home import objects_url
+    from tasks.reachable import check_store
 
+    if trouble := _unreachable("object store", check_store):
+        return [trouble]
     store = ObjectStore(objects_url(""))
     store.write("doctor/probe", b"starling")
     same = store.read("doctor/probe") == b"starling"
@@ -185,5 +215,6 @@ CHECKS: tuple[Callable[[], list[Finding]], ...] = (
     check_gpu,
     check_home,
     check_store,
+    check_servers,
     check_ports,
 )

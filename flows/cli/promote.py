@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.cli.common import JsonOption, err, friendly, out, print_json
+from flows.cli.common import JsonOption, err, friendly, interruptible, out, print_json
 
 PlainOption = Annotated[bool, typer.Option("--plain", help="Without Prefect, even if its server runs.")]
 NameArgument = Annotated[str, typer.Argument(help="Registered model, such as starling-demo.", show_default=False)]
@@ -62,7 +62,7 @@ def _promote(name: str, version: str, new_tests: bool, force: bool, reason: str,
     from flows.services import connect_mlflow, orchestration
 
     if not plain and _served():
-        with orchestration():
+        with interruptible(), orchestration():
             from flows.promote import promote as as_flow
 
             found: dict[str, Any] = as_flow(
@@ -88,7 +88,7 @@ def _rollback(name: str, to: str, reason: str, plain: bool) -> dict[str, Any]:
     from flows.services import connect_mlflow, orchestration
 
     if not plain and _served():
-        with orchestration():
+        with interruptible(), orchestration():
             from flows.promote import rollback as as_flow
 
             moved: dict[str, Any] = as_flow(model=name, to=to, reason=reason)

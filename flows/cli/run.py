@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.cli.common import JsonOption, SetOption, err, friendly, out, print_json, progress_bars
+from flows.cli.common import JsonOption, SetOption, err, friendly, interruptible, out, print_json, progress_bars
 from tasks import STAGES
 
 STAGE_HELP = {
@@ -62,14 +62,20 @@ def run(
 
 def execute(config_path: Path, overrides: list[str], force_from: str, until: str, plain: bool) -> dict[str, Any]:
     """Run a configuration and return its summary; whatever libraries print meanwhile goes to standard error."""
-    with redirect_stdout(sys.stderr):
+    with redirect_stdout(sys.stderr), interruptible():
         return _execute(config_path, overrides, force_from, until, plain)
+
+
+def _say(text: str) -> None:
+    err.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
 def _execute(config_path: Path, overrides: list[str], force_from: str, until: str, plain: bool) -> dict[str, Any]:
     from tasks.config import load_config
+    from tasks.reachable import check_servers
 
     config = load_config(config_path, overrides)
+    check_servers(config, until, _say)
     if plain:
         from flows.pipeline import new_run_id
         from flows.summary import summarize
@@ -82,7 +88,7 @@ def _execute(config_path: Path, overrides: list[str], force_from: str, until: st
             return summarize(plain_run)
     from flows.services import orchestration
 
-    with orchestration(lambda text: err.print(f"[dim]{text}[/dim]")) as url:
+    with orchestration(_say) as url:
         from prefect import tags
 
         from flows.deployments import PART_TAG
@@ -99,10 +105,12 @@ def execute_folds(config_path: Path, overrides: list[str], folds: int, force_fro
     """Cross-validate a configuration; whatever libraries print meanwhile goes to standard error."""
     from tasks.config import load_config
     from tasks.folds import fold_configs
+    from tasks.reachable import check_servers
 
-    with redirect_stdout(sys.stderr):
+    with redirect_stdout(sys.stderr), interruptible():
         config = load_config(config_path, overrides)
         fold_configs(config, folds)  # a number that cannot be is said before a server is started
+        check_servers(config, "register", _say, can_stop=False)  # its end goes to MLflow
         if plain:
             from flows.folds import crossvalidate_plainly
 
@@ -110,7 +118,7 @@ def execute_folds(config_path: Path, overrides: list[str], folds: int, force_fro
                 return crossvalidate_plainly(config, folds, force_from)
         from flows.services import orchestration
 
-        with orchestration(lambda text: err.print(f"[dim]{text}[/dim]")) as url:
+        with orchestration(_say) as url:
             from prefect import tags
 
             from flows.deployments import PART_TAG

@@ -7,7 +7,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +16,7 @@ import typer
 
 from flows.cli.common import JsonOption, err, friendly, out, print_json
 from flows.cli.deploy import DEFAULT_CONFIG, ConfigOption, deploy_all, deployments_table
+from flows.ending import descendants
 from training.processes import adopt_orphans
 
 if TYPE_CHECKING:
@@ -63,15 +64,19 @@ def up(
     adopt_orphans()
     supervisor = Supervisor(production.RESTARTS, say=lambda text: err.print(text, markup=False, highlight=False))
     with ExitStack() as stack:
-        stack.callback(supervisor.stop)
-        note = _start_servers(profile, ports, supervisor)
+        stack.callback(supervisor.stop, 0, 20.0)  # the database at last: the other servers need it, and it tidies up
+        if profile is Profile.production:
+            stack.callback(supervisor.stop, production.STORES)
+        note = _start_servers(profile, ports, supervisor, stop)
+        if stop.is_set():
+            return
         servers = len(supervisor.services)
         # a worker that has to be killed leaves its flows; they end while the server can still note it
         stack.callback(lambda: services.end_orphans({service.process.pid for service in supervisor.services}))
         stack.callback(supervisor.stop, servers)
-        for service in supervisor.services:
-            err.print(f"[dim]waiting for {service.name}[/dim]")
-            service.wait(stop=stop)
+        stack.callback(lambda: _end_flows(supervisor.services[servers:]))
+        err.print(f"[dim]waiting for {' and '.join(service.name for service in supervisor.services)}[/dim]")
+        supervisor.wait(stop=stop)
         if stop.is_set():
             return
         os.environ.update(production.environment_of(note))
@@ -86,16 +91,24 @@ def up(
         err.print("stopping")
 
 
-def _start_servers(profile: Profile, ports: "Ports", supervisor: "Supervisor") -> dict[str, Any]:
+def _start_servers(profile: Profile, ports: "Ports", supervisor: "Supervisor", stop: threading.Event) -> dict[str, Any]:
     from flows import production, services
 
     if profile is Profile.production:
-        return production.start_servers(supervisor, ports)
+        return production.start_servers(supervisor, ports, stop)
     started = [
         supervisor.add(lambda: services.start_prefect(ports.prefect)),
         supervisor.add(lambda: services.start_mlflow(ports.mlflow)),
     ]
     return {service.name: service.url for service in started}
+
+
+def _end_flows(workers: "list[Service]") -> None:
+    """Tell the flows of workers to end: a worker that is told to waits for its flows."""
+    for worker in workers:
+        for pid in descendants(worker.process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
 
 
 def _workers(deployments: list[str], configs: list[Path] | None) -> "list[Callable[[], Service]]":

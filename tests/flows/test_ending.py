@@ -8,7 +8,7 @@ import sys
 import pytest
 from support import ROOT, wait_until
 
-from flows.ending import bounded_end, descendants
+from flows.ending import _Handler, bounded_end, descendants
 
 BUSY = """
 import subprocess, sys, threading, time
@@ -58,3 +58,114 @@ def test_what_was_done_on_the_signal_before_is_done_again_afterwards():
     with bounded_end():
         assert signal.getsignal(signal.SIGTERM) is not before
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_our_handler_stays_in_flows_within_a_flow():
+    """Prefect puts its own handler in place for each flow, unless it is there already."""
+    from prefect.utilities import engine
+
+    prefects = engine._prefect_sigterm_handler
+    with engine.capture_sigterm(), bounded_end():
+        ours = signal.getsignal(signal.SIGTERM)
+        assert isinstance(ours, _Handler)
+        assert ours.before is prefects
+        with engine.capture_sigterm():
+            assert signal.getsignal(signal.SIGTERM) is ours
+            assert engine.is_prefect_sigterm_handler_installed()  # a worker that cancels the run asks for it
+    assert engine._prefect_sigterm_handler is prefects
+
+
+def test_a_block_within_a_block_changes_nothing():
+    with bounded_end():
+        outer = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        with bounded_end():
+            assert outer == {number: signal.getsignal(number) for number in outer}
+        assert outer == {number: signal.getsignal(number) for number in outer}
+    assert not any(isinstance(signal.getsignal(number), _Handler) for number in outer)
+
+
+TOLD = """
+import sqlite3, sys, time
+from flows.ending import bounded_end, end_if_told
+
+def tidy():
+    try:
+        print("ready", flush=True)
+        time.sleep(600)
+    finally:
+        print("tidying", flush=True)
+        time.sleep(1)
+        print("tidied", flush=True)
+
+class Slow:
+    def __del__(self):
+        time.sleep(0.1)
+
+def finalize():
+    print("ready", flush=True)
+    while True:
+        Slow()
+        time.sleep(0.1)
+
+def call():
+    print("ready", flush=True)
+    endless = "with recursive c(x) as (select 1 union all select x + 1 from c) select count(*) from c"
+    sqlite3.connect(":memory:").execute(endless)
+
+def thread():
+    import threading
+    failing = threading.Thread(target=lambda: (time.sleep(1), 1 / 0))
+    try:
+        failing.start()
+        print("ready", flush=True)
+        time.sleep(600)
+    finally:
+        failing.join()
+
+try:
+    with bounded_end(float(sys.argv[2]), say=lambda number: print("told", int(number), flush=True)):
+        globals()[sys.argv[1]]()
+except BaseException:
+    end_if_told()
+    raise
+"""
+
+
+def told(what, patience_s, *numbers):
+    """Exit status, output and errors of a process that is told to end."""
+    command = [sys.executable, "-c", TOLD, what, str(patience_s)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as process:
+        try:
+            assert process.stdout.readline() == "ready\n"
+            for number in numbers:
+                process.send_signal(number)
+                if number is not numbers[-1]:
+                    process.stdout.readline()
+            out, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    return process.returncode, out.split(), errors
+
+
+ENDLESS = 500
+INT, TERM = signal.SIGINT, signal.SIGTERM
+
+
+def test_who_asks_twice_does_not_interrupt_the_tidying_up():
+    status, out, errors = told("tidy", ENDLESS, TERM, INT, INT)
+    assert (status, errors) == (128 + TERM, "")
+    assert out[-1] == "tidied"
+    assert out.count("told") <= 1
+
+
+def test_what_a_finalizer_drops_is_raised_again():
+    assert told("finalize", ENDLESS, INT) == (128 + INT, ["told", "2"], "")
+
+
+def test_a_call_that_hears_no_signal_is_ended():
+    assert told("call", 0.5, INT) == (128 + INT, ["told", "2"], "")
+
+
+def test_threads_that_fail_meanwhile_say_nothing():
+    assert told("thread", ENDLESS, TERM) == (128 + TERM, ["told", "15"], "")

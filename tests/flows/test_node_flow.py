@@ -24,7 +24,7 @@ from support import (
 )
 
 from flows import node as module
-from flows.node import NodeError, _end_of, _run, node, node_folder
+from flows.node import NodeError, _run, node, node_folder
 from flows.services import free_port, spawn, start_prefect
 from tasks.config import parse_config
 from tasks.nodes import QUEUE, NodeRuns
@@ -66,11 +66,22 @@ def test_the_childs_end_is_the_flows_end_however_that_comes(tmp_path, home, numb
     wait_until(lambda: not processes_naming(str(home)), 20)
 
 
-def test_the_childs_status_and_the_end_of_its_log_are_told(tmp_path):
-    log = tmp_path / "node.log"
-    assert _run([sys.executable, "-c", "print('line\\n' * 30 + 'last'); raise SystemExit(3)"], log) == 3
-    assert _end_of(log).endswith("last")
-    assert len(_end_of(log).splitlines()) == 13
+def test_the_childs_status_and_the_end_of_its_log_are_told(tmp_path, monkeypatch):
+    (tmp_path / "node.log").write_text("an older session\n")
+    child = [sys.executable, "-c", "print('line\\n' * 30 + 'last'); raise SystemExit(3)"]
+    monkeypatch.setattr(module, "_run", lambda _, log: _run(child, log))
+    with pytest.raises(NodeError, match=r"node 2 ended with status 3: the end of .*node\.log:\nline\n") as caught:
+        node.fn(2, "127.0.0.1:7100", folder=str(tmp_path))
+    assert str(caught.value).endswith("line\nlast")
+    assert len(str(caught.value).splitlines()) == 16
+
+
+def test_what_an_older_session_said_is_not_told(tmp_path, monkeypatch):
+    (tmp_path / "node.log").write_text("an older session\n")
+    monkeypatch.setattr(module, "_run", lambda _, log: _run([sys.executable, "-c", "raise SystemExit(3)"], log))
+    with pytest.raises(NodeError) as caught:
+        node.fn(2, "127.0.0.1:7100", folder=str(tmp_path))
+    assert "older session" not in str(caught.value)
 
 
 @pytest.fixture

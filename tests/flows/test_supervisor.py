@@ -73,16 +73,30 @@ def test_without_restarts_the_first_death_ends_it(home):
         keeper.check()
 
 
-def test_the_last_started_ends_first(home, monkeypatch):
+def test_all_are_asked_to_end_at_once_but_not_what_others_need(home, monkeypatch):
     ended = []
     keeper = Supervisor()
     for name in ("database", "server", "worker"):
         service = keeper.add(lambda name=name: spawn(name, SLEEP, "", ""))
-        monkeypatch.setattr(service, "stop", lambda name=name, stop=service.stop: (ended.append(name), stop()))
+        for what in ("ask_to_end", "see_end"):
+            done = getattr(service, what)
+            note = lambda *given, name=name, what=what, done=done: (ended.append((what, name)), done(*given))  # noqa: E731
+            monkeypatch.setattr(service, what, note)
     keeper.stop(1)
-    assert ended == ["worker", "server"]
+    assert ended == [(what, name) for what in ("ask_to_end", "see_end") for name in ("worker", "server")]
     keeper.stop()
-    assert ended == ["worker", "server", "database"]
+    assert ended[4:] == [("ask_to_end", "database"), ("see_end", "database")]
+
+
+def test_what_does_not_end_in_time_is_killed(home):
+    keeper = Supervisor()
+    stubborn = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(100)"
+    )
+    service = keeper.add(lambda: spawn("stubborn", [sys.executable, "-c", stubborn], "", ""))
+    wait_until(lambda: "up" in service.log.read_text(), 20)
+    keeper.stop(patience_s=0.1)
+    assert service.process.returncode == -signal.SIGKILL
 
 
 POLITE = """

@@ -1,6 +1,8 @@
 """Whose turn it is: a schedule's run yields to one that is going, a person's does not."""
 
+import os
 import signal
+import threading
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -9,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 from prefect.exceptions import TerminationSignal
-from prefect.states import Cancelling, Running
+from prefect.states import Cancelling, Completed, Pending, Running
 from support import load_beside, tiny_document
 
 from flows import pipeline, turns
@@ -53,22 +55,120 @@ def test_another_deployments_run_does_not_matter(going):
     assert turns._as_deployed(a_run(uuid4()), lambda: "done") == "done"
 
 
+class Client(nullcontext):
+    """A server on which all runs are in one state, and some are due.
+
+    Attributes:
+        told: The states that runs were given, by their ids.
+        asked: The filters of the last listing.
+    """
+
+    def __init__(self, state, due=()):
+        super().__init__(self)
+        self.state, self.due, self.told, self.asked, self.reads = state, due, {}, {}, 0
+
+    def read_flow_run(self, identity):
+        self.reads += 1
+        return SimpleNamespace(state=self.state)
+
+    def read_flow_runs(self, **filters):
+        self.asked = filters
+        return self.due
+
+    def set_flow_run_state(self, identity, state, force=False):
+        self.told[identity] = state
+
+
+def given(monkeypatch, *fields, **more):
+    client = Client(*fields, **more)
+    monkeypatch.setattr(turns, "impatient_client", lambda: client)
+    return client
+
+
 @pytest.mark.parametrize(("state", "said"), [(Cancelling(), ["CANCELLED"]), (Running(), [])])
 def test_a_run_that_ends_because_it_is_cancelled_says_so_itself(monkeypatch, state, said):
     """A run that is told to end without being cancelled (its machine shuts down) has crashed, which Prefect says."""
-    told = []
-
-    class Client(nullcontext):
-        def read_flow_run(self, identity):
-            return SimpleNamespace(state=state)
-
-        def set_flow_run_state(self, identity, ended, force):
-            told.append(ended.type.value)
-
-    monkeypatch.setattr(turns, "impatient_client", lambda: Client(Client()))
+    client = given(monkeypatch, state)
     with pytest.raises(TerminationSignal), turns.prompt_end(a_run(None)):
         raise TerminationSignal(signal.SIGTERM)
-    assert told == said
+    assert [state.type.value for state in client.told.values()] == said
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt(), TerminationSignal(signal.SIGTERM)], ids=["int", "term"])
+def test_a_run_that_is_interrupted_in_its_terminal_is_cancelled(monkeypatch, raised):
+    """Prefect's engine drops a KeyboardInterrupt once the state is final, so it goes on as the other one."""
+    client, run = given(monkeypatch, Running()), a_run(None)
+    monkeypatch.setattr(turns, "interrupted", lambda: True)
+    with pytest.raises(TerminationSignal), turns.prompt_end(run):
+        raise raised
+    assert client.told[run.id].is_cancelled()
+    assert run.state is client.told[run.id]
+    assert turns._open == []
+
+
+@pytest.fixture
+def heeded(monkeypatch):
+    """Looks after a run for a while; which signals it sent."""
+
+    def heed(state, seconds=0.2, over=None):
+        client, sent = given(monkeypatch, state), []
+        monkeypatch.setattr(turns, "_LOOK_S", 0.01)
+        monkeypatch.setattr(turns.os, "kill", lambda pid, number: sent.append((pid, number)))
+        over = over or threading.Event()
+        late = threading.Timer(seconds, over.set)
+        late.start()
+        turns._heed(uuid4(), over)
+        late.cancel()
+        return client, sent
+
+    return heed
+
+
+@pytest.mark.parametrize("state", [Running(), Pending(), Completed(), None])
+def test_a_run_that_nobody_cancels_is_left_alone(heeded, state):
+    client, sent = heeded(state)
+    assert client.reads
+    assert sent == []
+
+
+def test_a_run_that_is_cancelled_is_told_to_end_once(heeded):
+    assert heeded(Cancelling(), seconds=60)[1] == [(os.getpid(), signal.SIGTERM)]
+
+
+def test_a_run_that_is_over_is_not_told_to_end(heeded):
+    over = threading.Event()
+    state = SimpleNamespace(is_cancelling=lambda: over.set() or True)
+    assert heeded(state, over=over)[1] == []
+
+
+def test_an_interrupted_run_that_does_not_end_in_time_is_called_cancelled(heeded, monkeypatch):
+    monkeypatch.setattr(turns, "interrupted", lambda: True)
+    monkeypatch.setattr(turns, "left_s", lambda: turns._LAST_S)
+    runs = [a_run(None), a_run(None)]
+    monkeypatch.setattr(turns, "_open", runs)
+    client, sent = heeded(Running(), seconds=60)
+    assert sent == []
+    assert all(client.told[run.id].is_cancelled() for run in runs)
+
+
+def test_only_runs_of_the_schedule_that_nobody_has_begun_are_skipped(monkeypatch):
+    deployment = uuid4()
+    mine = a_run(deployment)
+    due = a_run(deployment, run_count=0)
+    others = [
+        mine,
+        a_run(deployment, run_count=1),
+        a_run(deployment, run_count=0, auto_scheduled=False),
+        a_run(deployment, run_count=0, id=mine.id),
+    ]
+    client = Client(Running(), due=[*others, due])
+    turns._skipper(mine)(client)
+    assert list(client.told) == [due.id]
+    assert (client.told[due.id].type.value, client.told[due.id].name) == ("CANCELLED", "Skipped")
+    runs, deployments = client.asked["flow_run_filter"], client.asked["deployment_filter"]
+    assert deployments.id.any_ == [deployment]
+    assert [kind.value for kind in runs.state.type.any_] == ["SCHEDULED"]
+    assert abs((runs.expected_start_time.before_ - datetime.now(UTC)).total_seconds()) < 600
 
 
 def test_the_retry_of_a_flow_run_has_the_same_run_id(monkeypatch):

@@ -77,6 +77,18 @@ def test_the_store_may_be_killed(corpus, tmp_path):
 
 
 @pytest.mark.slow
+def test_the_store_may_be_killed_while_it_starts(corpus, tmp_path):
+    with Running(fault_job(corpus, tmp_path)) as running:
+        killed = set()
+        for _ in range(2):
+            (store,) = wait_until(lambda: set(running.processes("training.store.server")) - killed, 60, 0.02)
+            with_signal(store, signal.SIGKILL)
+            killed.add(store)
+        trained = running.finish()
+    check(running, trained, len(corpus.train))
+
+
+@pytest.mark.slow
 def test_a_whole_node_of_two_learners_may_be_killed(corpus, tmp_path):
     job = fault_job(corpus, tmp_path, strategy="h-adpsgd", nodes=3, learners_per_node=2)
     with Running(job, slow=10) as running:

@@ -204,8 +204,11 @@ def test_a_failure_tells_the_end_of_the_log(corpus, tmp_path):
         schedule={"kind": "constant", "warmup_epochs": 0},
         epochs=ENDLESS,
     )
-    with pytest.raises(TrainingFailedError, match=r"status 3(.|\n)*train\.log(.|\n)*lower train\.optimizer\.lr"):
+    (tmp_path / "train.log").write_text("the store ended with status 1 in an older session\n")
+    said = r"status 3(.|\n)*train\.log(.|\n)*lower train\.optimizer\.lr"
+    with pytest.raises(TrainingFailedError, match=said) as caught:
         run_training(job, tmp_path, poll_s=0.05)
+    assert "older session" not in str(caught.value)
     bad = [entry for entry in read_journal(job.journal) if entry["kind"] == "bad"]
     assert [entry["learner"] for entry in bad] == ["0.0"]
 

@@ -15,7 +15,7 @@ from training.exchange.base import ExchangeError, ExchangeSetup, PortTakenError
 from training.exchange.client import MailboxExchange
 from training.exchange.control import Control
 from training.membership import Member, View
-from training.processes import stop
+from training.processes import end_of_log, log_size, stop
 
 START_S = 60.0
 """How long a daemon may take to begin."""
@@ -56,6 +56,7 @@ class ProcessExchange(MailboxExchange):
         }
         if setup.key is not None and cfg.encrypt:
             message |= {"public": setup.key.public.decode(), "secret": setup.key.secret.decode()}
+        self._log_begin = log_size(self._log)
         self._process = self._launch()
         self._control.send(message | extra)
         try:
@@ -121,7 +122,8 @@ class ProcessExchange(MailboxExchange):
         answer = self._await("listening", START_S)
         if answer is not None:
             return str(answer["listening"])
-        raise ExchangeError(f"the exchange's daemon did not begin; the end of {self._log}:\n{_tail(self._log)}")
+        tail = end_of_log(self._log, self._log_begin) or "(nothing)"
+        raise ExchangeError(f"the exchange's daemon did not begin; the end of {self._log}:\n{tail}")
 
     def _await(self, name: str, timeout_s: float, value: object = None) -> dict[str, Any] | None:
         """The daemon's message of that name (and value), None after a time-out or if the daemon ends."""
@@ -154,10 +156,3 @@ def split_host(text: str) -> tuple[str, int]:
     if not port.isdigit() or int(port) > 65535:
         raise ValueError(f"bind_host {text!r}: give HOST or HOST:PORT with a port below 65536")
     return host.strip("[]"), int(port)
-
-
-def _tail(path: Path) -> str:
-    try:
-        return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
-    except OSError:
-        return "(nothing)"

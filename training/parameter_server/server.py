@@ -29,9 +29,9 @@ from training.parameter_server.layout import layout
 from training.parameter_server.messages import LONGEST, SILENCE_S
 from training.parameter_server.service import Service
 from training.parameter_server.share import Share
+from training.parts import CANNOT_WORK
 from training.processes import end_with_parent
 from training.sockets import announce, bind, listening_endpoint, server_parser
-from training.store.server import CANNOT_WORK
 
 log = logging.getLogger(__name__)
 

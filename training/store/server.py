@@ -22,6 +22,7 @@ from storage.objects import ObjectStore
 from training import logs
 from training.exchange.keys import RingKey
 from training.last_words import end_told
+from training.parts import CANNOT_WORK
 from training.processes import end_with_parent
 from training.sampling import Draws
 from training.sockets import announce, bind, listening_endpoint, server_parser
@@ -37,8 +38,6 @@ log = logging.getLogger(__name__)
 
 NOTE = "store.json"
 """In the store's folder: where it listens."""
-CANNOT_WORK = 2
-"""Exit status: another start with the same configuration would fail as well."""
 POLL_S = 0.1
 TOGETHER = 256
 """Requests that one commit may hold."""

@@ -1,0 +1,161 @@
+"""A store that was killed while it started ended the training, and the message quoted an older session's log.
+
+The same held for parameter servers, and for the servers of `starling up` and of a run.
+"""
+
+import sys
+import threading
+
+import pytest
+
+from flows import services
+from flows.services import ServiceDiedError, ServiceError, free_port, spawn, started
+from flows.supervisor import Supervisor
+from training.parts import CANNOT_WORK, STARTS, Part, SupervisorError
+from training.processes import end_of_log, log_size
+
+SERVER = """
+import json, os, signal, sys, time
+note, count, deaths, how = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
+with open(count, "a") as file:
+    file.write("x")
+starts = len(open(count).read())
+print(f"this is start {starts}", flush=True)
+if starts <= deaths:
+    if how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    sys.exit(int(how))
+with open(note + ".new", "w") as file:
+    json.dump({"address": "127.0.0.1:7000", "pid": os.getpid()}, file)
+os.replace(note + ".new", note)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def part(tmp_path):
+    """Gives a server that dies so often while it starts, and where it says that it listens; it has an old log."""
+    begun = []
+
+    def make(deaths, how="killed"):
+        files = [tmp_path / name for name in ("note.json", "count")]
+        log = tmp_path / "store.log"
+        log.write_text("Traceback of an older session\n")
+        command = [sys.executable, "-c", SERVER, *map(str, files), str(deaths), how]
+        begun.append(Part("store", command, log, restarts=20))
+        begun[0].start()
+        return begun[0], files[0]
+
+    yield make
+    for one in begun:
+        one.process.kill()
+        one.process.wait()
+
+
+def starts(note):
+    return len(note.with_name("count").read_text())
+
+
+@pytest.mark.parametrize("how", ["killed", "1"])
+def test_a_server_that_dies_while_it_starts_is_started_again(part, how):
+    server, note = part(STARTS - 1, how)
+    assert server.address(note) == "127.0.0.1:7000"
+    assert starts(note) == STARTS
+
+
+def test_one_that_always_dies_is_given_up_with_the_log_of_its_last_start(part):
+    server, note = part(1000)
+    with pytest.raises(SupervisorError, match=f"store ended with status -9 at each of {STARTS} starts") as caught:
+        server.address(note)
+    assert starts(note) == STARTS
+    assert str(caught.value).splitlines()[1:] == [f"this is start {STARTS}"]
+
+
+def test_one_that_cannot_work_as_configured_is_not_tried_again(part):
+    server, note = part(1000, str(CANNOT_WORK))
+    with pytest.raises(SupervisorError, match="store ended with status 2:\nthis is start 1$"):
+        server.address(note)
+    assert starts(note) == 1
+
+
+def test_the_end_of_a_log_is_what_came_since(tmp_path):
+    log = tmp_path / "a.log"
+    assert (log_size(log), end_of_log(log)) == (0, "")
+    log.write_text("old\n")
+    begin = log_size(log)
+    assert end_of_log(log, begin) == ""
+    with log.open("a") as file:
+        file.write("".join(f"line {number}\n" for number in range(30)))
+    assert end_of_log(log, begin, lines=40).splitlines()[0] == "line 0"
+    assert end_of_log(log, begin, lines=2).splitlines() == ["line 28", "line 29"]
+
+
+HEALTHY = """
+import sys
+from http.server import *
+with open(sys.argv[1], "a") as file:
+    file.write("x")
+starts = len(open(sys.argv[1]).read())
+if starts <= int(sys.argv[2]):
+    sys.exit(f"start {starts} fails")
+class Handler(SimpleHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+HTTPServer(("127.0.0.1", int(sys.argv[3])), Handler).serve_forever()
+"""
+
+
+@pytest.fixture
+def service(home, tmp_path):
+    """Gives what starts a server that dies so often before it answers."""
+
+    def make(deaths):
+        url = f"http://127.0.0.1:{free_port()}"
+        words = [str(tmp_path / "count"), str(deaths), url.rpartition(":")[2]]
+        return lambda: spawn("server", [sys.executable, "-c", HEALTHY, *words], url, url)
+
+    return make
+
+
+def test_a_runs_own_server_is_started_again(service):
+    server = started(service(services.STARTS - 1))
+    assert server.process.poll() is None
+    server.stop()
+
+
+def test_a_runs_own_server_is_given_up_with_its_log(service):
+    with pytest.raises(ServiceDiedError, match=f"server ended with status 1: (?s:.)*start {services.STARTS} fails$"):
+        started(service(1000))
+
+
+@pytest.fixture
+def keeper(monkeypatch):
+    """A supervisor whose pauses are short."""
+    monkeypatch.setattr("flows.supervisor._FIRST_PAUSE_S", 0.01)
+    one = Supervisor(8)
+    yield one
+    one.stop()
+
+
+def test_servers_that_are_waited_for_are_started_again(keeper, service):
+    keeper.add(service(services.STARTS - 1))
+    keeper.add(lambda: spawn("worker", [sys.executable, "-c", "import time; time.sleep(600)"], "", ""))
+    keeper.wait()
+    assert services.answers(keeper.services[0].health)
+
+
+def test_servers_that_are_waited_for_are_given_up_soon(keeper, service):
+    """While they run they may die eight times; at the start somebody waits."""
+    keeper.add(service(1000))
+    with pytest.raises(ServiceError, match=f"server ended by itself {services.STARTS} times(?s:.)* fails$"):
+        keeper.wait()
+
+
+def test_the_waiting_ends_when_it_is_told_to_or_takes_too_long(keeper):
+    keeper.add(lambda: spawn("mute", [sys.executable, "-c", "import time; time.sleep(600)"], "", "http://127.0.0.1:1"))
+    with pytest.raises(ServiceError, match=r"mute did not answer at http://127\.0\.0\.1:1 in 0 s"):
+        keeper.wait(patience_s=0.1)
+    stop = threading.Event()
+    stop.set()
+    keeper.wait(stop=stop)

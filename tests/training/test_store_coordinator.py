@@ -26,10 +26,15 @@ def ring(tmp_path, nodes=2, **options):
     return coordinator, clock
 
 
+def making(coordinator, number):
+    current = coordinator.rounds.current
+    return current is not None and current.number == number
+
+
 def published(coordinator, number):
     """Wait until a checkpoint is published."""
     deadline = time.monotonic() + 20
-    while last_number(coordinator.core.output) < number or coordinator.rounds.current is not None:
+    while find_checkpoint(coordinator.core.output, "r") is None or making(coordinator, number):
         assert time.monotonic() < deadline
         time.sleep(0.005)
         coordinator.tick()
@@ -122,6 +127,12 @@ def test_a_member_without_weights_that_comes_again_has_none_of_its_own(tmp_path)
         beat(coordinator, 1, ready=False)
     assert [*coordinator.ledger.seats] == ["n1"]
     assert join_again(coordinator, 1, "n1b", kept="n1") == "initial"
+
+
+def test_a_process_that_replaces_the_only_member_is_believed_if_it_has_that_members_weights(tmp_path):
+    for kept, source in (("n0", "own"), ("another", "initial"), ("", "initial")):
+        coordinator, _ = ring(tmp_path / kept, nodes=1)
+        assert join_again(coordinator, 0, "n0b", kept=kept) == source
 
 
 def test_a_second_process_with_the_same_number_is_refused(tmp_path):
@@ -263,6 +274,19 @@ def test_a_finished_training_makes_one_checkpoint_and_no_second_one(tmp_path):
     published(coordinator, 1)
     assert beat(coordinator, 0)["finish"] == "done"
     assert coordinator.ledger.values.checkpoint == 1
+
+
+def test_training_that_ends_during_a_checkpoint_makes_another_one(tmp_path):
+    coordinator, _ = ring(tmp_path, nodes=1, checkpoint_steps=1)
+    assert beat(coordinator, 0, reports=[report(1, [0])])["checkpoint"] == 1
+    beat(coordinator, 0, reports=[report(2, list(range(SIZE)))])
+    beat(coordinator, 0, records=[[1, record(0, 1)]])
+    published(coordinator, 1)
+    assert beat(coordinator, 0)["checkpoint"] == 2
+    beat(coordinator, 0, records=[[2, record(0, 2)]])
+    published(coordinator, 2)
+    assert beat(coordinator, 0)["finish"] == "done"
+    assert find_checkpoint(coordinator.core.output, "r")[1]["count"] == 1
 
 
 def test_the_last_checkpoint_is_waited_for_but_not_for_ever(tmp_path):

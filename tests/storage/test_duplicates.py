@@ -48,7 +48,7 @@ def test_a_text_is_new_once_however_many_there_are():
 
 
 @settings(max_examples=50)
-@given(st.integers(1, 60), st.lists(st.tuples(st.integers(0, 59), st.integers(0, 59)), min_size=5, max_size=50))
+@given(st.integers(1, 60), st.lists(st.tuples(st.integers(0, 59), st.integers(0, 59)), min_size=15, max_size=50))
 def test_joined_rows_are_labelled_with_the_first_row_that_they_are_connected_with(count, pairs):
     pairs = [(i % count, j % count) for i, j in pairs]
     texts = [str(n % max(1, count // 2)) for n in range(count)]

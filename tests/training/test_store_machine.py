@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from training.store.checkpoints import make_document, restored_state
+from training.store.messages import pack_rows
 
 NODES, AMOUNTS = st.integers(0, 3), st.integers(1, 7)
 
@@ -133,6 +134,19 @@ class LedgerMachine(RuleBasedStateMachine):
             resumed = Player(*self.saved)
             resumed.finish()
             check_account(resumed, exact=False)
+
+
+def test_rows_are_begun_by_the_node_that_has_them():
+    player = Player()
+    first, second = player.join(0), player.join(1)
+    player.ask(first)
+    (_, _, rows), epoch = player.work[first][0], player.ledger.epochs[0]
+    player.do("begin", incarnation=second, epoch=0, rows=pack_rows(np.array(rows)))
+    assert epoch.held(first) == len(rows)
+    player.do("begin", incarnation=first, epoch=0, rows=pack_rows(np.array(rows[:2])))
+    assert epoch.held(first) == len(rows) - 2
+    player.lose(first)
+    assert np.flatnonzero(epoch.risky).tolist() == rows[:2]
 
 
 def trained_rows(ledger):

@@ -199,8 +199,13 @@ class FeatureContract:
         assert torch.equal(wave, before)
 
     def test_silence_is_finite(self, features):
-        frames, _ = features(torch.zeros(1, 1600), torch.tensor([1600]))
+        frames, counts = features(torch.zeros(1, 1600), torch.tensor([1600]))
+        heard, same = features(self.wave(1600).unsqueeze(0), torch.tensor([1600]))
         assert torch.isfinite(frames).all()
+        assert (frames.shape, counts.tolist()) == (heard.shape, same.tolist())
+        assert counts.min() > 0
+        torch.testing.assert_close(frames, frames[:, :1].expand_as(frames))  # every frame is like the others
+        assert (heard - frames).abs().mean() > 0.05 * heard.abs().mean()
 
     def test_wrong_shapes_are_refused(self, features):
         with pytest.raises(ValueError, match=r"\[B, N\]"):

@@ -241,3 +241,5 @@ def test_a_shard_has_its_rows_in_whatever_order_the_index_is(shard_of_row, data)
         wanted = [[row for row, shard in enumerate(order) if shard == number] for number in range(max(order) + 1)]
         assert [shards.rows(number).tolist() for number in range(shards.count)] == wanted
         assert shards.some(mask).tolist() == [any(mask[row] for row in rows) for rows in wanted]
+        parts = [[row for row in rows if mask[row]] for rows in wanted]
+        assert [part.tolist() for part in shards.split(np.flatnonzero(mask))] == [part for part in parts if part]

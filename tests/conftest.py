@@ -6,10 +6,25 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import hypothesis
 import pytest
 
 # Two cores serve the whole suite: a test must not oversubscribe them with one thread pool per process.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# The one place that sets what all property tests share. They depend on no idle machine: nothing is too slow for them.
+# A suite that is inherited runs as several tests. Why a case fails is for a person to find out: it takes minutes here.
+# Where CI is set, a run draws what the last one drew.
+hypothesis.settings.register_profile(
+    "starling",
+    deadline=None,
+    print_blob=True,
+    phases=[phase for phase in hypothesis.Phase if phase != hypothesis.Phase.explain],
+    derandomize=bool(os.environ.get("CI")),
+    database=None if os.environ.get("CI") else hypothesis.settings.default.database,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.differing_executors],
+)
+hypothesis.settings.load_profile("starling")
 
 
 def _load(name: str) -> ModuleType:

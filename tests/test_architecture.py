@@ -92,5 +92,13 @@ def test_modules_stay_readable(path):
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 350
 
 
+def test_property_tests_share_the_profile_of_the_suite():
+    for path in (ROOT / "tests").rglob("*.py"):
+        if path.name not in ("conftest.py", "test_architecture.py"):
+            text = path.read_text(encoding="utf-8")
+            for word in ("deadline=None", "derandomize=", "register_profile", "load_profile", "print_blob"):
+                assert word not in text, f"{path} sets {word}: tests/conftest.py does, for all"
+
+
 def test_every_source_file_has_room_in_the_mirror():
     assert all((ROOT / "tests" / room).is_dir() for room in ROOMS)

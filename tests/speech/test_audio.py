@@ -57,7 +57,7 @@ def test_every_format_decodes_from_bytes_and_from_a_path(encoding, tmp_path):
     assert level_db(from_bytes) == pytest.approx(level_db(tone()), abs=1.0)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(start=st.integers(0, 900), length=st.integers(1, 1500))
 def test_a_segment_is_a_slice_of_the_whole(start, length):
     wave = torch.arange(8000) / 8000
@@ -100,7 +100,7 @@ def test_a_truncated_flac_is_unreadable(share):
     assert caught.value.reason == "unreadable"
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(position=st.integers(0, 3000), value=st.integers(0, 255))
 def test_damaged_bytes_give_audio_or_an_audio_error(position, value):
     data = bytearray(encode_flac(tone(seconds=0.2), 16000))

@@ -17,7 +17,7 @@ def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     lengths=st.lists(st.integers(0, 120), min_size=1, max_size=6),
     seed=st.integers(0, 2**31),
@@ -104,7 +104,7 @@ def test_speed_changes_length_and_pitch(factor):
     assert not fast[1, new_lengths[1] :].any()
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 1000), lengths=st.lists(st.integers(400, 4000), min_size=1, max_size=5))
 def test_a_batch_with_mixed_speeds_equals_its_utterances(seed, lengths):
     config = AugmentConfig(speed_factors=(0.9, 1.0, 1.1))

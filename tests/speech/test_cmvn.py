@@ -33,7 +33,7 @@ def test_statistics_are_those_of_all_frames():
     assert stats.mean.dtype == stats.std.dtype == torch.float32
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(cut=st.integers(0, 71))
 def test_statistics_of_parts_add_up(cut):
     frames = frames_of(*batch())

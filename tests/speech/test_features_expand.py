@@ -63,10 +63,10 @@ def sliding_written_out(frames, window, min_window, center, variance):
     return torch.stack(found).float()
 
 
-LENGTHS = st.lists(st.integers(0, 40), min_size=1, max_size=4)
+LENGTHS = st.lists(st.integers(0, 40), min_size=2, max_size=5)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(lengths=LENGTHS, order=st.integers(1, 3), window=st.integers(1, 3))
 def test_deltas_are_those_of_the_definition(lengths, order, window):
     feats, counts = batch(lengths)
@@ -89,7 +89,7 @@ def test_delta_filters_are_slopes():
     torch.testing.assert_close(found[4:16, 2], torch.zeros(12), atol=1e-6, rtol=0)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(lengths=LENGTHS, left=st.integers(0, 6), right=st.integers(0, 6))
 def test_splicing_is_that_of_the_definition(lengths, left, right):
     feats, counts = batch(lengths)
@@ -100,7 +100,7 @@ def test_splicing_is_that_of_the_definition(lengths, left, right):
         assert not found[row, length:].any()
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(lengths=LENGTHS, stride=st.integers(1, 5))
 def test_a_stride_keeps_every_so_manyth_frame(lengths, stride):
     feats, counts = batch(lengths)
@@ -109,7 +109,7 @@ def test_a_stride_keeps_every_so_manyth_frame(lengths, stride):
         assert torch.equal(found[row, : kept[row]], feats[row, :length][::stride])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     lengths=LENGTHS,
     window=st.integers(2, 50),

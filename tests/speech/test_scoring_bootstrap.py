@@ -26,7 +26,7 @@ def test_same_seed_same_interval():
 
 
 @given(count=st.integers(2, 60), seed=st.integers(0, 1000))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_the_interval_holds_the_rate_and_grows_with_the_level(count, seed):
     errors, words = utterances(count, 0.3, seed)
     low, high = wer_interval(errors, words)
@@ -93,7 +93,7 @@ def test_a_much_better_system():
 
 
 @given(seed=st.integers(0, 1000), count=st.integers(1, 80))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_exchanging_the_systems_exchanges_the_answer(seed, count):
     (a, words), (b, _) = utterances(count, 0.2, seed), utterances(count, 0.25, seed + 1)
     forth, back = compare_systems(a, b, words), compare_systems(b, a, words)

@@ -31,7 +31,7 @@ def test_confusions_are_sorted_by_count_then_name():
 
 
 @given(st.lists(st.tuples(st.text("ab ", max_size=12), st.text("ab ", max_size=12)), max_size=8))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_confusions_add_up(texts):
     report = score_sets((str(i), ref, hyp, "", "") for i, (ref, hyp) in enumerate(texts))
     confusions = count_confusions(report)

@@ -26,7 +26,7 @@ SMALL = SynthesisConfig(train=34, valid=4, test=6, seed=7)
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(seed=st.integers())
 def test_commands_use_the_vocabulary(seed):
     command = random_command(random.Random(seed))

@@ -89,8 +89,8 @@ def test_nothing_left_is_refused_in_every_family():
 
 
 @pytest.mark.parametrize("language", ["de", "ru", "ar", "fa", "he", "hi", "th", "zh", "ko", "el", "tr"])
-@given(text=st.text(max_size=20))
-@settings(deadline=None, max_examples=40)
+@given(text=st.text(min_size=6, max_size=30))
+@settings(max_examples=40)
 def test_a_second_pass_changes_nothing(language, text):
     normalize = TextNormalizer(NormalizerConfig(kind="auto", fold=True)).normalize
     once = normalize(text, language)
@@ -131,8 +131,8 @@ def test_kinds_of_change(was, became, kind):
     assert change.kind == kind
 
 
-@given(st.text(max_size=40), st.text(max_size=40))
-@settings(deadline=None, max_examples=200)
+@given(st.text(max_size=40), st.text(min_size=10, max_size=40))
+@settings(max_examples=100)
 def test_any_change_is_reversible(raw, text):
     assert undo_changes(text, text_changes(raw, text)) == raw
 

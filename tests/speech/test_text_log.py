@@ -18,7 +18,11 @@ def test_whatever_a_text_became_it_comes_back(raw, text):
     assert [change.start for change in changes] == sorted(change.start for change in changes)
 
 
-@given(st.lists(st.sampled_from(["Ann's", "HELLO", "12", "-", "café,", "ok", "…", "3rd"])).map(" ".join))
+@given(
+    st.lists(st.sampled_from(["Ann's", "HELLO", "12", "-", "café,", "ok", "…", "3rd"]), min_size=5, max_size=20).map(
+        " ".join
+    )
+)
 def test_what_the_normalizer_does_comes_back(raw):
     text = TextNormalizer(NormalizerConfig()).normalize(raw)
     assert undo_changes(text, text_changes(raw, text)) == raw

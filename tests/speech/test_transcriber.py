@@ -183,7 +183,7 @@ def test_without_a_bundle_there_is_a_clear_error(tmp_path):
         Transcriber(tmp_path)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     samples=st.integers(0, 5000),
     rate=st.sampled_from([100, 997, 8000]),

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from storage.duplicates import SeenTexts, WordIndex, equal_labels, join_labels, repeated_texts, text_keys
 
 
-@given(st.lists(st.text(max_size=2)))
+@settings(max_examples=50)
+@given(st.lists(st.text(max_size=2), min_size=10, max_size=60))
 def test_each_row_is_labelled_with_the_first_row_like_it(texts):
     assert equal_labels(text_keys(texts)).tolist() == [texts.index(text) for text in texts]
 
@@ -18,7 +19,10 @@ def test_keys_that_agree_in_one_half_only_are_different():
     assert equal_labels(keys).tolist() == [0, 1, 2, 0]
 
 
-@given(st.lists(st.lists(st.text(max_size=2))), st.integers(1, 4))
+@settings(max_examples=50)
+@given(
+    st.lists(st.lists(st.text("abc", max_size=2), min_size=2, max_size=8), min_size=2, max_size=8), st.integers(1, 4)
+)
 def test_repeated_texts_are_those_that_come_twice(parts, limit):
     texts = [text for part in parts for text in part]
     found = repeated_texts(lambda: iter(parts), len(texts), limit)
@@ -43,8 +47,8 @@ def test_a_text_is_new_once_however_many_there_are():
     assert len(seen) == 20_002
 
 
-@settings(deadline=None)
-@given(st.integers(1, 30), st.lists(st.tuples(st.integers(0, 29), st.integers(0, 29)), max_size=40))
+@settings(max_examples=50)
+@given(st.integers(1, 60), st.lists(st.tuples(st.integers(0, 59), st.integers(0, 59)), min_size=15, max_size=50))
 def test_joined_rows_are_labelled_with_the_first_row_that_they_are_connected_with(count, pairs):
     pairs = [(i % count, j % count) for i, j in pairs]
     texts = [str(n % max(1, count // 2)) for n in range(count)]

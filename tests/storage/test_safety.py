@@ -130,7 +130,7 @@ def test_refuses_bytes_after_the_end():
         check_tar(GOOD + b"hidden" + bytes(506))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(0, len(GOOD) - 1), st.integers(1, 255))
 def test_any_damaged_byte_raises_only_its_own_error(position, flip):
     damaged = bytearray(GOOD)

@@ -150,7 +150,7 @@ def test_a_full_disk_names_the_shard_and_the_remedy(store, monkeypatch):
     assert store.list() == []
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.text(min_size=1, max_size=20), st.text(min_size=1, max_size=20))
 def test_keys_are_safe_and_different(first, second):
     try:

@@ -186,7 +186,7 @@ def test_every_field_has_a_description_for_the_parameter_form():
     assert not missing
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(max_size=8),

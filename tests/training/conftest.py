@@ -4,6 +4,7 @@ import pytest
 from support import load_beside
 
 tones = load_beside(__file__, "tones.py")
+load_beside(__file__, "bookkeeping.py")
 load_beside(__file__, "disturbed.py")
 load_beside(__file__, "ranks.py")
 pretending = load_beside(__file__, "pretending.py")

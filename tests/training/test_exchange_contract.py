@@ -348,3 +348,18 @@ def test_ranks_exchange_with_the_same_rank(tmp_path):
     finally:
         for exchange in made.values():
             exchange.close()
+
+
+@pytest.mark.parametrize(
+    ("node", "world", "neighbours", "message"),
+    [
+        (0, None, "ring", "where its ring meets"),
+        (0, World("file", 2, True), "random-ring", "fixed neighbours"),
+        (2, World("file", 2, True), "ring", "not among the 2 nodes"),
+        (-1, World("file", 2, True), "ring", "not among the 2 nodes"),
+    ],
+)
+def test_gloo_refuses_what_a_fixed_ring_cannot_do(tmp_path, node, world, neighbours, message):
+    cfg = ExchangeConfig(kind="gloo", neighbours=neighbours, encrypt=False)
+    with pytest.raises(ValueError, match=message):
+        build_exchange(cfg, ExchangeSetup(node, 0, SIZE, None, tmp_path, world=world))

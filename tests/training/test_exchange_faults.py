@@ -276,6 +276,7 @@ def test_two_that_ask_each_other_at_once_average_instead_of_swapping(ring):
     loops = [Loop(n, exchange) for n, exchange in enumerate(ring(2))]
     for loop in loops:
         loop.live[:] = loop.target * 100
+        loop.exact = loop.live.double()
 
     def agree():
         for loop in loops:
@@ -285,6 +286,10 @@ def test_two_that_ask_each_other_at_once_average_instead_of_swapping(ring):
         return spread(loops) < 1e-3
 
     wait_until(agree, 20, 0.005)
+    wait_until(lambda: comes_to_rest(loops), 20, 0.05)
+    assert off_sum(loops) < 1e-3
+    for loop in loops:
+        torch.testing.assert_close(loop.live, torch.full_like(loop.live, 50.0), rtol=0, atol=1e-3)
 
 
 def test_the_daemon_starts_without_torch_and_shows_no_key(tmp_path):

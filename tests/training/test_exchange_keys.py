@@ -42,10 +42,13 @@ def test_files_that_are_no_keys_are_refused_with_a_remedy(tmp_path):
     with pytest.raises(KeyFileError, match=r"no key file .*ring\.key.*starling key"):
         RingKey.load(path)
     RingKey.generate().save(path)
-    path.chmod(0o644)
-    with pytest.raises(KeyFileError, match=r"chmod 600 .*ring\.key"):
-        RingKey.load(path)
-    path.chmod(0o600)
+    for bit in range(6):  # anything that the group or others may do
+        path.chmod(0o600 | 1 << bit)
+        with pytest.raises(KeyFileError, match=r"chmod 600 .*ring\.key"):
+            RingKey.load(path)
+    for mode in (0o700, 0o400, 0o600):
+        path.chmod(mode)
+        assert RingKey.load(path)
     good = path.read_bytes()
     for bad in (b"", b"hello\n", good[:-20], b"\xff\xfe\x00", good.replace(b"ring key 1", b"ring key 2"), good[:60]):
         path.write_bytes(bad)

@@ -58,7 +58,7 @@ def test_constant_stays():
     assert [learning_rate(cfg, 0.3, progress, 10) for progress in (0.5, 1, 9)] == pytest.approx([0.15, 0.3, 0.3])
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     kind=st.sampled_from(["published", "cosine", "constant"]),
     warmup=st.floats(0, 10),

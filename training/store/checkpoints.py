@@ -83,7 +83,8 @@ def make_document(ledger: Ledger, run: str, nodes: int, records: Mapping[str, Me
     seqs = {name: int(record["seq"]) for name, record in records.items()}
     later = [entry for entry in ledger.accepted or [] if entry.incarnation in seqs]
     later = [entry for entry in later if entry.seq > seqs[entry.incarnation]]
-    closed = min([ledger.values.closed, *(entry.epoch for entry in later)])
+    # a report without a new row reopens no epoch: nothing would be left to train, and nothing would close it again
+    closed = min([ledger.values.closed, *(entry.epoch for entry in later if len(entry.rows))])
     totals = Totals(**vars(ledger.totals))
     for entry in later:
         totals.add(entry.counts, -1)

@@ -284,7 +284,7 @@ class Coordinator:
         self._drop_lost(now)
         self._begin_training(now)
         self.rounds.tick(now)
-        if self.rounds.due() and not values.finish:
+        if self._final is None and self.rounds.due() and not values.finish:  # or training might never end
             self._begin_checkpoint()
         self._end_training(now)
 

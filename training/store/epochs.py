@@ -210,7 +210,9 @@ class Epoch:
         whole = live <= 1 and not self.leases
         taken: list[Rows] = []
         while len(taken) < wanted and self.returned:
-            taken.append(self._free(self.returned.pop(0)))
+            # what was returned may have been trained since, by a node that was dropped and is back
+            if len(rows := self._free(self.returned.pop(0))):
+                taken.append(rows)
         while len(taken) < wanted and self.position < len(self.order):
             rows = self._free(self._at(self.position))
             self.position += 1
@@ -232,9 +234,9 @@ class Epoch:
         return True
 
     def begin(self, incarnation: str, rows: Rows) -> None:
-        """Note that a node has begun rows of its leases."""
+        """Note that a node has begun rows of its leases, unless they are trained already."""
         mine = [lease.number for lease in self.leases.values() if lease.incarnation == incarnation]
-        self.begun[rows[np.isin(self.owner[rows], mine)]] = True
+        self.begun[rows[np.isin(self.owner[rows], mine) & ~self.trained[rows]]] = True
 
     def train(self, rows: Rows) -> Rows:
         """Note that rows were trained, by whomever; returns those that were not before."""
@@ -281,7 +283,9 @@ class Epoch:
         lost = 0
         for lease in [lease for lease in self.leases.values() if lease.incarnation == incarnation]:
             rows = self.open_rows(lease)
-            self.risky[rows[self.begun[rows]]] = True
+            begun = rows[self.begun[rows]]
+            self.repeats.add(begun[self.risky[begun]])  # lost twice: the one who trains it makes it three
+            self.risky[begun] = True
             self._release(rows)
             self.returned += self.shards.split(rows)
             del self.leases[lease.number]

@@ -53,6 +53,7 @@ class Accepted:
     seq: int
     epoch: int
     rows: Rows
+    """Those that nobody had reported before."""
     counts: Message
 
 
@@ -252,7 +253,7 @@ class Ledger:
         counts = {**event["counts"], "steps": 1}
         self.totals.add(counts)
         if number < self.values.closed:
-            self._repeat(number, rows, counts)
+            self._repeat(seat, number, rows, counts)
             return
         epoch = self.open_epoch(number)
         epoch.totals.add(counts)
@@ -262,13 +263,13 @@ class Ledger:
         while (first := self.epochs.get(self.values.closed)) is not None and first.done:
             self._close(first)
 
-    def _repeat(self, number: int, rows: Rows, counts: Message) -> None:
+    def _repeat(self, seat: Seat, number: int, rows: Rows, counts: Message) -> None:
         """A row came after its epoch had closed: somebody else had trained it meanwhile."""
         closed = self.closed[number]
         closed.totals.add(counts)
         closed.repeats.add(rows)
         if self.accepted is not None:
-            self.accepted.append(Accepted("", 0, number, rows[:0], counts))
+            self.accepted.append(Accepted(seat.member.incarnation, seat.seq, number, rows[:0], counts))
         self.lines.append(self._epoch_line(number))
 
     def _close(self, epoch: Epoch) -> None:

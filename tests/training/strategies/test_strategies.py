@@ -227,6 +227,14 @@ def test_d1ds_staleness_is_one_always(cluster):
     assert (outcome.staleness.mean, outcome.staleness.most) == (1, 1)
 
 
+@pytest.mark.parametrize(("link_gbit", "most"), [(10.0, 2), (1e-5, 6)])
+def test_adpsgds_staleness_counts_the_step_that_adds_the_average(link_gbit, most):
+    """On a fast link an exchange ends before the next step: one step, or two for the side that was asked."""
+    staleness = simulate("adpsgd", problem=Regression(batches=80), link_gbit=link_gbit).staleness
+    assert staleness.most == most
+    assert 1 <= staleness.mean <= most
+
+
 def test_d1d_applies_each_gradient_one_step_late():
     problem = Regression(batches=8)
     got, reference = simulate("d1d", learners=2, problem=problem).weights, problem.replica()

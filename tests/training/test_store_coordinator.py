@@ -1,0 +1,422 @@
+"""The coordinator's decisions one by one: reports, journal lines, admission, checkpoints, leases, the end."""
+
+import time
+
+import numpy as np
+import pytest
+from bookkeeping import PER_SHARD, beat, join, make_coordinator, report
+
+from storage.objects import ObjectStore
+from training.store import rounds
+from training.store.checkpoints import Publisher, find_checkpoint, last_number
+from training.store.coordinator import FINAL_S
+from training.store.leasing import ANSWER_BEATS
+from training.store.messages import StoreError, pack_rows, unpack_rows
+
+SIZE = 6 * PER_SHARD
+
+
+def ring(tmp_path, nodes=2, **options):
+    """A coordinator with all its nodes in the ring, and training."""
+    coordinator, clock = make_coordinator(tmp_path, nodes=nodes, **options)
+    for node in range(nodes):
+        join(coordinator, node)
+        beat(coordinator, node)
+    assert coordinator.ledger.values.running
+    return coordinator, clock
+
+
+def making(coordinator, number):
+    current = coordinator.rounds.current
+    return current is not None and current.number == number
+
+
+def published(coordinator, number):
+    """Wait until a checkpoint is published."""
+    deadline = time.monotonic() + 20
+    while find_checkpoint(coordinator.core.output, "r") is None or making(coordinator, number):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+        coordinator.tick()
+
+
+def record(node, seq=0):
+    return {"node": node, "step": seq, "seq": seq}
+
+
+# --- what beats bring
+
+
+def test_a_report_that_comes_again_is_counted_once(tmp_path):
+    coordinator, _ = ring(tmp_path)
+    reports = [report(1, [0, 1]), report(2, [2])]
+    for news in (reports[:1], reports, reports[1:], [*reports, report(3, [3])]):
+        beat(coordinator, 0, reports=news)
+    totals = coordinator.handle({"op": "status"})["totals"]
+    assert (totals["step"], totals["utterances"], totals["audio_seconds"], totals["repeated"]) == (3, 4, 3.0, 0)
+    assert coordinator.ledger.seats["n0"].step == 3
+
+
+def test_journal_lines_are_taken_once_and_none_is_left_out(tmp_path):
+    coordinator, _ = ring(tmp_path, nodes=1)
+    coordinator.core.drain()
+
+    def portion(offset, end, *steps):
+        return {"name": "a", "offset": offset, "end": end, "lines": [{"kind": "step", "step": step} for step in steps]}
+
+    for spool in (portion(0, 20, 1, 2), portion(0, 20, 1, 2), portion(30, 40, 4), portion(20, 30, 3)):
+        told = beat(coordinator, 0, spools=[spool])["spools"]
+    assert told == {"a": 30}
+    assert [line["step"] for line in coordinator.core.drain()[1]] == [1, 2, 3]
+    bad = portion(30, 40) | {"lines": [3, {"step": 4}, {"kind": 5}, {"kind": "step", "step": 4}]}
+    assert beat(coordinator, 0, spools=[bad])["spools"] == {"a": 40}
+    assert [line["step"] for line in coordinator.core.drain()[1]] == [4]
+
+
+def test_a_beats_answer_tells_what_the_node_does_not_know(tmp_path):
+    coordinator, clock = ring(tmp_path, epochs=3)
+    number = coordinator.ledger.values.view
+    assert beat(coordinator, 0, view=number)["view"] is None
+    assert [member[0] for member in beat(coordinator, 0, view=number - 1)["view"]["members"]] == [0, 1]
+    (lease,) = beat(coordinator, 0, want=True)["leases"]
+    clock.now += 0.25  # not noted yet
+    reply = beat(coordinator, 0, have=[lease["id"]])
+    assert (reply["leases"], reply["pools"], reply["running"]) == ([], {"0": 1}, True)
+    assert reply["progress"] == {"trained": 0, "size": SIZE, "total": 3, "closed": 0, "live": 2, "elapsed": 0.25}
+    coordinator.handle({"op": "leave", "incarnation": "n1"})
+    assert [member[0] for member in beat(coordinator, 0, view=number)["view"]["members"]] == [0]
+    assert beat(coordinator, 1)["dropped"]
+
+
+# --- who may come in
+
+
+def join_again(coordinator, node, name, kept):
+    return join(coordinator, node, incarnation=name, kept=kept)["source"]
+
+
+def lost(coordinator, clock):
+    """Nobody is heard of until all are dropped."""
+    for _ in range(12):
+        clock.now += 1.0
+        coordinator.tick()
+    assert not coordinator.ledger.seats
+
+
+def test_the_last_node_goes_on_with_its_own_weights(tmp_path):
+    coordinator, clock = ring(tmp_path, nodes=1)
+    session = coordinator.ledger.values.session
+    lost(coordinator, clock)
+    assert join_again(coordinator, 0, "n0b", kept="n0") == "own"
+    assert coordinator.ledger.values.session == session
+
+
+@pytest.mark.parametrize("kept", ["", "somebody", "n1"])
+def test_weights_that_were_never_the_rings_are_not_taken(tmp_path, kept):
+    """Node 1 came when training was under way, and was lost before it had weights."""
+    coordinator, clock = ring(tmp_path, nodes=1)
+    beat(coordinator, 0, reports=[report(1, [0])])
+    assert join(coordinator, 1)["source"] == "neighbour"
+    session = coordinator.ledger.values.session
+    lost(coordinator, clock)
+    assert join_again(coordinator, 1, "n1b", kept=kept) == "initial"
+    assert coordinator.ledger.values.session != session
+    assert coordinator.ledger.trained == 0
+
+
+def test_a_node_that_has_newer_neighbours_takes_theirs(tmp_path):
+    coordinator, clock = ring(tmp_path)
+    for _ in range(12):
+        clock.now += 1.0
+        beat(coordinator, 0)
+    assert join_again(coordinator, 1, "n1b", kept="n1") == "neighbour"
+
+
+def test_a_member_without_weights_that_comes_again_has_none_of_its_own(tmp_path):
+    coordinator, clock = make_coordinator(tmp_path, nodes=1)
+    join(coordinator, 0)
+    beat(coordinator, 0)
+    join(coordinator, 1)
+    for _ in range(12):
+        clock.now += 1.0
+        beat(coordinator, 1, ready=False)
+    assert [*coordinator.ledger.seats] == ["n1"]
+    assert join_again(coordinator, 1, "n1b", kept="n1") == "initial"
+
+
+def test_a_process_that_replaces_the_only_member_is_believed_if_it_has_that_members_weights(tmp_path):
+    for kept, source in (("n0", "own"), ("another", "initial"), ("", "initial")):
+        coordinator, _ = ring(tmp_path / kept, nodes=1)
+        assert join_again(coordinator, 0, "n0b", kept=kept) == source
+
+
+def test_a_second_process_with_the_same_number_is_refused(tmp_path):
+    coordinator, _ = ring(tmp_path, nodes=1)
+    join(coordinator, 0, incarnation="other", previous="")  # it was restarted
+    with pytest.raises(StoreError, match="taken over"):
+        join(coordinator, 0, incarnation="third", previous="n0")
+    for number in (-1, 4096):
+        with pytest.raises(StoreError, match="between 0 and 4095"):
+            join(coordinator, number)
+
+
+# --- checkpoints
+
+
+def checkpoint_begun(tmp_path, **options):
+    """A checkpoint for which node 0 has answered, and node 1 has not."""
+    coordinator, clock = ring(tmp_path, checkpoint_steps=1, **options)
+    beat(coordinator, 0, reports=[report(1, [0])])
+    beat(coordinator, 1, reports=[report(1, [1])])
+    assert beat(coordinator, 0, records=[[1, record(0, 1)]])["checkpoint"] is None
+    assert beat(coordinator, 1)["checkpoint"] == 1
+    return coordinator, clock
+
+
+def test_a_checkpoint_waits_for_all_members(tmp_path):
+    coordinator, clock = checkpoint_begun(tmp_path)
+    while clock.now < 100.0 + rounds.PATIENCE_S - 5:
+        clock.now += 4.0
+        for node in range(2):
+            beat(coordinator, node)
+    assert last_number(coordinator.core.output) == 0
+    beat(coordinator, 1, records=[[1, record(1, 1)]])
+    published(coordinator, 1)
+    _, document = find_checkpoint(coordinator.core.output, "r")
+    assert [entry["node"] for entry in document["records"]] == [0, 1]
+
+
+def test_a_member_that_never_answers_is_left_out_after_a_while(tmp_path):
+    coordinator, clock = checkpoint_begun(tmp_path)
+    while clock.now <= 100.0 + rounds.PATIENCE_S:
+        clock.now += 4.0
+        for node in range(2):
+            beat(coordinator, node)
+    published(coordinator, 1)
+    _, document = find_checkpoint(coordinator.core.output, "r")
+    assert [entry["node"] for entry in document["records"]] == [0]
+
+
+def test_a_member_that_is_lost_is_not_waited_for(tmp_path):
+    coordinator, _ = checkpoint_begun(tmp_path)
+    coordinator.handle({"op": "leave", "incarnation": "n1"})
+    coordinator.tick()
+    published(coordinator, 1)
+
+
+def test_a_checkpoint_that_nobody_answers_is_given_up_and_the_next_one_is_made(tmp_path):
+    coordinator, clock = ring(tmp_path, nodes=1, checkpoint_steps=1)
+    assert beat(coordinator, 0, reports=[report(1, [0])])["checkpoint"] == 1
+    while clock.now <= 100.0 + rounds.PATIENCE_S:
+        clock.now += 4.0
+        beat(coordinator, 0)
+    assert coordinator.rounds.current is None
+    assert beat(coordinator, 0, records=[[1, record(0, 1)]])["checkpoint"] is None  # too late
+    assert beat(coordinator, 0, reports=[report(2, [1])])["checkpoint"] == 2
+    beat(coordinator, 0, records=[[1, record(0, 1)]])  # of the other one
+    assert beat(coordinator, 0)["checkpoint"] == 2
+    beat(coordinator, 0, records=[[2, record(0, 2)]])
+    published(coordinator, 2)
+
+
+class Interrupted(ObjectStore):
+    """A store whose process is killed while it deletes a folder."""
+
+    def delete_tree(self, *_, **__):
+        raise KeyboardInterrupt
+
+
+def test_half_a_checkpoint_does_not_look_complete(tmp_path):
+    store = Interrupted(str(tmp_path))
+    publisher = Publisher(store, keep=1)
+    try:
+        for number in (1, 2):
+            store.write_json(f"checkpoints/{number:06d}/node-000/state.json", {})
+            store.write_json(f"checkpoints/{number:06d}/complete.json", {"format": 1, "run": "r", "number": number})
+        with pytest.raises(KeyboardInterrupt):
+            publisher._prune(2)
+        assert store.exists("checkpoints/000001/node-000/state.json")
+        assert not store.exists("checkpoints/000001/complete.json")
+        assert find_checkpoint(store, "r")[0] == 2
+        assert last_number(store) == 2
+    finally:
+        publisher.close()
+
+
+def test_old_checkpoints_and_unfinished_ones_are_deleted_and_newer_ones_are_kept(tmp_path):
+    store = ObjectStore(str(tmp_path))
+    for number in (1, 2, 3, 4, 6):
+        store.write_json(f"checkpoints/{number:06d}/node-000/state.json", {})
+        if number in (1, 3):
+            store.write_json(f"checkpoints/{number:06d}/complete.json", {"format": 1, "run": "r"})
+    publisher = Publisher(store, keep=2)
+    publisher.publish(4, {"format": 1, "run": "r"})
+    publisher.close()
+    assert publisher.finished() == [(4, True)]
+    assert sorted({name.split("/")[1] for name in store.list("checkpoints")}) == ["000003", "000004", "000006"]
+    with pytest.raises(StoreError, match="another configuration"):
+        find_checkpoint(store, "other")
+
+
+# --- the end
+
+
+@pytest.mark.parametrize("why", ["stop", "time"])
+def test_training_that_is_cut_short_makes_a_last_checkpoint_even_right_after_another(tmp_path, why):
+    coordinator, clock = ring(tmp_path, nodes=1, checkpoint_steps=1, max_minutes=2.0)
+    beat(coordinator, 0, reports=[report(1, [0])])
+    beat(coordinator, 0, records=[[1, record(0, 1)]])
+    published(coordinator, 1)
+    if why == "stop":
+        coordinator.handle({"op": "stop"})
+    while clock.now < 100.0 + 125.0 * (why == "time"):
+        clock.now += 4.0
+        beat(coordinator, 0)
+    reply = beat(coordinator, 0)
+    assert (reply["finish"], reply["checkpoint"]) == ("", 2)
+    assert beat(coordinator, 0, want=True)["leases"] == []  # no new work
+    beat(coordinator, 0, records=[[2, record(0, 2)]], reports=[report(2, [1])])
+    published(coordinator, 2)
+    assert beat(coordinator, 0)["finish"] == why
+    assert beat(coordinator, 0)["checkpoint"] is None
+
+
+def test_a_finished_training_makes_one_checkpoint_and_no_second_one(tmp_path):
+    coordinator, _ = ring(tmp_path, nodes=1)
+    reply = beat(coordinator, 0, reports=[report(1, list(range(SIZE)))])
+    assert (reply["finish"], reply["checkpoint"]) == ("", 1)
+    beat(coordinator, 0, records=[[1, record(0, 1)]])
+    published(coordinator, 1)
+    assert beat(coordinator, 0)["finish"] == "done"
+    assert coordinator.ledger.values.checkpoint == 1
+
+
+def test_training_that_ends_during_a_checkpoint_makes_another_one(tmp_path):
+    coordinator, _ = ring(tmp_path, nodes=1, checkpoint_steps=1)
+    assert beat(coordinator, 0, reports=[report(1, [0])])["checkpoint"] == 1
+    beat(coordinator, 0, reports=[report(2, list(range(SIZE)))])
+    beat(coordinator, 0, records=[[1, record(0, 1)]])
+    published(coordinator, 1)
+    assert beat(coordinator, 0)["checkpoint"] == 2
+    beat(coordinator, 0, records=[[2, record(0, 2)]])
+    published(coordinator, 2)
+    assert beat(coordinator, 0)["finish"] == "done"
+    assert find_checkpoint(coordinator.core.output, "r")[1]["count"] == 1
+
+
+def test_the_last_checkpoint_is_waited_for_but_not_for_ever(tmp_path):
+    coordinator, clock = ring(tmp_path, nodes=1)
+    coordinator.handle({"op": "stop"})
+    assert beat(coordinator, 0)["checkpoint"] == 1
+    while clock.now < 100.0 + FINAL_S - 5:
+        clock.now += 4.0
+        assert beat(coordinator, 0)["finish"] == ""
+    for _ in range(3):
+        clock.now += 4.0
+        reply = beat(coordinator, 0)
+    assert reply["finish"] == "stop"
+
+
+def test_a_stop_before_anybody_has_weights_ends_at_once(tmp_path):
+    coordinator, _ = make_coordinator(tmp_path, nodes=1)
+    join(coordinator, 0)
+    coordinator.handle({"op": "stop"})
+    assert beat(coordinator, 0, ready=False)["finish"] == "stop"
+
+
+# --- leases
+
+
+def holder_and_asker(tmp_path, **options):
+    """Node 0 has everything, node 1 nothing."""
+    coordinator, clock = ring(tmp_path, **options)
+    leases = []
+    while new := beat(coordinator, 0, want=True, have=[lease["id"] for lease in leases])["leases"]:
+        leases += new
+        if coordinator.ledger.epochs[leases[-1]["epoch"]].pool() == 0:
+            break
+    return coordinator, clock, leases
+
+
+def test_a_holder_that_can_give_nothing_is_asked_once_and_the_asker_goes_on(tmp_path):
+    coordinator, clock, leases = holder_and_asker(tmp_path, epochs=3)
+    have = [lease["id"] for lease in leases]
+    assert {lease["epoch"] for lease in leases} == {0}
+    clock.now += 1.0
+    assert beat(coordinator, 1, want=True)["leases"] == []  # an answer is worth waiting for
+    wish = beat(coordinator, 0, have=have)["revoke"]
+    assert beat(coordinator, 1, want=True)["leases"] == []
+    assert beat(coordinator, 0, have=have)["revoke"] == wish
+    assert beat(coordinator, 0, have=have, answered=wish["number"] + 1)["revoke"] == wish  # of another wish
+    assert beat(coordinator, 0, have=have, answered=wish["number"])["revoke"] is None
+    (lease,) = beat(coordinator, 1, want=True)["leases"]
+    assert lease["epoch"] == 1
+    assert beat(coordinator, 0, have=have)["revoke"] is None
+    # what it holds has changed: it may have something to give
+    beat(coordinator, 0, have=have, reports=[report(1, unpack_rows(leases[0]["rows"]).tolist())])
+    beat(coordinator, 1, want=True, have=[lease["id"]])
+    assert beat(coordinator, 0, have=have)["revoke"]["number"] > wish["number"]
+
+
+def test_a_holder_that_does_not_answer_is_asked_again_after_some_beats(tmp_path):
+    coordinator, clock, leases = holder_and_asker(tmp_path)
+    have = [lease["id"] for lease in leases]
+    beat(coordinator, 1, want=True)
+    first = beat(coordinator, 0, have=have)["revoke"]
+    clock.now += ANSWER_BEATS * 0.5 - 0.1
+    beat(coordinator, 1, want=True)
+    assert beat(coordinator, 0, have=have)["revoke"] == first
+    clock.now += 0.2
+    beat(coordinator, 1, want=True)
+    assert beat(coordinator, 0, have=have)["revoke"]["number"] == first["number"] + 1
+
+
+def test_work_of_the_next_epoch_is_given_and_of_none_after_it(tmp_path):
+    coordinator, _, leases = holder_and_asker(tmp_path, epochs=4)
+    begun = [{"epoch": 0, "own": False, "rows": lease["rows"]} for lease in leases]
+    beat(coordinator, 0, begun=begun)  # nothing can be taken back
+    have, epochs = [], []
+    for _ in range(20):
+        for lease in beat(coordinator, 1, want=True, have=have)["leases"]:
+            have.append(lease["id"])
+            epochs.append(lease["epoch"])
+            rows = unpack_rows(lease["rows"]).tolist()
+            beat(coordinator, 1, have=have, reports=[report(len(have), rows, lease["epoch"])])
+    assert set(epochs) == {1}
+    assert coordinator.ledger.epochs[1].count == SIZE
+
+
+def test_what_an_idle_node_has_not_reported_goes_back(tmp_path):
+    coordinator, _ = ring(tmp_path)
+    (lease,) = beat(coordinator, 0, want=True)["leases"]
+    before = coordinator.ledger.epochs[0].pool()
+    beat(coordinator, 0, empty=True)  # it does not know of the lease yet
+    assert coordinator.ledger.epochs[0].pool() == before
+    beat(coordinator, 0, empty=True, have=[lease["id"]])
+    assert coordinator.ledger.epochs[0].pool() == before + 1
+    assert not coordinator.ledger.epochs[0].leases
+
+
+def test_nobody_gets_work_before_training_runs_or_without_weights(tmp_path):
+    coordinator, _ = make_coordinator(tmp_path)
+    join(coordinator, 0)
+    assert beat(coordinator, 0, want=True)["leases"] == []
+    join(coordinator, 1)
+    beat(coordinator, 1)
+    join(coordinator, 2)
+    assert beat(coordinator, 2, want=True, ready=False)["leases"] == []
+    assert beat(coordinator, 0, want=True)["leases"]
+
+
+def test_rows_that_a_holder_gives_back_are_those_of_its_lease(tmp_path):
+    coordinator, _ = ring(tmp_path)
+    (mine,) = beat(coordinator, 0, want=True)["leases"]
+    (other,) = beat(coordinator, 1, want=True)["leases"]
+    mine_rows, other_rows = unpack_rows(mine["rows"]), unpack_rows(other["rows"])
+    beat(coordinator, 0, reports=[report(1, mine_rows[:2].tolist())])
+    epoch = coordinator.ledger.epochs[0]
+    rows = pack_rows(np.concatenate([mine_rows, other_rows]))
+    beat(coordinator, 0, back=[{"epoch": 0, "lease": mine["id"], "rows": rows}])
+    assert [part.tolist() for part in epoch.returned] == [mine_rows[2:].tolist()]
+    assert (epoch.owner[other_rows] == int(other["id"])).all()
+    assert [*epoch.leases] == [int(other["id"])]

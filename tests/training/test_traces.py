@@ -1,0 +1,158 @@
+"""What a node leaves in the object store: each thing once, nothing over what is right already, a checkpoint whole."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from storage.objects import ObjectStore
+from training import traces
+from training.checkpoint import Kept, digests, evaluation_name, load_replica, read_weights, write_weights
+from training.store.messages import replica_name
+from training.traces import Traces, Wanted
+
+NODE = 3
+
+
+class Wishes:
+    """The part of a node's client that traces use."""
+
+    def __init__(self):
+        self.epoch = self.checkpoint = None
+        self.seq, self.snapshots, self.records = 7, [], []
+
+    def snapshot_wanted(self):
+        return self.epoch
+
+    def checkpoint_wanted(self):
+        return self.checkpoint
+
+    def snapshot_written(self, epoch):
+        self.snapshots.append(epoch)
+
+    def checkpoint_done(self, number, record):
+        self.records.append((number, record))
+
+
+@pytest.fixture
+def make(tmp_path):
+    def make(value=1.0, apart=False, client=None, rank=0, others=()):
+        weights = {"w": torch.full((4,), value)}
+        stepper = SimpleNamespace(
+            apart=apart, model=lambda: weights, keep=lambda: Kept(weights, {"m": torch.zeros(2)}, {})
+        )
+        group = SimpleNamespace(rank=rank, gather_text=lambda text, limit: [text, *others])
+        return Traces(NODE, stepper, group, ObjectStore(str(tmp_path)), client)
+
+    return make
+
+
+def test_a_wish_is_fulfilled_once_and_again_after_joining_anew(make):
+    client = Wishes()
+    traced = make(client=client)
+    assert not traced.wanted()
+    client.epoch, client.checkpoint = 2, 2
+    assert traced.wanted() == Wanted(2, 2)
+    assert not traced.wanted()
+    assert not traced.end_of(2)
+    client.checkpoint = 3
+    assert traced.wanted() == Wanted(None, 3)
+    assert traced.end_of(3) == Wanted(3)
+    client.epoch = 3
+    assert not traced.wanted()
+    traced.joined(2)
+    assert traced.wanted() == Wanted(3, 3)
+    traced.close()
+
+
+def test_a_replica_of_an_epoch_before_the_node_joined_is_not_written_over(make):
+    client = Wishes()
+    traced = make(value=5.0, client=client)
+    store = traced.output
+    for epoch in (1, 2, 4):
+        write_weights(store, replica_name(epoch, NODE), {"w": torch.zeros(4)})
+    store.write_json(evaluation_name(3), {})  # evaluated, its replicas are gone
+    traced.leave(Wanted(epoch=1), 1, [])  # it has always been there: its own, and newer
+    traced.joined(4)
+    for epoch in (2, 3, 4, 5):
+        traced.leave(Wanted(epoch=epoch), 1, [])
+    traced.close()
+    assert client.snapshots == [1, 2, 3, 4, 5]
+    found = {epoch: replica_name(epoch, NODE) for epoch in range(1, 6)}
+    values = {n: float(read_weights(store, name)["w"][0]) for n, name in found.items() if store.exists(name)}
+    assert values == {1: 5.0, 2: 0.0, 4: 0.0, 5: 5.0}
+
+
+def test_an_epoch_that_left_nothing_is_left_after_joining(make):
+    client = Wishes()
+    traced = make(value=5.0, client=client)
+    traced.joined(4)
+    traced.leave(Wanted(epoch=4), 1, [])
+    traced.close()
+    assert float(read_weights(traced.output, replica_name(4, NODE))["w"][0]) == 5.0
+
+
+def test_a_checkpoint_names_its_files_and_the_reports_that_it_contains(make):
+    client = Wishes()
+    traced = make(value=2.0, client=client)
+    traced.leave(Wanted(checkpoint=4), 11, [{"seconds": 1.5}])
+    client.seq = 8  # trained on meanwhile
+    traced.close()
+    ((number, record),) = client.records
+    assert (number, record["node"], record["step"], record["seq"]) == (4, NODE, 11, 7)
+    assert record["totals"] == [{"seconds": 1.5}]
+    assert {name.rsplit("/", 1)[0] for name in record["files"]} == {"checkpoints/000004/node-003"}
+    assert float(load_replica(traced.output, record["files"]).weights["w"][0]) == 2.0
+
+
+def test_a_checkpoint_of_ranks_that_are_apart_waits_for_every_part(make, monkeypatch):
+    client, other = Wishes(), "checkpoints/000001/node-003/rank-01/model.safetensors"
+    data = {other: b"part"}
+    listed = f'[["{other}", "{digests(data)[other]}"]]'
+    traced = make(apart=True, client=client, others=[listed])
+    pauses = []
+
+    def pause(seconds):
+        assert not client.records
+        pauses.append(seconds)
+        traced.output.write(other, data[other])
+
+    monkeypatch.setattr(traces.time, "sleep", pause)
+    traced.leave(Wanted(checkpoint=1), 1, [])
+    traced.close()
+    assert pauses == [traces.PAUSE_S]
+    ((number, record),) = client.records
+    assert (number, record["seq"]) == (1, 7)
+    assert record["files"][other] == digests(data)[other]
+    assert all(traced.output.exists(name) for name in record["files"])
+    assert len(record["files"]) == 3
+
+
+def test_a_checkpoint_whose_parts_do_not_come_is_given_up(make, monkeypatch):
+    monkeypatch.setattr(traces, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(traces, "PAUSE_S", 0.001)
+    client = Wishes()
+    traced = make(apart=True, client=client, others=['[["checkpoints/000001/node-003/rank-01/x", "0"]]'])
+    traced.leave(Wanted(checkpoint=1), 1, [])
+    traced.close()
+    assert client.records == []
+
+
+def test_another_rank_writes_its_part_and_tells_nobody(make):
+    traced = make(apart=True, rank=1)
+    traced.leave(Wanted(epoch=1, checkpoint=1), 1, [])
+    traced.close()
+    assert {name.rsplit("/", 1)[0] for name in traced.output.list("checkpoints")} == {
+        "checkpoints/000001/node-003/rank-01"
+    }
+    assert not list(traced.output.list("replicas"))
+
+
+def test_storage_in_trouble_costs_a_checkpoint_not_the_training(make, monkeypatch):
+    client = Wishes()
+    traced = make(client=client)
+    monkeypatch.setattr(traces, "write_objects", lambda *_: 1 / 0)
+    traced.leave(Wanted(checkpoint=1), 1, [])
+    traced.leave(Wanted(epoch=1), 1, [])
+    traced.close()
+    assert (client.records, client.snapshots) == ([], [1])

@@ -17,6 +17,7 @@ from typing import Any
 from benchmarks.faults_recipe import NAME, ROOT, command, environment
 from speech.bundle import load_bundle
 from storage.locks import is_locked
+from storage.objects import ObjectStore
 from tasks.holder import Holder
 from training.journal import Entry, read_journal
 
@@ -195,10 +196,13 @@ def findings_of(
     home: Path, config: Path, summary: Mapping[str, Any], band: Band | None, killed: set[int], epochs: int, size: int
 ) -> list[Finding]:
     """All that does not hold of a finished run whose processes have ended."""
-    folder = Path(next(stage["url"] for stage in summary["stages"] if stage["name"] == "train"))
+    output = ObjectStore(next(stage["url"] for stage in summary["stages"] if stage["name"] == "train"))
+    journal, bundle = output.local_path("journal.jsonl"), output.local_path("model/bundle.json")
+    if journal is None or bundle is None:
+        return [Finding("output", f"the training left no journal or no model in {output.url}")]
     found = [
-        *epochs_whole(read_journal(folder / "journal.jsonl"), epochs, size),
-        *weights_finite(folder / "model"),
+        *epochs_whole(read_journal(journal), epochs, size),
+        *weights_finite(bundle.parent),
         *(rate_within(summary["sets"]["test"]["wer"], band) if band else ()),
         *no_locks(home, killed),
         *registered_once(home),

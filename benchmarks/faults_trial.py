@@ -130,7 +130,9 @@ def last_word(text: str) -> str:
     """What a command said at its end: the error's line, else the last one."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r"(error\b|[\w.]*(Error|Exception|Signal|Interrupt)\b)", line)]
-    return (errors or lines or [""])[-1][:300]
+    word = (errors or lines or [""])[-1]
+    # an error that ends with a log's last lines: the last one is its cause
+    return f"{word[:150]} {lines[-1][:150]}" if word.endswith(":") and word != lines[-1] else word[:300]
 
 
 class Trial:

@@ -258,6 +258,7 @@ def test_a_model_is_registered_once(tmp_path):
 def test_the_last_word_is_the_error():
     text = "starting\nTraceback\n  File x\nValueError: a field\n  1. remedy\nat last\n"
     assert last_word(text) == "ValueError: a field"
+    assert last_word("error A: see the log:\nfirst\nthe cause\n") == "error A: see the log: the cause"
     assert last_word("starting\n\ndone\n") == "done"
     assert last_word("") == ""
 

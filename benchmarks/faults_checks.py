@@ -24,6 +24,8 @@ from training.journal import Entry, read_journal
 COMMAND_S = 300.0
 """How long a command that only looks may take, on a machine that is busy."""
 SIGMAS = 3.0
+LEAST_SPREAD = 0.03
+"""Standard deviation of the word error rate between runs at least: a few runs may agree by chance."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class Band:
         """
         freedom = sum(len(rates) - 1 for rates in runs.values())
         squares = sum(statistics.variance(rates) * (len(rates) - 1) for rates in runs.values() if len(rates) > 1)
-        between = squares / freedom if freedom else 0.0
+        between = max(squares / freedom if freedom else 0.0, LEAST_SPREAD**2)
         bands = {}
         for name, rates in runs.items():
             mean = statistics.fmean(rates)

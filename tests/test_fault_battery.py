@@ -19,6 +19,8 @@ from support import load_beside, wait_until
 
 from benchmarks import faults
 from benchmarks.faults_checks import (
+    LEAST_SPREAD,
+    SIGMAS,
     Band,
     epochs_whole,
     no_locks,
@@ -203,8 +205,9 @@ def test_weights_that_are_no_numbers_are_found(tmp_path):
 
 
 def test_the_band_of_error_rates_grows_with_the_spread():
-    calm = Band.of({"a": [0.30, 0.30], "b": [0.31, 0.31]}, words=1000)
-    wild = Band.of({"a": [0.20, 0.40], "b": [0.31, 0.31]}, words=1000)
+    calm = Band.of({"a": [0.30, 0.30], "b": [0.31, 0.31]}, words=100_000)
+    wild = Band.of({"a": [0.20, 0.40], "b": [0.31, 0.31]}, words=100_000)
+    assert calm["a"].limit == pytest.approx(0.30 + SIGMAS * LEAST_SPREAD, abs=0.001)
     assert 0.30 < calm["a"].limit < wild["a"].limit
     assert wild["a"].highest == 0.40
     assert list(rate_within(0.31, calm["a"])) == []

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +85,12 @@ class Outcome:
         return values
 
 
+def _as_from_a_terminal() -> None:
+    """In the child: it ends with the battery, and heeds Ctrl-C even if a shell began the battery in the background."""
+    bind_to_parent(signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Attempt:
     """The command, started once.
 
@@ -108,7 +113,7 @@ class Attempt:
                 stdout=out,
                 stderr=log,
                 start_new_session=True,  # its process group is what Ctrl-C would reach
-                preexec_fn=partial(bind_to_parent, signal.SIGKILL),
+                preexec_fn=_as_from_a_terminal,
             )
 
     def status(self) -> int | None:

@@ -31,7 +31,7 @@ from benchmarks.faults_checks import (
 from benchmarks.faults_plan import Progress, Sample, draw, pairs_of, progress_of
 from benchmarks.faults_processes import COMMAND, EVERYTHING, GROUP, MODULES, OTHER, WORKER, Household, role_of
 from benchmarks.faults_recipe import EPOCHS, NAME, TRAIN_UTTERANCES, VARIANTS, make_corpus
-from benchmarks.faults_trial import Given, Outcome, last_word
+from benchmarks.faults_trial import Attempt, Given, Outcome, last_word
 from storage.locks import file_lock
 from tasks import STAGES
 from tasks.config import parse_config
@@ -95,6 +95,18 @@ def test_processes_of_another_data_folder_are_not_touched(household):
         household.end()
         assert other.poll() is None
         other.kill()
+
+
+def test_a_command_heeds_ctrl_c_when_the_battery_was_begun_in_the_background(tmp_path):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell does for `command &`
+    try:
+        attempt = Attempt([PYTHON, "-c", "import time; print(1, flush=True); time.sleep(600)"], tmp_path, tmp_path, 1)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    wait_until(attempt.output.read_text, 20)
+    os.killpg(attempt.process.pid, signal.SIGINT)
+    assert attempt.process.wait(20)
+    assert "KeyboardInterrupt" in attempt.words()
 
 
 # --- the plan

@@ -23,6 +23,7 @@ from prefect.task_runners import ProcessPoolTaskRunner, ThreadPoolTaskRunner
 
 from tasks.config import RunnerConfig
 from tasks.stage import StageError
+from training.processes import begin_worker, starting_workers
 
 Piece = dict[str, Any]
 _LARGEST = 8
@@ -96,11 +97,14 @@ class _Plain(AbstractContextManager["_Plain"]):
     def __init__(self, runner: RunnerConfig) -> None:
         count = runner.count
         self._pool: Executor = (
-            ThreadPoolExecutor(count) if runner.local else ProcessPoolExecutor(count, mp_context=get_context("spawn"))
+            ThreadPoolExecutor(count)
+            if runner.local
+            else ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=begin_worker)
         )
 
     def submit(self, name: str, piece: Piece, label: str) -> Callable[[], Any]:
-        future: Future[Any] = self._pool.submit(do_piece, name, piece)
+        with starting_workers():
+            future: Future[Any] = self._pool.submit(do_piece, name, piece)
         return future.result
 
     def __exit__(self, *_: object) -> None:
@@ -119,7 +123,8 @@ class _OfPrefect(AbstractContextManager["_OfPrefect"]):
 
     def submit(self, name: str, piece: Piece, label: str) -> Callable[[], Any]:
         text = f"{label} {piece.get('name', '')}".strip()
-        future = self._runner.submit(piece_task, {"name": name, "piece": piece, "label": text})
+        with starting_workers():
+            future = self._runner.submit(piece_task, {"name": name, "piece": piece, "label": text})
         return lambda: future.result(raise_on_failure=True)
 
     def __exit__(self, *failure: Any) -> None:
@@ -144,7 +149,7 @@ def task_runner(runner: RunnerConfig) -> Any:
     if runner.kind == "threads":
         return ThreadPoolTaskRunner(max_workers=count)
     if runner.kind == "processes":
-        return ProcessPoolTaskRunner(max_workers=count)
+        return ProcessPoolTaskRunner(max_workers=count, initializer=begin_worker)
     try:
         module = import_module(f"prefect_{runner.kind}")
     except ImportError as error:

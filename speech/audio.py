@@ -38,8 +38,6 @@ _OPUS_PREROLL_S = 1.0
 """Opus predicts from what it has decoded: after a seek it must decode some audio before what it gives is the same as in
 one pass. RFC 7845, section 4.6, asks for at least 80 ms; SILK's long-term prediction on loud noise wants more."""
 
-_MAX_SAMPLE = 10.0
-"""Samples beyond 20 dB over full scale are no sound: integers that were not scaled, or what a broken program left."""
 _ROUNDING_S = 0.01
 """A header that announces so little more than there is was written by a careless program; nothing has been cut."""
 
@@ -103,21 +101,6 @@ def decode_audio(
     return samples, rate
 
 
-def check_samples(samples: Tensor, name: str) -> None:
-    """Refuse samples that are no sound.
-
-    Raises:
-        AudioError: one is NaN, infinite, or far beyond full scale.
-    """
-    peak = float(samples.abs().max()) if samples.numel() else 0.0
-    if not math.isfinite(peak):
-        raise AudioError(f"{name} has samples that are not finite numbers: write it again", "unreadable")
-    if peak > _MAX_SAMPLE:
-        raise AudioError(
-            f"{name} has samples up to {peak:.4g}, full scale is 1: scale it and write it again", "unreadable"
-        )
-
-
 def stream_audio(source: bytes | str | Path) -> Iterator[tuple[Tensor, int]]:
     """Decode a file of any length block by block, all channels averaged; memory holds one block.
 
@@ -152,7 +135,7 @@ def stream_audio(source: bytes | str | Path) -> Iterator[tuple[Tensor, int]]:
 
 
 def check_samples(samples: Tensor, name: str) -> None:
-    """Refuses samples that are not finite, or far beyond full scale.
+    """Refuse samples that are not finite, or far beyond full scale.
 
     Args:
         samples: A waveform of any shape, full scale at 1.
@@ -165,7 +148,7 @@ def check_samples(samples: Tensor, name: str) -> None:
         return
     peak = float(samples.abs().max())  # NaN where any sample is
     if not math.isfinite(peak):
-        raise AudioError(f"{name} has samples that are not finite numbers: write again", "unreadable")
+        raise AudioError(f"{name} has samples that are not finite numbers: write it again", "unreadable")
     if peak > MAX_AMPLITUDE:
         raise AudioError(
             f"{name} has a sample of {peak:.3g}, where full scale is 1: scale it to ±1 or write it as integers",

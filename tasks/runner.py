@@ -23,7 +23,7 @@ from prefect.task_runners import ProcessPoolTaskRunner, ThreadPoolTaskRunner
 
 from tasks.config import RunnerConfig
 from tasks.stage import StageError
-from training.processes import deaf_to_interrupts
+from training.processes import begin_worker, starting_workers
 
 Piece = dict[str, Any]
 _LARGEST = 8
@@ -97,11 +97,13 @@ class _Plain(AbstractContextManager["_Plain"]):
     def __init__(self, runner: RunnerConfig) -> None:
         count = runner.count
         self._pool: Executor = (
-            ThreadPoolExecutor(count) if runner.local else ProcessPoolExecutor(count, mp_context=get_context("spawn"))
+            ThreadPoolExecutor(count)
+            if runner.local
+            else ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=begin_worker)
         )
 
     def submit(self, name: str, piece: Piece, label: str) -> Callable[[], Any]:
-        with deaf_to_interrupts():  # it may start another worker
+        with starting_workers():
             future: Future[Any] = self._pool.submit(do_piece, name, piece)
         return future.result
 
@@ -116,13 +118,13 @@ class _OfPrefect(AbstractContextManager["_OfPrefect"]):
         self._runner = task_runner(runner)
 
     def __enter__(self) -> "_OfPrefect":
-        with deaf_to_interrupts():
+        with starting_workers():
             self._runner.__enter__()
         return self
 
     def submit(self, name: str, piece: Piece, label: str) -> Callable[[], Any]:
         text = f"{label} {piece.get('name', '')}".strip()
-        with deaf_to_interrupts():
+        with starting_workers():
             future = self._runner.submit(piece_task, {"name": name, "piece": piece, "label": text})
         return lambda: future.result(raise_on_failure=True)
 
@@ -148,7 +150,7 @@ def task_runner(runner: RunnerConfig) -> Any:
     if runner.kind == "threads":
         return ThreadPoolTaskRunner(max_workers=count)
     if runner.kind == "processes":
-        return ProcessPoolTaskRunner(max_workers=count)
+        return ProcessPoolTaskRunner(max_workers=count, initializer=begin_worker)
     try:
         module = import_module(f"prefect_{runner.kind}")
     except ImportError as error:

@@ -161,22 +161,6 @@ def give_mlflow(home):
     copy_database(_empty_mlflow(), home / "mlflow" / "mlflow.db")
 
 
-@contextmanager
-def small_disk(folder, kilobytes):
-    """A file system of that size for the block; the test is skipped where none can be mounted."""
-    import pytest
-
-    folder.mkdir(parents=True)
-    options = ["-o", f"size={kilobytes}k", "none", str(folder)]
-    mounted = subprocess.run(["mount", "-t", "tmpfs", *options], capture_output=True, check=False, text=True)
-    if mounted.returncode:
-        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
 def tone(seconds=0.5, rate=16000, level=0.2, channels=1, seed=0):
     """Something that is no silence: noise [samples] or [samples, channels]."""
     wave = np.random.default_rng(seed).normal(0, level, (int(seconds * rate), channels)).clip(-1, 1)

@@ -1,10 +1,12 @@
 """Child processes that end with their parent, and that are ended within a bounded time."""
 
 import ctypes
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,23 +39,43 @@ def end_with_parent(parent: int, number: int = signal.SIGTERM) -> None:
         raise SystemExit("the parent died before this process could begin")
 
 
-def adopt_orphans() -> None:
-    """Become the parent of descendants whose parent dies: flows of a killed worker, for example."""
-    if _libc is not None:
-        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
 @contextmanager
-def deaf_to_interrupts() -> Iterator[None]:
-    """Let the processes (and threads) that are started in the block ignore Ctrl-C, which is for this one to heed.
+def starting_workers() -> Iterator[None]:
+    """Start processes of a pool in the block: Ctrl-C does not reach them until they call `begin_worker`.
 
-    For those that a library starts; what starts its children itself gives them a session of their own.
+    Otherwise each would show a traceback of whatever it was importing. For this process the signal waits until the
+    block ends; it is not lost.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def begin_worker() -> None:
+    """Make this process of a pool end with its parent, kill -9 included, and on Ctrl-C without a word.
+
+    It fits a pool's `initializer`. A worker holds both ends of the pool's queue, so that it would wait there for ever
+    when its parent has been killed. The parent is watched by a thread: Linux's signal would come when the thread that
+    started the worker ends, which is not always the main one.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+
+        def follow() -> None:
+            parent.join()
+            os._exit(1)
+
+        threading.Thread(target=follow, name="parent", daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose parent dies: flows of a killed worker, for example."""
+    if _libc is not None:
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def stop(process: "subprocess.Popen[bytes]", patience_s: float = 8.0) -> None:

@@ -211,7 +211,7 @@ def test_half_a_line_is_cut_off_by_the_next_append_where_it_could_not_be_at_once
 @pytest.fixture
 def disk(tmp_path):
     """A file system of 200 KB."""
-    with small_disk(tmp_path / "disk", 200) as folder:
+    with small_disk(tmp_path / "disk", "200k") as folder:
         yield folder
 
 

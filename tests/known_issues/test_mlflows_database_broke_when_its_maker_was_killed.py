@@ -179,7 +179,7 @@ def test_a_database_of_a_newer_mlflow_is_refused_with_a_remedy_that_works(databa
 
 
 def test_a_full_disk_is_told_in_one_line_and_leaves_nothing(tmp_path, monkeypatch):
-    with small_disk(tmp_path / "disk", 1400) as disk:
+    with small_disk(tmp_path / "disk", "1400k") as disk:
         monkeypatch.setenv("STARLING_HOME", str(disk))
         monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
         (disk / "ballast").write_bytes(bytes(900_000))

@@ -1,0 +1,217 @@
+"""What must hold of a run that was disturbed and has finished: the battery's verdicts.
+
+Each check gives findings: kind and text. The thresholds of the word error rate come from undisturbed runs.
+"""
+
+import json
+import math
+import sqlite3
+import statistics
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.faults_recipe import NAME, ROOT, command, environment
+from speech.bundle import load_bundle
+from storage.locks import is_locked
+from storage.objects import ObjectStore
+from tasks.holder import Holder
+from training.journal import Entry, read_journal
+
+COMMAND_S = 300.0
+"""How long a command that only looks may take, on a machine that is busy."""
+SIGMAS = 3.0
+LEAST_SPREAD = 0.03
+"""Standard deviation of the word error rate between runs at least: a few runs may agree by chance."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that does not hold."""
+
+    kind: str
+    text: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}"
+
+
+def epochs_whole(entries: Sequence[Entry], epochs: int, size: int) -> Iterator[Finding]:
+    """Each epoch is closed once, trained is the index, and what came twice is counted and named.
+
+    Args:
+        entries: The journal's, without those that are void.
+        epochs: How many there should be.
+        size: Utterances of the training set.
+    """
+    closed = [entry for entry in entries if entry["kind"] == "epoch"]
+    numbers = [entry["epoch"] for entry in closed]
+    if numbers != list(range(1, epochs + 1)):
+        yield Finding("epochs", f"the journal closes the epochs {numbers} instead of 1 to {epochs}")
+    for entry in closed:
+        trained, lost = entry["utterances"], entry.get("unreadable", 0)
+        if not (entry["index"] == size == trained and not lost):
+            text = f"{trained} trained, {lost} unreadable, {entry['index']} in the index of {size} utterances"
+            yield Finding("epochs", f"epoch {entry['epoch']}: {text}")
+        if len(entry["repeated_ids"]) != entry["repeated"]:
+            text = f"{entry['repeated']} repeated, but {len(entry['repeated_ids'])} named"
+            yield Finding("epochs", f"epoch {entry['epoch']}: {text}")
+
+
+def weights_finite(folder: Path) -> Iterator[Finding]:
+    """The bundle loads, and every weight is a number."""
+    try:
+        _, model = load_bundle(folder)
+    except (OSError, ValueError) as error:
+        yield Finding("weights", f"the model does not load: {error}")
+        return
+    for name, tensor in model.state_dict().items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            yield Finding("weights", f"{name} is not finite")
+
+
+@dataclass(frozen=True)
+class Band:
+    """Word error rates of undisturbed runs, and how far chance may carry another one."""
+
+    highest: float
+    margin: float
+
+    @property
+    def limit(self) -> float:
+        """The highest rate that chance explains."""
+        return self.highest + self.margin
+
+    @classmethod
+    def of(cls, runs: Mapping[str, Sequence[float]], words: int) -> dict[str, "Band"]:
+        """The band of each variant.
+
+        The spread between runs is pooled over variants, because each has only a few; that of the words that happen to
+        be in the test set is binomial.
+
+        Args:
+            runs: Word error rates by variant.
+            words: Of the test set.
+        """
+        freedom = sum(len(rates) - 1 for rates in runs.values())
+        squares = sum(statistics.variance(rates) * (len(rates) - 1) for rates in runs.values() if len(rates) > 1)
+        between = max(squares / freedom if freedom else 0.0, LEAST_SPREAD**2)
+        bands = {}
+        for name, rates in runs.items():
+            mean = statistics.fmean(rates)
+            bands[name] = cls(max(rates), SIGMAS * math.sqrt(between + mean * (1 - mean) / words))
+        return bands
+
+
+def rate_within(rate: float, band: Band) -> Iterator[Finding]:
+    """The word error rate is one that undisturbed runs have."""
+    if not rate <= band.limit:
+        text = f"{rate:.1%}; undisturbed runs have {band.highest:.1%} at most, chance explains {band.limit:.1%}"
+        yield Finding("word error rate", text)
+
+
+def no_locks(home: Path, killed: set[int]) -> Iterator[Finding]:
+    """Nobody holds a lock when all have ended.
+
+    A command that was killed cannot give its leases back; these are free as soon as somebody asks for them.
+
+    Args:
+        home: The data folder.
+        killed: Process numbers of commands that a fault has ended.
+    """
+    for path in sorted(home.rglob("*.lock")):
+        if is_locked(path):
+            yield Finding("locks", f"{path.relative_to(home)} is held by {path.read_text().strip() or 'somebody'}")
+    for name, value in _leases(home / "prefect" / "prefect.db"):
+        holder = Holder.read(value)
+        if not holder.gone():
+            yield Finding("leases", f"{name} seems to be held by {holder}")
+        elif holder.pid not in killed:
+            yield Finding("leases", f"{name} was not given back by {holder}, which nobody had ended")
+
+
+def _leases(database: Path) -> list[tuple[str, Any]]:
+    if not database.exists():
+        return []
+    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as made:
+        rows = made.execute("SELECT name, value FROM variable WHERE name LIKE 'lock-%'").fetchall()
+    return [(name, json.loads(value)) for name, value in rows]
+
+
+def registered_once(home: Path) -> Iterator[Finding]:
+    """The model is in the registry, once, and has an alias."""
+    database = home / "mlflow" / "mlflow.db"
+    if not database.exists():
+        yield Finding("registry", "there is no MLflow database")
+        return
+    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as made:
+        versions = made.execute("SELECT version FROM model_versions WHERE name = ?", (NAME,)).fetchall()
+        aliases = made.execute("SELECT alias FROM registered_model_aliases WHERE name = ?", (NAME,)).fetchall()
+    if len(versions) != 1:
+        yield Finding("registry", f"{len(versions)} versions of the model instead of one")
+    if {"champion"} - {alias for (alias,) in aliases}:
+        yield Finding("registry", f"the only model is no champion; its aliases: {[alias for (alias,) in aliases]}")
+
+
+def stored_whole(home: Path) -> Iterator[Finding]:
+    """`starling storage verify` finds nothing."""
+    done = look(home, "storage", "verify", "--json")
+    if done.returncode:
+        yield Finding("storage verify", _last_lines(done))
+
+
+def nothing_left_to_do(home: Path, config: Path, summary: Mapping[str, Any]) -> Iterator[Finding]:
+    """The command once more finds every stage done, and tells the same model and scores."""
+    done = look(home, "run", config, "--plain", "--json")
+    if done.returncode:
+        yield Finding("once more", _last_lines(done))
+        return
+    again = json.loads(done.stdout.strip().splitlines()[-1])
+    # the report tells what the registry says today, so it may be written anew
+    if anew := [stage["name"] for stage in again["stages"] if not stage["cached"] and stage["name"] != "report"]:
+        yield Finding("once more", f"{', '.join(anew)} done again although nothing had changed")
+    for field in ("model_uri", "sets"):
+        if again[field] != summary[field]:
+            yield Finding("once more", f"{field} is {again[field]}, and was {summary[field]}")
+
+
+def look(home: Path, *words: object) -> "subprocess.CompletedProcess[str]":
+    """Run a command that only looks."""
+    return subprocess.run(
+        command(*words), cwd=ROOT, env=environment(home), capture_output=True, text=True, timeout=COMMAND_S
+    )
+
+
+def _last_lines(done: "subprocess.CompletedProcess[str]") -> str:
+    lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+    return f"ended with status {done.returncode}: " + " | ".join(lines[-3:])[-400:]
+
+
+def findings_of(
+    home: Path, config: Path, summary: Mapping[str, Any], band: Band | None, killed: set[int], epochs: int, size: int
+) -> list[Finding]:
+    """All that does not hold of a finished run whose processes have ended."""
+    output = ObjectStore(next(stage["url"] for stage in summary["stages"] if stage["name"] == "train"))
+    journal, bundle = output.local_path("journal.jsonl"), output.local_path("model/bundle.json")
+    if journal is None or bundle is None:
+        return [Finding("output", f"the training left no journal or no model in {output.url}")]
+    found = [
+        *epochs_whole(read_journal(journal), epochs, size),
+        *weights_finite(bundle.parent),
+        *(rate_within(summary["sets"]["test"]["wer"], band) if band else ()),
+        *no_locks(home, killed),
+        *registered_once(home),
+        *stored_whole(home),
+        *nothing_left_to_do(home, config, summary),
+    ]
+    utterances = summary["utterances"]
+    if utterances["quarantined"] or utterances["read"] != utterances["written"]:
+        found.append(Finding("utterances", f"the corpus is whole, and the run tells {utterances}"))
+    return found

@@ -1,0 +1,145 @@
+"""The processes of a pipeline's run: which role each has, what lives, signals to them, and their end.
+
+A process belongs to a run if its environment or its command line names the run's data folder, whoever its parent is:
+so orphans are found, too. Works on Linux.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import psutil
+
+COMMAND, GROUP, EVERYTHING, OTHER = "command", "group", "everything", "other"
+"""The command itself; its process group, as Ctrl-C reaches it; all that it has started; helpers without a name."""
+MODULES = {
+    "flows.cli.app": COMMAND,
+    "uvicorn": "Prefect server",
+    "mlflow": "MLflow server",
+    "training.supervise": "supervisor",
+    "training.store.server": "coordinator",
+    "training.parameter_server.server": "parameter server",
+    "training.evaluator": "evaluator",
+    "training.node": "node",
+    "torch.distributed.run": "torchrun agent",
+    "training.rank": "learner",
+    "training.exchange.daemon": "exchange daemon",
+}
+"""What `python -m` runs → role."""
+WORKER = "runner worker"
+_SPAWNED = "--multiprocessing-fork"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A living process of a run."""
+
+    process: psutil.Process
+    role: str
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        return int(self.process.pid)
+
+
+def role_of(words: Sequence[str], parent: Sequence[str] = ()) -> str:
+    """The role of a process.
+
+    Args:
+        words: Its command line.
+        parent: Its parent's; a child that has been forked and has not begun its own program looks like its parent.
+    """
+    if list(words) == list(parent):
+        return OTHER
+    if _SPAWNED in words:
+        return WORKER
+    # torchrun's command line names two modules: the first is its own
+    module = next((word for before, word in pairwise(words) if before == "-m"), "")
+    return MODULES.get(module, OTHER)
+
+
+class Household:
+    """The processes of one data folder.
+
+    Args:
+        home: The data folder, whose name no other process has in its environment or command line.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self.home = str(home)
+        self._strangers: set[tuple[int, float]] = set()
+
+    def living(self) -> list[Found]:
+        """What lives, in the order in which it began."""
+        found = [one for process in psutil.process_iter() if (one := self._look(process)) is not None]
+        return sorted(found, key=lambda one: one.process.create_time())
+
+    def _look(self, process: psutil.Process) -> Found | None:
+        try:
+            began = process.create_time()
+            identity = (process.pid, began)
+            if identity in self._strangers or process.pid == os.getpid():
+                return None
+            words = process.cmdline()
+            if process.status() == psutil.STATUS_ZOMBIE:
+                return None
+            if not self._is_ours(process, words):
+                if time.time() > began + 5.0:  # a young one may not have begun its own program
+                    self._strangers.add(identity)
+                return None
+            parent = process.parent()
+            return Found(process, role_of(words, parent.cmdline() if parent else ()))
+        except psutil.Error:  # it has ended meanwhile, or is another user's
+            return None
+
+    def _is_ours(self, process: psutil.Process, words: Sequence[str]) -> bool:
+        if process.environ().get("STARLING_HOME") == self.home:
+            return True
+        return any(self.home in word for word in words)
+
+    def wait_until_gone(self, patience_s: float) -> list[Found]:
+        """Wait until nothing lives; what does after that time."""
+        deadline = time.monotonic() + patience_s
+        while (left := self.living()) and time.monotonic() < deadline:
+            time.sleep(0.3)
+        return left
+
+    def end(self) -> None:
+        """Kill whatever lives."""
+        for _ in range(20):
+            left = self.living()
+            if not left:
+                return
+            send(left, signal.SIGCONT)
+            send(left, signal.SIGKILL)
+            time.sleep(0.2)
+
+
+def with_role(living: Iterable[Found], role: str) -> list[Found]:
+    """The processes of a role; of `everything` all."""
+    return [one for one in living if role == EVERYTHING or one.role == role]
+
+
+def send(processes: Iterable[Found], number: signal.Signals) -> int:
+    """Send a signal to processes; how many there were."""
+    sent = 0
+    for one in processes:
+        with suppress(psutil.NoSuchProcess, ProcessLookupError):
+            one.process.send_signal(number)
+            sent += 1
+    return sent
+
+
+def describe(processes: Iterable[Found]) -> str:
+    """Processes for people: role, number and the end of the command line."""
+    texts = []
+    for one in processes:
+        with suppress(psutil.Error):
+            texts.append(f"{one.role} {one.pid} ({' '.join(one.process.cmdline())[-120:]}, {one.process.status()})")
+    return "; ".join(texts)

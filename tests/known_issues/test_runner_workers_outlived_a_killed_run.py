@@ -1,0 +1,115 @@
+"""Worker processes of `runner.kind: processes` waited for ever when the run was killed, and Ctrl-C showed a traceback
+of each.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+from support import ROOT, end_processes, processes_naming, wait_until
+
+from training.processes import begin_worker, starting_workers
+
+POOL = """
+import os, sys, time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from training.processes import begin_worker, starting_workers
+
+if __name__ == "__main__":
+    pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=begin_worker)
+    with starting_workers():
+        future = pool.submit(os.getpid)
+    print(future.result(), flush=True)
+    time.sleep(600)
+"""
+STAGE = """
+import time
+from tasks.config import RunnerConfig
+from tasks.runner import map_pieces
+
+if __name__ == "__main__":
+    pieces = [{"name": "0", "store": "memory://none", "shards": [], "sample_rate": 8000}]
+    for done in map_pieces(RunnerConfig(kind="processes", workers=1), "tasks.shard:shard_piece", pieces, "probe"):
+        print("done", flush=True)
+        time.sleep(600)
+"""
+
+
+@pytest.fixture
+def begun(tmp_path):
+    """Starts a program whose pool has one worker that has done a piece; the process and its worker's number."""
+    running = []
+
+    def start(text):
+        script = tmp_path / "program.py"
+        script.write_text(text)
+        env = os.environ | {"PYTHONPATH": str(ROOT), "STARLING_HOME": str(tmp_path)}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        process = subprocess.Popen([sys.executable, script], env=env, start_new_session=True, **pipes)
+        running.append(process)
+        assert process.stdout.readline().strip(), process.stderr.read()
+        return process, lambda: [pid for pid in processes_naming(str(tmp_path)) if pid != process.pid]
+
+    yield start
+    end_processes(processes_naming(str(tmp_path)))  # workers first: those that are left hold the pipes
+    for process in running:
+        process.communicate()
+
+
+@pytest.mark.parametrize("program", [POOL, pytest.param(STAGE, marks=pytest.mark.slow)], ids=["pool", "stage"])
+def test_a_worker_ends_when_its_run_is_killed(begun, program):
+    process, workers = begun(program)
+    assert workers()
+    process.kill()
+    wait_until(lambda: not workers(), 30)
+
+
+@pytest.mark.parametrize("program", [POOL, pytest.param(STAGE, marks=pytest.mark.slow)], ids=["pool", "stage"])
+def test_workers_say_nothing_when_ctrl_c_ends_the_run(begun, program):
+    process, workers = begun(program)
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    wait_until(lambda: not workers(), 30)
+    assert said.count("Traceback") == 1, said  # the program's own, which has no friendly end
+    assert "SpawnProcess" not in said
+
+
+def test_ctrl_c_does_not_reach_a_worker_that_is_starting():
+    """It would otherwise die in the middle of its imports, with their traceback."""
+    with starting_workers(), subprocess.Popen(["sleep", "600"]) as child:
+        status = Path(f"/proc/{child.pid}/status").read_text()
+        child.kill()
+    (blocked,) = (line.split()[1] for line in status.splitlines() if line.startswith("SigBlk"))
+    assert int(blocked, 16) & 1 << signal.SIGINT - 1
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_ctrl_c_while_workers_are_starting_reaches_the_run_afterwards():
+    reached = []
+
+    def interrupted():
+        with starting_workers():
+            os.kill(os.getpid(), signal.SIGINT)
+            reached.append("the end of the block")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert reached
+
+
+def test_a_worker_dies_of_ctrl_c_once_it_works():
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=begin_worker) as pool:
+        with starting_workers():
+            pid = pool.submit(os.getpid).result()
+        future = pool.submit(time.sleep, 600)
+        os.kill(pid, signal.SIGINT)
+        with pytest.raises(BrokenProcessPool):
+            future.result(60)

@@ -80,8 +80,13 @@ class FrontEnd(nn.Module):
                 min_window=cfg.cmvn_min_window,
                 center=cfg.cmvn_center,
                 variance=cfg.cmvn_variance,
+                counted=self.extract.speech_frames(feats, frames),
+                floor=cfg.cmvn_floor,
             )
         mean, std = self._statistics(feats, frames, speakers)
+        if cfg.cmvn_floor:
+            lowest = mean - cfg.cmvn_floor * std
+            feats = feats.maximum(lowest if lowest.ndim == 1 else lowest.unsqueeze(1))
         return normalize(feats, frames, mean, std if cfg.cmvn_variance else torch.ones_like(std))
 
     def _statistics(self, feats: Tensor, frames: Tensor, speakers: Sequence[str] | None) -> tuple[Tensor, Tensor]:
@@ -89,7 +94,7 @@ class FrontEnd(nn.Module):
         if self.cfg.cmvn == "global" and self.stats is not None:
             mean, std = self._vectors([self.stats], feats)
             return mean[0], std[0]
-        mean, std = utterance_stats(feats, frames)
+        mean, std = utterance_stats(feats, frames, self.extract.speech_frames(feats, frames))
         if self.cfg.cmvn == "speaker" and speakers is not None:
             # a speaker without statistics (a new recording) is normalized by the utterance itself
             for i, name in enumerate(speakers):

@@ -17,6 +17,7 @@ from speech.features.augment import (
     GainConfig,
     MaskConfig,
     NoiseConfig,
+    PauseConfig,
     ReverbConfig,
     SpecAugment,
     SpeedConfig,
@@ -33,6 +34,7 @@ CONFIGS = {
     "reverb": [ReverbConfig(probability=0.7, rooms=5), ReverbConfig(kind="image", rt60_s=(0.1, 0.2), rooms=5)],
     "noise": [NoiseConfig(probability=0.8), NoiseConfig(generated=("pink",), snr_db=(0.0, 0.0))],
     "gain": [GainConfig(db=10.0)],
+    "pauses": [PauseConfig(probability=0.8), PauseConfig(probability=1.0, edge_s=(0.1, 0.1), kinds=("room",))],
     "time_warp": [TimeWarpConfig(frames=5), TimeWarpConfig(frames=80)],
     "masks": [MaskConfig(), MaskConfig(time_masks=5, time_mask_share=1.0, freq_masks=0)],
 }
@@ -43,6 +45,7 @@ EVERYTHING = {
     "reverb": ReverbConfig(),
     "noise": NoiseConfig(),
     "gain_db": 6.0,
+    "pauses": PauseConfig(probability=1.0),
     "time_warp_frames": 10,
 }
 OF_BASE = {

@@ -144,9 +144,7 @@ class Learner:
         tokens = int(batch.token_lengths.sum())
         return Losses(float(total.detach()), tokens, len(batch.ids), unalignable, batch.seconds, batch.unreadable)
 
-    def heard_seconds(
-        self, ids: Sequence[str], seconds: NDArray[np.float64], epoch: int
-    ) -> NDArray[np.float64]:
+    def heard_seconds(self, ids: Sequence[str], seconds: NDArray[np.float64], epoch: int) -> NDArray[np.float64]:
         """Seconds of utterances as an epoch trains them, when speed and pauses have changed them.
 
         Args:

@@ -8,9 +8,7 @@ from torch import Tensor
 from speech.features.cmvn import STD_FLOOR, frame_mask
 
 
-def window_bounds(
-    lengths: Tensor, places: Tensor, window: int, min_window: int, center: bool
-) -> tuple[Tensor, Tensor]:
+def window_bounds(lengths: Tensor, places: Tensor, window: int, min_window: int, center: bool) -> tuple[Tensor, Tensor]:
     """First frame and end (exclusive) of the window of the frames at some places, int64 `[B, T]` each.
 
     A centred window is moved into the utterance at its ends. The other kind holds the frame and the `window` frames
@@ -83,9 +81,7 @@ def sliding_normalize(
     return torch.where(inside.unsqueeze(2), centred, 0.0).to(feats.dtype)
 
 
-def _window_moments(
-    frames: Tensor, lengths: Tensor, bounds: tuple[Tensor, Tensor]
-) -> tuple[Tensor, Tensor, Tensor]:
+def _window_moments(frames: Tensor, lengths: Tensor, bounds: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """Mean and variance of each window `[B, T, F]`, and how many frames it has `[B, T, 1]`."""
     start, end = bounds
     # Around the utterance's own mean: the difference of two running sums of large squares would lose the variance.

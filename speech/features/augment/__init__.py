@@ -121,7 +121,7 @@ class WaveAugment:
         if not self.steps or len(waves) == 0:
             return waves, lengths
         if waves.dim() != 2:
-            raise ValueError(f"speed, reverberation, noise, gain and pauses need waves [B, N], not {tuple(waves.shape)}")
+            raise ValueError(f"speed, reverb, noise, gain and pauses need waves [B, N], not {tuple(waves.shape)}")
         seeds = seeds_of(draws, len(waves))
         waves = silence_padding(waves, lengths)
         for step in self.steps:

@@ -108,7 +108,7 @@ class PauseConfig(BaseModel):
     inner_s: Range = (0.0, 0.25)
     """Seconds of the pause in the quietest place of its middle half."""
     kinds: tuple[Literal["zeros", "noise", "room"], ...] = Field(default=("zeros", "noise", "room"), min_length=1)
-    """What a pause is: digital silence, white or pink noise, or noise that sounds like the utterance's quietest part."""
+    """Digital silence, white or pink noise, or room tone: noise that sounds like the utterance's quietest part."""
     level_db: Range = (-50.0, -10.0)
     """Level of `noise` relative to the utterance's."""
 
@@ -150,7 +150,7 @@ class MaskConfig(BaseModel):
 
 
 class AugmentConfig(BaseModel):
-    """How training data are varied: speed, reverberation, noise, gain, pauses; then, on features, time warping and masks."""
+    """How training data are varied: speed, reverberation, noise, gain, pauses; on features, time warp and masks."""
 
     model_config = _MODEL_CONFIG
 
@@ -177,7 +177,7 @@ class AugmentConfig(BaseModel):
     reverb: ReverbConfig | None = None
     """Reverberate."""
     pauses: PauseConfig | None = None
-    """Put pauses before, into and behind utterances."""
+    """Put pauses before, within and after some utterances."""
     time_warp_frames: int = Field(default=0, ge=0)
     """Move a point of the utterance by up to so many frames, stretching one side and squeezing the other; 0 is none."""
 

@@ -65,13 +65,15 @@ def padded(wave: Tensor, seconds: float, level_db: float | None, sample_rate: in
     return torch.cat([before, wave, after])
 
 
-def measure(transcriber: Transcriber, run: Run, name: str, count: int) -> list[dict[str, Any]]:
-    """One row for the clips as they are, and one for each pause."""
+def measure(
+    transcriber: Transcriber, run: Run, name: str, count: int, pauses: list[tuple[float, float | None]]
+) -> list[dict[str, Any]]:
+    """One row for the clips as they are, and one for each pause: its seconds, and its level if it is noise."""
     rate = transcriber.sample_rate
     waves, said = load_clips(run, name, count, rate)
     clean: list[str] = []
     rows = []
-    for seconds, level_db in [(0.0, None), *((s, db) for db in (None, *LEVELS_DB) for s in SECONDS)]:
+    for seconds, level_db in [(0.0, None), *pauses]:
         clips = [padded(wave, seconds, level_db, rate, number) for number, wave in enumerate(waves)]
         texts = [found.text for found in transcriber.transcribe([clip.numpy() for clip in clips])]
         clean = clean or texts
@@ -105,6 +107,8 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="as of `starling run`")
     parser.add_argument("--test-set", default="test")
     parser.add_argument("--clips", type=int, default=40)
+    parser.add_argument("--seconds", type=float, nargs="*", default=SECONDS, help="lengths of pauses")
+    parser.add_argument("--levels", type=float, nargs="*", default=LEVELS_DB, help="of the noises, dB of full scale")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with redirect_stdout(sys.stderr):
@@ -112,7 +116,8 @@ def main() -> None:
         run = Run(config, new_run_id(config), "")
         run_plainly(run, "shard")
         transcriber = Transcriber(find_model(options.model, run))
-        rows = measure(transcriber, run, options.test_set, options.clips)
+        pauses = [(seconds, level) for level in (None, *options.levels) for seconds in options.seconds]
+        rows = measure(transcriber, run, options.test_set, options.clips, pauses)
     if options.json:
         print(json.dumps({"benchmark": "silence", "rows": rows}))
 

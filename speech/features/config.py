@@ -12,6 +12,7 @@ KINDS_OF_OPTION: Mapping[str, tuple[str, ...]] = {
     "use_energy": ("fbank", "mfcc"),
     "energy_floor": ("fbank", "mfcc"),
     "cmvn_gate_db": ("logmel", "mfcc", "fbank"),
+    "trim_db": ("logmel", "mfcc", "fbank"),
 }
 """Which kinds read an option that not all of them read."""
 
@@ -82,6 +83,9 @@ class FeatureConfig(BaseModel):
     cmvn_floor: float = Field(default=0.0, ge=0)
     """No feature is further below its mean than so many standard deviations, 4 for example, so that a pause looks the
     same whether it is digital silence or faint noise; 0 is no floor."""
+    trim_db: float = Field(default=0.0, ge=0)
+    """Recognition leaves out what comes before the first and after the last frame within so many dB of the loudest
+    ones, 25 for example, but for 80 ms of silence; 0 leaves in all. Training hears everything."""
     delta_order: int = Field(default=0, ge=0, le=4)
     """Differences that are appended: 1 is deltas, 2 also deltas of deltas."""
     delta_window: int = Field(default=2, ge=1)
@@ -129,6 +133,7 @@ _LATER = (
     "cmvn_center",
     "cmvn_gate_db",
     "cmvn_floor",
+    "trim_db",
     "delta_order",
     "delta_window",
     "splice_left",

@@ -81,9 +81,11 @@ class LogMel(nn.Module):
             feats: `[B, T, dim]`, features as they are made (or stored), not normalized.
             lengths: `[B]`, frames of each utterance.
         """
-        if not self.config.cmvn_gate_db:
-            return None
-        return loud_frames(self._levels(feats), lengths, self.config.cmvn_gate_db)
+        return self.loud_frames(feats, lengths, self.config.cmvn_gate_db) if self.config.cmvn_gate_db else None
+
+    def loud_frames(self, feats: Tensor, lengths: Tensor, range_db: float) -> Tensor:
+        """Frames within some dB of an utterance's loudest ones: bool `[B, T]`; see `speech.features.cmvn`."""
+        return loud_frames(self._levels(feats), lengths, range_db)
 
     def _levels(self, feats: Tensor) -> Tensor:
         """Natural logarithm of each frame's energy where speech has most of its own, and noise has not: `[B, T]`.

@@ -1,8 +1,8 @@
 """Batches are planned with the lengths that augmentation gives their utterances."""
 
 import numpy as np
-import torch
 import tones
+import torch
 
 from speech.features import WaveAugment
 from speech.features.augment import utterance_seeds

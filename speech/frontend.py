@@ -6,12 +6,18 @@ import torch
 from torch import Tensor, nn
 
 from speech.features import FeatureConfig, build_features
-from speech.features.cmvn import CmvnStats, normalize, utterance_stats
+from speech.features.cmvn import CmvnStats, frame_mask, normalize, utterance_stats
 from speech.features.expand import Expand
 from speech.features.sliding import sliding_normalize
 
 Augment = Callable[[Tensor, Tensor], Tensor]
 """Changes normalized features [batch, frames, F] of given numbers of frames [batch]."""
+
+
+_SILENCE, _KEPT = 8, 4
+"""Frames of a trimmed utterance before its first and after its last loud one, and how many of them are its own."""
+_AROUND = 12
+"""Frames of zeros around an utterance that is to be trimmed: so its first and last samples are in whole frames, too."""
 
 
 class FrontEnd(nn.Module):
@@ -61,12 +67,55 @@ class FrontEnd(nn.Module):
         Returns:
             Features [batch, frames, dim] and frames [batch].
         """
-        feats, frames = (inputs, lengths) if inputs.ndim == 3 else self.extract(inputs, lengths)
+        feats, frames = self._extracted(inputs, lengths)
         feats = self._normalize(feats, frames, speakers)
         if augment is not None:
             feats = augment(feats, frames)
         expanded: tuple[Tensor, Tensor] = self.expand(feats, frames)
         return expanded
+
+    def trimmed(
+        self, inputs: Tensor, lengths: Tensor, speakers: Sequence[str] | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What recognition reads: as `forward`, but with the same short silence around the speech of all utterances.
+
+        Whatever pause a recording begins and ends with, the model is given the same. `features.trim_db` says what is a
+        pause; if it is 0, nothing is trimmed.
+
+        Args:
+            inputs: As of `forward`.
+            lengths: As of `forward`.
+            speakers: As of `forward`.
+
+        Returns:
+            Features [batch, frames, dim], frames [batch], and the second of the recording at which the first frame
+            begins [batch]: negative if silence was put before it.
+        """
+        if not self.cfg.trim_db:
+            feats, frames = self(inputs, lengths, speakers)
+            return feats, frames, torch.zeros(len(lengths))
+        raw, frames = self._surrounded(inputs, lengths)
+        feats = self._normalize(raw, frames, speakers)
+        feats, frames, start = _between_pauses(feats, frames, self.extract.loud_frames(raw, frames, self.cfg.trim_db))
+        feats, frames = self.expand(feats, frames)
+        return feats, frames, (start.cpu() - _AROUND) * (self.cfg.hop_ms / 1000)
+
+    def _extracted(self, inputs: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Features, not normalized, and their frames."""
+        return (inputs, lengths) if inputs.ndim == 3 else self.extract(inputs, lengths)
+
+    def _surrounded(self, inputs: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Features, not normalized, and frames of utterances with digital silence around them."""
+        size = self.extract.hop_length * _AROUND
+        if inputs.ndim == 2:
+            waves = inputs.masked_fill(~frame_mask(lengths, inputs.shape[1], inputs.device), 0.0)
+            found: tuple[Tensor, Tensor] = self.extract(nn.functional.pad(waves, (size, size)), lengths + 2 * size)
+            return found
+        zeros = inputs.new_zeros(1, self.extract.frame_length)
+        silence = self.extract(zeros, torch.tensor([zeros.shape[1]]))[0]
+        feats = torch.where(frame_mask(lengths, inputs.shape[1], inputs.device).unsqueeze(2), inputs, silence)
+        edge = silence.expand(len(inputs), _AROUND, -1)
+        return torch.cat([edge, feats, edge], dim=1), lengths + 2 * _AROUND
 
     def _normalize(self, feats: Tensor, frames: Tensor, speakers: Sequence[str] | None) -> Tensor:
         cfg = self.cfg
@@ -80,8 +129,13 @@ class FrontEnd(nn.Module):
                 min_window=cfg.cmvn_min_window,
                 center=cfg.cmvn_center,
                 variance=cfg.cmvn_variance,
+                counted=self.extract.speech_frames(feats, frames),
+                floor=cfg.cmvn_floor,
             )
         mean, std = self._statistics(feats, frames, speakers)
+        if cfg.cmvn_floor:
+            lowest = mean - cfg.cmvn_floor * std
+            feats = feats.maximum(lowest if lowest.ndim == 1 else lowest.unsqueeze(1))
         return normalize(feats, frames, mean, std if cfg.cmvn_variance else torch.ones_like(std))
 
     def _statistics(self, feats: Tensor, frames: Tensor, speakers: Sequence[str] | None) -> tuple[Tensor, Tensor]:
@@ -89,7 +143,7 @@ class FrontEnd(nn.Module):
         if self.cfg.cmvn == "global" and self.stats is not None:
             mean, std = self._vectors([self.stats], feats)
             return mean[0], std[0]
-        mean, std = utterance_stats(feats, frames)
+        mean, std = utterance_stats(feats, frames, self.extract.speech_frames(feats, frames))
         if self.cfg.cmvn == "speaker" and speakers is not None:
             # a speaker without statistics (a new recording) is normalized by the utterance itself
             for i, name in enumerate(speakers):
@@ -103,3 +157,29 @@ class FrontEnd(nn.Module):
         mean = torch.stack([torch.as_tensor(s.mean) for s in stats]).to(like)
         std = torch.stack([torch.as_tensor(s.std) for s in stats]).to(like)
         return mean, std
+
+
+def _between_pauses(feats: Tensor, frames: Tensor, loud: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Each utterance from shortly before its first to shortly after its last loud frame.
+
+    Args:
+        feats: [batch, frames, F], normalized; each begins with digital silence.
+        frames: Of each utterance [batch].
+        loud: Which of them are loud [batch, frames].
+
+    Returns:
+        Features, zero in the padding; frames [batch]; and the first frame's place [batch].
+    """
+    total, places = feats.shape[1], torch.arange(feats.shape[1], device=feats.device)
+    frames = frames.to(feats.device)
+    some = loud.any(1)  # without a loud one (they are not numbers) all stay
+    first = torch.where(some, loud.int().argmax(1), 0)
+    end = torch.where(some, total - loud.flip(1).int().argmax(1), frames)
+    own = (places >= (first - _KEPT).unsqueeze(1)) & (places < (end + _KEPT).unsqueeze(1))
+    feats = torch.where(own.unsqueeze(2), feats, feats[:, :1])
+    start = (first - _SILENCE).clamp(min=0)
+    counts = (end + _SILENCE).minimum(frames) - start
+    index = (start.unsqueeze(1) + places[: int(counts.max()) if len(counts) else 0]).clamp(max=total - 1)
+    feats = feats.gather(1, index.unsqueeze(2).expand(-1, -1, feats.shape[2]))
+    inside = frame_mask(counts, feats.shape[1], feats.device)
+    return feats.masked_fill(~inside.unsqueeze(2), 0.0), counts, start

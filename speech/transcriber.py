@@ -229,15 +229,17 @@ class Transcriber:
         waves = [piece.wave for piece in pieces]
         inputs = torch.nn.utils.rnn.pad_sequence(waves, batch_first=True).to(self.device)
         lengths = torch.tensor([len(wave) for wave in waves], device=self.device)
-        log_probs, frames = self.model(*self.frontend(inputs, lengths))
+        feats, num_frames, starts = self.frontend.trimmed(inputs, lengths)
+        log_probs, frames = self.model(feats, num_frames)
         log_probs, frames = log_probs.cpu(), frames.cpu()
         found = self.decoder.decode(log_probs, frames)
         if not words:
             return [_Part(one, []) for one in found]
         step = self.spec.model.subsampling * self.spec.features.stride * self.spec.features.hop_ms / 1000
+        begins = [piece.start + start for piece, start in zip(pieces, starts.tolist(), strict=True)]
         return [
-            _Part(one, timed_words(one, log_probs[row, : int(frames[row])], self.tokenizer, step, piece.start))
-            for row, (one, piece) in enumerate(zip(found, pieces, strict=True))
+            _Part(one, timed_words(one, log_probs[row, : int(frames[row])], self.tokenizer, step, begin))
+            for row, (one, begin) in enumerate(zip(found, begins, strict=True))
         ]
 
 

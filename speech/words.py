@@ -58,7 +58,7 @@ def timed_words(
     return [
         Word(
             text,
-            round(offset + where.first * frame_seconds, 3),
+            round(max(0.0, offset + where.first * frame_seconds), 3),
             round((where.end - where.first) * frame_seconds, 3),
             round(sum(where.peaks) / len(where.peaks), 4),
         )

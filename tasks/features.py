@@ -56,6 +56,11 @@ class Extractor:
         found: Tensor = feats[0, : int(frames[0])]
         return found
 
+    def _speech(self, feats: Tensor) -> Tensor:
+        """The frames that statistics are made of."""
+        found = self.extract.speech_frames(feats[None], torch.tensor([len(feats)]))
+        return feats if found is None else feats[found[0]]
+
     def samples(self, index: ShardIndex, reader: ShardReader, rows: list[int], stats: SpeakerStats) -> Iterator[Sample]:
         """Feature samples of some rows; their statistics are added to `stats` on the way."""
         for i in rows:
@@ -66,7 +71,7 @@ class Extractor:
             except AudioError as error:
                 raise reader.undecodable(i, error) from error
             feats = self.features(wave)
-            stats.setdefault(row["speaker"], CmvnStats(self.extract.dim)).add(feats)
+            stats.setdefault(row["speaker"], CmvnStats(self.extract.dim)).add(self._speech(feats))
             data = io.BytesIO()
             np.save(data, feats.numpy(), allow_pickle=False)
             fields = {name: row[name] for name in _COPIED} | {"num_frames": len(feats)}

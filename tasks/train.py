@@ -216,4 +216,4 @@ def model_digest(store: ObjectStore) -> str:
     return both.hexdigest()
 
 
-TRAIN = Stage("train", 2, _inputs, _work)
+TRAIN = Stage("train", 3, _inputs, _work)

@@ -6,9 +6,12 @@ Nothing random survives from step to step: dropout and augmentation draw from th
 import math
 import os
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from speech.features import SpecAugment, WaveAugment
@@ -140,6 +143,21 @@ class Learner:
         total.backward()  # type: ignore[no-untyped-call]
         tokens = int(batch.token_lengths.sum())
         return Losses(float(total.detach()), tokens, len(batch.ids), unalignable, batch.seconds, batch.unreadable)
+
+    def heard_seconds(self, ids: Sequence[str], seconds: NDArray[np.float64], epoch: int) -> NDArray[np.float64]:
+        """Seconds of utterances as an epoch trains them, when speed and pauses have changed them.
+
+        Args:
+            ids: Of the utterances.
+            seconds: Of each as it is stored.
+            epoch: Which epoch.
+        """
+        if not self.wave_augment.steps:
+            return seconds
+        rate = self.job.spec.sample_rate
+        samples = torch.from_numpy(np.rint(seconds * rate).astype(np.int64))
+        heard = self.wave_augment.lengths(samples, utterance_seeds(self.job.seed, epoch, ids))
+        return heard.numpy() / rate
 
     def _augmented(self, batch: Batch, seeds: list[int]) -> tuple[Tensor, Tensor]:
         inputs, lengths = batch.inputs.to(self.device), batch.lengths.to(self.device)

@@ -126,6 +126,10 @@ class SpeechDataset:
     def __len__(self) -> int:
         return len(self.index)
 
+    def ids(self, rows: NDArray[np.int64]) -> list[str]:
+        """Ids of utterances."""
+        return [self._ids[int(row)].as_py() for row in rows]
+
     def load(self, row: int) -> Tensor:
         """An utterance's waveform [samples], or its stored features [frames, F]."""
         payload = self.reader.payload(row)

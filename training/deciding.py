@@ -29,7 +29,7 @@ FETCH_EVERY = 16
 
 
 def count_batches(job: TrainJob, data: SpeechDataset, draws: Draws) -> int:
-    """Batches of a node that trains the first epoch alone: the same at every rank that asks.
+    """Batches of a node that trains the first epoch alone, augmentation aside: the same at every rank that asks.
 
     Args:
         job: What to train.
@@ -39,11 +39,7 @@ def count_batches(job: TrainJob, data: SpeechDataset, draws: Draws) -> int:
     Raises:
         BatchError: If the set is empty, or a duration is no positive number.
     """
-    return len(_plan(job, data, draws, 0, np.arange(len(data)), job.seed))
-
-
-def _plan(job: TrainJob, data: SpeechDataset, draws: Draws, epoch: int, rows: Rows, seed: int) -> list[Rows]:
-    return [rows[batch] for batch in plan_node(job.train, data.durations[draws.rows(epoch, rows)], seed, epoch)]
+    return len(plan_node(job.train, data.durations[draws.rows(0, np.arange(len(data)))], job.seed))
 
 
 class Decider:
@@ -92,7 +88,10 @@ class Decider:
     def _plan(self, epoch: int, rows: Rows, plan: str) -> list[Rows]:
         """Cut a lease into this node's batches."""
         seed = self.job.seed if plan == WHOLE else derive_seed(self.job.seed, plan)
-        return _plan(self.job, self.data, self.draws, epoch, rows, seed)
+        drawn = self.draws.rows(epoch, rows)
+        # as long as augmentation makes them: a batch of equally long ones that it lengthens would be mostly padding
+        seconds = self.stepper.learner.heard_seconds(self.data.ids(drawn), self.data.durations[drawn], epoch)
+        return [rows[batch] for batch in plan_node(self.cfg, seconds, seed, epoch)]
 
     def _fetch_ahead(self, new: Sequence[Assignment] = ()) -> None:
         """Have the shards of what comes next fetched, those of a new lease while the last one is trained."""

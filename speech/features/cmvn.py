@@ -5,6 +5,7 @@ Statistics are sums in float64, so those of shards, speakers or processes are ad
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 STD_FLOOR = 1e-3
 """Smallest standard deviation: a feature that never changes must not be blown up."""
+_LOUDEST = 10
 
 
 class CmvnError(ValueError):
@@ -23,6 +25,27 @@ def frame_mask(lengths: Tensor, num_frames: int, device: torch.device | None = N
     """Which frames belong to an utterance: bool `[B, num_frames]`, on `device` or that of `lengths`."""
     lengths = lengths.to(device or lengths.device)
     return torch.arange(num_frames, device=lengths.device) < lengths.unsqueeze(1)
+
+
+def loud_frames(levels: Tensor, lengths: Tensor, range_db: float) -> Tensor:
+    """Which frames are speech rather than a pause: those within some dB of the utterance's loudest.
+
+    The reference is the tenth loudest frame: a click does not reach it, and whatever is quieter does not move it.
+
+    Args:
+        levels: `[B, T]`, natural logarithms of the frames' energies; padding may hold anything.
+        lengths: `[B]`, frames of each utterance.
+        range_db: how much quieter than the reference a frame of speech may be.
+
+    Returns:
+        bool `[B, T]`, false in the padding.
+    """
+    inside = frame_mask(lengths, levels.shape[1], levels.device)
+    if levels.shape[1] == 0:
+        return inside
+    loudest = levels.masked_fill(~inside, -math.inf).topk(min(_LOUDEST, levels.shape[1]), dim=1).values
+    place = lengths.to(levels.device).clamp(1, loudest.shape[1]).unsqueeze(1) - 1
+    return inside & (levels >= loudest.gather(1, place) - range_db * math.log(10) / 10)
 
 
 class CmvnStats:
@@ -153,20 +176,22 @@ def normalize(feats: Tensor, lengths: Tensor, mean: Tensor, std: Tensor) -> Tens
     return (feats - mean).mul_(scale).masked_fill_(padding.unsqueeze(2), 0.0)
 
 
-def utterance_stats(feats: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+def utterance_stats(feats: Tensor, lengths: Tensor, counted: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of each utterance.
 
     Args:
         feats: `[B, T, F]`.
         lengths: `[B]`, frames of each utterance.
+        counted: bool `[B, T]`, the frames that count; else all of an utterance's.
 
     Returns:
         Means and standard deviations (at least `STD_FLOOR`), `[B, F]` each; 0 and 1 for an utterance without frames.
     """
-    mask = frame_mask(lengths, feats.shape[1], feats.device).unsqueeze(2)
-    counts = lengths.to(feats.device).clamp(min=1).unsqueeze(1).to(feats.dtype)
+    mask = (frame_mask(lengths, feats.shape[1], feats.device) if counted is None else counted).unsqueeze(2)
+    numbers = lengths.to(feats.device) if counted is None else counted.sum(1)
+    counts = numbers.clamp(min=1).unsqueeze(1).to(feats.dtype)
     mean = torch.where(mask, feats, 0.0).sum(1) / counts
     # Two passes: in float32 the difference of two large squares would lose the variance.
     variance = torch.where(mask, feats - mean.unsqueeze(1), 0.0).square().sum(1) / counts
     std = variance.sqrt().clamp(min=STD_FLOOR)
-    return mean, torch.where(lengths.to(feats.device).unsqueeze(1) > 0, std, 1.0)
+    return mean, torch.where(numbers.unsqueeze(1) > 0, std, 1.0)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 KINDS_OF_OPTION: Mapping[str, tuple[str, ...]] = {
     "log_energies": ("fbank", "fber"),
     "use_energy": ("fbank", "mfcc"),
     "energy_floor": ("fbank", "mfcc"),
+    "cmvn_gate_db": ("logmel", "mfcc", "fbank"),
+    "trim_db": ("logmel", "mfcc", "fbank"),
 }
 """Which kinds read an option that not all of them read."""
 
@@ -75,6 +77,15 @@ class FeatureConfig(BaseModel):
     """Frames that the window has at the start of an utterance, with `cmvn_center: false`."""
     cmvn_center: bool = True
     """The window of "sliding" surrounds the frame; else it ends there (recognition may run along with the audio)."""
+    cmvn_gate_db: float = Field(default=0.0, ge=0)
+    """Means and variances are those of speech: of the frames within so many dB of the utterance's loudest ones, 20 for
+    example, so that pauses do not move them; 0 takes all frames. A window of "sliding" then counts such frames only."""
+    cmvn_floor: float = Field(default=0.0, ge=0)
+    """No feature is further below its mean than so many standard deviations, 4 for example, so that a pause looks the
+    same whether it is digital silence or faint noise; 0 is no floor."""
+    trim_db: float = Field(default=0.0, ge=0)
+    """Recognition leaves out what comes before the first and after the last frame within so many dB of the loudest
+    ones, 25 for example, but for 80 ms of silence; 0 leaves in all. Training hears everything."""
     delta_order: int = Field(default=0, ge=0, le=4)
     """Differences that are appended: 1 is deltas, 2 also deltas of deltas."""
     delta_window: int = Field(default=2, ge=1)
@@ -88,6 +99,18 @@ class FeatureConfig(BaseModel):
     stored: bool = False
     """Compute the features once and store them in shards, instead of on the fly while training. What is stored is
     neither normalized nor spliced; augmentation of waveforms is impossible then."""
+
+    @model_validator(mode="after")
+    def _check_statistics(self) -> FeatureConfig:
+        for option in ("cmvn_gate_db", "cmvn_floor"):
+            if getattr(self, option) and self.cmvn == "none":
+                raise ValueError(f"{option} is about statistics, and cmvn 'none' has none: leave it out")
+        if self.cmvn_gate_db and self.cmvn == "sliding" and not self.cmvn_center:
+            raise ValueError(
+                "cmvn_gate_db looks for the loudest frames of the whole utterance, and cmvn_center: false is for "
+                "recognition that runs along with the audio: leave one of them out"
+            )
+        return self
 
     @model_serializer(mode="wrap")
     def _without_later_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -108,6 +131,9 @@ _LATER = (
     "cmvn_window",
     "cmvn_min_window",
     "cmvn_center",
+    "cmvn_gate_db",
+    "cmvn_floor",
+    "trim_db",
     "delta_order",
     "delta_window",
     "splice_left",

@@ -14,12 +14,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from speech.features.cmvn import loud_frames
 from speech.features.config import KINDS_OF_OPTION, FeatureConfig
 from speech.features.mel import FeatureError, dct_matrix, lifter_weights, mel_filter_bank, povey_window
 
 _CPU_CHUNK_FRAMES = 1024  # 2 MB of padded float32 samples: fits the caches, and calls cost little
 _GPU_CHUNK_FRAMES = 1 << 16  # about half a gigabyte of intermediate results
 _INT16_SCALE = 32768.0
+_LOUD_HZ = 500.0
 _EPSILON = torch.finfo(torch.float32).eps  # Kaldi's floor under logarithms
 
 
@@ -47,6 +49,7 @@ class LogMel(nn.Module):
 
     window: Tensor
     filters: Tensor
+    loudness: Tensor
 
     def __init__(self, config: FeatureConfig, sample_rate: int) -> None:
         super().__init__()
@@ -67,6 +70,30 @@ class LogMel(nn.Module):
         # Everything before the spectrum is linear, so the 16-bit scale may hide in the window (a power of two: exact).
         self.register_buffer("window", (povey_window(self.frame_length) * _INT16_SCALE).float(), persistent=False)
         self.register_buffer("filters", filters.float(), persistent=False)
+        hz = torch.arange(len(filters), dtype=torch.float64) * sample_rate / self.fft_size
+        centres = hz @ filters / filters.sum(0)
+        self.register_buffer("loudness", -torch.log1p((centres / _LOUD_HZ).square()).float(), persistent=False)
+
+    def speech_frames(self, feats: Tensor, lengths: Tensor) -> Tensor | None:
+        """Frames that statistics for normalization are made of, by `cmvn_gate_db`: bool `[B, T]`; None for all.
+
+        Args:
+            feats: `[B, T, dim]`, features as they are made (or stored), not normalized.
+            lengths: `[B]`, frames of each utterance.
+        """
+        return self.loud_frames(feats, lengths, self.config.cmvn_gate_db) if self.config.cmvn_gate_db else None
+
+    def loud_frames(self, feats: Tensor, lengths: Tensor, range_db: float) -> Tensor:
+        """Frames within some dB of an utterance's loudest ones: bool `[B, T]`; see `speech.features.cmvn`."""
+        return loud_frames(self._levels(feats), lengths, range_db)
+
+    def _levels(self, feats: Tensor) -> Tensor:
+        """Natural logarithm of each frame's energy where speech has most of its own, and noise has not: `[B, T]`.
+
+        Filters count as a first-order low-pass at 500 Hz weights them; above, that undoes the pre-emphasis, which
+        would lend white noise ten decibels.
+        """
+        return torch.logsumexp(feats + self.loudness, dim=-1)
 
     def num_frames(self, lengths: Tensor) -> Tensor:
         """Numbers of frames `[B]` of utterances of `lengths` samples; 0 for one that is shorter than a frame."""
@@ -172,6 +199,10 @@ class FilterBank(LogMel):
             energies = _log(energies)
         return torch.cat([self._log_energy(centred), energies], dim=-1) if self.config.use_energy else energies
 
+    def _levels(self, feats: Tensor) -> Tensor:
+        energies = feats[..., int(self.config.use_energy) :]
+        return super()._levels(energies if self.config.log_energies is not False else _log(energies.clone()))
+
 
 class EnergyRatio(LogMel):
     """Filter-bank energy ratio: each band's share of the frame's energy in all bands.
@@ -194,6 +225,7 @@ class Mfcc(LogMel):
     """
 
     cosines: Tensor
+    smoothed: Tensor
 
     def __init__(self, config: FeatureConfig, sample_rate: int) -> None:
         super().__init__(config, sample_rate)
@@ -204,6 +236,8 @@ class Mfcc(LogMel):
         self.dim = config.num_ceps
         cosines = dct_matrix(config.num_mels, config.num_ceps) * lifter_weights(config.num_ceps, config.cepstral_lifter)
         self.register_buffer("cosines", cosines.float(), persistent=False)
+        # back to log energies, without the details that the cepstrum leaves out
+        self.register_buffer("smoothed", torch.linalg.pinv(cosines).float(), persistent=False)
 
     def _features(self, frames: Tensor) -> Tensor:
         centred = self._centred(frames)
@@ -211,6 +245,11 @@ class Mfcc(LogMel):
         if self.config.use_energy:
             cepstra[..., :1] = self._log_energy(centred)
         return cepstra
+
+    def _levels(self, feats: Tensor) -> Tensor:
+        if self.config.use_energy:
+            return feats[..., 0]
+        return super()._levels(torch.matmul(feats, self.smoothed))
 
 
 FEATURES: dict[str, type[LogMel]] = {"logmel": LogMel, "mfcc": Mfcc, "fbank": FilterBank, "fber": EnergyRatio}

@@ -8,15 +8,19 @@ from torch import Tensor
 from speech.features.cmvn import STD_FLOOR, frame_mask
 
 
-def window_bounds(
-    lengths: Tensor, num_frames: int, window: int, min_window: int, center: bool
-) -> tuple[Tensor, Tensor]:
-    """First frame and end (exclusive) of the window of every frame, int64 `[B, num_frames]` each.
+def window_bounds(lengths: Tensor, places: Tensor, window: int, min_window: int, center: bool) -> tuple[Tensor, Tensor]:
+    """First frame and end (exclusive) of the window of the frames at some places, int64 `[B, T]` each.
 
     A centred window is moved into the utterance at its ends. The other kind holds the frame and the `window` frames
     before it; at the start of an utterance it reaches ahead until it holds `min_window` frames.
+
+    Args:
+        lengths: `[B]`, frames of each utterance.
+        places: `[T]`, or other ones in each utterance `[B, T]`.
+        window: see `sliding_normalize`, as are the rest.
+        min_window: for `center=False`.
+        center: the window surrounds the frame.
     """
-    places = torch.arange(num_frames, device=lengths.device)
     if center:
         start = places - window // 2
         end = start + window - start.clamp(max=0)
@@ -36,10 +40,14 @@ def sliding_normalize(
     min_window: int = 100,
     center: bool = True,
     variance: bool = True,
+    counted: Tensor | None = None,
+    floor: float = 0.0,
 ) -> Tensor:
     """Normalize each frame by the mean (and standard deviation) of the window around it.
 
-    Sums are running sums in float64, so that a frame costs the same whatever the window.
+    Sums are running sums in float64, so that a frame costs the same whatever the window. With `counted`, a window holds
+    `window` of the frames that count; one that does not has the window of the last one before it that does, or of the
+    first.
 
     Args:
         feats: `[B, T, F]`.
@@ -48,24 +56,43 @@ def sliding_normalize(
         min_window: frames that it has at the start of an utterance, for `center=False`.
         center: the window surrounds the frame; else it ends there.
         variance: divide by the standard deviation (at least `STD_FLOOR`), too.
+        counted: bool `[B, T]`, the frames that means are taken of; else all of an utterance's.
+        floor: raise what is further below its mean than so many standard deviations; 0 raises nothing.
 
     Returns:
         `[B, T, F]`, zero in the padding; with `variance` zero for a window of one frame.
     """
-    inside = frame_mask(lengths, feats.shape[1], feats.device).unsqueeze(2)
-    frames = torch.where(inside, feats, 0.0).to(torch.float64)
+    inside = frame_mask(lengths, feats.shape[1], feats.device)
     lengths = lengths.to(feats.device)
+    frames = torch.where(inside.unsqueeze(2), feats, 0.0).to(torch.float64)
+    used, places = frames, torch.arange(feats.shape[1], device=feats.device)
+    if counted is not None:
+        # windows are laid over the frames that count, which are moved together
+        order = counted.logical_not().to(torch.uint8).argsort(dim=1, stable=True)
+        used = frames.gather(1, order.unsqueeze(2).expand_as(frames))
+        places, lengths = (counted.cumsum(1) - 1).clamp(min=0), counted.sum(1)
+    mean, spread, sizes = _window_moments(used, lengths, window_bounds(lengths, places, window, min_window, center))
+    centred = frames - mean
+    std = spread.sqrt().clamp(min=STD_FLOOR)
+    if floor:
+        centred = centred.maximum(-floor * std)
+    if variance:
+        centred = torch.where(sizes > 1, centred / std, 0.0)
+    return torch.where(inside.unsqueeze(2), centred, 0.0).to(feats.dtype)
+
+
+def _window_moments(frames: Tensor, lengths: Tensor, bounds: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and variance of each window `[B, T, F]`, and how many frames it has `[B, T, 1]`."""
+    start, end = bounds
     # Around the utterance's own mean: the difference of two running sums of large squares would lose the variance.
-    counts = lengths.clamp(min=1).view(-1, 1, 1)
-    frames = torch.where(inside, frames - frames.sum(1, keepdim=True) / counts, 0.0)
-    start, end = window_bounds(lengths, feats.shape[1], window, min_window, center)
+    inside = frame_mask(lengths, frames.shape[1]).unsqueeze(2)
+    frames = torch.where(inside, frames, 0.0)
+    middle = frames.sum(1, keepdim=True) / lengths.clamp(min=1).view(-1, 1, 1)
+    frames = torch.where(inside, frames - middle, 0.0)
     sizes = (end - start).clamp(min=1).unsqueeze(2)
     mean = _window_sums(frames, start, end) / sizes
-    centred = frames - mean
-    if variance:
-        spread = (_window_sums(frames.square(), start, end) / sizes - mean.square()).clamp(min=0)
-        centred = torch.where(sizes > 1, centred / spread.sqrt().clamp(min=STD_FLOOR), 0.0)
-    return torch.where(inside, centred, 0.0).to(feats.dtype)
+    spread = (_window_sums(frames.square(), start, end) / sizes - mean.square()).clamp(min=0)
+    return mean + middle, spread, sizes
 
 
 def _window_sums(frames: Tensor, start: Tensor, end: Tensor) -> Tensor:

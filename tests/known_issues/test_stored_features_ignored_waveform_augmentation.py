@@ -5,7 +5,9 @@ import pytest
 from tasks.config import ConfigError, parse_config
 
 
-@pytest.mark.parametrize("field", [{"speed_factors": [0.9, 1.1]}, {"noise_snr_db": [5, 20]}, {"gain_db": 6}])
+@pytest.mark.parametrize(
+    "field", [{"speed_factors": [0.9, 1.1]}, {"noise_snr_db": [5, 20]}, {"gain_db": 6}, {"pauses": {}}]
+)
 def test_they_are_refused_together(field):
     document = {
         "name": "x",

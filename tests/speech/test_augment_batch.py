@@ -17,6 +17,7 @@ from speech.features.augment import (
     GainConfig,
     MaskConfig,
     NoiseConfig,
+    PauseConfig,
     ReverbConfig,
     SpecAugment,
     SpeedConfig,
@@ -33,6 +34,7 @@ CONFIGS = {
     "reverb": [ReverbConfig(probability=0.7, rooms=5), ReverbConfig(kind="image", rt60_s=(0.1, 0.2), rooms=5)],
     "noise": [NoiseConfig(probability=0.8), NoiseConfig(generated=("pink",), snr_db=(0.0, 0.0))],
     "gain": [GainConfig(db=10.0)],
+    "pauses": [PauseConfig(probability=0.8), PauseConfig(probability=1.0, edge_s=(0.1, 0.1), kinds=("room",))],
     "time_warp": [TimeWarpConfig(frames=5), TimeWarpConfig(frames=80)],
     "masks": [MaskConfig(), MaskConfig(time_masks=5, time_mask_share=1.0, freq_masks=0)],
 }
@@ -43,6 +45,7 @@ EVERYTHING = {
     "reverb": ReverbConfig(),
     "noise": NoiseConfig(),
     "gain_db": 6.0,
+    "pauses": PauseConfig(probability=1.0),
     "time_warp_frames": 10,
 }
 OF_BASE = {
@@ -102,6 +105,7 @@ def test_a_batch_of_waves_equals_its_utterances(name, config, lengths, seed):
         assert count.tolist() == [new_counts[number]]
         torch.testing.assert_close(changed[number, : int(count)], alone[0, : int(count)], atol=1e-5, rtol=1e-4)
         assert not changed[number, int(count) :].any()
+    assert torch.equal(augment.lengths(counts, seeds), new_counts)
     again, _ = augment(waves, counts, seeds)
     assert torch.equal(again, changed)
 
@@ -167,6 +171,7 @@ def test_waveform_augmentation_refuses_stored_features():
 
 EXPANSIONS = [{}, {"delta_order": 2}, {"splice_left": 2, "splice_right": 1, "stride": 2}]
 NORMALIZATIONS = ["none", "global", "speaker", "utterance", "sliding"]
+GATED = {"cmvn_gate_db": 10.0, "cmvn_floor": 2.0}
 
 
 @pytest.mark.parametrize("kind", sorted(FEATURES))
@@ -176,10 +181,12 @@ NORMALIZATIONS = ["none", "global", "speaker", "utterance", "sliding"]
     lengths=st.lists(st.integers(0, 4000), min_size=2, max_size=4),
     expansion=st.sampled_from(EXPANSIONS),
     variance=st.booleans(),
+    gated=st.booleans(),
 )
-def test_a_batch_through_the_front_end_equals_its_utterances(kind, cmvn, lengths, expansion, variance):
+def test_a_batch_through_the_front_end_equals_its_utterances(kind, cmvn, lengths, expansion, variance, gated):
+    gate = GATED if gated and cmvn != "none" and kind != "fber" else {}
     cfg = FeatureConfig(
-        kind=kind, num_mels=15, num_ceps=12, cmvn=cmvn, cmvn_variance=variance, cmvn_window=20, **expansion
+        kind=kind, num_mels=15, num_ceps=12, cmvn=cmvn, cmvn_variance=variance, cmvn_window=20, **expansion, **gate
     )
     known = randoms(9000, seed=99)[None]
     stats = CmvnStats(build_features(cfg, RATE).dim).add(build_features(cfg, RATE)(known, torch.tensor([9000]))[0])

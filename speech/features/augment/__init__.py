@@ -1,4 +1,4 @@
-"""Augmentation: speed, reverberation, noise and gain on waveforms; time warping and masks on features.
+"""Augmentation: speed, reverberation, noise, gain and pauses on waveforms; time warping and masks on features.
 
 Each is an entry of `AUGMENTATIONS` with a configuration of its own; `AugmentConfig` says which are applied. What
 happens to an utterance depends on its seed only (see `draws`), not on batch, device or number of workers.
@@ -6,6 +6,7 @@ happens to an utterance depends on its seed only (see `draws`), not on batch, de
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from speech.features.augment.config import (
     GainConfig,
     MaskConfig,
     NoiseConfig,
+    PauseConfig,
     ReverbConfig,
     SpeedConfig,
     TimeWarpConfig,
@@ -28,6 +30,7 @@ from speech.features.augment.draws import Draws, seeds_of, utterance_seeds
 from speech.features.augment.levels import Gain, Speed
 from speech.features.augment.masks import Masks, TimeWarp
 from speech.features.augment.noise import Noise
+from speech.features.augment.pauses import Pauses
 from speech.features.augment.reverb import Reverb
 
 __all__ = [
@@ -41,6 +44,7 @@ __all__ = [
     "GainConfig",
     "MaskConfig",
     "NoiseConfig",
+    "PauseConfig",
     "ReverbConfig",
     "SpecAugment",
     "SpeedConfig",
@@ -66,6 +70,7 @@ AUGMENTATIONS: dict[str, Augmentation] = {
     "reverb": Augmentation(Reverb, ReverbConfig),
     "noise": Augmentation(Noise, NoiseConfig),
     "gain": Augmentation(Gain, GainConfig),
+    "pauses": Augmentation(Pauses, PauseConfig),
     "time_warp": Augmentation(TimeWarp, TimeWarpConfig),
     "masks": Augmentation(Masks, MaskConfig),
 }
@@ -116,12 +121,18 @@ class WaveAugment:
         if not self.steps or len(waves) == 0:
             return waves, lengths
         if waves.dim() != 2:
-            raise ValueError(f"speed, reverberation, noise and gain need waves [B, N], not {tuple(waves.shape)}")
+            raise ValueError(f"speed, reverb, noise, gain and pauses need waves [B, N], not {tuple(waves.shape)}")
         seeds = seeds_of(draws, len(waves))
         waves = silence_padding(waves, lengths)
         for step in self.steps:
             waves, lengths = step(waves, lengths, seeds)
         return waves, lengths
+
+    def lengths(self, lengths: Tensor, draws: Sequence[int]) -> Tensor:
+        """What a call makes of the lengths `[B]`, without the waves: for the planning of batches."""
+        for step in self.steps:
+            lengths = step.lengths(lengths, draws)
+        return lengths
 
 
 class SpecAugment:

@@ -27,6 +27,10 @@ class WaveAugmentation(ABC):
             Waves `[B, N']`, zero beyond each utterance, and their lengths `[B]`.
         """
 
+    def lengths(self, lengths: Tensor, seeds: Sequence[int]) -> Tensor:
+        """What a call makes of the lengths `[B]`, without the waves: for the planning of batches."""
+        return lengths
+
 
 class FeatureAugmentation(ABC):
     """Changes normalized features, not their number of frames."""

@@ -96,6 +96,33 @@ class GainConfig(BaseModel):
     """Louder or softer by up to so many dB."""
 
 
+class PauseConfig(BaseModel):
+    """Pauses before, within and after utterances."""
+
+    model_config = _MODEL_CONFIG
+
+    probability: float = Field(default=0.25, ge=0, le=1)
+    """Share of the utterances that get pauses."""
+    edge_s: Range = (0.0, 0.5)
+    """Seconds of the pause before an utterance and, drawn anew, of the one after it."""
+    inner_s: Range = (0.0, 0.25)
+    """Seconds of the pause in the quietest place of its middle half."""
+    kinds: tuple[Literal["zeros", "noise", "room"], ...] = Field(default=("zeros", "noise", "room"), min_length=1)
+    """Digital silence, white or pink noise, or room tone: noise that sounds like the utterance's quietest part."""
+    level_db: Range = (-50.0, -10.0)
+    """Level of `noise` relative to the utterance's."""
+
+    @model_validator(mode="after")
+    def _check(self) -> PauseConfig:
+        for name in ("edge_s", "inner_s", "level_db"):
+            _ascending(name, getattr(self, name))
+        for name in ("edge_s", "inner_s"):
+            low, high = getattr(self, name)
+            if not 0 <= low <= high <= 10:
+                raise ValueError(f"{name}: {[low, high]} is not between 0 and 10 seconds")
+        return self
+
+
 class TimeWarpConfig(BaseModel):
     """SpecAugment's time warping."""
 
@@ -123,7 +150,7 @@ class MaskConfig(BaseModel):
 
 
 class AugmentConfig(BaseModel):
-    """How training data are varied: speed, reverberation, noise, gain; then, on features, time warping and masks."""
+    """How training data are varied: speed, reverberation, noise, gain, pauses; on features, time warp and masks."""
 
     model_config = _MODEL_CONFIG
 
@@ -149,6 +176,8 @@ class AugmentConfig(BaseModel):
     """Mix noise in: from recordings, or at choice of kind and share."""
     reverb: ReverbConfig | None = None
     """Reverberate."""
+    pauses: PauseConfig | None = None
+    """Put pauses before, within and after some utterances."""
     time_warp_frames: int = Field(default=0, ge=0)
     """Move a point of the utterance by up to so many frames, stretching one side and squeezing the other; 0 is none."""
 
@@ -175,7 +204,7 @@ class AugmentConfig(BaseModel):
 
     @model_serializer(mode="wrap")
     def _without_later_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return leave_out_defaults(handler(self), self, ("noise", "reverb", "time_warp_frames"))
+        return leave_out_defaults(handler(self), self, ("noise", "reverb", "pauses", "time_warp_frames"))
 
     def parts(self) -> dict[str, BaseModel]:
         """The wanted augmentations by their names in the registry, in the order in which they are applied."""
@@ -187,6 +216,7 @@ class AugmentConfig(BaseModel):
             "reverb": self.reverb,
             "noise": noise,
             "gain": GainConfig(db=self.gain_db) if self.gain_db > 0 else None,
+            "pauses": self.pauses,
             "time_warp": TimeWarpConfig(frames=self.time_warp_frames) if self.time_warp_frames else None,
             "masks": self._masks() if self.time_masks + self.freq_masks else None,
         }
@@ -197,7 +227,7 @@ class AugmentConfig(BaseModel):
 
     def wave_fields(self) -> list[str]:
         """Fields of this configuration that change waveforms, for messages."""
-        fields = ("speed_factors", "reverb", "noise", "noise_snr_db", "gain_db") if self.enabled else ()
+        fields = ("speed_factors", "reverb", "noise", "noise_snr_db", "gain_db", "pauses") if self.enabled else ()
         return [name for name in fields if getattr(self, name)]
 
     def refuse_waves(self) -> None:

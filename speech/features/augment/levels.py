@@ -22,20 +22,29 @@ class Speed(WaveAugmentation):
 
     def __call__(self, waves: Tensor, lengths: Tensor, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
         """See `WaveAugmentation`; lengths change."""
-        choice = (uniforms(seeds, "speed", 1).squeeze(1) * len(self.ratios)).long()
-        new_lengths = lengths.clone()
+        choice, new_lengths = self._choice(seeds), self.lengths(lengths, seeds)
         pieces: list[tuple[Tensor, Tensor]] = []
         for index in sorted(set(choice.tolist())):  # those of one speed are resampled together
             rows = (choice == index).nonzero().squeeze(1)
             up, down = self.ratios[index].denominator, self.ratios[index].numerator
-            old = lengths[rows.to(lengths.device)]
-            pieces.append((rows, resample(waves[rows.to(waves.device), : int(old.max())], down, up)))
-            new_lengths[rows.to(lengths.device)] = torch.div(old * up + down - 1, down, rounding_mode="floor")
+            longest = int(lengths[rows.to(lengths.device)].max())
+            pieces.append((rows, resample(waves[rows.to(waves.device), :longest], down, up)))
         result = waves.new_zeros(len(waves), int(new_lengths.max()))
         for rows, piece in pieces:
             kept = piece[:, : result.shape[1]]
             result[rows.to(waves.device), : kept.shape[1]] = kept
         return silence_padding(result, new_lengths), new_lengths
+
+    def lengths(self, lengths: Tensor, seeds: Sequence[int]) -> Tensor:
+        """See `WaveAugmentation`."""
+        chosen = [self.ratios[index] for index in self._choice(seeds).tolist()]
+        up = torch.tensor([ratio.denominator for ratio in chosen]).to(lengths)
+        down = torch.tensor([ratio.numerator for ratio in chosen]).to(lengths)
+        return torch.div(lengths * up + down - 1, down, rounding_mode="floor")
+
+    def _choice(self, seeds: Sequence[int]) -> Tensor:
+        """Number of each utterance's speed `[B]`, on the CPU."""
+        return (uniforms(seeds, "speed", 1).squeeze(1) * len(self.ratios)).long()
 
 
 class Gain(WaveAugmentation):

@@ -42,10 +42,15 @@ class Noise(WaveAugmentation):
         if self.bank is not None and source < self.config.file_share:
             return self.bank.segment(item, place, length)
         chosen = self.config.generated[int(kind * len(self.config.generated))]
-        pool = generated(chosen, self.sample_rate)
-        start = int(place * len(pool))
-        laps = -(-(start + length) // len(pool))
-        return (pool.repeat(laps) if laps > 1 else pool)[start : start + length]
+        return cut_noise(chosen, self.sample_rate, place, length)
+
+
+def cut_noise(kind: str, sample_rate: int, place: float, num_samples: int) -> Tensor:
+    """Generated noise of any level, from a place in [0, 1) of what `generated` gives: `[num_samples]`."""
+    pool = generated(kind, sample_rate)
+    start = int(place * len(pool))
+    laps = -(-(start + num_samples) // len(pool))
+    return (pool.repeat(laps) if laps > 1 else pool)[start : start + num_samples]
 
 
 @lru_cache(maxsize=8)

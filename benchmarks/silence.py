@@ -1,0 +1,126 @@
+"""What pauses do to a model: `python -m benchmarks.silence --config configs/demo.yaml [--model MODEL]`.
+
+Clips of the configuration's test set are recognized as they are, and with a pause before and after each: zeros, or
+white noise of some level. Printed are, for each pause, how many hypotheses change, their word error rate, and how many
+words they have that nobody said. The same command gives the same pauses.
+"""
+
+import argparse
+import json
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flows.cli.transcribe import fetch_model
+from flows.pipeline import new_run_id
+from speech.scoring import score_sets
+from speech.transcriber import Transcriber
+from storage.index import ShardIndex
+from storage.reading import ShardReader
+from tasks.config import load_config
+from tasks.decode import fetch_bundle
+from tasks.orchestration import run_plainly
+from tasks.stage import Run
+from training.data import SpeechDataset
+
+SECONDS = (0.1, 0.4, 1.0, 5.0)
+LEVELS_DB = (-60.0, -50.0, -40.0, -30.0)
+
+
+def find_model(name: str, run: Run) -> Path:
+    """Folder of a bundle: the one that is named, or the one that the run's configuration trains."""
+    if name:
+        return fetch_model(name)
+    run_plainly(run, "train")
+    return fetch_bundle(run.result("train").store, run.cache_folder / "silence")
+
+
+def load_clips(run: Run, name: str, count: int, sample_rate: int) -> tuple[list[Tensor], list[tuple[str, str, str]]]:
+    """Evenly chosen utterances of a set: their waveforms, and id, text and speaker of each."""
+    store = run.result("shard").store.child(name)
+    index = ShardIndex.read(store)
+    dataset = SpeechDataset(index, ShardReader(store, index, run.cache_folder), sample_rate=sample_rate)
+    chosen = np.unique(np.linspace(0, len(index) - 1, min(count, len(index))).astype(int)).tolist()
+    rows = [index.row(row) for row in chosen]
+    return [dataset.load(row) for row in chosen], [(row["id"], row["text"], row["speaker"]) for row in rows]
+
+
+def pause(seconds: float, level_db: float | None, sample_rate: int, seed: int) -> Tensor:
+    """Zeros, or white noise of a level relative to full scale: `[num_samples]`."""
+    num_samples = int(seconds * sample_rate)
+    if level_db is None:
+        return torch.zeros(num_samples)
+    noise = torch.randn(num_samples, generator=torch.Generator().manual_seed(seed))
+    return noise * 10 ** (level_db / 20)
+
+
+def padded(wave: Tensor, seconds: float, level_db: float | None, sample_rate: int, seed: int) -> Tensor:
+    """An utterance with a pause before and after it."""
+    before, after = (pause(seconds, level_db, sample_rate, 2 * seed + end) for end in (0, 1))
+    return torch.cat([before, wave, after])
+
+
+def measure(
+    transcriber: Transcriber, run: Run, name: str, count: int, pauses: list[tuple[float, float | None]]
+) -> list[dict[str, Any]]:
+    """One row for the clips as they are, and one for each pause: its seconds, and its level if it is noise."""
+    rate = transcriber.sample_rate
+    waves, said = load_clips(run, name, count, rate)
+    clean: list[str] = []
+    rows = []
+    for seconds, level_db in [(0.0, None), *pauses]:
+        clips = [padded(wave, seconds, level_db, rate, number) for number, wave in enumerate(waves)]
+        texts = [found.text for found in transcriber.transcribe([clip.numpy() for clip in clips])]
+        clean = clean or texts
+        scored = [(who, ref, hyp, speaker, "") for (who, ref, speaker), hyp in zip(said, texts, strict=True)]
+        report = score_sets(scored)
+        rows.append(
+            {
+                "seconds": seconds,
+                "pause": "zeros" if level_db is None else f"noise {level_db:g} dB",
+                "changed": sum(text != before for text, before in zip(texts, clean, strict=True)),
+                "clips": len(texts),
+                "wer": report.wer,
+                "inserted": report.total.ins,
+            }
+        )
+        print(_line(rows[-1]), file=sys.stderr, flush=True)
+    return rows
+
+
+def _line(row: dict[str, Any]) -> str:
+    what = f"{row['pause']:>13}, {row['seconds']:3.1f} s" if row["seconds"] else "as they are"
+    changed = f"{row['changed']:3} of {row['clips']} changed"
+    return f"{what:>20}: {changed}, WER {100 * row['wer']:6.2f} %, {row['inserted']:3} words inserted"
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, default=Path("configs/demo.yaml"))
+    parser.add_argument("--model", default="", help="a bundle's folder or models:/…; else the configuration's")
+    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="as of `starling run`")
+    parser.add_argument("--test-set", default="test")
+    parser.add_argument("--clips", type=int, default=40)
+    parser.add_argument("--seconds", type=float, nargs="*", default=SECONDS, help="lengths of pauses")
+    parser.add_argument("--levels", type=float, nargs="*", default=LEVELS_DB, help="of the noises, dB of full scale")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    with redirect_stdout(sys.stderr):
+        config = load_config(options.config, options.set)
+        run = Run(config, new_run_id(config), "")
+        run_plainly(run, "shard")
+        transcriber = Transcriber(find_model(options.model, run))
+        pauses = [(seconds, level) for level in (None, *options.levels) for seconds in options.seconds]
+        rows = measure(transcriber, run, options.test_set, options.clips, pauses)
+    if options.json:
+        print(json.dumps({"benchmark": "silence", "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()

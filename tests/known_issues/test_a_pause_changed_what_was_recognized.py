@@ -1,0 +1,79 @@
+"""0.4 s of silence around a recording changed every transcript of the demo's model.
+
+Means and variances were taken over pause and speech alike, so that a pause moved the features of all speech; and no
+recipe's training had ever heard a pause.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from support import load_beside
+
+from speech.audio import decode_audio
+from speech.features import FeatureConfig
+from speech.frontend import FrontEnd
+from speech.transcriber import Transcriber
+from tasks.config import load_config
+
+CONFIGS = sorted((Path(__file__).resolve().parents[2] / "configs").glob("*.yaml"))
+LEVELS = (None, -60.0, -50.0)
+
+
+def pause(num_samples, level_db, seed=0):
+    noise = torch.randn(num_samples, generator=torch.Generator().manual_seed(seed))
+    return noise * (0.0 if level_db is None else 10 ** (level_db / 20))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_recipe_hears_pauses_and_has_statistics_of_speech(path, monkeypatch):
+    for variable in re.findall(r"\$\{?([A-Z][A-Z0-9_]*)", path.read_text()):
+        monkeypatch.setenv(variable, "/data")
+    config = load_config(path)
+    assert config.features.cmvn_gate_db == 20
+    assert config.features.cmvn_floor == 4
+    assert 20 < config.features.trim_db <= 30
+    pauses = config.train.augment.parts()["pauses"]
+    assert pauses.probability >= 0.1
+    assert pauses.edge_s[1] >= 0.4
+    assert set(pauses.kinds) == {"zeros", "noise", "room"}
+
+
+@pytest.fixture(scope="module")
+def tones():
+    return load_beside(__file__, "../training/tones.py")
+
+
+@pytest.fixture(scope="module")
+def corpus(tones, tmp_path_factory):
+    return tones.make_corpus(tmp_path_factory.mktemp("tones"))
+
+
+def test_the_features_of_speech_stay_where_they_are(corpus, tones):
+    features = FeatureConfig(num_mels=16, cmvn="utterance", cmvn_gate_db=20, cmvn_floor=4)
+    frontend = FrontEnd(features, tones.RATE)
+    wave, _ = decode_audio(corpus.valid[0].members["flac"])
+    alone, _ = frontend(wave[None], torch.tensor([len(wave)]))
+    for level in LEVELS:
+        padded = torch.cat([pause(3200, level), wave, pause(3200, level, 1)])
+        found, _ = frontend(padded[None], torch.tensor([len(padded)]))
+        torch.testing.assert_close(found[0, 40 : 40 + alone.shape[1]], alone[0], atol=1e-3, rtol=1e-3)
+        assert found.min() >= -4.001
+
+
+@pytest.mark.slow
+def test_a_trained_model_writes_the_same_with_a_pause_around(corpus, tones, tmp_path):
+    features = FeatureConfig(num_mels=16, cmvn="utterance", cmvn_gate_db=20, cmvn_floor=4, trim_db=30)
+    spec = corpus.spec("conformer", model=tones.bare("conformer"), features=features, stats=None)
+    augment = {"time_masks": 0, "freq_masks": 0, "pauses": {"probability": 0.3}}
+    settings = tones.LEARNS | {"augment": augment, "optimizer": {"lr": 1e-2}}
+    trained = tones.train_here(corpus.job(tmp_path, spec=spec, epochs=30, average=2, **settings))
+    transcriber = Transcriber(trained.bundle)
+    waves = [decode_audio(sample.members["flac"])[0] for sample in corpus.valid]
+    clean = [found.text for found in transcriber.transcribe([wave.numpy() for wave in waves])]
+    assert sum(text == sample.row["text"] for text, sample in zip(clean, corpus.valid, strict=True)) >= 11
+    for level in LEVELS:
+        clips = [torch.cat([pause(3200, level, n), wave, pause(3200, level, n)]) for n, wave in enumerate(waves)]
+        texts = [found.text for found in transcriber.transcribe([clip.numpy() for clip in clips])]
+        assert sum(text != before for text, before in zip(texts, clean, strict=True)) <= 1

@@ -1,0 +1,123 @@
+"""What recognition reads: the same silence around the speech of every recording, whatever pause was there."""
+
+import math
+
+import pytest
+import torch
+
+from speech.features import CmvnStats, FeatureConfig, FeatureError, build_features
+from speech.frontend import FrontEnd
+
+RATE, HOP = 8000, 80
+OPTIONS = {"num_mels": 20, "cmvn_gate_db": 20, "cmvn_floor": 4, "trim_db": 25}
+NORMALIZATIONS = ["utterance", "sliding", "speaker", "global"]
+
+
+def speech(seconds=0.8, seed=0):
+    time = torch.arange(int(seconds * RATE)) / RATE
+    noise = torch.randn(len(time), generator=torch.Generator().manual_seed(seed))
+    voice = sum(torch.sin(2 * math.pi * 150 * n * time) / n for n in range(1, 20))
+    return 0.3 * (voice + 0.1 * noise) * (0.6 + 0.4 * torch.sin(2 * math.pi * 3 * time))
+
+
+def front_end(cmvn="utterance", **options):
+    cfg = FeatureConfig(**OPTIONS | {"cmvn": cmvn} | options)
+    extract = build_features(cfg, RATE)
+    other = speech(seed=5)
+    return FrontEnd(cfg, RATE, CmvnStats(extract.dim).add(extract(other[None], torch.tensor([len(other)]))[0]))
+
+
+def trimmed(frontend, *waves):
+    lengths = torch.tensor([len(wave) for wave in waves])
+    batch = torch.nn.utils.rnn.pad_sequence(list(waves), batch_first=True, padding_value=math.nan)
+    feats, frames, starts = frontend.trimmed(batch, lengths)
+    assert not any(row[int(count) :].any() for row, count in zip(feats, frames, strict=True))
+    return [row[: int(count)] for row, count in zip(feats, frames, strict=True)], starts.tolist()
+
+
+def around(before, wave, after, level_db=None):
+    """A recording with frames of a pause before and after it."""
+    gain = 0.0 if level_db is None else 10 ** (level_db / 20)
+    generator = torch.Generator().manual_seed(3)
+    return torch.cat(
+        [torch.randn(n * HOP, generator=generator) * gain for n in (before,)]
+        + [wave]
+        + [torch.randn(after * HOP, generator=generator) * gain]
+    )
+
+
+@pytest.mark.parametrize("cmvn", NORMALIZATIONS)
+def test_zeros_around_a_recording_make_no_difference(cmvn):
+    frontend, wave = front_end(cmvn), speech()
+    pauses = [(0, 0), (1, 0), (0, 5), (7, 3), (40, 40), (500, 100)]
+    found, starts = trimmed(frontend, *(around(before, wave, after) for before, after in pauses))
+    for feats, start, (before, _) in zip(found, starts, pauses, strict=True):
+        torch.testing.assert_close(feats, found[0], atol=1e-3, rtol=1e-3)
+        assert start - starts[0] == pytest.approx(before * 0.01)
+
+
+def test_faint_noise_makes_a_difference_at_the_edges_only():
+    frontend, wave = front_end(), speech()
+    (alone, padded), _ = trimmed(frontend, wave, around(40, wave, 40, level_db=-60.0))
+    assert alone.shape == padded.shape
+    torch.testing.assert_close(padded[11:-11], alone[11:-11], atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(padded[:4], alone[:4])
+    torch.testing.assert_close(padded[-4:], alone[-4:])
+
+
+def test_a_batch_is_trimmed_as_its_recordings():
+    frontend = front_end()
+    waves = [around(30, speech(), 0), speech(0.3, seed=1), torch.zeros(900), torch.zeros(0), around(0, speech(1.1), 90)]
+    together, starts = trimmed(frontend, *waves)
+    for wave, feats, start in zip(waves, together, starts, strict=True):
+        (alone,), (begin,) = trimmed(frontend, wave)
+        torch.testing.assert_close(feats, alone, atol=1e-3, rtol=1e-3)
+        assert start == begin
+        assert torch.isfinite(feats).all()
+
+
+@pytest.mark.parametrize("cmvn", NORMALIZATIONS)
+def test_its_speech_is_the_plain_front_ends(cmvn):
+    frontend, wave = front_end(cmvn), around(20, speech(), 30)
+    (found,), (start,) = trimmed(frontend, wave)
+    plain, frames = frontend(wave[None], torch.tensor([len(wave)]))
+    assert 0.09 < start < 0.13  # 80 ms before the first frame that reaches into speech
+    shift = round(start / 0.01)
+    torch.testing.assert_close(found[4:-4], plain[0, shift + 4 : shift + len(found) - 4], atol=1e-3, rtol=1e-3)
+    assert len(found) < int(frames)
+
+
+def test_a_pause_inside_stays():
+    frontend, wave = front_end(), speech()
+    (found,), _ = trimmed(frontend, torch.cat([wave, torch.zeros(100 * HOP), wave]))
+    (alone,), _ = trimmed(frontend, wave)
+    assert len(found) > 2 * len(alone) + 70
+
+
+def test_stored_features_are_trimmed_too():
+    frontend, wave = front_end(), around(20, speech(), 30)
+    raw, frames = build_features(frontend.cfg, RATE)(wave[None], torch.tensor([len(wave)]))
+    feats, counts, starts = frontend.trimmed(raw, frames)
+    (expected,), (start,) = trimmed(frontend, wave)
+    assert counts.tolist() == [len(expected)]
+    assert starts.tolist() == [start]
+    torch.testing.assert_close(feats[0], expected, atol=1e-3, rtol=1e-3)
+
+
+def test_without_it_nothing_is_trimmed():
+    frontend, wave = front_end(trim_db=0.0), around(20, speech(), 30)
+    (found,), (start,) = trimmed(frontend, wave)
+    assert start == 0.0
+    assert torch.equal(found, frontend(wave[None], torch.tensor([len(wave)]))[0][0])
+
+
+def test_deltas_and_stride_see_the_trimmed_recording():
+    frontend, wave = front_end(delta_order=1, splice_left=1, stride=2), speech()
+    (found, padded), _ = trimmed(frontend, wave, around(40, wave, 40))
+    assert found.shape[1] == 20 * 2 * 2
+    torch.testing.assert_close(found, padded, atol=1e-3, rtol=1e-3)
+
+
+def test_ratios_hold_no_energies():
+    with pytest.raises(FeatureError, match=r"trim_db is for features.kind logmel and mfcc and fbank, not fber"):
+        build_features(FeatureConfig(kind="fber", trim_db=30), RATE)

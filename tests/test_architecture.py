@@ -33,7 +33,7 @@ print(",".join(sorted({name.split(".")[0] for name in sys.modules} & rooms)))
 def imported(rooms, blocked=BLOCKED):
     """Rooms that are loaded after every module of some rooms has been imported in a fresh process."""
     command = [sys.executable, "-c", IMPORT_ALL, ",".join(rooms), ",".join(blocked)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.strip().split(",")
 
@@ -51,7 +51,7 @@ def test_the_import_contracts_hold():
     command = Path(sys.executable).with_name("lint-imports")
     if not command.exists():
         pytest.skip("import-linter is not installed")
-    done = subprocess.run([command, "--no-cache"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([command, "--no-cache"], cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout
 
 

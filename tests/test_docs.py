@@ -130,7 +130,7 @@ def test_shell_blocks_are_valid_scripts(text):
     bash = shutil.which("bash")
     if bash is None:
         pytest.skip("there is no bash here")
-    done = subprocess.run([bash, "-n"], input=text, capture_output=True, text=True, timeout=20)
+    done = subprocess.run([bash, "-n"], input=text, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
 
 
@@ -210,7 +210,7 @@ def test_python_runs(text, tmp_path, request):
     if "models:/" in text or "load_model" in text or ".wav" in text:
         env = registry_environment(text, tmp_path)
     command = [sys.executable, "-c", text]
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
 
 

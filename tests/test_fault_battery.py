@@ -82,7 +82,7 @@ def test_orphans_are_found_and_ended_even_when_they_are_stopped(household):
     child = "import os, time; os.setsid(); time.sleep(600)"
     parent = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {child!r}])"
     subprocess.run([PYTHON, "-c", parent], env=os.environ | {"STARLING_HOME": household.home}, check=True)
-    (orphan,) = wait_until(household.living, 20)
+    (orphan,) = wait_until(household.living)
     orphan.process.send_signal(signal.SIGSTOP)
     assert [found.pid for found in household.wait_until_gone(0.0)] == [orphan.pid]
     household.end()
@@ -103,7 +103,7 @@ def test_a_command_heeds_ctrl_c_when_the_battery_was_begun_in_the_background(tmp
         attempt = Attempt([PYTHON, "-c", "import time; print(1, flush=True); time.sleep(600)"], tmp_path, tmp_path, 1)
     finally:
         signal.signal(signal.SIGINT, before)
-    wait_until(attempt.output.read_text, 20)
+    wait_until(attempt.output.read_text)
     os.killpg(attempt.process.pid, signal.SIGINT)
     assert attempt.process.wait(20)
     assert "KeyboardInterrupt" in attempt.words()

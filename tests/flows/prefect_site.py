@@ -164,7 +164,7 @@ class Place:
     def command(self, *words):
         """One of Prefect's own commands."""
         command = [sys.executable, "-m", "prefect", *map(str, words)]
-        done = subprocess.run(command, env={**os.environ, **self.env()}, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, env={**os.environ, **self.env()}, capture_output=True, text=True, timeout=240)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

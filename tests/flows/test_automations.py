@@ -249,7 +249,7 @@ def test_deploying_twice_changes_nothing_and_what_was_switched_off_stays_off(liv
     (schedule,) = nightly["schedules"]
     patch = ["-X", "PATCH", "-H", "Content-Type: application/json", "-d", '{"active": false}']
     url = f"{live.api}/deployments/{nightly['id']}/schedules/{schedule['id']}"
-    subprocess.run(["curl", "-sf", *patch, url], check=True, timeout=30)
+    subprocess.run(["curl", "-sf", *patch, url], check=True, timeout=240)
     again = live.deploy("--json")  # without the address: it is kept
     assert {one["deployment"]: one["id"] for one in json.loads(again.stdout.splitlines()[-1])["deployments"]} == made
     after = live.automations()
@@ -274,7 +274,7 @@ def test_a_webhook_hears_of_failures_crashes_and_champions(live):
     model = {"prefect.resource.id": "starling.model.demo", "prefect.resource.name": "demo"}
     live.emit(event("starling.promoted", model, related=[], payload={"version": "3", "url": "http://x/3"}))
     for name in ("loud", "gone", "demo"):
-        wait_until(lambda name=name: live.hook.named(name), 60)
+        wait_until(lambda name=name: live.hook.named(name))
     (loud,) = live.hook.named("loud")
     assert (loud["state"], loud["message"]) == ("Failed", 'it said "no"')
     assert "/runs/flow-run/" in loud["url"]
@@ -288,7 +288,7 @@ def test_a_webhook_hears_of_failures_crashes_and_champions(live):
 @pytest.mark.timeout(300)
 def test_an_announced_change_runs_the_ingestion(live):
     live.deploy()
-    wait_until(lambda: len(live.automations()) >= 2, 20)
+    wait_until(lambda: len(live.automations()) >= 2)
 
     def ingestions():
         body = {"flows": {"name": {"any_": ["ingest"]}}}
@@ -296,7 +296,7 @@ def test_an_announced_change_runs_the_ingestion(live):
 
     before = len(ingestions())
     live.starling("corpus", "changed", "tiny")
-    (run, *_) = wait_until(lambda: ingestions()[before:] or None, 60)
+    (run, *_) = wait_until(lambda: ingestions()[before:] or None)
     assert run["parameters"]["config"]["name"] == "tiny"
     assert TAG in run["tags"]
 
@@ -333,7 +333,7 @@ with tags("starling-part"):
 @pytest.mark.timeout(300)
 def test_a_real_run_gives_signs_of_life_that_carry_its_tag(live):
     clean = {"PATH": "/usr/bin:/bin", **live.env, "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30", "HOME": str(live.home)}
-    subprocess.run([sys.executable, "-c", TAGGED_FLOW], cwd=ROOT, env=clean, check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", TAGGED_FLOW], cwd=ROOT, env=clean, check=True, timeout=240)
     body = {"filter": {"event": {"name": [HEARTBEAT]}}}
     found = wait_until(
         lambda: [

@@ -45,15 +45,15 @@ def cancelled(one, run, cancel=in_the_ui):
     """Cancel a run, and wait for its processes' end and for its state."""
     cancel(one, run)
     wait_until(lambda: not one.flow_process() and not one.trainers(), ENDED_S)
-    wait_until(lambda: one.state(run) == "CANCELLED", 30)
-    wait_until(lambda: one.site.get("variables/filter", {}) == [], 30)
+    wait_until(lambda: one.state(run) == "CANCELLED")
+    wait_until(lambda: one.site.get("variables/filter", {}) == [])
 
 
 def test_sharding_ends_though_a_piece_takes_minutes(site, made, tmp_path):
     folder = tmp_path.resolve() / "shard"
     with place(site, folder, slow_document("cut"), made=made, stages=["prepare"], slow_shard=300) as one:
         run = one.run()
-        wait_until(lambda: list(one.home.glob("locks/shard-*.lock")), 180)
+        wait_until(lambda: list(one.home.glob("locks/shard-*.lock")))
         cancelled(one, run)
         assert one.record("shard") is None
 
@@ -74,7 +74,7 @@ def test_training_ends_with_a_checkpoint_and_the_locks_are_free(site, made, tmp_
         assert one.checkpoints()
         node_runs = site.get("flow_runs/filter", {"flow_runs": {"tags": {"all_": ["starling-node"]}}})
         assert len(node_runs) == (2 if nodes is PREFECT_NODES else 0)
-        wait_until(lambda: all(one.state(node["id"]) in site_module.ENDED for node in node_runs), 60)
+        wait_until(lambda: all(one.state(node["id"]) in site_module.ENDED for node in node_runs))
 
 
 def test_the_run_of_a_terminal_ends_when_it_is_cancelled_in_the_ui(site, made, tmp_path):
@@ -92,8 +92,8 @@ def test_the_run_of_a_terminal_ends_when_it_is_cancelled_in_the_ui(site, made, t
             (run,) = [r["id"] for r in site.get("flow_runs/filter", {"flow_runs": running}) if not r["deployment_id"]]
             in_the_ui(one, run)
             assert typed.wait(ENDED_S) != 0
-            wait_until(lambda: not one.trainers(), 5)
-            wait_until(lambda: one.state(run) == "CANCELLED", 30)
+            wait_until(lambda: not one.trainers())
+            wait_until(lambda: one.state(run) == "CANCELLED")
             assert one.checkpoints()
             assert "Traceback" not in (one.home / "command.log").read_text()
         finally:

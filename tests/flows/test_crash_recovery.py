@@ -46,7 +46,7 @@ def middle(site, folder, stage, made):
     """A deployment's run in the middle of a stage, its last one: where, and its id."""
     with place(site, folder, deepcopy(DOCUMENT), made=made, **SLOW[stage]) as one:
         run = one.run(until=stage)
-        wait_until(one.is_sharding if stage == "shard" else one.is_training, 180)
+        wait_until(one.is_sharding if stage == "shard" else one.is_training)
         assert one.record(stage) is None
         yield one, run
 
@@ -76,12 +76,12 @@ def test_a_killed_flow_crashes_and_its_retry_resumes_it(site, begun):
     # the worker reports the crash, lets another process look for hooks, and reports it again: a retry that came in
     # between would be called crashed
     executed = {"filter": {"event": {"name": ["prefect.worker.executed-flow-run"]}}}
-    wait_until(lambda: run in json.dumps(site.get("events/filter", executed)), 120, 1)
+    wait_until(lambda: run in json.dumps(site.get("events/filter", executed)), every_s=1)
     assert one.state(run) == "CRASHED"
-    wait_until(lambda: not one.trainers(), 30)
+    wait_until(lambda: not one.trainers())
     before = {path: path.stat().st_mtime_ns for path in one.shards()}
     one.command("flow-run", "retry", run)
-    wait_until(lambda: one.state(run) != "CRASHED", 60)
+    wait_until(lambda: one.state(run) != "CRASHED")
     completes(one, run)
     assert before == {path: path.stat().st_mtime_ns for path in before}  # what was done is not done again
     if one.record("train"):
@@ -121,13 +121,13 @@ def test_a_run_that_died_with_its_worker_is_found_dead_and_resumed(site, calm, t
             found = site.get("events/filter", {"filter": {"event": {"name": ["prefect.flow-run.heartbeat"]}}})
             return [event for event in found["events"] if event["resource"]["prefect.resource.id"] == about]
 
-        wait_until(alive, 90, 1)
+        wait_until(alive, every_s=1)
         kill([one.worker.process.pid])
         one.worker.process.wait()
         kill(one.flow_process())
-        wait_until(lambda: not one.trainers(), 30)
-        wait_until(lambda: one.state(run) == "CRASHED", 240, 1)
+        wait_until(lambda: not one.trainers())
+        wait_until(lambda: one.state(run) == "CRASHED", every_s=1)
         one.start_worker()
         one.command("flow-run", "retry", run)
-        wait_until(lambda: one.state(run) != "CRASHED", 60)
+        wait_until(lambda: one.state(run) != "CRASHED")
         as_if_undisturbed("train", calm[1]["train"], one, run)

@@ -158,14 +158,14 @@ def test_killing_a_run_ends_its_training(servers):
     with (servers.home / "killed.log").open("w") as log:
         run = subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log)
         try:
-            trainer = wait_until(lambda: trainers(servers.home), 60)
+            trainer = wait_until(lambda: trainers(servers.home))
             journals = lambda: [p for p in servers.home.glob("work/*/journal.jsonl") if p.stat().st_size > 5000]  # noqa: E731
-            wait_until(journals, 60)
+            wait_until(journals)
             assert trainers(servers.home) == trainer
         finally:
             run.send_signal(signal.SIGKILL)
             run.wait()
-    wait_until(lambda: not trainers(servers.home), 30)
+    wait_until(lambda: not trainers(servers.home))
 
 
 def test_an_error_is_one_message_without_traceback(servers):
@@ -224,17 +224,17 @@ def use_deployments(api, home):
         return get_json(f"{api}/flow_runs/{run}")["state_type"]
 
     whole = create({})
-    wait_until(lambda: state(whole) in ("COMPLETED", "FAILED", "CRASHED"), 180, 1)
+    wait_until(lambda: state(whole) in ("COMPLETED", "FAILED", "CRASHED"), every_s=1)
     assert state(whole) == "COMPLETED"
     mine = json.loads(starling("run", home / ".." / "tiny.yaml", "--json", home=home).stdout)
     assert [stage["cached"] for stage in mine["stages"]] == [True] * len(STAGES)
     assert mine["model_aliases"] == ["challenger", "champion"]
 
     cancelled = create({"config": endless()})
-    wait_until(lambda: trainers(home), 120, 1)
+    wait_until(lambda: trainers(home), every_s=1)
     get_json(f"{api}/flow_runs/{cancelled}/set_state", {"state": {"type": "CANCELLING"}})
-    wait_until(lambda: not trainers(home), 60, 1)
-    wait_until(lambda: state(cancelled) == "CANCELLED", 60, 1)
+    wait_until(lambda: not trainers(home), every_s=1)
+    wait_until(lambda: state(cancelled) == "CANCELLED", every_s=1)
 
     create({"config": endless()})
-    wait_until(lambda: trainers(home), 120, 1)
+    wait_until(lambda: trainers(home), every_s=1)

@@ -45,7 +45,7 @@ def test_a_process_ends_soon_whatever_its_threads_do(busy_s, status):
     assert parent.wait(30) == status
     parent.stdout.close()
     if child:
-        wait_until(lambda: not os.path.exists(f"/proc/{child}") or b"Z" in state(child), 20)
+        wait_until(lambda: not os.path.exists(f"/proc/{child}") or b"Z" in state(child))
 
 
 def state(pid):
@@ -142,7 +142,7 @@ def told(what, patience_s, *numbers):
                 process.send_signal(number)
                 if number is not numbers[-1]:
                     process.stdout.readline()
-            out, errors = process.communicate(timeout=60)
+            out, errors = process.communicate(timeout=240)
         finally:
             process.kill()
     return process.returncode, out.split(), errors

@@ -24,7 +24,7 @@ def kill_server(home, service):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     service.process.wait()
-    wait_until(lambda: not processes_naming(str(home)), 20)
+    wait_until(lambda: not processes_naming(str(home)))
 
 
 def journal_of(home):
@@ -56,7 +56,7 @@ def test_a_dead_mlflow_costs_no_step_and_loses_no_metric(tmp_path):
                 target=lambda: done.append(starling(*words, home=home, timeout=500, MLFLOW_TRACKING_URI=url, **SLOW))
             )
             run.start()
-            wait_until(lambda: count_steps(home) > 10 or not run.is_alive(), 200)
+            wait_until(lambda: count_steps(home) > 10 or not run.is_alive())
             kill_server(server_home, service)
             before = count_steps(home)
             time.sleep(AWAY_S)

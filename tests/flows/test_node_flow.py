@@ -60,10 +60,10 @@ def test_the_childs_end_is_the_flows_end_however_that_comes(tmp_path, home, numb
     log = tmp_path / "node.log"
     env = {**os.environ, "PYTHONPATH": str(ROOT), "STARLING_HOME": str(home)}
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(log)], env=env, stderr=subprocess.DEVNULL)
-    wait_until(lambda: log.exists() and "up" in log.read_text(), 60)
+    wait_until(lambda: log.exists() and "up" in log.read_text())
     parent.send_signal(number)
     parent.wait(20)
-    wait_until(lambda: not processes_naming(str(home)), 20)
+    wait_until(lambda: not processes_naming(str(home)))
 
 
 def test_the_childs_status_and_the_end_of_its_log_are_told(tmp_path, monkeypatch):
@@ -241,10 +241,10 @@ def test_a_crashed_node_run_is_replaced_alone_and_cancelling_ends_all(pool, tmp_
         polling = threading.Thread(target=poll, daemon=True)
         polling.start()
         try:
-            wait_until(lambda: len(pool.children()) == 2, 120)
+            wait_until(lambda: len(pool.children()) == 2)
             before = pool.children()
             os.kill(before[1][1], signal.SIGKILL)  # the process of one flow run
-            wait_until(lambda: pool.children().get(1, before[1])[0] != before[1][0], 120)
+            wait_until(lambda: pool.children().get(1, before[1])[0] != before[1][0])
             assert pool.children()[0] == before[0]
             states = sorted(pool.runs().values())
             assert [rank for rank, _ in states] == [0, 1, 1]
@@ -254,9 +254,9 @@ def test_a_crashed_node_run_is_replaced_alone_and_cancelling_ends_all(pool, tmp_
             polling.join(20)
             began = time.monotonic()
             runs.close(0.0)
-        wait_until(lambda: not pool.children(), 20)
+        wait_until(lambda: not pool.children())
         assert time.monotonic() - began < 25
-        wait_until(lambda: {state for _, state in pool.runs().values()} == {"CANCELLED", "CRASHED"}, 60)
+        wait_until(lambda: {state for _, state in pool.runs().values()} == {"CANCELLED", "CRASHED"})
 
 
 @pytest.mark.slow
@@ -298,10 +298,10 @@ def test_a_ring_of_prefect_runs_trains_and_a_killed_node_rejoins_while_the_other
     config = training(pool, "rejoin", 250)  # long enough for Prefect to bring a node back
     run = command_line(pool, config, "train", "--json")
     try:
-        wait_until(lambda: {e["learner"] for e in entries(pool) if e["kind"] == "step"} == {"0.0", "1.0"}, 180)
+        wait_until(lambda: {e["learner"] for e in entries(pool) if e["kind"] == "step"} == {"0.0", "1.0"})
         before = pool.children()
         os.kill(before[1][1], signal.SIGKILL)
-        wait_until(lambda: pool.children().get(1, before[1])[0] != before[1][0], 180)
+        wait_until(lambda: pool.children().get(1, before[1])[0] != before[1][0])
         assert pool.children()[0] == before[0]
         assert run.wait(300) == 0, (pool.home / "command.log").read_text()
     finally:
@@ -310,7 +310,7 @@ def test_a_ring_of_prefect_runs_trains_and_a_killed_node_rejoins_while_the_other
     found = json.loads((pool.home / "command.log").read_text().splitlines()[-1])
     assert found["training"]["nodes"] == 2
     assert found["training"]["utterances"] >= 250 * 24
-    wait_until(lambda: not pool.children(), 30)
+    wait_until(lambda: not pool.children())
     views = [entry["nodes"] for entry in entries(pool) if entry["kind"] == "view"]
     assert [0] in views
     assert views[-1] == [0, 1] or [0, 1] in views[views.index([0]) :]
@@ -320,10 +320,10 @@ def test_a_ring_of_prefect_runs_trains_and_a_killed_node_rejoins_while_the_other
 def test_ending_the_training_ends_its_node_runs_within_ten_seconds(pool):
     run = command_line(pool, training(pool, "cancelled", 100_000), "train")
     try:
-        wait_until(lambda: len(pool.children()) == 2, 180)
-        wait_until(lambda: {e["learner"] for e in entries(pool) if e["kind"] == "step"} == {"0.0", "1.0"}, 180)
+        wait_until(lambda: len(pool.children()) == 2)
+        wait_until(lambda: {e["learner"] for e in entries(pool) if e["kind"] == "step"} == {"0.0", "1.0"})
         run.send_signal(signal.SIGINT)
-        wait_until(lambda: not pool.children(), 40)
+        wait_until(lambda: not pool.children())
         run.wait(40)
     finally:
         run.kill()

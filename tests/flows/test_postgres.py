@@ -107,7 +107,7 @@ def test_changed_passwords_come_into_force_and_a_crash_loses_nothing(cluster):
         (cluster.secrets / name).unlink()
     assert make_secrets(cluster.secrets) == ["postgres_password", "mlflow_database_password"]
     # the killed server's children leave when they notice
-    wait_until(lambda: _prepared(cluster), 60)
+    wait_until(lambda: _prepared(cluster))
     server = cluster.start().wait()
     try:
         cluster.make_databases()

@@ -241,9 +241,9 @@ def test_the_command_line_finds_servers_and_passwords_by_itself(production):
 def test_killed_servers_come_back_and_keep_what_they_knew(production):
     before = finished_runs(production)
     for words in (["serve", "s3"], ["mlflow", "server"], ["prefect_server"], ["postgres", "-D"], ["worker", "default"]):
-        pid = wait_until(lambda words=words: production.pid_of(*words), 60)
+        pid = wait_until(lambda words=words: production.pid_of(*words))
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda words=words, pid=pid: production.pid_of(*words) not in (None, pid), 120)
+        wait_until(lambda words=words, pid=pid: production.pid_of(*words) not in (None, pid))
 
     def well():
         try:
@@ -251,10 +251,10 @@ def test_killed_servers_come_back_and_keep_what_they_knew(production):
         except OSError:
             return False
 
-    wait_until(well, 180, 1.0)
+    wait_until(well, every_s=1.0)
     experiments = f"{production.note()['mlflow']}/api/2.0/mlflow/experiments/search?max_results=1"
     auth = f"admin:{production.secret('mlflow_admin_password')}"
-    wait_until(lambda: refused_or_lost(experiments, auth) is None, 180, 1.0)
+    wait_until(lambda: refused_or_lost(experiments, auth) is None, every_s=1.0)
     assert look_up(production) == ["1", "PyFuncModel"]
     assert "starting it again" in production.said.read_text()
 

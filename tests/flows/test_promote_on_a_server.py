@@ -57,7 +57,7 @@ def events(site, name, count=1):
         events = site.get("events/filter", wanted)["events"]
         return events if len(events) >= count else None
 
-    return wait_until(found, 30)
+    return wait_until(found)
 
 
 def another_version(api):
@@ -115,7 +115,7 @@ def test_a_rollback_waits_for_who_promotes_on_another_machine(site, place):
         command = [sys.executable, "-m", "flows.cli.app", "rollback", "tiny"]
         rollback = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         try:
-            wait_until(lambda: any("waiting for" in line["message"] for line in site.get("logs/filter", {})), 90)
+            wait_until(lambda: any("waiting for" in line["message"] for line in site.get("logs/filter", {})))
             assert rollback.poll() is None
             assert str(api.get_model_version_by_alias("tiny", CHAMPION).version) == number
             LeaseTable(leases).drop(lease)

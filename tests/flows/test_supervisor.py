@@ -94,7 +94,7 @@ def test_what_does_not_end_in_time_is_killed(home):
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(100)"
     )
     service = keeper.add(lambda: spawn("stubborn", [sys.executable, "-c", stubborn], "", ""))
-    wait_until(lambda: "up" in service.log.read_text(), 20)
+    wait_until(lambda: "up" in service.log.read_text())
     keeper.stop(patience_s=0.1)
     assert service.process.returncode == -signal.SIGKILL
 
@@ -110,7 +110,7 @@ time.sleep(100)
 
 def test_a_service_is_ended_by_the_signal_of_its_own(home):
     service = spawn("polite", [sys.executable, "-c", POLITE], "", "", end=signal.SIGINT)
-    wait_until(lambda: "up" in service.log.read_text(), 20)
+    wait_until(lambda: "up" in service.log.read_text())
     service.stop(20)
     assert service.process.returncode == 7
 
@@ -121,5 +121,5 @@ def test_a_port_answers_when_something_listens():
     assert not answers("tcp://127.0.0.1:x")
     code = "import socket, sys; s = socket.create_server(('127.0.0.1', int(sys.argv[1]))); s.accept(); s.accept()"
     with subprocess.Popen([sys.executable, "-c", code, str(port)]) as listener:
-        wait_until(lambda: answers(f"tcp://127.0.0.1:{port}"), 20)
+        wait_until(lambda: answers(f"tcp://127.0.0.1:{port}"))
         listener.kill()

@@ -145,13 +145,13 @@ def test_a_ring_is_watched_from_its_beginning_to_its_end(tmp_path):
     with environment(STARLING_SLOW_NODES="1:3"):
         trainer = threading.Thread(target=tones.train, args=(job,))
         trainer.start()
-    wait_until(lambda: is_running(work) and (work / "store.json").exists(), 120)
+    wait_until(lambda: is_running(work) and (work / "store.json").exists())
     address = json.loads((work / "store.json").read_text())["address"]
     here = starling("top", "--json", "--every", "0.3", home=tmp_path / "home")
     there = starling("top", address, "--key-file", work / "ring.key", "--json", "--every", "0.3", home=tmp_path)
     trainer.join(240)
     for process in (here, there):
-        output, errors = process.communicate(timeout=90)
+        output, errors = process.communicate(timeout=240)
         assert process.returncode == 0, errors
         looks = [json.loads(line) for line in output.splitlines()]
         last = looks[-1]

@@ -26,7 +26,7 @@ COMMAND = [sys.executable, "-m", "flows.cli.app", "corpus", "list"]
 
 def run(words, out, home):
     env = {**os.environ, "PYTHONPATH": str(ROOT), "STARLING_HOME": str(home), "NO_COLOR": "1"}
-    return subprocess.run(words, stdout=out, stderr=subprocess.PIPE, text=True, env=env, timeout=120, cwd=ROOT)
+    return subprocess.run(words, stdout=out, stderr=subprocess.PIPE, text=True, env=env, timeout=240, cwd=ROOT)
 
 
 def closed_pipe():

@@ -196,7 +196,7 @@ def test_last_words_fit_on_a_full_disk(disk):
         "import sys; from pathlib import Path; from training.last_words import end_told\n"
         f"sys.exit(end_told(lambda: Path({str(disk / 'weights')!r}).write_text('x' * 100_000), 3))"
     )
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=240)
     assert (done.returncode, "Traceback" in done.stderr) == (3, False)
     assert read(note).startswith(f"{disk}/weights: no space is left on the disk of {disk} (0 B of 2.1 MB free)")
     leave("a second reason", note)

@@ -42,7 +42,7 @@ def test_a_server_outlives_its_groups_signals_but_not_its_parent(tmp_path):
             assert os.getpgid(server) not in (os.getpgid(parent.pid), os.getpgid(0))
         finally:
             parent.kill()
-    wait_until(lambda: server not in processes_naming(str(tmp_path)), 20)
+    wait_until(lambda: server not in processes_naming(str(tmp_path)))
 
 
 class Command:

@@ -168,7 +168,7 @@ def test_a_registered_model_whose_code_is_replaced_by_a_pickle_is_refused(finish
     (copied / "MLmodel").write_text(json.dumps(document, default=str))
     env = {**os.environ, "STARLING_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", REGISTRY, str(copied)]
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "loaded" not in done.stdout
     assert "ickle" in done.stdout

@@ -54,7 +54,7 @@ def test_what_was_overheard_cannot_be_said_again():
         client.send(b"give me your weights")
         assert server.poll(10_000)
         assert server.recv_multipart()[-1] == b"give me your weights"
-        wait_until(lambda: len(relay.heard) > 300, 10, 0.01)
+        wait_until(lambda: len(relay.heard) > 300, every_s=0.01)
         assert b"weights" not in relay.heard  # nor can it be read
         assert key.secret not in relay.heard
         with socket.create_connection(("127.0.0.1", port)) as again:

@@ -23,7 +23,7 @@ SECRET = [value for name, value in PLANTED.items() if name != "MLFLOW_TRACKING_U
 def run(home, *words, **more):
     env = {**os.environ, **PLANTED, "STARLING_HOME": str(home), **more}
     command = [sys.executable, "-m", "flows.cli.app", *map(str, words)]
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=200)
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240)
 
 
 def found_in(text):

@@ -246,7 +246,7 @@ def test_mlflow_that_is_not_there_is_noted_and_delays_nothing(writer, monkeypatc
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     writer.step()
     with Forwarder(sender(writer), every_s=0.1) as forwarder:
-        wait_until(lambda: forwarder.trouble, 60)
+        wait_until(lambda: forwarder.trouble)
         assert threading.active_count() < 20
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     run_id = send_rest(writer.path, writer.path.with_name("note.json"), about())
@@ -289,7 +289,7 @@ class Server:
             os.kill(pid, number)
         if number == signal.SIGKILL:
             self.service.process.wait()
-            wait_until(lambda: not self.pids(), 20)
+            wait_until(lambda: not self.pids())
 
     def restart(self):
         self.service = start_mlflow(self.port).wait()
@@ -326,18 +326,18 @@ def test_a_server_that_is_killed_and_one_that_hangs_cost_nothing_and_lose_nothin
         try:
             with Forwarder(one, every_s=0.2) as forwarder:
                 training.start()
-                wait_until(lambda: one.known.bytes > 1000, 60)
+                wait_until(lambda: one.known.bytes > 1000)
                 server.signal(signal.SIGKILL)
-                wait_until(lambda: forwarder.trouble, 30)
+                wait_until(lambda: forwarder.trouble)
                 before = sum(writer.steps.values())
-                wait_until(lambda: sum(writer.steps.values()) > before + 50, 30)
+                wait_until(lambda: sum(writer.steps.values()) > before + 50)
                 server.restart()
                 reached = writer.path.stat().st_size
-                wait_until(lambda: one.known.bytes > reached and not forwarder.trouble, 60)
+                wait_until(lambda: one.known.bytes > reached and not forwarder.trouble)
                 server.signal(signal.SIGSTOP)
-                wait_until(lambda: forwarder.trouble, 30)
+                wait_until(lambda: forwarder.trouble)
                 server.signal(signal.SIGCONT)
-                wait_until(lambda: not forwarder.trouble, 60)
+                wait_until(lambda: not forwarder.trouble)
                 done.set()
                 training.join(10)
         finally:
@@ -360,7 +360,7 @@ def test_what_a_dead_server_could_not_take_is_sent_at_the_latest_by_the_register
         with Forwarder(late, every_s=0.1) as forwarder:
             for _ in range(20):
                 writer.step()
-            wait_until(lambda: forwarder.trouble, 30)
+            wait_until(lambda: forwarder.trouble)
         server.restart()
         run_id = send_rest(writer.path, note, about("t-late"))
         api = mlflow.MlflowClient(tracking_uri=server.url)

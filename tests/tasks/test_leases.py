@@ -164,12 +164,12 @@ def test_a_lease_is_kept_through_an_outage_and_given_back(keep, variables, caplo
     caplog.set_level(logging.INFO)
     beats = []
     lease = keep(beats)
-    wait_until(lambda: beats, 20, 0.01)
+    wait_until(lambda: beats, every_s=0.01)
     variables.refuse = 503
-    wait_until(lambda: "cannot be renewed" in caplog.text, 20, 0.01)
-    wait_until(lambda: len(variables.asked) > 9, 20, 0.01)
+    wait_until(lambda: "cannot be renewed" in caplog.text, every_s=0.01)
+    wait_until(lambda: len(variables.asked) > 9, every_s=0.01)
     variables.refuse = 0
-    wait_until(lambda: "answers again" in caplog.text, 20, 0.01)
+    wait_until(lambda: "answers again" in caplog.text, every_s=0.01)
     assert caplog.text.count("cannot be renewed") == 1
     assert variables.kept[NAME]["value"]["run"] == "mine"
     lease.give_back()
@@ -184,11 +184,11 @@ def test_a_lease_that_another_took_meanwhile_is_taken_anew_when_it_is_free(table
         del variables.kept[NAME]
     other = table.take(NAME, elsewhere("thief"))
     if isinstance(other, str):
-        wait_until(lambda: lease.lost_to is not None, 20, 0.01)
+        wait_until(lambda: lease.lost_to is not None, every_s=0.01)
         assert "is held by run thief" in caplog.text
         table.drop(other)
-    wait_until(lambda: "taken anew" in caplog.text, 20, 0.01)
-    wait_until(lambda: variables.kept.get(NAME, {}).get("value", {}).get("run") == "mine", 20, 0.01)
+    wait_until(lambda: "taken anew" in caplog.text, every_s=0.01)
+    wait_until(lambda: variables.kept.get(NAME, {}).get("value", {}).get("run") == "mine", every_s=0.01)
     assert lease.lost_to is None
     lease.give_back()
     assert variables.kept == {}
@@ -199,6 +199,6 @@ def test_a_lock_with_a_holder_that_was_lost_is_not_the_formers_to_give_back(keep
     with variables.lock:
         del variables.kept[NAME]
         variables.put(NAME, {"run": "thief"})
-    wait_until(lambda: lease.lost_to is not None, 20, 0.01)
+    wait_until(lambda: lease.lost_to is not None, every_s=0.01)
     lease.give_back()
     assert variables.kept[NAME]["value"] == {"run": "thief"}

@@ -120,7 +120,7 @@ def test_prefects_server_gets_no_secret_that_a_flow_logs_or_fails_with(tmp_path,
             found = site.get("logs/filter", {})
             return found if any("Finished in state" in one["message"] for one in found) else None
 
-        texts = [json.dumps(wait_until(told, 60))]
+        texts = [json.dumps(wait_until(told))]
         texts += [json.dumps(site.get(f"{kind}/filter", {})) for kind in ("flow_runs", "task_runs", "artifacts")]
         events = site.get("events/filter", {"filter": {}})
         texts += [json.dumps(events)]

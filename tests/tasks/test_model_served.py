@@ -139,7 +139,7 @@ def test_a_clean_environment_of_the_models_own_requirements_predicts(registry, t
         install(place, folder / "requirements.txt")
         env = {k: v for k, v in os.environ.items() if not k.startswith(("STARLING", "PYTHON", "VIRTUAL"))}
         words = [place / "bin" / "python", "-c", PREDICT, registry, "models:/tiny@champion", str(audio)]
-        done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200)
+        done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
     finally:
         shutil.rmtree(place, ignore_errors=True)  # gigabytes
     assert done.returncode == 0, done.stderr[-3000:]

@@ -135,7 +135,7 @@ def test_the_champion_transcribes_in_a_fresh_process_without_the_runs_data(finis
         ]
         env = {k: v for k, v in os.environ.items() if k not in ("STARLING_HOME", "PYTHONPATH")}
         env |= {"MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false"}
-        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
     finally:
         for name in there:
             (home / f"{name}.away").rename(home / name)

@@ -213,7 +213,7 @@ def test_kill_9_in_the_middle_leaves_nothing_half_published_and_a_rerun_finishes
     )
     try:
         tars = lambda: list((tmp_path / "objects").glob("shard/*/*/*.tar"))  # noqa: E731
-        wait_until(lambda: len(tars()) >= 2, 60, 0.02)
+        wait_until(lambda: len(tars()) >= 2, every_s=0.02)
     finally:
         os.kill(child.pid, signal.SIGKILL)
         child.wait()

@@ -114,7 +114,7 @@ def test_another_machines_training_is_waited_for_and_named(home, in_a_flow, capl
             raise AssertionError
 
         def end():
-            wait_until(lambda: "training in the pool gpus: waiting for run nightly" in caplog.text, 20, 0.01)
+            wait_until(lambda: "training in the pool gpus: waiting for run nightly" in caplog.text, every_s=0.01)
             table.drop(far)
 
         other = threading.Thread(target=copy_context().run, args=(end,))
@@ -165,7 +165,7 @@ def test_what_another_machine_makes_is_not_made_twice(home, in_a_flow):
         thread = threading.Thread(target=copy_context().run, args=(lambda: results.append(stage.execute(run)),))
         asked = len(in_a_flow.asked)
         thread.start()
-        wait_until(lambda: len(in_a_flow.asked) > asked + 1, 20, 0.01)
+        wait_until(lambda: len(in_a_flow.asked) > asked + 1, every_s=0.01)
         output.publish({"counts": {"far": 1}})
         leases.LeaseTable(client).drop(far)
         thread.join(20)
@@ -191,7 +191,7 @@ def test_whoever_took_an_expired_lock_and_published_first_is_not_overwritten(hom
         name = output_lock_name(output.store.url)
         with in_a_flow.lock:
             in_a_flow.kept[name] = thief | {"name": name}
-        wait_until(lambda: "is held by run thief" in caplog.text, 20, 0.01)
+        wait_until(lambda: "is held by run thief" in caplog.text, every_s=0.01)
         output.publish({"counts": {"thief": 1}})
         return {"counts": {"mine": 1}}
 

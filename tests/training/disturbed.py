@@ -47,7 +47,7 @@ class Running:
         finally:
             self._stack.__exit__(None, None, None)
 
-    def finish(self, patience_s=150):
+    def finish(self, patience_s=400):
         """Wait for the end; the finished training."""
         self._thread.join(patience_s)
         assert not self._thread.is_alive(), "the training does not end"
@@ -58,7 +58,7 @@ class Running:
     def entries(self, kind):
         return [entry for entry in read_journal(self.job.journal) if entry["kind"] == kind]
 
-    def wait_for_epoch(self, epochs, patience_s=90):
+    def wait_for_epoch(self, epochs, patience_s=240):
         """Until so many epochs are closed."""
         wait_until(lambda: len(self.entries("epoch")) >= epochs or not self._thread.is_alive(), patience_s, 0.05)
         assert self._thread.is_alive(), f"the training ended too early: {self.error}"
@@ -77,7 +77,7 @@ class Running:
 
     def learner(self, node):
         """The process number of a node's only rank."""
-        return wait_until(lambda: self.processes("training.rank", node), 30)[0]
+        return wait_until(lambda: self.processes("training.rank", node))[0]
 
 
 def with_signal(pid, number):

@@ -37,7 +37,7 @@ def write_index(url, shards):
     return np.asarray(values["shard"])
 
 
-def wait_for(condition, patience_s=20.0):
+def wait_for(condition, patience_s=240.0):
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
         if found := condition():
@@ -207,7 +207,7 @@ def make_node(tmp_path):
         node.kill()
 
 
-def finish(*nodes, patience_s=30.0):
+def finish(*nodes, patience_s=240.0):
     for node in nodes:
         node.join(patience_s)
         assert not node.is_alive()

@@ -30,7 +30,7 @@ def run_ranks(program: str, ranks: int, folder: Path, *words: str) -> None:
     ]
     try:
         for process in processes:
-            out, err = process.communicate(timeout=120)
+            out, err = process.communicate(timeout=240)
             assert process.returncode == 0, err[-3000:]
             assert out.strip() == "fine"
     finally:

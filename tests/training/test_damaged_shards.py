@@ -204,6 +204,6 @@ def test_any_learner_may_ask_whether_too_much_is_lost(corpus, speech):
     other.check()
     with pytest.raises(TooManyShardsError):
         finder.batch([10])
-    wait_until(lambda: quarantined(job), 10)
+    wait_until(lambda: quarantined(job))
     with pytest.raises(TooManyShardsError, match="10 of 48"):
         other.check()

@@ -42,7 +42,7 @@ class Ring:
     def loaded(self, nodes=None):
         """Wait until all have their weights: the second offer finds the first one read."""
         for n in 2 * list(range(len(self.exchanges)) if nodes is None else nodes):
-            wait_until(lambda: self.exchanges[n].give(self.live[n], 0), 20, 0.01)  # noqa: B023
+            wait_until(lambda: self.exchanges[n].give(self.live[n], 0), every_s=0.01)  # noqa: B023
 
     def work(self, nodes=None, tick=True):
         """What a training process does around a step."""
@@ -72,7 +72,7 @@ class Ring:
             exchange.fetch(5.0)
         for _ in range(2):
             time.sleep(0.2)
-            wait_until(lambda: all(s.initiated == s.finished + s.failed for s in self.stats()), 20, 0.05)
+            wait_until(lambda: all(s.initiated == s.finished + s.failed for s in self.stats()), every_s=0.05)
 
     def stats(self):
         return [exchange.stats() for exchange in self.exchanges]
@@ -114,8 +114,8 @@ class ExchangeContract:
                 ring.work()
                 return ring.spread() < 0.05
 
-            wait_until(agree, 60, 0.01)
-            wait_until(lambda: ring.settled(total), 20, 0.05)
+            wait_until(agree, every_s=0.01)
+            wait_until(lambda: ring.settled(total), every_s=0.05)
 
             def adds_up():
                 stats = [exchange.stats() for exchange in ring.exchanges]
@@ -123,7 +123,7 @@ class ExchangeContract:
                 ours, theirs = sum(s.initiated for s in stats), sum(s.answered for s in stats)
                 return ours == theirs and all(s.initiated and s.bytes_sent and s.bytes_received for s in stats)
 
-            wait_until(adds_up, 20, 0.05)
+            wait_until(adds_up, every_s=0.05)
 
     def test_nobody_exchanges_without_a_step_and_permits_do_not_add_up(self, tmp_path):
         with self.ring(2, tmp_path) as ring:
@@ -136,7 +136,7 @@ class ExchangeContract:
             one.tick(5)
             if self.meets:
                 ring.exchanges[1].tick(5)
-            wait_until(one.ready, 20, 0.01)
+            wait_until(one.ready, every_s=0.01)
             for _ in range(10):
                 ring.work(tick=False)
             assert one.stats().initiated <= 2
@@ -152,7 +152,7 @@ class ExchangeContract:
                     live += n + 1
                     total += n + 1
                 ring.work()
-            wait_until(lambda: ring.settled(total), 20, 0.05)
+            wait_until(lambda: ring.settled(total), every_s=0.05)
 
     def test_one_alone_trains_on(self, tmp_path):
         with self.ring(1, tmp_path) as ring:
@@ -175,8 +175,10 @@ class ExchangeContract:
                 ring.work()
                 return one.stats().skipped_nonfinite and two.stats().skipped_nonfinite
 
-            wait_until(skipped, 20, 0.01)
-            wait_until(lambda: ring.work() or float((ring.live[0][:4096] - ring.live[1][:4096]).norm()) < 0.1, 20, 0.01)
+            wait_until(skipped, every_s=0.01)
+            wait_until(
+                lambda: ring.work() or float((ring.live[0][:4096] - ring.live[1][:4096]).norm()) < 0.1, every_s=0.01
+            )
             assert torch.isfinite(ring.live[0]).all()
             assert ring.live[0][4096] == 4096 % 7  # the whole chunk is left as it was
 
@@ -185,14 +187,14 @@ class ExchangeContract:
             ring.join()
             ring.start()
             total = ring.total()
-            wait_until(lambda: ring.work() or ring.spread() < 0.05, 20, 0.01)
+            wait_until(lambda: ring.work() or ring.spread() < 0.05, every_s=0.01)
             ring.rest()  # an exchange under way would bring something of the old weights to the new ones
-            wait_until(lambda: ring.settled(total), 20, 0.05)
+            wait_until(lambda: ring.settled(total), every_s=0.05)
             for n in range(2):
                 ring.live[n] = torch.full((SIZE,), 100.0 + n)
             ring.start()
             ring.loaded()
-            wait_until(lambda: ring.work() or ring.spread() < 0.05, 20, 0.01)
+            wait_until(lambda: ring.work() or ring.spread() < 0.05, every_s=0.01)
             assert torch.allclose(torch.stack(ring.live).mean(0), torch.tensor(100.5), atol=0.2)
 
     def test_weights_that_do_not_fit_are_refused(self, tmp_path):
@@ -209,7 +211,7 @@ class ExchangeContract:
             ring.join()
             ring.start()
             one = ring.exchanges[0]
-            wait_until(lambda: ring.work() or one.stats().initiated, 20, 0.01)
+            wait_until(lambda: ring.work() or one.stats().initiated, every_s=0.01)
             assert one.alive()
             one.close()
             one.close()
@@ -234,8 +236,8 @@ class ExchangeContract:
             ring.start([2])
             ring.join([0, 1, 2], 2)
             total = ring.total()
-            wait_until(lambda: ring.work() or (ring.spread() < 0.05 and newcomer.stats().answered), 30, 0.01)
-            wait_until(lambda: ring.settled(total), 20, 0.05)
+            wait_until(lambda: ring.work() or (ring.spread() < 0.05 and newcomer.stats().answered), every_s=0.01)
+            wait_until(lambda: ring.settled(total), every_s=0.05)
 
     def test_nobody_gives_weights(self, tmp_path):
         if not self.elastic:
@@ -255,13 +257,13 @@ class ExchangeContract:
         with self.ring(3, tmp_path) as ring:
             ring.join()
             ring.start()
-            wait_until(lambda: ring.work() or ring.exchanges[0].stats().answered, 20, 0.01)
+            wait_until(lambda: ring.work() or ring.exchanges[0].stats().answered, every_s=0.01)
             ring.exchanges[1].close()
             others = [0, 2]
-            wait_until(lambda: ring.work(others) or ring.exchanges[0].stats().failed, 20, 0.01)
+            wait_until(lambda: ring.work(others) or ring.exchanges[0].stats().failed, every_s=0.01)
             ring.live[2] += 3
             ring.join(others, 2)
-            wait_until(lambda: ring.work(others) or ring.spread(others) < 0.05, 20, 0.01)
+            wait_until(lambda: ring.work(others) or ring.spread(others) < 0.05, every_s=0.01)
 
 
 class TestMemory(ExchangeContract):
@@ -312,10 +314,10 @@ class TestGloo(ExchangeContract):
         with self.ring(3, tmp_path) as ring:
             ring.start()
             ring.loaded()
-            wait_until(lambda: ring.work() or all(e.stats().finished for e in ring.exchanges), 60, 0.01)
+            wait_until(lambda: ring.work() or all(e.stats().finished for e in ring.exchanges), every_s=0.01)
             os.kill(ring.exchanges[1].pid, signal.SIGKILL)
             others = [0, 2]
-            wait_until(lambda: ring.work(others) or not any(ring.exchanges[n].alive() for n in others), 60, 0.01)
+            wait_until(lambda: ring.work(others) or not any(ring.exchanges[n].alive() for n in others), every_s=0.01)
             ring.work(others)
             assert all(torch.isfinite(ring.live[n]).all() for n in others)
 
@@ -344,7 +346,7 @@ def test_ranks_exchange_with_the_same_rank(tmp_path):
                 exchange.tick(1)
             return all(abs(float(live[n, r][0]) - (10 * r + 0.5)) < 1e-3 for n, r in made)
 
-        wait_until(met, 20, 0.01)
+        wait_until(met, every_s=0.01)
     finally:
         for exchange in made.values():
             exchange.close()

@@ -113,7 +113,7 @@ def test_four_learners_that_drift_apart_are_held_together_and_lose_nothing(ring,
             before = finished()
     # alone, each would be at its own target: a spread of 1.1
     assert max(distances[50:]) < 0.4
-    wait_until(lambda: comes_to_rest(loops), 20, 0.05)
+    wait_until(lambda: comes_to_rest(loops), every_s=0.05)
     mean = torch.stack([loop.live for loop in loops]).mean(0)
     assert torch.allclose(mean, torch.full((SIZE,), 1.5), atol=0.25)  # the common optimum
     stats = [loop.exchange.stats() for loop in loops]
@@ -139,14 +139,14 @@ def test_a_stopped_peer_delays_nobody_and_its_late_answers_keep_the_sum(ring):
                 for n, s in zip((0, 2), now, strict=True)
             )
 
-        wait_until(others_went_on, 30, 0.01)
+        wait_until(others_went_on, every_s=0.01)
         assert loops[1].exchange.stats().silent_s > 0.2
         assert not loops[1].exchange.give(loops[1].live, 0)  # the slot is full, and nothing waits
     finally:
         os.kill(loops[1].exchange.pid, signal.SIGCONT)
-    wait_until(lambda: comes_to_rest(loops), 20, 0.05)
+    wait_until(lambda: comes_to_rest(loops), every_s=0.05)
     answered = loops[1].exchange.stats().answered
-    wait_until(lambda: [loop.work() for loop in loops] and loops[1].exchange.stats().answered > answered, 20, 0.01)
+    wait_until(lambda: [loop.work() for loop in loops] and loops[1].exchange.stats().answered > answered, every_s=0.01)
 
 
 def test_a_killed_daemon_is_noticed_by_its_process_and_skipped_by_the_others(ring):
@@ -156,12 +156,12 @@ def test_a_killed_daemon_is_noticed_by_its_process_and_skipped_by_the_others(rin
     )
     dead = loops.pop(1)
     os.kill(dead.exchange.pid, signal.SIGKILL)
-    wait_until(lambda: not dead.exchange.alive(), 10, 0.01)
+    wait_until(lambda: not dead.exchange.alive(), every_s=0.01)
     for _ in range(20):
         dead.work()  # trains on, alone
-    wait_until(lambda: [loop.work() for loop in loops] and loops[0].exchange.stats().failed, 20, 0.01)
+    wait_until(lambda: [loop.work() for loop in loops] and loops[0].exchange.stats().failed, every_s=0.01)
     count = loops[0].exchange.stats().answered
-    wait_until(lambda: [loop.work() for loop in loops] and loops[0].exchange.stats().answered > count + 3, 20, 0.01)
+    wait_until(lambda: [loop.work() for loop in loops] and loops[0].exchange.stats().answered > count + 3, every_s=0.01)
 
 
 def test_a_peer_that_dies_in_mid_exchange_leaves_the_survivors_whole(ring):
@@ -171,7 +171,7 @@ def test_a_peer_that_dies_in_mid_exchange_leaves_the_survivors_whole(ring):
             loop.work()
     os.kill(loops[1].exchange.pid, signal.SIGKILL)
     survivor = loops[0]
-    wait_until(lambda: survivor.work() or survivor.exchange.stats().failed, 20, 0.01)
+    wait_until(lambda: survivor.work() or survivor.exchange.stats().failed, every_s=0.01)
     for _ in range(5):
         survivor.work()
     assert survivor.exchange.alive()
@@ -181,7 +181,7 @@ def test_a_peer_that_dies_in_mid_exchange_leaves_the_survivors_whole(ring):
 def test_a_node_that_comes_back_under_another_incarnation_is_averaged_with_again(ring, tmp_path):
     exchanges = ring(2)
     loops = [Loop(n, exchange) for n, exchange in enumerate(exchanges)]
-    wait_until(lambda: [loop.work() for loop in loops] and loops[0].exchange.stats().answered, 20, 0.01)
+    wait_until(lambda: [loop.work() for loop in loops] and loops[0].exchange.stats().answered, every_s=0.01)
     os.kill(exchanges[1].pid, signal.SIGKILL)
     with_new = build(1, tmp_path)
     try:
@@ -194,7 +194,9 @@ def test_a_node_that_comes_back_under_another_incarnation_is_averaged_with_again
         loops[1].live.copy_(weights)
         with_new.start(loops[1].live, 0)
         answered = loops[0].exchange.stats().answered
-        wait_until(lambda: [loop.work() for loop in loops] and loops[0].exchange.stats().answered > answered, 20, 0.01)
+        wait_until(
+            lambda: [loop.work() for loop in loops] and loops[0].exchange.stats().answered > answered, every_s=0.01
+        )
     finally:
         with_new.close()
 
@@ -203,7 +205,7 @@ def test_a_fetch_passes_over_a_stopped_neighbour_and_is_bounded(ring):
     exchanges = ring(3)
     loops = [Loop(n, exchanges[n]) for n in (1, 2)]
     for loop in 2 * loops:
-        wait_until(lambda: loop.exchange.give(loop.live, 0), 10, 0.01)  # noqa: B023
+        wait_until(lambda: loop.exchange.give(loop.live, 0), every_s=0.01)  # noqa: B023
     os.kill(exchanges[1].pid, signal.SIGSTOP)
     try:
         assert torch.equal(exchanges[0].fetch(10), loops[1].live)
@@ -220,7 +222,7 @@ def test_a_peer_with_another_key_is_not_heard(ring, tmp_path):
         loops = [Loop(n, exchange) for n, exchange in enumerate(exchanges)]
         for exchange in exchanges:
             exchange.set_view(view_of(exchanges))
-        wait_until(lambda: [loop.work() for loop in loops] and loops[0].exchange.stats().failed, 20, 0.01)
+        wait_until(lambda: [loop.work() for loop in loops] and loops[0].exchange.stats().failed, every_s=0.01)
         assert not any(s.answered or s.bytes_received for s in (exchange.stats() for exchange in exchanges))
         assert exchanges[0].fetch(1) is None
     finally:
@@ -268,8 +270,8 @@ def test_garbage_is_ignored_and_misfits_are_refused(ring):
             head, rest = socket.recv_multipart()
             assert unpack(head).status != OK
             assert rest == b""
-    wait_until(lambda: [loop.work() for loop in loops] and all(e.stats().answered for e in exchanges), 20, 0.01)
-    wait_until(lambda: comes_to_rest(loops), 20, 0.05)
+    wait_until(lambda: [loop.work() for loop in loops] and all(e.stats().answered for e in exchanges), every_s=0.01)
+    wait_until(lambda: comes_to_rest(loops), every_s=0.05)
 
 
 def test_two_that_ask_each_other_at_once_average_instead_of_swapping(ring):
@@ -285,8 +287,8 @@ def test_two_that_ask_each_other_at_once_average_instead_of_swapping(ring):
             loop.work(rate=0, tick=False)
         return spread(loops) < 1e-3
 
-    wait_until(agree, 20, 0.005)
-    wait_until(lambda: comes_to_rest(loops), 20, 0.05)
+    wait_until(agree, every_s=0.005)
+    wait_until(lambda: comes_to_rest(loops), every_s=0.05)
     assert off_sum(loops) < 1e-3
     for loop in loops:
         torch.testing.assert_close(loop.live, torch.full_like(loop.live, 50.0), rtol=0, atol=1e-3)
@@ -294,7 +296,7 @@ def test_two_that_ask_each_other_at_once_average_instead_of_swapping(ring):
 
 def test_the_daemon_starts_without_torch_and_shows_no_key(tmp_path):
     code = "import sys, training.exchange.daemon, training.exchange.zmq_daemon; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=240).returncode == 0
     key = RingKey.generate()
     exchange = build(0, tmp_path, key=key)
     try:
@@ -325,12 +327,12 @@ def test_the_daemon_ends_with_a_killed_training_process_and_leaves_nothing(tmp_p
     command = [sys.executable, "-c", textwrap.dedent(TRAINER), str(tmp_path)]
     trainer = subprocess.Popen(command, cwd=ROOT)
     try:
-        wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), 60)
+        wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
         daemon = Path("/proc") / (tmp_path / "pid").read_text()
         assert daemon.exists()
         trainer.kill()
         trainer.wait()
-        wait_until(lambda: not daemon.exists(), 10)
+        wait_until(lambda: not daemon.exists())
         assert not {path for path in Path("/dev/shm").iterdir() if "starling" in path.name} - before
     finally:
         trainer.kill()

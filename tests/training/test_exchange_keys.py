@@ -110,4 +110,4 @@ def test_the_authenticator_ends_with_its_context_and_serves_one_key():
         with pytest.raises(ValueError, match="another ring"):
             secure_server(context, socket, RingKey.generate(), "tcp://127.0.0.1:1")
     context.term()
-    wait_until(lambda: threading.active_count() <= before, 10)
+    wait_until(lambda: threading.active_count() <= before)

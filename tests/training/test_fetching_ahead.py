@@ -48,13 +48,15 @@ def test_a_lease_is_here_before_its_first_batch_is_asked_for(job):
             idle.begin(lambda *_: [], worker.draws.shard)
             leases = []
             while len(leases) < 3:
-                first = wait_until(lambda: client.peek(1), 30, 0.02)[0]
+                first = wait_until(lambda: client.peek(1), every_s=0.02)[0]
                 batches = [batch for batch in client.peek(100) if batch.lease == first.lease]
                 wanted = shards_of(worker, batches)
-                wait_until(lambda wanted=wanted: wanted <= {path.stem for path in job.cache.glob("*.tar")}, 30, 0.02)
+                wait_until(
+                    lambda wanted=wanted: wanted <= {path.stem for path in job.cache.glob("*.tar")}, every_s=0.02
+                )
                 leases.append(wanted)
                 for _ in batches:
-                    work = wait_until(client.next, 30, 0.02)
+                    work = wait_until(client.next, every_s=0.02)
                     counts = {"utterances": len(work.rows), "seconds": 1.0, "tokens": 1, "loss_sum": 1.0}
                     client.trained(work, **counts)
         finally:
@@ -72,7 +74,7 @@ def test_a_whole_epoch_is_fetched_in_the_order_of_its_batches_within_half_of_the
     dataset = open_set(job.model_copy(update={"cache_bytes": 6 * largest}), job.train_url)
     rows = [5 * 10, 2 * 10 + 3, 5 * 10 + 7, 9 * 10, 0, 10, 7 * 10]
     dataset.prefetch(torch.tensor(rows).numpy())
-    wait_until(lambda: dataset.reader._prefetcher is None, 30, 0.02)
+    wait_until(lambda: dataset.reader._prefetcher is None, every_s=0.02)
     assert {path.stem for path in job.cache.glob("*.tar")} == {index.shards[number].sha256 for number in (5, 2, 9)}
 
 
@@ -107,7 +109,7 @@ def test_every_machine_of_a_node_fetches_what_comes(job, tmp_path):
         worker = make_worker(job, address, 0)
         try:
             worker._join()
-            first, second = (wait_until(lambda: work_for(worker), 30, 0.02) for _ in range(2))
+            first, second = (wait_until(lambda: work_for(worker), every_s=0.02) for _ in range(2))
         finally:
             worker.client.leave()
             worker.client.close()
@@ -121,7 +123,7 @@ def test_every_machine_of_a_node_fetches_what_comes(job, tmp_path):
     other = Worker(elsewhere, 0, Learner(job, cpu), group, None, None)
     other._fetch(first["fetch"])
     everything = {shard.sha256 for shard in worker.data.index.shards}
-    wait_until(lambda: {path.stem for path in elsewhere.cache.glob("*.tar")} == everything, 30, 0.02)
+    wait_until(lambda: {path.stem for path in elsewhere.cache.glob("*.tar")} == everything, every_s=0.02)
     other.prefetch.close()
 
 

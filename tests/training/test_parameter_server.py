@@ -524,7 +524,7 @@ def test_a_killed_server_goes_on_at_its_address_with_what_it_saved(tmp_path):
 )
 def test_a_server_that_cannot_work_says_why(tmp_path, number, more, message):
     words = Process(tmp_path, number, 2).words(*more)
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr

@@ -123,7 +123,7 @@ def test_a_checkpoint_of_another_run_is_refused(make_store, make_node):
     finish(node)
     store.close()
     (store.folder / "job.json").write_text(json.dumps(store.job | {"run": "run-2"}))
-    done = subprocess.run(store.command("--fresh"), cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(store.command("--fresh"), cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 2
     assert "another configuration" in done.stderr
 
@@ -207,7 +207,7 @@ def test_nonsense_is_answered_and_harms_nobody(make_store):
 )
 def test_what_cannot_work_is_refused_at_the_start(make_store, change, listen, message):
     store = make_store(**change)
-    done = subprocess.run(store.command(listen=listen), cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(store.command(listen=listen), cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
@@ -216,14 +216,14 @@ def test_what_cannot_work_is_refused_at_the_start(make_store, change, listen, me
 def test_a_taken_port_is_refused(make_store):
     store = make_store().start("--fresh")
     words = store.command(listen=store.address)
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 2
     assert "in use" in done.stderr
 
 
 def test_the_store_needs_no_torch_and_ends_with_its_parent(make_store):
     code = "import sys, training.store.server, training.store.node_client; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.stdout.strip() == "False"
     store = make_store()
     words = [*store.command("--fresh")[:-1]]

@@ -54,7 +54,7 @@ def test_samples_begin_once_the_node_has_joined_and_stop_when_told():
 
     figures = SystemFigures(3, journal, lambda: 7.25, every_s=0.02)
     joined.set()
-    wait_until(lambda: len(lines) > 2, 10, 0.01)
+    wait_until(lambda: len(lines) > 2, every_s=0.01)
     figures.close()
     assert not figures._thread.is_alive()
     assert {(line["kind"], line["node"]) for line in lines} == {("system", 3)}

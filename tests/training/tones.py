@@ -229,7 +229,7 @@ def store_here(job: TrainJob) -> Iterator[str]:
         yield str(read_address(folder / NOTE))
     finally:
         server.stop()
-        thread.join(20)
+        thread.join(240)
 
 
 class StopsAt(NodeClient):
@@ -251,7 +251,7 @@ def ask_here(address: str, message: dict[str, Any]) -> dict[str, Any]:
     """Ask a store that needs no key."""
     client = StoreClient(address, None)
     try:
-        return client.request(message, patience_s=20)
+        return client.request(message, patience_s=240)
     finally:
         client.close()
 

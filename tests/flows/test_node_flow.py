@@ -251,7 +251,7 @@ def test_a_crashed_node_run_is_replaced_alone_and_cancelling_ends_all(pool, tmp_
             assert "CRASHED" in [state for _, state in states]
         finally:
             stop.set()
-            polling.join(20)
+            polling.join(240)
             began = time.monotonic()
             runs.close(0.0)
         wait_until(lambda: not pool.children())

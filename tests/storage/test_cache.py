@@ -115,7 +115,7 @@ def test_one_download_serves_all_threads(store, tmp_path):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(240)
     assert len(fetched) == 1
     assert [path.name for path in tmp_path.iterdir()] == [f"{index.shards[0].sha256}.tar"]
 
@@ -361,7 +361,7 @@ def test_who_waited_for_the_folder_evicts_no_more_than_is_left_to_do(tmp_path):
         (tmp_path / "a.tar").unlink(missing_ok=True)  # what the holder of the lock evicts
     finally:
         os.close(folder)
-    thread.join(30)
+    thread.join(240)
     assert removed == []
     assert len(list(tmp_path.glob("*.tar"))) == 2
 
@@ -392,7 +392,7 @@ def test_a_passing_lock_excludes_and_waits_no_longer_than_asked(tmp_path):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(240)
     assert len(most) == 120
     assert max(most) == 1
     with passing_lock(path, 0.0), pytest.raises(LockTimeoutError), passing_lock(path, 0.05, poll_s=0.01):
@@ -411,7 +411,7 @@ class TestPrefetch:
     def wait_for(self, reader):
         thread = reader._prefetcher
         if thread is not None:
-            thread.join(30)
+            thread.join(240)
 
     def test_shards_are_there_when_they_are_wanted(self, store, tmp_path):
         index = fill(store)

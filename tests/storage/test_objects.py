@@ -402,6 +402,6 @@ def test_of_two_that_empty_a_folder_at_once_neither_fails(tmp_path):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(240)
     assert failed == []
     assert store.list() == []

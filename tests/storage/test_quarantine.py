@@ -65,7 +65,7 @@ def test_threads_may_report_the_same_shards(store):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(240)
     assert sum(entry.utterances for entry in ShardQuarantine(store, total=1000).entries()) == 80
 
 

@@ -182,7 +182,7 @@ class NotesContract:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(240)
         expected = sorted(f"{number}-{turn}" for number in range(6) for turn in range(5))
         assert StageOutput(store, "shard", "a" * 16).uses() == {"prepare": expected}
 

@@ -60,7 +60,7 @@ def test_of_many_takers_one_gets_it_also_where_it_is_stale(table, variables):
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(20)
+            thread.join(240)
         assert len(results) == 3
         assert sum(isinstance(result, str) for result in results) == 1
         variables.age(NAME, LEASE_S + 1)

@@ -127,7 +127,7 @@ def restarts(server, up_s=1.0, down_s=0.4, most=4):
         yield done
     finally:
         stop.set()
-        thread.join(60)
+        thread.join(240)
 
 
 def test_sharding_outlives_restarts_of_the_server(home, s3_server):

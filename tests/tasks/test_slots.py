@@ -121,7 +121,7 @@ def test_another_machines_training_is_waited_for_and_named(home, in_a_flow, capl
         other.start()
         with training_slot(config(pool="gpus"), Holder.here("mine")):
             assert in_a_flow.kept[name]["value"]["run"] == "mine"
-        other.join(20)
+        other.join(240)
     assert in_a_flow.kept == {}
 
 
@@ -131,7 +131,7 @@ def test_an_outage_before_work_begins_is_waited_out_for_a_while(home, in_a_flow,
     back.start()
     with shared_lock(["lock-x"], "x", REFUSE, Holder.here("mine")):
         assert "lock-x" in in_a_flow.kept
-    back.join(20)
+    back.join(240)
     in_a_flow.refuse = 503
     monkeypatch.setattr(slots, "OUTAGE_S", 0.1)
     with pytest.raises(Exception, match="503"), shared_lock(["lock-x"], "x", REFUSE, Holder.here("mine")):
@@ -168,7 +168,7 @@ def test_what_another_machine_makes_is_not_made_twice(home, in_a_flow):
         wait_until(lambda: len(in_a_flow.asked) > asked + 1, every_s=0.01)
         output.publish({"counts": {"far": 1}})
         leases.LeaseTable(client).drop(far)
-        thread.join(20)
+        thread.join(240)
     assert made == []
     assert results[0].cached
     assert results[0].counts == {"far": 1}

@@ -196,7 +196,7 @@ def test_many_learners_at_a_time_lose_no_push(tmp_path):
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(240)
         with client_of(addresses) as client:
             weights, versions = client.pull()
     assert versions == [80, 80]

@@ -194,8 +194,12 @@ def as_number(name: str, value: object) -> float | None:
     return number
 
 
-_MARKS = ((codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"), (codecs.BOM_UTF16_LE, "utf-16"))
-_MARKS += ((codecs.BOM_UTF16_BE, "utf-16"),)
+_MARKS = (
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
 """Byte-order marks of other encodings than UTF-8, such as Excel's "Unicode text", the longer ones first."""
 
 

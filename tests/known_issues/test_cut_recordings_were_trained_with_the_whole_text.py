@@ -114,6 +114,14 @@ def test_chunks_before_the_audio_are_passed_over():
     assert announced_times(sized(0, 4 * RATE, odd)) == 2.0
 
 
+def test_chunks_of_wave64_are_aligned_to_eight_bytes():
+    whole = encoded("W64", "PCM_16", 1.0)
+    place = whole.index(b"data")
+    odd = b"junk" + bytes(12) + (24 + 3).to_bytes(8, "little") + b"dat" + bytes(5)
+    assert announced_times(whole[:place] + odd + whole[place:]) == 1.0
+    assert announced_times(whole[:place] + odd + whole[place : 24 + place + RATE]) == 2.0
+
+
 def test_a_page_that_is_not_the_last_is_no_end():
     whole = encoded("OGG", "VORBIS", 20.0)
     pages = [place for place in range(len(whole)) if whole.startswith(b"OggS", place)]

@@ -14,6 +14,7 @@ from support import small_corpus, write_table, write_tone
 from flows.summary import print_summary, summarize
 from tasks.config import parse_config
 from tasks.manifest import MANIFEST
+from tasks.orchestration import run_plainly
 from tasks.prepare import PREPARE
 from tasks.shard import SHARD
 from tasks.speakers import overlap_warnings, set_rows
@@ -184,3 +185,11 @@ def test_the_sets_are_shown_with_hours_and_speakers(home, digits):
     print_summary(summary, Console(file=text, width=300))
     assert "speakers" in text.getvalue()
     assert "warning 5 speaker(s)" in text.getvalue()
+
+
+def test_the_log_says_so_before_anything_is_trained(home, digits, caplog):
+    run = Run(parse_config({"name": "p", "data": {"sources": [{"kind": "fsdd", "path": digits}]}}), "r")
+    with caplog.at_level("INFO"):
+        run_plainly(run, until="prepare")
+    assert "of the training set speak in 'test', too" in caplog.text
+    assert "test 60 utterances, 0.01 h, 6 speakers" in caplog.text

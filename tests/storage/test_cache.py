@@ -150,6 +150,10 @@ def test_descriptors_are_not_left_open(store, tmp_path):
         assert reader.payload(position) == content(position)
     with pytest.raises(ShardError):
         reader.payload(5)
+    reader.recheck(0)
+    reader.shard_path(1)
+    reader.prefetch([2])
+    TestPrefetch().wait_for(reader)
     assert len(os.listdir("/proc/self/fd")) == before
 
 

@@ -117,6 +117,14 @@ class GarbageContract:
         assert len(plan.garbage) == 1
         assert len(collect(store, plan.garbage)) == whole
 
+    def test_what_the_foundations_stand_on_stays_too(self, store):
+        """Each output notes the one before it only."""
+        before = {}
+        for stage in ("prepare", "shard", "train", "score", "register"):
+            publish(store, stage, "a", **before)
+            before = {stage: "a"}
+        assert plan_later(store, registered={f"register/{'a' * 16}"}).garbage == []
+
     @pytest.mark.parametrize("withdrawn", [True, False])
     def test_a_missing_index_costs_no_shard(self, store, withdrawn):
         """Nor does the record that a repair takes away, of what a registered model stands on."""

@@ -405,3 +405,9 @@ def test_of_two_that_empty_a_folder_at_once_neither_fails(tmp_path):
         thread.join(240)
     assert failed == []
     assert store.list() == []
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/../other", "s3://bucket/a//b", "memory://a/./b", "s3://bucket/a\\b"])
+def test_the_path_of_a_url_is_checked_like_a_name(url):
+    with pytest.raises(ObjectNameError):
+        ObjectStore(url)

@@ -221,7 +221,7 @@ class Translator:
         self._floor_ms = self.latest_ms + 2 if self.latest_ms else None
 
     def _time(self, entry: Entry) -> int:
-        elapsed = entry.get("elapsed")
+        elapsed: Any = entry.get("elapsed")
         if not is_number(elapsed) or not 0.0 <= float(elapsed) < _LONGEST_S:
             return self.latest_ms
         own = int(1000 * float(elapsed))

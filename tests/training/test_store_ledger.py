@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from storage.objects import ObjectStore
 from training.journal import read_journal
 from training.store.checkpoints import make_document, restored_state
-from training.store.epochs import ShardMap
+from training.store.epochs import MAX_NAMED, Repeats, ShardMap
 from training.store.log import StoreLog
 from training.store.messages import StoreError, pack_bits, pack_rows, unpack_bits, unpack_rows
 from training.store.pace import Pace, fair_transfer
@@ -55,6 +55,14 @@ def test_a_checkpoint_holds_what_its_weights_contain_even_if_an_epoch_has_closed
     assert again.books.steps == {"0": 1, "1": 1}
     with pytest.raises(StoreError, match="index"):
         restored_state(empty_ledger(shards=7), "run", "s", 4, document)
+
+
+def test_so_many_repeated_rows_are_named_and_all_are_counted():
+    repeats = Repeats()
+    for start in range(0, MAX_NAMED + 40, 20):
+        repeats.add(np.arange(start, start + 20))
+    assert repeats.count == MAX_NAMED + 40
+    assert repeats.rows == list(range(MAX_NAMED))
 
 
 def test_journal_lines_of_a_killed_store_are_written_once(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -86,7 +87,7 @@ class Pauses(WaveAugmentation):
         if chosen == "room":
             return _scaled(_shaped(noise, tone), tone)
         gain_db = self.config.level_db[0] + level * (self.config.level_db[1] - self.config.level_db[0])
-        return _scaled(noise, wave) * 10 ** (gain_db / 20)
+        return _scaled(noise, wave) * math.pow(10.0, gain_db / 20)
 
 
 def _quietest(energies: list[float], first: int, end: int) -> int:
@@ -99,7 +100,8 @@ def _shaped(noise: Tensor, tone: Tensor) -> Tensor:
     spectrum = torch.fft.rfft(noise, n=fft_size(len(noise)))
     magnitudes = torch.fft.rfft(tone * torch.hann_window(len(tone), device=tone.device)).abs()
     shape = F.interpolate(magnitudes[None, None], size=len(spectrum), mode="linear", align_corners=True)[0, 0]
-    return torch.fft.irfft(spectrum * shape, n=fft_size(len(noise)))[: len(noise)]
+    found: Tensor = torch.fft.irfft(spectrum * shape, n=fft_size(len(noise)))
+    return found[: len(noise)]
 
 
 def _scaled(noise: Tensor, like: Tensor) -> Tensor:

@@ -9,13 +9,12 @@ go on with the others.
 import hashlib
 import logging
 import os
-import tarfile
 import tempfile
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from io import BufferedReader
 from pathlib import Path
 from shutil import rmtree
@@ -343,17 +342,3 @@ def _problem(file: BufferedReader, record: ShardRecord) -> str | None:
     except UnsafeTarError as error:
         return str(error)
     return None
-
-
-def iter_members(path: str | os.PathLike[str]) -> Iterator[tuple[str, bytes]]:
-    """Name and content of every member of a local tar, in order.
-
-    Raises:
-        UnsafeTarError: the tar is damaged, cut or unsafe; before the first member is given out.
-    """
-    check_tar(path)
-    with tarfile.open(path, mode="r:") as tar:
-        for member in tar:
-            content = tar.extractfile(member)
-            if content is not None:
-                yield member.name, content.read()

@@ -7,6 +7,7 @@ called `x.pyd` or `x.pickle` would be executed by decoders that trust suffixes. 
 import io
 import os
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Self
 
@@ -107,3 +108,17 @@ def _check_end(file: BinaryIO, end: int, label: str) -> None:
             raise UnsafeTarError(
                 f"{label}: damaged after byte {end}: no valid header there. Fetch it or write it again."
             )
+
+
+def iter_members(path: str | os.PathLike[str]) -> Iterator[tuple[str, bytes]]:
+    """Name and content of every member of a local tar, in order.
+
+    Raises:
+        UnsafeTarError: the tar is damaged, cut or unsafe; before the first member is given out.
+    """
+    check_tar(path)
+    with tarfile.open(path, mode="r:") as tar:
+        for member in tar:
+            content = tar.extractfile(member)
+            if content is not None:
+                yield member.name, content.read()

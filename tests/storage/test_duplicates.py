@@ -62,7 +62,7 @@ def test_joined_rows_are_labelled_with_the_first_row_that_they_are_connected_wit
     assert join_labels(labels, both[:, 0], both[:, 1]).tolist() == wanted
 
 
-@pytest.mark.parametrize(("parts", "buffered"), [(1, 1 << 20), (7, 64), (5, 1)])
+@pytest.mark.parametrize(("parts", "buffered"), [(1, 1 << 20), (7, 64), (97, 1)])
 def test_recordings_that_share_words_are_found_whatever_fits_in_memory(tmp_path, parts, buffered):
     rng = np.random.default_rng(0)
     words = {n: rng.choice(2**32, 50, replace=False).astype(np.uint32) for n in range(40)}

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from storage.objects import ObjectStore, RetryPolicy
-from storage.reading import ShardError, ShardReader, iter_members
-from storage.safety import UnsafeTarError
+from storage.reading import ShardError, ShardReader
+from storage.safety import UnsafeTarError, iter_members
 from storage.shards import Sample, build_index, write_shard
 
 ROW = {"duration": 1.0, "num_frames": 16000, "sample_rate": 16000}

@@ -210,6 +210,17 @@ def end_hard(number: int = signal.SIGTERM) -> None:
 
 def descendants(root: int) -> list[int]:
     """Numbers of the processes below one, as far as the system tells."""
+    children = family()
+    found, waiting = [], [root]
+    while waiting:
+        below = children.get(waiting.pop(), [])
+        found += below
+        waiting += below
+    return found
+
+
+def family() -> dict[int, list[int]]:
+    """Numbers of each process's children, as far as the system tells."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -217,12 +228,7 @@ def descendants(root: int) -> list[int]:
         except (OSError, IndexError):  # it has ended meanwhile
             continue
         children.setdefault(parent, []).append(int(entry.parent.name))
-    found, waiting = [], [root]
-    while waiting:
-        below = children.get(waiting.pop(), [])
-        found += below
-        waiting += below
-    return found
+    return children
 
 
 def outlive_reader() -> None:

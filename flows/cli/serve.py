@@ -16,13 +16,17 @@ import typer
 
 from flows.cli.common import JsonOption, err, friendly, out, print_json
 from flows.cli.deploy import DEFAULT_CONFIG, ConfigOption, deploy_all, deployments_table
-from flows.ending import descendants
+from flows.ending import family
 from training.processes import adopt_orphans
 
 if TYPE_CHECKING:
     from flows.production import Ports
     from flows.services import Service
     from flows.supervisor import Supervisor
+
+
+_SERVERS_S = 4.0
+"""For the servers that keep everything in a database."""
 
 
 class Profile(StrEnum):
@@ -64,9 +68,9 @@ def up(
     adopt_orphans()
     supervisor = Supervisor(production.RESTARTS, say=lambda text: err.print(text, markup=False, highlight=False))
     with ExitStack() as stack:
+        stores = production.STORES if profile is Profile.production else 0
         stack.callback(supervisor.stop, 0, 20.0)  # the database at last: the other servers need it, and it tidies up
-        if profile is Profile.production:
-            stack.callback(supervisor.stop, production.STORES)
+        stack.callback(supervisor.stop, stores, _SERVERS_S)
         note = _start_servers(profile, ports, supervisor, stop)
         if stop.is_set():
             return
@@ -105,8 +109,9 @@ def _start_servers(profile: Profile, ports: "Ports", supervisor: "Supervisor", s
 
 def _end_flows(workers: "list[Service]") -> None:
     """Tell the flows of workers to end: a worker that is told to waits for its flows."""
+    children = family()
     for worker in workers:
-        for pid in descendants(worker.process.pid):
+        for pid in children.get(worker.process.pid, ()):  # theirs are for them to end
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
 

@@ -1,12 +1,16 @@
 """What dies is started again, with growing pauses and not for ever; what is told to end ends in order."""
 
+import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from support import wait_until
 
+from flows.cli.serve import _end_flows
+from flows.ending import descendants
 from flows.services import ServiceError, answers, free_port, spawn
 from flows.supervisor import Supervisor
 
@@ -97,6 +101,29 @@ def test_what_does_not_end_in_time_is_killed(home):
     wait_until(lambda: "up" in service.log.read_text())
     keeper.stop(patience_s=0.1)
     assert service.process.returncode == -signal.SIGKILL
+
+
+WORKER = """
+import subprocess, sys
+flow = "import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', 'import time; time.sleep(100)']))"
+child = subprocess.Popen([sys.executable, "-c", flow])
+child.wait()
+"""
+
+
+def test_the_flows_of_workers_are_told_to_end_but_not_what_those_have_started(home):
+    """A flow asks its training for a last checkpoint, for which all its processes are needed."""
+    worker = spawn("worker", [sys.executable, "-c", WORKER], "", "")
+    try:
+        wait_until(lambda: len(descendants(worker.process.pid)) == 2, 20)
+        flow, training = descendants(worker.process.pid)
+        _end_flows([worker])
+        worker.process.wait(20)
+        assert not Path(f"/proc/{flow}").exists()
+        assert Path(f"/proc/{training}").exists()
+    finally:
+        os.kill(training, signal.SIGKILL)
+        worker.stop(1.0)
 
 
 POLITE = """

@@ -19,6 +19,8 @@ from training.exchange.keys import RingKey
 from training.store.client import StoreClient
 from training.store.messages import StoreError, StoreUnreachableError
 from training.store.node_client import STORE_LOST, NodeClient
+from training.store.server import Server
+from training.store.settings import Settings
 
 
 def test_one_node_gets_each_epoch_whole_and_in_one_order(make_store, make_node):
@@ -234,3 +236,17 @@ def test_the_store_needs_no_torch_and_ends_with_its_parent(make_store):
     parent.kill()
     parent.wait()
     wait_for(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2])
+
+
+def test_a_log_of_another_run_is_begun_anew(make_store, tmp_path):
+    """Without being told so; one of the same run is gone on with."""
+    store = make_store()
+    sessions = []
+    for run in ("run-1", "run-1", "run-2"):
+        settings = Settings.from_job({**store.job, "run": run})
+        (tmp_path / "store").mkdir(exist_ok=True)
+        server = Server(settings, tmp_path / "store", "tcp://127.0.0.1:0", None, fresh=False)
+        sessions.append(server.coordinator.ledger.values.session)
+        server.close()
+    assert sessions[0] == sessions[1] != sessions[2]
+    assert all(sessions)

@@ -30,7 +30,7 @@ ORPHANS_S = 60.0
 END_S = 120.0
 """How long a command that is told to end may take before that is a finding; the promise is ten seconds again."""
 MAX_BY_ITSELF = 2
-"""Commands that fail without a fault until a run is given up."""
+"""Commands that fail without a fault, or do not end, until a run is given up."""
 
 
 @dataclass
@@ -197,14 +197,13 @@ class Trial:
         while by_itself < MAX_BY_ITSELF:
             self.outcome.attempts += 1
             attempt = Attempt(run_command(self.variant, self.config), self.home, self._folder, self.outcome.attempts)
-            if not self._attend(attempt):
-                return None
+            hung = not self._attend(attempt)
             self._note_end(attempt)
             if attempt.status() == 0:
                 return attempt
             mine = [one for one in self.outcome.given if one.attempt == attempt.number]
-            if not mine:
-                by_itself += 1
+            by_itself += hung or not mine
+            if not (hung or mine):
                 self._find("fails by itself", f"status {attempt.status()}: {last_word(attempt.words())}")
             if not (mine and mine[-1].fault.at_once):
                 self._await_orphans()

@@ -17,7 +17,7 @@ import pytest
 import torch
 from support import load_beside, wait_until
 
-from benchmarks import faults
+from benchmarks import faults, faults_trial
 from benchmarks.faults_checks import (
     LEAST_SPREAD,
     SIGMAS,
@@ -31,7 +31,7 @@ from benchmarks.faults_checks import (
 from benchmarks.faults_plan import Progress, Sample, draw, pairs_of, progress_of
 from benchmarks.faults_processes import COMMAND, EVERYTHING, GROUP, MODULES, OTHER, WORKER, Household, role_of
 from benchmarks.faults_recipe import EPOCHS, NAME, TRAIN_UTTERANCES, VARIANTS, make_corpus
-from benchmarks.faults_trial import Attempt, Given, Outcome, last_word
+from benchmarks.faults_trial import Attempt, Given, Outcome, Trial, last_word
 from storage.locks import file_lock
 from tasks import STAGES
 from tasks.config import parse_config
@@ -265,6 +265,25 @@ def test_a_model_is_registered_once(tmp_path):
     with closing(sqlite3.connect(database)) as made, made:
         made.execute("INSERT INTO model_versions VALUES (?, 2)", (NAME,))
     assert len(list(registered_once(tmp_path))) == 1
+
+
+# --- a run
+
+
+def test_a_command_that_hangs_is_killed_and_run_again_and_one_that_fails_is_given_up(tmp_path, monkeypatch):
+    commands = [["sleep", "600"], [PYTHON, "-c", "raise SystemExit('no luck')"]]
+
+    def next_command(variant, config):
+        trial.limit_s = 1.0 if len(commands) == 2 else 300.0
+        return commands.pop(0)
+
+    monkeypatch.setattr(faults_trial, "run_command", next_command)
+    trial = Trial(VARIANTS["plain"], 1, tmp_path / "run", tmp_path, (), 1, limit_s=1.0, say=lambda text: None)
+    outcome = trial.run(None)
+    assert [finding.kind for finding in outcome.findings] == ["does not end", "fails by itself", "not finished"]
+    assert "no luck" in outcome.findings[1].text
+    assert (outcome.attempts, outcome.finished) == (2, False)
+    assert trial.household.living() == []
 
 
 # --- the report

@@ -115,7 +115,7 @@ def test_the_flows_of_workers_are_told_to_end_but_not_what_those_have_started(ho
     """A flow asks its training for a last checkpoint, for which all its processes are needed."""
     worker = spawn("worker", [sys.executable, "-c", WORKER], "", "")
     try:
-        wait_until(lambda: len(descendants(worker.process.pid)) == 2, 20)
+        wait_until(lambda: len(descendants(worker.process.pid)) == 2)
         flow, training = descendants(worker.process.pid)
         _end_flows([worker])
         worker.process.wait(20)

@@ -155,7 +155,7 @@ def test_a_line_that_joined_half_of_another_is_read():
 SPACE = st.lists(st.tuples(st.integers(0, 150), st.integers(1, 4)), min_size=12, max_size=30)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(SPACE, st.lists(st.integers(1, 40), min_size=40, max_size=80))
 def test_whatever_is_short_lines_are_whole_and_in_order(tmp_path_factory, rounds, draws):
     """Space comes and goes: a file never shows half a line to its readers, and nothing is written twice."""

@@ -133,7 +133,7 @@ def entries():
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(entries(), min_size=20, max_size=60), st.integers())
 def test_whatever_a_journal_says_mlflow_can_take_its_points(drawn, seed):
     # half of the entries are sound, so that rounds, resumes and clocks come about at all

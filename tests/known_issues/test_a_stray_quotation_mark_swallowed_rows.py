@@ -81,7 +81,7 @@ def check_no_row_is_lost(text):
     return found, width
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(ROWS, DAMAGE)
 def test_one_damage_costs_the_rows_that_it_touches(rows, damage):
     text = damaged(as_csv(rows), [damage])
@@ -93,7 +93,7 @@ def test_one_damage_costs_the_rows_that_it_touches(rows, damage):
         assert sum(list(row) in good for row in rows) >= len(rows) - 2
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(ROWS, st.lists(DAMAGE, min_size=2, max_size=8))
 def test_no_damage_swallows_a_row(rows, damages):
     check_no_row_is_lost(damaged(as_csv(rows), damages))
@@ -102,7 +102,7 @@ def test_no_damage_swallows_a_row(rows, damages):
 def test_the_tables_that_are_drawn_have_rows_with_quotation_marks():
     sizes, quoted = [], []
 
-    @settings(deadline=None, max_examples=50, database=None)
+    @settings(max_examples=50, database=None)
     @given(ROWS)
     def draw(rows):
         sizes.append(len(rows))

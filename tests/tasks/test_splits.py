@@ -142,7 +142,7 @@ def test_a_group_is_in_the_fold_that_its_middle_lies_in(sizes, folds, expected):
     assert fold_groups(groups, folds, 0).tolist() == expected
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(st.integers(1, 30), min_size=20, max_size=60), st.integers(2, 6), st.integers(0, 9))
 def test_folds_of_unequal_groups_differ_by_a_group_at_most(sizes, folds, seed):
     groups = Groups(np.array(sizes), name_order([f"s{n}" for n in range(len(sizes))], seed))

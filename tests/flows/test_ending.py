@@ -8,6 +8,7 @@ import sys
 import pytest
 from support import ROOT, wait_until
 
+from flows import ending
 from flows.ending import _Handler, bounded_end, descendants
 
 BUSY = """
@@ -169,3 +170,15 @@ def test_a_call_that_hears_no_signal_is_ended():
 
 def test_threads_that_fail_meanwhile_say_nothing():
     assert told("thread", ENDLESS, TERM) == (128 + TERM, ["told", "15"], "")
+
+
+def test_what_was_said_before_a_hard_end_is_not_lost(monkeypatch):
+    done = []
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(getattr(sys, name), "flush", lambda name=name: done.append(name))
+    monkeypatch.setattr(ending, "end_hard", done.append)
+    ending.end_if_told()
+    assert done == []
+    monkeypatch.setattr(ending, "told", lambda: signal.SIGTERM)
+    ending.end_if_told()
+    assert done == ["stdout", "stderr", signal.SIGTERM]

@@ -185,3 +185,4 @@ def test_run_names_say_corpus_and_model():
     config = parse_config(tiny_document(data={"sources": sources, "sample_rate": 8000}))
     assert config.corpora == "LibriSpeech, lab"
     assert pipeline.pipeline.flow_run_name.format(config=config) == "tiny: LibriSpeech, lab conformer"
+    assert parse_config(tiny_document(data={"sources": [{"kind": "synthetic"}]})).corpora == "synthetic"

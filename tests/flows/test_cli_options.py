@@ -1,0 +1,477 @@
+"""What is given on the command line reaches what does the work, each word in its place."""
+
+import io
+import json
+import signal
+import socket
+from contextlib import contextmanager
+
+import pytest
+from support import tiny_document, write_config
+from typer.testing import CliRunner
+
+from flows.cli import deploy, run, serve
+from flows.cli.app import app
+from tasks.judging import Wish
+from tasks.registry import Move
+
+
+def invoke(*words, code=0, stdin=None):
+    result = CliRunner().invoke(app, [str(word) for word in words], input=stdin)
+    assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
+    return result
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    """A terminal that breaks no lines."""
+    for console in ("out", "err"):
+        monkeypatch.setattr(f"flows.cli.common.{console}.width", 200, raising=False)
+
+
+@pytest.fixture
+def recorder(monkeypatch):
+    """Puts something in a function's place that notes what it is given."""
+
+    def record(name, answer=None):
+        calls = []
+
+        def called(*given, **named):
+            calls.append((*given, named) if named else given)
+            return answer
+
+        monkeypatch.setattr(name, called)
+        return calls
+
+    return record
+
+
+@pytest.fixture
+def config(tmp_path):
+    return write_config(tmp_path / "c.yaml", tiny_document())
+
+
+# --- run and the stages
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["run"], ([], "", "report", False)),
+        (["run", "--set", "a=1", "--set", "b=2"], (["a=1", "b=2"], "", "report", False)),
+        (["run", "--from", "train", "--until", "score", "--plain"], ([], "train", "score", True)),
+        (["decode"], ([], "", "decode", False)),
+        (["register", "--again", "--set", "a=1"], (["a=1"], "register", "register", False)),
+        (["train"], ([], "", "train", False)),
+        (["score"], ([], "", "score", False)),
+        (["score", "--again", "--plain"], ([], "score", "score", True)),
+    ],
+)
+@pytest.mark.parametrize("json_output", [False, True])
+def test_what_is_run_from_where_to_where(recorder, config, words, expected, json_output):
+    name, *options = words
+    module = {"train": "node", "score": "score"}.get(name, "run")
+    executed = recorder(f"flows.cli.{module}.execute", {"a": "summary"})
+    finished = recorder(f"flows.cli.{module}.finish")
+    invoke(name, config, *options, *(["--json"] if json_output else []))
+    assert executed == [(config, *expected)]
+    assert finished == [({"a": "summary"}, json_output)]
+
+
+def test_what_is_cross_validated(recorder, config):
+    executed = recorder("flows.cli.run.execute_folds", {"a": "result"})
+    finished = recorder("flows.cli.run.finish_folds")
+    invoke("run", config, "--folds", 3)
+    invoke("run", config, "--folds", 4, "--from", "shard", "--plain", "--set", "a=1", "--json")
+    assert executed == [(config, [], 3, "", False), (config, ["a=1"], 4, "shard", True)]
+    assert finished == [({"a": "result"}, False), ({"a": "result"}, True)]
+    invoke("run", config, "--folds", 3, "--until", "score", code=2)
+    assert len(executed) == 2
+
+
+def test_servers_are_looked_at_before_anything_is_done(recorder, config, monkeypatch):
+    """What a run needs, and no more: one that ends before registration needs no MLflow."""
+    asked = recorder("tasks.reachable.check_servers")
+    ran = recorder("tasks.orchestration.run_plainly")
+    folded = recorder("flows.folds.crossvalidate_plainly", {})
+    monkeypatch.setattr("flows.summary.summarize", lambda run: {"run": run})
+    made = run.execute(config, ["seed=7"], "shard", "features", True)["run"]
+    assert (made.config.seed, made.force_from) == (7, "shard")
+    assert ran == [(made, "features")]
+    run.execute_folds(config, ["seed=8"], 3, "shard", True)
+    assert [given[:2] for given in asked] == [(made.config, "features"), (folded[0][0], "register")]
+    assert asked[1][-1] == {"can_stop": False}
+    assert (folded[0][0].seed, *folded[0][1:]) == (8, 3, "shard")
+
+
+# --- the registry
+
+
+@pytest.fixture
+def no_server(home, monkeypatch):
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+
+
+@pytest.fixture
+def served(home, monkeypatch):
+    """As if a Prefect server ran."""
+
+    @contextmanager
+    def orchestration(*_):
+        yield "http://prefect"
+
+    monkeypatch.setenv("PREFECT_API_URL", "http://prefect/api")
+    monkeypatch.setattr("flows.services.orchestration", orchestration)
+
+
+FOUND = {"model": "m", "version": "3", "promoted": False, "reason": "it is [red]worse"}
+
+
+@pytest.mark.parametrize(
+    ("words", "version", "wish"),
+    [
+        ([], "", Wish()),
+        (["--version", "3"], "3", Wish()),
+        (["--new-tests"], "", Wish(new_tests=True)),
+        (["-v", "2", "--force", "--reason", "why not"], "2", Wish(force=True, reason="why not")),
+    ],
+)
+def test_what_is_promoted_and_how(recorder, no_server, words, version, wish):
+    calls = recorder("tasks.promotion.promote_version", FOUND)
+    shown = invoke("promote", "m", *words).stdout
+    assert calls == [("m", version, wish)]
+    assert "m version 3: not promoted" in shown
+    assert "it is [red]worse" in shown
+    assert json.loads(invoke("promote", "m", *words, "--json").stdout) == FOUND
+
+
+def test_a_configuration_names_the_model_unless_a_name_is_given(recorder, no_server, tmp_path):
+    config = write_config(tmp_path / "c.yaml", tiny_document(register={"model": "theirs"}))
+    calls = recorder("tasks.promotion.promote_version", FOUND | {"promoted": True})
+    assert "version 3: champion" in invoke("promote", "--config", config).stdout
+    invoke("promote", "mine", "--config", config)
+    assert [call[0] for call in calls] == ["theirs", "mine"]
+
+
+def test_with_a_prefect_server_promotions_and_rollbacks_are_flows_unless_they_are_to_be_plain(recorder, served):
+    flows = recorder("flows.promote.promote", FOUND), recorder("flows.promote.rollback", {"champion": 1, "replaced": 2})
+    plain = recorder("tasks.promotion.promote_version", FOUND), recorder("tasks.registry.rollback", Move(*"mabc"))
+    invoke("promote", "m", "-v", "3", "--new-tests", "--force", "--reason", "r")
+    invoke("rollback", "m", "--to", "1", "--reason", "s")
+    assert flows[0] == [({"model": "m", "version": "3", "new_tests": True, "force": True, "reason": "r"},)]
+    assert flows[1] == [({"model": "m", "to": "1", "reason": "s"},)]
+    assert plain == ([], [])
+    invoke("promote", "m", "--plain")
+    invoke("rollback", "m", "--plain")
+    assert [len(calls) for calls in (*flows, *plain)] == [1, 1, 1, 1]
+
+
+def test_a_rollback_says_who_is_champion_again(recorder, no_server):
+    calls = recorder("tasks.registry.rollback", Move("m", "2", "5", "numbers are misheard"))
+    shown = invoke("rollback", "m", "--to", "2", "--reason", "numbers").stdout
+    assert calls == [("m", "2", "numbers")]
+    assert shown == "m: version 2 is champion again, not 5\n"
+    found = json.loads(invoke("rollback", "m", "--json").stdout)
+    assert found == {"name": "m", "champion": "2", "replaced": "5", "reason": "numbers are misheard"}
+
+
+def test_the_history_shows_why_a_version_was_taken_down(recorder, no_server, monkeypatch):
+    entry = {"version": "2", "aliases": ["champion"], "champion_since": "today", "replaced": "1", "decision": "beats"}
+    versions = [entry | {"rolled_back": ""}, entry | {"version": "3", "aliases": [], "rolled_back": "it was worse"}]
+    recorder("tasks.tracking.client")
+    recorder("tasks.registry.history", versions)
+    rows = [
+        [cell.strip() for cell in line.split("│")[1:-1]]
+        for line in invoke("rollback", "m", "--list").stdout.split("\n")
+    ]
+    assert [row for row in rows if row] == [
+        ["2", "@champion", "today", "1", "beats"],
+        ["3", "", "today", "1", "rolled back: it was worse"],
+    ]
+
+
+# --- servers and deployments
+
+
+@pytest.fixture
+def quiet_signals(monkeypatch):
+    """`up` ends on Ctrl-C, these tests do as before."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(serve, "adopt_orphans", lambda: None)
+
+
+def test_ports_of_up(recorder, home, quiet_signals, monkeypatch, tmp_path):
+    seen = []
+
+    def check(profile, ports):
+        seen.append((profile.value, ports.prefect, ports.mlflow, ports.postgres, ports.s3))
+        raise ValueError("seen")
+
+    monkeypatch.setattr(serve, "_check_ports", check)
+    monkeypatch.setenv("STARLING_HOME", str(home))
+    invoke("up", code=1)
+    names = ("prefect", "mlflow", "postgres", "s3")
+    words = [word for number, name in enumerate(names, 1) for word in (f"--{name}-port", number)]
+    invoke("up", *words, "--profile", "production", "--folder", tmp_path / "other", code=1)
+    assert seen == [("small", 4200, 5000, 5433, 8333), ("production", 1, 2, 3, 4)]
+    from tasks.home import home as data_folder
+
+    assert data_folder() == tmp_path / "other"
+
+
+@pytest.mark.parametrize("name", ["prefect", "mlflow", "postgres", "s3"])
+def test_a_port_that_is_taken_is_named_with_its_option(home, quiet_signals, name):
+    from flows.production import Ports
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+        ports = Ports(**{other: number if other == name else 0 for other in ("prefect", "mlflow", "postgres", "s3")})
+        ports = ports.chosen()
+        assert len({ports.prefect, ports.mlflow, ports.postgres, ports.s3} - {0}) == 4
+        with pytest.raises(ValueError, match=rf"port {number} is taken: .* with --{name}-port"):
+            serve._check_ports(serve.Profile.production, ports)
+        if name in ("postgres", "s3"):
+            serve._check_ports(serve.Profile.small, ports)
+
+
+def test_up_announces_what_runs_where(capsys):
+    note = {"prefect": "http://p", "mlflow": "http://m", "postgres": "h:1", "s3": "http://s", "secrets": "/secrets"}
+    deployed = [
+        {"deployment": "pipeline/x", "schedule": "15 2 * * *", "id": 1},
+        {"deployment": "train/x", "schedule": ""},
+    ]
+    serve._announce(note | {"environment": {}}, deployed, True)
+    found = json.loads(capsys.readouterr().out)
+    assert found == {
+        "urls": {name: note[name] for name in ("prefect", "mlflow", "postgres", "s3")},
+        "deployments": deployed,
+        "secrets": "/secrets",
+    }
+    serve._announce({"prefect": "http://p", "mlflow": "http://m"}, [], True)
+    assert json.loads(capsys.readouterr().out) == {
+        "urls": {"prefect": "http://p", "mlflow": "http://m"},
+        "deployments": [],
+    }
+
+
+def test_secrets_are_made_where_they_are_wanted(home, tmp_path):
+    made = json.loads(invoke("secrets", tmp_path / "x", "--json").stdout)
+    assert made["folder"] == str(tmp_path / "x")
+    assert "prefect_auth" in made["made"]
+    assert "made nothing, all are there" in invoke("secrets", tmp_path / "x", "--for-containers").stdout
+    assert (tmp_path / "x" / "prefect_auth").stat().st_mode & 0o777 == 0o444
+    assert f"{home / 'secrets'}: made postgres_password, " in invoke("secrets").stdout
+
+
+@pytest.fixture
+def prefect(recorder):
+    return recorder("flows.cli.deploy.connect_prefect")
+
+
+def test_what_is_deployed_and_where(recorder, prefect, config):
+    from flows.deployments import Options
+    from flows.pools import WorkPool
+
+    deployed = [{"deployment": "train/x", "schedule": "", "id": 7}]
+    calls = recorder("flows.cli.deploy.deploy_all", deployed)
+    words = ["--pool", "p", "--pool-type", "docker", "--image", "i:1", "--timezone", "Asia/Tokyo"]
+    words += ["--watch", "s3://a", "--watch", "s3://b", "--notify-url", "-", "--set", "seed=2", "--json"]
+    found = invoke("deploy", "--config", config, *words, stdin="https://hook\n").stdout
+    options = Options(WorkPool("p", "docker", "i:1"), "Asia/Tokyo", ("s3://a", "s3://b"))
+    assert calls == [([config], ["seed=2"], options, "https://hook")]
+    assert json.loads(found) == {"deployments": deployed}
+    assert len(prefect) == 1
+    assert "on demand" in invoke("deploy", "--config", config).stdout
+    assert calls[1] == ([config], None, Options(), "")
+
+
+def test_each_configuration_is_registered_and_watched(recorder, config, tmp_path, monkeypatch):
+    from flows.deployments import Options
+
+    monkeypatch.chdir(tmp_path)
+    other = write_config(tmp_path / "d.yaml", tiny_document(name="other"))
+    registered, applied = recorder("flows.deployments.deploy", [{"id": 1}]), recorder("flows.automations.apply")
+    assert deploy.deploy_all([config, other], ["seed=3"], notify_url="https://hook") == [{"id": 1}, {"id": 1}]
+    assert [(given.name, given.seed, options) for given, options in registered] == [
+        ("tiny", 3, Options()),
+        ("other", 3, Options()),
+    ]
+    (configs, deployed, url) = applied[0]
+    assert ([one.name for one in configs], deployed, url) == (["tiny", "other"], [{"id": 1}] * 2, "https://hook")
+    assert deploy.deploy_all(None) == []
+    assert "name a configuration with --config" in invoke("deploy", code=1).stderr
+    (tmp_path / "configs").mkdir()
+    write_config(tmp_path / "configs" / "demo.yaml", tiny_document(name="demo"))
+    deploy.deploy_all(None)
+    assert [given.name for given, _ in registered[2:]] == ["demo"]
+
+
+def test_a_changed_corpus_is_announced(recorder, prefect):
+    calls = recorder("flows.watch.announce")
+    assert "the corpus of nightly has changed" in invoke("corpus", "changed", "nightly").stdout
+    assert (calls, len(prefect)) == ([("nightly",)], 1)
+
+
+# --- backups
+
+
+def test_where_backups_go_and_come_from(recorder, home, tmp_path, monkeypatch):
+    monkeypatch.setenv("STARLING_HOME", str(home))
+    entry = {"bytes": 2**20}
+    manifest = {"created": "today", "kind": "sqlite", "versions": {}, "databases": {"a": entry}}
+    manifest["artifacts"] = {"x": entry, "y": entry}
+    written = recorder("flows.backup.backup", ("u/1", manifest))
+    restored = recorder("flows.backup.restore", ("u/1", manifest))
+    shown = invoke("backup", "--to", "u").stdout
+    assert shown == "written: u/1\nmade today, 2 artifacts, 3.0 MiB\n"
+    assert invoke("restore", "--from", "u").stdout.startswith("restored: u/1\n")
+    found = json.loads(invoke("restore", "--from", "u/1", "--force", "--folder", tmp_path / "other", "--json").stdout)
+    assert (found["backup"], found["artifacts"], found["bytes"]) == ("u/1", 2, 3 * 2**20)
+    assert [given[0] for given in written] == ["u"]
+    assert [given[:2] for given in restored] == [("u", False), ("u/1", True)]
+    from tasks.home import home as data_folder
+
+    assert data_folder() == tmp_path / "other"
+
+
+# --- looking
+
+
+def test_which_training_is_watched(recorder, monkeypatch, tmp_path):
+    class Watched:
+        closed = 0
+
+        def poll(self):
+            return polls.pop(0)
+
+        def close(self):
+            self.closed += 1
+
+    watched, polls = Watched(), [True, True, False, True]
+    found = recorder("tasks.watching.find_training", watched)
+    monkeypatch.setattr("flows.top.picture", lambda _: {"name": "x"})
+    slept = recorder("flows.cli.top.time.sleep")
+    monkeypatch.setenv("STARLING_RING_KEY_FILE", str(tmp_path / "env.key"))
+    shown = invoke("top", "h:1", "--every", 2, "--json").stdout
+    assert [json.loads(line) for line in shown.splitlines()] == [
+        {"name": "x", "running": running} for running in (True, True, False)
+    ]
+    assert slept == [(2.0,), (2.0,)]
+    assert json.loads(invoke("top", "h:1", "--key-file", tmp_path / "own.key", "--once", "--json").stdout)["running"]
+    polls += [False]
+    invoke("top", "tiny", "--json")
+    assert found == [("h:1", tmp_path / "env.key"), ("h:1", tmp_path / "own.key"), ("tiny", None)]
+    assert watched.closed == 3
+
+
+def test_what_gc_takes_for_garbage(recorder, tmp_path):
+    from storage.garbage import Garbage, GarbagePlan
+
+    garbage = [Garbage("train/x", 5000, "left over"), Garbage("train/y", 100, "left over")]
+    plan = GarbagePlan(garbage, {"train/z": "it is used"})
+    found = recorder("tasks.housekeeping.find_garbage", plan)
+    deleted = recorder("tasks.housekeeping.delete_garbage", garbage[:1])
+    assert "5.1 kB could be freed; nothing was deleted" in invoke("storage", "gc", "--url", tmp_path).stdout
+    words = ["--min-age", 0.5, "--unregistered", "--delete"]
+    assert "5.0 kB freed; 1 outputs stay" in invoke("storage", "gc", "--url", tmp_path, *words).stdout
+    assert [given[1:] for given in found] == [(72 * 3600.0, False), (1800.0, True)]
+    assert [given[1] for given in deleted] == [garbage]
+
+
+# --- doctor
+
+
+def checked(check):
+    return [(finding.check, finding.state, finding.found, finding.remedy) for finding in check()]
+
+
+def test_doctor_on_gpus(monkeypatch):
+    import torch
+
+    from flows.cli import doctor
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: "/usr/bin/nvidia-smi" if name == "nvidia-smi" else None)
+    ((check, state, found, remedy),) = checked(doctor.check_gpu)
+    assert (check, state) == ("gpu", "warning")
+    assert "torch sees no GPU" in found
+    assert remedy.startswith("match driver")
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    ((_, state, found, remedy),) = checked(doctor.check_gpu)
+    assert (state, remedy) == ("ok", "")
+    assert "CPU cores" in found
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: f"GPU {number}")
+    assert checked(doctor.check_gpu) == [("gpu", "ok", "GPU 0, GPU 1", "")]
+
+
+def test_doctor_on_ports(home, monkeypatch):
+    from flows.cli import doctor
+
+    class Probe(io.BytesIO):
+        def connect_ex(self, address):
+            return 0 if address == ("127.0.0.1", 5000) else 111
+
+    monkeypatch.setattr(doctor.socket, "socket", Probe)
+    monkeypatch.setattr("flows.services.running_services", dict)
+    assert checked(doctor.check_ports) == [
+        ("port 4200", "ok", "free for prefect", ""),
+        ("port 5000", "warning", "taken, wanted for mlflow", "starling up --mlflow-port OTHER"),
+    ]
+    monkeypatch.setattr("flows.services.running_services", lambda: {"mlflow": "http://127.0.0.1:5000"})
+    assert checked(doctor.check_ports)[1] == ("mlflow server", "ok", "running at http://127.0.0.1:5000", "")
+
+
+@pytest.mark.parametrize(
+    ("free", "state", "remedy"), [(4, "warning", "free some space"), (5, "ok", ""), (50, "ok", "")]
+)
+def test_doctor_on_the_data_folder(home, monkeypatch, free, state, remedy):
+    from types import SimpleNamespace
+
+    from flows.cli import doctor
+
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: SimpleNamespace(free=free * 2**30))
+    assert checked(doctor.check_home) == [("data folder", state, f"{home}, {free} GiB free", remedy)]
+    assert list(home.iterdir()) == []
+
+
+def test_doctor_on_packages(monkeypatch):
+    from flows.cli import doctor
+
+    wanted = ["numpy>=1", "torch<1", "no-such-package", "never; extra == 'x'", "pytest<1; python_version < '3'"]
+    monkeypatch.setattr(doctor.metadata, "requires", lambda _: wanted)
+    found = {check: (state, text, remedy) for check, state, text, remedy in checked(doctor.check_packages)}
+    assert found.keys() == {"torch", "no-such-package"}
+    assert found["no-such-package"] == ("error", "missing", "pip install 'no-such-package' -c constraints.txt")
+    assert found["torch"][0] == "error"
+    assert found["torch"][1].endswith(", not <1")
+    monkeypatch.setattr(doctor.metadata, "requires", lambda _: None)
+    assert [row[:2] for row in checked(doctor.check_packages)] == [("packages", "ok")]
+
+
+def test_doctor_on_formats_and_python(monkeypatch):
+    import soundfile
+
+    from flows.cli import doctor
+
+    monkeypatch.setattr(soundfile, "available_formats", lambda: ["WAV", "FLAC"])
+    monkeypatch.setattr("espeakng_loader.get_library_path", lambda: "/nowhere/libespeak.so")
+    assert checked(doctor.check_audio) == [
+        ("soundfile", "error", "no MP3, OGG", "pip install -U soundfile"),
+        ("espeak-ng", "warning", "/nowhere/libespeak.so", "pip install espeakng-loader"),
+    ]
+    for version, state in (((3, 10, 9), "error"), ((3, 11, 0), "ok"), ((3, 13, 2), "ok"), ((3, 14, 0), "error")):
+        monkeypatch.setattr(doctor.sys, "version_info", version)
+        ((_, found, text, remedy),) = checked(doctor.check_python)
+        assert (found, text) == (state, ".".join(map(str, version)))
+        assert bool(remedy) == (state == "error")
+
+
+def test_doctor_for_people(recorder, monkeypatch):
+    from flows.cli import doctor
+
+    finding = doctor.Finding("disk", "warning", "little room", "free some")
+    monkeypatch.setattr(doctor, "CHECKS", (lambda: [finding],))
+    shown = invoke("doctor").stdout
+    assert all(word in shown for word in ("warning", "disk", "little room", "free some"))

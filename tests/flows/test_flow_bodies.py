@@ -1,0 +1,197 @@
+"""What the flows do, called as functions: no server is needed to see what they ask for and what they say."""
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+from support import copy_finished, tiny_document
+
+from flows import folds, pipeline, promote, verify, watch
+from storage.objects import ObjectStore
+from tasks.config import parse_config
+from tasks.judging import Wish
+from tasks.registry import Move, RegistryError
+
+
+@pytest.fixture
+def config():
+    return parse_config(tiny_document(register={"model": "theirs"}))
+
+
+@pytest.fixture(autouse=True)
+def no_flow(monkeypatch):
+    """The flows' logs and artifacts, without a run that they belong to."""
+    shown = []
+    for module in (promote, verify, watch):
+        monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("test"))
+    monkeypatch.setattr(verify, "create_table_artifact", lambda **fields: shown.append(fields))
+    monkeypatch.setattr(promote, "create_markdown_artifact", lambda text, **fields: shown.append((text, fields)))
+    return shown
+
+
+# --- watch
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """A server that keeps what was seen; a look that is killed has noted nothing."""
+    site = SimpleNamespace(kept={}, asked=[], found="a", dies=False)
+
+    def note(name, state):
+        if site.dies:
+            raise KeyboardInterrupt
+        site.kept[name] = state
+
+    def run_deployment(name, **options):
+        site.asked.append((name, options))
+        return SimpleNamespace(name="wise-owl")
+
+    monkeypatch.setattr(watch, "look", lambda config, prefixes: site.found + "".join(prefixes))
+    monkeypatch.setattr(watch, "_recall", lambda name: dict(site.kept.get(name, {})))
+    monkeypatch.setattr(watch, "_note", note)
+    monkeypatch.setattr(watch, "run_deployment", run_deployment)
+    return site
+
+
+def test_a_settled_change_is_ingested_once(watched, config):
+    states = [watch.watch.fn(config) for _ in range(4)]
+    assert [state.name for state in states] == ["Settling", "Changed", "Unchanged", "Unchanged"]
+    assert "wise-owl ingests them" in states[1].message
+    assert "two looks" in states[0].message
+    assert states[2].message == "the sources are as they were"
+    options = {"timeout": 0, "idempotency_key": "tiny-a", "as_subflow": False}
+    assert watched.asked == [("ingest/tiny", options)]
+    assert list(watched.kept) == ["starling_watch_tiny"]
+
+
+def test_a_look_that_is_killed_before_it_has_noted_its_request_asks_for_the_same_run(watched, config):
+    watch.watch.fn(config, ["x"])
+    watched.dies = True
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            watch.watch.fn(config, ["x"])
+    watched.dies = False
+    assert watch.watch.fn(config, ["x"]).name == "Changed"
+    assert {options["idempotency_key"] for _, options in watched.asked} == {"tiny-ax"}
+    assert watch.watch.fn(config, ["x"]).name == "Unchanged"
+    watched.found = "b"
+    watch.watch.fn(config, ["x"])
+    watch.watch.fn(config, ["x"])
+    assert watched.asked[-1][1]["idempotency_key"] == "tiny-bx"
+
+
+@pytest.mark.parametrize("challenger", [None, object()])
+def test_an_evaluation_for_waiting_challengers_ends_at_once_without_one(config, monkeypatch, challenger):
+    began = []
+    monkeypatch.setattr("tasks.tracking.client", lambda: "api")
+    monkeypatch.setattr(
+        "tasks.registry.waiting_challenger", lambda api, name: challenger if (api, name) == ("api", "theirs") else began
+    )
+    monkeypatch.setattr(pipeline, "check_servers", lambda *given: began.append(given[1]))
+    monkeypatch.setattr(
+        pipeline, "open_run", lambda config, name, force: SimpleNamespace(run_id=name, flow_run_url="x")
+    )
+    monkeypatch.setattr(pipeline, "close_run", lambda name: began.append(name))
+    monkeypatch.setattr(pipeline, "_stages", lambda run, names, until: began.append((tuple(names), until)))
+    monkeypatch.setattr(pipeline, "summarize", lambda run: {"run": run.run_id})
+    found = pipeline.evaluate.fn(config, only_waiting=True, until="score")
+    if challenger is None:
+        assert (found.name, began) == ("NothingWaits", [])
+        assert "no challenger of theirs waits" in found.message
+        return
+    assert began == ["score", (pipeline.STAGES, "score"), found["run"]]
+    began.clear()
+    assert pipeline.evaluate.fn(config, run_id="mine") == {"run": "mine"}
+    assert began == [(pipeline.STAGES, "report")]  # whoever began the run ends it
+
+
+def test_stages_that_are_done_or_later_than_wanted_are_left_out(monkeypatch):
+    done = []
+    monkeypatch.setattr(pipeline, "run_stage", lambda name, run: done.append(name))
+    pipeline._stages(SimpleNamespace(results={"shard": None}), pipeline.STAGES, "train")
+    assert done == ["prepare", "features", "train"]
+
+
+# --- promote and rollback
+
+
+def test_a_promotion_is_asked_for_as_it_was_given_and_shown(config, monkeypatch, no_flow):
+    asked = []
+    found = {"model": "theirs", "version": "3", "promoted": True, "reason": "it beats version 2", "mlflow_run": "r"}
+    monkeypatch.setattr(promote, "promote_version", lambda *given, link: asked.append(given) or dict(found))
+    monkeypatch.setattr(promote, "record_links", lambda record: {"Version": "http://m/3"})
+    assert promote.promote.fn(config) == found
+    found["promoted"] = False
+    promote.promote.fn(config, "mine", "2", force=True, reason="why")
+    promote.promote.fn(config, new_tests=True)
+    assert asked == [
+        ("theirs", "", Wish()),
+        ("mine", "2", Wish(force=True, reason="why")),
+        ("theirs", "", Wish(new_tests=True)),
+    ]
+    text, fields = no_flow[0]
+    assert text == "**theirs version 3: promoted**\n\nit beats version 2\n\n[Version](http://m/3)"
+    assert fields == {"key": "theirs-promotion", "description": "Promotion"}
+    assert "**mine version 3: not promoted**" in no_flow[1][0]
+    with pytest.raises(RegistryError, match="say which model"):
+        promote.promote.fn()
+
+
+def test_a_rollback_is_shown_and_an_artifact_that_cannot_be_written_changes_nothing(monkeypatch, no_flow):
+    asked = []
+    move = Move("m", "2", "3", "rolled back from version 3")
+    monkeypatch.setattr(promote, "roll_back", lambda *given, link: asked.append(given) or move)
+    assert promote.rollback.fn("m", "2", "numbers") == vars(move)
+    assert asked == [("m", "2", "numbers")]
+    assert no_flow[0][0] == "**m: version 2 is champion again**\n\nrolled back from version 3"
+    assert no_flow[0][1]["key"] == "m-rollback"
+
+    def fails(*_, **__):
+        raise OSError("no server")
+
+    monkeypatch.setattr(promote, "create_markdown_artifact", fails)
+    assert promote.rollback.fn("m")["champion"] == "2"
+
+
+# --- verify
+
+
+def test_a_store_is_verified_and_what_is_damaged_is_named(home, no_flow):
+    config = parse_config(tiny_document())
+    empty = verify.verify_storage.fn(config)
+    assert (empty.name, empty.type.value) == ("Empty", "COMPLETED")
+    store = ObjectStore(copy_finished(home) / "objects")
+    assert "all whole" in verify.verify_storage.fn(config).message
+    assert no_flow[-1]["table"] == [{"object": "all", "what is wrong": "nothing"}]
+    assert no_flow[-1]["key"] == "storage-tiny"
+    (name, *_) = [name for name in store.list() if name.endswith(".tar")]
+    data = store.read(name)
+    store.write(name, bytes([data[600] ^ 1]).join((data[:600], data[601:])))
+    assert verify.verify_storage.fn(config, quick=True).message.endswith("all whole")
+    with pytest.raises(verify.DamageError, match=rf"1 problems in .*the first: {name}.*storage verify --url"):
+        verify.verify_storage.fn(config)
+    assert [row["object"] for row in no_flow[-1]["table"]] == [name]
+
+
+# --- folds
+
+
+@pytest.mark.parametrize(
+    ("stage", "expected"), [("", ["", "", ""]), ("shard", ["shard", "train", "train"]), ("train", ["train"] * 3)]
+)
+def test_every_fold_runs_and_what_they_share_is_made_anew_once(monkeypatch, stage, expected):
+    config, runs, logged = parse_config(tiny_document()), [], []
+
+    def one(chosen, name):
+        runs.append((chosen.data.fold, chosen.data.folds, name, folds._forced(chosen, stage)))
+        return {"sets": {"number": len(runs)}, "training": {"identity": f"t{len(runs)}"}}
+
+    monkeypatch.setattr(folds, "combine", lambda sets: {"combined": sets})
+    monkeypatch.setattr(folds, "log_folds", lambda *given: logged.append(given) or "parent")
+    found = folds.cross_validate(config, 3, "r", one)
+    assert [run[:3] for run in runs] == [(n, 3, f"r-{folds.fold_name(n)}") for n in (1, 2, 3)]
+    assert [run[3] for run in runs] == expected
+    combined = {"combined": [{"number": n} for n in (1, 2, 3)]}
+    assert logged == [(config, "r", combined, ["t1", "t2", "t3"])]
+    assert (found["mlflow_run"], found["run_id"], len(found["runs"])) == ("parent", "r", 3)
+    assert found["combined"] == combined["combined"]

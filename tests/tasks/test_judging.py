@@ -1,0 +1,177 @@
+"""Judgements: the same utterances side by side, by the configured significance, on the test sets that are to count."""
+
+import dataclasses
+import json
+from types import SimpleNamespace
+
+import pytest
+from support import tiny_document
+
+from tasks import judging
+from tasks.config import parse_config
+from tasks.judging import Decision, Wish, count_errors, decide, judge
+from tasks.registry import ROLLED_BACK_TAG
+from training.inference import Decoded
+
+CHAMPION = SimpleNamespace(name="m", version="7", tags={})
+
+
+def a_run(significance=0.05, **results):
+    config = parse_config(tiny_document(register={"significance": significance}))
+    run = SimpleNamespace(config=config, results=results)
+    run.result = lambda name: run.results[name]
+    return run
+
+
+def stage(**record):
+    return SimpleNamespace(record=record, output=None)
+
+
+@pytest.fixture
+def errors(monkeypatch, tmp_path):
+    """Errors of challenger and champion by test set, each of as many words; no model is loaded."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "bundle.json").touch()
+    monkeypatch.setattr("mlflow.artifacts.download_artifacts", lambda **_: str(tmp_path))
+    found = {}
+    monkeypatch.setattr(judging, "count_errors", lambda run, champion: found["own" if champion is None else "theirs"])
+    return found
+
+
+def test_the_rates_of_both_are_told_over_all_sets_and_for_each(errors):
+    errors["own"] = {"a": ([1] * 30, [10] * 30), "b": ([2] * 10, [5] * 10)}
+    errors["theirs"] = {"a": ([4] * 30, [10] * 30), "b": ([3] * 10, [5] * 10)}
+    found = decide(a_run(), CHAMPION)
+    assert (found.promoted, found.champion) == (True, "7")
+    assert found.challenger_wer == pytest.approx(50 / 350)
+    assert found.champion_wer == pytest.approx(150 / 350)
+    assert found.sets == {
+        "a": {"words": 300, "challenger_wer": 0.1, "champion_wer": 0.4},
+        "b": {"words": 50, "challenger_wer": 0.4, "champion_wer": 0.6},
+    }
+    assert found.reason.startswith("WER 14.29% beats version 7's 42.86% (p = ")
+    assert found.numbers()["promotion.challenger_wer"] == str(50 / 350)
+    errors["own"], errors["theirs"] = errors["theirs"], errors["own"]
+    assert "is beaten by version 7's 14.29%" in decide(a_run(), CHAMPION).reason
+
+
+def test_how_sure_a_judgement_must_be_is_the_configurations(errors):
+    """The challenger is better on eight utterances of twelve and worse on none: p is about 0.003."""
+    errors["own"] = {"a": ([1] * 4 + [0] * 8, [5] * 12)}
+    errors["theirs"] = {"a": ([1] * 12, [5] * 12)}
+    found = [decide(a_run(level), CHAMPION) for level in (1e-9, 0.5)]
+    assert 1e-9 < found[0].p_value == found[1].p_value < 0.05
+    assert [one.promoted for one in found] == [False, True]
+
+
+def test_a_set_without_words_is_no_trouble(errors):
+    errors["own"] = errors["theirs"] = {"a": ([0, 0], [0, 0]), "b": ([1, 0, 2], [4, 5, 1])}
+    found = decide(a_run(), CHAMPION)
+    assert (found.promoted, found.champion_wer) == (False, 0.3)
+    assert found.sets["a"] == {"words": 0, "challenger_wer": 0.0, "champion_wer": 0.0}
+
+
+ROWS = [("u1", "yes sir", "yes sir"), ("u2", "no", "yes"), ("u3", "one two three", "one")]
+
+
+def decoded(number, order=(0, 1, 2)):
+    """Utterances as a model recognizes them; with a number, all right but that one."""
+    names = {field.name for field in dataclasses.fields(Decoded)}
+    rows = []
+    for at in order:
+        name, ref, hyp = ROWS[at]
+        row = dict.fromkeys(names, "") | {"id": name, "ref": ref, "hyp": hyp if number in (None, at) else ref}
+        rows.append(row)
+    return rows
+
+
+@pytest.fixture
+def models(monkeypatch, tmp_path):
+    """This run's model and the champion recognize the same utterances, in another order."""
+    site = SimpleNamespace(own=decoded(None), theirs=decoded(1, (2, 0, 1)), asked=[])
+
+    def decode_with(run, champion, name, decode, own, on_damage):
+        site.asked.append((champion, name, decode, own))
+        return [Decoded(**row) for row in site.theirs]
+
+    monkeypatch.setattr(judging, "decode_with", decode_with)
+    monkeypatch.setattr(judging, "load_spec", lambda champion: SimpleNamespace(decode=f"of {champion}"))
+    monkeypatch.setattr(judging, "read_table", lambda output, name: site.own if name == "test.parquet" else [])
+    monkeypatch.setattr(judging, "scored_sets", lambda run: ["test"])
+    return site
+
+
+def test_both_are_compared_utterance_by_utterance_whatever_their_order(models):
+    run = a_run(decode=stage())
+    assert count_errors(run, None) == {"test": ([0, 1, 2], [2, 1, 3])}
+    assert count_errors(run, "champion") == {"test": ([0, 1, 0], [2, 1, 3])}
+    assert models.asked == [("champion", "test", "of champion", False)]  # as the champion decodes
+
+
+@pytest.mark.parametrize("damaged", ["features", "decode"])
+def test_what_this_runs_model_could_not_read_counts_for_neither(models, damaged):
+    del models.own[1]
+    results = {name: stage() for name in ("features", "decode")}
+    results[damaged] = stage(quarantined_shards=[{"shard": "shard-000001.tar"}])
+    assert count_errors(a_run(**results), "champion") == {"test": ([0, 0], [2, 3])}
+
+
+@pytest.fixture
+def ruled(monkeypatch):
+    """Judges without a registry: the frozen test sets, those of the run, and whether the comparison is won."""
+    site = SimpleNamespace(frozen='{"test": "a"}', own='{"test": "a"}', won=False, compared=0)
+
+    def compare(run, champion):
+        site.compared += 1
+        return Decision(site.won, "compared", "7", 0.2, 0.1, 0.5)
+
+    monkeypatch.setattr(judging, "frozen_tests", lambda api, name: site.frozen)
+    monkeypatch.setattr(judging, "tests_tag", lambda run: site.own)
+    monkeypatch.setattr(judging, "decide", compare)
+    return site
+
+
+def version(number="8", **tags):
+    return SimpleNamespace(name="m", version=number, tags=tags)
+
+
+def test_whoever_reigns_is_not_compared_with_itself(ruled):
+    found = judge(None, a_run(), version("7"), CHAMPION, Wish())
+    assert (found.promoted, found.reason, found.champion, ruled.compared) == (
+        True,
+        "it is the champion already",
+        "7",
+        0,
+    )
+
+
+def test_frozen_test_sets_bind_only_while_there_is_a_champion(ruled):
+    ruled.own = json.dumps({"test": "b"})
+    assert "(test differ)" in judge(None, a_run(), version(), CHAMPION, Wish()).reason
+    assert ruled.compared == 0
+    assert judge(None, a_run(), version(), CHAMPION, Wish(new_tests=True)).reason == "compared"
+    assert judge(None, a_run(), version(), None, Wish()).reason == "compared"
+
+
+@pytest.mark.parametrize("won", [False, True])
+def test_force_is_noted_only_where_it_was_needed(ruled, won):
+    ruled.won = won
+    found = judge(None, a_run(), version(), CHAMPION, Wish(force=True, reason="why"))
+    assert (found.promoted, found.forced, found.p_value) == (True, not won, 0.5)
+    assert found.reason == ("compared" if won else "forced: why (compared)")
+
+
+def test_force_crowns_what_was_scored_on_other_sets_without_a_comparison(ruled):
+    ruled.own = json.dumps({"test": "a", "more": "b"})
+    found = judge(None, a_run(), version(), CHAMPION, Wish(force=True, reason="why"))
+    assert (found.promoted, found.forced, found.champion, ruled.compared) == (True, True, "7", 0)
+    assert found.reason.startswith("forced: why (not judged: the test sets are not the frozen ones (more differ)")
+    assert found.numbers() == {"promotion.champion": "7", "promotion.forced": "true"}
+
+
+def test_what_was_rolled_back_is_judged_when_it_is_named(ruled):
+    taken_down = version(**{ROLLED_BACK_TAG: "it misheard numbers"})
+    found = judge(None, a_run(), taken_down, CHAMPION, Wish(force=True, reason="why"))
+    assert (found.promoted, ruled.compared) == (False, 0)
+    assert "it was rolled back (it misheard numbers)" in found.reason
+    assert judge(None, a_run(), taken_down, CHAMPION, Wish(named=True)).reason == "compared"

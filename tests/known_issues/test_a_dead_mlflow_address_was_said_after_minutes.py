@@ -102,15 +102,15 @@ def test_a_wrong_password_is_no_outage(locked, check, what, _, variable):
     assert variable in caught.value.remedy
 
 
-def test_only_a_run_that_registers_needs_mlflow(refusing, monkeypatch):
-    monkeypatch.delenv("STARLING_OBJECTS")
+def test_only_a_run_that_registers_needs_mlflow(refusing):
     config, said = parse_config(tiny_document()), []
-    check_servers(config, "features", said.append, 0.0)
-    assert said == []
-    check_servers(config, "score", said.append, 0.0)
-    assert "metrics wait in the journal" in said[-1]
-    with pytest.raises(UnreachableError, match="starling run --until score"):
-        check_servers(config, "register", said.append, 0.0)
+    with environment(STARLING_OBJECTS=None):
+        check_servers(config, "features", said.append, 0.0)
+        assert said == []
+        check_servers(config, "score", said.append, 0.0)
+        assert "metrics wait in the journal" in said[-1]
+        with pytest.raises(UnreachableError, match="starling run --until score"):
+            check_servers(config, "register", said.append, 0.0)
 
 
 def test_a_server_that_comes_back_is_waited_for():

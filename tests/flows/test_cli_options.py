@@ -378,6 +378,65 @@ def test_what_gc_takes_for_garbage(recorder, tmp_path):
     assert [given[1] for given in deleted] == [garbage]
 
 
+def test_what_a_plan_is_made_for(recorder, config, monkeypatch):
+    from flows.cli.step_time import Step
+
+    class Planned(Exception):
+        pass
+
+    def make(request):
+        raise Planned(request)
+
+    def asked(*words):
+        result = CliRunner().invoke(app, ["plan", *map(str, words)])
+        assert isinstance(result.exception, Planned), (result.output, result.exception)
+        return result.exception.args[0].model_dump()
+
+    monkeypatch.setattr("training.simulation.planner.plan", make)
+    model = {"parameters": 7, "step_s": 0.5}
+    wanted = model | {"overhead_s": 0.1, "batch_seconds": 20.0, "data_hours": 3.0, "nodes": 4, "gpus_per_node": 5}
+    wanted |= {"link_gbit": 6.0, "link_ms": 0.7, "local_gbit": 80.0, "losses_per_day": 9.0, "restart_s": 10.0}
+    wanted |= {"layers": 11, "border_mb": 12.0}
+    words = [word for name, value in wanted.items() for word in (f"--{name.replace('_', '-')}", value)]
+    assert asked(*words, "--slow", 2, "--slow", 3) == wanted | {"slow": (2.0, 3.0)}
+    plain = asked("--parameters", 7, "--step-s", 0.5)
+    assert (plain["data_hours"], plain["batch_seconds"], plain["nodes"], plain["slow"]) == (100.0, 160.0, 1, ())
+    measured = recorder("flows.cli.step_time.measure", Step(8, 0.25, "noise", 3, 4.0, 1.5))
+    found = asked(config, "--measure", "--batch-seconds", 20, "--set", "seed=5")
+    assert (measured[0][0].seed, measured[0][1]) == (5, 20.0)
+    names = ("parameters", "step_s", "layers", "border_mb", "data_hours")
+    assert [found[name] for name in names] == [8, 0.25, 3, 4.0, 1.5]
+    found = asked(config, "--measure", "--layers", 9, "--border-mb", 5, "--data-hours", 2)
+    assert [found[name] for name in names] == [8, 0.25, 9, 5.0, 2.0]
+
+
+def test_what_a_corpus_holds_in_figures():
+    from collections import Counter
+    from types import SimpleNamespace
+
+    from flows.cli.corpus import describe
+
+    good = [
+        SimpleNamespace(duration=seconds, sample_rate=rate, text="a b", utterance=SimpleNamespace(speaker=who))
+        for seconds, rate, who in ((1800.0, 16000, "x"), (2.0, 8000, "y"), (3.0, 16000, "x"))
+    ]
+    assert describe("table", good, Counter({"unreadable": 2, "too-long": 3})) == {
+        "kind": "table",
+        "read": 8,
+        "written": 3,
+        "quarantined": 5,
+        "reasons": {"unreadable": 2, "too-long": 3},
+        "speakers": 2,
+        "hours": 0.501,
+        "median_seconds": 3.0,
+        "longest_seconds": 1800.0,
+        "words": 6,
+        "sample_rates": {"8000": 1, "16000": 2},
+    }
+    empty = describe("table", [], Counter())
+    assert (empty["median_seconds"], empty["longest_seconds"], empty["hours"]) == (0.0, 0.0, 0.0)
+
+
 # --- doctor
 
 

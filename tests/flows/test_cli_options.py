@@ -2,9 +2,11 @@
 
 import io
 import json
+import os
 import signal
 import socket
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 from support import tiny_document, write_config
@@ -219,6 +221,70 @@ def test_ports_of_up(recorder, home, quiet_signals, monkeypatch, tmp_path):
     assert data_folder() == tmp_path / "other"
 
 
+class Keeper:
+    """A supervisor that only notes what it is told."""
+
+    def __init__(self, done, interrupt):
+        self.done, self.interrupt, self.services = done, interrupt, []
+
+    def __call__(self, restarts, say):
+        return self
+
+    def add(self, start):
+        self.services.append(start())
+        return self.services[-1]
+
+    def wait(self, stop):
+        self.done.append("wait")
+
+    def check(self):
+        self.done.append("check")
+        self.interrupt()
+
+    def stop(self, *given):
+        self.done.append(("stop", *given))
+
+
+@pytest.mark.parametrize(("profile", "number"), [("small", signal.SIGINT), ("production", signal.SIGTERM)])
+def test_up_lives_until_it_is_told_to_end_and_ends_in_order(recorder, home, monkeypatch, profile, number):
+    from flows import production, services
+
+    def server(name, port=0):
+        return SimpleNamespace(name=name, url=f"http://{name}:{port}", process=SimpleNamespace(pid=name))
+
+    home.mkdir()
+    handlers, done = {}, []
+    monkeypatch.setattr(signal, "signal", handlers.__setitem__)
+    monkeypatch.setattr(serve, "adopt_orphans", lambda: done.append("adopt"))
+    keeper = Keeper(done, lambda: (done.append(services.note_path().exists()), handlers[number](number, None)))
+    monkeypatch.setattr("flows.supervisor.Supervisor", keeper)
+    for name in ("prefect", "mlflow"):
+        monkeypatch.setattr(services, f"start_{name}", lambda port, name=name: server(name, port))
+
+    def start_all(supervisor, ports, stop):
+        return {name: supervisor.add(lambda name=name: server(name)).url for name in ("prefect", "mlflow")}
+
+    monkeypatch.setattr(production, "start_servers", start_all)
+    monkeypatch.setattr(serve, "_check_ports", lambda *_: None)
+    monkeypatch.setattr(serve, "deploy_all", lambda configs: [{"deployment": "train/x", "schedule": ""}])
+    workers = recorder("flows.cli.serve._workers", [lambda: server("worker")])
+    monkeypatch.setattr(serve, "descendants", lambda pid: [f"flow of {pid}"])
+    monkeypatch.setattr(serve.os, "kill", lambda pid, number: done.append((pid, number)))
+    monkeypatch.setattr(services, "end_orphans", lambda keep: done.append(("orphans", keep)))
+    for name in {"PREFECT_API_URL", "MLFLOW_TRACKING_URI", *services.prefect_environment()} - {"STARLING_HOME"}:
+        monkeypatch.setenv(name, "")  # taken back at the end
+    found = json.loads(invoke("up", "--profile", profile, "--prefect-port", 1, "--mlflow-port", 2, "--json").stdout)
+    ports = (1, 2) if profile == "small" else (0, 0)
+    assert found["urls"] == {"prefect": f"http://prefect:{ports[0]}", "mlflow": f"http://mlflow:{ports[1]}"}
+    assert os.environ["PREFECT_API_URL"] == f"{found['urls']['prefect']}/api"
+    assert workers == [(["train/x"], None)]
+    assert done[:4] == ["adopt", "wait", "check", True]
+    ended = [("flow of worker", signal.SIGTERM), ("stop", 2), ("orphans", {"prefect", "mlflow", "worker"})]
+    stores = [("stop", production.STORES)] if profile == "production" else []
+    assert done[4:] == [*ended, *stores, ("stop", 0, 20.0)]
+    assert not services.note_path().exists()
+
+
 @pytest.mark.parametrize("name", ["prefect", "mlflow", "postgres", "s3"])
 def test_a_port_that_is_taken_is_named_with_its_option(home, quiet_signals, name):
     from flows.production import Ports
@@ -412,7 +478,6 @@ def test_what_a_plan_is_made_for(recorder, config, monkeypatch):
 
 def test_what_a_corpus_holds_in_figures():
     from collections import Counter
-    from types import SimpleNamespace
 
     from flows.cli.corpus import describe
 
@@ -486,8 +551,6 @@ def test_doctor_on_ports(home, monkeypatch):
     ("free", "state", "remedy"), [(4, "warning", "free some space"), (5, "ok", ""), (50, "ok", "")]
 )
 def test_doctor_on_the_data_folder(home, monkeypatch, free, state, remedy):
-    from types import SimpleNamespace
-
     from flows.cli import doctor
 
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: SimpleNamespace(free=free * 2**30))

@@ -476,6 +476,25 @@ def test_what_a_plan_is_made_for(recorder, config, monkeypatch):
     assert [found[name] for name in names] == [8, 0.25, 9, 5.0, 2.0]
 
 
+def test_what_is_downloaded_and_where_to(recorder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    parts = {"a": {"present": True}, "b": {"present": False, "files": 1200, "bytes": 3e6}}
+    answer = {"kind": "fsdd", "path": "/there", "parts": parts}
+    calls = recorder("storage.corpora.download.download_corpus", answer)
+    shown = invoke("corpus", "download", "x").stdout
+    assert shown.splitlines() == [
+        "x a: was there",
+        "x b: 1,200 files, 3 MB",
+        "Use it as a source: kind: fsdd, path: /there",
+    ]
+    words = ["--to", tmp_path / "t", "-p", "a", "-p", "b", "--keep-archives", "--json"]
+    assert json.loads(invoke("corpus", "download", "y", *words).stdout) == answer
+    assert [(*call[:3], call[3]["keep_archives"]) for call in calls] == [
+        ("x", tmp_path / "corpora", (), False),
+        ("y", tmp_path / "t", ["a", "b"], True),
+    ]
+
+
 def test_what_a_corpus_holds_in_figures():
     from collections import Counter
 

@@ -137,6 +137,13 @@ def test_container_pools_say_only_what_prefects_workers_know(package, kind, made
         assert "default" not in entry or isinstance(entry["default"], kinds[entry["type"]])
 
 
+def test_a_docker_container_has_no_privileges_and_cannot_write_its_secrets():
+    template = docker_template()
+    assert template["job_configuration"]["privileged"] is False
+    (secrets,) = [one for one in template["variables"]["properties"]["volumes"]["default"] if "secrets" in one]
+    assert secrets.endswith(":/run/secrets:ro")
+
+
 def test_the_kubernetes_job_keeps_secrets_in_files_and_is_not_root():
     manifest = kubernetes_template()["job_configuration"]["job_manifest"]
     pod = manifest["spec"]["template"]["spec"]
@@ -145,6 +152,9 @@ def test_the_kubernetes_job_keeps_secrets_in_files_and_is_not_root():
     assert {mount["name"] for mount in container["volumeMounts"]} == set(volumes)
     assert [mount.get("readOnly") for mount in container["volumeMounts"] if mount["name"] == "secrets"] == [True]
     assert pod["securityContext"]["runAsNonRoot"]
+    assert pod["securityContext"]["runAsUser"] == pod["securityContext"]["fsGroup"] != 0
+    assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    assert pod["restartPolicy"] == "Never"
     assert manifest["spec"]["backoffLimit"] == 0
 
 

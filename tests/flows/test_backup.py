@@ -81,6 +81,64 @@ def test_only_force_overwrites_and_an_old_journal_is_not_played_into_the_new_fil
     assert rows(path) == ["kept"]
 
 
+def test_a_journal_that_a_crash_has_left_is_not_played_into_the_restored_file(filled, tmp_path):
+    path = filled / "prefect" / "prefect.db"
+    journal = path.with_name("prefect.db-wal")
+    with closing(sqlite3.connect(path)) as made:
+        made.execute("PRAGMA journal_mode = WAL")
+    url, _ = backup(str(tmp_path / "backups"))
+    with closing(sqlite3.connect(path)) as made:
+        made.execute("INSERT INTO notes VALUES ('newer')")
+        made.commit()
+        left = journal.read_bytes()
+    journal.write_bytes(left)  # as if nobody had closed it
+    restore(url, force=True)
+    assert not journal.exists()
+    assert rows(path) == ["kept"]
+
+
+def test_a_damaged_database_is_neither_backed_up_nor_restored(filled, tmp_path):
+    path = filled / "mlflow" / "mlflow.db"
+    with closing(sqlite3.connect(path)) as made, made:
+        made.executemany("INSERT INTO notes VALUES (?)", [("x" * 500,) for _ in range(200)])
+    sound = path.read_bytes()
+    path.write_bytes(sound[:20480] + b"?" * 4096 + sound[24576:])
+    database = SqliteDatabase("mlflow", path)
+    with pytest.raises(DatabaseError, match="damaged"):
+        database.dump(tmp_path / "copy")
+    (tmp_path / "damaged").write_bytes(path.read_bytes())
+    path.write_bytes(sound)
+    with pytest.raises(DatabaseError, match="damaged"):
+        database.restore(tmp_path / "damaged")
+    assert path.read_bytes() == sound
+
+
+def test_models_are_where_the_restored_data_folder_has_them(filled, tmp_path, monkeypatch):
+    before = mlflow_artifacts().as_uri()
+    with closing(sqlite3.connect(filled / "mlflow" / "mlflow.db")) as made, made:
+        made.execute("CREATE TABLE runs (artifact_uri)")
+        made.execute("INSERT INTO runs VALUES (?)", (f"{before}/1/model",))
+    url, _ = backup(str(tmp_path / "backups"))
+    other = tmp_path / "other"
+    other.mkdir()
+    monkeypatch.setenv("STARLING_HOME", str(other))
+    restore(url)
+    with closing(sqlite3.connect(other / "mlflow" / "mlflow.db")) as made:
+        assert made.execute("SELECT artifact_uri FROM runs").fetchall() == [(f"{mlflow_artifacts().as_uri()}/1/model",)]
+    assert str(other) in mlflow_artifacts().as_uri() != before
+    assert (mlflow_artifacts() / "1/model/MLmodel").is_file()
+
+
+def test_an_artifact_that_is_deleted_meanwhile_is_no_part_of_the_backup(filled, tmp_path, monkeypatch):
+    listed = ObjectStore.list
+    monkeypatch.setattr(ObjectStore, "list", lambda self: [*listed(self), *(["gone"] if self.url == artifacts else [])])
+    artifacts = ObjectStore(str(mlflow_artifacts())).url
+    url, manifest = backup(str(tmp_path / "backups"))
+    assert set(manifest["artifacts"]) == {"1/model/weights.safetensors", "1/model/MLmodel"}
+    lose(filled)
+    assert restore(url)[1] == manifest
+
+
 @pytest.mark.parametrize("part", ["databases/prefect.sqlite", "artifacts/1/model/MLmodel"])
 @pytest.mark.parametrize("damage", ["altered", "missing"])
 def test_a_damaged_backup_changes_nothing(filled, tmp_path, part, damage):

@@ -1,10 +1,11 @@
 """What is given on the command line reaches what does the work, each word in its place."""
 
-import io
 import json
+import os
 import signal
 import socket
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 from support import tiny_document, write_config
@@ -219,6 +220,70 @@ def test_ports_of_up(recorder, home, quiet_signals, monkeypatch, tmp_path):
     assert data_folder() == tmp_path / "other"
 
 
+class Keeper:
+    """A supervisor that only notes what it is told."""
+
+    def __init__(self, done, interrupt):
+        self.done, self.interrupt, self.services = done, interrupt, []
+
+    def __call__(self, restarts, say):
+        return self
+
+    def add(self, start):
+        self.services.append(start())
+        return self.services[-1]
+
+    def wait(self, stop):
+        self.done.append("wait")
+
+    def check(self):
+        self.done.append("check")
+        self.interrupt()
+
+    def stop(self, *given):
+        self.done.append(("stop", *given))
+
+
+@pytest.mark.parametrize(("profile", "number"), [("small", signal.SIGINT), ("production", signal.SIGTERM)])
+def test_up_lives_until_it_is_told_to_end_and_ends_in_order(recorder, home, monkeypatch, profile, number):
+    from flows import production, services
+
+    def server(name, port=0):
+        return SimpleNamespace(name=name, url=f"http://{name}:{port}", process=SimpleNamespace(pid=name))
+
+    home.mkdir()
+    handlers, done = {}, []
+    monkeypatch.setattr(signal, "signal", handlers.__setitem__)
+    monkeypatch.setattr(serve, "adopt_orphans", lambda: done.append("adopt"))
+    keeper = Keeper(done, lambda: (done.append(services.note_path().exists()), handlers[number](number, None)))
+    monkeypatch.setattr("flows.supervisor.Supervisor", keeper)
+    for name in ("prefect", "mlflow"):
+        monkeypatch.setattr(services, f"start_{name}", lambda port, name=name: server(name, port))
+
+    def start_all(supervisor, ports, stop):
+        return {name: supervisor.add(lambda name=name: server(name)).url for name in ("prefect", "mlflow")}
+
+    monkeypatch.setattr(production, "start_servers", start_all)
+    monkeypatch.setattr(serve, "_check_ports", lambda *_: None)
+    monkeypatch.setattr(serve, "deploy_all", lambda configs: [{"deployment": "train/x", "schedule": ""}])
+    workers = recorder("flows.cli.serve._workers", [lambda: server("worker")])
+    monkeypatch.setattr(serve, "descendants", lambda pid: [f"flow of {pid}"])
+    monkeypatch.setattr(serve.os, "kill", lambda pid, number: done.append((pid, number)))
+    monkeypatch.setattr(services, "end_orphans", lambda keep: done.append(("orphans", keep)))
+    for name in {"PREFECT_API_URL", "MLFLOW_TRACKING_URI", *services.prefect_environment()} - {"STARLING_HOME"}:
+        monkeypatch.setenv(name, "")  # taken back at the end
+    found = json.loads(invoke("up", "--profile", profile, "--prefect-port", 1, "--mlflow-port", 2, "--json").stdout)
+    ports = (1, 2) if profile == "small" else (0, 0)
+    assert found["urls"] == {"prefect": f"http://prefect:{ports[0]}", "mlflow": f"http://mlflow:{ports[1]}"}
+    assert os.environ["PREFECT_API_URL"] == f"{found['urls']['prefect']}/api"
+    assert workers == [(["train/x"], None)]
+    assert done[:4] == ["adopt", "wait", "check", True]
+    ended = [("flow of worker", signal.SIGTERM), ("stop", 2), ("orphans", {"prefect", "mlflow", "worker"})]
+    stores = [("stop", production.STORES)] if profile == "production" else []
+    assert done[4:] == [*ended, *stores, ("stop", 0, 20.0)]
+    assert not services.note_path().exists()
+
+
 @pytest.mark.parametrize("name", ["prefect", "mlflow", "postgres", "s3"])
 def test_a_port_that_is_taken_is_named_with_its_option(home, quiet_signals, name):
     from flows.production import Ports
@@ -378,100 +443,78 @@ def test_what_gc_takes_for_garbage(recorder, tmp_path):
     assert [given[1] for given in deleted] == [garbage]
 
 
-# --- doctor
+def test_what_a_plan_is_made_for(recorder, config, monkeypatch):
+    from flows.cli.step_time import Step
+
+    class Planned(Exception):
+        pass
+
+    def make(request):
+        raise Planned(request)
+
+    def asked(*words):
+        result = CliRunner().invoke(app, ["plan", *map(str, words)])
+        assert isinstance(result.exception, Planned), (result.output, result.exception)
+        return result.exception.args[0].model_dump()
+
+    monkeypatch.setattr("training.simulation.planner.plan", make)
+    model = {"parameters": 7, "step_s": 0.5}
+    wanted = model | {"overhead_s": 0.1, "batch_seconds": 20.0, "data_hours": 3.0, "nodes": 4, "gpus_per_node": 5}
+    wanted |= {"link_gbit": 6.0, "link_ms": 0.7, "local_gbit": 80.0, "losses_per_day": 9.0, "restart_s": 10.0}
+    wanted |= {"layers": 11, "border_mb": 12.0}
+    words = [word for name, value in wanted.items() for word in (f"--{name.replace('_', '-')}", value)]
+    assert asked(*words, "--slow", 2, "--slow", 3) == wanted | {"slow": (2.0, 3.0)}
+    plain = asked("--parameters", 7, "--step-s", 0.5)
+    assert (plain["data_hours"], plain["batch_seconds"], plain["nodes"], plain["slow"]) == (100.0, 160.0, 1, ())
+    measured = recorder("flows.cli.step_time.measure", Step(8, 0.25, "noise", 3, 4.0, 1.5))
+    found = asked(config, "--measure", "--batch-seconds", 20, "--set", "seed=5")
+    assert (measured[0][0].seed, measured[0][1]) == (5, 20.0)
+    names = ("parameters", "step_s", "layers", "border_mb", "data_hours")
+    assert [found[name] for name in names] == [8, 0.25, 3, 4.0, 1.5]
+    found = asked(config, "--measure", "--layers", 9, "--border-mb", 5, "--data-hours", 2)
+    assert [found[name] for name in names] == [8, 0.25, 9, 5.0, 2.0]
 
 
-def checked(check):
-    return [(finding.check, finding.state, finding.found, finding.remedy) for finding in check()]
-
-
-def test_doctor_on_gpus(monkeypatch):
-    import torch
-
-    from flows.cli import doctor
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: "/usr/bin/nvidia-smi" if name == "nvidia-smi" else None)
-    ((check, state, found, remedy),) = checked(doctor.check_gpu)
-    assert (check, state) == ("gpu", "warning")
-    assert "torch sees no GPU" in found
-    assert remedy.startswith("match driver")
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
-    ((_, state, found, remedy),) = checked(doctor.check_gpu)
-    assert (state, remedy) == ("ok", "")
-    assert "CPU cores" in found
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: f"GPU {number}")
-    assert checked(doctor.check_gpu) == [("gpu", "ok", "GPU 0, GPU 1", "")]
-
-
-def test_doctor_on_ports(home, monkeypatch):
-    from flows.cli import doctor
-
-    class Probe(io.BytesIO):
-        def connect_ex(self, address):
-            return 0 if address == ("127.0.0.1", 5000) else 111
-
-    monkeypatch.setattr(doctor.socket, "socket", Probe)
-    monkeypatch.setattr("flows.services.running_services", dict)
-    assert checked(doctor.check_ports) == [
-        ("port 4200", "ok", "free for prefect", ""),
-        ("port 5000", "warning", "taken, wanted for mlflow", "starling up --mlflow-port OTHER"),
+def test_what_is_downloaded_and_where_to(recorder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    parts = {"a": {"present": True}, "b": {"present": False, "files": 1200, "bytes": 3e6}}
+    answer = {"kind": "fsdd", "path": "/there", "parts": parts}
+    calls = recorder("storage.corpora.download.download_corpus", answer)
+    shown = invoke("corpus", "download", "x").stdout
+    assert shown.splitlines() == [
+        "x a: was there",
+        "x b: 1,200 files, 3 MB",
+        "Use it as a source: kind: fsdd, path: /there",
     ]
-    monkeypatch.setattr("flows.services.running_services", lambda: {"mlflow": "http://127.0.0.1:5000"})
-    assert checked(doctor.check_ports)[1] == ("mlflow server", "ok", "running at http://127.0.0.1:5000", "")
-
-
-@pytest.mark.parametrize(
-    ("free", "state", "remedy"), [(4, "warning", "free some space"), (5, "ok", ""), (50, "ok", "")]
-)
-def test_doctor_on_the_data_folder(home, monkeypatch, free, state, remedy):
-    from types import SimpleNamespace
-
-    from flows.cli import doctor
-
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: SimpleNamespace(free=free * 2**30))
-    assert checked(doctor.check_home) == [("data folder", state, f"{home}, {free} GiB free", remedy)]
-    assert list(home.iterdir()) == []
-
-
-def test_doctor_on_packages(monkeypatch):
-    from flows.cli import doctor
-
-    wanted = ["numpy>=1", "torch<1", "no-such-package", "never; extra == 'x'", "pytest<1; python_version < '3'"]
-    monkeypatch.setattr(doctor.metadata, "requires", lambda _: wanted)
-    found = {check: (state, text, remedy) for check, state, text, remedy in checked(doctor.check_packages)}
-    assert found.keys() == {"torch", "no-such-package"}
-    assert found["no-such-package"] == ("error", "missing", "pip install 'no-such-package' -c constraints.txt")
-    assert found["torch"][0] == "error"
-    assert found["torch"][1].endswith(", not <1")
-    monkeypatch.setattr(doctor.metadata, "requires", lambda _: None)
-    assert [row[:2] for row in checked(doctor.check_packages)] == [("packages", "ok")]
-
-
-def test_doctor_on_formats_and_python(monkeypatch):
-    import soundfile
-
-    from flows.cli import doctor
-
-    monkeypatch.setattr(soundfile, "available_formats", lambda: ["WAV", "FLAC"])
-    monkeypatch.setattr("espeakng_loader.get_library_path", lambda: "/nowhere/libespeak.so")
-    assert checked(doctor.check_audio) == [
-        ("soundfile", "error", "no MP3, OGG", "pip install -U soundfile"),
-        ("espeak-ng", "warning", "/nowhere/libespeak.so", "pip install espeakng-loader"),
+    words = ["--to", tmp_path / "t", "-p", "a", "-p", "b", "--keep-archives", "--json"]
+    assert json.loads(invoke("corpus", "download", "y", *words).stdout) == answer
+    assert [(*call[:3], call[3]["keep_archives"]) for call in calls] == [
+        ("x", tmp_path / "corpora", (), False),
+        ("y", tmp_path / "t", ["a", "b"], True),
     ]
-    for version, state in (((3, 10, 9), "error"), ((3, 11, 0), "ok"), ((3, 13, 2), "ok"), ((3, 14, 0), "error")):
-        monkeypatch.setattr(doctor.sys, "version_info", version)
-        ((_, found, text, remedy),) = checked(doctor.check_python)
-        assert (found, text) == (state, ".".join(map(str, version)))
-        assert bool(remedy) == (state == "error")
 
 
-def test_doctor_for_people(recorder, monkeypatch):
-    from flows.cli import doctor
+def test_what_a_corpus_holds_in_figures():
+    from collections import Counter
 
-    finding = doctor.Finding("disk", "warning", "little room", "free some")
-    monkeypatch.setattr(doctor, "CHECKS", (lambda: [finding],))
-    shown = invoke("doctor").stdout
-    assert all(word in shown for word in ("warning", "disk", "little room", "free some"))
+    from flows.cli.corpus import describe
+
+    good = [
+        SimpleNamespace(duration=seconds, sample_rate=rate, text="a b", utterance=SimpleNamespace(speaker=who))
+        for seconds, rate, who in ((1800.0, 16000, "x"), (2.0, 8000, "y"), (3.0, 16000, "x"))
+    ]
+    assert describe("table", good, Counter({"unreadable": 2, "too-long": 3})) == {
+        "kind": "table",
+        "read": 8,
+        "written": 3,
+        "quarantined": 5,
+        "reasons": {"unreadable": 2, "too-long": 3},
+        "speakers": 2,
+        "hours": 0.501,
+        "median_seconds": 3.0,
+        "longest_seconds": 1800.0,
+        "words": 6,
+        "sample_rates": {"8000": 1, "16000": 2},
+    }
+    empty = describe("table", [], Counter())
+    assert (empty["median_seconds"], empty["longest_seconds"], empty["hours"]) == (0.0, 0.0, 0.0)

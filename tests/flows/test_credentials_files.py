@@ -119,6 +119,14 @@ def test_no_password_is_handed_to_a_server_of_others(note, monkeypatch, name, va
     assert sum(variable in os.environ for variable in VARIABLES) == 2
 
 
+def test_whoever_names_our_servers_himself_gets_their_passwords(note, monkeypatch):
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:1/api")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:2")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:3")
+    services.export_credentials()
+    assert set(VARIABLES) <= set(os.environ)
+
+
 def test_without_a_note_or_with_lost_passwords_nothing_is_exported(note):
     (note / "prefect_auth").unlink()
     services.export_credentials()

@@ -1,5 +1,6 @@
 """PostgreSQL below the data folder: who runs it, what is refused, and what a start puts into force."""
 
+import itertools
 import os
 import shutil
 import signal
@@ -86,6 +87,22 @@ def place(monkeypatch):
 def cluster(place):
     make_secrets(place / "secrets")
     return Cluster(port=free_port(), secrets=place / "secrets", folder=place / "postgres")
+
+
+def test_the_server_listens_on_loopback_only_and_ends_without_waiting_for_its_clients(tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr(postgres, "spawn", lambda *given, **more: started.append((given, more)))
+    monkeypatch.setattr(postgres, "account", lambda folder: {"user": 7})
+    monkeypatch.setattr(postgres, "find_postgres", lambda name, version: f"/{version}/{name}")
+    cluster = Cluster(port=5433, secrets=tmp_path, folder=tmp_path)
+    (tmp_path / "PG_VERSION").write_text("15\n")
+    cluster.start()
+    ((name, command, url, health), more) = started[0]
+    assert (name, url, health) == ("postgres", "tcp://127.0.0.1:5433", "tcp://127.0.0.1:5433")
+    settings = [word for before, word in itertools.pairwise(command) if before == "-c"]
+    assert command[:3] == ["/15/postgres", "-D", str(tmp_path)]
+    assert settings == ["listen_addresses=127.0.0.1", "port=5433", "unix_socket_directories="]
+    assert more == {"account": {"user": 7}, "end": signal.SIGINT}
 
 
 def query(cluster, database, text):

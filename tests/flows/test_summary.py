@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from flows.summary import print_summary, summarize
+from flows.summary import group_table, print_summary, score_table, set_table, summarize
 from tasks.stage import Run
 
 
@@ -60,3 +60,49 @@ def test_the_report_comes_from_the_store_where_the_data_folder_is_another(finish
     found = summarize(finished)
     assert found["report"].startswith(str(home))
     assert "<html" in Path(found["report"]).read_text()
+
+
+def cells(*tables):
+    """What stands in the cells of tables, row by row."""
+    text = io.StringIO()
+    for table in tables:
+        Console(file=text, width=160).print(table)
+    lines = [line.replace("┃", "│") for line in text.getvalue().splitlines() if line[:1] in "│┃"]
+    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines]
+
+
+def test_every_figure_stands_below_its_head():
+    scores = {"wer": 0.1, "wer_low": 0.05, "wer_high": 0.2, "cer": 0.03}
+    scores |= {"sub": 1, "ins": 2, "del": 3, "words": 1004, "utterances": 5}
+    heads, row = cells(score_table({"test": scores}))
+    assert dict(zip(heads, row, strict=True)) == {
+        "set": "test",
+        "WER": "10.00 %",
+        "95 % interval": "5.00 % – 20.00 %",
+        "CER": "3.00 %",
+        "sub": "1",
+        "ins": "2",
+        "del": "3",
+        "words": "1,004",
+        "utterances": "5",
+    }
+    sets = [
+        {"set": name, "utterances": 1200, "hours": 1.5, "speakers": 7, "trained_on": 2} for name in ("train", "test")
+    ]
+    heads, *rows = cells(set_table(sets))
+    assert heads == ["set", "utterances", "hours", "speakers", "of them trained on"]
+    assert rows == [["train", "1,200", "1.50", "7", ""], ["test", "1,200", "1.50", "7", "2"]]
+    groups = {"test": {"corpora": {"a": {"wer": 0.5, "ref_words": 1234}}, "domains": {"": {"wer": 0, "ref_words": 0}}}}
+    assert cells(group_table(groups))[1:] == [
+        ["test", "corpus", "a", "50.00 %", "1,234"],
+        ["test", "domain", "–", "0.00 %", "0"],
+    ]
+
+
+def test_a_training_of_several_is_told_and_so_are_warnings(finished):
+    found = summarize(finished)
+    assert "strategy" not in printed(found)
+    training = {"strategy": "adpsgd", "nodes": 2, "learners_per_node": 3, "utterances": 4005, "repeated": 6}
+    text = printed(found | {"training": training, "data": found["data"] | {"warnings": ["trained [on] speakers"]}})
+    assert "│ adpsgd   │     2 │                 3 │              4,005 │        6 │" in text
+    assert "warning trained [on] speakers" in text

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import wait_until
+from support import ROOT, wait_until
 
 from flows.cli.serve import _end_flows
 from flows.ending import descendants
@@ -150,3 +150,28 @@ def test_a_port_answers_when_something_listens():
     with subprocess.Popen([sys.executable, "-c", code, str(port)]) as listener:
         wait_until(lambda: answers(f"tcp://127.0.0.1:{port}"))
         listener.kill()
+
+
+ADOPTER = """
+import subprocess, sys, time
+from flows.services import children, spawn
+from flows.supervisor import Supervisor
+from training.processes import adopt_orphans
+adopt_orphans()
+keeper = Supervisor()
+kept = keeper.add(lambda: spawn("sleeper", [sys.executable, "-c", "import time; time.sleep(100)"], "", ""))
+subprocess.run([sys.executable, "-c", "import subprocess; subprocess.Popen(['sleep', '0'])"])
+for _ in range(1000):
+    keeper.check()
+    if children() == {kept.process.pid}:
+        print("only the kept one is left")
+        break
+    time.sleep(0.01)
+keeper.stop()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt")
+def test_adopted_children_that_have_ended_do_not_stay_in_the_table_of_processes(home):
+    done = subprocess.run([sys.executable, "-c", ADOPTER], cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.stdout == "only the kept one is left\n", done.stderr

@@ -58,6 +58,7 @@ def test_every_format_of_a_folder_is_read_and_a_bad_file_stops_no_other(sure, au
     assert {path.rpartition("/")[2] for path in lines} == {"a.wav", "b.flac", "c.ogg", "d.mp3", "e.opus", "f.wav"}
     assert set(lines.values()) == {TEXT}
     assert "bad one.wav" in result.stderr
+    assert result.stderr.splitlines()[-1] == "6 of 7 recognized, 1 failed"
 
 
 def test_ctm_has_the_words_where_they_were_said(sure, audio):

@@ -53,3 +53,39 @@ def test_the_run_that_one_opens_first_says_what_it_amounts_to(finished, monkeypa
     assert f"**{finished.result('register').record['model_uri']}**" in text
     assert "| test | " in text
     assert finished.result("report").record["report"] in text
+
+
+def test_each_stage_has_the_artifact_that_shows_it_best_and_trouble_stops_none(finished, monkeypatch):
+    from tasks import artifacts
+
+    shown, warned = [], []
+    for kind in ("table", "markdown", "image"):
+        create = lambda content, key, description="", kind=kind: shown.append((kind, key, content, description))  # noqa: E731
+        monkeypatch.setattr(artifacts, f"create_{kind}_artifact", create)
+    for result in finished.results.values():
+        artifacts.publish(finished, result)
+    assert [(kind, key) for kind, key, _, _ in shown] == [
+        ("table", "tiny-prepare"),
+        ("markdown", "tiny-shard"),
+        ("markdown", "tiny-features"),
+        ("markdown", "tiny-train"),
+        ("markdown", "tiny-decode"),
+        ("table", "tiny-score"),
+        ("markdown", "tiny-register"),
+        ("image", "tiny-curves"),
+        ("markdown", "tiny-report"),
+    ]
+    by_key = {key: (content, about) for _, key, content, about in shown}
+    assert by_key["tiny-prepare"][1].startswith("**prepare**: ")
+    assert finished.result("shard").url in by_key["tiny-shard"][0]
+    assert by_key["tiny-register"][0].startswith("**models:/tiny/1**\n\nthere was no champion")
+    assert by_key["tiny-report"][0] == f"[report]({finished.result('report').record['report']})"
+    logger = type("Logger", (), {"warning": lambda self, text, error: warned.append(str(error))})
+    monkeypatch.setattr(artifacts, "get_run_logger", logger)
+
+    def away(*_, **__):
+        raise OSError("the server is away")
+
+    monkeypatch.setattr(artifacts, "create_markdown_artifact", away)
+    artifacts.publish(finished, finished.result("shard"))
+    assert warned == ["the server is away"]

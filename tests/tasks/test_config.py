@@ -216,3 +216,11 @@ def test_the_environment_is_not_changed_by_reading(tmp_path):
     before = dict(os.environ)
     load_config(write_config(tmp_path / "c.yaml", tiny_document()))
     assert dict(os.environ) == before
+
+
+def test_what_may_be_lost_and_who_may_win_unless_a_configuration_says_otherwise():
+    config = parse_config(tiny_document())
+    assert config.data.max_quarantined == 0.05
+    assert config.register_as.significance == 0.05
+    assert config.register_as.promote == "auto"
+    assert (config.slots.collision, config.slots.trainings) == ("wait", 1)

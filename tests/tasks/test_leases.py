@@ -13,7 +13,7 @@ import pytest
 from support import load_beside, wait_until
 
 from tasks import leases
-from tasks.holder import Holder
+from tasks.holder import Holder, _started
 from tasks.leases import LEASE_S, Lease, LeaseTable, impatient_client
 
 variables_server = load_beside(__file__, "variables_server.py").variables_server
@@ -120,6 +120,15 @@ def test_a_holder_whose_process_is_dead_holds_nothing(table):
     assert isinstance(table.take(NAME, Holder.here("second")), str)
 
 
+def test_a_process_that_has_ended_and_is_not_waited_for_holds_nothing():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        mine = replace(Holder.here("mine"), pid=child.pid, started=_started(child.pid))
+        assert not mine.gone()
+        child.kill()
+        wait_until(mine.gone, every_s=0.01)
+        assert os.path.exists(f"/proc/{child.pid}")
+
+
 @pytest.mark.parametrize("value", [None, "text", 3, [], {}, {"pid": "x"}])
 def test_whatever_lies_there_is_read(value):
     holder = Holder.read(value)
@@ -202,3 +211,15 @@ def test_a_lock_with_a_holder_that_was_lost_is_not_the_formers_to_give_back(keep
     wait_until(lambda: lease.lost_to is not None, every_s=0.01)
     lease.give_back()
     assert variables.kept[NAME]["value"] == {"run": "thief"}
+
+
+def test_whoever_holds_a_lost_lock_is_told_each_time_it_is_another(keep, variables, caplog):
+    lease = keep([])
+    for thief in ("first", "second"):
+        with variables.lock:
+            del variables.kept[NAME]
+            variables.put(NAME, asdict(elsewhere(thief)))
+        wait_until(lambda thief=thief: lease.lost_to is not None and lease.lost_to.run == thief, every_s=0.01)
+    asked = len(variables.asked)
+    wait_until(lambda: len(variables.asked) > asked + 8, every_s=0.01)
+    assert [caplog.text.count(f"is held by run {thief}") for thief in ("first", "second")] == [1, 1]

@@ -63,6 +63,30 @@ def test_throughput_sums_the_learners_and_skips_what_has_no_time():
     assert [end["throughput"] for entry in steps for end in alone.feed(entry)] == [None, 10.0, None, 10.0]
 
 
+def test_speed_is_not_measured_across_a_resume_nor_where_the_audio_was_counted_anew():
+    rounds = Rounds()
+
+    def rates(*audio):
+        entries = [step("0.0", n, audio_seconds=seconds) for n, seconds in audio]
+        return [end["throughput"] for entry in entries for end in rounds.feed(entry)]
+
+    assert rates((4, 40.0), (5, 50.0), (6, 20.0), (7, 40.0)) == [None, 10.0, None, 20.0]
+    rounds.restart({"0.0": 3, "1.0": 7})
+    assert rates((8, 90.0)) == []
+    (joined,) = rounds.flush()
+    # the speed is not known yet, and the other's steps count from its checkpoint
+    assert (joined["throughput"], joined["step"], joined["learners"]) == (None, 15, 1)
+
+
+def test_what_follows_a_resume_is_later_than_what_closed_the_session_before():
+    points, translator = translate([step("0.0", n) for n in (1, 2, 3)])
+    closing = closing_points(translator, [step("0.0", 1)])
+    assert {point.at_ms for point in closing} == {max(point.at_ms for point in points) + 1}
+    translator.feed({"kind": "resume", "step": 1, "steps": {"0.0": 1}, "epoch": 0})
+    later = translator.feed(step("0.0", 2, elapsed=0.5))
+    assert min(point.at_ms for point in later) > closing[0].at_ms
+
+
 def test_an_epoch_gives_validation_of_the_average_and_of_each_replica():
     valid = {
         "kind": "valid",

@@ -201,8 +201,37 @@ def test_a_run_whose_machine_died_is_given_up_after_its_node_stays_away(world):
     world.poll(60)
     assert world.prefect.cancelled == [first]
     assert world.prefect.ranks() == [0, 1, 2, 1]
-    world.poll(60)  # the new one has not joined yet: it may still wait for a worker
+    for _ in range(3):  # the new one has not joined yet: it may still wait for a worker
+        world.poll(60)
     assert world.prefect.ranks() == [0, 1, 2, 1]
+
+
+def test_a_node_that_comes_back_in_time_is_not_missed_for_what_it_was_away_before(world):
+    world.listen()
+    world.poll()
+    for rank in range(3):
+        world.prefect.fare(rank, "RUNNING")
+    for alive in ({0, 1, 2}, {0, 2}, {0, 1, 2}, {0, 2}, {0, 2}):
+        world.nodes.alive = alive
+        world.poll(0.7 * world.nodes._patience_s)
+    assert world.prefect.cancelled == []
+    world.poll(0.7 * world.nodes._patience_s)
+    assert world.prefect.cancelled == [world.prefect.keys[f"key1-{world.nodes._session}-1-0"]]
+
+
+def test_a_node_that_has_ended_is_not_missed(world):
+    world.listen()
+    world.poll()
+    for rank in range(3):
+        world.prefect.fare(rank, "RUNNING")
+    world.nodes.alive = {0, 1, 2}
+    world.poll()
+    world.prefect.fare(1, "COMPLETED")
+    world.nodes.alive = {0, 2}
+    for _ in range(3):
+        world.poll(2 * world.nodes._patience_s)
+    assert world.prefect.cancelled == []
+    assert world.prefect.ranks() == [0, 1, 2]
 
 
 def test_every_machine_of_a_node_has_a_run_and_all_are_replaced_with_their_node(tmp_path):
@@ -235,6 +264,25 @@ def test_runs_that_a_killed_flow_left_are_kept_if_they_reach_the_store_and_ended
     world.poll()
     assert world.prefect.ranks() == [0, 2]
     assert sorted(world.prefect.cancelled) == [other, strange]
+    for _ in range(4):  # what was taken over is looked after as what this process has asked for
+        world.poll()
+        world.prefect.runs[mine] = ("CRASHED", "killed")
+        for run in world.prefect.runs.keys() - {mine, other, strange}:
+            world.prefect.runs[run] = ("CRASHED", "killed")
+            world.prefect.runs[world.prefect.run_of(0)] = ("RUNNING", "")
+    assert world.prefect.ranks().count(1) == 2  # as often as it may be replaced
+    assert len(world.prefect.cancelled) == 2
+
+
+def test_of_two_runs_of_a_node_that_were_left_one_is_kept(tmp_path):
+    world = World(tmp_path, key_file="/keys/ring")
+    world.listen()
+    first, second = (UUID(int=n) for n in (101, 102))
+    world.prefect.runs |= dict.fromkeys((first, second), ("RUNNING", ""))
+    world.prefect.leftovers = {run: {"node_rank": 1, "store": "127.0.0.1:7100"} for run in (first, second)}
+    world.poll()
+    assert world.prefect.cancelled == [second]
+    assert world.prefect.ranks() == [0, 2]
 
 
 def test_with_a_key_of_its_own_every_session_ends_what_a_former_one_left(world):

@@ -296,6 +296,47 @@ def test_a_champion_that_changes_meanwhile_is_compared_with_anew(api, monkeypatc
     assert champion(api) in ("1", "2")
 
 
+def test_the_first_judgement_freezes_the_test_sets_whoever_wins(api, monkeypatch):
+    add(api, count=2)
+    crown(api, "m", "1", None)  # by somebody's order: it was judged on nothing
+    assert frozen_tests(api, "m") == ""
+    judge_as(monkeypatch, False, p_value=None)
+    settle(api, RUN, "m", "2")
+    assert frozen_tests(api, "m") == ""  # nothing was compared
+    judge_as(monkeypatch, False)
+    assert not settle(api, RUN, "m", "2").promoted
+    assert frozen_tests(api, "m") == TESTS
+
+
+def test_others_hear_of_moves_and_of_nothing_else(api, monkeypatch):
+    told = []
+    for module in ("promotion", "registry"):
+        monkeypatch.setattr(f"tasks.{module}.emit", lambda *given: told.append(given))
+    crowned(api, 2)
+    add(api)
+    judge_as(monkeypatch, False)
+    settle(api, RUN, "m", "3")
+    settle(api, RUN, "m", "2")
+    assert told == [
+        ("starling.promoted", "m", {"version": "1", "from": "", "reason": "there was no champion"}),
+        ("starling.promoted", "m", {"version": "2", "from": "1", "reason": "beats"}),
+    ]
+    move = rollback("m", reason="numbers")
+    assert told[2:] == [("starling.rolled-back", "m", {"version": "1", "from": "2", "reason": "numbers"})]
+    assert move.reason == "rolled back from version 2: numbers"
+    assert api.get_model_version("m", "1").tags[DECISION_TAG] == move.reason
+
+
+def test_a_decision_names_the_flow_run_that_made_it(api):
+    add(api)
+    settle(api, SimpleNamespace(run_id="a-run", flow_run_url="http://ui/1"), "m", "1")
+    assert api.get_model_version("m", "1").tags["promotion.flow_run"] == "http://ui/1"
+    crowned(api, 1)
+    assert "promotion.flow_run" not in api.get_model_version("m", "2").tags
+    note = mlflow.artifacts.load_dict(f"runs:/{api.get_model_version('m', '1').run_id}/promotion.json")
+    assert (note["flow_run"], note["champion"]) == ("http://ui/1", "")
+
+
 def test_rollbacks_go_back_one_by_one_and_forth_by_number(api):
     crowned(api, 3)
     assert version_of(api, "m", PREVIOUS).version == 2

@@ -1,5 +1,6 @@
 """Who waits for whom, and what a run is told that does not get what it wants."""
 
+import socket
 import threading
 from contextvars import copy_context
 from dataclasses import replace
@@ -136,6 +137,24 @@ def test_an_outage_before_work_begins_is_waited_out_for_a_while(home, in_a_flow,
     monkeypatch.setattr(slots, "OUTAGE_S", 0.1)
     with pytest.raises(Exception, match="503"), shared_lock(["lock-x"], "x", REFUSE, Holder.here("mine")):
         raise AssertionError
+
+
+def test_a_server_that_refuses_is_no_outage(home, in_a_flow, monkeypatch):
+    monkeypatch.setattr(slots, "OUTAGE_S", 0.5)
+    in_a_flow.refuse = 401
+    with pytest.raises(Exception, match="401"), shared_lock(["lock-x"], "x", REFUSE, Holder.here("mine")):
+        raise AssertionError
+    assert len(in_a_flow.asked) == 1
+
+
+def test_trainings_share_the_pool_that_their_nodes_run_in_or_else_this_machine(home, in_a_flow):
+    launch = {"kind": "prefect", "pool": "gpus"}
+    document = tiny_document(train={"strategy": "adpsgd", "nodes": 2, "launch": launch})
+    for changed, pool in (({}, "gpus"), ({"slots": {"pool": "mine"}}, "mine")):
+        with training_slot(parse_config(document | changed), Holder.here("a")):
+            assert list(in_a_flow.kept) == [f"lock-training-{pool}-1"]
+    with training_slot(config(), Holder.here("a")):
+        assert list(in_a_flow.kept) == [lock_name("training", socket.gethostname(), "1")]
 
 
 def test_a_lease_that_is_taken_is_not_waited_for_where_that_is_wished(in_a_flow):

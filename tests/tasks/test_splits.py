@@ -85,6 +85,16 @@ def test_a_new_speaker_moves_few_others_and_none_of_another_stratum():
     assert {int(name.removeprefix("speaker")) % 5 for name in moved} <= {2}
 
 
+def test_a_division_is_the_same_in_every_version():
+    """Whoever upgrades keeps the test set: models that were scored on another one could not be compared."""
+    strata = [f"d{n % 4}" for n in range(24)]
+    found = divided([1 + n % 3 for n in range(24)], strata=strata, seed=5)
+    assert "".join(map(str, found.values())) == "201110200000000122020020"
+    assert "".join(map(str, divided([1 + n % 3 for n in range(24)], seed=5).values())) == "001212000000000222000000"
+    groups = Groups(np.array([1 + n % 3 for n in range(24)]), name_order([f"s{n}" for n in range(24)], 5))
+    assert "".join(map(str, fold_groups(groups, 3, 5))) == "221201220202011020211020"
+
+
 def test_single_utterances_are_divided_exactly():
     counts = Counter(divided([1] * 50).values())
     assert counts == {0: 35, 1: 5, 2: 10}

@@ -256,6 +256,27 @@ def test_progress_is_the_rings_and_names_the_nodes_that_are_alive(tmp_path):
     assert reporter.present == {0, 2}
 
 
+def test_progress_tells_speed_time_left_learners_and_that_mlflow_is_away(tmp_path):
+    from types import SimpleNamespace
+
+    from tasks import progress
+
+    journal, heard = tmp_path / "journal.jsonl", []
+    reporter = Reporter(journal, 1)
+    reporter.forwarder = forwarder = SimpleNamespace(links={"MLflow run": "http://m"}, trouble="")
+    write(journal, "start", step=0)
+    with progress.listening(lambda *given: heard.append(given[1:])):
+        for n, trouble in ((1, ""), (2, "OSError: away")):
+            common = {"step": n, "epoch": n / 10, "epochs": 2, "lr": None, "elapsed": 10.0 * n}
+            for rank in ("0.0", "0.1"):
+                write(journal, "step", learner=rank, loss=float("nan") if n == 1 else 2.0, **common)
+            forwarder.trouble = trouble
+            reporter()
+    assert heard[-1] == (0.2, 2.0, "loss 2.000, 0.2 steps/s, 3 min left, 2 learners, MLflow is away")
+    assert heard[1] == (0.1, 2.0, "no finite loss, 2 learners")
+    assert progress.links("train") == {"MLflow run": "http://m"}
+
+
 def test_an_interrupted_stage_hears_of_nothing_but_its_own_work_folder(trained):
     folder = work_folder(trained.result("train").key)
     assert [path.suffix for path in folder.glob("forward-*.json")] == [".json"]

@@ -42,6 +42,20 @@ def test_learners_speed_and_time_left():
     assert json.loads(json.dumps(shown)) == shown
 
 
+def test_speed_is_that_of_many_lines_and_progress_never_goes_back():
+    times = [0.0, 1.0, 2.0, 3.0, 13.0]
+    view = seen(*(step("0.0", n, elapsed=time) for n, time in enumerate(times, 1)))
+    assert view.steps_per_s == pytest.approx(4 / 13)
+    view.feed(step("0.0", 6, elapsed=14.0, audio_seconds=1.0))
+    assert view.audio_per_s is None  # it was counted anew
+    view.feed(step("1.0", 1, elapsed=13.0, epoch=0.2))
+    assert view.progress == 0.6
+    assert view.eta_s is not None
+    view.feed({"kind": "resume", "step": 2, "epoch": 0.3, "elapsed": 2.0})
+    view.feed(step("0.0", 3, elapsed=2.5))
+    assert view.eta_s is None  # the pace is that of the present session
+
+
 def test_joins_losses_and_the_end_are_told():
     view = seen(
         *RING,

@@ -1,0 +1,104 @@
+"""What `starling doctor` says of machines in trouble; that of a sound one is in test_cli.py."""
+
+import io
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+from flows.cli.app import app
+
+
+def checked(check):
+    return [(finding.check, finding.state, finding.found, finding.remedy) for finding in check()]
+
+
+def test_doctor_on_gpus(monkeypatch):
+    import torch
+
+    from flows.cli import doctor
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: "/usr/bin/nvidia-smi" if name == "nvidia-smi" else None)
+    ((check, state, found, remedy),) = checked(doctor.check_gpu)
+    assert (check, state) == ("gpu", "warning")
+    assert "torch sees no GPU" in found
+    assert remedy.startswith("match driver")
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    ((_, state, found, remedy),) = checked(doctor.check_gpu)
+    assert (state, remedy) == ("ok", "")
+    assert "CPU cores" in found
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: f"GPU {number}")
+    assert checked(doctor.check_gpu) == [("gpu", "ok", "GPU 0, GPU 1", "")]
+
+
+def test_doctor_on_ports(home, monkeypatch):
+    from flows.cli import doctor
+
+    class Probe(io.BytesIO):
+        def connect_ex(self, address):
+            return 0 if address == ("127.0.0.1", 5000) else 111
+
+    monkeypatch.setattr(doctor.socket, "socket", Probe)
+    monkeypatch.setattr("flows.services.running_services", dict)
+    assert checked(doctor.check_ports) == [
+        ("port 4200", "ok", "free for prefect", ""),
+        ("port 5000", "warning", "taken, wanted for mlflow", "starling up --mlflow-port OTHER"),
+    ]
+    monkeypatch.setattr("flows.services.running_services", lambda: {"mlflow": "http://127.0.0.1:5000"})
+    assert checked(doctor.check_ports)[1] == ("mlflow server", "ok", "running at http://127.0.0.1:5000", "")
+
+
+@pytest.mark.parametrize(
+    ("free", "state", "remedy"), [(4, "warning", "free some space"), (5, "ok", ""), (50, "ok", "")]
+)
+def test_doctor_on_the_data_folder(home, monkeypatch, free, state, remedy):
+    from flows.cli import doctor
+
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: SimpleNamespace(free=free * 2**30))
+    assert checked(doctor.check_home) == [("data folder", state, f"{home}, {free} GiB free", remedy)]
+    assert list(home.iterdir()) == []
+
+
+def test_doctor_on_packages(monkeypatch):
+    from flows.cli import doctor
+
+    wanted = ["numpy>=1", "torch<1", "no-such-package", "never; extra == 'x'", "pytest<1; python_version < '3'"]
+    monkeypatch.setattr(doctor.metadata, "requires", lambda _: wanted)
+    found = {check: (state, text, remedy) for check, state, text, remedy in checked(doctor.check_packages)}
+    assert found.keys() == {"torch", "no-such-package"}
+    assert found["no-such-package"] == ("error", "missing", "pip install 'no-such-package' -c constraints.txt")
+    assert found["torch"][0] == "error"
+    assert found["torch"][1].endswith(", not <1")
+    monkeypatch.setattr(doctor.metadata, "requires", lambda _: None)
+    assert [row[:2] for row in checked(doctor.check_packages)] == [("packages", "ok")]
+
+
+def test_doctor_on_formats_and_python(monkeypatch):
+    import soundfile
+
+    from flows.cli import doctor
+
+    monkeypatch.setattr(soundfile, "available_formats", lambda: ["WAV", "FLAC"])
+    monkeypatch.setattr("espeakng_loader.get_library_path", lambda: "/nowhere/libespeak.so")
+    assert checked(doctor.check_audio) == [
+        ("soundfile", "error", "no MP3, OGG", "pip install -U soundfile"),
+        ("espeak-ng", "warning", "/nowhere/libespeak.so", "pip install espeakng-loader"),
+    ]
+    for version, state in (((3, 10, 9), "error"), ((3, 11, 0), "ok"), ((3, 13, 2), "ok"), ((3, 14, 0), "error")):
+        monkeypatch.setattr(doctor.sys, "version_info", version)
+        ((_, found, text, remedy),) = checked(doctor.check_python)
+        assert (found, text) == (state, ".".join(map(str, version)))
+        assert bool(remedy) == (state == "error")
+
+
+def test_doctor_for_people(monkeypatch):
+    from flows.cli import doctor
+
+    finding = doctor.Finding("disk", "warning", "little room", "free some")
+    monkeypatch.setattr(doctor, "CHECKS", (lambda: [finding],))
+    monkeypatch.setattr("flows.cli.common.out.width", 200, raising=False)
+    shown = CliRunner().invoke(app, ["doctor"]).stdout
+    assert all(word in shown for word in ("warning", "disk", "little room", "free some"))

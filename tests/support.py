@@ -225,7 +225,7 @@ def _fetch_json(request):
         return json.loads(reply.read() or b"null")
 
 
-def wait_until(condition, every_s=0.2):
+def wait_until(condition, patience_s=240.0, every_s=0.2):
     """The condition's first true value.
 
     Raises:

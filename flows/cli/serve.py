@@ -92,6 +92,7 @@ def up(
         _announce(note, deployed, json_output)
         while not stop.wait(1.0):
             supervisor.check()
+            supervisor.reap()
         err.print("stopping")
 
 

@@ -108,7 +108,7 @@ def _looked_after(supervisor: Supervisor, give_up: Callable[[Exception], None]) 
     try:
         yield
     finally:
-        _send_the_rest(_HURRIED_S if told() else _PATIENCE_S)
+        send_the_rest(_HURRIED_S if told() else _PATIENCE_S)
         over.set()
         watch.join()
 
@@ -119,8 +119,12 @@ def _give_up(listener: socket.socket, say: Callable[[str], None], error: Excepti
     end_because(lambda: say(f"ending within ten seconds; the same command then finishes the work. {error}"))
 
 
-def _send_the_rest(patience_s: float) -> None:
-    """Let Prefect send its last events and log lines while the server is still there to take them."""
+def send_the_rest(patience_s: float) -> None:
+    """Let Prefect send its last events and log lines while the server is there: it would try so when this process ends.
+
+    Args:
+        patience_s: For each.
+    """
     from prefect.events.worker import EventsWorker
     from prefect.logging.handlers import APILogWorker
 

@@ -190,6 +190,13 @@ def left_s() -> float:
     return max(0.0, _countdown.deadline - time.monotonic()) if _countdown else float("inf")
 
 
+def end_now() -> None:
+    """End this process, which has done its work, with success: taking Prefect's heap apart would take seconds."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
 def end_if_told() -> None:
     """End this process if it was told to, without the exit handlers of libraries, some of which wait for servers."""
     if number := told():

@@ -16,6 +16,7 @@ import typer
 
 from flows.cli.common import JsonOption, err, friendly, out, print_json
 from flows.cli.deploy import DEFAULT_CONFIG, ConfigOption, deploy_all, deployments_table
+from flows.ending import end_now
 from training.processes import adopt_orphans
 
 if TYPE_CHECKING:
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 
 
 # of ten seconds; on a machine that is not busy each needs a part of its own only
-_FLOWS_S = 6.5
+_FLOWS_S = 6.0
 """For the flows of workers: a last checkpoint, and a word to the server."""
-_WORKERS_S = 1.0
+_WORKERS_S = 0.7
 """For workers, which have nothing left to do then."""
 _SERVERS_S = 1.5
 """For the servers that keep everything in a database."""
@@ -60,9 +61,6 @@ def up(
     if folder is not None:
         os.environ["STARLING_HOME"] = str(folder.resolve())
     from flows import production, services
-    from flows.local_runs import end_runs
-    from flows.prefect_api import send_the_rest
-    from flows.supervisor import Supervisor
 
     if running := services.running_services():
         raise services.ServiceError(f"servers of this data folder run already: {running}")
@@ -71,6 +69,19 @@ def up(
         signal.signal(name, lambda *_: stop.set())
     ports = production.Ports(prefect_port, mlflow_port, postgres_port, s3_port).chosen()
     _check_ports(profile, ports)
+    _serve(config, profile, ports, stop, json_output)
+    end_now()
+
+
+def _serve(
+    config: list[Path] | None, profile: Profile, ports: "Ports", stop: threading.Event, json_output: bool
+) -> None:
+    """Start everything, and end it when it is told to: workers when their flows have ended, then the servers."""
+    from flows import production, services
+    from flows.local_runs import end_runs
+    from flows.prefect_api import send_the_rest
+    from flows.supervisor import Supervisor
+
     adopt_orphans()
     supervisor = Supervisor(production.RESTARTS, say=lambda text: err.print(text, markup=False, highlight=False))
     with ExitStack() as stack:

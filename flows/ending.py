@@ -41,6 +41,8 @@ class Countdown:
         """Whether a handler has begun to end the main thread."""
         self.deadline = float("inf")
         """When the process is ended hard."""
+        self.status = 0
+        """Exit status, where it is not the signal that gives the reason."""
         self.say, self._patience_s = say, patience_s
         self._dropped = threading.Event()
         self._hook, sys.unraisablehook = sys.unraisablehook, self._unraisable
@@ -188,6 +190,13 @@ def left_s() -> float:
     return max(0.0, _countdown.deadline - time.monotonic()) if _countdown else float("inf")
 
 
+def end_now() -> None:
+    """End this process, which has done its work, with success: taking Prefect's heap apart would take seconds."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
 def end_if_told() -> None:
     """End this process if it was told to, without the exit handlers of libraries, some of which wait for servers."""
     if number := told():
@@ -196,16 +205,31 @@ def end_if_told() -> None:
         end_hard(number)
 
 
+def end_because(say: Callable[[], None]) -> None:
+    """End this process as a signal would, for a reason of its own, with status 1; called in any thread.
+
+    Args:
+        say: Tells the reason, once, unless the process was told to end before.
+    """
+    if told():
+        return
+    if _countdown is None:
+        say()
+    else:
+        _countdown.status, _countdown.say = 1, lambda _: say()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def end_hard(number: int = signal.SIGTERM) -> None:
     """Kill what this process has started, and end it.
 
     Args:
-        number: The signal that is the reason; it shows in the exit status.
+        number: The signal that is the reason; it shows in the exit status, unless there is another one.
     """
     for pid in descendants(os.getpid()):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    os._exit(128 + number)
+    os._exit((_countdown and _countdown.status) or 128 + number)
 
 
 def descendants(root: int) -> list[int]:

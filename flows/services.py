@@ -1,7 +1,7 @@
 """The servers around a run: Prefect's for the flows, MLflow's for the UI; local, on loopback, below the data folder.
 
 `starling up` starts both and leaves a note in the data folder; a run finds the note and uses them. Without it a run
-starts a Prefect server of its own, which ends with the run, and MLflow works on SQLite without any server.
+starts a Prefect server of its own (see `flows.prefect_api`), and MLflow works on SQLite without any server.
 """
 
 import http.client
@@ -14,15 +14,14 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from flows.credentials import SecretError, client_environment
-from flows.ending import told
 from storage.retries import check_disk
 from tasks.embedded_database import make_ready
 from tasks.home import home, mlflow_artifacts
@@ -32,17 +31,11 @@ LOOPBACK = "127.0.0.1"
 START_S = 180.0
 STARTS = 3
 """How often a server is started that dies before it answers."""
-_PATIENCE_S = 10.0
-_HURRIED_S = 2.0
-"""For each step of ending a server of our own, where ten seconds are for everything."""
+_BACKLOG = 1024
 
 
 class ServiceError(RuntimeError):
     """A server does not start or does not answer."""
-
-
-class ServiceDiedError(ServiceError):
-    """A server ended while it was waited for."""
 
 
 @dataclass
@@ -65,8 +58,7 @@ class Service:
             stop: Ends the waiting when it is set.
 
         Raises:
-            ServiceDiedError: If it ends.
-            ServiceError: If it does not answer in time; the message ends with its log.
+            ServiceError: If it ends, or does not answer in time; the message ends with its log.
             DiskError: If it ends and the disk of its log is full.
         """
         deadline = time.monotonic() + patience_s
@@ -75,7 +67,7 @@ class Service:
                 return self
             if self.process.poll() is not None:
                 check_disk(self.log.parent)  # a log cannot say that its disk is full
-                raise ServiceDiedError(f"{self.name} ended with status {self.process.returncode}: {self.log_end()}")
+                raise ServiceError(f"{self.name} ended with status {self.process.returncode}: {self.log_end()}")
             if answers(self.health):
                 return self
             time.sleep(0.25)
@@ -125,6 +117,18 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def listening() -> socket.socket:
+    """A socket that listens on a free port of the loopback, for a server that may be started again.
+
+    While its server is away, requests wait in its queue. At a closed port they would be refused, and a client of
+    Prefect's that has never connected, as each flow and each slot has its own, takes that for a wrong address.
+    """
+    listener = socket.create_server((LOOPBACK, 0), backlog=_BACKLOG)
+    # accepted connections inherit it; uvicorn takes such a socket for one of the machine's own and does not set it
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
+
+
 def spawn(
     name: str,
     command: list[str],
@@ -133,6 +137,7 @@ def spawn(
     env: dict[str, str] | None = None,
     account: Mapping[str, Any] | None = None,
     end: signal.Signals = signal.SIGTERM,
+    listener: socket.socket | None = None,
 ) -> Service:
     """Start a server as a child that cannot outlive this process; its output goes to a log in the data folder.
 
@@ -144,6 +149,7 @@ def spawn(
         env: Variables besides those of this process.
         account: Arguments of `Popen` (user, group) for a server that runs as somebody else.
         end: Signal that asks it to end.
+        listener: Socket that the server inherits.
     """
     log = home() / "logs" / f"{name}.log"
     log.parent.mkdir(exist_ok=True)
@@ -158,28 +164,10 @@ def spawn(
             env={**os.environ, **(env or {})},
             start_new_session=True,  # Ctrl-C is for this process, which needs its servers until it has ended
             preexec_fn=partial(bind_to_parent, end),
+            pass_fds=[listener.fileno()] if listener else [],
             **(account or {}),
         )
     return Service(name, url, health, process, log, end)
-
-
-def started(start: Callable[[], Service]) -> Service:
-    """Start a server and wait until it answers; one that dies meanwhile is started again, a few times.
-
-    Raises:
-        ServiceError: If it dies each time, or does not answer.
-    """
-    for left in reversed(range(STARTS)):
-        service = start()
-        try:
-            return service.wait()
-        except ServiceDiedError:
-            if not left:
-                raise
-        except BaseException:
-            service.stop(_HURRIED_S)
-            raise
-    raise AssertionError("unreachable: the loop returns or raises")
 
 
 def end_orphans(keep: set[int], patience_s: float = 15.0) -> None:
@@ -228,21 +216,25 @@ def set_prefect_defaults() -> None:
         os.environ.setdefault(name, value)
 
 
-def start_prefect(port: int = 0, more: Mapping[str, str] | None = None) -> Service:
+def start_prefect(
+    port: int = 0, more: Mapping[str, str] | None = None, listener: socket.socket | None = None
+) -> Service:
     """Start a Prefect server (API, UI, scheduler), by default with its SQLite database in the data folder.
 
     Args:
         port: By default a free one.
         more: Environment of another database, and of passwords.
+        listener: A socket to serve on instead of a port; it stays open, see `listening`.
     """
-    port = port or free_port()
+    port = int(listener.getsockname()[1]) if listener else port or free_port()
     url = f"http://{LOOPBACK}:{port}"
     # uvicorn directly: `prefect server start` would import everything twice, in a parent and in a child
     command = [sys.executable, "-m", "uvicorn", "--factory", "flows.prefect_server:create_app"]
-    command += ["--host", LOOPBACK, "--port", str(port), "--log-level", "warning", "--lifespan", "on"]
+    command += ["--fd", str(listener.fileno())] if listener else ["--host", LOOPBACK, "--port", str(port)]
+    command += ["--log-level", "warning", "--lifespan", "on"]
     env = {**prefect_environment(), "PREFECT_API_URL": f"{url}/api", "PREFECT_UI_API_URL": f"{url}/api"}
     env |= more or {}
-    return spawn("prefect", command, url, f"{url}/api/health", env)
+    return spawn("prefect", command, url, f"{url}/api/health", env, listener=listener)
 
 
 def start_mlflow(port: int = 0) -> Service:
@@ -313,46 +305,3 @@ def connect_mlflow() -> None:
         url = running_services().get("mlflow")
         if url:
             os.environ["MLFLOW_TRACKING_URI"] = url
-
-
-@contextmanager
-def orchestration(on_wait: Callable[[str], None] = lambda _: None) -> Iterator[str]:
-    """A Prefect API for the block: the configured one, that of `starling up`, or one of our own that ends with it.
-
-    Yields:
-        The server's URL, without /api.
-    """
-    set_prefect_defaults()
-    if os.environ.get("PREFECT_API_URL"):
-        from tasks.reachable import PATIENCE_S, check_prefect  # with what it imports, it would delay every command
-
-        connect_mlflow()
-        check_prefect(PATIENCE_S, say=on_wait)
-        yield os.environ["PREFECT_API_URL"].removesuffix("/api")
-        return
-    running = running_services()
-    connect_mlflow()  # and the passwords
-    own = None
-    if "prefect" not in running:
-        check_disk(home())
-        on_wait("starting the Prefect server")
-        own = started(start_prefect)
-    try:
-        url = running["prefect"] if own is None else own.url
-        os.environ["PREFECT_API_URL"] = f"{url}/api"
-        yield url
-    finally:
-        if own is not None:
-            patience_s = _HURRIED_S if told() else _PATIENCE_S
-            _send_the_rest(patience_s)
-            own.stop(patience_s)
-        os.environ.pop("PREFECT_API_URL", None)
-
-
-def _send_the_rest(patience_s: float) -> None:
-    """Let Prefect send its last events and log lines while the server is still there to take them."""
-    from prefect.events.worker import EventsWorker
-    from prefect.logging.handlers import APILogWorker
-
-    for worker in (EventsWorker, APILogWorker):
-        worker.drain_all(timeout=patience_s)

@@ -22,6 +22,10 @@ class _Kept:
     due: float | None = None
     """When it is to be started again."""
 
+    def answers(self) -> bool:
+        """Whether it does; one that has died would only let the question wait where its socket is kept open."""
+        return self.due is None and services.answers(self.service.health)
+
 
 class Supervisor:
     """Looks after processes that ought to run until they are told to end.
@@ -66,7 +70,7 @@ class Supervisor:
         """
         deadline = self._clock() + patience_s
         while not (stop is not None and stop.is_set()):
-            late = [one for one in self.services if one.health and not services.answers(one.health)]
+            late = [one.service for one in self._kept if one.service.health and not one.answers()]
             if not late:
                 return
             if self._clock() > deadline:
@@ -92,7 +96,14 @@ class Supervisor:
                     kept.service, kept.due = kept.start(), None
             elif kept.service.process.poll() is not None:
                 self._died(kept, now, restarts)
-        reap({service.process.pid for service in self.services})
+
+    def reap(self) -> None:
+        """Let other children that have ended go, in a process that adopts and waits for none: a table fills up."""
+        for pid in services.children() - {service.process.pid for service in self.services}:
+            try:
+                os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                continue
 
     def _died(self, kept: _Kept, now: float, restarts: int) -> None:
         service = kept.service
@@ -118,16 +129,3 @@ class Supervisor:
         deadline = time.monotonic() + patience_s
         for service in ending:
             service.see_end(max(0.0, deadline - time.monotonic()))
-
-
-def reap(keep: set[int]) -> None:
-    """Let ended children that were adopted go: a process table does not empty itself.
-
-    Args:
-        keep: Children that others wait for.
-    """
-    for pid in services.children() - keep:
-        try:
-            os.waitpid(pid, os.WNOHANG)
-        except ChildProcessError:
-            continue

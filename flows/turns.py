@@ -79,7 +79,7 @@ def prompt_end(run: FlowRun) -> Iterator[None]:
         yield
     except (TerminationSignal, KeyboardInterrupt) as error:
         with suppress(Exception), impatient_client() as client:
-            state = client.read_flow_run(run.id).state
+            state = client.read_flow_run(_open[0].id).state  # a run within another is cancelled with it
             if interrupted() or (state is not None and state.is_cancelling()):
                 how = _INTERRUPTED if interrupted() else "cancelled"
                 _set_cancelled(client, run, f"{how}; all its processes have ended")

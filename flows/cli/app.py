@@ -10,6 +10,8 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("DO_NOT_TRACK", "1")
 # Prefect's logs go to its server, not to the terminal: there an error is one message, without its traceback
 os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+# that of its internals: while a server is away, their queues complain about each item
+os.environ.setdefault("PREFECT_LOGGING_HANDLERS_DEBUG_LEVEL", "CRITICAL")
 warnings.filterwarnings("ignore", category=UserWarning)
 
 from flows import services

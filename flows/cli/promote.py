@@ -59,7 +59,8 @@ def _model_name(name: str, config: Path | None) -> str:
 
 def _promote(name: str, version: str, new_tests: bool, force: bool, reason: str, plain: bool) -> dict[str, Any]:
     """As a flow if a Prefect server runs, which then shows it and tells others of it; else right here."""
-    from flows.services import connect_mlflow, orchestration
+    from flows.prefect_api import orchestration
+    from flows.services import connect_mlflow
 
     if not plain and _served():
         with interruptible(), orchestration():
@@ -85,7 +86,8 @@ def _served() -> bool:
 
 def _rollback(name: str, to: str, reason: str, plain: bool) -> dict[str, Any]:
     """As a flow if a Prefect server runs: whoever promotes on another machine then waits; else right here."""
-    from flows.services import connect_mlflow, orchestration
+    from flows.prefect_api import orchestration
+    from flows.services import connect_mlflow
 
     if not plain and _served():
         with interruptible(), orchestration():

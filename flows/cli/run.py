@@ -86,7 +86,7 @@ def _execute(config_path: Path, overrides: list[str], force_from: str, until: st
             plain_run = Run(config, new_run_id(config), force_from)
             run_plainly(plain_run, until)
             return summarize(plain_run)
-    from flows.services import orchestration
+    from flows.prefect_api import orchestration
 
     with orchestration(_say) as url:
         from prefect import tags
@@ -116,7 +116,7 @@ def execute_folds(config_path: Path, overrides: list[str], folds: int, force_fro
 
             with progress_bars():
                 return crossvalidate_plainly(config, folds, force_from)
-        from flows.services import orchestration
+        from flows.prefect_api import orchestration
 
         with orchestration(_say) as url:
             from prefect import tags

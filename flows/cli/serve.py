@@ -7,7 +7,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +16,7 @@ import typer
 
 from flows.cli.common import JsonOption, err, friendly, out, print_json
 from flows.cli.deploy import DEFAULT_CONFIG, ConfigOption, deploy_all, deployments_table
-from flows.ending import family
+from flows.ending import end_now
 from training.processes import adopt_orphans
 
 if TYPE_CHECKING:
@@ -25,7 +25,12 @@ if TYPE_CHECKING:
     from flows.supervisor import Supervisor
 
 
-_SERVERS_S = 4.0
+# of ten seconds; on a machine that is not busy each needs a part of its own only
+_FLOWS_S = 6.0
+"""For the flows of workers: a last checkpoint, and a word to the server."""
+_WORKERS_S = 0.7
+"""For workers, which have nothing left to do then."""
+_SERVERS_S = 1.5
 """For the servers that keep everything in a database."""
 
 
@@ -56,7 +61,6 @@ def up(
     if folder is not None:
         os.environ["STARLING_HOME"] = str(folder.resolve())
     from flows import production, services
-    from flows.supervisor import Supervisor
 
     if running := services.running_services():
         raise services.ServiceError(f"servers of this data folder run already: {running}")
@@ -65,6 +69,19 @@ def up(
         signal.signal(name, lambda *_: stop.set())
     ports = production.Ports(prefect_port, mlflow_port, postgres_port, s3_port).chosen()
     _check_ports(profile, ports)
+    _serve(config, profile, ports, stop, json_output)
+    end_now()
+
+
+def _serve(
+    config: list[Path] | None, profile: Profile, ports: "Ports", stop: threading.Event, json_output: bool
+) -> None:
+    """Start everything, and end it when it is told to: workers when their flows have ended, then the servers."""
+    from flows import production, services
+    from flows.local_runs import end_runs
+    from flows.prefect_api import send_the_rest
+    from flows.supervisor import Supervisor
+
     adopt_orphans()
     supervisor = Supervisor(production.RESTARTS, say=lambda text: err.print(text, markup=False, highlight=False))
     with ExitStack() as stack:
@@ -75,10 +92,10 @@ def up(
         if stop.is_set():
             return
         servers = len(supervisor.services)
-        # a worker that has to be killed leaves its flows; they end while the server can still note it
-        stack.callback(lambda: services.end_orphans({service.process.pid for service in supervisor.services}))
-        stack.callback(supervisor.stop, servers)
-        stack.callback(lambda: _end_flows(supervisor.services[servers:]))
+        stack.callback(send_the_rest, _WORKERS_S)
+        stack.callback(lambda: services.end_orphans({one.process.pid for one in supervisor.services}, _WORKERS_S))
+        stack.callback(supervisor.stop, servers, _WORKERS_S)
+        stack.callback(lambda: end_runs(supervisor.services[servers:], _FLOWS_S))
         err.print(f"[dim]waiting for {' and '.join(service.name for service in supervisor.services)}[/dim]")
         supervisor.wait(stop=stop)
         if stop.is_set():
@@ -92,6 +109,7 @@ def up(
         _announce(note, deployed, json_output)
         while not stop.wait(1.0):
             supervisor.check()
+            supervisor.reap()
         err.print("stopping")
 
 
@@ -105,15 +123,6 @@ def _start_servers(profile: Profile, ports: "Ports", supervisor: "Supervisor", s
         supervisor.add(lambda: services.start_mlflow(ports.mlflow)),
     ]
     return {service.name: service.url for service in started}
-
-
-def _end_flows(workers: "list[Service]") -> None:
-    """Tell the flows of workers to end: a worker that is told to waits for its flows."""
-    children = family()
-    for worker in workers:
-        for pid in children.get(worker.process.pid, ()):  # theirs are for them to end
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
 
 
 def _workers(deployments: list[str], configs: list[Path] | None) -> "list[Callable[[], Service]]":

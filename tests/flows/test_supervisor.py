@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from support import ROOT, wait_until
 
-from flows.cli.serve import _end_flows
 from flows.ending import descendants
+from flows.local_runs import end_runs
 from flows.services import ServiceError, answers, free_port, spawn
 from flows.supervisor import Supervisor
 
@@ -117,7 +117,7 @@ def test_the_flows_of_workers_are_told_to_end_but_not_what_those_have_started(ho
     try:
         wait_until(lambda: len(descendants(worker.process.pid)) == 2)
         flow, training = descendants(worker.process.pid)
-        _end_flows([worker])
+        end_runs([worker], 60)
         worker.process.wait(20)
         assert not Path(f"/proc/{flow}").exists()
         assert Path(f"/proc/{training}").exists()

@@ -82,7 +82,7 @@ print(json.dumps([names, len(due)]))
 def on_a_server(code, config, home):
     """The last line that a script prints which has a Prefect server of its own."""
 
-    wrapped = "from flows.services import orchestration\nwith orchestration():\n" + "".join(
+    wrapped = "from flows.prefect_api import orchestration\nwith orchestration():\n" + "".join(
         f"    {line}\n" for line in code.strip().splitlines()
     )
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from flows import services
-from flows.services import ServiceDiedError, ServiceError, free_port, spawn, started
+from flows.services import ServiceError, free_port, spawn
 from flows.supervisor import Supervisor
 from training.parts import CANNOT_WORK, STARTS, Part, SupervisorError
 from training.processes import end_of_log, log_size
@@ -116,17 +116,6 @@ def service(home, tmp_path):
         return lambda: spawn("server", [sys.executable, "-c", HEALTHY, *words], url, url)
 
     return make
-
-
-def test_a_runs_own_server_is_started_again(service):
-    server = started(service(services.STARTS - 1))
-    assert server.process.poll() is None
-    server.stop()
-
-
-def test_a_runs_own_server_is_given_up_with_its_log(service):
-    with pytest.raises(ServiceDiedError, match=f"server ended with status 1: (?s:.)*start {services.STARTS} fails$"):
-        started(service(1000))
 
 
 @pytest.fixture

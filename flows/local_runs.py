@@ -1,0 +1,101 @@
+"""The flow runs of this machine's workers, when all of it is to end: cancelled, and told to end before the workers are.
+
+A worker that is told to end kills its flows at once: they could neither ask for a last checkpoint nor say what becomes
+of them, and their runs would stay Running. So the flows come first, while the server is there to be told.
+"""
+
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from flows.ending import descendants, family
+from flows.services import Service
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+
+_RUN = b"PREFECT__FLOW_RUN_ID="
+_POLL_S = 0.2
+_MESSAGE = "ended with starling up"
+
+
+def end_runs(workers: list[Service], patience_s: float) -> None:
+    """Cancel the flow runs of workers, and wait for the ends of their processes; what takes too long is killed.
+
+    Args:
+        workers: They go on until their flows have ended.
+        patience_s: How long the flows have.
+    """
+    deadline = time.monotonic() + patience_s
+    told: dict[int, UUID | None] = {}
+    while flows := _flows_of(workers):
+        # a worker may begin another one meanwhile
+        new = {pid: _run_of(pid) for pid in flows if pid not in told}
+        told |= new
+        if runs := [run for run in new.values() if run]:
+            _cancelling(runs)
+        for pid in new:
+            _send(pid, signal.SIGTERM)  # theirs are for them to end
+        if time.monotonic() > deadline:
+            for pid in flows:
+                for below in [*descendants(pid), pid]:
+                    _send(below, signal.SIGKILL)
+            break
+        time.sleep(_POLL_S)
+    if runs := [run for run in told.values() if run]:
+        _cancelled(runs)
+
+
+def _flows_of(workers: list[Service]) -> list[int]:
+    children = family()
+    return [pid for worker in workers for pid in children.get(worker.process.pid, ())]
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _run_of(pid: int) -> UUID | None:
+    """The flow run that a worker's child executes; None if it does something else."""
+    with suppress(OSError, ValueError):
+        for variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            if variable.startswith(_RUN):
+                return UUID(variable.removeprefix(_RUN).decode())
+    return None
+
+
+def _cancelling(runs: list[UUID]) -> None:
+    """Let the flows know, when they end, that they have been cancelled."""
+    from prefect.states import Cancelling
+
+    from tasks.leases import impatient_client
+
+    with suppress(Exception), impatient_client() as client:  # without a server they end all the same
+        for run in runs:
+            client.set_flow_run_state(run, Cancelling(message=_MESSAGE))
+
+
+def _cancelled(runs: list[UUID]) -> None:
+    """Call runs cancelled, and those within them, whose processes could not say so themselves."""
+    from tasks.leases import impatient_client
+
+    with suppress(Exception), impatient_client() as client:
+        for run in runs:
+            _cancel(client, run)
+
+
+def _cancel(client: "SyncPrefectClient", run: UUID) -> None:
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
+    from prefect.states import Cancelled
+
+    within = FlowRunFilter(parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[run]))
+    for part in client.read_flow_runs(flow_run_filter=within):
+        _cancel(client, part.id)
+    state = client.read_flow_run(run).state
+    if state is None or not state.is_final():
+        client.set_flow_run_state(run, Cancelled(message=f"{_MESSAGE}; its processes are killed"), force=True)

@@ -18,12 +18,13 @@ from support import ROOT, end_processes, processes_naming, wait_until
 from training.processes import begin_worker, starting_workers
 
 POOL = """
-import os, sys, time
+import os, signal, sys, time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from training.processes import begin_worker, starting_workers
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=begin_worker)
     with starting_workers():
         future = pool.submit(os.getpid)
@@ -31,11 +32,12 @@ if __name__ == "__main__":
     time.sleep(600)
 """
 STAGE = """
-import time
+import signal, time
 from tasks.config import RunnerConfig
 from tasks.runner import map_pieces
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     pieces = [{"name": "0", "store": "memory://none", "shards": [], "sample_rate": 8000}]
     for done in map_pieces(RunnerConfig(kind="processes", workers=1), "tasks.shard:shard_piece", pieces, "probe"):
         print("done", flush=True)
@@ -92,6 +94,15 @@ def test_ctrl_c_does_not_reach_a_worker_that_is_starting():
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
+@pytest.fixture
+def heeded():
+    """Ctrl-C raises KeyboardInterrupt here, also in tests that a shell runs in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeded")
 def test_ctrl_c_while_workers_are_starting_reaches_the_run_afterwards():
     reached = []
 

@@ -67,37 +67,38 @@ class FrontEnd(nn.Module):
         Returns:
             Features [batch, frames, dim] and frames [batch].
         """
-        feats, frames, _ = self.with_starts(inputs, lengths, speakers, augment)
-        return feats, frames
+        feats, frames = self._extracted(inputs, lengths)
+        feats = self._normalize(feats, frames, speakers)
+        if augment is not None:
+            feats = augment(feats, frames)
+        expanded: tuple[Tensor, Tensor] = self.expand(feats, frames)
+        return expanded
 
-    def with_starts(
-        self, inputs: Tensor, lengths: Tensor, speakers: Sequence[str] | None = None, augment: Augment | None = None
+    def trimmed(
+        self, inputs: Tensor, lengths: Tensor, speakers: Sequence[str] | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """What `forward` gives, and where each utterance's first frame lies in its recording.
+        """What recognition reads: as `forward`, but with the same short silence around the speech of all utterances.
 
-        With `features.trim_db`, the same short silence stands around the speech of every utterance, in training and
-        recognition alike: the model does not depend on the pauses that a recording begins and ends with.
+        Whatever pause a recording begins and ends with, the model is given the same. `features.trim_db` says what is a
+        pause; if it is 0, nothing is trimmed.
 
         Args:
-            inputs: As of `forward`, and so are the others.
+            inputs: As of `forward`.
             lengths: As of `forward`.
             speakers: As of `forward`.
-            augment: As of `forward`.
 
         Returns:
             Features [batch, frames, dim], frames [batch], and the second of the recording at which the first frame
             begins [batch]: negative if silence was put before it.
         """
-        raw, frames = self._surrounded(inputs, lengths) if self.cfg.trim_db else self._extracted(inputs, lengths)
-        feats, starts = self._normalize(raw, frames, speakers), torch.zeros(len(lengths))
-        if self.cfg.trim_db:
-            loud = self.extract.loud_frames(raw, frames, self.cfg.trim_db)
-            feats, frames, first = _between_pauses(feats, frames, loud)
-            starts = (first.cpu() - _AROUND) * (self.cfg.hop_ms / 1000)
-        if augment is not None:
-            feats = augment(feats, frames)
+        if not self.cfg.trim_db:
+            feats, frames = self(inputs, lengths, speakers)
+            return feats, frames, torch.zeros(len(lengths))
+        raw, frames = self._surrounded(inputs, lengths)
+        feats = self._normalize(raw, frames, speakers)
+        feats, frames, start = _between_pauses(feats, frames, self.extract.loud_frames(raw, frames, self.cfg.trim_db))
         feats, frames = self.expand(feats, frames)
-        return feats, frames, starts
+        return feats, frames, (start.cpu() - _AROUND) * (self.cfg.hop_ms / 1000)
 
     def _extracted(self, inputs: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Features, not normalized, and their frames."""

@@ -229,7 +229,7 @@ class Transcriber:
         waves = [piece.wave for piece in pieces]
         inputs = torch.nn.utils.rnn.pad_sequence(waves, batch_first=True).to(self.device)
         lengths = torch.tensor([len(wave) for wave in waves], device=self.device)
-        feats, num_frames, starts = self.frontend.with_starts(inputs, lengths)
+        feats, num_frames, starts = self.frontend.trimmed(inputs, lengths)
         log_probs, frames = self.model(feats, num_frames)
         log_probs, frames = log_probs.cpu(), frames.cpu()
         found = self.decoder.decode(log_probs, frames)

@@ -76,7 +76,7 @@ def decode_set(
     domains, corpora = index.column("domain"), index.column("corpus")
     found: dict[int, Decoded] = {}
     for batch in _whole_batches(dataset, rows, batch_seconds, on_damage):
-        feats, frames = frontend(batch.inputs.to(device), batch.lengths.to(device), batch.speakers)
+        feats, frames, _ = frontend.trimmed(batch.inputs.to(device), batch.lengths.to(device), batch.speakers)
         log_probs, out_frames = model(feats, frames)
         for i, hypothesis in enumerate(decoder.decode(log_probs.cpu(), out_frames.cpu())):
             row = int(batch.rows[i])

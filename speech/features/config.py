@@ -84,8 +84,8 @@ class FeatureConfig(BaseModel):
     """No feature is further below its mean than so many standard deviations, 4 for example, so that a pause looks the
     same whether it is digital silence or faint noise; 0 is no floor."""
     trim_db: float = Field(default=0.0, ge=0)
-    """What comes before the first and after the last frame within so many dB of the loudest ones, 30 for example, is
-    left out, but for 80 ms of silence; 0 leaves all in."""
+    """Recognition leaves out what comes before the first and after the last frame within so many dB of the loudest
+    ones, 25 for example, but for 80 ms of silence; 0 leaves in all. Training hears everything."""
     delta_order: int = Field(default=0, ge=0, le=4)
     """Differences that are appended: 1 is deltas, 2 also deltas of deltas."""
     delta_window: int = Field(default=2, ge=1)

@@ -7,10 +7,12 @@ ends: nothing that a flow does would get anywhere.
 
 import os
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from typing import Any
 
 from flows.ending import end_because, told
 from flows.services import (
@@ -28,6 +30,7 @@ from tasks.home import home
 
 RESTARTS = 3
 """How often a command's own server may die within ten minutes."""
+_QUEUES = (("prefect.events.worker", "EventsWorker"), ("prefect.logging.handlers", "APILogWorker"))
 _LOOK_S = 0.5
 _PATIENCE_S = 10.0
 _HURRIED_S = 2.0
@@ -125,8 +128,7 @@ def send_the_rest(patience_s: float) -> None:
     Args:
         patience_s: For each.
     """
-    from prefect.events.worker import EventsWorker
-    from prefect.logging.handlers import APILogWorker
-
-    for worker in (EventsWorker, APILogWorker):
-        worker.drain_all(timeout=patience_s)
+    for module, name in _QUEUES:
+        queue: Any = getattr(sys.modules.get(module), name, None)
+        if queue is not None:  # what has not been imported has nothing to send, and takes seconds to import
+            queue.drain_all(timeout=patience_s)

@@ -32,7 +32,15 @@ server.serve_forever()
 
 
 @pytest.fixture
-def begun(home, monkeypatch):
+def ended(monkeypatch):
+    """Reasons for which the process would have ended."""
+    reasons = []
+    monkeypatch.setattr(prefect_api, "end_because", lambda say: (say(), reasons.append(say)))
+    return reasons
+
+
+@pytest.fixture
+def begun(home, monkeypatch, ended):
     """Servers that have been begun, tiny ones in the place of Prefect's; the pauses between starts are short."""
     servers = []
 
@@ -65,14 +73,6 @@ def test_a_server_that_dies_is_started_again_and_requests_wait_for_it(begun, num
     assert all(one.process.returncode is not None for one in begun)
     assert said == ["starting the Prefect server", said[1]]
     assert f"prefect ended with status {-number}; starting it again" in said[1]
-
-
-@pytest.fixture
-def ended(monkeypatch):
-    """Reasons for which the process would have ended."""
-    reasons = []
-    monkeypatch.setattr(prefect_api, "end_because", lambda say: (say(), reasons.append(say)))
-    return reasons
 
 
 def refused(url):

@@ -94,6 +94,15 @@ def test_a_run_that_ends_because_it_is_cancelled_says_so_itself(monkeypatch, sta
     assert [state.type.value for state in client.told.values()] == said
 
 
+def test_a_run_within_one_that_is_cancelled_is_cancelled_with_it(monkeypatch):
+    client, outer, inner = given(monkeypatch, Running()), a_run(None), a_run(None)
+    states = {outer.id: Cancelling(), inner.id: Running()}
+    monkeypatch.setattr(client, "read_flow_run", lambda identity: SimpleNamespace(state=states[identity]))
+    with pytest.raises(TerminationSignal), turns.prompt_end(outer), turns.prompt_end(inner):
+        raise TerminationSignal(signal.SIGTERM)
+    assert {run: state.type.value for run, state in client.told.items()} == dict.fromkeys(states, "CANCELLED")
+
+
 @pytest.mark.parametrize("raised", [KeyboardInterrupt(), TerminationSignal(signal.SIGTERM)], ids=["int", "term"])
 def test_a_run_that_is_interrupted_in_its_terminal_is_cancelled(monkeypatch, raised):
     """Prefect's engine drops a KeyboardInterrupt once the state is final, so it goes on as the other one."""

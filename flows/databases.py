@@ -9,7 +9,7 @@ from pathlib import Path
 
 from flows.postgres import PostgresServer
 from flows.services import ServiceError
-from storage.backends import publish_file
+from storage.publishing import publish_file
 
 _DUMP_S = 3600.0
 _LOCATIONS = (

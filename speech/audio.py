@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import soundfile
 import torch
@@ -144,16 +144,12 @@ def check_samples(samples: Tensor, name: str) -> None:
     Raises:
         AudioError: A sample is no finite number, or beyond `MAX_AMPLITUDE`.
     """
-    if samples.numel() == 0:
-        return
-    peak = float(samples.abs().max())  # NaN where any sample is
+    peak = float(samples.abs().max()) if samples.numel() else 0.0  # NaN where any sample is
     if not math.isfinite(peak):
         raise AudioError(f"{name} has samples that are not finite numbers: write it again", "unreadable")
     if peak > MAX_AMPLITUDE:
-        raise AudioError(
-            f"{name} has a sample of {peak:.3g}, where full scale is 1: scale it to ±1 or write it as integers",
-            "unreadable",
-        )
+        remedy = "scale it to ±1 or write it as integers"
+        raise AudioError(f"{name} has a sample of {peak:.3g}, where full scale is 1: {remedy}", "unreadable")
 
 
 def _name_of(source: bytes | str | Path) -> str:
@@ -288,7 +284,7 @@ def _resampler(from_rate: int, to_rate: int, device: str) -> torchaudio.transfor
 
 
 def resample(wave: Tensor, from_rate: int, to_rate: int) -> Tensor:
-    """Resample by windowed-sinc interpolation, on the device of the waveform.
+    """Resample by windowed-sinc interpolation, on the waveform's device.
 
     Args:
         wave: `[..., num_samples]`.
@@ -305,8 +301,7 @@ def resample(wave: Tensor, from_rate: int, to_rate: int) -> Tensor:
         raise ValueError(f"cannot resample from {from_rate} Hz to {to_rate} Hz: sample rates must be positive")
     if from_rate == to_rate or wave.shape[-1] == 0:
         return wave
-    resampled: Tensor = _resampler(from_rate, to_rate, str(wave.device))(wave)
-    return resampled
+    return cast(Tensor, _resampler(from_rate, to_rate, str(wave.device))(wave))
 
 
 def load_audio(
@@ -343,9 +338,8 @@ def encode_flac(wave: Tensor, rate: int) -> bytes:
         raise ValueError(f"a waveform has one dimension, not {wave.dim()}: mix the channels down first")
     if wave.numel() == 0:
         raise AudioError("a waveform without samples cannot be written", "empty")
-    buffer = io.BytesIO()
-    soundfile.write(buffer, to_int16(wave).numpy(), rate, format="FLAC", subtype="PCM_16")
-    return buffer.getvalue()
+    soundfile.write(data := io.BytesIO(), to_int16(wave).numpy(), rate, format="FLAC", subtype="PCM_16")
+    return data.getvalue()
 
 
 def level_db(wave: Tensor) -> float:

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 
-from storage.backends import publish_file, sweep_temporary_files, temporary_file
 from storage.locks import passing_lock
+from storage.publishing import publish_file, sweep_temporary_files, temporary_file
 from storage.retries import ObjectStoreError
 
 DEFAULT_BYTES = 50 * 10**9

@@ -16,8 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from storage.backends import BACKENDS, TEMP_PREFIX, Backend, Entry, backend_for, publish_file, temporary_file
+from storage.backends import BACKENDS, Backend, Entry, backend_for
 from storage.intact import parse_json
+from storage.publishing import TEMP_PREFIX, publish_file, temporary_file
 from storage.retries import ObjectMissingError, ObjectStoreError, RetryPolicy, disk_named, with_retries
 
 __all__ = [

@@ -1,16 +1,13 @@
 """Work on shards in threads, in processes, and on clusters of two workers: the same results everywhere."""
 
 import os
-import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 from support import ROOT, environment, tiny_document, write_config
 
-from flows.ending import descendants
 from storage.index import ShardIndex
 from tasks.config import RunnerConfig, parse_config
 from tasks.decode import DECODE
@@ -27,22 +24,6 @@ PIECES = [{"name": str(number), "store": "memory://none", "shards": [], "sample_
 def test_pieces_come_back_in_order(kind):
     runner = RunnerConfig(kind=kind, workers=2)
     assert list(map_pieces(runner, "tasks.shard:shard_piece", iter(PIECES), "probe")) == [0] * 7
-
-
-def test_ctrl_c_is_not_for_the_workers():
-    """They would end with a traceback each, and be missed."""
-    results = map_pieces(RunnerConfig(kind="processes", workers=1), "tasks.shard:shard_piece", PIECES, "probe")
-    next(results)
-    workers = [Path(f"/proc/{pid}") for pid in descendants(os.getpid())]
-    masks = [
-        int((worker / "status").read_text().partition("SigBlk:")[2].split()[0], 16)
-        for worker in workers
-        if b"spawn_main" in (worker / "cmdline").read_bytes()
-    ]
-    results.close()
-    assert masks
-    assert all(mask >> (signal.SIGINT - 1) & 1 for mask in masks)
-    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
 @pytest.mark.parametrize("kind", ["threads", pytest.param("processes", marks=pytest.mark.slow)])

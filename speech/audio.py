@@ -148,7 +148,7 @@ def check_samples(samples: Tensor, name: str) -> None:
     if not math.isfinite(peak):
         raise AudioError(f"{name} has samples that are not finite numbers: write it again", "unreadable")
     if peak > MAX_AMPLITUDE:
-        remedy = "scale it to ±1 or write it as integers"
+        remedy = "scale it and write it again"
         raise AudioError(f"{name} has a sample of {peak:.3g}, where full scale is 1: {remedy}", "unreadable")
 
 

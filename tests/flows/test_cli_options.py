@@ -122,7 +122,7 @@ def served(home, monkeypatch):
         yield "http://prefect"
 
     monkeypatch.setenv("PREFECT_API_URL", "http://prefect/api")
-    monkeypatch.setattr("flows.services.orchestration", orchestration)
+    monkeypatch.setattr("flows.prefect_api.orchestration", orchestration)
 
 
 FOUND = {"model": "m", "version": "3", "promoted": False, "reason": "it is [red]worse"}
@@ -240,6 +240,9 @@ class Keeper:
         self.done.append("check")
         self.interrupt()
 
+    def reap(self):
+        self.done.append("reap")
+
     def stop(self, *given):
         self.done.append(("stop", *given))
 
@@ -267,9 +270,10 @@ def test_up_lives_until_it_is_told_to_end_and_ends_in_order(recorder, home, monk
     monkeypatch.setattr(serve, "_check_ports", lambda *_: None)
     monkeypatch.setattr(serve, "deploy_all", lambda configs: [{"deployment": "train/x", "schedule": ""}])
     workers = recorder("flows.cli.serve._workers", [lambda: server("worker")])
-    monkeypatch.setattr(serve, "descendants", lambda pid: [f"flow of {pid}"])
-    monkeypatch.setattr(serve.os, "kill", lambda pid, number: done.append((pid, number)))
-    monkeypatch.setattr(services, "end_orphans", lambda keep: done.append(("orphans", keep)))
+    monkeypatch.setattr("flows.local_runs.end_runs", lambda workers, _: done.append([one.name for one in workers]))
+    monkeypatch.setattr("flows.prefect_api.send_the_rest", lambda _: done.append("send"))
+    monkeypatch.setattr(services, "end_orphans", lambda keep, _: done.append(("orphans", keep)))
+    monkeypatch.setattr(serve, "end_now", lambda: done.append("end"))
     for name in {"PREFECT_API_URL", "MLFLOW_TRACKING_URI", *services.prefect_environment()} - {"STARLING_HOME"}:
         monkeypatch.setenv(name, "")  # taken back at the end
     found = json.loads(invoke("up", "--profile", profile, "--prefect-port", 1, "--mlflow-port", 2, "--json").stdout)
@@ -278,9 +282,9 @@ def test_up_lives_until_it_is_told_to_end_and_ends_in_order(recorder, home, monk
     assert os.environ["PREFECT_API_URL"] == f"{found['urls']['prefect']}/api"
     assert workers == [(["train/x"], None)]
     assert done[:4] == ["adopt", "wait", "check", True]
-    ended = [("flow of worker", signal.SIGTERM), ("stop", 2), ("orphans", {"prefect", "mlflow", "worker"})]
-    stores = [("stop", production.STORES)] if profile == "production" else []
-    assert done[4:] == [*ended, *stores, ("stop", 0, 20.0)]
+    workers_end = [["worker"], ("stop", 2, serve._WORKERS_S), ("orphans", {"prefect", "mlflow", "worker"}), "send"]
+    stores = production.STORES if profile == "production" else 0
+    assert done[4:] == ["reap", *workers_end, ("stop", stores, serve._SERVERS_S), ("stop", 0, 20.0), "end"]
     assert not services.note_path().exists()
 
 

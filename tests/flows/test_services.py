@@ -4,12 +4,13 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from support import ROOT, processes_naming, wait_until
 
-from flows import services
+from flows import prefect_api, services
 from flows.services import ServiceError, answers, free_port, note_path, running_services, spawn
 
 SERVER = """
@@ -109,7 +110,7 @@ def test_a_service_ends_with_its_parent_even_if_that_is_killed(home):
 
 ADOPTER = """
 import subprocess, sys, time
-from flows import services
+from flows import prefect_api, services
 from training.processes import adopt_orphans
 adopt_orphans()
 kept = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
@@ -142,22 +143,6 @@ def test_the_environment_keeps_everything_below_the_data_folder_and_at_home(home
     assert found["PREFECT_RESULTS_DEFAULT_SERIALIZER"] == "json"
 
 
-def test_a_server_whose_start_is_interrupted_is_ended(home):
-    class Interrupted:
-        stopped = ()
-
-        def wait(self):
-            raise KeyboardInterrupt
-
-        def stop(self, patience_s):
-            self.stopped += (patience_s,)
-
-    service = Interrupted()
-    with pytest.raises(KeyboardInterrupt):
-        services.started(lambda: service)
-    assert service.stopped == (services._HURRIED_S,)
-
-
 def test_a_process_that_ends_while_children_are_counted_is_passed_over(monkeypatch):
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     gone = Path("/proc/999999999/stat")
@@ -168,44 +153,42 @@ def test_a_process_that_ends_while_children_are_counted_is_passed_over(monkeypat
         child.communicate(b"\n")
 
 
-class Own:
-    """A Prefect server of a run's own, that only notes when it ends."""
-
-    url = "http://own"
-
-    def __init__(self, done):
-        self.stop = lambda patience_s: done.append(("stop", patience_s))
-
-
 @pytest.fixture
 def orchestrated(home, monkeypatch):
-    """What becomes of a run's own server."""
+    """When a server of the run's own begins and ends."""
     home.mkdir()
     done = []
+
+    @contextmanager
+    def own(say):
+        say("starting the Prefect server")
+        done.append("begun")
+        yield "http://own"
+        done.append("ended")
+
     for name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(services, "set_prefect_defaults", lambda: None)
-    monkeypatch.setattr(services, "started", lambda start: done.append(start) or Own(done))
-    monkeypatch.setattr(services, "_send_the_rest", lambda patience_s: done.append(("send", patience_s)))
+    monkeypatch.setattr(prefect_api, "set_prefect_defaults", lambda: None)
+    monkeypatch.setattr(prefect_api, "private_server", own)
     return done
 
 
-@pytest.mark.parametrize(("told", "patience_s"), [(0, services._PATIENCE_S), (15, services._HURRIED_S)])
-def test_a_runs_own_server_ends_with_it_when_all_is_sent(orchestrated, monkeypatch, told, patience_s):
+def test_a_runs_own_server_ends_with_it(orchestrated):
     said = []
-    monkeypatch.setattr(services, "told", lambda: told)
-    with services.orchestration(said.append) as url:
+    with prefect_api.orchestration(said.append) as url:
         assert (url, os.environ["PREFECT_API_URL"]) == ("http://own", "http://own/api")
+        assert orchestrated == ["begun"]
     assert said == ["starting the Prefect server"]
-    assert orchestrated == [services.start_prefect, ("send", patience_s), ("stop", patience_s)]
+    assert orchestrated == ["begun", "ended"]
     assert "PREFECT_API_URL" not in os.environ
 
 
 def test_servers_of_up_are_used_and_outlive_the_run(orchestrated, monkeypatch):
     running = {"prefect": "http://up", "mlflow": "http://models"}
+    monkeypatch.setattr(prefect_api, "running_services", lambda: running)
     monkeypatch.setattr(services, "running_services", lambda: running)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
-    with services.orchestration() as url:
+    with prefect_api.orchestration() as url:
         assert (url, os.environ["PREFECT_API_URL"]) == ("http://up", "http://up/api")
         assert os.environ["MLFLOW_TRACKING_URI"] == "http://models"
     assert orchestrated == []
@@ -219,7 +202,7 @@ def test_a_configured_server_is_checked_and_kept(orchestrated, monkeypatch):
     asked = []
     monkeypatch.setenv("PREFECT_API_URL", "http://theirs/api")
     monkeypatch.setattr("tasks.reachable.check_prefect", lambda patience_s, say: asked.append(patience_s))
-    with services.orchestration() as url:
+    with prefect_api.orchestration() as url:
         assert url == "http://theirs"
     assert (len(asked), orchestrated) == (1, [])
     assert os.environ["PREFECT_API_URL"] == "http://theirs/api"

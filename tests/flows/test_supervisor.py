@@ -162,7 +162,7 @@ keeper = Supervisor()
 kept = keeper.add(lambda: spawn("sleeper", [sys.executable, "-c", "import time; time.sleep(100)"], "", ""))
 subprocess.run([sys.executable, "-c", "import subprocess; subprocess.Popen(['sleep', '0'])"])
 for _ in range(1000):
-    keeper.check()
+    keeper.reap()
     if children() == {kept.process.pid}:
         print("only the kept one is left")
         break

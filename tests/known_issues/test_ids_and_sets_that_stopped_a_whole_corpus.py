@@ -29,7 +29,8 @@ def test_it_is_quarantined_and_the_others_go_on(tmp_path, home, fields, reason):
     rows[1] |= fields
     table = tmp_path / "t.jsonl"
     table.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    document = {"name": "k", "data": {"sources": [{"kind": "table", "path": str(table)}], "max_quarantined": 0.5}}
+    data = {"sources": [{"kind": "table", "path": str(table)}], "max_quarantined": 0.5}
+    document = {"name": "k", "data": data | {"valid_share": 0, "test_share": 0}}
     run = Run(parse_config(document), "r")
     prepared = PREPARE.execute(run)
     assert [row["reason"] for row in read_table(prepared.store, QUARANTINE)] == [reason]

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from support import ROOT, copy_finished, load_beside, tiny_document
 
-from speech.bundle import BundleError, load_bundle
+from speech.bundle import load_bundle
 from storage.index import ShardIndex
+from storage.intact import DamagedObjectError
 from storage.objects import ObjectStore
 from storage.reading import ShardReader
 from storage.stages import StageOutput
@@ -103,7 +104,7 @@ def test_a_stage_that_finds_a_pickle_in_place_of_its_input_stops_with_an_error(t
     output = DECODE.output(run)
     assert isinstance(output, StageOutput)
     output.clear()
-    with pytest.raises(BundleError, match=r"model\.safetensors"):
+    with pytest.raises(DamagedObjectError, match=r"model\.safetensors"):
         DECODE.execute(run)
     assert not marker.exists()
 

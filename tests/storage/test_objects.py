@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage import backends
+from storage import backends, publishing
 from storage.objects import (
     ObjectMissingError,
     ObjectNameError,
@@ -259,7 +259,7 @@ class TestLocalStore(StoreContract):
 
     def test_files_follow_the_umask(self, store):
         store.write("x", b"1")
-        assert stat.S_IMODE(store.local_path("x").stat().st_mode) == 0o666 & ~backends._UMASK
+        assert stat.S_IMODE(store.local_path("x").stat().st_mode) == 0o666 & ~publishing._UMASK
 
     def test_a_failed_rename_keeps_the_old_object(self, store, monkeypatch):
         store.write("x", b"old")

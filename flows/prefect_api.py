@@ -85,6 +85,7 @@ def private_server(say: Callable[[str], None]) -> Iterator[str]:
             check_disk(home())  # a server cannot log that its disk is full
             return start_prefect(listener=listener)
 
+        check_disk(home())
         try:
             say("starting the Prefect server")
             url = supervisor.add(start).url

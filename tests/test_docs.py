@@ -232,14 +232,19 @@ def registry_environment(text, folder):
     for name in re.findall(r"""["'](\w[\w./-]*\.(?:wav|flac|ogg|mp3))["']""", text):
         support.write_tone(folder / name, seconds=1.0)
     uri = f"sqlite:///{home}/mlflow/mlflow.db"
-    client = mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)
-    source = client.get_model_version("tiny", "1").source
-    for name in set(re.findall(r"models:/([\w-]+)", text)) - {"tiny"}:
-        if not client.search_model_versions(f"name='{name}'"):
-            client.create_registered_model(name)
-            version = client.create_model_version(name, source)
-            for alias in ("champion", "challenger"):
-                client.set_registered_model_alias(name, alias, version.version)
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(uri)  # a new version's source is looked up there, whatever the client was given
+    try:
+        client = mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)
+        source = client.get_model_version("tiny", "1").source
+        for name in set(re.findall(r"models:/([\w-]+)", text)) - {"tiny"}:
+            if not client.search_model_versions(f"name='{name}'"):
+                client.create_registered_model(name)
+                version = client.create_model_version(name, source)
+                for alias in ("champion", "challenger"):
+                    client.set_registered_model_alias(name, alias, version.version)
+    finally:
+        mlflow.set_tracking_uri(before)
     return {**os.environ, "STARLING_HOME": str(home), "MLFLOW_TRACKING_URI": uri}
 
 

@@ -5,25 +5,7 @@ import logging
 
 import pytest
 
-from speech.bundle import BundleError, BundleSpec, check_files, load_bundle, load_spec, save_bundle, save_spec
-from speech.features import FeatureConfig
-from speech.models import ModelConfig
-from speech.tokens import TokenConfig, train_tokenizer
-
-
-@pytest.fixture
-def bundle(tmp_path):
-    spec = BundleSpec(
-        sample_rate=8000,
-        features=FeatureConfig(num_mels=6, cmvn="none"),
-        stats=None,
-        tokenizer=train_tokenizer(TokenConfig(), ["a b"]).to_dict(),
-        model=ModelConfig(kind="blstm", dim=8, layers=1, channels=1),
-        provenance={"loss": 1.25},
-    )
-    save_bundle(tmp_path, spec, dict(spec.build_model().state_dict()))
-    load_bundle(tmp_path)
-    return tmp_path
+from speech.bundle import BundleError, check_files, load_bundle, load_spec, save_spec
 
 
 def rewrite(bundle, *without):

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import load_beside
 
 from speech.audio import decode_audio
 from speech.features import FeatureConfig
@@ -38,16 +37,6 @@ def test_every_recipe_hears_pauses_and_has_statistics_of_speech(path, monkeypatc
     assert pauses.probability >= 0.1
     assert pauses.edge_s[1] >= 0.4
     assert set(pauses.kinds) == {"zeros", "noise", "room"}
-
-
-@pytest.fixture(scope="module")
-def tones():
-    return load_beside(__file__, "../training/tones.py")
-
-
-@pytest.fixture(scope="module")
-def corpus(tones, tmp_path_factory):
-    return tones.make_corpus(tmp_path_factory.mktemp("tones"))
 
 
 def test_the_features_of_speech_stay_where_they_are(corpus, tones):

@@ -4,24 +4,7 @@ import json
 
 import pytest
 
-from speech.bundle import BundleError, BundleSpec, load_bundle, save_bundle
-from speech.features import FeatureConfig
-from speech.models import ModelConfig
-from speech.tokens import TokenConfig, train_tokenizer
-
-
-@pytest.fixture
-def bundle(tmp_path):
-    spec = BundleSpec(
-        sample_rate=8000,
-        features=FeatureConfig(num_mels=6, cmvn="none"),
-        stats=None,
-        tokenizer=train_tokenizer(TokenConfig(), ["a b"]).to_dict(),
-        model=ModelConfig(kind="blstm", dim=8, layers=1, channels=1),
-    )
-    save_bundle(tmp_path, spec, dict(spec.build_model().state_dict()))
-    load_bundle(tmp_path)
-    return tmp_path
+from speech.bundle import BundleError, load_bundle
 
 
 def test_truncated_weights(bundle):

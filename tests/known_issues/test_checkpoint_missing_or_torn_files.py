@@ -1,16 +1,9 @@
 """A checkpoint with a missing object or a torn state stopped every resume instead of being passed over."""
 
 import pytest
-from support import load_beside
 
 from storage.objects import ObjectStore
 from training.journal import parse_lines
-
-
-@pytest.fixture(scope="module")
-def tones():
-    """The tiny corpus of the training tests, and training on it in this process."""
-    return load_beside(__file__, "../training/tones.py")
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from support import load_beside
 
 import training.compute
 from speech.features import FeatureConfig
@@ -12,17 +11,6 @@ from storage.objects import ObjectStore
 from training.checkpoint import cpu_weights
 from training.compute import Learner
 from training.evaluator import Evaluator, NoModelError
-
-
-@pytest.fixture(scope="module")
-def tones():
-    """The tiny corpus of the training tests, and training on it in this process."""
-    return load_beside(__file__, "../training/tones.py")
-
-
-@pytest.fixture(scope="module")
-def corpus(tones, tmp_path_factory):
-    return tones.make_corpus(tmp_path_factory.mktemp("tones"))
 
 
 def break_losses(monkeypatch, bad_calls):

@@ -174,9 +174,9 @@ def nothing_left_to_do(home: Path, config: Path, summary: Mapping[str, Any]) -> 
         yield Finding("once more", _last_lines(done))
         return
     again = json.loads(done.stdout.strip().splitlines()[-1])
-    # the report tells what the registry says today, so it may be written anew
-    if anew := [stage["name"] for stage in again["stages"] if not stage["cached"] and stage["name"] != "report"]:
-        yield Finding("once more", f"{', '.join(anew)} done again although nothing had changed")
+    # the report shows the registry's present state, so the stage may run again
+    if repeated := [stage["name"] for stage in again["stages"] if not stage["cached"] and stage["name"] != "report"]:
+        yield Finding("once more", f"{', '.join(repeated)} done again although nothing had changed")
     for field in ("model_uri", "sets"):
         if again[field] != summary[field]:
             yield Finding("once more", f"{field} is {again[field]}, and was {summary[field]}")

@@ -90,9 +90,9 @@ class Fault:
     role: str
     signal: str
     progress: Progress
-    """It comes when the run is so far,"""
+    """The fault is given when the run has reached this point,"""
     after_s: float
-    """and so many seconds have passed since, and a process of the role lives."""
+    """this many seconds have passed since then, and a process of the role is alive."""
     pick: float
     """Which of several processes, from 0 to 1."""
     stop_s: float = 0.0

@@ -1,7 +1,7 @@
 """The processes of a pipeline's run: which role each has, what lives, signals to them, and their end.
 
-A process belongs to a run if its environment or its command line names the run's data folder, whoever its parent is:
-so orphans are found, too. Works on Linux.
+A process belongs to a run if its environment or its command line names the run's data folder. Its parent does not
+matter, so orphans are found, too. Works on Linux.
 """
 
 import os

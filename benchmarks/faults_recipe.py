@@ -1,7 +1,7 @@
 """What the fault battery runs: a corpus of spoken digits, and a pipeline that learns it within a minute, in variants.
 
-The corpus is made once, outside the data folders, so that every run makes its shards, statistics and model anew from
-the same recordings. Test and training have different voices.
+The corpus is created once, outside the data folders: every run computes its own shards, statistics and model from the
+same recordings. Test and training have different voices.
 """
 
 import csv

@@ -85,10 +85,9 @@ def private_server(say: Callable[[str], None]) -> Iterator[str]:
             check_disk(home())  # a server cannot log that its disk is full
             return start_prefect(listener=listener)
 
-        check_disk(home())
         try:
-            say("starting the Prefect server")
             url = supervisor.add(start).url
+            say("starting the Prefect server")
             supervisor.wait()
             with _looked_after(supervisor, partial(_give_up, listener, say)):
                 yield url

@@ -25,7 +25,7 @@ from flows.credentials import SecretError, client_environment
 from storage.retries import check_disk
 from tasks.embedded_database import make_ready
 from tasks.home import home, mlflow_artifacts
-from training.processes import bind_to_parent, end_of_log
+from training.processes import bind_to_parent, end_of_log, see_end
 
 LOOPBACK = "127.0.0.1"
 START_S = 180.0
@@ -85,11 +85,7 @@ class Service:
 
     def see_end(self, patience_s: float) -> None:
         """Wait for the end of what was asked to, and kill it after that time."""
-        try:
-            self.process.wait(patience_s)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        see_end(self.process, patience_s)
 
     def log_end(self) -> str:
         """The end of its log, for a message."""

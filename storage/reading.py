@@ -100,7 +100,7 @@ class ShardReader:
         """The payload of the utterance in this row of the index.
 
         A copy that has been evicted from the cache since its last use, or was cut meanwhile, is fetched again; a local
-        shard whose file has changed is verified anew. Where the cache's disk is full, the payload comes from the store.
+        shard whose file has changed is checked again. Where the cache's disk is full, the payload comes from the store.
 
         Raises:
             IndexError: there is no such row.
@@ -133,7 +133,7 @@ class ShardReader:
         self._through.discard(shard)
 
     def recheck(self, position: int) -> None:
-        """Verify anew the shard of a payload that made no sense; a copy that was damaged is fetched again.
+        """Verify again the shard of a payload that could not be decoded; a damaged copy is fetched again.
 
         Raises:
             ShardError: it is the shard that is damaged.

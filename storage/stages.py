@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from storage.intact import DamagedObjectError, damaged, object_sha256, readable
+from storage.intact import DamagedObjectError, damaged, object_sha256, parse_json, readable
 from storage.objects import Entry, ObjectMissingError, ObjectStore
 
 DONE = "done.json"
@@ -137,6 +137,10 @@ class StageOutput:
         sizes = {entry.path: entry.size for entry in self.store.entries()} if promised else {}
         return [name for name, promise in promised.items() if sizes.get(name) != promise.bytes]
 
+    def join(self, name: str) -> str:
+        """The URL of an object."""
+        return self.store.join(name)
+
     def read(self, name: str) -> bytes:
         """An object, compared with what the record says of it, if it does.
 
@@ -149,6 +153,14 @@ class StageOutput:
             raise self._damaged(name, "it is missing") from error
         self._compare(name, hashlib.sha256(data).hexdigest())
         return data
+
+    def read_json(self, name: str) -> Any:
+        """An object's JSON value, compared as in `read`.
+
+        Raises:
+            DamagedObjectError: it is missing, or not what was written.
+        """
+        return parse_json(self.join(name), self.read(name))
 
     def fetch(self, name: str, folder: Path) -> Path:
         """A local file with an object's content, see `ObjectStore.fetch`, compared as in `read`.
@@ -170,7 +182,7 @@ class StageOutput:
             raise self._damaged(name, "its SHA-256 is not that of the stage's record")
 
     def _damaged(self, name: str, reason: str) -> DamagedObjectError:
-        return damaged(self.store.join(name), reason)
+        return damaged(self.join(name), reason)
 
     def uses(self) -> dict[str, list[str]] | None:
         """Stage to keys of the outputs that this one was made from or used with; None where it is not known."""

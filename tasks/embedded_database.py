@@ -1,8 +1,8 @@
 """MLflow's embedded SQLite database: there as a whole, with the schema that MLflow wants, or refused in one line.
 
-MLflow makes and migrates a database in place, in many steps that SQLite does not undo together: whoever is killed or
-runs out of disk between two of them leaves a file that MLflow refuses for ever. So a database is made, or a copy of
-an older one migrated, in a file aside, which takes the name in one rename. What MLflow itself finds is always whole.
+MLflow makes and migrates a database in place, in many steps that SQLite does not undo together: a process that is
+killed or runs out of disk between two of them leaves a file that MLflow can never use again. So a database is created,
+or a copy of an older one migrated, in a temporary file that is then renamed. MLflow always finds a complete database.
 """
 
 import logging
@@ -229,7 +229,7 @@ def _migrate(path: Path, draft: Path) -> str:
 
 
 def _with_engine(draft: Path, action: Any) -> None:
-    """Let one of MLflow's functions work on a file that nobody else knows.
+    """Let one of MLflow's functions work on a file that no other process uses.
 
     Raises:
         sqlite3.DatabaseError: What SQLite refuses.
@@ -257,7 +257,7 @@ def _replace(draft: Path, path: Path, word: str) -> None:
         number += 1
     os.link(path, kept)
     _take_place(draft, path)
-    _log.warning("%s has been made anew for this MLflow; the file of before is %s", path, kept)
+    _log.warning("%s was created or migrated for this MLflow; the previous file is %s", path, kept)
 
 
 def _take_place(draft: Path, path: Path) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from speech.scoring import align, mark
-from storage.intact import parse_json
 from storage.objects import ObjectStore
 from storage.stages import StageOutput
 from tasks import STAGES, progress
@@ -156,8 +155,7 @@ def damage_html(run: Run) -> str:
 
 def render(run: Run, curves: bytes) -> str:
     """The whole page."""
-    scored = run.result("score").output
-    scores = parse_json(scored.store.join("scores.json"), scored.read("scores.json"))
+    scores = run.result("score").output.read_json("scores.json")
     register = run.result("register").record
     training = run.result("train").record["result"]
     facts = {"model": register["model_uri"], "decision": register["decision"]["reason"], "run": run.run_id}

@@ -55,7 +55,7 @@ class SourceConfig(BaseModel):
     """Set that its utterances belong to: `train`, `valid`, or any other name for a test set. Empty: the corpus' own
     split, or, if it brings none, a speaker-disjoint split by `valid_share` and `test_share`."""
     own_split: bool = True
-    """Where `set` is empty: whether the corpus' own split counts; `false` divides all of it anew."""
+    """Where `set` is empty: whether the corpus' own split counts; `false` ignores it and divides all utterances."""
     domain: str = ""
     """Domain, kept with each utterance."""
     language: str = "en"

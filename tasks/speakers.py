@@ -82,13 +82,15 @@ class SetSpeakers:
             self._check_own_splits(data)
 
     def _check_own_splits(self, data: DataConfig) -> None:
-        numbers = source_numbers(self._path, len(self._sets.codes))
         for number, source in enumerate(data.sources):
             same = [n for n, other in enumerate(data.sources) if (other.kind, other.path) == (source.kind, source.path)]
             named = {data.sources[n].set: n for n in same if data.sources[n].set not in ("", TRAIN)}
+            if source.set or not named:
+                continue
+            here = source_numbers(self._path, len(self._sets.codes)) == number
             for name, rows in self._rows_by_set():
-                entry = self._describe(rows & self._shared & (numbers == number))
-                if not source.set and name in named and entry.utterances:
+                entry = self._describe(rows & self._shared & here)
+                if name in named and entry.utterances:
                     raise SplitError(
                         f"data.sources.{named[name]} says what {name!r} is, and data.sources.{number} is divided by "
                         f"its corpus' own split, which puts {entry.utterances} utterance(s) of {entry.text()} that are "

@@ -33,8 +33,7 @@ def read_table(source: ObjectStore | StageOutput, name: str) -> list[Row]:
         DamagedObjectError: It is not what was written.
     """
     data = source.read(name)
-    store = source.store if isinstance(source, StageOutput) else source
-    with readable(store.join(name)):
+    with readable(source.join(name)):
         table = pq.read_table(io.BytesIO(data), page_checksum_verification=True)
         rows: list[Row] = table.to_pylist()
     return rows
@@ -139,6 +138,5 @@ def iter_table(
     Raises:
         DamagedObjectError: It is not what was written.
     """
-    store = source.store if isinstance(source, StageOutput) else source
-    for batch in batches(source.fetch(name, folder), columns, where, store.join(name)):
+    for batch in batches(source.fetch(name, folder), columns, where, source.join(name)):
         yield from batch.to_pylist()

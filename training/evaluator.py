@@ -34,6 +34,7 @@ from training.compute import open_set, pick_device, use_threads
 from training.job import TrainJob
 from training.last_words import end_told
 from training.processes import end_with_parent
+from training.rank import DIVERGED
 from training.store.messages import replica_name
 from training.validation import validate
 
@@ -230,14 +231,14 @@ def main(argv: list[str] | None = None) -> int:
         why = run(evaluator, lambda request: client.request(request, patience_s=patience_s))
         if why.startswith("failed"):
             log.error("training has %s", why)
-            return 3
+            return DIVERGED
     except (NoModelError, TooManyShardsError) as error:
         log.error("%s", error)
-        return 3
+        return DIVERGED
     finally:
         client.close()
     return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(end_told(main, 3))
+    raise SystemExit(end_told(main, DIVERGED))

@@ -82,6 +82,11 @@ def stop(process: "subprocess.Popen[bytes]", patience_s: float = 8.0) -> None:
     """End a child: politely, then not."""
     if process.poll() is None:
         process.terminate()
+    see_end(process, patience_s)
+
+
+def see_end(process: "subprocess.Popen[bytes]", patience_s: float) -> None:
+    """Wait for the end of a child that was asked to end, and kill it after that time."""
     try:
         process.wait(patience_s)
     except subprocess.TimeoutExpired:

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.cli.common import JsonOption, err, friendly, out, print_json
+from flows.cli.common import JsonOption, friendly, out, print_json, say
 
 
 @friendly
@@ -16,7 +16,7 @@ def backup(
     """Copy the databases and the registry's artifacts; servers may run meanwhile. Shards are left out."""
     from flows import backup as work
 
-    url, manifest = work.backup(to, _say)
+    url, manifest = work.backup(to, say)
     _print("written", work.summary(url, manifest), json_output)
 
 
@@ -36,12 +36,8 @@ def restore(
         os.environ["STARLING_HOME"] = str(folder.resolve())
     from flows import backup as work
 
-    url, manifest = work.restore(source, force, _say)
+    url, manifest = work.restore(source, force, say)
     _print("restored", work.summary(url, manifest), json_output)
-
-
-def _say(text: str) -> None:
-    err.print(text, markup=False, highlight=False)
 
 
 def _print(verb: str, figures: dict[str, Any], json_output: bool) -> None:

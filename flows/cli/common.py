@@ -63,6 +63,11 @@ def _expected(error: Exception) -> bool:
     return server or isinstance(error, ValueError | RuntimeError | OSError)
 
 
+def say(text: str) -> None:
+    """Tell what happens, on standard error."""
+    err.print(text, markup=False, highlight=False)
+
+
 @contextmanager
 def interruptible() -> Iterator[None]:
     """Let the block end within ten seconds of Ctrl-C or SIGTERM: with one line, and with all that it has started."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from flows.cli.common import JsonOption, SetOption, err, friendly, out, print_json
+from flows.cli.common import JsonOption, SetOption, friendly, out, print_json, say
 
 if TYPE_CHECKING:
     from flows.deployments import Options
@@ -73,7 +73,7 @@ def connect_prefect() -> None:
         os.environ["PREFECT_API_URL"] = f"{url}/api"
     from tasks.reachable import PATIENCE_S, check_prefect
 
-    check_prefect(PATIENCE_S, say=lambda text: err.print(text, markup=False, highlight=False))
+    check_prefect(PATIENCE_S, say=say)
 
 
 def _checked_url(url: str) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.cli.common import JsonOption, err, friendly, out, print_json
+from flows.cli.common import JsonOption, err, friendly, out, print_json, say
 from flows.cli.deploy import DEFAULT_CONFIG, ConfigOption, deploy_all, deployments_table
 from flows.ending import end_now
 from training.processes import adopt_orphans
@@ -83,7 +83,7 @@ def _serve(
     from flows.supervisor import Supervisor
 
     adopt_orphans()
-    supervisor = Supervisor(production.RESTARTS, say=lambda text: err.print(text, markup=False, highlight=False))
+    supervisor = Supervisor(production.RESTARTS, say=say)
     with ExitStack() as stack:
         stores = production.STORES if profile is Profile.production else 0
         stack.callback(supervisor.stop, 0, 20.0)  # the database at last: the other servers need it, and it tidies up

@@ -202,7 +202,7 @@ class TableReader(CorpusReader):
 
 
 def _split_returns(lines: NumberedLines) -> NumberedLines:
-    """Lines of a file whose lines may also end in a carriage return alone, numbered anew."""
+    """Lines of a file whose lines may also end in a carriage return alone, renumbered."""
     number = 0
     for _, line in lines:
         for part in (line,) if line is None else line.split("\r"):

@@ -104,7 +104,7 @@ class PauseConfig(BaseModel):
     probability: float = Field(default=0.25, ge=0, le=1)
     """Share of the utterances that get pauses."""
     edge_s: Range = (0.0, 0.5)
-    """Seconds of the pause before an utterance and, drawn anew, of the one after it."""
+    """Seconds of the pause before an utterance; the one after it is drawn independently from the same range."""
     inner_s: Range = (0.0, 0.25)
     """Seconds of the pause in the quietest place of its middle half."""
     kinds: tuple[Literal["zeros", "noise", "room"], ...] = Field(default=("zeros", "noise", "room"), min_length=1)

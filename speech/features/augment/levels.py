@@ -36,7 +36,7 @@ class Speed(WaveAugmentation):
         return silence_padding(result, new_lengths), new_lengths
 
     def lengths(self, lengths: Tensor, seeds: Sequence[int]) -> Tensor:
-        """See `WaveAugmentation`."""
+        """Lengths [B] in samples at each utterance's drawn speed."""
         chosen = [self.ratios[index] for index in self._choice(seeds).tolist()]
         up = torch.tensor([ratio.denominator for ratio in chosen]).to(lengths)
         down = torch.tensor([ratio.numerator for ratio in chosen]).to(lengths)

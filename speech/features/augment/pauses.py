@@ -32,7 +32,7 @@ class Pauses(WaveAugmentation):
         self.block = max(1, int(_BLOCK_S * sample_rate))
 
     def __call__(self, waves: Tensor, lengths: Tensor, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """See `WaveAugmentation`; lengths change."""
+        """Insert the drawn pauses; lengths change."""
         draws = self._draws(seeds)
         added = self._added(lengths, draws)
         rows = zip(waves, lengths.tolist(), added.tolist(), draws, strict=True)
@@ -43,7 +43,7 @@ class Pauses(WaveAugmentation):
         return torch.nn.utils.rnn.pad_sequence(changed, batch_first=True), lengths + added.sum(1).to(lengths)
 
     def lengths(self, lengths: Tensor, seeds: Sequence[int]) -> Tensor:
-        """See `WaveAugmentation`."""
+        """Lengths [B] in samples with each utterance's drawn pauses."""
         return lengths + self._added(lengths, self._draws(seeds)).sum(1).to(lengths)
 
     def _draws(self, seeds: Sequence[int]) -> Tensor:

@@ -57,7 +57,7 @@ def test_a_trained_model_writes_the_same_with_a_pause_around(corpus, tones, tmp_
     spec = corpus.spec("conformer", model=tones.bare("conformer"), features=features, stats=None)
     augment = {"time_masks": 0, "freq_masks": 0, "pauses": {"probability": 0.3}}
     settings = tones.LEARNS | {"augment": augment, "optimizer": {"lr": 1e-2}}
-    trained = tones.train_here(corpus.job(tmp_path, spec=spec, epochs=30, average=2, **settings))
+    trained = tones.train_here(corpus.job(tmp_path, spec=spec, epochs=70, average=2, **settings))
     transcriber = Transcriber(trained.bundle)
     waves = [decode_audio(sample.members["flac"])[0] for sample in corpus.valid]
     clean = [found.text for found in transcriber.transcribe([wave.numpy() for wave in waves])]

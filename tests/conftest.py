@@ -38,6 +38,16 @@ def _load(name: str) -> ModuleType:
     return sys.modules[name]
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip tests marked `gpu`, or `gpu(2)`, where there are not as many GPUs."""
+    if (marker := item.get_closest_marker("gpu")) is not None:
+        import torch
+
+        needed, found = (*marker.args, 1)[0], torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if found < needed:
+            pytest.skip(f"needs {needed} GPU(s), this machine has {found}")
+
+
 _load("support")
 s3_server = _load("s3").s3_server
 

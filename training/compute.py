@@ -28,23 +28,6 @@ from training.optim import build_optimizer, set_learning_rate
 from training.validation import ctc_losses
 
 
-def pick_device(wanted: str, number: int = 0) -> torch.device:
-    """The device that `auto`, `cpu` or `cuda` means here.
-
-    Args:
-        wanted: What the configuration says.
-        number: Which GPU of this machine; learners share GPUs where there are fewer.
-
-    Raises:
-        ValueError: If CUDA is wanted and there is none.
-    """
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise ValueError("train.device is 'cuda' but torch sees no GPU: use 'auto' or 'cpu', or mend the driver")
-    if wanted == "cpu" or not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", number % torch.cuda.device_count())
-
-
 def use_threads(configured: int, learners: int = 1) -> None:
     """Set the threads of a training step: one per core but one, shared by the learners of this machine."""
     torch.set_num_threads(configured or max(1, ((os.cpu_count() or 1) - 1) // learners))

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,7 +30,8 @@ from training.checkpoint import (
     snapshot_name,
     write_weights,
 )
-from training.compute import open_set, pick_device, use_threads
+from training.compute import open_set, use_threads
+from training.devices import claim, is_out_of_memory, release_memory, spare_device
 from training.job import TrainJob
 from training.last_words import end_told
 from training.processes import end_with_parent
@@ -41,6 +42,7 @@ from training.validation import validate
 log = logging.getLogger(__name__)
 POLL_S = 0.3
 Weights = dict[str, Tensor]
+T = TypeVar("T")
 
 
 class NoModelError(RuntimeError):
@@ -62,22 +64,48 @@ class Evaluator:
     def __init__(self, job: TrainJob) -> None:
         self.job, self.cfg = job, job.train
         use_threads(self.cfg.threads)
-        self.device = pick_device(self.cfg.device)
+        # this machine need not be one of the learners', and where it is they come first
+        self.device = spare_device(self.cfg.device, self.cfg.learners if self.cfg.launch.kind == "local" else 0)
         self.output = ObjectStore(job.output_url)
         self.tokenizer = job.spec.build_tokenizer()
-        self.frontend = job.spec.build_frontend(job.speaker_stats()).to(self.device)
+        self.frontend = job.spec.build_frontend(job.speaker_stats())
         self.valid_set = open_set(job, job.valid_url, lenient=True)
-        self.model = job.spec.build_model().to(self.device).eval()
+        self.model = job.spec.build_model().eval()
+        self._or_on_cpu(self._place)
+
+    def _place(self) -> None:
+        claim(self.device)
+        self.frontend.to(self.device)
+        self.model.to(self.device)
+
+    def _or_on_cpu(self, work: Callable[[], T]) -> T:
+        """Do some work, and do it again on the CPU for good if the GPU, which learners may use too, has no room."""
+        try:
+            return work()
+        except RuntimeError as error:
+            if self.device.type == "cpu" or not is_out_of_memory(error):
+                raise
+            log.warning("%s has no memory left for validation, which goes on on the CPU: %s", self.device, error)
+        # after the handler: the error's traceback holds on to what was computed
+        gpu, self.device = self.device, torch.device("cpu")
+        self._place()
+        release_memory(gpu)
+        return work()
 
     def validate(self, weights: Weights) -> dict[str, float]:
         """Loss per token in nats, and greedy WER as a fraction; both NaN for weights that give no finite numbers."""
         self.model.load_state_dict(weights)
-        # dither draws here, too: the same numbers, whatever this process did before
-        torch.manual_seed(derive_seed("valid", self.job.seed))
         try:
-            return validate(self.model, self.frontend, self.valid_set, self.tokenizer, self.cfg, self.device)
+            return self._or_on_cpu(self._validate)
         except DecodeError:
             return {"loss": math.nan, "wer": math.nan}
+        finally:
+            release_memory(self.device)  # a learner may wait for it
+
+    def _validate(self) -> dict[str, float]:
+        # dither draws here, too: the same numbers, whatever this process did before
+        torch.manual_seed(derive_seed("valid", self.job.seed))
+        return validate(self.model, self.frontend, self.valid_set, self.tokenizer, self.cfg, self.device)
 
     def evaluate(self, epoch: int, nodes: list[int]) -> dict[str, Any]:
         """Average an epoch's replicas (those with finite weights) and validate the average and each of them.

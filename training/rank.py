@@ -76,7 +76,8 @@ def main(argv: list[str]) -> int:
 
 def _run(job: "TrainJob", setup: NodeSetup, rank: int, here: int) -> int:
     from storage.quarantine import TooManyShardsError
-    from training.compute import pick_device, use_threads
+    from training.compute import use_threads
+    from training.devices import claim, inventory, rank_device
     from training.exchange import ExchangeSetup, World, build_exchange
     from training.exchange.keys import RingKey
     from training.group import NodeGroup
@@ -91,10 +92,14 @@ def _run(job: "TrainJob", setup: NodeSetup, rank: int, here: int) -> int:
     use_threads(job.train.threads, setup.learners_here or here)
     # hogwild's weights are in main memory
     wanted = "cpu" if job.train.strategy == "hogwild" else job.train.device
-    device = pick_device(wanted, setup.first_gpu + rank % here)
+    found = inventory()
+    if found.trouble and wanted != "cpu":
+        log.warning("training on the CPU: %s", found.trouble)
     key = RingKey.load(setup.key_file) if setup.key_file else None
     meeting = None
     try:
+        device = rank_device(wanted, setup.first_gpu + rank % here, here, found)
+        claim(device)
         if setup.machines > 1:
             patience = job.train.membership.store_patience_s
             meeting = Meeting(setup, Place(rank, size, start), key, patience)

@@ -2,6 +2,8 @@
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -166,3 +168,42 @@ def release_memory(device: torch.device) -> None:
     """Give memory that is not in use back to the GPU, for others that share it."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+class SideStream:
+    """A CUDA stream for another thread's work, beside this thread's; on a CPU nothing needs an order.
+
+    A thread begins with the first GPU and its default stream, which waits for every other: work of a thread that
+    states neither runs on the wrong device, or in the way of the backward pass.
+
+    Args:
+        device: Where the work is done.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+    def mark(self) -> torch.cuda.Event | None:
+        """What the calling thread has queued so far, for `after`."""
+        if self._stream is None:
+            return None
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    @contextmanager
+    def after(self, mark: torch.cuda.Event | None) -> Iterator[None]:
+        """Queue the block's work on this stream, behind what was marked."""
+        if self._stream is None:
+            yield
+            return
+        assert mark is not None
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            self._stream.wait_event(mark)
+            yield
+
+    def join(self) -> None:
+        """Let the calling thread's further work wait for this stream's; the thread itself does not wait."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._stream)

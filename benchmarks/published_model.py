@@ -187,8 +187,8 @@ def _ends(pipe: Connection, process: BaseProcess) -> tuple[Connection, int]:
     return pipe, process.sentinel
 
 
-def _said(number: int, pipe: Connection, process: BaseProcess) -> bool:
-    """Whether a learner has said something.
+def _new(number: int, pipe: Connection, process: BaseProcess) -> list[Any]:
+    """What a learner has said since: one message or none.
 
     Raises:
         BenchmarkError: It has ended.
@@ -196,13 +196,13 @@ def _said(number: int, pipe: Connection, process: BaseProcess) -> bool:
     dead = process.exitcode is not None
     try:
         if pipe.poll():
-            return True
+            return [pipe.recv()]
     except (EOFError, OSError):
         dead = True
     if dead:
         process.join(5.0)
         raise BenchmarkError(f"learner {number} has ended with status {process.exitcode}; see its traceback above")
-    return False
+    return []
 
 
 class Learners:
@@ -237,8 +237,8 @@ class Learners:
                 raise BenchmarkError(f"learner {silent} has not answered for {self._patience_s:.0f} s")
             for number, (pipe, process) in enumerate(self._members):
                 # all are watched while one is waited for
-                if number not in answers and _said(number, pipe, process):
-                    answers[number] = pipe.recv()
+                if number not in answers and (new := _new(number, pipe, process)):
+                    answers[number] = new[0]
             waiting = [thing for n, member in enumerate(self._members) if n not in answers for thing in _ends(*member)]
             if waiting:
                 wait(waiting, 1.0)

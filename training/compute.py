@@ -6,8 +6,9 @@ Nothing random survives from step to step: dropout and augmentation draw from th
 import math
 import os
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -22,9 +23,11 @@ from storage.quarantine import ShardQuarantine
 from storage.reading import ShardReader
 from training.batching import derive_seed
 from training.data import Batch, SpeechDataset
+from training.devices import is_out_of_memory
 from training.flat import FlatParameters
 from training.job import TrainJob
 from training.optim import build_optimizer, set_learning_rate
+from training.portions import Portions, cut
 from training.validation import ctc_losses
 
 
@@ -62,10 +65,12 @@ class Losses:
     """Audio."""
     unreadable: float = 0.0
     """Utterances that are lost with damaged shards."""
+    divided: float = 0.0
+    """Batches that the device's memory did not hold as a whole."""
 
     def to_list(self) -> list[float]:
         """For an all-reduce."""
-        return [self.loss, self.tokens, self.utterances, self.unalignable, self.seconds, self.unreadable]
+        return [getattr(self, field.name) for field in fields(self)]
 
 
 def distinct(ids: list[str]) -> list[str]:
@@ -84,10 +89,15 @@ class Learner:
     Args:
         job: What to train.
         device: Where.
+
+    Attributes:
+        held: In its block gradients of several backward passes add up before they go to other ranks.
     """
 
     def __init__(self, job: TrainJob, device: torch.device) -> None:
         self.job, self.cfg, self.device = job, job.train, device
+        self.held: Callable[[], AbstractContextManager[None]] = nullcontext
+        self._portions = Portions()
         self.amp = self.cfg.amp == "bf16" or (self.cfg.amp == "auto" and device.type == "cuda")
         self.frontend = job.spec.build_frontend(job.speaker_stats()).to(device)
         self.model = self._initial_model().to(device)
@@ -117,15 +127,55 @@ class Learner:
         self.flat.zero_grad()
         if batch is None or not batch.ids:
             return Losses(unreadable=batch.unreadable if batch else 0)
+        seeds = utterance_seeds(self.job.seed, epoch, distinct(batch.ids))
+        loss, unalignable, divided = self._add_gradients(batch, seeds, seed)
+        tokens = int(batch.token_lengths.sum())
+        counted = len(batch.ids), unalignable, batch.seconds, batch.unreadable
+        return Losses(loss, tokens, *counted, divided=float(divided))
+
+    def _add_gradients(self, batch: Batch, seeds: list[int], seed: int) -> tuple[float, int, bool]:
+        """Loss, unalignable utterances, and whether the batch had to be divided since it does not fit into memory.
+
+        Raises:
+            TooLargeError: A single utterance does not fit.
+        """
+        size = self._portions.first(batch)
+        if size == len(batch.ids):
+            try:
+                return *self._backward(batch, seeds, seed), False
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                size = self._portions.smaller(batch, size)
+        # after the handler: the error's traceback holds on to what was computed
+        with self.held():
+            return *self._in_portions(batch, seeds, seed, size), True
+
+    def _in_portions(self, batch: Batch, seeds: list[int], seed: int, size: int) -> tuple[float, int]:
+        """As `_backward`, some utterances at a time; all again with fewer if these do not fit either."""
+        while True:
+            self.flat.zero_grad()
+            try:
+                sums = [
+                    self._backward(batch.part(some), seeds[some], derive_seed("portion", seed, some.start))
+                    for some in cut(batch, size)
+                ]
+                return sum(loss for loss, _ in sums), sum(count for _, count in sums)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                size = self._portions.smaller(batch, size)
+
+    def _backward(self, batch: Batch, seeds: list[int], seed: int) -> tuple[float, int]:
+        """Add a batch's gradient; its summed loss, and how many of its utterances are unalignable."""
         torch.manual_seed(seed)
-        feats, frames = self._augmented(batch, utterance_seeds(self.job.seed, epoch, distinct(batch.ids)))
+        feats, frames = self._augmented(batch, seeds)
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.amp):
             log_probs, out_frames = self.model(feats, frames)
         losses, unalignable = ctc_losses(log_probs, out_frames, batch)
         total = losses.sum()
         total.backward()  # type: ignore[no-untyped-call]
-        tokens = int(batch.token_lengths.sum())
-        return Losses(float(total.detach()), tokens, len(batch.ids), unalignable, batch.seconds, batch.unreadable)
+        return float(total.detach()), unalignable
 
     def heard_seconds(self, ids: Sequence[str], seconds: NDArray[np.float64], epoch: int) -> NDArray[np.float64]:
         """Seconds of utterances as an epoch trains them, when speed and pauses have changed them.

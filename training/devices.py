@@ -13,8 +13,6 @@ from training.system import Driver, Gpus
 log = logging.getLogger(__name__)
 _DRIVERS = {12: "525", 13: "580"}
 """The oldest NVIDIA driver for each CUDA release (NVIDIA's table of minor version compatibility)."""
-_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""Environment variables that configure torch's allocator; the second name is the older one, and comes first."""
 
 
 @dataclass(frozen=True)
@@ -141,16 +139,6 @@ def claim(device: torch.device) -> None:
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
-
-
-def allocator_settings(environment: dict[str, str]) -> dict[str, str]:
-    """What a training process's environment should say of torch's GPU memory, unless somebody has said it already.
-
-    Batches differ in length, so that segments of fixed size fragment; expandable ones do not.
-    """
-    if any(environment.get(name) for name in _ALLOCATOR):
-        return {}
-    return {_ALLOCATOR[0]: "expandable_segments:True"}
 
 
 def is_out_of_memory(error: BaseException) -> bool:

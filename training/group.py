@@ -6,8 +6,9 @@ A node of one learner needs no process group: the same calls then cost nothing.
 import datetime
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,7 @@ class GradientReducer:
         self._cut(bucket)
         self._waits: list[Callable[[], object]] = []
         self._missing: list[int] = []
+        self._held = False
         self._reset()
         # a hook may follow its first collective up with others, as PowerSGD does; Gloo matches collectives by their
         # order alone, so that one bucket must be through before the next begins: a thread sees to it
@@ -192,6 +194,8 @@ class GradientReducer:
 
     def _ready(self, number: int) -> Callable[[Tensor], None]:
         def ready(_: Tensor) -> None:
+            if self._held:
+                return
             self._missing[self._bucket_of[number]] -= 1
             self._send_ready()
 
@@ -221,6 +225,29 @@ class GradientReducer:
         with self._stream.after(ready):
             mean = run_hook(hook, Bucket(number, number == len(self._buckets) - 1, grads, parameters))
             torch.mul(mean, self._group.size, out=grads)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Let gradients be computed anew, in several backward passes, before the rest of them goes out.
+
+        Buckets that have gone out hold the gradients of the whole batch already: they keep what they have brought.
+        """
+        for wait in self._waits:
+            wait()
+        self._stream.join()
+        brought = [(start, stop, self._flat.grads[start:stop].clone()) for start, stop in self._gone()]
+        self._waits = [lambda: None for _ in self._waits]
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
+        for start, stop, sums in brought:
+            self._flat.grads[start:stop].copy_(sums)
+
+    def _gone(self) -> list[tuple[int, int]]:
+        """The buckets of this step that have gone out."""
+        return self._buckets[: len(self._waits)]
 
     def finish(self) -> None:
         """Send what has not gone out (parameters without a gradient in this step) and wait for all sums."""

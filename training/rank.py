@@ -82,6 +82,7 @@ def _run(job: "TrainJob", setup: NodeSetup, rank: int, here: int) -> int:
     from training.exchange.keys import RingKey
     from training.group import NodeGroup
     from training.meeting import Meeting, MeetingError, Place
+    from training.portions import TooLargeError
     from training.store.node_client import NodeClient
     from training.strategies import find_method
     from training.strategy_setup import build_learner, connect, share_memory
@@ -144,7 +145,7 @@ def _run(job: "TrainJob", setup: NodeSetup, rank: int, here: int) -> int:
         why = worker.run()
         log.info("node %d rank %d: training is over (%s) after %d steps", setup.node, rank, why, worker.step)
         return 0 if why in ("done", "time") else STOPPED
-    except (DivergedError, NoWeightsError, TooManyShardsError) as error:
+    except (DivergedError, NoWeightsError, TooLargeError, TooManyShardsError) as error:
         log.error("%s", error)
         if isinstance(error, NoWeightsError):
             return 1  # another try may find some

@@ -7,7 +7,6 @@ import torch
 
 from training.devices import (
     Inventory,
-    allocator_settings,
     best_device,
     claim,
     gpu_trouble,
@@ -17,6 +16,7 @@ from training.devices import (
     rank_device,
     spare_device,
 )
+from training.node import Node, allocator_settings
 from training.system import Driver, Gpus
 
 CPU = torch.device("cpu")
@@ -108,10 +108,12 @@ def test_a_process_makes_its_gpu_the_current_one(monkeypatch):
     assert claimed == [gpu(1)]
 
 
-def test_the_allocator_is_configured_unless_somebody_has_done_so():
+def test_the_allocator_is_configured_unless_somebody_has_done_so(monkeypatch):
     assert allocator_settings({}) == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         assert allocator_settings({name: "max_split_size_mb:128"}) == {}
+        monkeypatch.delenv(name, raising=False)
+    assert Node._environment("start")["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from speech.models.blstm import run_lstm
+from speech.models.precision import describe
 from training.config import ExchangeConfig, OptimizerConfig
 from training.devices import claim, inventory, pick_device
 from training.exchange.base import Exchange
@@ -71,7 +73,8 @@ class PublishedBlstm(nn.Module):
         self.output = nn.Linear(256, outputs)
 
     def forward(self, x_BTF: Tensor) -> Tensor:  # noqa: D102 - the class says it
-        scores: Tensor = self.output(self.bottleneck(self.lstm(x_BTF)[0]))
+        whole = torch.full((len(x_BTF),), x_BTF.shape[1])
+        scores: Tensor = self.output(self.bottleneck(run_lstm(self.lstm, x_BTF, whole)))
         return scores
 
 
@@ -170,6 +173,7 @@ def _report(bench: Bench, alone: list[float], together: list[float], before: Any
     finished = after.finished - before.finished
     return {
         "on": str(bench.device),
+        "computed_in": describe(bench.device, bench.bf16, has_lstm=True),
         "params": bench.flat.weights.numel(),
         "steps": len(together),
         "step_s": statistics.median(alone),
@@ -281,12 +285,13 @@ def measure(options: Options) -> dict[str, Any]:
         patience_s = 30.0
     finally:
         learners.end(patience_s)
-    places = sorted({reply.pop("on") for reply in replies})
+    places, kinds = (sorted({reply.pop(name) for reply in replies}) for name in ("on", "computed_in"))
     median = {name: statistics.median(reply[name] for reply in replies) for name in replies[0]}
     frames = options.learners * options.batch * SEGMENT
     return {
         **asdict(options),
         "device": ", ".join(places),
+        "computed_in": ", ".join(kinds),
         **median,
         "frames_per_s": frames / median["step_s_exchanging"],
         "exchange_share": 1 - median["step_s"] / median["step_s_exchanging"],
@@ -319,7 +324,8 @@ def main(argv: list[str] | None = None) -> None:
         return
     for row in rows:
         print(
-            f"{row['device']} {row['precision']}: {row['learners']} learners, {row['params'] / 1e6:.1f} M parameters, "
+            f"{row['device']}, {row['computed_in']}: {row['learners']} learners, "
+            f"{row['params'] / 1e6:.1f} M parameters, "
             f"step {row['step_s']:.3f} s alone, {row['step_s_exchanging']:.3f} s exchanging "
             f"({row['exchange_share']:.1%}), {row['exchanges_per_step']:.2f} exchanges a step, "
             f"{row['frames_per_s']:,.0f} frames/s, peak {row['peak_mb']:,.0f} MB"

@@ -3,6 +3,7 @@
 Nothing random survives from step to step: dropout and augmentation draw from the seed that each step is given.
 """
 
+import logging
 import math
 import os
 from collections import Counter
@@ -17,6 +18,8 @@ from torch import Tensor, nn
 
 from speech.features import SpecAugment, WaveAugment
 from speech.features.augment import utterance_seeds
+from speech.models.precision import describe, has_bf16
+from speech.models.stages import LstmLayers
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.quarantine import ShardQuarantine
@@ -28,7 +31,19 @@ from training.flat import FlatParameters
 from training.job import TrainJob
 from training.optim import build_optimizer, set_learning_rate
 from training.portions import Portions, cut
+from training.shapes import frame_multiple, rounded_up
 from training.validation import ctc_losses
+
+log = logging.getLogger(__name__)
+
+
+def mixed_precision(wanted: str, device: torch.device) -> bool:
+    """Whether `train.amp` means bf16 on a device; `auto` does where a GPU has units for it and need not emulate it."""
+    if wanted == "auto":
+        return device.type == "cuda" and has_bf16(device)
+    if wanted == "bf16" and not has_bf16(device):
+        log.warning("train.amp is bf16, which this GPU only emulates: amp=off is likely faster")
+    return wanted == "bf16"
 
 
 def use_threads(configured: int, learners: int = 1) -> None:
@@ -91,14 +106,16 @@ class Learner:
         device: Where.
 
     Attributes:
+        frame_multiple: Batches are padded to a multiple of so many feature frames.
         held: In its block gradients of several backward passes add up before they go to other ranks.
     """
 
     def __init__(self, job: TrainJob, device: torch.device) -> None:
         self.job, self.cfg, self.device = job, job.train, device
         self.held: Callable[[], AbstractContextManager[None]] = nullcontext
+        self.frame_multiple = frame_multiple(device)
         self._portions = Portions()
-        self.amp = self.cfg.amp == "bf16" or (self.cfg.amp == "auto" and device.type == "cuda")
+        self.amp = mixed_precision(self.cfg.amp, device)
         self.frontend = job.spec.build_frontend(job.speaker_stats()).to(device)
         self.model = self._initial_model().to(device)
         self.flat = FlatParameters(self.model)
@@ -110,6 +127,12 @@ class Learner:
     def _initial_model(self) -> nn.Module:
         torch.manual_seed(derive_seed("init", self.job.seed))
         return self.job.spec.build_model()
+
+    def describe(self) -> dict[str, str]:
+        """`device` and `precision` of this learner, for the record."""
+        name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else str(self.device)
+        has_lstm = any(isinstance(module, nn.LSTM | LstmLayers) for module in self.model.modules())
+        return {"device": name, "precision": describe(self.device, self.amp, has_lstm)}
 
     def reset(self) -> None:
         """Go back to the initial weights and an optimizer without a past."""
@@ -170,6 +193,7 @@ class Learner:
         """Add a batch's gradient; its summed loss, and how many of its utterances are unalignable."""
         torch.manual_seed(seed)
         feats, frames = self._augmented(batch, seeds)
+        feats = rounded_up(feats, self.frame_multiple)
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.amp):
             log_probs, out_frames = self.model(feats, frames)
         losses, unalignable = ctc_losses(log_probs, out_frames, batch)

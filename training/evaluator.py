@@ -22,6 +22,7 @@ from storage.quarantine import TooManyShardsError
 from training import logs
 from training.batching import derive_seed
 from training.checkpoint import (
+    COMPUTE,
     best_epochs,
     evaluation_name,
     mean_weights,
@@ -188,13 +189,18 @@ class Evaluator:
             "parameters": self.model.num_parameters(),
             "averaged_epochs": chosen,
             "valid": final,
-            "device": str(self.device),
+            **self._computed(),
             "strategy": self.cfg.strategy,
             "nodes": self.cfg.nodes,
             "learners_per_node": self.cfg.learners_per_node,
         }
         self.output.write_json("result.json", result)
         return result
+
+    def _computed(self) -> dict[str, str]:
+        """Devices and precisions that the learners have used, as they have left word of."""
+        notes = [self.output.read_json(name) for name in self.output.list(COMPUTE)]
+        return {name: "; ".join(sorted({str(note[name]) for note in notes})) for name in ("device", "precision")}
 
 
 def _nothing(epoch: int, nodes: list[int]) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from training.devices import is_out_of_memory
 from training.group import NodeGroup
 from training.job import TrainJob
 from training.portions import TooLargeError
+from training.shapes import rounded_up
 from training.validation import ctc_losses
 
 # a schedule is made for every batch, and says so every time
@@ -172,6 +173,7 @@ class PipelineLearner(Learner):
             none = torch.zeros(0, dtype=torch.int64)
             return None, Plan(none, 0, Transcripts(none[:, None], none), 0.0, lost).to_message()
         feats, frames = self._augmented(batch, utterance_seeds(self.job.seed, epoch, distinct(batch.ids)))
+        feats = rounded_up(feats, self.frame_multiple)
         transcripts = Transcripts(batch.tokens, batch.token_lengths)
         return feats, Plan(frames.cpu(), feats.shape[1], transcripts, batch.seconds, lost).to_message()
 

@@ -16,7 +16,7 @@ from storage.objects import ObjectStore
 from storage.quarantine import TooManyShardsError
 from training.accounts import Accounts
 from training.batching import derive_seed
-from training.checkpoint import CheckpointError, files_by_rank, load_replica
+from training.checkpoint import CheckpointError, compute_name, files_by_rank, load_replica
 from training.compute import Learner, open_set
 from training.data import Batch
 from training.deciding import Decider, Orders, count_batches
@@ -122,6 +122,8 @@ class Worker:
             "conclude": self._conclude,
         }
         self._join()
+        if self.client:
+            self.output.write_json(compute_name(self.node), self.learner.describe())
         while True:
             orders = self.group.tell(self.decider.decide(self.step, self.ring.view.number) if self.decider else {})
             if orders["do"] == "end":

@@ -34,7 +34,7 @@ from training.launch import run_training
 # they change how training proceeds, not what it makes
 _NOT_CONTENT: dict[str, Any] = {
     **dict.fromkeys(("threads", "checkpoint_steps", "checkpoint_keep", "log_steps", "launch", "membership"), True),
-    **dict.fromkeys(("loader_threads", "max_unreadable", "machines_per_node"), True),
+    **dict.fromkeys(("loader_threads", "max_unreadable", "machines_per_node", "compile"), True),
     "exchange": {"encrypt", "timeout_s", "chunk_kb"},
 }
 _IDENTITY = "tracking.json"

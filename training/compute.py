@@ -123,6 +123,7 @@ class Learner:
         self.wave_augment = WaveAugment(self.cfg.augment, job.spec.sample_rate)
         self.spec_augment = SpecAugment(self.cfg.augment)
         self.model.train()
+        self._forward = torch.compile(self.model, dynamic=True) if self.cfg.compile else self.model
 
     def _initial_model(self) -> nn.Module:
         torch.manual_seed(derive_seed("init", self.job.seed))
@@ -195,7 +196,7 @@ class Learner:
         feats, frames = self._augmented(batch, seeds)
         feats = rounded_up(feats, self.frame_multiple)
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.amp):
-            log_probs, out_frames = self.model(feats, frames)
+            log_probs, out_frames = self._forward(feats, frames)
         losses, unalignable = ctc_losses(log_probs, out_frames, batch)
         total = losses.sum()
         total.backward()  # type: ignore[no-untyped-call]
@@ -217,7 +218,7 @@ class Learner:
         return heard.numpy() / rate
 
     def _augmented(self, batch: Batch, seeds: list[int]) -> tuple[Tensor, Tensor]:
-        inputs, lengths = batch.inputs.to(self.device), batch.lengths.to(self.device)
+        inputs, lengths = (x.to(self.device, non_blocking=True) for x in (batch.inputs, batch.lengths))
         if inputs.ndim == 2:
             inputs, lengths = self.wave_augment(inputs, lengths, seeds)
 

@@ -54,9 +54,9 @@ def ctc_losses(log_probs: Tensor, frames: Tensor, batch: Transcribed) -> tuple[T
     """
     losses = F.ctc_loss(
         log_probs.transpose(0, 1),
-        batch.tokens.to(log_probs.device),
+        batch.tokens.to(log_probs.device, non_blocking=True),
         frames,
-        batch.token_lengths.to(log_probs.device),
+        batch.token_lengths.to(log_probs.device, non_blocking=True),
         reduction="none",
         zero_infinity=True,
     )

@@ -12,21 +12,20 @@ for. `--layers`, `--cells` and `--outputs` make the model smaller, for a try.
 
 import argparse
 import json
-import multiprocessing as mp
 import os
 import resource
 import statistics
 import tempfile
 import time
 from dataclasses import asdict, dataclass
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from benchmarks.common import BenchmarkError, Watched
 from speech.models.blstm import run_lstm
 from speech.models.precision import describe
 from training.config import ExchangeConfig, OptimizerConfig
@@ -57,10 +56,6 @@ class Options:
     outputs: int = OUTPUTS
     device: str = "auto"
     precision: str = "fp32"
-
-
-class BenchmarkError(RuntimeError):
-    """A learner has died, or does not answer; there is no figure."""
 
 
 class PublishedBlstm(nn.Module):
@@ -186,93 +181,13 @@ def _report(bench: Bench, alone: list[float], together: list[float], before: Any
     }
 
 
-def _ends(pipe: Connection, process: BaseProcess) -> tuple[Connection, int]:
-    """What becomes ready when a process says something, or ends."""
-    return pipe, process.sentinel
-
-
-def _new(number: int, pipe: Connection, process: BaseProcess) -> list[Any]:
-    """What a learner has said since: one message or none.
-
-    Raises:
-        BenchmarkError: It has ended.
-    """
-    dead = process.exitcode is not None
-    try:
-        if pipe.poll():
-            return [pipe.recv()]
-    except (EOFError, OSError):
-        dead = True
-    if dead:
-        process.join(5.0)
-        raise BenchmarkError(f"learner {number} has ended with status {process.exitcode}; see its traceback above")
-    return []
-
-
-class Learners:
-    """The learners' processes, watched: one that dies ends the benchmark.
-
-    Args:
-        options: What they measure.
-    """
-
-    def __init__(self, options: Options) -> None:
-        self._patience_s = options.seconds + WARM_UP_S + GRACE_S
-        context = mp.get_context("spawn")
-        self._members: list[tuple[Connection, BaseProcess]] = []
-        for number in range(options.learners):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=learner, args=(number, options, theirs, os.getpid()), daemon=True)
-            process.start()
-            theirs.close()
-            self._members.append((ours, process))
-
-    def hear(self) -> list[Any]:
-        """What each says next.
-
-        Raises:
-            BenchmarkError: One has died or does not answer.
-        """
-        answers: dict[int, Any] = {}
-        deadline = time.monotonic() + self._patience_s
-        while len(answers) < len(self._members):
-            if time.monotonic() > deadline:
-                silent = next(n for n in range(len(self._members)) if n not in answers)
-                raise BenchmarkError(f"learner {silent} has not answered for {self._patience_s:.0f} s")
-            for number, (pipe, process) in enumerate(self._members):
-                # all are watched while one is waited for
-                if number not in answers and (new := _new(number, pipe, process)):
-                    answers[number] = new[0]
-            waiting = [thing for n, member in enumerate(self._members) if n not in answers for thing in _ends(*member)]
-            if waiting:
-                wait(waiting, 1.0)
-        return [answers[number] for number in range(len(self._members))]
-
-    def tell(self, message: Any) -> None:
-        """Tell all."""
-        for pipe, _ in self._members:
-            pipe.send(message)
-
-    def end(self, patience_s: float = 0.0) -> None:
-        """End all processes; what they started ends with them."""
-        for _, process in self._members:
-            process.join(patience_s)
-        for _, process in self._members:
-            if process.is_alive():
-                process.terminate()
-                process.join(8.0)
-            if process.is_alive():
-                process.kill()
-                process.join()
-
-
 def measure(options: Options) -> dict[str, Any]:
     """Run the learners of one precision and sum up.
 
     Raises:
         BenchmarkError: A learner has died.
     """
-    learners = Learners(options)
+    learners = Watched(learner, options.learners, options, options.seconds + WARM_UP_S + GRACE_S)
     patience_s = 0.0
     try:
         members = tuple(Member(number, str(number), (place,)) for number, place in enumerate(learners.hear()))

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from benchmarks import published_model
-from benchmarks.published_model import BenchmarkError, Learners, Options, measure
+from benchmarks.common import BenchmarkError, Watched
+from benchmarks.published_model import Options, learner, measure
 
 SMALL = ["--learners", "2", "--seconds", "0.5", "--layers", "1", "--cells", "8", "--outputs", "40", "--batch", "4"]
 
@@ -31,11 +32,11 @@ def test_a_device_that_is_not_there_is_refused_before_anything_starts(monkeypatc
 
 
 def test_a_learner_that_dies_ends_the_benchmark():
-    learners = Learners(Options(layers=1, cells=8, outputs=40, batch=4))
+    learners = Watched(learner, 2, Options(layers=1, cells=8, outputs=40, batch=4), 300.0)
     try:
         learners._members[1][1].kill()
         # the first one waits for an answer, and says nothing more
-        with pytest.raises(BenchmarkError, match="learner 1 has ended with status -9"):
+        with pytest.raises(BenchmarkError, match="process 1 has ended with status -9"):
             learners.hear()
     finally:
         learners.end()

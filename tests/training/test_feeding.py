@@ -1,5 +1,6 @@
 """What feeds a GPU: page-locked batches, made by threads that know which GPU is theirs; a compiled model by option."""
 
+import json
 import threading
 from types import SimpleNamespace
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks import feeding
 from tasks.train import _NOT_CONTENT
 from training import compute, worker
 from training.compute import Learner, open_set
@@ -77,6 +79,15 @@ def test_a_model_is_compiled_by_option_and_stays_the_same_model(corpus, tmp_path
     with pytest.raises(ValueError, match="compile=false"):
         TrainConfig(strategy="pipeline", compile=True)
     assert _NOT_CONTENT["compile"] is True  # a training is the same with it
+
+
+def test_the_feeding_side_is_measured_by_itself(corpus, capsys):
+    feeding.main(["--json", "--url", corpus.url("train"), "--threads", "2", "--seconds", "0.2", "--wanted", "10"])
+    (row,) = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert (row["threads"], row["learners"]) == (2, 1)
+    assert row["fed"] == pytest.approx(row["utterances_per_s"] / 10)
+    assert row["audio_per_s"] > 0
+    assert row["utterances_per_cpu_s"] > 0
 
 
 @pytest.mark.gpu

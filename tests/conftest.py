@@ -5,6 +5,7 @@ import os
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import hypothesis
 import pytest
@@ -48,7 +49,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(f"needs {needed} GPU(s), this machine has {found}")
 
 
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """After `-m gpu`, as `make test-gpu` runs them: what ran where, to paste."""
+    if terminalreporter.config.option.markexpr == "gpu" and not hasattr(terminalreporter.config, "workerinput"):
+        text = _load("gpu_summary")
+        for line in text.summary(terminalreporter.stats, text.machine(), text.commit()):
+            terminalreporter.write_line(line)
+
+
 _load("support")
+_load("gpu_summary")
 s3_server = _load("s3").s3_server
 
 

@@ -20,16 +20,13 @@ def test_outcomes_figures_and_reasons_are_told():
     }
     text = gpu_summary.summary(stats, ["GPUs: 1 x H100"], "abc123")
     assert "### Commit abc123" in text
-    assert (
-        text[-7:]
-        == [
-            "- GPUs: 1 x H100",
-            "- tests: 2 passed, 1 FAILED, 2 skipped",
-            "  - FAILED: `t.py::test_breaks`",
-            "  - skipped, needs 2 GPU(s), this machine has 1: 2",
-            "- a step of 3 ms",
-        ][-7:]
-    )
+    assert text[5:] == [
+        "- GPUs: 1 x H100",
+        "- tests: 2 passed, 1 FAILED, 2 skipped",
+        "  - FAILED: `t.py::test_breaks`",
+        "  - skipped, needs 2 GPU(s), this machine has 1: 2",
+        "- a step of 3 ms",
+    ]
     assert "- tests: none" in gpu_summary.summary({}, [], "abc123")
 
 

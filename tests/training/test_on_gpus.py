@@ -157,11 +157,12 @@ def test_averages_through_the_cuda_mover_lose_nothing(tmp_path):
                     exchange.tick(step)
             return float((live[0] - live[1]).abs().max())
 
+        def lost(_):
+            return float((torch.stack(live).double().sum(0) - total).abs().max())
+
         wait_until(lambda: round_of_all() < 1e-3, every_s=0.02)
         # without further exchanges, what is under way arrives
-        wait_until(
-            lambda: (round_of_all(tick=False), float((torch.stack(live).double().sum(0) - total).abs().max()))[1] < 1e-4
-        )
+        wait_until(lambda: lost(round_of_all(tick=False)) < 1e-4, every_s=0.02)
         assert all(exchange.stats().finished for exchange in exchanges)
     finally:
         for exchange in exchanges:

@@ -229,9 +229,9 @@ def main(argv: list[str] | None = None) -> None:
     if trouble := inventory().trouble:
         print(f"on the CPU: {trouble}")
     try:
-        pick_device(args.device)
+        pick_device(args.device, field="--device")
     except ValueError as error:
-        parser.error(str(error).replace("train.device is", "--device is"))
+        parser.error(str(error))
     values = {name: getattr(args, name) for name in vars(defaults) if name != "precision"}
     rows = [measure(Options(**values, precision=precision)) for precision in args.precision]
     if args.json:

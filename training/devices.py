@@ -64,13 +64,16 @@ def gpu_trouble(driver: Driver, wheel: str | None, visible: str | None = None) -
     )
 
 
-def pick_device(wanted: str, number: int = 0, found: Inventory | None = None) -> torch.device:
+def pick_device(
+    wanted: str, number: int = 0, found: Inventory | None = None, field: str = "train.device"
+) -> torch.device:
     """The device that `auto`, `cpu` or `cuda` means here.
 
     Args:
         wanted: What the configuration says.
         number: Which GPU of this machine; learners share GPUs where there are fewer.
         found: The machine's GPUs, by default looked up.
+        field: Where it says so.
 
     Raises:
         ValueError: If CUDA is wanted and there is none.
@@ -78,7 +81,7 @@ def pick_device(wanted: str, number: int = 0, found: Inventory | None = None) ->
     found = found or inventory()
     if wanted == "cuda" and not found.gpus:
         why = found.trouble or "use 'auto' or 'cpu', or install NVIDIA's driver"
-        raise ValueError(f"train.device is 'cuda' but torch sees no GPU: {why}")
+        raise ValueError(f"{field} is 'cuda' but torch sees no GPU: {why}")
     if wanted == "cpu" or not found.gpus:
         return torch.device("cpu")
     return torch.device("cuda", number % found.gpus)

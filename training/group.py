@@ -51,6 +51,7 @@ class NodeGroup:
             os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
             backend = "nccl" if device.type == "cuda" else "gloo"
             found = FileStore(str(meeting_point), size) if isinstance(meeting_point, Path) else meeting_point
+            self._agree(found)
             # NCCL then opens its communicator here, on this device, and not with the first call on whatever is current
             bound = device if device.type == "cuda" else None
             dist.init_process_group(backend, store=found, rank=rank, world_size=size, timeout=TIMEOUT, device_id=bound)
@@ -58,6 +59,21 @@ class NodeGroup:
             self._control = dist.new_group(backend="gloo", timeout=TIMEOUT)
             if bound is not None:
                 self._warm_up()
+
+    def _agree(self, store: Store) -> None:
+        """See that all ranks are on the same kind of device: NCCL and Gloo would wait for each other for ever.
+
+        Raises:
+            ValueError: They are not: some machine of the node has no GPU that torch can use.
+        """
+        store.set(f"device-{self.rank}", self.device.type)
+        kinds = [store.get(f"device-{rank}").decode() for rank in range(self.size)]
+        if len(set(kinds)) > 1:
+            on_cpu = ", ".join(str(rank) for rank, kind in enumerate(kinds) if kind == "cpu")
+            raise ValueError(
+                f"learners of this node are on GPUs, but those of rank {on_cpu} on a CPU: use train.device=cpu, or a "
+                "GPU for each (`starling doctor` on that machine says what is wrong)"
+            )
 
     def _warm_up(self) -> None:
         """A collective of all ranks: point-to-point calls of some of them hang in NCCL when they are its first."""

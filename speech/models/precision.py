@@ -24,7 +24,8 @@ def lstm_dtype(device: torch.device) -> torch.dtype:
     """What LSTMs are computed in where the rest is autocast to bf16."""
     if device.type != "cuda" or not has_bf16(device):
         return torch.float32
-    return torch.bfloat16 if (torch.backends.cudnn.version() or 0) >= _CUDNN_BF16 else torch.float32
+    version = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    return torch.bfloat16 if (version or 0) >= _CUDNN_BF16 else torch.float32
 
 
 def describe(device: torch.device, amp: bool, has_lstm: bool) -> str:

@@ -8,7 +8,7 @@ from benchmarks import published_model
 from benchmarks.common import BenchmarkError, Watched
 from benchmarks.published_model import Options, learner, measure
 
-SMALL = ["--learners", "2", "--seconds", "0.5", "--layers", "1", "--cells", "8", "--outputs", "40", "--batch", "4"]
+SMALL = ["--learners", "2", "--seconds", "0.2", "--layers", "1", "--cells", "8", "--outputs", "40", "--batch", "4"]
 
 
 def test_a_small_model_is_measured_with_exchanges_that_were_finished(capsys):

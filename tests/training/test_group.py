@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from ranks import run_ranks
+from torch.distributed import FileStore
 
 from training.group import GradientReducer, NodeGroup
 
@@ -124,6 +125,18 @@ class Calls:
         return [name for name, _, _ in self.log]
 
 
+def others(path, rank, kind):
+    """Let another rank of two have come before."""
+    FileStore(str(path), 2).set(f"device-{rank}", kind)
+
+
+def test_a_node_of_gpus_and_cpus_is_refused_before_its_ranks_wait_for_each_other(tmp_path, monkeypatch):
+    monkeypatch.setattr("training.group.dist.init_process_group", lambda *_, **__: pytest.fail("it has begun"))
+    others(tmp_path / "meet", 0, "cuda")
+    with pytest.raises(ValueError, match=r"those of rank 1 on a CPU: use train\.device=cpu, or a GPU for each"):
+        NodeGroup(1, 2, tmp_path / "meet", torch.device("cpu"))
+
+
 def test_a_node_on_gpus_binds_its_group_to_its_own_and_warms_it_up(tmp_path, monkeypatch):
     """There may be no GPU here: tensors are on the CPU, and what is asked of torch.distributed is noted."""
     calls, gpu = Calls(), torch.device("cuda", 1)
@@ -133,6 +146,7 @@ def test_a_node_on_gpus_binds_its_group_to_its_own_and_warms_it_up(tmp_path, mon
     monkeypatch.setattr(
         "training.group.torch.ones", lambda size, device: calls.note("ones", torch.tensor([1.0]))(device)
     )
+    others(tmp_path / "meet", 0, "cuda")
     NodeGroup(1, 2, tmp_path / "meet", gpu)
     assert calls.names() == ["init", "control", "ones", "all_reduce"]
     _, (backend,), fields = calls.log[0]
@@ -140,7 +154,8 @@ def test_a_node_on_gpus_binds_its_group_to_its_own_and_warms_it_up(tmp_path, mon
     assert calls.log[1][2]["backend"] == "gloo"
     assert calls.log[2][1] == (gpu,)
     calls.log.clear()
-    NodeGroup(0, 2, tmp_path / "meet", torch.device("cpu"))
+    others(tmp_path / "meet2", 1, "cpu")
+    NodeGroup(0, 2, tmp_path / "meet2", torch.device("cpu"))
     assert calls.names() == ["init", "control"]
     assert (calls.log[0][1], calls.log[0][2]["device_id"]) == (("gloo",), None)
 

@@ -25,7 +25,8 @@ GPU = torch.device("cuda", 0)
 
 def job_on(corpus, folder, kind="conformer", device="cuda", **train_fields):
     fields = {"optimizer": {"lr": 1e-2}, **LEARNS, **train_fields}
-    return corpus.job(folder, spec=corpus.spec(kind, model=bare(kind)), device=device, **fields)
+    model = bare(kind).model_copy(update={"layers": 2})  # one for each stage of a pipeline
+    return corpus.job(folder, spec=corpus.spec(kind, model=model), device=device, **fields)
 
 
 def check(run, learners=1):

@@ -14,7 +14,7 @@ Augment = Callable[[Tensor, Tensor], Tensor]
 """Changes normalized features [batch, frames, F] of given numbers of frames [batch]."""
 
 
-_SILENCE, _KEPT = 8, 4
+_SILENCE, _KEPT = 5, 4
 """Frames of a trimmed utterance before its first and after its last loud one, and how many of them are its own."""
 _AROUND = 12
 """Frames of zeros around an utterance that is to be trimmed: so its first and last samples are in whole frames, too."""

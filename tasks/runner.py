@@ -8,8 +8,11 @@ written goes through the object store, so that a worker on another machine needs
 package. Inside a flow run every piece is a task run that the UI shows; without one, threads and processes are plain.
 """
 
+import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager
 from importlib import import_module
 from itertools import islice
@@ -30,6 +33,9 @@ _LARGEST = 8
 """Shards of a piece at most: work that is lost with a worker is small."""
 _AHEAD = 2
 """Pieces that wait for each worker: it never idles, and no more than that is held in memory."""
+_POOLS = 4
+"""Pools of processes that are started at most, one after another has died."""
+_log = logging.getLogger(__name__)
 
 
 def find_work(name: str) -> Callable[[Piece], Any]:
@@ -56,7 +62,7 @@ def piece_task(name: str, piece: Piece, label: str) -> Any:
 
 
 def map_pieces(runner: RunnerConfig, name: str, pieces: Iterable[Piece], label: str) -> Iterator[Any]:
-    """Do pieces of work, several at once.
+    """Do pieces of work, several at once; those of a process that is killed are done again.
 
     Args:
         runner: Where.
@@ -68,15 +74,30 @@ def map_pieces(runner: RunnerConfig, name: str, pieces: Iterable[Piece], label: 
         What each piece gave, in order.
 
     Raises:
-        StageError: The runner's package is missing, or dask or ray was asked for outside a flow run.
+        StageError: The runner's package is missing, dask or ray was asked for outside a flow run, or processes die
+            repeatedly.
         Exception: Whatever a piece raised; pieces that have not begun are dropped.
     """
-    with _submitter(runner) as submitter:
-        source = iter(pieces)
-        window = [submitter.submit(name, one, label) for one in islice(source, _AHEAD * runner.count)]
-        while window:
-            yield window.pop(0)()
-            window += [submitter.submit(name, one, label) for one in islice(source, 1)]
+    source = iter(pieces)
+    window = deque(islice(source, _AHEAD * runner.count))
+    for _ in range(_POOLS):
+        try:
+            with _submitter(runner) as submitter:
+                results = deque(submitter.submit(name, one, label) for one in window)
+                while window:
+                    result = results.popleft()()
+                    window.popleft()
+                    yield result
+                    for one in islice(source, 1):
+                        window.append(one)
+                        results.append(submitter.submit(name, one, label))
+            return
+        except BrokenProcessPool:
+            _log.warning("%s: a worker process was killed; its work is done again", label)
+    raise StageError(
+        f"{label}: worker processes were killed {_POOLS} times, from outside or because memory ran out: lower "
+        "runner.workers, or use runner.kind threads"
+    )
 
 
 def share_out(count: int, runner: RunnerConfig) -> Iterator[list[int]]:

@@ -46,7 +46,7 @@ def client() -> mlflow.MlflowClient:
     if (database := database_of(uri)) is not None:
         make_ready(database)
     mlflow.set_tracking_uri(uri)
-    return mlflow.MlflowClient()
+    return mlflow.MlflowClient(uri)  # by name: another thread may set another address in between
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -78,6 +79,15 @@ def shared_data() -> Path:
     if folder is None:
         pytest.skip("no real speech here: set STARLING_SHARED_DATA to the folder that holds it")
     return folder
+
+
+@pytest.fixture(autouse=True)
+def threads_ended(monkeypatch):
+    """Let a thread that still sends to a test's MLflow end before the next test's environment is its own."""
+    yield
+    for thread in threading.enumerate():
+        if thread.name == "forward":
+            thread.join(240.0)
 
 
 @pytest.fixture

@@ -195,7 +195,7 @@ def small_corpus(folder, speakers=4, each=3, seconds=0.5, rate=16000):
     return write_table(folder, rows)
 
 
-def starling(*words, home, check=True, timeout=240, **env):
+def starling(*words, home, check=True, timeout=600, **env):
     """Run the command line as users do, in a process of its own."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_"))}
     clean |= {"STARLING_HOME": str(home), "OMP_NUM_THREADS": "1", "COLUMNS": "200", "NO_COLOR": "1"}

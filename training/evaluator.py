@@ -42,6 +42,8 @@ from training.validation import validate
 
 log = logging.getLogger(__name__)
 POLL_S = 0.3
+_APART = 0.9
+"""A replica whose loss is below this part of the average's takes its place."""
 Weights = dict[str, Tensor]
 T = TypeVar("T")
 
@@ -135,6 +137,7 @@ class Evaluator:
             return _nothing(epoch, nodes)
 
     def _evaluate(self, epoch: int, nodes: list[int]) -> dict[str, Any]:
+        """Validate, and keep the average, or the best replica where that is much better."""
         sound: dict[int, Weights] = {}
         for node in nodes:
             weights = read_weights(self.output, replica_name(epoch, node))
@@ -145,16 +148,23 @@ class Evaluator:
         if not sound:
             return _nothing(epoch, nodes)
         average = mean_weights(sound.values())
-        write_weights(self.output, snapshot_name(epoch), average)
         result = self.validate(average)
-        replicas = {str(node): None for node in nodes} | {
-            str(node): result["loss"] if len(sound) == 1 else self.validate(weights)["loss"]
-            for node, weights in sound.items()
-        }
+        alone = {node: result if len(sound) == 1 else self.validate(weights) for node, weights in sound.items()}
+        replicas = {str(node): None for node in nodes} | {str(node): one["loss"] for node, one in alone.items()}
+        best = min(alone, key=lambda node: _or_infinite(alone[node]["loss"]))
+        if alone[best]["loss"] < _APART * _or_infinite(result["loss"]):
+            # replicas that have exchanged nothing for long are models of their own, and their mean is none
+            log.warning(
+                "the replicas of epoch %d are far apart: node %d alone is better than their average", epoch, best
+            )
+            average, result = sound[best], alone[best]
+        write_weights(self.output, snapshot_name(epoch), average)
         return {"epoch": epoch, **{k: _number(v) for k, v in result.items()}, "replicas": _numbers(replicas)}
 
     def finish(self, totals: dict[str, Any], history: list[dict[str, Any]]) -> dict[str, Any]:
         """Write the final model: the average over learners, and over the best `train.average` epochs.
+
+        Where the best epoch alone is much better than that, its weights are the model.
 
         Args:
             totals: Counters for `result.json`.
@@ -174,10 +184,18 @@ class Evaluator:
                 "no epoch gave a model with finite numbers: lower train.optimizer.lr, lengthen "
                 "train.schedule.warmup_epochs, or raise train.max_minutes so that an epoch can end"
             )
-        chosen = sorted(best_epochs(usable, self.cfg.average))
-        weights = mean_weights(read_weights(self.output, snapshot_name(epoch)) for epoch in chosen)
+        chosen = best_epochs(usable, self.cfg.average)
+        weights = mean_weights(read_weights(self.output, snapshot_name(epoch)) for epoch in sorted(chosen))
         final = self.validate(weights)
-        provenance = {**self.job.spec.provenance, "run": self.job.run, "epochs": chosen}
+        lowest = min(float(entry["loss"]) for entry in usable)
+        if lowest < _APART * _or_infinite(final["loss"]):
+            log.warning(
+                "the best epochs' weights are far apart: epoch %d alone is better than their average", chosen[0]
+            )
+            chosen = chosen[:1]
+            weights = read_weights(self.output, snapshot_name(chosen[0]))
+            final = self.validate(weights)
+        provenance = {**self.job.spec.provenance, "run": self.job.run, "epochs": sorted(chosen)}
         spec = self.job.spec.model_copy(update={"provenance": provenance})
         with tempfile.TemporaryDirectory() as folder:
             save_bundle(Path(folder), spec, weights)
@@ -187,7 +205,7 @@ class Evaluator:
             **totals,
             "history": history,
             "parameters": self.model.num_parameters(),
-            "averaged_epochs": chosen,
+            "averaged_epochs": sorted(chosen),
             "valid": final,
             **self._computed(),
             "strategy": self.cfg.strategy,
@@ -205,6 +223,10 @@ class Evaluator:
 
 def _nothing(epoch: int, nodes: list[int]) -> dict[str, Any]:
     return {"epoch": epoch, "loss": None, "wer": None, "replicas": {str(node): None for node in nodes}}
+
+
+def _or_infinite(value: float) -> float:
+    return value if math.isfinite(value) else math.inf
 
 
 def _number(value: float) -> float | None:

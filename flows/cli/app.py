@@ -32,6 +32,7 @@ from flows.cli import (
     transcribe,
 )
 from flows.cli.output import guarded_output
+from flows.importing import imported
 
 app = typer.Typer(
     name="starling",
@@ -65,6 +66,7 @@ app.command("doctor")(doctor.doctor)
 
 def main() -> None:
     """Entry point of the console script."""
+    imported()
     with guarded_output():
         services.export_credentials()
         app()

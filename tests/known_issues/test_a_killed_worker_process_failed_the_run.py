@@ -1,0 +1,59 @@
+"""A process of `runner.kind: processes` that was killed (by hand, or for memory) failed the run: BrokenProcessPool."""
+
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import active_children
+
+import pytest
+
+from tasks import runner
+from tasks.config import RunnerConfig
+from tasks.stage import StageError
+
+PROCESSES = RunnerConfig(kind="processes", workers=2)
+PIECES = [{"name": str(number), "store": "memory://none", "shards": [], "sample_rate": 8000} for number in range(9)]
+
+
+def test_the_work_of_killed_processes_is_done_by_others():
+    earlier = set(active_children())
+    results = runner.map_pieces(PROCESSES, "tasks.shard:shard_piece", iter(PIECES), "probe")
+    assert next(results) == 0
+    workers = set(active_children()) - earlier
+    assert len(workers) == 2
+    for process in workers:
+        process.kill()
+        process.join()
+    assert list(results) == [0] * 8
+    assert set(active_children()) <= earlier | workers
+
+
+class Dies:
+    """A pool that gives two results and dies then."""
+
+    made = 0
+
+    def __enter__(self):
+        Dies.made += 1
+        self.left = 2
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def submit(self, name, piece, label):
+        def result():
+            if not self.left:
+                raise BrokenProcessPool("A process in the process pool was terminated abruptly")
+            self.left -= 1
+            return int(piece["name"])
+
+        return result
+
+
+def test_no_result_is_lost_or_given_twice_and_the_end_is_an_error_with_a_remedy(monkeypatch):
+    monkeypatch.setattr(Dies, "made", 0)
+    monkeypatch.setattr(runner, "_submitter", lambda _: Dies())
+    results = runner.map_pieces(PROCESSES, "none", iter(PIECES), "shard train")
+    assert [next(results) for _ in range(8)] == list(range(8))
+    with pytest.raises(StageError, match=r"shard train: .* killed 4 times.* lower runner\.workers"):
+        next(results)
+    assert Dies.made == 4

@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint format bench up clean constraints
+.PHONY: help setup demo test test-all test-gpu lint format bench up clean constraints
 
 help:  ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ test: $(STAMP)  ## run the tests (the fast ones, under 10 minutes on 2 cores)
 
 test-all: $(STAMP)  ## run all tests, slow ones and those on real corpora included
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-gpu: $(STAMP)  ## run what needs a GPU, and print a summary to paste into docs/gpu.md
+	@$(BIN)/python -m pytest -q -m gpu $(ARGS)
 
 lint: $(STAMP)  ## ruff, mypy, import rules, spelling
 	@$(BIN)/ruff check .

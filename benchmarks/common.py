@@ -1,9 +1,20 @@
-"""What the benchmarks share: median times of rivals that take turns, and a table with ratios."""
+"""What the benchmarks share: median times of rivals that take turns, a table of ratios, processes that are watched."""
 
 import json
+import multiprocessing as mp
+import os
 import statistics
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class BenchmarkError(RuntimeError):
+    """A process has died, or does not answer; there is no figure."""
 
 
 def compare(rivals: dict[str, Callable[[], object]], rounds: int = 5) -> dict[str, float]:
@@ -27,3 +38,86 @@ def show(title: str, seconds: dict[str, float], ours: str, unit: str, amount: fl
         print(f"  {name:38} {amount / value:12,.1f} {unit:24} x {ratio:5.2f} of {ours}")
     rows = [{"name": name, "median_s": value, unit: amount / value} for name, value in seconds.items()]
     print(json.dumps({"benchmark": title, "rows": rows}))
+
+
+def _ends(pipe: Connection, process: BaseProcess) -> tuple[Connection, int]:
+    """What becomes ready when a process says something, or ends."""
+    return pipe, process.sentinel
+
+
+def _new(number: int, pipe: Connection, process: BaseProcess) -> list[Any]:
+    """What a process has said since: one message or none.
+
+    Raises:
+        BenchmarkError: It has ended.
+    """
+    dead = process.exitcode is not None
+    try:
+        if pipe.poll():
+            return [pipe.recv()]
+    except (EOFError, OSError):
+        dead = True
+    if dead:
+        process.join(5.0)
+        raise BenchmarkError(f"process {number} has ended with status {process.exitcode}; see its traceback above")
+    return []
+
+
+class Watched:
+    """Processes that measure together, watched: one that dies ends the benchmark.
+
+    Args:
+        work: What each runs: `work(number, options, pipe, parent)`; it says things through the pipe.
+        count: How many there are.
+        options: What they measure.
+        patience_s: How long each may take to answer.
+    """
+
+    def __init__(self, work: Callable[[int, T, Connection, int], None], count: int, options: T, patience_s: float):
+        self._patience_s = patience_s
+        context = mp.get_context("spawn")
+        self._members: list[tuple[Connection, BaseProcess]] = []
+        for number in range(count):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=work, args=(number, options, theirs, os.getpid()), daemon=True)
+            process.start()
+            theirs.close()
+            self._members.append((ours, process))
+
+    def hear(self) -> list[Any]:
+        """What each says next.
+
+        Raises:
+            BenchmarkError: One has died or does not answer.
+        """
+        answers: dict[int, Any] = {}
+        deadline = time.monotonic() + self._patience_s
+        while len(answers) < len(self._members):
+            if time.monotonic() > deadline:
+                silent = next(n for n in range(len(self._members)) if n not in answers)
+                raise BenchmarkError(f"process {silent} has not answered for {self._patience_s:.0f} s")
+            for number, (pipe, process) in enumerate(self._members):
+                # all are watched while one is waited for
+                if number not in answers and (new := _new(number, pipe, process)):
+                    answers[number] = new[0]
+            waiting = [thing for n, member in enumerate(self._members) if n not in answers for thing in _ends(*member)]
+            if waiting:
+                wait(waiting, 1.0)
+        return [answers[number] for number in range(len(self._members))]
+
+    def tell(self, message: Any) -> None:
+        """Tell all."""
+        for pipe, _ in self._members:
+            pipe.send(message)
+
+    def end(self, patience_s: float = 0.0) -> None:
+        """End all processes; what they started ends with them."""
+        for _, process in self._members:
+            process.join(patience_s)
+        for _, process in self._members:
+            if process.is_alive():
+                process.terminate()
+                process.join(8.0)
+            if process.is_alive():
+                process.kill()
+                process.join()

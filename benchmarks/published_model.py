@@ -1,21 +1,23 @@
 """The published BLSTM on this machine: step time, frames per second, what the exchange costs, peak memory.
 
-    python -m benchmarks.published_model [--json] [--learners 2] [--steps 10] [--device auto] [--precision fp32 bf16]
+    python -m benchmarks.published_model [--json] [--learners 2] [--seconds 10] [--device auto] [--precision fp32 bf16]
 
 Model and batch are those of arXiv:1904.04956: 6 x 512 cells per direction, bottleneck 256, 32,000 outputs, 21-frame
 segments of 260 dimensions, 128 of them a batch, frame cross-entropy, SGD with momentum. The data is noise: this
-measures speed, not learning. Learners are processes on one device; first each trains alone, then all average along a
-ring.
+measures speed, not learning. Learners are processes, on GPUs of their own as far as there are enough. First each
+trains alone, then all average along a ring; measuring begins when each has finished an exchange. A step ends when the
+GPU has done the step's own work: copies of the exchange, which run beside it on streams of their own, are not waited
+for. `--layers`, `--cells` and `--outputs` make the model smaller, for a try.
 """
 
 import argparse
 import json
-import multiprocessing as mp
 import os
 import resource
 import statistics
 import tempfile
 import time
+from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -23,45 +25,74 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.common import BenchmarkError, Watched
+from speech.models.blstm import run_lstm
+from speech.models.precision import describe
 from training.config import ExchangeConfig, OptimizerConfig
+from training.devices import claim, inventory, pick_device
+from training.exchange.base import Exchange
 from training.flat import FlatParameters
 from training.membership import Member, View
 from training.optim import build_optimizer
 from training.processes import end_with_parent
 
 SEGMENT, DIMENSION, OUTPUTS = 21, 260, 32_000
+WARM_UP_S = 120.0
+"""How long a learner may take until its first exchange is over."""
+GRACE_S = 300.0
+"""How long a learner may take to answer, beyond the time that it measures."""
+MIN_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is measured, at each learner."""
+
+    learners: int = 2
+    seconds: float = 10.0
+    batch: int = 128
+    layers: int = 6
+    cells: int = 512
+    outputs: int = OUTPUTS
+    device: str = "auto"
+    precision: str = "fp32"
 
 
 class PublishedBlstm(nn.Module):
     """The acoustic model of arXiv:1904.04956, section 4: segments [B, 21, 260] to state scores [B, 21, 32000]."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: int, cells: int, outputs: int) -> None:
         super().__init__()
-        self.lstm = nn.LSTM(DIMENSION, 512, num_layers=6, bidirectional=True, batch_first=True)
-        self.bottleneck = nn.Linear(1024, 256)
-        self.output = nn.Linear(256, OUTPUTS)
+        self.lstm = nn.LSTM(DIMENSION, cells, num_layers=layers, bidirectional=True, batch_first=True)
+        self.bottleneck = nn.Linear(2 * cells, 256)
+        self.output = nn.Linear(256, outputs)
 
     def forward(self, x_BTF: Tensor) -> Tensor:  # noqa: D102 - the class says it
-        scores: Tensor = self.output(self.bottleneck(self.lstm(x_BTF)[0]))
+        whole = torch.full((len(x_BTF),), x_BTF.shape[1])
+        scores: Tensor = self.output(self.bottleneck(run_lstm(self.lstm, x_BTF, whole)))
         return scores
 
 
 class Bench:
     """One learner: noise batches through the published model."""
 
-    def __init__(self, number: int, device: torch.device, bf16: bool, batch: int) -> None:
+    def __init__(self, number: int, options: Options) -> None:
+        self.device, self.bf16 = pick_device(options.device, number), options.precision == "bf16"
+        claim(self.device)
         torch.manual_seed(0)
-        self.model = PublishedBlstm().to(device)
+        self.model = PublishedBlstm(options.layers, options.cells, options.outputs).to(self.device)
         self.flat = FlatParameters(self.model)
         self.optimizer = build_optimizer(OptimizerConfig(kind="sgd", lr=0.01), self.model)
-        self.device, self.bf16 = device, bf16
+        self.steps = 0
         generator = torch.Generator().manual_seed(number)
-        self.inputs = torch.randn(batch, SEGMENT, DIMENSION, generator=generator).to(device)
-        self.states = torch.randint(OUTPUTS, (batch * SEGMENT,), generator=generator).to(device)
+        self.inputs = torch.randn(options.batch, SEGMENT, DIMENSION, generator=generator).to(self.device)
+        states = torch.randint(options.outputs, (options.batch * SEGMENT,), generator=generator)
+        self.states = states.to(self.device)
 
-    def step(self, exchange: Any = None, number: int = 0) -> float:
+    def step(self, exchange: Exchange | None = None) -> float:
         """Seconds of one training step, averaging included if there is an exchange."""
         started = time.perf_counter()
+        self.steps += 1
         self.flat.zero_grad()
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bf16):
             scores = self.model(self.inputs)
@@ -71,11 +102,31 @@ class Bench:
             exchange.release()
         self.optimizer.step()
         if exchange is not None:
-            exchange.give(self.flat.weights, number)
-            exchange.tick(number)
+            exchange.give(self.flat.weights, self.steps)
+            exchange.tick(self.steps)
         if self.device.type == "cuda":
-            torch.cuda.synchronize()
+            # not the whole device: copies of the exchange may go on beside the next step
+            torch.cuda.current_stream(self.device).synchronize()
         return time.perf_counter() - started
+
+    def measure(self, seconds: float, exchange: Exchange | None = None) -> list[float]:
+        """Seconds of each step, for so long and a few steps at least."""
+        end, times = time.perf_counter() + seconds, [self.step(exchange)]
+        while time.perf_counter() < end or len(times) < MIN_STEPS:
+            times.append(self.step(exchange))
+        return times
+
+    def await_exchange(self, exchange: Exchange) -> None:
+        """Train until an exchange is over.
+
+        Raises:
+            BenchmarkError: None is, for long.
+        """
+        deadline = time.perf_counter() + WARM_UP_S
+        while not exchange.stats().finished:
+            if time.perf_counter() > deadline:
+                raise BenchmarkError(f"no exchange was over after {WARM_UP_S:.0f} s")
+            self.step(exchange)
 
     def peak_mb(self) -> float:
         """Most memory in use so far: the device's, or on a CPU this process's."""
@@ -84,13 +135,13 @@ class Bench:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
 
 
-def learner(number: int, options: dict[str, Any], pipe: Connection, parent: int) -> None:
+def learner(number: int, options: Options, pipe: Connection, parent: int) -> None:
     """A learner's process: first alone, then in the ring."""
     from training.exchange import ExchangeSetup, build_exchange
 
     end_with_parent(parent)
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // options["learners"]))
-    bench = Bench(number, torch.device(options["device"]), options["precision"] == "bf16", options["batch"])
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // options.learners))
+    bench = Bench(number, options)
     size = bench.flat.weights.numel()
     with tempfile.TemporaryDirectory() as folder:
         exchange = build_exchange(ExchangeConfig(encrypt=False), ExchangeSetup(number, 0, size, folder=Path(folder)))
@@ -98,76 +149,101 @@ def learner(number: int, options: dict[str, Any], pipe: Connection, parent: int)
             pipe.send(exchange.endpoint)
             exchange.set_view(View.from_dict(pipe.recv()))
             bench.step()
-            alone = [bench.step() for _ in range(options["steps"])]
+            alone = bench.measure(options.seconds)
             pipe.send("alone")
             pipe.recv()
-            exchange.start(bench.flat.weights, 0)
-            together = [bench.step(exchange, step + 1) for step in range(options["steps"])]
-            stats = exchange.stats()
-            pipe.send(
-                {
-                    "params": size,
-                    "step_s": statistics.median(alone),
-                    "step_s_exchanging": statistics.median(together),
-                    "exchanges": stats.initiated + stats.answered,
-                    "exchange_s": stats.mean_s,
-                    "peak_mb": bench.peak_mb(),
-                }
-            )
+            exchange.start(bench.flat.weights, bench.steps)
+            bench.await_exchange(exchange)
+            pipe.send("warm")
             pipe.recv()
+            before = exchange.stats()
+            together = bench.measure(options.seconds, exchange)
+            pipe.send(_report(bench, alone, together, before, exchange.stats()))
+            pipe.recv()  # its daemon answers the others until all are done
         finally:
             exchange.close()
 
 
-def measure(options: dict[str, Any]) -> dict[str, Any]:
-    """Run the learners of one precision and sum up."""
-    context = mp.get_context("spawn")
-    pipes, processes = [], []
-    for number in range(options["learners"]):
-        ours, theirs = context.Pipe()
-        process = context.Process(target=learner, args=(number, options, theirs, os.getpid()), daemon=True)
-        process.start()
-        pipes.append(ours)
-        processes.append(process)
-    members = tuple(Member(number, str(number), (pipe.recv(),)) for number, pipe in enumerate(pipes))
-    for pipe in pipes:
-        pipe.send(View(1, members).to_dict())
-    for _ in range(2):  # all have trained alone; all have trained together
-        replies = [pipe.recv() for pipe in pipes]
-        for pipe in pipes:
-            pipe.send("go on")
-    for process in processes:
-        process.join(30)
-    median = {name: statistics.median(reply[name] for reply in replies) for name in replies[0]}
-    frames = options["learners"] * options["batch"] * SEGMENT
+def _report(bench: Bench, alone: list[float], together: list[float], before: Any, after: Any) -> dict[str, Any]:
+    finished = after.finished - before.finished
     return {
-        **{name: options[name] for name in ("device", "precision", "learners", "batch")},
+        "on": str(bench.device),
+        "computed_in": describe(bench.device, bench.bf16, has_lstm=True),
+        "params": bench.flat.weights.numel(),
+        "steps": len(together),
+        "step_s": statistics.median(alone),
+        "step_s_exchanging": statistics.median(together),
+        "exchanges": finished,
+        "exchanges_per_step": finished / len(together),
+        "staleness": after.staleness,
+        "exchange_s": after.mean_s,
+        "peak_mb": bench.peak_mb(),
+    }
+
+
+def measure(options: Options) -> dict[str, Any]:
+    """Run the learners of one precision and sum up.
+
+    Raises:
+        BenchmarkError: A learner has died.
+    """
+    learners = Watched(learner, options.learners, options, options.seconds + WARM_UP_S + GRACE_S)
+    patience_s = 0.0
+    try:
+        members = tuple(Member(number, str(number), (place,)) for number, place in enumerate(learners.hear()))
+        learners.tell(View(1, members).to_dict())
+        for _ in range(2):  # all have trained alone; all have exchanged once
+            learners.hear()
+            learners.tell("go on")
+        replies = learners.hear()
+        learners.tell("end")
+        patience_s = 30.0
+    finally:
+        learners.end(patience_s)
+    places, kinds = (sorted({reply.pop(name) for reply in replies}) for name in ("on", "computed_in"))
+    median = {name: statistics.median(reply[name] for reply in replies) for name in replies[0]}
+    frames = options.learners * options.batch * SEGMENT
+    return {
+        **asdict(options),
+        "device": ", ".join(places),
+        "computed_in": ", ".join(kinds),
         **median,
         "frames_per_s": frames / median["step_s_exchanging"],
         "exchange_share": 1 - median["step_s"] / median["step_s_exchanging"],
     }
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--learners", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    defaults = Options()
+    for name in ("learners", "batch", "layers", "cells", "outputs"):
+        parser.add_argument(f"--{name}", type=int, default=getattr(defaults, name))
+    parser.add_argument("--seconds", type=float, default=defaults.seconds, help="each learner measures so long, twice")
+    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument("--precision", nargs="+", default=["fp32", "bf16"], choices=["fp32", "bf16"])
-    args = parser.parse_args()
-    options = {name: getattr(args, name) for name in ("learners", "steps", "batch", "device")}
-    rows = [measure({**options, "precision": precision}) for precision in args.precision]
+    args = parser.parse_args(argv)
+    if args.learners < 2:
+        parser.error("an exchange needs --learners 2 or more")
+    if trouble := inventory().trouble:
+        print(f"on the CPU: {trouble}")
+    try:
+        pick_device(args.device, field="--device")
+    except ValueError as error:
+        parser.error(str(error))
+    values = {name: getattr(args, name) for name in vars(defaults) if name != "precision"}
+    rows = [measure(Options(**values, precision=precision)) for precision in args.precision]
     if args.json:
         print(json.dumps({"benchmark": "published_model", "rows": rows}))
         return
     for row in rows:
         print(
-            f"{row['device']} {row['precision']}: {row['learners']} learners, {row['params'] / 1e6:.1f} M parameters, "
+            f"{row['device']}, {row['computed_in']}: {row['learners']} learners, "
+            f"{row['params'] / 1e6:.1f} M parameters, "
             f"step {row['step_s']:.3f} s alone, {row['step_s_exchanging']:.3f} s exchanging "
-            f"({row['exchange_share']:.1%}), {row['frames_per_s']:,.0f} frames/s, peak {row['peak_mb']:,.0f} MB"
+            f"({row['exchange_share']:.1%}), {row['exchanges_per_step']:.2f} exchanges a step, "
+            f"{row['frames_per_s']:,.0f} frames/s, peak {row['peak_mb']:,.0f} MB"
         )
 
 

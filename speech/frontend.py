@@ -1,6 +1,6 @@
 """From waveforms (or stored features) to the normalized features that an acoustic model reads."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +46,8 @@ class FrontEnd(nn.Module):
         self.expand = Expand(cfg)
         self.stats = stats
         self.speakers = dict(speakers or {})
+        self._places = {name: place for place, name in enumerate(self.speakers)}
+        self._tables: dict[tuple[str, torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
 
     @property
     def dim(self) -> int:
@@ -141,22 +143,27 @@ class FrontEnd(nn.Module):
     def _statistics(self, feats: Tensor, frames: Tensor, speakers: Sequence[str] | None) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation for the set [F] or for each utterance [batch, F]."""
         if self.cfg.cmvn == "global" and self.stats is not None:
-            mean, std = self._vectors([self.stats], feats)
+            mean, std = self._vectors("global", [self.stats], feats)
             return mean[0], std[0]
         mean, std = utterance_stats(feats, frames, self.extract.speech_frames(feats, frames))
         if self.cfg.cmvn == "speaker" and speakers is not None:
             # a speaker without statistics (a new recording) is normalized by the utterance itself
-            for i, name in enumerate(speakers):
-                if name in self.speakers:
-                    one_mean, one_std = self._vectors([self.speakers[name]], feats)
-                    mean[i], std[i] = one_mean[0], one_std[0]
+            known = [(i, self._places[name]) for i, name in enumerate(speakers) if name in self._places]
+            if known:
+                rows, places = torch.tensor(known, device=feats.device).T
+                means, stds = self._vectors("speaker", self.speakers.values(), feats)
+                mean[rows], std[rows] = means[places], stds[places]
         return mean, std
 
-    @staticmethod
-    def _vectors(stats: Sequence[CmvnStats], like: Tensor) -> tuple[Tensor, Tensor]:
-        mean = torch.stack([torch.as_tensor(s.mean) for s in stats]).to(like)
-        std = torch.stack([torch.as_tensor(s.std) for s in stats]).to(like)
-        return mean, std
+    def _vectors(self, kind: str, stats: Iterable[CmvnStats], like: Tensor) -> tuple[Tensor, Tensor]:
+        """Means and standard deviations [statistics, F], where they are needed; computed and copied once."""
+        key = kind, like.device, like.dtype
+        if key not in self._tables:
+            with torch.inference_mode(False):  # they may be used for training later
+                pairs = [(torch.as_tensor(one.mean), torch.as_tensor(one.std)) for one in stats]
+                mean, std = (torch.stack(column).to(like) for column in zip(*pairs, strict=True))
+            self._tables[key] = mean, std
+        return self._tables[key]
 
 
 def _between_pauses(feats: Tensor, frames: Tensor, loud: Tensor) -> tuple[Tensor, Tensor, Tensor]:

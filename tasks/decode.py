@@ -25,7 +25,7 @@ from tasks.home import home
 from tasks.prepare import write_table
 from tasks.runner import Piece, map_pieces, piece_name, share_out
 from tasks.stage import Inputs, Run, Stage, StageError
-from training.compute import pick_device
+from training.devices import best_device
 from training.inference import Decoded, decode_set
 
 _SCHEMA = pa.schema(
@@ -91,7 +91,7 @@ def decode_with(
         set_url(run, name) if own else run.result("shard").store.child(name).url,
         decode=decode,
         cache=run.cache_folder,
-        device=str(pick_device(run.config.train.device)),
+        device=str(best_device(run.config.train.device)),
         speakers={who: CmvnStats.from_dict(value) for who, value in speakers.items()},
         on_progress=lambda done, total: progress.report("decode", done, total, name),
         on_damage=on_damage,
@@ -172,7 +172,7 @@ def decode_piece(piece: Piece) -> dict[str, Any]:
         piece["url"],
         decode=DecodeConfig.model_validate(piece["decode"]),
         cache=home() / "cache",
-        device=str(pick_device(piece["device"])),
+        device=str(best_device(piece["device"])),
         speakers={who: CmvnStats.from_dict(value) for who, value in piece["speakers"].items()},
         on_damage=note,
         shards=piece["shards"],

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 Entry = dict[str, Any]
 _LEARNER_FIELDS = (
     *("loss", "lr", "grad_norm", "utterances", "audio_seconds"),
-    *("step_s", "exchange_s", "staleness", "distance", "failed"),
+    *("step_s", "exchange_s", "staleness", "distance", "failed", "divided"),
 )
 _MEAN_FIELDS = ("loss", "lr", "grad_norm", "step_s", "exchange_s", "staleness", "distance")
 _SYSTEM = "system/"

@@ -1,7 +1,7 @@
 """What a registered version says of itself: for machines as tags and in the model's own file, for people as a card."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 from typing import Any
 
@@ -78,7 +78,8 @@ def contents(run: Run) -> dict[str, Any]:
             "strategy": config.train.strategy,
             "nodes": config.train.nodes,
             "learners_per_node": config.train.learners_per_node,
-            **{name: result.get(name) for name in ("epoch", "step", "parameters", "utterances", "elapsed", "device")},
+            **{name: result.get(name) for name in ("epoch", "step", "parameters", "utterances", "elapsed")},
+            **{name: result.get(name) for name in ("device", "precision")},
         },
         "flow_run": run.flow_run_url,
     }
@@ -136,6 +137,12 @@ def _data(about: dict[str, Any]) -> str:
     return "\n".join(["**Data**", "", *lines, f"- {sets}"])
 
 
+def compute_text(training: Mapping[str, Any]) -> str:
+    """What a training was computed on, and in which precision if it was not simply fp32; older records have none."""
+    precision = training.get("precision") or "fp32"
+    return f"{training['device']}" if precision == "fp32" else f"{training['device']} ({precision})"
+
+
 def _made(about: dict[str, Any]) -> str:
     training, code, decode = about["training"], about["code"], about["decode"]
     tokens, features = about["tokens"], about["features"]
@@ -148,7 +155,7 @@ def _made(about: dict[str, Any]) -> str:
             f"- features: {features['kind']}, {features['num_mels']} bands, normalization {features['cmvn']}",
             f"- tokens: {tokens['kind']}; decoding: {decode['kind']}{beam}",
             f"- training: {training['strategy']}, {nodes}, {training['epoch']} epochs, {training['step']} steps "
-            f"on {training['device']}",
+            f"on {compute_text(training)}",
             f"- run: `{about['run']}`; code: {code['version']}, commit `{code['commit']}`; torch {code['torch']}",
         ]
     )

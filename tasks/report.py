@@ -11,6 +11,7 @@ from storage.objects import ObjectStore
 from storage.stages import StageOutput
 from tasks import STAGES, progress
 from tasks.home import home, shown_mlflow_uri
+from tasks.model_card import compute_text
 from tasks.plots import learning_curves
 from tasks.provenance import provenance
 from tasks.score import GROUPS
@@ -162,7 +163,7 @@ def render(run: Run, curves: bytes) -> str:
     facts |= {
         "parameters": f"{training['parameters']:,}",
         "trained": f"{training['epoch']} epochs, {training['step']:,} steps, {training['elapsed'] / 60:.1f} minutes on "
-        f"{training['device']}",
+        + compute_text(training),
         "strategy": strategy_text(run),
     }
     if training.get("repeated"):

@@ -26,6 +26,7 @@ from tasks.slots import training_slot
 from tasks.stage import Inputs, Run, Stage, StageError
 from tasks.tracking import TrainingRun, flatten
 from tasks.world import check_world
+from training.checkpoint import COMPUTE
 from training.compute import damage_folder
 from training.job import TrainJob
 from training.launch import run_training
@@ -33,7 +34,7 @@ from training.launch import run_training
 # they change how training proceeds, not what it makes
 _NOT_CONTENT: dict[str, Any] = {
     **dict.fromkeys(("threads", "checkpoint_steps", "checkpoint_keep", "log_steps", "launch", "membership"), True),
-    **dict.fromkeys(("loader_threads", "max_unreadable", "machines_per_node"), True),
+    **dict.fromkeys(("loader_threads", "max_unreadable", "machines_per_node", "compile"), True),
     "exchange": {"encrypt", "timeout_s", "chunk_kb"},
 }
 _IDENTITY = "tracking.json"
@@ -180,7 +181,7 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     result = store.read_json("result.json")
     # the journal moves beside the model: whoever has the object store has the learning curves
     store.write_file("journal.jsonl", job.journal)
-    for folder in ("checkpoints", "snapshots", "replicas"):
+    for folder in ("checkpoints", "snapshots", "replicas", COMPUTE):
         store.delete_tree(folder)
     store.delete(_IDENTITY)
     counts = {name: result[field] for name, field in _COUNTED.items()}

@@ -1,9 +1,11 @@
 """Whether a training can work as it is configured: found out before anything starts, with the field and the remedy."""
 
 import ipaddress
+import logging
 import os
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
@@ -12,6 +14,10 @@ from tasks.nodes_api import check_pool
 from tasks.stage import Run, StageError
 from training.config import TrainConfig
 
+if TYPE_CHECKING:
+    from training.devices import Inventory
+
+_log = logging.getLogger(__name__)
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:]+\]|[^:\[\]\s/]+):(?P<port>[0-9]{1,5})")
 
 
@@ -92,29 +98,27 @@ def check_key_file(path: Path, field: str) -> None:
         raise StageError(f"{field}: {error}") from error
 
 
-def check_devices(cfg: TrainConfig, gpus: int | None = None) -> None:
-    """As many GPUs as a local node has learners, where GPUs are demanded.
+def check_devices(cfg: TrainConfig, found: "Inventory | None" = None) -> None:
+    """A GPU for each learner of a local node, wherever GPUs would be used.
 
     Args:
         cfg: The training.
-        gpus: GPUs of this machine, by default those that torch sees.
+        found: GPUs of this machine, by default looked up.
 
     Raises:
-        StageError: If there are fewer.
+        StageError: If there are fewer, or none where they are demanded.
     """
-    if cfg.device != "cuda" or cfg.launch.kind != "local":
+    if cfg.launch.kind != "local" or cfg.device == "cpu" or cfg.strategy == "hogwild":
         return
-    if gpus is None:
-        import torch
+    from training.devices import inventory, rank_device
 
-        gpus = torch.cuda.device_count()
-    if gpus == 0:
-        raise StageError("train.device is 'cuda' but torch sees no GPU: use 'auto' or 'cpu', or mend the driver")
-    if cfg.learners_per_node > gpus:
-        raise StageError(
-            f"train.learners_per_node is {cfg.learners_per_node} but this machine has {gpus} GPU(s): use at most "
-            f"{gpus}, or train.device=cpu"
-        )
+    found = found or inventory()
+    if found.trouble and cfg.device == "auto":
+        _log.warning("train.device is 'auto' and training runs on the CPU: %s", found.trouble)
+    try:
+        rank_device(cfg.device, 0, cfg.learners_per_node, found)
+    except ValueError as error:
+        raise StageError(str(error)) from error
 
 
 def check_layers(cfg: TrainConfig, layers: int) -> None:

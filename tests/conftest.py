@@ -6,6 +6,7 @@ import sys
 import threading
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import hypothesis
 import pytest
@@ -39,7 +40,26 @@ def _load(name: str) -> ModuleType:
     return sys.modules[name]
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip tests marked `gpu`, or `gpu(2)`, where there are not as many GPUs."""
+    if (marker := item.get_closest_marker("gpu")) is not None:
+        import torch
+
+        needed, found = (*marker.args, 1)[0], torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if found < needed:
+            pytest.skip(f"needs {needed} GPU(s), this machine has {found}")
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """After `-m gpu`, as `make test-gpu` runs them: what ran where, to paste."""
+    if terminalreporter.config.option.markexpr == "gpu" and not hasattr(terminalreporter.config, "workerinput"):
+        text = _load("gpu_summary")
+        for line in text.summary(terminalreporter.stats, text.machine(), text.commit()):
+            terminalreporter.write_line(line)
+
+
 _load("support")
+_load("gpu_summary")
 s3_server = _load("s3").s3_server
 
 

@@ -94,6 +94,7 @@ class Accounts:
             total.utterances += part.losses.utterances
             total.seconds += part.losses.seconds
             total.unalignable += part.losses.unalignable
+            total.divided += part.losses.divided
         sums = together(parts)
         self.client.trained(
             assignment,
@@ -124,6 +125,7 @@ class Accounts:
                 "loss": part.losses.loss / max(1.0, part.losses.tokens),
                 "utterances": int(total.utterances),
                 "audio_seconds": total.seconds,
+                **({"divided": int(total.divided)} if total.divided else {}),
                 **shared,
             }
             self.client.journal(entry | {name: getattr(part, name) for name in self.measured})

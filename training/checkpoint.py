@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from storage.intact import readable
 from storage.objects import ObjectMissingError, ObjectStore
 
+COMPUTE = "compute"
+"""Folder of a training's output: what each node computes on."""
 _RANK = re.compile(r"/rank-([0-9]+)/[^/]+$")
 
 
@@ -116,6 +118,11 @@ def mean_weights(replicas: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
 def snapshot_name(epoch: int) -> str:
     """Where the average of the replicas of an epoch is."""
     return f"snapshots/epoch-{epoch:04d}.safetensors"
+
+
+def compute_name(node: int) -> str:
+    """Where a node leaves word of the device and the precision that it computes in."""
+    return f"{COMPUTE}/node-{node:04d}.json"
 
 
 def evaluation_name(epoch: int) -> str:

@@ -3,11 +3,13 @@
 Nothing random survives from step to step: dropout and augmentation draw from the seed that each step is given.
 """
 
+import logging
 import math
 import os
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -16,33 +18,32 @@ from torch import Tensor, nn
 
 from speech.features import SpecAugment, WaveAugment
 from speech.features.augment import utterance_seeds
+from speech.models.precision import describe, has_bf16
+from speech.models.stages import LstmLayers
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.quarantine import ShardQuarantine
 from storage.reading import ShardReader
 from training.batching import derive_seed
 from training.data import Batch, SpeechDataset
+from training.devices import is_out_of_memory
 from training.flat import FlatParameters
 from training.job import TrainJob
 from training.optim import build_optimizer, set_learning_rate
+from training.portions import Portions, cut
+from training.shapes import frame_multiple, rounded_up
 from training.validation import ctc_losses
 
+log = logging.getLogger(__name__)
 
-def pick_device(wanted: str, number: int = 0) -> torch.device:
-    """The device that `auto`, `cpu` or `cuda` means here.
 
-    Args:
-        wanted: What the configuration says.
-        number: Which GPU of this machine; learners share GPUs where there are fewer.
-
-    Raises:
-        ValueError: If CUDA is wanted and there is none.
-    """
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise ValueError("train.device is 'cuda' but torch sees no GPU: use 'auto' or 'cpu', or mend the driver")
-    if wanted == "cpu" or not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", number % torch.cuda.device_count())
+def mixed_precision(wanted: str, device: torch.device) -> bool:
+    """Whether `train.amp` means bf16 on a device; `auto` does where a GPU has units for it and need not emulate it."""
+    if wanted == "auto":
+        return device.type == "cuda" and has_bf16(device)
+    if wanted == "bf16" and not has_bf16(device):
+        log.warning("train.amp is bf16, which this GPU only emulates: amp=off is likely faster")
+    return wanted == "bf16"
 
 
 def use_threads(configured: int, learners: int = 1) -> None:
@@ -79,10 +80,12 @@ class Losses:
     """Audio."""
     unreadable: float = 0.0
     """Utterances that are lost with damaged shards."""
+    divided: float = 0.0
+    """Batches that the device's memory did not hold as a whole."""
 
     def to_list(self) -> list[float]:
         """For an all-reduce."""
-        return [self.loss, self.tokens, self.utterances, self.unalignable, self.seconds, self.unreadable]
+        return [getattr(self, field.name) for field in fields(self)]
 
 
 def distinct(ids: list[str]) -> list[str]:
@@ -101,11 +104,18 @@ class Learner:
     Args:
         job: What to train.
         device: Where.
+
+    Attributes:
+        frame_multiple: Batches are padded to a multiple of so many feature frames.
+        held: In its block gradients of several backward passes add up before they go to other ranks.
     """
 
     def __init__(self, job: TrainJob, device: torch.device) -> None:
         self.job, self.cfg, self.device = job, job.train, device
-        self.amp = self.cfg.amp == "bf16" or (self.cfg.amp == "auto" and device.type == "cuda")
+        self.held: Callable[[], AbstractContextManager[None]] = nullcontext
+        self.frame_multiple = frame_multiple(device)
+        self._portions = Portions()
+        self.amp = mixed_precision(self.cfg.amp, device)
         self.frontend = job.spec.build_frontend(job.speaker_stats()).to(device)
         self.model = self._initial_model().to(device)
         self.flat = FlatParameters(self.model)
@@ -113,10 +123,17 @@ class Learner:
         self.wave_augment = WaveAugment(self.cfg.augment, job.spec.sample_rate)
         self.spec_augment = SpecAugment(self.cfg.augment)
         self.model.train()
+        self._forward = torch.compile(self.model, dynamic=True) if self.cfg.compile else self.model
 
     def _initial_model(self) -> nn.Module:
         torch.manual_seed(derive_seed("init", self.job.seed))
         return self.job.spec.build_model()
+
+    def describe(self) -> dict[str, str]:
+        """`device` and `precision` of this learner, for the record."""
+        name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else str(self.device)
+        has_lstm = any(isinstance(module, nn.LSTM | LstmLayers) for module in self.model.modules())
+        return {"device": name, "precision": describe(self.device, self.amp, has_lstm)}
 
     def reset(self) -> None:
         """Go back to the initial weights and an optimizer without a past."""
@@ -134,15 +151,56 @@ class Learner:
         self.flat.zero_grad()
         if batch is None or not batch.ids:
             return Losses(unreadable=batch.unreadable if batch else 0)
+        seeds = utterance_seeds(self.job.seed, epoch, distinct(batch.ids))
+        loss, unalignable, divided = self._add_gradients(batch, seeds, seed)
+        tokens = int(batch.token_lengths.sum())
+        counted = len(batch.ids), unalignable, batch.seconds, batch.unreadable
+        return Losses(loss, tokens, *counted, divided=float(divided))
+
+    def _add_gradients(self, batch: Batch, seeds: list[int], seed: int) -> tuple[float, int, bool]:
+        """Loss, unalignable utterances, and whether the batch had to be divided since it does not fit into memory.
+
+        Raises:
+            TooLargeError: A single utterance does not fit.
+        """
+        size = self._portions.first(batch)
+        if size == len(batch.ids):
+            try:
+                return *self._backward(batch, seeds, seed), False
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                size = self._portions.smaller(batch, size)
+        # after the handler: the error's traceback holds on to what was computed
+        with self.held():
+            return *self._in_portions(batch, seeds, seed, size), True
+
+    def _in_portions(self, batch: Batch, seeds: list[int], seed: int, size: int) -> tuple[float, int]:
+        """As `_backward`, some utterances at a time; all again with fewer if these do not fit either."""
+        while True:
+            self.flat.zero_grad()
+            try:
+                sums = [
+                    self._backward(batch.part(some), seeds[some], derive_seed("portion", seed, some.start))
+                    for some in cut(batch, size)
+                ]
+                return sum(loss for loss, _ in sums), sum(count for _, count in sums)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                size = self._portions.smaller(batch, size)
+
+    def _backward(self, batch: Batch, seeds: list[int], seed: int) -> tuple[float, int]:
+        """Add a batch's gradient; its summed loss, and how many of its utterances are unalignable."""
         torch.manual_seed(seed)
-        feats, frames = self._augmented(batch, utterance_seeds(self.job.seed, epoch, distinct(batch.ids)))
+        feats, frames = self._augmented(batch, seeds)
+        feats = rounded_up(feats, self.frame_multiple)
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.amp):
-            log_probs, out_frames = self.model(feats, frames)
+            log_probs, out_frames = self._forward(feats, frames)
         losses, unalignable = ctc_losses(log_probs, out_frames, batch)
         total = losses.sum()
         total.backward()  # type: ignore[no-untyped-call]
-        tokens = int(batch.token_lengths.sum())
-        return Losses(float(total.detach()), tokens, len(batch.ids), unalignable, batch.seconds, batch.unreadable)
+        return float(total.detach()), unalignable
 
     def heard_seconds(self, ids: Sequence[str], seconds: NDArray[np.float64], epoch: int) -> NDArray[np.float64]:
         """Seconds of utterances as an epoch trains them, when speed and pauses have changed them.
@@ -160,7 +218,7 @@ class Learner:
         return heard.numpy() / rate
 
     def _augmented(self, batch: Batch, seeds: list[int]) -> tuple[Tensor, Tensor]:
-        inputs, lengths = batch.inputs.to(self.device), batch.lengths.to(self.device)
+        inputs, lengths = (x.to(self.device, non_blocking=True) for x in (batch.inputs, batch.lengths))
         if inputs.ndim == 2:
             inputs, lengths = self.wave_augment(inputs, lengths, seeds)
 

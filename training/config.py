@@ -204,6 +204,9 @@ class TrainConfig(BaseModel):
     """Where to train; `auto` takes a GPU if there is one."""
     amp: Literal["auto", "off", "bf16"] = "auto"
     """Mixed precision of forward and backward passes; `auto` is bf16 on a GPU and off on a CPU."""
+    compile: bool = False
+    """Compile the model's forward and backward pass (torch.compile, for batches of all shapes): takes minutes at the
+    start and needs a C++ compiler; meant for GPUs."""
     threads: int = Field(default=0, ge=0)
     """CPU threads of the training step; 0 is one per core but one, which reads ahead and serves everything else.
     Results repeat bit for bit only with the same number."""
@@ -272,6 +275,12 @@ class TrainConfig(BaseModel):
                 f"comm_hook is {self.comm_hook} but {self.strategy} does not all-reduce gradients by buckets: use "
                 "comm_hook=none, or scpsgd or h-adpsgd"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_compile(self) -> "TrainConfig":
+        if self.compile and self.strategy == "pipeline":
+            raise ValueError("compile is for whole models, and pipeline splits them: use compile=false")
         return self
 
     @model_validator(mode="after")

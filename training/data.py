@@ -5,7 +5,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -43,6 +43,26 @@ class Batch:
     seconds: float
     unreadable: int = 0
     """Utterances that should be here and are lost with damaged shards."""
+
+    def pinned(self) -> "Batch":
+        """The same in page-locked memory, from which it is copied to a GPU while the CPU goes on."""
+        names = ("inputs", "lengths", "tokens", "token_lengths")
+        return replace(self, **{name: getattr(self, name).pin_memory() for name in names})
+
+    def part(self, which: slice) -> "Batch":
+        """Some of the utterances, padded to the longest of them; sums stay the whole batch's."""
+        lengths, token_lengths = self.lengths[which], self.token_lengths[which]
+        return replace(
+            self,
+            rows=self.rows[which],
+            ids=self.ids[which],
+            speakers=self.speakers[which],
+            texts=self.texts[which],
+            inputs=self.inputs[which, : int(lengths.max())],
+            lengths=lengths,
+            tokens=self.tokens[which, : int(token_lengths.max())],
+            token_lengths=token_lengths,
+        )
 
 
 def encode(tokenizer: Tokenizer, text: str, lenient: bool = False) -> list[int]:

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from storage.quarantine import TooManyShardsError
 from training import logs
 from training.batching import derive_seed
 from training.checkpoint import (
+    COMPUTE,
     best_epochs,
     evaluation_name,
     mean_weights,
@@ -30,7 +31,8 @@ from training.checkpoint import (
     snapshot_name,
     write_weights,
 )
-from training.compute import open_set, pick_device, use_threads
+from training.compute import open_set, use_threads
+from training.devices import claim, is_out_of_memory, release_memory, spare_device
 from training.job import TrainJob
 from training.last_words import end_told
 from training.processes import end_with_parent
@@ -43,6 +45,7 @@ POLL_S = 0.3
 _APART = 0.9
 """A replica whose loss is below this part of the average's takes its place."""
 Weights = dict[str, Tensor]
+T = TypeVar("T")
 
 
 class NoModelError(RuntimeError):
@@ -64,22 +67,48 @@ class Evaluator:
     def __init__(self, job: TrainJob) -> None:
         self.job, self.cfg = job, job.train
         use_threads(self.cfg.threads)
-        self.device = pick_device(self.cfg.device)
+        # this machine need not be one of the learners', and where it is they come first
+        self.device = spare_device(self.cfg.device, self.cfg.learners if self.cfg.launch.kind == "local" else 0)
         self.output = ObjectStore(job.output_url)
         self.tokenizer = job.spec.build_tokenizer()
-        self.frontend = job.spec.build_frontend(job.speaker_stats()).to(self.device)
+        self.frontend = job.spec.build_frontend(job.speaker_stats())
         self.valid_set = open_set(job, job.valid_url, lenient=True)
-        self.model = job.spec.build_model().to(self.device).eval()
+        self.model = job.spec.build_model().eval()
+        self._or_on_cpu(self._place)
+
+    def _place(self) -> None:
+        claim(self.device)
+        self.frontend.to(self.device)
+        self.model.to(self.device)
+
+    def _or_on_cpu(self, work: Callable[[], T]) -> T:
+        """Do some work, and do it again on the CPU for good if the GPU, which learners may use too, has no room."""
+        try:
+            return work()
+        except RuntimeError as error:
+            if self.device.type == "cpu" or not is_out_of_memory(error):
+                raise
+            log.warning("%s has no memory left for validation, which goes on on the CPU: %s", self.device, error)
+        # after the handler: the error's traceback holds on to what was computed
+        gpu, self.device = self.device, torch.device("cpu")
+        self._place()
+        release_memory(gpu)
+        return work()
 
     def validate(self, weights: Weights) -> dict[str, float]:
         """Loss per token in nats, and greedy WER as a fraction; both NaN for weights that give no finite numbers."""
         self.model.load_state_dict(weights)
-        # dither draws here, too: the same numbers, whatever this process did before
-        torch.manual_seed(derive_seed("valid", self.job.seed))
         try:
-            return validate(self.model, self.frontend, self.valid_set, self.tokenizer, self.cfg, self.device)
+            return self._or_on_cpu(self._validate)
         except DecodeError:
             return {"loss": math.nan, "wer": math.nan}
+        finally:
+            release_memory(self.device)  # a learner may wait for it
+
+    def _validate(self) -> dict[str, float]:
+        # dither draws here, too: the same numbers, whatever this process did before
+        torch.manual_seed(derive_seed("valid", self.job.seed))
+        return validate(self.model, self.frontend, self.valid_set, self.tokenizer, self.cfg, self.device)
 
     def evaluate(self, epoch: int, nodes: list[int]) -> dict[str, Any]:
         """Average an epoch's replicas (those with finite weights) and validate the average and each of them.
@@ -178,13 +207,18 @@ class Evaluator:
             "parameters": self.model.num_parameters(),
             "averaged_epochs": sorted(chosen),
             "valid": final,
-            "device": str(self.device),
+            **self._computed(),
             "strategy": self.cfg.strategy,
             "nodes": self.cfg.nodes,
             "learners_per_node": self.cfg.learners_per_node,
         }
         self.output.write_json("result.json", result)
         return result
+
+    def _computed(self) -> dict[str, str]:
+        """Devices and precisions that the learners have used, as they have left word of."""
+        notes = [self.output.read_json(name) for name in self.output.list(COMPUTE)]
+        return {name: "; ".join(sorted({str(note[name]) for note in notes})) for name in ("device", "precision")}
 
 
 def _nothing(epoch: int, nodes: list[int]) -> dict[str, Any]:

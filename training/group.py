@@ -6,8 +6,9 @@ A node of one learner needs no process group: the same calls then cost nothing.
 import datetime
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.distributed import FileStore, Store  # type: ignore[attr-defined]
 
 from training.comm_hooks import Bucket, CommHook, run_hook
+from training.devices import SideStream
 from training.flat import FlatParameters, share
 
 TIMEOUT = datetime.timedelta(seconds=300)
@@ -49,9 +51,35 @@ class NodeGroup:
             os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
             backend = "nccl" if device.type == "cuda" else "gloo"
             found = FileStore(str(meeting_point), size) if isinstance(meeting_point, Path) else meeting_point
-            dist.init_process_group(backend, store=found, rank=rank, world_size=size, timeout=TIMEOUT)
+            self._agree(found)
+            # NCCL then opens its communicator here, on this device, and not with the first call on whatever is current
+            bound = device if device.type == "cuda" else None
+            dist.init_process_group(backend, store=found, rank=rank, world_size=size, timeout=TIMEOUT, device_id=bound)
             # orders are CPU tensors: they must not wait for the GPU's queue
             self._control = dist.new_group(backend="gloo", timeout=TIMEOUT)
+            if bound is not None:
+                self._warm_up()
+
+    def _agree(self, store: Store) -> None:
+        """See that all ranks are on the same kind of device: NCCL and Gloo would wait for each other for ever.
+
+        Raises:
+            ValueError: They are not: some machine of the node has no GPU that torch can use.
+        """
+        store.set(f"device-{self.rank}", self.device.type)
+        kinds = [store.get(f"device-{rank}").decode() for rank in range(self.size)]
+        if len(set(kinds)) > 1:
+            on_cpu = ", ".join(str(rank) for rank, kind in enumerate(kinds) if kind == "cpu")
+            raise ValueError(
+                f"learners of this node are on GPUs, but those of rank {on_cpu} on a CPU: use train.device=cpu, or a "
+                "GPU for each (`starling doctor` on that machine says what is wrong)"
+            )
+
+    def _warm_up(self) -> None:
+        """A collective of all ranks: point-to-point calls of some of them hang in NCCL when they are its first."""
+        ones = torch.ones(1, device=self.device)
+        dist.all_reduce(ones)
+        assert float(ones) == self.size
 
     def tell(self, message: dict[str, Any]) -> dict[str, Any]:
         """What rank 0 says, at every rank.
@@ -161,10 +189,12 @@ class GradientReducer:
         self._cut(bucket)
         self._waits: list[Callable[[], object]] = []
         self._missing: list[int] = []
+        self._held = False
         self._reset()
         # a hook may follow its first collective up with others, as PowerSGD does; Gloo matches collectives by their
         # order alone, so that one bucket must be through before the next begins: a thread sees to it
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gradients")
+        self._stream = SideStream(flat.grads.device)
         if group.size > 1:
             for number, parameter in enumerate(flat.parameters):
                 parameter.register_post_accumulate_grad_hook(self._ready(number))  # type: ignore[no-untyped-call]
@@ -180,6 +210,8 @@ class GradientReducer:
 
     def _ready(self, number: int) -> Callable[[Tensor], None]:
         def ready(_: Tensor) -> None:
+            if self._held:
+                return
             self._missing[self._bucket_of[number]] -= 1
             self._send_ready()
 
@@ -197,16 +229,41 @@ class GradientReducer:
         start, stop = self._buckets[number]
         grads = self._flat.grads[start:stop]
         if self.hook is not None:
-            self._waits.append(self._thread.submit(self._exchange, self.hook, number, grads).result)
+            ready = self._stream.mark()
+            self._waits.append(self._thread.submit(self._exchange, self.hook, number, grads, ready).result)
             return
         work = dist.all_reduce(grads, async_op=True)
         assert work is not None
         self._waits.append(work.wait)
 
-    def _exchange(self, hook: CommHook, number: int, grads: Tensor) -> None:
+    def _exchange(self, hook: CommHook, number: int, grads: Tensor, ready: torch.cuda.Event | None) -> None:
         parameters = [p for p, of in zip(self._flat.parameters, self._bucket_of, strict=True) if of == number]
-        mean = run_hook(hook, Bucket(number, number == len(self._buckets) - 1, grads, parameters))
-        torch.mul(mean, self._group.size, out=grads)
+        with self._stream.after(ready):
+            mean = run_hook(hook, Bucket(number, number == len(self._buckets) - 1, grads, parameters))
+            torch.mul(mean, self._group.size, out=grads)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Let gradients be computed anew, in several backward passes, before the rest of them goes out.
+
+        Buckets that have gone out hold the gradients of the whole batch already: they keep what they have brought.
+        """
+        for wait in self._waits:
+            wait()
+        self._stream.join()
+        brought = [(start, stop, self._flat.grads[start:stop].clone()) for start, stop in self._gone()]
+        self._waits = [lambda: None for _ in self._waits]
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
+        for start, stop, sums in brought:
+            self._flat.grads[start:stop].copy_(sums)
+
+    def _gone(self) -> list[tuple[int, int]]:
+        """The buckets of this step that have gone out."""
+        return self._buckets[: len(self._waits)]
 
     def finish(self) -> None:
         """Send what has not gone out (parameters without a gradient in this step) and wait for all sums."""
@@ -216,4 +273,5 @@ class GradientReducer:
             self._send(len(self._waits))
         for wait in self._waits:
             wait()
+        self._stream.join()
         self._reset()

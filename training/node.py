@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -25,6 +26,18 @@ log = logging.getLogger(__name__)
 JOB_PATIENCE_S = 120.0
 END_S = 8.0
 RESTART_PAUSE_S = 1.0
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Environment variables that configure torch's allocator; the second name is the older one, and comes first."""
+
+
+def allocator_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """What the ranks' environment should say of torch's GPU memory, unless somebody has said it already.
+
+    Batches differ in length, so that segments of fixed size fragment; expandable ones do not.
+    """
+    if any(environment.get(name) for name in _ALLOCATOR):
+        return {}
+    return {_ALLOCATOR[0]: "expandable_segments:True"}
 
 
 class NodeError(RuntimeError):
@@ -170,6 +183,7 @@ class Node:
             "PYTHONPATH": path,
             START: start,
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+            **allocator_settings(os.environ),
             # otherwise torchrun's agent opens a TCP port on all addresses, which nobody here needs
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         }

@@ -25,8 +25,11 @@ from speech.models.stages import Stage, split_model
 from training.checkpoint import cpu_weights
 from training.compute import Learner, Losses, distinct
 from training.data import Batch
+from training.devices import is_out_of_memory
 from training.group import NodeGroup
 from training.job import TrainJob
+from training.portions import TooLargeError
+from training.shapes import rounded_up
 from training.validation import ctc_losses
 
 # a schedule is made for every batch, and says so every time
@@ -138,6 +141,9 @@ class PipelineLearner(Learner):
 
         Returns:
             The whole batch's sums, the same at all ranks.
+
+        Raises:
+            TooLargeError: A micro-batch does not fit into this stage's GPU.
         """
         self.flat.zero_grad()
         torch.manual_seed(seed)
@@ -145,7 +151,16 @@ class PipelineLearner(Learner):
         plan = Plan.from_message(self.group.tell(message))
         if not len(plan.frames):
             return Losses(unreadable=plan.unreadable)
-        loss, unalignable = self._pass(feats, plan)
+        try:
+            loss, unalignable = self._pass(feats, plan)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            # the other stages wait for this batch's parts: it cannot be divided any more
+            raise TooLargeError(
+                f"the GPU's memory does not hold this stage's share of a batch ({error}): raise "
+                f"train.pipeline.micro_batches ({self.cfg.pipeline.micro_batches}), or lower train.batch_seconds"
+            ) from error
         # the last stage alone has seen the loss
         loss, unalignable = self.group.gather_numbers([loss, unalignable])[-1]
         tokens = int(plan.transcripts.token_lengths.sum())
@@ -158,6 +173,7 @@ class PipelineLearner(Learner):
             none = torch.zeros(0, dtype=torch.int64)
             return None, Plan(none, 0, Transcripts(none[:, None], none), 0.0, lost).to_message()
         feats, frames = self._augmented(batch, utterance_seeds(self.job.seed, epoch, distinct(batch.ids)))
+        feats = rounded_up(feats, self.frame_multiple)
         transcripts = Transcripts(batch.tokens, batch.token_lengths)
         return feats, Plan(frames.cpu(), feats.shape[1], transcripts, batch.seconds, lost).to_message()
 

@@ -17,11 +17,14 @@ class Prefetcher:
     Args:
         load: Loads the batch of some rows; from several threads if there are several.
         threads: That load. The order in which batches are taken is the caller's, however many there are.
+        begin: What each thread does first.
     """
 
-    def __init__(self, load: Callable[[Rows], Batch], threads: int = 1) -> None:
+    def __init__(
+        self, load: Callable[[Rows], Batch], threads: int = 1, begin: Callable[[], None] | None = None
+    ) -> None:
         self._load = load
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="read-ahead")
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="read-ahead", initializer=begin)
         self._loads: dict[bytes, Future[Batch]] = {}
 
     def hint(self, coming: Sequence[Rows]) -> None:

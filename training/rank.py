@@ -76,11 +76,13 @@ def main(argv: list[str]) -> int:
 
 def _run(job: "TrainJob", setup: NodeSetup, rank: int, here: int) -> int:
     from storage.quarantine import TooManyShardsError
-    from training.compute import pick_device, use_threads
+    from training.compute import use_threads
+    from training.devices import claim, inventory, rank_device
     from training.exchange import ExchangeSetup, World, build_exchange
     from training.exchange.keys import RingKey
     from training.group import NodeGroup
     from training.meeting import Meeting, MeetingError, Place
+    from training.portions import TooLargeError
     from training.store.node_client import NodeClient
     from training.strategies import find_method
     from training.strategy_setup import build_learner, connect, share_memory
@@ -91,10 +93,14 @@ def _run(job: "TrainJob", setup: NodeSetup, rank: int, here: int) -> int:
     use_threads(job.train.threads, setup.learners_here or here)
     # hogwild's weights are in main memory
     wanted = "cpu" if job.train.strategy == "hogwild" else job.train.device
-    device = pick_device(wanted, setup.first_gpu + rank % here)
+    found = inventory()
+    if found.trouble and wanted != "cpu":
+        log.warning("training on the CPU: %s", found.trouble)
     key = RingKey.load(setup.key_file) if setup.key_file else None
     meeting = None
     try:
+        device = rank_device(wanted, setup.first_gpu + rank % here, here, found)
+        claim(device)
         if setup.machines > 1:
             patience = job.train.membership.store_patience_s
             meeting = Meeting(setup, Place(rank, size, start), key, patience)
@@ -139,7 +145,7 @@ def _run(job: "TrainJob", setup: NodeSetup, rank: int, here: int) -> int:
         why = worker.run()
         log.info("node %d rank %d: training is over (%s) after %d steps", setup.node, rank, why, worker.step)
         return 0 if why in ("done", "time") else STOPPED
-    except (DivergedError, NoWeightsError, TooManyShardsError) as error:
+    except (DivergedError, NoWeightsError, TooLargeError, TooManyShardsError) as error:
         log.error("%s", error)
         if isinstance(error, NoWeightsError):
             return 1  # another try may find some

@@ -130,6 +130,7 @@ class RingStepper(Stepper):
         self.ring = ring
         hook = build_hook(learner.cfg, group.device, epoch_steps) if group.size > 1 else None
         self.reducer, self.hook = GradientReducer(group, learner.flat, hook=hook), hook
+        learner.held = self.reducer.held
         self.apart = hook is not None and hook.state is not None
         self.measured = ("exchange_s", "staleness", "distance") if ring.exchange else ()
         self._results: list[Stepped] = []

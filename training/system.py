@@ -9,6 +9,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,21 @@ class _Memory(ctypes.Structure):
     _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
 
 
+@dataclass(frozen=True)
+class Driver:
+    """NVIDIA's driver on this machine.
+
+    Attributes:
+        gpus: GPUs that it shows, whether torch can use them or not.
+        version: Of the driver, such as `535.104`.
+        cuda: Release of CUDA that it is for, such as (12, 2); None if it does not tell.
+    """
+
+    gpus: int = 0
+    version: str = ""
+    cuda: tuple[int, int] | None = None
+
+
 class Gpus:
     """The GPUs that NVIDIA's driver shows (NVML, by its documented C interface); none without a driver."""
 
@@ -50,6 +66,17 @@ class Gpus:
         handles = [ctypes.c_void_p() for _ in range(min(count.value, _MOST_GPUS))]
         get = self._library.nvmlDeviceGetHandleByIndex_v2
         return [handle for number, handle in enumerate(handles) if not get(number, ctypes.byref(handle))]
+
+    def driver(self) -> Driver:
+        """The driver itself; one without GPUs if there is none."""
+        if not self._handles:
+            return Driver()
+        text, number = ctypes.create_string_buffer(80), ctypes.c_int()
+        self._library.nvmlSystemGetDriverVersion(text, ctypes.c_uint(len(text)))
+        # 12020 is 12.2
+        told = not self._library.nvmlSystemGetCudaDriverVersion_v2(ctypes.byref(number))
+        cuda = (number.value // 1000, number.value % 1000 // 10) if told else None
+        return Driver(len(self._handles), text.value.decode("ascii", "replace"), cuda)
 
     def sample(self) -> list[dict[str, float]]:
         """Load in percent, memory in MB, power in watts of each GPU, as far as it tells."""

@@ -14,6 +14,7 @@ from speech.tokens import Tokenizer
 from training.batching import plan_epoch
 from training.config import TrainConfig
 from training.data import SpeechDataset, read_ahead
+from training.shapes import frame_multiple, rounded_up
 
 
 class Transcribed(Protocol):
@@ -53,9 +54,9 @@ def ctc_losses(log_probs: Tensor, frames: Tensor, batch: Transcribed) -> tuple[T
     """
     losses = F.ctc_loss(
         log_probs.transpose(0, 1),
-        batch.tokens.to(log_probs.device),
+        batch.tokens.to(log_probs.device, non_blocking=True),
         frames,
-        batch.token_lengths.to(log_probs.device),
+        batch.token_lengths.to(log_probs.device, non_blocking=True),
         reduction="none",
         zero_infinity=True,
     )
@@ -89,6 +90,7 @@ def validate(
         if not batch.ids:
             continue
         feats, frames = frontend(batch.inputs.to(device), batch.lengths.to(device), batch.speakers)
+        feats = rounded_up(feats, frame_multiple(device))
         log_probs, out_frames = model(feats, frames)
         loss += float(ctc_losses(log_probs, out_frames, batch)[0].double().sum())
         tokens += int(batch.token_lengths.sum())

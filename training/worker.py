@@ -16,10 +16,11 @@ from storage.objects import ObjectStore
 from storage.quarantine import TooManyShardsError
 from training.accounts import Accounts
 from training.batching import derive_seed
-from training.checkpoint import CheckpointError, files_by_rank, load_replica
+from training.checkpoint import CheckpointError, compute_name, files_by_rank, load_replica
 from training.compute import Learner, open_set
 from training.data import Batch
 from training.deciding import Decider, Orders, count_batches
+from training.devices import claim
 from training.exchange.base import Exchange
 from training.group import NodeGroup
 from training.job import TrainJob
@@ -85,7 +86,8 @@ class Worker:
         self.draws = Draws(self.data.index, self.cfg.sampling, job.seed)
         batches = count_batches(job, self.data, self.draws)
         self.stepper = build_stepper(job, self.ring, learner, server, shared, batches / self.cfg.nodes)
-        self.prefetch = Prefetcher(self.data.batch, self.cfg.loader_threads)
+        # a thread begins with the first GPU, where page-locking would open a context of this process
+        self.prefetch = Prefetcher(self._load, self.cfg.loader_threads, begin=lambda: claim(learner.device))
         self.step = 0
         self.traces = Traces(node, self.stepper, group, self.output, client)
         self.accounts: Accounts | None = None
@@ -122,6 +124,8 @@ class Worker:
             "conclude": self._conclude,
         }
         self._join()
+        if self.client:
+            self.output.write_json(compute_name(self.node), self.learner.describe())
         while True:
             orders = self.group.tell(self.decider.decide(self.step, self.ring.view.number) if self.decider else {})
             if orders["do"] == "end":
@@ -241,6 +245,10 @@ class Worker:
             time.sleep((time.thread_time() - worked) * (self.slow - 1.0))
         self.stepper.after(self.step)
         return lost
+
+    def _load(self, rows: Rows) -> Batch:
+        batch = self.data.batch(rows)
+        return batch.pinned() if self.learner.device.type == "cuda" else batch
 
     def _share(self, rows: list[int]) -> Rows:
         return self.stepper.share(np.asarray(rows, dtype=np.int64))

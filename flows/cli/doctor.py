@@ -96,16 +96,21 @@ def check_torchaudio() -> list[Finding]:
 
 
 def check_gpu() -> list[Finding]:
-    """GPUs that torch sees."""
+    """GPUs that torch sees, or why it sees none; training never falls back to the CPU without saying so."""
     import torch
 
-    if not torch.cuda.is_available():
-        driver = shutil.which("nvidia-smi")
-        if driver:
-            return [Finding("gpu", "warning", "a driver is there, torch sees no GPU", "match driver and torch's CUDA")]
-        return [Finding("gpu", "ok", f"none; training uses {os.cpu_count()} CPU cores")]
-    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return [Finding("gpu", "ok", ", ".join(names))]
+    from training.devices import inventory
+
+    found = inventory()
+    if found.gpus:
+        names = [torch.cuda.get_device_name(i) for i in range(found.gpus)]
+        return [Finding("gpu", "ok", ", ".join(names))]
+    if found.trouble:
+        cause, _, remedy = found.trouble.partition(": ")
+        return [Finding("gpu", "warning", cause, remedy)]
+    if shutil.which("nvidia-smi"):
+        return [Finding("gpu", "warning", "NVIDIA's tools are there, but no GPU", "look at what `nvidia-smi` says")]
+    return [Finding("gpu", "ok", f"none; training uses {os.cpu_count()} CPU cores")]
 
 
 def check_audio() -> list[Finding]:

@@ -18,8 +18,9 @@ from tasks.prepare import synthetic_table
 from tasks.stage import Run, StageResult
 from tasks.train import make_job
 from training.batching import plan_epoch
-from training.compute import Learner, open_set, pick_device, use_threads
+from training.compute import Learner, open_set, use_threads
 from training.data import Batch
+from training.devices import best_device
 
 if TYPE_CHECKING:
     from training.job import TrainJob
@@ -79,7 +80,7 @@ def _prepared(config: PipelineConfig) -> "TrainJob | None":
 
 
 def _on_data(job: "TrainJob", batch_seconds: float) -> Step:
-    device = pick_device(job.train.device)
+    device = best_device(job.train.device)
     dataset, learner = open_set(job, job.train_url), Learner(job, device)
     plan = plan_epoch(dataset.durations, batch_seconds=batch_seconds, max_batch=10**6, seed=job.seed, epoch=0)
     # the last batch of a bucket is a short one
@@ -105,7 +106,7 @@ def _border_mb(learner: Learner, batch: Batch) -> float:
 
 
 def _on_noise(config: PipelineConfig, batch_seconds: float) -> Step:
-    device = pick_device(config.train.device)
+    device = best_device(config.train.device)
     dim = int(build_features(config.features, config.data.sample_rate).dim) * config.features.frame_factor
     torch.manual_seed(0)
     model = build_model(config.model, dim, _VOCABULARY).to(device)

@@ -39,7 +39,9 @@ def transcribe(
         str,
         typer.Option("--output", "-o", help="A file for everything, or a folder (ending in /) for a file each."),
     ] = "",
-    device: Annotated[str, typer.Option("--device", help="cpu, or cuda.")] = "cpu",
+    device: Annotated[
+        str, typer.Option("--device", help="cpu, cuda, cuda:1, or auto (a GPU if there is one).")
+    ] = "cpu",
     json_output: JsonOption = False,
 ) -> None:
     """Recognize speech in audio files of any length.
@@ -48,9 +50,12 @@ def transcribe(
     """
     from flows.transcripts import open_sink
     from speech.transcriber import Transcriber
+    from training.devices import pick_device
 
     recordings = find_audio(files)
     with redirect_stdout(sys.stderr):
+        if device in ("auto", "cuda"):
+            device = str(pick_device(device, field="--device"))
         transcriber = Transcriber(fetch_model(model), device=device)
     sink = open_sink(
         "json" if json_output else kind.value,

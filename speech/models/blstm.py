@@ -10,14 +10,14 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from speech.models.base import AcousticModel, ModelConfig
 from speech.models.dropout import Dropout
+from speech.models.precision import run_packed
 
 
 def run_lstm(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor) -> Tensor:
     """Frames [B, T, D], of which `lengths` [B] count, through an LSTM: [B, T, H], zero beyond the lengths."""
     # an utterance without a frame cannot be packed: it borrows one frame, which its length of 0 then hides
     packed = pack_padded_sequence(x_BTD, lengths.clamp(min=1).cpu(), batch_first=True, enforce_sorted=False)
-    hidden, _ = lstm(packed)
-    x_BTH, _ = pad_packed_sequence(hidden, batch_first=True, total_length=x_BTD.shape[1])
+    x_BTH, _ = pad_packed_sequence(run_packed(lstm, packed), batch_first=True, total_length=x_BTD.shape[1])
     return x_BTH
 
 

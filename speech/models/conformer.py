@@ -51,6 +51,25 @@ def rotate(x_BHTK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
 
 
+def attend(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, key_mask: Tensor, multiple: int = 0) -> Tensor:
+    """Scaled dot-product attention, with heads widened by zeros to a multiple that fused kernels take.
+
+    On a GPU others are computed step by step, with all T x T weights in memory. Zeros change no product.
+
+    Args:
+        q_BHTK: Queries.
+        k_BHTK: Keys.
+        v_BHTK: Values.
+        key_mask: [B, 1, 1, T], True where a frame may be attended to.
+        multiple: Of what; by default 8 on a GPU, anything on a CPU.
+    """
+    width = q_BHTK.shape[-1]
+    if extra := -width % (multiple or (8 if q_BHTK.is_cuda else 1)):
+        q_BHTK, k_BHTK, v_BHTK = (F.pad(x, (0, extra)) for x in (q_BHTK, k_BHTK, v_BHTK))
+    mixed = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=key_mask, scale=width**-0.5)
+    return mixed[..., :width]
+
+
 class SelfAttention(nn.Module):
     """Pre-normalized multi-head self-attention over the utterance's own frames."""
 
@@ -69,7 +88,7 @@ class SelfAttention(nn.Module):
         )
         # no dropout on the T x T weights: drawing them took a quarter of a training step on a CPU and rules out the
         # fused kernels; the output's dropout regularizes the same path
-        mixed = F.scaled_dot_product_attention(rotate(q, cos, sin), rotate(k, cos, sin), v, attn_mask=key_mask)
+        mixed = attend(rotate(q, cos, sin), rotate(k, cos, sin), v, key_mask)
         out: Tensor = self.dropout(self.out(mixed.transpose(1, 2).flatten(2)))
         return out
 

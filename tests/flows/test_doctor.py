@@ -17,13 +17,15 @@ def test_doctor_on_gpus(monkeypatch):
     import torch
 
     from flows.cli import doctor
+    from training.system import Driver, Gpus
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(Gpus, "driver", lambda self: Driver())
     monkeypatch.setattr(doctor.shutil, "which", lambda name: "/usr/bin/nvidia-smi" if name == "nvidia-smi" else None)
     ((check, state, found, remedy),) = checked(doctor.check_gpu)
     assert (check, state) == ("gpu", "warning")
-    assert "torch sees no GPU" in found
-    assert remedy.startswith("match driver")
+    assert "no GPU" in found
+    assert "nvidia-smi" in remedy
     monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
     ((_, state, found, remedy),) = checked(doctor.check_gpu)
     assert (state, remedy) == ("ok", "")
@@ -32,6 +34,22 @@ def test_doctor_on_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: f"GPU {number}")
     assert checked(doctor.check_gpu) == [("gpu", "ok", "GPU 0, GPU 1", "")]
+
+
+def test_doctor_on_a_driver_that_is_too_old_for_torch(monkeypatch):
+    import torch
+
+    from flows.cli import doctor
+    from training.system import Driver, Gpus
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(Gpus, "driver", lambda self: Driver(1, "535.104", (12, 2)))
+    ((_, state, found, remedy),) = checked(doctor.check_gpu)
+    assert state == "warning"
+    assert found == "the NVIDIA driver 535.104 is for CUDA 12.2, too old for this torch (CUDA 13.0)"
+    assert remedy.startswith("install a driver of version 580 or later")
 
 
 def test_doctor_on_ports(home, monkeypatch):

@@ -52,6 +52,17 @@ def audio(tmp_path):
     return place
 
 
+def test_a_gpu_is_used_by_option_and_its_absence_is_explained(sure, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    recording = tmp_path / "a.wav"
+    soundfile.write(recording, speak(TEXT), RATE)
+    words = ["transcribe", str(recording), "--model", str(sure), "--device"]
+    assert TEXT in CliRunner().invoke(app, [*words, "auto"]).stdout
+    result = CliRunner().invoke(app, [*words, "cuda"])
+    assert result.exit_code
+    assert "--device is 'cuda' but torch sees no GPU" in f"{result.stderr}{result.exception}"
+
+
 def test_every_format_of_a_folder_is_read_and_a_bad_file_stops_no_other(sure, audio):
     result = transcribe(audio, model=sure, code=1)
     lines = dict(line.split(": ") for line in result.stdout.splitlines())

@@ -16,6 +16,12 @@ def tones():
 
 
 @pytest.fixture(scope="module")
+def ranks():
+    """Runs programs as the ranks of a node."""
+    return load_beside(__file__, "../training/ranks.py")
+
+
+@pytest.fixture(scope="module")
 def corpus(tones, tmp_path_factory):
     return tones.make_corpus(tmp_path_factory.mktemp("tones"))
 

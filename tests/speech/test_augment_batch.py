@@ -206,7 +206,7 @@ def test_a_batch_through_the_front_end_equals_its_utterances(kind, cmvn, lengths
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.gpu
 def test_gpu_equals_cpu(tmp_path):
     soundfile.write(tmp_path / "noise.wav", randoms(4000).numpy(), RATE)
     noise = NoiseConfig(files=(str(tmp_path),), file_share=0.5)

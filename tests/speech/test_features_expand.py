@@ -166,7 +166,7 @@ def test_without_options_nothing_happens():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.gpu
 def test_gpu_equals_cpu():
     config = FeatureConfig(delta_order=2, splice_left=2, splice_right=2, stride=2)
     feats, counts = batch([30, 20, 0])

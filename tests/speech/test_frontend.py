@@ -83,6 +83,23 @@ def test_batches_padding_and_empty_utterances_do_not_matter(cmvn, kind):
         assert not feats[row, count:].any()
 
 
+@pytest.mark.parametrize("cmvn", ["global", "speaker"])
+def test_statistics_become_tensors_once(monkeypatch, cmvn):
+    """On a GPU each time costs a copy for each utterance, which waits for all work that is queued there."""
+    inputs, lengths = waves()
+    stats, asked, real = stats_of(inputs, lengths), [], CmvnStats.std
+    monkeypatch.setattr(CmvnStats, "std", property(lambda self: (asked.append(1), real.fget(self))[1]))
+    frontend = FrontEnd(config(cmvn), RATE, stats, {"ann": stats, "bob": stats})
+    with torch.inference_mode():
+        first, _ = frontend(inputs, lengths, ["ann", "bob", "ann"])
+    second, _ = frontend(inputs, lengths, ["ann", "bob", "ann"])
+    assert torch.equal(first, second)
+    assert len(asked) == (1 if cmvn == "global" else 2)
+    # for another type of numbers there is another table
+    frontend._normalize(torch.zeros(3, 5, 10, dtype=torch.float64), torch.tensor([5, 5, 5]), ["ann", "bob", "ann"])
+    assert len(asked) == (2 if cmvn == "global" else 4)
+
+
 def test_the_mean_alone_may_be_normalized():
     inputs, lengths = waves()
     stats = stats_of(inputs, lengths)

@@ -147,7 +147,7 @@ class AcousticModelContract:
         assert feats.grad[0, -1].any()
 
     @pytest.mark.gpu
-    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+    @pytest.mark.gpu
     def test_a_gpu_gives_the_same(self, model):
         feats, lengths = features()
         expected, out_lengths = model(feats, lengths)

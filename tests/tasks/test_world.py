@@ -17,6 +17,7 @@ from tasks.world import (
     split_address,
 )
 from training.config import TrainConfig
+from training.devices import Inventory
 from training.exchange.keys import RingKey
 
 
@@ -88,21 +89,36 @@ def test_a_key_of_another_user_is_named(key):
 @pytest.mark.parametrize(
     ("fields", "gpus", "message"),
     [
-        ({"strategy": "scpsgd", "learners_per_node": 4}, 2, r"learners_per_node is 4 but this machine has 2 GPU"),
+        ({"strategy": "scpsgd", "learners_per_node": 4}, 2, r"4 learners .* 2 GPU.*train\.learners_per_node=2"),
+        # `auto` would pick CUDA as well, and NCCL refuses two ranks on one GPU
+        ({"device": "auto", "strategy": "scpsgd", "learners_per_node": 2}, 1, "cannot share"),
+        ({"device": "auto", "strategy": "h-adpsgd", "nodes": 2, "learners_per_node": 2}, 1, "cannot share"),
+        ({"device": "auto", "strategy": "scpsgd", "learners_per_node": 2}, 0, ""),
+        ({"device": "cpu", "strategy": "scpsgd", "learners_per_node": 2}, 1, ""),
+        ({"device": "auto", "strategy": "hogwild", "nodes": 2}, 1, ""),
         ({}, 0, "torch sees no GPU"),
         ({"strategy": "scpsgd", "learners_per_node": 2}, 2, ""),
         ({"strategy": "adpsgd", "nodes": 4}, 1, ""),
         ({"strategy": "scpsgd", "learners_per_node": 4, "launch": {"kind": "external"}}, 0, ""),
     ],
 )
-def test_a_local_node_has_a_gpu_for_each_learner_where_gpus_are_demanded(fields, gpus, message):
-    cfg = config(device="cuda", **fields)
+def test_each_learner_of_a_local_node_has_a_gpu_wherever_gpus_would_be_used(fields, gpus, message):
+    cfg = config(**{"device": "cuda", **fields})
     if message:
         with pytest.raises(StageError, match=message):
-            check_devices(cfg, gpus)
+            check_devices(cfg, Inventory(gpus))
     else:
-        check_devices(cfg, gpus)
-    check_devices(config(**fields), 0)
+        check_devices(cfg, Inventory(gpus))
+
+
+def test_training_on_the_cpu_beside_a_gpu_that_torch_cannot_use_is_said(caplog):
+    found = Inventory(0, "the NVIDIA driver 535 is too old")
+    check_devices(config(device="cpu"), found)
+    assert not caplog.text
+    check_devices(config(), found)
+    assert "runs on the CPU: the NVIDIA driver 535 is too old" in caplog.text
+    with pytest.raises(StageError, match="the NVIDIA driver 535 is too old"):
+        check_devices(config(device="cuda"), found)
 
 
 def test_every_learner_of_a_pipeline_needs_a_layer():

@@ -4,8 +4,25 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def device_of(rank: int) -> "torch.device":
+    """A rank's device, for programs of `run_ranks`: a GPU of its own if `cuda` is among their words, else the CPU."""
+    import torch
+
+    from training.devices import claim
+
+    if "cuda" not in sys.argv[4:]:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # wherever it runs
+        return torch.device("cpu")
+    claim(device := torch.device("cuda", rank))
+    return device
 
 
 def run_ranks(program: str, ranks: int, folder: Path, *words: str) -> None:

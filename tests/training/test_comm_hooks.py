@@ -14,12 +14,12 @@ from training.strategy_config import OneBitConfig
 PROGRAM = textwrap.dedent(
     """
     import os, sys
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # on the CPU, wherever it runs
     from pathlib import Path
     import torch
     import torch.distributed as dist
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
+    from ranks import device_of
     from training.comm_hooks import CommHook, OneBitState, PowerSgdState, build_hook, onebit_hook
     from training.config import TrainConfig
     from training.flat import FlatParameters
@@ -29,15 +29,16 @@ PROGRAM = textwrap.dedent(
 
     rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)
-    group = NodeGroup(rank, size, folder / "meet", torch.device("cpu"))
+    device = device_of(rank)
+    group = NodeGroup(rank, size, folder / "meet", device)
     ONEBIT = OneBitConfig(block=16)
 
     def network():
         torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 16), nn.Tanh(), nn.Linear(16, 8))
+        return nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 16), nn.Tanh(), nn.Linear(16, 8)).to(device)
 
     def batch(step, who=rank):
-        return torch.randn(8, 6, generator=torch.Generator().manual_seed(1000 * step + who))
+        return torch.randn(8, 6, generator=torch.Generator().manual_seed(1000 * step + who)).to(device)
 
     class Engine:
         def __init__(self, hook, bucket=100):
@@ -71,6 +72,7 @@ PROGRAM = textwrap.dedent(
         wanted = wanted + total(0 * local(step) if idle else local(step))
     kept = engine.reducer.hook.state_tensors()
     errors = torch.cat([kept[f"error.{n}"] for n in reversed(range(len(engine.reducer._buckets)))])
+    errors = errors.to(device)
     assert errors.abs().max() > 0.1
     torch.testing.assert_close(decoded + total(errors), wanted, rtol=1e-5, atol=1e-4)
     every = [torch.zeros_like(decoded) for _ in range(size)]
@@ -142,6 +144,11 @@ PROGRAM = textwrap.dedent(
 
 def test_two_ranks_exchange_compressed_gradients_and_lose_nothing(tmp_path):
     run_ranks(PROGRAM, 2, tmp_path)
+
+
+@pytest.mark.gpu(2)
+def test_two_gpus_exchange_compressed_gradients_and_lose_nothing(tmp_path):
+    run_ranks(PROGRAM, 2, tmp_path, "cuda")
 
 
 def bucket_of(model, grads):

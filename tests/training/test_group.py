@@ -1,10 +1,12 @@
 """A node of several learners: the same weights, step for step, as torch's DistributedDataParallel gives."""
 
 import textwrap
+from contextlib import contextmanager
 
 import pytest
 import torch
 from ranks import run_ranks
+from torch.distributed import FileStore
 
 from training.group import GradientReducer, NodeGroup
 
@@ -17,6 +19,7 @@ PROGRAM = textwrap.dedent(
     from torch import nn
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
+    from ranks import device_of
     from training.config import OptimizerConfig
     from training.flat import FlatParameters
     from training.group import GradientReducer, NodeGroup
@@ -24,11 +27,12 @@ PROGRAM = textwrap.dedent(
 
     rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)
-    group = NodeGroup(rank, size, folder / "meet", torch.device("cpu"))
+    device = device_of(rank)
+    group = NodeGroup(rank, size, folder / "meet", device)
 
     def network():
         torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 16), nn.Tanh(), nn.Linear(16, 4))
+        return nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 16), nn.Tanh(), nn.Linear(16, 4)).to(device)
 
     ours, theirs = network(), network()
     flat = FlatParameters(ours)
@@ -39,7 +43,7 @@ PROGRAM = textwrap.dedent(
     optimizers = build_optimizer(cfg, ours), build_optimizer(cfg, theirs)
     for step in range(20):
         generator = torch.Generator().manual_seed(1000 * step + rank)
-        x = torch.randn(5 + rank, 6, generator=generator)  # ranks have batches of different sizes
+        x = torch.randn(5 + rank, 6, generator=generator).to(device)  # ranks have batches of different sizes
         tokens = sum(n for (n,) in group.gather_numbers([float(len(x))]))
         flat.zero_grad()
         ours(x).square().sum().backward()
@@ -55,7 +59,7 @@ PROGRAM = textwrap.dedent(
     # a rank without a batch still takes part
     flat.zero_grad()
     if rank:
-        ours(torch.ones(1, 6)).sum().backward()
+        ours(torch.ones(1, 6, device=device)).sum().backward()
     reducer.finish()
     every = [torch.zeros_like(flat.grads) for _ in range(size)]
     dist.all_gather(every, flat.grads)
@@ -65,7 +69,7 @@ PROGRAM = textwrap.dedent(
     assert group.gather_text(f"tcp://host:{rank}") == [f"tcp://host:{r}" for r in range(size)]
     assert group.all(True) and not group.all(rank == 1)
     start, stop = group.share(10)
-    whole = group.gather_shares(torch.arange(start, stop, dtype=torch.float32), 10)
+    whole = group.gather_shares(torch.arange(start, stop, dtype=torch.float32, device=device), 10)
     assert whole.tolist() == list(range(10))
     group.close()
     print("fine", flush=True)
@@ -76,6 +80,11 @@ PROGRAM = textwrap.dedent(
 
 def test_a_node_gives_the_weights_that_ddp_gives(tmp_path):
     run_ranks(PROGRAM, RANKS, tmp_path)
+
+
+@pytest.mark.gpu(2)
+def test_a_node_of_two_gpus_gives_the_weights_that_ddp_gives(tmp_path):
+    run_ranks(PROGRAM, 2, tmp_path, "cuda")
 
 
 def test_a_node_of_one_needs_no_process_group(tmp_path):
@@ -97,3 +106,141 @@ def test_buckets_cover_all_gradients_once(tmp_path, bucket):
     reducer = GradientReducer(NodeGroup(0, 1, tmp_path / "meet", torch.device("cpu")), flat, bucket)
     covered = sorted(i for start, stop in reducer._buckets for i in range(start, stop))
     assert covered == list(range(flat.num_parameters))
+
+
+class Calls:
+    """Stands for torch.distributed, and for CUDA's current device and streams: notes who calls what, in order."""
+
+    def __init__(self):
+        self.log = []
+
+    def note(self, name, answer=None):
+        def call(*args, **fields):
+            self.log.append((name, args, fields))
+            return answer
+
+        return call
+
+    def names(self):
+        return [name for name, _, _ in self.log]
+
+
+def others(path, rank, kind):
+    """Let another rank of two have come before."""
+    FileStore(str(path), 2).set(f"device-{rank}", kind)
+
+
+def test_a_node_of_gpus_and_cpus_is_refused_before_its_ranks_wait_for_each_other(tmp_path, monkeypatch):
+    monkeypatch.setattr("training.group.dist.init_process_group", lambda *_, **__: pytest.fail("it has begun"))
+    others(tmp_path / "meet", 0, "cuda")
+    with pytest.raises(ValueError, match=r"those of rank 1 on a CPU: use train\.device=cpu, or a GPU for each"):
+        NodeGroup(1, 2, tmp_path / "meet", torch.device("cpu"))
+
+
+def test_a_node_on_gpus_binds_its_group_to_its_own_and_warms_it_up(tmp_path, monkeypatch):
+    """There may be no GPU here: tensors are on the CPU, and what is asked of torch.distributed is noted."""
+    calls, gpu = Calls(), torch.device("cuda", 1)
+    monkeypatch.setattr("training.group.dist.init_process_group", calls.note("init"))
+    monkeypatch.setattr("training.group.dist.new_group", calls.note("control", "the control group"))
+    monkeypatch.setattr("training.group.dist.all_reduce", lambda x: calls.note("all_reduce")(x.add_(1)))
+    monkeypatch.setattr(
+        "training.group.torch.ones", lambda size, device: calls.note("ones", torch.tensor([1.0]))(device)
+    )
+    others(tmp_path / "meet", 0, "cuda")
+    NodeGroup(1, 2, tmp_path / "meet", gpu)
+    assert calls.names() == ["init", "control", "ones", "all_reduce"]
+    _, (backend,), fields = calls.log[0]
+    assert (backend, fields["device_id"], fields["rank"], fields["world_size"]) == ("nccl", gpu, 1, 2)
+    assert calls.log[1][2]["backend"] == "gloo"
+    assert calls.log[2][1] == (gpu,)
+    calls.log.clear()
+    others(tmp_path / "meet2", 1, "cpu")
+    NodeGroup(0, 2, tmp_path / "meet2", torch.device("cpu"))
+    assert calls.names() == ["init", "control"]
+    assert (calls.log[0][1], calls.log[0][2]["device_id"]) == (("gloo",), None)
+
+
+def test_a_hooks_thread_works_on_a_stream_behind_the_backward_pass_and_before_the_update(monkeypatch):
+    from training.devices import SideStream
+
+    calls, gpu = Calls(), torch.device("cuda", 1)
+
+    class Stream:
+        def __init__(self, name):
+            self.name = name
+
+        def wait_event(self, event):
+            calls.log.append((f"{self.name} waits for the mark", event, None))
+
+        def wait_stream(self, other):
+            calls.log.append((f"{self.name} waits for {other.name}", other, None))
+
+    class Event:
+        def record(self, stream):
+            calls.log.append((f"mark {stream.name}", self, None))
+
+    @contextmanager
+    def entered(name):
+        calls.log.append((f"on {name}", None, None))
+        yield
+
+    monkeypatch.setattr("torch.cuda.Stream", lambda device: Stream("side"))
+    monkeypatch.setattr("torch.cuda.current_stream", lambda device: Stream("main"))
+    monkeypatch.setattr("torch.cuda.Event", Event)
+    monkeypatch.setattr("torch.cuda.device", lambda device: entered(str(device)))
+    monkeypatch.setattr("torch.cuda.stream", lambda stream: entered(stream.name))
+    side = SideStream(gpu)
+    with side.after(side.mark()):
+        calls.log.append(("hook", None, None))
+    side.join()
+    assert calls.names() == [
+        *("mark main", "on cuda:1", "on side", "side waits for the mark", "hook", "main waits for side")
+    ]
+    calls.log.clear()
+    nothing = SideStream(torch.device("cpu"))
+    with nothing.after(nothing.mark()):
+        pass
+    nothing.join()
+    assert not calls.log
+
+
+def test_a_reducer_runs_hooks_on_its_side_stream(tmp_path, monkeypatch):
+    from torch.futures import Future
+
+    from training.comm_hooks import CommHook
+    from training.flat import FlatParameters
+
+    steps = []
+
+    class Side:
+        def __init__(self, device):
+            steps.append(device.type)
+
+        def mark(self):
+            steps.append("mark")
+            return "mark"
+
+        @contextmanager
+        def after(self, mark):
+            steps.append(f"after {mark}")
+            yield
+            steps.append("out")
+
+        def join(self):
+            steps.append("join")
+
+    def hook(state, bucket):
+        steps.append("hook")
+        future = Future()
+        future.set_result(bucket.buffer().clone())
+        return future
+
+    monkeypatch.setattr("training.group.SideStream", Side)
+    flat = FlatParameters(torch.nn.Linear(3, 2))
+    group = NodeGroup(0, 1, tmp_path / "meet", torch.device("cpu"))
+    group.size = 2  # of two, for whoever asks; the hook alone would speak with the other
+    reducer = GradientReducer(group, flat, hook=CommHook(hook))
+    flat.grads.fill_(1.5)
+    reducer.finish()
+    assert steps == ["cpu", "mark", "after mark", "hook", "out", "join"]
+    assert flat.grads.tolist() == [3.0] * 8

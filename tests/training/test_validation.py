@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from training.compute import pick_device
 from training.data import Batch
 from training.validation import ctc_losses, needed_frames
 
@@ -36,10 +35,3 @@ def test_the_frame_limit_of_ctc_is_exact():
     assert loss[0] == 0.0
     assert loss[1] > 0
     assert ctc_losses(uniform, torch.tensor([3, 2]), batch)[1] == 0
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_missing_gpu_is_reported():
-    assert pick_device("auto") == pick_device("cpu") == torch.device("cpu")
-    with pytest.raises(ValueError, match="torch sees no GPU"):
-        pick_device("cuda")

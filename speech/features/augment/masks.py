@@ -30,21 +30,23 @@ class Masks(FeatureAugmentation):
         frames = lengths.to("cpu", torch.float64)
         longest = (frames * config.time_mask_share).floor().clamp(max=config.time_mask_frames)
         draws = uniforms(seeds, "masks", 2 * (config.time_masks + config.freq_masks))
-        masked_time = _spans(frames, longest, draws[:, : 2 * config.time_masks], num_frames)
+        masked_time = _spans(frames, longest, draws[:, : 2 * config.time_masks], num_frames, feats.device)
         bins = torch.full((batch,), num_bins, dtype=torch.float64)
         widest = bins.clamp(max=config.freq_mask_bins)
-        masked_bins = _spans(bins, widest, draws[:, 2 * config.time_masks :], num_bins)
-        masked = masked_time.to(feats.device).unsqueeze(2) | masked_bins.to(feats.device).unsqueeze(1)
+        masked_bins = _spans(bins, widest, draws[:, 2 * config.time_masks :], num_bins, feats.device)
+        masked = masked_time.unsqueeze(2) | masked_bins.unsqueeze(1)
         masked &= frame_mask(lengths, num_frames, feats.device).unsqueeze(2)
         return feats.masked_fill(masked, 0.0)
 
 
-def _spans(sizes: Tensor, widest: Tensor, draws: Tensor, total: int) -> Tensor:
+def _spans(sizes: Tensor, widest: Tensor, draws: Tensor, total: int, device: torch.device) -> Tensor:
     """In each row of `sizes[b]` places, spans at most `widest[b]` wide by pairs of draws: bool `[B, total]`."""
     pairs = draws.reshape(len(sizes), -1, 2)
     widths = (pairs[..., 0] * (widest.unsqueeze(1) + 1)).floor()
     starts = (pairs[..., 1] * (sizes.unsqueeze(1) - widths + 1)).floor()
-    places = torch.arange(total, dtype=torch.float64)
+    # a few numbers go to the device, not the masks that are made of them
+    starts, widths = starts.to(device, non_blocking=True), widths.to(device, non_blocking=True)
+    places = torch.arange(total, dtype=torch.float64, device=device)
     inside = (places >= starts.unsqueeze(2)) & (places < (starts + widths).unsqueeze(2))
     return inside.any(1)
 

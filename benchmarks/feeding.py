@@ -1,0 +1,157 @@
+"""The feeding side of training alone: utterances a second by loader threads and processes, against what GPUs take.
+
+    python -m benchmarks.feeding [--json] [--threads 1 2 4 8] [--learners 1] [--wanted 300] [--url SHARDS]
+
+Each learner's process reads, verifies and decodes batches of an epoch's plan by the threads of `train.loader_threads`,
+with as many batches ahead as in training, and a consumer that takes them at once. `--wanted` is what one GPU takes: a
+Conformer of 30 M weights on one H100 an estimated 250 to 350 utterances a second. Without `--url` (a folder or s3://
+with a set's shards) the FLAC files of LibriSpeech dev-clean-5 are made into shards.
+"""
+
+import argparse
+import json
+import os
+import resource
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.common import Watched
+from storage.index import ShardIndex
+from storage.objects import ObjectStore
+from storage.reading import ShardReader
+from training.batching import plan_epoch
+from training.data import SpeechDataset
+from training.deciding import READ_AHEAD
+from training.prefetch import Prefetcher
+from training.processes import end_with_parent
+
+COPIES = 4
+PATIENCE_S = 300.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is measured, at each learner."""
+
+    url: str
+    threads: int = 1
+    seconds: float = 10.0
+    batch_seconds: float = 400.0
+    max_batch: int = 64
+
+
+def feed(number: int, options: Options, pipe: Connection, parent: int) -> None:
+    """A learner's process: batches as fast as they come, for so long."""
+    end_with_parent(parent)
+    torch.set_num_threads(1)
+    store = ObjectStore(options.url)
+    index = ShardIndex.read(store)
+    # shards are fetched and verified before, as all but the first are while others are trained
+    dataset = SpeechDataset(index, ShardReader(store, index))
+    for row in dataset.first_of_shards(np.arange(len(dataset))):
+        dataset.load(int(row))
+    prefetcher = Prefetcher(dataset.batch, options.threads)
+    pipe.send("ready")
+    pipe.recv()
+    pipe.send(_measure(number, options, dataset, prefetcher))
+    prefetcher.close()
+
+
+def _measure(number: int, options: Options, dataset: SpeechDataset, prefetcher: Prefetcher) -> dict[str, float]:
+    utterances, audio, batches, epoch = 0, 0.0, 0, number << 20
+    plan: list[Any] = []
+    ahead = READ_AHEAD - 1 + options.threads
+    began, cpu = time.perf_counter(), _cpu_seconds()
+    while (elapsed := time.perf_counter() - began) < options.seconds or not batches:
+        if len(plan) <= ahead:
+            more = {"batch_seconds": options.batch_seconds, "max_batch": options.max_batch}
+            plan += plan_epoch(dataset.durations, **more, seed=1, epoch=epoch)
+            epoch += 1
+        rows, plan = plan[0], plan[1:]
+        prefetcher.hint([rows, *plan[:ahead]])
+        batch = prefetcher.take(rows)
+        assert batch is not None
+        utterances, audio, batches = utterances + len(batch.ids), audio + batch.seconds, batches + 1
+    return {"utterances": utterances, "audio_s": audio, "elapsed": elapsed, "cpu_s": _cpu_seconds() - cpu}
+
+
+def _cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def measure(options: Options, learners: int, wanted: float) -> dict[str, Any]:
+    """Run some learners' feeding sides at a time and sum up.
+
+    Raises:
+        BenchmarkError: One has died.
+    """
+    processes = Watched(feed, learners, options, options.seconds + PATIENCE_S)
+    patience_s = 0.0
+    try:
+        processes.hear()
+        processes.tell("go on")
+        replies = processes.hear()
+        patience_s = 30.0
+    finally:
+        processes.end(patience_s)
+    utterances = sum(reply["utterances"] for reply in replies)
+    rate = sum(reply["utterances"] / reply["elapsed"] for reply in replies)
+    return {
+        **asdict(options),
+        "learners": learners,
+        "utterances_per_s": rate,
+        "audio_per_s": sum(reply["audio_s"] / reply["elapsed"] for reply in replies),
+        "utterances_per_cpu_s": utterances / max(1e-9, sum(reply["cpu_s"] for reply in replies)),
+        "fed": rate / (learners * wanted),
+    }
+
+
+def _own_shards(folder: Path) -> str:
+    from benchmarks.bench_sharding import real_rows, with_starling
+
+    with_starling(real_rows(COPIES), folder)
+    return str(folder)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--learners", type=int, nargs="+", default=[1], help="processes, one a GPU")
+    parser.add_argument("--wanted", type=float, default=300.0, help="utterances a second that one GPU takes")
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--batch-seconds", type=float, default=400.0)
+    parser.add_argument("--max-batch", type=int, default=64)
+    parser.add_argument("--url", default="", help="a set's shards")
+    args = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as folder:
+        url = args.url or _own_shards(Path(folder))
+        common = {"seconds": args.seconds, "batch_seconds": args.batch_seconds, "max_batch": args.max_batch}
+        rows = [
+            measure(Options(url, threads, **common), learners, args.wanted)
+            for learners in args.learners
+            for threads in args.threads
+        ]
+    if args.json:
+        print(json.dumps({"benchmark": "feeding", "cores": os.cpu_count(), "rows": rows}))
+        return
+    print(f"{os.cpu_count()} cores; a GPU takes {args.wanted:g} utterances/s")
+    for row in rows:
+        print(
+            f"{row['learners']} learner(s) x {row['threads']} threads: {row['utterances_per_s']:,.0f} utterances/s "
+            f"({row['audio_per_s']:,.0f} x real time), {row['utterances_per_cpu_s']:,.0f} a CPU-second, "
+            f"{row['fed']:.0%} of what the GPU(s) take"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""The summary of `make test-gpu`: what failed and what was not run is said as plainly as what passed."""
+
+from types import SimpleNamespace
+
+import gpu_summary
+import torch
+
+from training.system import Driver, Gpus
+
+
+def report(nodeid="t.py::test", longrepr="", **properties):
+    return SimpleNamespace(nodeid=nodeid, longrepr=longrepr, user_properties=list(properties.items()))
+
+
+def test_outcomes_figures_and_reasons_are_told():
+    stats = {
+        "passed": [report(measured="a step of 3 ms"), report(other="nothing")],
+        "failed": [report("t.py::test_breaks")],
+        "skipped": [report(longrepr=("t.py", 1, "Skipped: needs 2 GPU(s), this machine has 1"))] * 2,
+    }
+    text = gpu_summary.summary(stats, ["GPUs: 1 x H100"], "abc123")
+    assert "### Commit abc123" in text
+    assert text[5:] == [
+        "- GPUs: 1 x H100",
+        "- tests: 2 passed, 1 FAILED, 2 skipped",
+        "  - FAILED: `t.py::test_breaks`",
+        "  - skipped, needs 2 GPU(s), this machine has 1: 2",
+        "- a step of 3 ms",
+    ]
+    assert "- tests: none" in gpu_summary.summary({}, [], "abc123")
+
+
+def test_a_machine_without_a_gpu_says_that_nothing_has_run(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(Gpus, "driver", lambda self: Driver())
+    assert gpu_summary.machine() == [gpu_summary.NONE]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(Gpus, "driver", lambda self: Driver(1, "535.104", (12, 2)))
+    found = gpu_summary.machine()
+    assert found[0] == gpu_summary.NONE
+    assert "too old" in found[1]
+
+
+def test_the_machine_and_its_versions_are_named(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "NVIDIA H100")
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 28, 9))
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91900)
+    monkeypatch.setattr(Gpus, "driver", lambda self: Driver(2, "580.1", (13, 0)))
+    gpus, versions = gpu_summary.machine()
+    assert gpus == "GPUs: 2 x NVIDIA H100"
+    assert all(word in versions for word in ("driver 580.1", "cuDNN 91900", "NCCL 2.28.9", torch.__version__))

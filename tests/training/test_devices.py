@@ -1,0 +1,142 @@
+"""Which device a process takes, for machines with any number of GPUs; none is needed here."""
+
+import logging
+
+import pytest
+import torch
+
+from training.devices import (
+    Inventory,
+    best_device,
+    claim,
+    gpu_trouble,
+    inventory,
+    is_out_of_memory,
+    pick_device,
+    rank_device,
+    spare_device,
+)
+from training.node import Node, allocator_settings
+from training.system import Driver, Gpus
+
+CPU = torch.device("cpu")
+
+
+def gpu(number):
+    return torch.device("cuda", number)
+
+
+def test_auto_takes_a_gpu_where_there_is_one():
+    assert pick_device("auto", 0, Inventory(0)) == CPU
+    assert pick_device("cpu", 0, Inventory(2)) == CPU
+    assert [pick_device("auto", number, Inventory(2)) for number in range(3)] == [gpu(0), gpu(1), gpu(0)]
+
+
+def test_a_gpu_that_is_demanded_and_missing_is_an_error_with_the_cause():
+    with pytest.raises(ValueError, match=r"train\.device is 'cuda' but torch sees no GPU: use 'auto' or 'cpu'"):
+        pick_device("cuda", 0, Inventory(0))
+    with pytest.raises(ValueError, match="torch sees no GPU: the driver is too old"):
+        pick_device("cuda", 0, Inventory(0, "the driver is too old"))
+
+
+def test_what_runs_beside_training_falls_back_to_the_cpu_and_says_so(caplog):
+    assert best_device("cuda", 3, Inventory(2)) == gpu(1)
+    with caplog.at_level(logging.WARNING):
+        assert best_device("cuda", 0, Inventory(0)) == CPU
+    assert "this runs on its CPU" in caplog.text
+
+
+@pytest.mark.parametrize(("learners", "gpus", "number"), [(1, 2, 1), (2, 4, 2), (0, 1, 0), (1, 1, 0), (4, 4, 0)])
+def test_the_evaluator_takes_a_gpu_that_no_learner_uses_if_there_is_one(learners, gpus, number):
+    assert spare_device("auto", learners, Inventory(gpus)) == gpu(number)
+
+
+def test_learners_of_a_node_never_share_a_gpu():
+    assert [rank_device("auto", number, 2, Inventory(2)) for number in (0, 1, 2)] == [gpu(0), gpu(1), gpu(0)]
+    assert rank_device("auto", 0, 4, Inventory(0)) == CPU
+    assert rank_device("cpu", 0, 4, Inventory(1)) == CPU
+    for wanted in ("auto", "cuda"):
+        with pytest.raises(ValueError, match=r"2 learners .* 1 GPU\(s\).*train\.learners_per_node=1.*device=cpu"):
+            rank_device(wanted, 1, 2, Inventory(1))
+
+
+OLD = Driver(2, "535.104", (12, 2))
+
+
+@pytest.mark.parametrize(
+    ("driver", "wheel", "visible", "said"),
+    [
+        (Driver(), "13.0", None, ""),
+        (OLD, "13.0", "", ""),
+        (OLD, "13.0", "-1", ""),
+        (
+            OLD,
+            "13.0",
+            "0",
+            "CUDA 12.2, too old for this torch (CUDA 13.0): install a driver of version 580",
+        ),
+        (OLD, None, None, "a build without CUDA"),
+        # a driver serves every release of its major version
+        (OLD, "12.8", None, "torch can use none: look at `nvidia-smi`"),
+        (Driver(1, "999", None), "13.0", None, "torch can use none"),
+        (OLD, "14.0", None, "install a driver for CUDA 14.0"),
+    ],
+)
+def test_a_gpu_that_torch_cannot_use_is_explained(driver, wheel, visible, said):
+    found = gpu_trouble(driver, wheel, visible)
+    assert (said in found) if said else found == ""
+
+
+def test_the_inventory_tells_of_a_driver_that_is_too_old(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(Gpus, "driver", lambda self: OLD)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    found = inventory()
+    assert found.gpus == 0
+    assert "too old" in found.trouble
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    assert inventory() == Inventory(3)
+
+
+def test_a_process_makes_its_gpu_the_current_one(monkeypatch):
+    claimed = []
+    monkeypatch.setattr(torch.cuda, "set_device", claimed.append)
+    claim(CPU)
+    claim(gpu(1))
+    assert claimed == [gpu(1)]
+
+
+def test_the_allocator_is_configured_unless_somebody_has_done_so(monkeypatch):
+    assert allocator_settings({}) == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        assert allocator_settings({name: "max_split_size_mb:128"}) == {}
+        monkeypatch.delenv(name, raising=False)
+    assert Node._environment("start")["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), True),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+        (ValueError("CUDA out of memory"), False),
+        (MemoryError(), False),
+    ],
+)
+def test_out_of_memory_is_told_from_other_errors(error, expected):
+    assert is_out_of_memory(error) is expected
+
+
+@pytest.mark.gpu
+def test_a_claimed_gpu_is_the_current_one():
+    claim(gpu(torch.cuda.device_count() - 1))
+    assert torch.cuda.current_device() == torch.cuda.device_count() - 1
+    claim(gpu(0))
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 46, device="cuda")
+    assert is_out_of_memory(caught.value)

@@ -1,0 +1,203 @@
+"""Training on GPUs, end to end: `make test-gpu` runs these, with whatever else is marked `gpu`, and sums up.
+
+What can be tested without a GPU is tested without one, in the files of each part; here stands what cannot.
+"""
+
+import math
+import os
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from support import wait_until
+from tones import LEARNS, bare, train
+
+from training.checkpoint import cpu_weights
+from training.compute import Learner, open_set
+from training.config import ExchangeConfig
+from training.evaluator import Evaluator
+from training.exchange import ExchangeSetup, build_exchange
+from training.membership import Member, View
+
+GPU = torch.device("cuda", 0)
+
+
+def job_on(corpus, folder, kind="conformer", device="cuda", **train_fields):
+    fields = {"optimizer": {"lr": 1e-2}, **LEARNS, **train_fields}
+    model = bare(kind).model_copy(update={"layers": 2})  # one for each stage of a pipeline
+    return corpus.job(folder, spec=corpus.spec(kind, model=model), device=device, **fields)
+
+
+def check(run, learners=1):
+    """Every utterance was trained in each epoch, on GPUs, and the words were learnt."""
+    result = run.result
+    assert result["utterances"] + result.get("repeated", 0) >= 48 * result["epoch"]
+    assert result["device"] != "cpu"
+    assert math.isfinite(result["valid"]["loss"])
+    assert result["valid"]["loss"] < result["history"][0]["loss"]
+    assert len({entry["learner"] for entry in run.entries("step")}) == learners
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("amp", ["auto", "off"])
+@pytest.mark.parametrize("kind", ["conformer", "blstm"])
+def test_one_learner_trains_all_processes_included(corpus, tmp_path, kind, amp):
+    run = train(job_on(corpus, tmp_path, kind, epochs=8, amp=amp))
+    check(run)
+    assert ("bf16" in run.result["precision"]) is (amp == "auto" and torch.cuda.is_bf16_supported(False))
+
+
+@pytest.mark.gpu
+def test_nodes_share_one_gpu_and_average_through_the_cuda_mover(corpus, tmp_path):
+    run = train(job_on(corpus, tmp_path, strategy="adpsgd", nodes=2, epochs=8))
+    check(run, 2)
+    assert any(entry["exchanges"] for entry in run.entries("step"))
+
+
+@pytest.mark.gpu(2)
+@pytest.mark.parametrize(
+    "strategy", ["scpsgd", "onebit", "sdpsgd", "d1d", "ma", "bmuf", "pipeline"], ids=lambda name: name
+)
+def test_a_node_of_two_gpus_trains_by_nccl(corpus, tmp_path, strategy):
+    run = train(job_on(corpus, tmp_path, strategy=strategy, learners_per_node=2, epochs=8))
+    check(run, 1 if strategy == "pipeline" else 2)
+
+
+@pytest.mark.gpu(2)
+@pytest.mark.parametrize("hook", ["bf16", "powersgd"])
+def test_communication_hooks_train(corpus, tmp_path, hook):
+    check(train(job_on(corpus, tmp_path, strategy="scpsgd", learners_per_node=2, comm_hook=hook, epochs=8)), 2)
+
+
+@pytest.mark.gpu(4)
+def test_two_nodes_of_two_gpus_train(corpus, tmp_path):
+    check(train(job_on(corpus, tmp_path, strategy="h-adpsgd", nodes=2, learners_per_node=2, epochs=8)), 4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["conformer", "blstm"])
+def test_a_gpus_gradient_is_that_of_the_cpu(corpus, tmp_path, kind):
+    plain, fast = (
+        Learner(job_on(corpus, tmp_path, kind, device, amp="off"), torch.device(device)) for device in ("cpu", "cuda")
+    )
+    batch = open_set(plain.job, plain.job.train_url).batch(range(6))
+    wanted, found = plain.gradient(batch, 1, 0), fast.gradient(batch.pinned(), 1, 0)
+    assert found.loss == pytest.approx(wanted.loss, rel=5e-3)  # convolutions in tf32
+    difference = fast.flat.grads.cpu() - plain.flat.grads
+    assert difference.norm() < 0.02 * plain.flat.grads.norm()
+
+
+@contextmanager
+def memory_for(total_bytes):
+    """Let this process have so many bytes of the GPU."""
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(total_bytes / torch.cuda.get_device_properties(GPU).total_memory, GPU)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, GPU)
+
+
+@pytest.mark.gpu
+def test_a_batch_that_does_not_fit_is_divided(corpus, tmp_path):
+    model = bare("conformer").model_copy(update={"dim": 256, "layers": 6, "heads": 4})
+    job = corpus.job(tmp_path, spec=corpus.spec("conformer", model=model), device="cuda", amp="off")
+    learner = Learner(job, GPU)
+    batch = open_set(job, job.train_url).batch(list(range(48)) * 4)
+    learner.gradient(batch.part(slice(0, 2)), 1, 0)  # libraries load, and take what they need
+    torch.cuda.empty_cache()
+    base = torch.cuda.memory_reserved(GPU)
+    torch.cuda.reset_peak_memory_stats(GPU)
+    wanted = learner.gradient(batch, 1, 0)
+    grads, peak = learner.flat.grads.clone(), torch.cuda.max_memory_reserved(GPU)
+    assert wanted.divided == 0
+    with memory_for(base + 0.6 * (peak - base)):
+        found = learner.gradient(batch, 1, 0)
+    assert found.divided == 1
+    assert found.loss == pytest.approx(wanted.loss, rel=1e-3)
+    assert (learner.flat.grads - grads).norm() < 0.01 * grads.norm()
+
+
+@pytest.mark.gpu
+def test_the_evaluator_goes_to_the_cpu_when_the_gpu_is_full(corpus, tmp_path):
+    job = job_on(corpus, tmp_path)
+    weights = cpu_weights(job.spec.build_model())
+    wanted = Evaluator(job_on(corpus, tmp_path, device="cpu")).validate(weights)
+    with memory_for(4096):
+        evaluator = Evaluator(job)
+        found = evaluator.validate(weights)
+    assert evaluator.device == torch.device("cpu")
+    assert found == wanted
+
+
+@pytest.mark.gpu
+def test_averages_through_the_cuda_mover_lose_nothing(tmp_path):
+    """Two exchanges of this process: weights come together, and their sum stays what it was."""
+    size, count = 100_000, 2
+    config = ExchangeConfig(encrypt=False, chunk_kb=64)
+    exchanges = [build_exchange(config, ExchangeSetup(n, 0, size, folder=tmp_path)) for n in range(count)]
+    live = [torch.full((size,), float(n), device=GPU) + torch.arange(size, device=GPU) % 7 for n in range(count)]
+    total = torch.stack(live).double().sum(0)
+    step = 0
+    try:
+        view = View(1, tuple(Member(n, f"once-{n}", (exchanges[n].endpoint,)) for n in range(count)))
+        for exchange, weights in zip(exchanges, live, strict=True):
+            exchange.set_view(view)
+            exchange.start(weights, 0)
+
+        def round_of_all(tick=True):
+            nonlocal step
+            step += 1
+            for exchange, weights in zip(exchanges, live, strict=True):
+                if exchange.ready():
+                    weights += exchange.take()
+                    exchange.release()
+                exchange.give(weights, step)
+                if tick:
+                    exchange.tick(step)
+            return float((live[0] - live[1]).abs().max())
+
+        def lost(_):
+            return float((torch.stack(live).double().sum(0) - total).abs().max())
+
+        wait_until(lambda: round_of_all() < 1e-3, every_s=0.02)
+        # without further exchanges, what is under way arrives
+        wait_until(lambda: lost(round_of_all(tick=False)) < 1e-4, every_s=0.02)
+        assert all(exchange.stats().finished for exchange in exchanges)
+    finally:
+        for exchange in exchanges:
+            exchange.close()
+
+
+@pytest.mark.gpu
+def test_page_locked_batches_are_what_a_loader_gives(corpus, tmp_path):
+    batch = open_set(job_on(corpus, tmp_path), corpus.url("train")).batch(np.arange(3)).pinned()
+    assert all(tensor.is_pinned() for tensor in (batch.inputs, batch.lengths, batch.tokens, batch.token_lengths))
+
+
+@pytest.mark.gpu
+def test_the_speed_of_the_published_model(record_property):
+    from benchmarks.published_model import Options, measure
+
+    for precision in ("fp32", "bf16"):
+        row = measure(Options(device="cuda", precision=precision, seconds=10.0, batch=128))
+        record_property(
+            "measured",
+            f"published model, {row['computed_in']}: step {row['step_s'] * 1e3:.1f} ms alone, "
+            f"{row['step_s_exchanging'] * 1e3:.1f} ms exchanging, {row['exchanges_per_step']:.2f} exchanges a step, "
+            f"staleness {row['staleness']:.1f}, {row['frames_per_s']:,.0f} frames/s, peak {row['peak_mb']:,.0f} MB",
+        )
+
+
+@pytest.mark.gpu
+def test_the_speed_of_the_feeding_side(corpus, record_property):
+    from benchmarks.feeding import Options, measure
+
+    for threads in sorted({1, 4, os.cpu_count() or 1}):
+        row = measure(Options(corpus.url("train"), threads, seconds=5.0), 1, 300.0)
+        record_property(
+            "measured",
+            f"feeding by {threads} threads: {row['audio_per_s']:,.0f} x real time, "
+            f"{row['utterances_per_cpu_s']:,.0f} half-second utterances a CPU-second",
+        )

@@ -1,0 +1,65 @@
+"""Padding for a GPU's sake changes nothing but the time that a step takes; it is tried on the CPU."""
+
+import pytest
+import torch
+from tones import bare
+
+from speech.models import conformer
+from training.compute import Learner, open_set
+from training.shapes import frame_multiple, rounded_up
+
+CPU = torch.device("cpu")
+
+
+def test_lengths_are_rounded_up_on_a_gpu_alone():
+    assert frame_multiple(CPU) == 1
+    multiple = frame_multiple(torch.device("cuda", 0))
+    lengths = {rounded_up(torch.ones(1, frames, 2), multiple).shape[1] for frames in range(1, 3001)}
+    assert len(lengths) == 47
+    # behind the strongest subsampling tensor cores still get multiples of eight
+    assert all(length % (8 * 8) == 0 for length in lengths)
+    feats = torch.ones(2, 5, 3)
+    assert rounded_up(feats, 1) is feats
+    assert rounded_up(feats, 4)[:, 5:].abs().sum() == 0
+
+
+@pytest.mark.parametrize("kind", ["blstm", "conformer"])
+def test_a_longer_padding_changes_no_gradient(corpus, tmp_path, kind):
+    job = corpus.job(tmp_path, spec=corpus.spec(kind, model=bare(kind)))
+    batch = open_set(job, job.train_url).batch(range(5))
+    plain, padded, widths = Learner(job, CPU), Learner(job, CPU), []
+    padded.frame_multiple = 64
+    forward = padded.model.forward
+    padded.model.forward = lambda feats, frames: (widths.append(feats.shape[1]), forward(feats, frames))[1]
+    wanted, found = plain.gradient(batch, 3, 1), padded.gradient(batch, 3, 1)
+    assert widths[0] % 64 == 0
+    assert found.loss == pytest.approx(wanted.loss, rel=1e-5)
+    torch.testing.assert_close(padded.flat.grads, plain.flat.grads, rtol=1e-4, atol=1e-4)
+
+
+def test_heads_of_any_width_are_attended_with_as_if_they_were_a_multiple_of_eight(monkeypatch):
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 4, 9, 36, requires_grad=True).unbind(0)
+    mask = (torch.arange(9) < torch.tensor([9, 5]).unsqueeze(1))[:, None, None, :]
+    wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    widths, real = [], torch.nn.functional.scaled_dot_product_attention
+
+    def spy(q, k, v, **fields):
+        widths.append(q.shape[-1])
+        return real(q, k, v, **fields)
+
+    monkeypatch.setattr(conformer.F, "scaled_dot_product_attention", spy)
+    found = conformer.attend(q, k, v, mask, multiple=8)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+    assert torch.equal(conformer.attend(q, k, v, mask), wanted)
+    assert widths == [40, 36]
+
+
+@pytest.mark.gpu
+def test_heads_of_any_width_use_a_fused_kernel_on_a_gpu():
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    q, k, v = torch.randn(3, 2, 4, 64, 36, device="cuda", dtype=torch.bfloat16).unbind(0)
+    mask = torch.ones(2, 1, 1, 64, dtype=torch.bool, device="cuda")
+    with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]):
+        assert conformer.attend(q, k, v, mask).shape == q.shape

@@ -1,0 +1,60 @@
+"""Batches that a device's memory does not hold are computed in portions, whose gradients add up to the batch's.
+
+The loss is a sum over utterances, so that nothing but dropout's draws depends on how a batch is divided.
+"""
+
+import logging
+import math
+from collections.abc import Iterator
+
+from training.data import Batch
+
+log = logging.getLogger(__name__)
+
+
+class TooLargeError(RuntimeError):
+    """A single utterance does not fit into the device's memory."""
+
+
+class Portions:
+    """How much of a batch fits at a time; learnt from what did not."""
+
+    def __init__(self) -> None:
+        self._too_much = math.inf
+        """The fewest values of padded input that did not fit."""
+
+    def first(self, batch: Batch) -> int:
+        """Utterances of a batch to begin with: all, unless as much has failed before."""
+        size, each = len(batch.ids), batch.inputs.numel() / max(1, len(batch.ids))
+        while size > 1 and size * each >= self._too_much:
+            size = math.ceil(size / 2)
+        return size
+
+    def smaller(self, batch: Batch, size: int) -> int:
+        """So many utterances of a batch did not fit: how many to try next.
+
+        Raises:
+            TooLargeError: It was a single one.
+        """
+        if size == 1:
+            raise TooLargeError(
+                f"an utterance of this batch does not fit into the GPU's memory by itself ({_longest(batch)}): leave "
+                "such out by data.max_seconds, or use a smaller model, fewer learners a GPU or one with more memory"
+            )
+        self._too_much = min(self._too_much, batch.inputs.numel() / len(batch.ids) * size)
+        smaller = math.ceil(size / 2)
+        log.warning(
+            "the GPU's memory does not hold %d utterances of a batch at a time: trying %d (train.batch_seconds)",
+            *(size, smaller),
+        )
+        return smaller
+
+
+def _longest(batch: Batch) -> str:
+    """The longest utterance of a batch."""
+    return batch.ids[int(batch.lengths.argmax())]
+
+
+def cut(batch: Batch, size: int) -> Iterator[slice]:
+    """A batch's utterances, so many at a time."""
+    return (slice(start, start + size) for start in range(0, len(batch.ids), size))

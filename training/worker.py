@@ -233,12 +233,12 @@ class Worker:
         self.prefetch.hint([self._share(rows) for rows in turn["next"]])
         seed = derive_seed("step", self.job.seed, self.name, self.step)
         losses = self.learner.gradient(batch, seed, turn["epoch"])
+        if self.slow > 1.0:  # a fault that tests inject: a machine that is so many times slower
+            time.sleep((time.thread_time() - worked) * (self.slow - 1.0))
         self.stepper.step(losses, lost is not None, turn["lr"])
         self.step += 1
         if self._ids and batch is not None:
             self._ids.write(json.dumps({"epoch": turn["epoch"], "step": self.step, "ids": batch.ids}) + "\n")
-        if self.slow > 1.0:  # a fault that tests inject: a machine that is so many times slower
-            time.sleep((time.thread_time() - worked) * (self.slow - 1.0))
         self.stepper.after(self.step)
         return lost
 

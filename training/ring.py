@@ -72,18 +72,23 @@ class Ring:
         return True
 
     def ready(self) -> bool:
-        """Whether this rank's exchange has brought something."""
+        """Right before an update: get what this rank's exchange has averaged until now; whether there is anything."""
         return self.exchange is not None and self.exchange.alive() and self.exchange.ready()
 
     @torch.no_grad()
-    def average(self) -> None:
-        """Add what the exchanges of all ranks have brought, half the differences to neighbours, to the live weights."""
+    def average(self, ready: bool) -> None:
+        """Add what the exchanges of all ranks have brought, half the differences to neighbours, to the live weights.
+
+        Args:
+            ready: Whether this rank's has brought anything; all ranks call this together if one of them has.
+        """
         assert self.exchange is not None
         started = time.monotonic()
-        delta = self.exchange.take()
+        delta = self.exchange.take() if ready else torch.zeros_like(self._mine())
         weights = self.flat.weights
         weights.add_(self.group.gather_shares(delta.to(weights.device), weights.numel()))
-        self.exchange.release()
+        if ready:
+            self.exchange.release()
         self.averaging_s = time.monotonic() - started
 
     def after_step(self, step: int) -> None:
@@ -104,8 +109,8 @@ class Ring:
 
     def idle(self, step: int) -> None:
         """There is nothing to train: the neighbours' averaging still reaches this replica."""
-        if self.exchange is not None and self.group.all(self.ready()):
-            self.average()
+        if self.exchange is not None and self.group.any(ready := self.ready()):
+            self.average(ready)
             self.exchange.give(self._mine(), step)
 
     def stats(self) -> ExchangeStats | None:

@@ -146,8 +146,8 @@ class RingStepper(Stepper):
         sums = together(parts)
         norm = self.learner.scale_gradient(sums.tokens)
         good = math.isfinite(norm) and math.isfinite(sums.loss)
-        if all(part.ready for part in parts):
-            self.ring.average()
+        if any(one.ready for one in parts):
+            self.ring.average(part.ready)
         if good and sums.utterances:
             self.learner.update(lr)
         elif self.hook:

@@ -29,7 +29,7 @@ class LearnerView:
     loss: float | None = None
     lr: float | None = None
     staleness: float | None = None
-    """Own steps between a snapshot and the averaging that used it."""
+    """Own steps between the weights that were averaged and the update at which the average is applied, from 1."""
     exchange_s: float | None = None
     distance: float | None = None
     failed: int | None = None

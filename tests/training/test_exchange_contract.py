@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from pretended_copies import DeviceExchange
 from support import wait_until
 
 from training.config import ExchangeConfig
@@ -88,6 +89,7 @@ class ExchangeContract:
 
     elastic = True
     meets = False  # whether both sides must have a step to give
+    rounding = 0.0  # how far two learners may be apart after an averaging
 
     @abstractmethod
     def make(self, count, folder, **config):
@@ -141,6 +143,31 @@ class ExchangeContract:
                 ring.work(tick=False)
             assert one.stats().initiated <= 2
             assert ring.exchanges[1].stats().initiated == int(self.meets)
+
+    def test_an_update_gets_everything_that_was_averaged_until_then(self, tmp_path):
+        """Staleness one: also what comes after the first average, and whatever the daemon does at the time."""
+        with self.ring(2, tmp_path) as ring:
+            ring.start()
+            ring.loaded()
+            ring.join()
+            for step in range(4):
+                for asking in [ring.exchanges] if self.meets else [[one] for one in ring.exchanges]:
+                    before = [s.finished + s.answered for s in ring.stats()]
+                    for one in asking:
+                        one.tick(step)
+                    wait_until(
+                        lambda: all(s.finished + s.answered > n for s, n in zip(ring.stats(), before, strict=True)),  # noqa: B023
+                        every_s=0.002,
+                    )
+                    time.sleep(0.01)  # what is handed over too early is handed over now
+                for n, one in enumerate(ring.exchanges):
+                    wait_until(one.ready, every_s=0.002)
+                    ring.take(n)
+                    assert one.stats().staleness == 1
+                assert ring.spread() <= self.rounding
+                for n, one in enumerate(ring.exchanges):
+                    ring.live[n] += n + 1
+                    wait_until(lambda: one.give(ring.live[n], step + 1), every_s=0.002)  # noqa: B023
 
     def test_gradient_steps_are_not_lost(self, tmp_path):
         with self.ring(3, tmp_path) as ring:
@@ -293,8 +320,17 @@ class TestZmq(ExchangeContract):
         return made
 
 
+class TestZmqOfADevice(TestZmq):
+    """Weights on a device, whose copies take a while."""
+
+    def make(self, count, folder, **config):
+        cfg = ExchangeConfig.model_validate(CONFIG | {"encrypt": False} | config)
+        return [DeviceExchange(cfg, ExchangeSetup(n, 0, SIZE, None, folder)) for n in range(count)]
+
+
 class TestZmqSecureBf16RandomRing(TestZmq):
     key = RingKey.generate()
+    rounding = 0.1
 
     def make(self, count, folder, **config):
         return super().make(count, folder, neighbours="random-ring", wire="bf16", **config)

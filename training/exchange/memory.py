@@ -113,6 +113,7 @@ class MemoryExchange(MailboxExchange):
             sent = bytearray(averager.count(index) * averager.wire.itemsize)
             with self._lock:
                 averager.ask(index, sent)
+                step = averager.step
                 self._underway = (node, index)
             answer = None if peer is None else peer._answer(self, index, sent)
             if answer is None:
@@ -123,11 +124,11 @@ class MemoryExchange(MailboxExchange):
                 self._underway = None
                 if not answer:
                     continue  # crossed
-                averager.poll(settled=False)
+                averager.poll()
                 if averager.generation != generation:
                     self._report.failed += 1
                     return
-                difference = averager.settle(index, sent, answer)
+                difference = averager.settle(index, sent, answer, step)
             self._report.bytes_sent += len(sent)
             self._report.received(len(answer), late=False)
             if not math.isnan(difference):
@@ -139,6 +140,7 @@ class MemoryExchange(MailboxExchange):
         """The passive side; runs in the asker's thread. Empty if requests crossed: the lower node's is answered."""
         with self._lock:
             averager, asker = self._averager, other._averager
+            averager.poll()
             if self._underway == (other._setup.node, index) and self._setup.node < other._setup.node:
                 self._report.answered(0, index == averager.chunks - 1)
                 return bytearray()

@@ -101,8 +101,8 @@ class ProcessExchange(MailboxExchange):
     def _launch(self) -> "subprocess.Popen[bytes]":
         ours, theirs = socket.socketpair()
         self._control = Control(ours)
-        files = (str(self._file), str(theirs.fileno()))
-        command = [sys.executable, "-m", "training.exchange.daemon", *files, str(os.getpid())]
+        files = (self._file, theirs.fileno(), self._bell.rings)
+        command = [sys.executable, "-m", "training.exchange.daemon", *map(str, files), str(os.getpid())]
         # arithmetic on chunks gains nothing from threads, and must leave the cores to training
         threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         path = os.pathsep.join(filter(None, (_ROOT, os.environ.get("PYTHONPATH"))))
@@ -114,7 +114,7 @@ class ProcessExchange(MailboxExchange):
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                pass_fds=(self._file, theirs.fileno()),
+                pass_fds=files,
                 env=os.environ | threads | {"PYTHONPATH": path},
             )
 

@@ -91,6 +91,7 @@ class _Asked:
     sent: bytearray | None = None
     answer: bytearray | None = None
     generation: int = 0
+    step: int = 0
 
 
 class VirtualExchange(MailboxExchange):
@@ -103,11 +104,8 @@ class VirtualExchange(MailboxExchange):
 
     def __init__(self, ether: Ether, node: int, size: int) -> None:
         # the mailbox needs no file here: nobody else maps it, and a thousand of them would use up the descriptors
-        self._size, self._file, self._mailbox = size, -1, Mailbox(-1, size)
-        self._mailbox.last_peer = -1
-        self._generation = self._taken = 0
-        self._staleness = 0.0
-        self._final, self._mover = None, None
+        self._file = -1
+        self._open(size, Mailbox(-1, size))
         self.node, self._ether = node, ether
         self._averager = Averager(self._mailbox, size)
         self._view = View()
@@ -121,7 +119,7 @@ class VirtualExchange(MailboxExchange):
         ether.open[node] = self
 
     def _wake(self) -> None:
-        self._averager.poll(settled=self._asked is None)
+        self._averager.poll()
         if self._mailbox.ticks != self._ticks:
             self._ticks, self._budget = self._mailbox.ticks, 1
         if self._budget and self._asked is None and self._averager.loaded:
@@ -158,9 +156,9 @@ class VirtualExchange(MailboxExchange):
 
     def _send(self, number: int) -> None:
         if (asked := self._current(number)) is not None:
-            self._averager.poll(settled=False)
+            self._averager.poll()
             asked.sent = bytearray(4 * self._size)
-            asked.generation = self._averager.generation
+            asked.generation, asked.step = self._averager.generation, self._averager.step
             self._averager.ask(0, asked.sent)
             self._bytes_sent += len(asked.sent)
 
@@ -175,9 +173,9 @@ class VirtualExchange(MailboxExchange):
         """The answer is here, unless requests crossed: then the other one is answered instead."""
         if (asked := self._current(number)) is None or asked.answer is None or asked.sent is None:
             return
-        self._averager.poll(settled=False)
+        self._averager.poll()
         if self._averager.generation == asked.generation:
-            squares = self._averager.settle(0, asked.sent, asked.answer)
+            squares = self._averager.settle(0, asked.sent, asked.answer, asked.step)
             self._bytes_received += len(asked.answer)
             if not math.isnan(squares):
                 self._distance = math.sqrt(squares / self._size)
@@ -209,7 +207,7 @@ class VirtualExchange(MailboxExchange):
         asked = self._asked
         if asked is not None and asked.sent is not None and asked.peer == asker and self.node < asker:
             return None
-        self._averager.poll(settled=False)
+        self._averager.poll()
         if not self._averager.loaded:
             return None
         answer = bytearray(len(message))
@@ -217,7 +215,7 @@ class VirtualExchange(MailboxExchange):
         self._answered += 1
         self._bytes_sent += len(answer)
         self._bytes_received += len(message)
-        self._averager.poll(settled=self._asked is None)
+        self._averager.poll()
         self._ether.news(self.node)
         return answer
 

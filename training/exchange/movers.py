@@ -215,7 +215,7 @@ class DeviceMover(Mover):
         """See `Mover.restart`."""
         with self._lock:
             super().restart()
-            self._brought = self._mailbox.offered
+            self._brought = self._mailbox.released = self._mailbox.offered
             self._gathering.steps.clear()
             self._clone_waits = False
 
@@ -306,6 +306,7 @@ class DeviceMover(Mover):
         mailbox.send_snapshot(*note)
         with self._lock:
             self._copying = False
+            mailbox.released = max(mailbox.released, self._brought)
         self._wake()
 
     # --- up
@@ -320,7 +321,7 @@ class DeviceMover(Mover):
             if (now != ended or not rung) and self._mailbox.demand():
                 ended, self._demanded_at = now, time.monotonic()
                 self._wake()
-            if self._mailbox.delta_waits() and not self._outdated():
+            if self._mailbox.delta_waits() and self._mailbox.offered != self._brought and not self._outdated():
                 self._bring()
 
     def _bring(self) -> None:
@@ -332,7 +333,10 @@ class DeviceMover(Mover):
             if generation == self.generation:
                 self._gathering.add(self._landed, step, self._copies)
                 self._brought = number
-            mailbox.released = number
+            # the exchange keeps the last delta only: it must not make another before it has a snapshot on its way that
+            # lacks this one
+            if not self._copying:
+                mailbox.released = max(mailbox.released, number)
         self._lead_s = _mean(self._lead_s, time.monotonic() - self._demanded_at)
         self._wake()
 

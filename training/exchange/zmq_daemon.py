@@ -58,8 +58,7 @@ class ZmqDaemon:
         self._asking: Asking | None = None
         self._fetching: Fetching | None = None
         self._ticks = self._budget = self._number = self._first = 0
-        self._awaited, self._awaited_at = 0, 0.0
-        self._listens, self._try_at = True, 0.0
+        self._old_since, self._listens, self._try_at = math.inf, True, 0.0
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         key = RingKey(setup["public"].encode(), setup["secret"].encode()) if setup.get("secret") else None
         longest = 4 * self._averager.chunk + 1024
@@ -143,15 +142,19 @@ class ZmqDaemon:
     def _awaits(self) -> bool:
         """Whether an update is being made, or its weights are on their way: no exchange begins with the old ones.
 
-        What they bring would have to wait for the update after this one. It is a matter of milliseconds, and bounded.
+        What they bring would have to wait for the update after this one. It is a matter of milliseconds, and bounded:
+        where new weights come later than that, or one update after the other, requests are answered with what is there.
         """
         mailbox, now = self._mailbox, time.monotonic()
-        coming = max(mailbox.updating, mailbox.newest)
-        if coming != self._awaited:
-            self._awaited, self._awaited_at = coming, now
-        waits = self._averager.step < coming and now - self._awaited_at < _UPDATE_S
-        waits |= 0.0 < mailbox.deadline < now < mailbox.deadline + _LATE * mailbox.lead_s
-        waits &= self._averager.loaded
+        old = self._averager.step < max(mailbox.updating, mailbox.newest)
+        old |= 0.0 < mailbox.deadline < now < mailbox.deadline + _LATE * mailbox.lead_s
+        if not old or not self._averager.loaded:
+            self._old_since = math.inf
+        elif self._old_since == math.inf:
+            self._old_since = now
+        waits = now - self._old_since < _UPDATE_S and self._old_since < math.inf
+        if waits:
+            self._averager.use()  # or nobody would copy new weights for those who wait
         if waits == self._listens:
             self._listens = not waits
             self._poller.modify(self._router, zmq.POLLIN if self._listens else 0)
@@ -269,7 +272,6 @@ class ZmqDaemon:
             return
         self._poll()
         if self._awaits():
-            self._averager.use()
             return
         address = self._choose(now)
         if address is None:

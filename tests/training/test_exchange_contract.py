@@ -17,7 +17,7 @@ from training.exchange.keys import RingKey
 from training.membership import Member, View
 
 SIZE = 10_000
-CONFIG = {"chunk_kb": 16, "timeout_s": 1.0}  # three chunks
+CONFIG = {"chunk_kb": 16, "timeout_s": 1.0, "per_step": 1}  # three chunks
 
 
 class Ring:
@@ -318,6 +318,25 @@ class TestZmq(ExchangeContract):
                 exchange.close()
             raise
         return made
+
+
+def test_several_exchanges_begin_in_a_step_as_far_as_the_processor_time_goes(tmp_path):
+    for share, wanted in ((1.0, 3), (0.0, 1)):
+        cfg = ExchangeConfig.model_validate(CONFIG | {"encrypt": False, "per_step": 3, "cpu_share": share})
+        ring = Ring(build_exchange(cfg, ExchangeSetup(n, 0, SIZE, None, tmp_path)) for n in range(2))
+        try:
+            ring.start()
+            ring.loaded()
+            ring.join()
+            one = ring.exchanges[0]
+            for step in range(3):
+                one.tick(step)
+                wait_until(lambda: one.stats().finished >= wanted * (step + 1), every_s=0.01)  # noqa: B023
+            ring.rest()
+            assert one.stats().finished == 3 * wanted
+        finally:
+            for exchange in ring.exchanges:
+                exchange.close()
 
 
 class TestZmqOfADevice(TestZmq):

@@ -14,6 +14,7 @@ from training.exchange.base import ExchangeSetup
 from training.exchange.client import MailboxExchange
 from training.exchange.neighbours import by_distance, neighbour
 from training.exchange.reporting import Report
+from training.exchange.wire import chunk_weights
 from training.membership import View
 
 _IDLE_S = 0.1
@@ -32,7 +33,7 @@ class MemoryExchange(MailboxExchange):
         """Start the thread."""
         super().__init__(setup.size)
         self._cfg, self._setup = cfg, setup
-        self._averager = Averager(self._mailbox, cfg.chunk_kb * 256, cfg.wire)
+        self._averager = Averager(self._mailbox, chunk_weights(setup.size, cfg.chunk_kb), cfg.wire)
         self._report = Report(self._mailbox)
         self._view = View()
         self._lock = threading.Lock()

@@ -14,6 +14,7 @@ from training.config import ExchangeConfig
 from training.exchange.base import ExchangeError, ExchangeSetup, PortTakenError
 from training.exchange.client import MailboxExchange
 from training.exchange.control import Control
+from training.exchange.wire import chunk_weights
 from training.membership import Member, View
 from training.processes import end_of_log, log_size, stop
 
@@ -48,10 +49,11 @@ class ProcessExchange(MailboxExchange):
             "host": host,
             "port": port + setup.rank if port else 0,
             "advertise": setup.advertise_host,
-            "chunk": cfg.chunk_kb * 256,
+            "chunk": chunk_weights(setup.size, cfg.chunk_kb),
             "wire": cfg.wire,
             "neighbours": cfg.neighbours,
             "per_step": cfg.per_step,
+            "cpu_share": cfg.cpu_share,
             "timeout_s": cfg.timeout_s,
         }
         if setup.key is not None and cfg.encrypt:

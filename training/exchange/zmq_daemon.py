@@ -6,6 +6,7 @@ from typing import Any
 
 import zmq
 
+from training.exchange.allowance import Allowance
 from training.exchange.averaging import Averager
 from training.exchange.control import Control
 from training.exchange.keys import RingKey, secure_server
@@ -38,8 +39,8 @@ class ZmqDaemon:
     """Serves one mailbox; see `training.exchange.base` for what it does.
 
     Args:
-        setup: `node`, `host`, `port`, `advertise`, `seed`, `chunk`, `wire`, `neighbours`, `per_step`, `timeout_s`, and
-            `public` and `secret` of the key, or neither.
+        setup: `node`, `host`, `port`, `advertise`, `seed`, `chunk`, `wire`, `neighbours`, `per_step`, `cpu_share`,
+            `timeout_s`, and `public` and `secret` of the key, or neither.
         mailbox: Shared with the training process.
         control: Connection to the training process.
 
@@ -51,6 +52,7 @@ class ZmqDaemon:
         self._node, self._seed = int(setup["node"]), int(setup["seed"])
         self._kind: Kind = setup["neighbours"]
         self._per_step, self._timeout_s = int(setup["per_step"]), float(setup["timeout_s"])
+        self._allowance = Allowance(float(setup["cpu_share"]))
         self._mailbox, self._control = mailbox, control
         self._averager = Averager(mailbox, int(setup["chunk"]), setup["wire"])
         self._report = Report(mailbox)
@@ -271,7 +273,8 @@ class ZmqDaemon:
         if self._asking or not self._budget or not self._averager.loaded or now < self._try_at:
             return
         self._poll()
-        if self._awaits():
+        first = self._budget == self._per_step
+        if self._awaits() or not (self._allowance.covers(now) or first):
             return
         address = self._choose(now)
         if address is None:

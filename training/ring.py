@@ -3,6 +3,7 @@
 An all-gather inside the node spreads what the ranks' exchanges bring, so that averaging uses every rank's link.
 """
 
+import logging
 import time
 
 import torch
@@ -16,6 +17,37 @@ from training.membership import View
 FETCH_S = 30.0
 """How long a newcomer waits for a neighbour's weights at a time."""
 FETCH_TRIES = 2
+_RATE_STEPS = 50
+_DEFICIT = 0.8
+
+
+class ExchangeRate:
+    """How many exchanges of a rank end well in a step; says so once where they are too few.
+
+    Args:
+        name: Of the learner.
+
+    Attributes:
+        per_step: Mean over the last steps, some fifty; 0 at the beginning.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.per_step = 0.0
+        self._name, self._steps, self._finished, self._told = name, 0, 0, False
+
+    def step(self, finished: int) -> None:
+        """A step is over, by which so many exchanges have ended well; a daemon that is started anew counts from 0."""
+        ended, self._finished = max(0, finished - self._finished), finished
+        self._steps += 1
+        self.per_step += (ended - self.per_step) / min(self._steps, _RATE_STEPS)
+        if self._steps > _RATE_STEPS and self.per_step < _DEFICIT and not self._told:
+            self._told = True
+            logging.warning(
+                "learner %s finishes %.2f exchanges a step: with less than one, replicas drift apart; "
+                "make steps longer (train.batch_seconds) or messages smaller (exchange.wire=bf16), or use h-adpsgd",
+                self._name,
+                self.per_step,
+            )
 
 
 class Ring:
@@ -33,6 +65,7 @@ class Ring:
         self.view = View()
         self.averaging_s = 0.0
         """Seconds that the last averaging took of the training step."""
+        self.rate = ExchangeRate(f"{node}.{group.rank}")
         self._part = group.share(flat.weights.numel())
 
     def endpoints(self) -> tuple[str, ...]:
@@ -106,6 +139,8 @@ class Ring:
             raise ExchangeError(f"the exchange of node {self.node} rank {self.group.rank} has ended by itself")
         self.exchange.give(self._mine(), step)
         self.exchange.tick(step)
+        if self.view.without(self.node).members:
+            self.rate.step(self.exchange.stats().finished)
 
     def idle(self, step: int) -> None:
         """There is nothing to train: the neighbours' averaging still reaches this replica."""

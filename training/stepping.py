@@ -131,7 +131,7 @@ class RingStepper(Stepper):
         hook = build_hook(learner.cfg, group.device, epoch_steps) if group.size > 1 else None
         self.reducer, self.hook = GradientReducer(group, learner.flat, hook=hook), hook
         self.apart = hook is not None and hook.state is not None
-        self.measured = ("exchange_s", "staleness", "distance") if ring.exchange else ()
+        self.measured = ("exchange_s", "staleness", "distance", "exchanges_per_step") if ring.exchange else ()
         self._results: list[Stepped] = []
 
     def start(self, step: int) -> None:
@@ -141,7 +141,7 @@ class RingStepper(Stepper):
     def step(self, losses: Losses, lost: bool, lr: float) -> None:
         """See `Stepper.step`."""
         self.reducer.finish()
-        part = Part.of(losses, self.ring.ready(), self.ring.stats(), lost)
+        part = Part.of(losses, self.ring.ready(), self.ring.stats(), self.ring.rate.per_step, lost)
         parts = [Part.from_list(values) for values in self.group.gather_numbers(part.to_list())]
         sums = together(parts)
         norm = self.learner.scale_gradient(sums.tokens)

@@ -44,7 +44,7 @@ class Pair:
     """Two nodes' exchanges."""
 
     def __init__(self, count: int, folder: Path, options: dict[str, object]) -> None:
-        cfg = ExchangeConfig.model_validate({"timeout_s": 60.0, **options})
+        cfg = ExchangeConfig.model_validate({"timeout_s": 60.0, "per_step": 1, **options})
         key = RingKey.generate() if cfg.encrypt else None
         world = World(str(folder / "meet"), 2)
         self.both = cfg.kind == "gloo"

@@ -65,7 +65,8 @@ def measure(options: argparse.Namespace, learners: int, neighbours: str, curvatu
 
 def _stage(options: argparse.Namespace, learners: int, neighbours: str, curvature: float, writer: Connection) -> None:
     switch = netns.Switch(learners, options.rate) if options.rate else None
-    config = ExchangeConfig.model_validate({"neighbours": neighbours, "encrypt": switch is not None})
+    values = {"neighbours": neighbours, "per_step": 1, "encrypt": switch is not None}
+    config = ExchangeConfig.model_validate(values)
     key = RingKey.generate()
     with tempfile.TemporaryDirectory(prefix="stability-") as folder:
         pipes: list[Connection] = []

@@ -6,6 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from tasks.training_view import DEFICIT
 from tasks.watching import Watched
 
 _EVENT_LINES = 8
@@ -75,13 +76,15 @@ def _headline(shown: dict[str, Any]) -> Text:
 def _learners(shown: dict[str, Any]) -> Table:
     table = _table()
     leases = "store" in shown
-    columns = ["learner", "step", "steps/s", "loss", "stale", "exch.", "dist.", "failed"]
+    columns = ["learner", "step", "steps/s", "loss", "stale", "exch.", "/step", "dist.", "failed"]
     # 80 columns are enough for these; a node's host stands in the table of machines
     for name in columns + (["leases", "left"] if leases else []):
         table.add_column(name, justify="left" if name == "learner" else "right", no_wrap=True)
     for one in shown["learners"]:
         row = [one["learner"], str(one["step"]), number(one["steps_per_s"]), number(one["loss"], ".3f")]
         row += [number(one["staleness"], ".1f"), number(one["exchange_s"], ".2f", " s")]
+        a_step = one.get("exchanges_per_step")
+        row += [Text(number(a_step, ".1f"), "bold red" if a_step is not None and a_step < DEFICIT else "")]
         row += [number(one["distance"], ".0e"), number(one["failed"], "d")]
         row += [number(one.get("leases"), "d"), number(one.get("leased"), "d")] if leases else []
         table.add_row(*row)

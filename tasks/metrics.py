@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 Entry = dict[str, Any]
 _LEARNER_FIELDS = (
     *("loss", "lr", "grad_norm", "utterances", "audio_seconds"),
-    *("step_s", "exchange_s", "staleness", "distance", "failed", "divided"),
+    *("step_s", "exchange_s", "exchanges_per_step", "staleness", "distance", "failed", "divided"),
 )
-_MEAN_FIELDS = ("loss", "lr", "grad_norm", "step_s", "exchange_s", "staleness", "distance")
+_MEAN_FIELDS = ("loss", "lr", "grad_norm", "step_s", "exchange_s", "exchanges_per_step", "staleness", "distance")
 _SYSTEM = "system/"
 _SYSTEM_FIELDS = {
     "cpu": "cpu_utilization_percentage",

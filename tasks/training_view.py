@@ -17,6 +17,9 @@ from tasks.metrics import Entry, is_number, mean
 _RECENT = 20
 """Lines of a learner over which its speed is measured."""
 _EVENTS = 12
+DEFICIT = 0.8
+"""With fewer exchanges a step, averaging does not keep up with training."""
+_FIGURES = ("loss", "lr", "staleness", "exchange_s", "exchanges_per_step", "distance", "failed")
 
 
 @dataclass
@@ -29,8 +32,10 @@ class LearnerView:
     loss: float | None = None
     lr: float | None = None
     staleness: float | None = None
-    """Own steps between a snapshot and the averaging that used it."""
+    """Own steps between the weights that were averaged and the update at which the average is applied, from 1."""
     exchange_s: float | None = None
+    exchanges_per_step: float | None = None
+    """Exchanges that ended well; below 1, averaging does not keep up."""
     distance: float | None = None
     failed: int | None = None
     """Exchanges that came to nothing."""
@@ -46,7 +51,7 @@ class LearnerView:
     def feed(self, entry: Entry) -> None:
         """Take a `step` line."""
         self.step = int(entry.get("step", 0))
-        for name in ("loss", "lr", "staleness", "exchange_s", "distance", "failed"):
+        for name in _FIGURES:
             setattr(self, name, entry[name] if is_number(entry.get(name)) else None)
         if not is_number(entry.get("elapsed")):
             return
@@ -73,7 +78,7 @@ class LearnerView:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""
-        fields = ("step", "loss", "lr", "staleness", "exchange_s", "distance", "failed", "steps_per_s", "audio_per_s")
+        fields = ("step", *_FIGURES, "steps_per_s", "audio_per_s")
         return {"learner": self.name, "node": self.node, **{name: getattr(self, name) for name in fields}}
 
 

@@ -20,15 +20,19 @@ class Part:
     """Seconds of its last exchange."""
     staleness: float = 0.0
     distance: float = 0.0
+    exchanges_per_step: float = 0.0
+    """Exchanges of its rank that ended well, a step; below 1, averaging does not keep up."""
     lost: bool = False
     """Whether its rank has found more damaged shards than may be."""
 
     @classmethod
-    def of(cls, losses: Losses, ready: bool, stats: ExchangeStats | None, lost: bool = False) -> "Part":
+    def of(
+        cls, losses: Losses, ready: bool, stats: ExchangeStats | None, per_step: float = 0.0, lost: bool = False
+    ) -> "Part":
         """Put together from a step's sums and the exchange's figures."""
         if stats is None:
             return cls(losses, ready, lost=lost)
-        return cls(losses, ready, stats.last_s, stats.staleness, stats.distance, lost)
+        return cls(losses, ready, stats.last_s, stats.staleness, stats.distance, per_step, lost)
 
     def to_list(self) -> list[float]:
         """As numbers."""
@@ -38,14 +42,15 @@ class Part:
             self.exchange_s,
             self.staleness,
             self.distance,
+            self.exchanges_per_step,
             float(self.lost),
         ]
 
     @classmethod
     def from_list(cls, values: list[float]) -> "Part":
         """From what `to_list` gave."""
-        *losses, ready, exchange_s, staleness, distance, lost = values
-        return cls(Losses(*losses), bool(ready), exchange_s, staleness, distance, bool(lost))
+        *losses, ready, exchange_s, staleness, distance, per_step, lost = values
+        return cls(Losses(*losses), bool(ready), exchange_s, staleness, distance, per_step, bool(lost))
 
 
 def together(parts: list[Part]) -> Losses:

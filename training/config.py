@@ -81,14 +81,18 @@ class ExchangeConfig(BaseModel):
 
     kind: Literal["zmq", "gloo"] = "zmq"
     """`zmq`: elastic and encrypted; `gloo`: torch.distributed between fixed neighbours: nobody may join or leave."""
-    neighbours: Literal["ring", "random-ring"] = "ring"
-    """`ring` alternates left and right; `random-ring` shuffles the ring at every exchange (better beyond 16 nodes)."""
+    neighbours: Literal["auto", "ring", "random-ring", "exponential"] = "auto"
+    """`ring` alternates left and right; `random-ring` shuffles the ring at every exchange; `exponential` asks at
+    distance 1, 2, 4, ... by turns; `auto` is `ring` below eight nodes and `random-ring` from eight on."""
     wire: Literal["fp32", "bf16"] = "fp32"
     """Weights on the wire; bf16 halves the bytes and cannot average out differences below its rounding."""
-    per_step: int = Field(default=1, ge=1)
-    """Exchanges that a node begins per training step at most, so that a fast network does not eat the CPU."""
+    per_step: int = Field(default=4, ge=1)
+    """Exchanges that a node begins per training step at most, one after the other: more keep replicas closer."""
+    cpu_share: float = Field(default=0.05, ge=0, le=1)
+    """Share of one core that a learner's exchanges may take when it begins another one in the same step; the first one
+    of a step is always begun."""
     chunk_kb: int = Field(default=1024, ge=16, le=65536)
-    """Size of a message in KiB: sending, receiving and averaging overlap chunk by chunk."""
+    """Size of a message in KiB at most: sending, receiving and averaging overlap chunk by chunk."""
     timeout_s: float = Field(default=5.0, gt=0)
     """A neighbour that does not answer for this long is left alone for a while."""
     encrypt: bool = True
@@ -264,7 +268,7 @@ class TrainConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check_exchange(self) -> "TrainConfig":
-        if self.exchange.kind == "gloo" and self.exchange.neighbours != "ring":
+        if self.exchange.kind == "gloo" and self.exchange.neighbours not in ("auto", "ring"):
             raise ValueError("exchange.kind gloo has fixed neighbours: use exchange.neighbours=ring, or kind=zmq")
         if self.exchange.kind == "gloo" and self.launch.kind != "local":
             raise ValueError(

@@ -121,6 +121,10 @@ class NodeGroup:
         dist.all_reduce(flag, dist.ReduceOp.MIN, group=self._control)
         return bool(flag)
 
+    def any(self, mine: bool) -> bool:
+        """Whether it is so at one of the ranks at least."""
+        return not self.all(not mine)
+
     def share(self, total: int) -> tuple[int, int]:
         """The part [start, stop) of a flat buffer that this rank exchanges."""
         return share(total, self.rank, self.size)

@@ -3,6 +3,7 @@
 An all-gather inside the node spreads what the ranks' exchanges bring, so that averaging uses every rank's link.
 """
 
+import logging
 import time
 
 import torch
@@ -16,6 +17,37 @@ from training.membership import View
 FETCH_S = 30.0
 """How long a newcomer waits for a neighbour's weights at a time."""
 FETCH_TRIES = 2
+_RATE_STEPS = 50
+_DEFICIT = 0.8
+
+
+class ExchangeRate:
+    """How many exchanges of a rank end well in a step; says so once where they are too few.
+
+    Args:
+        name: Of the learner.
+
+    Attributes:
+        per_step: Mean over the last steps, some fifty; 0 at the beginning.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.per_step = 0.0
+        self._name, self._steps, self._finished, self._told = name, 0, 0, False
+
+    def step(self, finished: int) -> None:
+        """A step is over, by which so many exchanges have ended well; a daemon that is started anew counts from 0."""
+        ended, self._finished = max(0, finished - self._finished), finished
+        self._steps += 1
+        self.per_step += (ended - self.per_step) / min(self._steps, _RATE_STEPS)
+        if self._steps > _RATE_STEPS and self.per_step < _DEFICIT and not self._told:
+            self._told = True
+            logging.warning(
+                "learner %s finishes %.2f exchanges a step: with less than one, replicas drift apart; "
+                "make steps longer (train.batch_seconds) or messages smaller (exchange.wire=bf16), or use h-adpsgd",
+                self._name,
+                self.per_step,
+            )
 
 
 class Ring:
@@ -33,6 +65,7 @@ class Ring:
         self.view = View()
         self.averaging_s = 0.0
         """Seconds that the last averaging took of the training step."""
+        self.rate = ExchangeRate(f"{node}.{group.rank}")
         self._part = group.share(flat.weights.numel())
 
     def endpoints(self) -> tuple[str, ...]:
@@ -72,18 +105,23 @@ class Ring:
         return True
 
     def ready(self) -> bool:
-        """Whether this rank's exchange has brought something."""
+        """Right before an update: get what this rank's exchange has averaged until now; whether there is anything."""
         return self.exchange is not None and self.exchange.alive() and self.exchange.ready()
 
     @torch.no_grad()
-    def average(self) -> None:
-        """Add what the exchanges of all ranks have brought, half the differences to neighbours, to the live weights."""
+    def average(self, ready: bool) -> None:
+        """Add what the exchanges of all ranks have brought, half the differences to neighbours, to the live weights.
+
+        Args:
+            ready: Whether this rank's has brought anything; all ranks call this together if one of them has.
+        """
         assert self.exchange is not None
         started = time.monotonic()
-        delta = self.exchange.take()
+        delta = self.exchange.take() if ready else torch.zeros_like(self._mine())
         weights = self.flat.weights
         weights.add_(self.group.gather_shares(delta.to(weights.device), weights.numel()))
-        self.exchange.release()
+        if ready:
+            self.exchange.release()
         self.averaging_s = time.monotonic() - started
 
     def after_step(self, step: int) -> None:
@@ -101,11 +139,13 @@ class Ring:
             raise ExchangeError(f"the exchange of node {self.node} rank {self.group.rank} has ended by itself")
         self.exchange.give(self._mine(), step)
         self.exchange.tick(step)
+        if self.view.without(self.node).members:
+            self.rate.step(self.exchange.stats().finished)
 
     def idle(self, step: int) -> None:
         """There is nothing to train: the neighbours' averaging still reaches this replica."""
-        if self.exchange is not None and self.group.all(self.ready()):
-            self.average()
+        if self.exchange is not None and self.group.any(ready := self.ready()):
+            self.average(ready)
             self.exchange.give(self._mine(), step)
 
     def stats(self) -> ExchangeStats | None:

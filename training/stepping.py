@@ -132,7 +132,7 @@ class RingStepper(Stepper):
         self.reducer, self.hook = GradientReducer(group, learner.flat, hook=hook), hook
         learner.held = self.reducer.held
         self.apart = hook is not None and hook.state is not None
-        self.measured = ("exchange_s", "staleness", "distance") if ring.exchange else ()
+        self.measured = ("exchange_s", "staleness", "distance", "exchanges_per_step") if ring.exchange else ()
         self._results: list[Stepped] = []
 
     def start(self, step: int) -> None:
@@ -142,13 +142,13 @@ class RingStepper(Stepper):
     def step(self, losses: Losses, lost: bool, lr: float) -> None:
         """See `Stepper.step`."""
         self.reducer.finish()
-        part = Part.of(losses, self.ring.ready(), self.ring.stats(), lost)
+        part = Part.of(losses, self.ring.ready(), self.ring.stats(), self.ring.rate.per_step, lost)
         parts = [Part.from_list(values) for values in self.group.gather_numbers(part.to_list())]
         sums = together(parts)
         norm = self.learner.scale_gradient(sums.tokens)
         good = math.isfinite(norm) and math.isfinite(sums.loss)
-        if all(part.ready for part in parts):
-            self.ring.average()
+        if any(one.ready for one in parts):
+            self.ring.average(part.ready)
         if good and sums.utterances:
             self.learner.update(lr)
         elif self.hook:

@@ -27,8 +27,11 @@ class SdpsgdConfig(StrategyConfig):
 class GossipConfig(StrategyConfig):
     """Asynchronous decentralized SGD."""
 
-    neighbours: Literal["ring", "random-ring"] = "ring"
-    """`ring` alternates left and right; `random-ring` shuffles the ring at every exchange."""
+    neighbours: Literal["auto", "ring", "random-ring", "exponential"] = "ring"
+    """As `train.exchange.neighbours`: `ring` alternates left and right; `random-ring` shuffles the ring at every
+    exchange; `exponential` asks at distance 1, 2, 4, ... by turns; `auto` is `random-ring` from eight nodes on."""
+    per_step: int = Field(default=1, ge=1)
+    """Exchanges of a node a step at most, one after the other, as far as the link allows."""
 
 
 class MaConfig(StrategyConfig):

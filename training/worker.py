@@ -99,6 +99,7 @@ class Worker:
             )
         self.stop_requested = self.decider.stop_requested if self.decider else threading.Event()
         self.slow = 1.0
+        self._rested: float | None = None
         self._bad = self._recoveries = 0
         self._ids = open_trace(self.name)
 
@@ -232,17 +233,18 @@ class Worker:
 
     def _turn(self, turn: Orders) -> TooManyShardsError | None:
         """One batch: its gradient, and what the strategy makes of it."""
-        worked = time.thread_time()
         batch, lost = self._take(self._share(turn["rows"]))
         self.prefetch.hint([self._share(rows) for rows in turn["next"]])
         seed = derive_seed("step", self.job.seed, self.name, self.step)
         losses = self.learner.gradient(batch, seed, turn["epoch"])
+        if self.slow > 1.0:  # a fault that tests inject: a machine that is so many times slower
+            worked = 0.0 if self._rested is None else time.thread_time() - self._rested
+            time.sleep(worked * (self.slow - 1.0))
+            self._rested = time.thread_time()
         self.stepper.step(losses, lost is not None, turn["lr"])
         self.step += 1
         if self._ids and batch is not None:
             self._ids.write(json.dumps({"epoch": turn["epoch"], "step": self.step, "ids": batch.ids}) + "\n")
-        if self.slow > 1.0:  # a fault that tests inject: a machine that is so many times slower
-            time.sleep((time.thread_time() - worked) * (self.slow - 1.0))
         self.stepper.after(self.step)
         return lost
 

@@ -130,7 +130,7 @@ def test_numbers_that_are_missing_have_a_dash():
 
 def test_every_figure_of_a_ring_stands_in_its_place():
     one = {"learner": "0.1", "step": 70, "steps_per_s": 1.5, "loss": 2.25, "staleness": 3.0, "exchange_s": 0.5}
-    one |= {"distance": 0.004, "failed": 5, "leases": 6, "leased": 8}
+    one |= {"exchanges_per_step": 1.25, "distance": 0.004, "failed": 5, "leases": 6, "leased": 8}
     gpu = {"gpu": 0.0, "load": 90.0, "memory_mb": 8000.0}
     shown = {"training": "tiny", "epoch": 0.5, "epochs": 4.0, "loss": 2.5, "steps_per_s": 3.0, "audio_per_s": 90.0}
     shown |= {"learners": [one, one | {"learner": "1.0", "leases": None, "loss": None}], "nodes": [0], "elapsed": 61.0}
@@ -145,8 +145,8 @@ def test_every_figure_of_a_ring_stands_in_its_place():
     told = "epoch 0.50 of 4, loss 2.500, 3.00 steps/s, 90 × real time, 2 learners on 1 nodes of 2, elapsed 0:01:01, "
     told += "left 1:00:00, validation loss 1.500, WER 25.0%, 33 utterances unleased"
     assert lines[:2] == [["tiny"], told.split()]
-    assert ["0.1", "70", "1.50", "2.250", "3.0", "0.50", "s", "4e-03", "5", "6", "8"] in lines
-    assert ["1.0", "70", "1.50", "–", "3.0", "0.50", "s", "4e-03", "5", "–", "8"] in lines
+    assert ["0.1", "70", "1.50", "2.250", "3.0", "0.50", "s", "1.2", "4e-03", "5", "6", "8"] in lines
+    assert ["1.0", "70", "1.50", "–", "3.0", "0.50", "s", "1.2", "4e-03", "5", "–", "8"] in lines
     assert ["3", "lab", "41", "%", "7", "%", "0:", "90", "%,", "8000", "MB"] in lines
     assert [line[2] for line in lines if line[1:2] == ["event"]] == [str(n) for n in range(4, 12)]
     assert lines[-1] == ["no", "answer"]

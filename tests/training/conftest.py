@@ -6,6 +6,7 @@ from support import load_beside
 tones = load_beside(__file__, "tones.py")
 load_beside(__file__, "bookkeeping.py")
 load_beside(__file__, "disturbed.py")
+load_beside(__file__, "pretended_copies.py")
 load_beside(__file__, "ranks.py")
 pretending = load_beside(__file__, "pretending.py")
 make_store, make_node = pretending.make_store, pretending.make_node

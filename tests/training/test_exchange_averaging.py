@@ -1,13 +1,19 @@
 """The half-difference rule and the mailbox, without processes: nothing is lost in any order of events."""
 
+import random
+import time
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pretended_copies import PretendedCopies
+from support import wait_until
 
 from training.exchange.averaging import Averager
 from training.exchange.client import MailboxExchange
+from training.exchange.movers import DeviceMover
 from training.exchange.wire import Wire
 
 SIZE, CHUNK = 10, 4
@@ -34,25 +40,35 @@ class Bare(MailboxExchange):
         self._close_mailbox()
 
 
+class BareDevice(Bare):
+    """The same for weights on a device, whose copies take half a millisecond."""
+
+    def _make_mover(self, weights):
+        return DeviceMover(self._mailbox, self._wake, weights, PretendedCopies(0.0005))
+
+
 class Learner:
     """Live weights, the two sides of its mailbox, and what its gradients have added."""
 
-    def __init__(self, number, wire="fp32"):
+    def __init__(self, number, wire="fp32", outside=Bare):
         rng = np.random.default_rng(number)
         self.live = torch.from_numpy(rng.integers(-512, 512, SIZE).astype(np.float32))
         self.exact = self.live.double().clone()  # initial weights and gradient steps
-        self.outside = Bare(SIZE)
+        self.outside = outside(SIZE)
         self.inside = Averager(self.outside._mailbox, CHUNK, wire)
         self.outside.start(self.live, 0)
-        self.inside.poll()
+        wait_until(self.inside.poll, every_s=0.001)
         self.rng = rng
         self.step = 0
+        self.trained = {0: self.exact.clone()}  # by step
+        self.averaged = torch.zeros(SIZE, dtype=torch.float64)  # what averagings have added to the working copy
 
     def gradient(self):
         step = torch.from_numpy(self.rng.integers(-64, 64, SIZE).astype(np.float32))
         self.live += step
         self.exact += step.double()
         self.step += 1
+        self.trained[self.step] = self.exact.clone()
 
     def take(self):
         if self.outside.ready():
@@ -62,9 +78,27 @@ class Learner:
     def give(self):
         return self.outside.give(self.live, self.step)
 
+    def poll(self):
+        """The exchange's turn, with what the training process wants."""
+        self.outside._mailbox.demand()
+        self.inside.poll()
+
+    def average(self, function, *values):
+        """What the exchange does to its working copy."""
+        before = self.working().double()
+        function(*values)
+        self.averaged += self.working().double() - before
+        self.outside._mailbox.answered += 1
+        self.outside._mailbox.bell.ring()
+
+    def check(self):
+        """The working copy is the snapshot with all averages, those that the snapshot contains or lacks alike."""
+        expected = self.trained[self.inside.step] + self.averaged
+        assert torch.allclose(self.working().double(), expected, rtol=0, atol=1e-2)
+
     def drain(self):
         for _ in range(3):
-            self.inside.poll()
+            self.poll()
             self.take()
 
     def working(self):
@@ -86,17 +120,17 @@ class Network:
         inside = self.learners[i].inside
         message = bytearray(inside.count(chunk) * inside.wire.itemsize)
         inside.ask(chunk, message)
-        self.requests.append((i, j, chunk, message))
+        self.requests.append((i, j, chunk, message, inside.step))
 
     def answer(self, which):
-        i, j, chunk, message = self.requests.pop(which % len(self.requests))
+        i, j, chunk, message, step = self.requests.pop(which % len(self.requests))
         reply = bytearray(message)
-        self.learners[j].inside.answer(chunk, message, reply)
-        self.replies.append((i, chunk, message, reply))
+        self.learners[j].average(self.learners[j].inside.answer, chunk, message, reply)
+        self.replies.append((i, chunk, message, reply, step))
 
     def settle(self, which):
-        i, chunk, message, reply = self.replies.pop(which % len(self.replies))
-        self.learners[i].inside.settle(chunk, message, reply)
+        i, chunk, message, reply, step = self.replies.pop(which % len(self.replies))
+        self.learners[i].average(self.learners[i].inside.settle, chunk, message, reply, step)
 
     def exchange(self, i, j, chunk):
         """Ask, answer and settle at once."""
@@ -115,7 +149,7 @@ class Network:
 
 EVENTS = st.lists(
     st.tuples(
-        st.sampled_from(["gradient", "take", "give", "poll", "hold", "ask", "ask", "answer", "answer", "settle"]),
+        st.sampled_from(["gradient", "take", "give", "poll", "want", "ask", "ask", "answer", "answer", "settle"]),
         st.integers(0, 10**6),
         st.integers(0, 10**6),
     ),
@@ -133,8 +167,11 @@ def test_the_sum_is_kept_and_no_gradient_is_lost_in_any_interleaving(count, wire
         learner = learners[a % count]
         if kind in ("gradient", "take", "give"):
             getattr(learner, kind)()
-        elif kind in ("poll", "hold"):
-            learner.inside.poll(settled=kind == "poll")
+        elif kind == "poll":
+            learner.inside.poll()
+            learner.check()
+        elif kind == "want":
+            learner.outside._mailbox.demand()
         elif kind == "ask" and count > 1:
             net.ask(a % count, (a + 1 + b % (count - 1)) % count, b % learner.inside.chunks)
         elif kind == "answer" and net.requests:
@@ -152,6 +189,41 @@ def test_the_sum_is_kept_and_no_gradient_is_lost_in_any_interleaving(count, wire
         learner.close()
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_device_gets_every_average_once_while_its_copies_are_under_way(seed):
+    chance = random.Random(seed)
+    learners = [Learner(number, outside=BareDevice) for number in range(3)]
+    net = Network(learners)
+    for _ in range(600):
+        learner, other = chance.sample(range(3), 2)
+        event = chance.choice(["gradient", "take", "give", "poll", "poll", "ask", "ask", "answer", "settle", "pass"])
+        if event == "poll":
+            learners[learner].inside.poll()
+            learners[learner].check()
+        elif event == "ask":
+            net.ask(learner, other, chance.randrange(3))
+        elif event in ("answer", "settle"):
+            if waiting := net.requests if event == "answer" else net.replies:
+                getattr(net, event)(chance.randrange(len(waiting)))
+        elif event == "pass":
+            time.sleep(0.001)
+        else:
+            getattr(learners[learner], event)()
+
+    def at_rest():
+        net.quiesce()
+        for learner in learners:
+            learner.inside.use()  # a newer snapshot is welcome
+            learner.give()
+        return all(torch.equal(learner.working(), learner.live) for learner in learners)
+
+    wait_until(at_rest, every_s=0.002)
+    live, exact = sum(learner.live.double() for learner in learners), sum(learner.exact for learner in learners)
+    assert torch.allclose(live, exact, rtol=0, atol=1e-2)
+    for learner in learners:
+        learner.close()
+
+
 @pytest.mark.parametrize("wire", ["fp32", "bf16"])
 def test_both_sides_add_the_same_with_opposite_signs_bit_for_bit(wire):
     one, two = Learner(1, wire), Learner(2, wire)
@@ -166,7 +238,7 @@ def test_both_sides_add_the_same_with_opposite_signs_bit_for_bit(wire):
         net.settle(0)
     deltas = []
     for learner in (one, two):
-        learner.inside.poll()
+        learner.poll()
         deltas.append(learner.outside.take().clone())
     assert torch.equal(deltas[0], -deltas[1])
     assert deltas[0].abs().min() > 0
@@ -188,7 +260,7 @@ def test_a_chunk_that_is_not_finite_is_left_out_by_both_sides(bad, side, wire):
         net.settle(0)
     assert [learner.inside.skipped for learner in learners] == [1, 1]
     for learner in learners:
-        learner.inside.poll()
+        learner.poll()
         delta = learner.outside.take()
         assert torch.all(delta[4:8] == 0)
         assert torch.isfinite(delta).all()
@@ -229,7 +301,7 @@ def test_a_delta_that_the_snapshot_lacks_stays_in_the_working_copy():
         net.answer(0)
         net.settle(0)
     mean = (one.exact + two.exact) / 2
-    one.inside.poll()  # the delta is offered, not taken
+    one.poll()  # the delta is offered, not taken
     assert one.give()  # a snapshot without it
     one.inside.poll()
     for chunk in range(3):
@@ -247,7 +319,7 @@ def test_a_delta_released_while_an_older_snapshot_waits_is_not_lost_from_the_wor
     net.ask(0, 1, 0)
     net.answer(0)
     net.settle(0)
-    one.inside.poll()
+    one.poll()
     one.give()  # waits, without the delta
     one.take()
     net.ask(0, 1, 1)
@@ -265,16 +337,16 @@ def test_new_weights_drop_what_waits_and_what_is_gathered():
     net.ask(0, 1, 0)
     net.answer(0)
     net.settle(0)
-    one.inside.poll()
+    one.poll()
     net.ask(0, 1, 1)
     net.answer(0)
     net.settle(0)
     fresh = torch.arange(SIZE, dtype=torch.float32)
     one.outside.start(fresh, 5)
-    one.inside.poll()
+    one.poll()
     assert not one.outside.ready()
     assert np.array_equal(np.concatenate([one.inside.weights(c) for c in range(3)]), fresh.numpy())
-    one.inside.poll()
+    one.poll()
     assert not one.outside.ready()
 
 
@@ -298,11 +370,45 @@ def test_staleness_counts_own_steps_since_the_snapshot_in_use():
     net.ask(0, 1, 0)
     net.answer(0)
     net.settle(0)
-    one.inside.poll()
+    one.poll()
     for step in range(1, 4):
         one.outside.tick(step)
     one.outside.take()
-    assert one.outside.stats().staleness == 3
+    assert one.outside.stats().staleness == 4  # at the update of step 4
+
+
+def test_staleness_counts_from_the_weights_that_were_asked_with():
+    one, two = Learner(1), Learner(2)
+    net = Network([one, two])
+    net.ask(0, 1, 0)
+    one.step = 3
+    one.give()
+    one.inside.poll()
+    net.answer(0)
+    net.settle(0)
+    one.outside.tick(3)
+    one.poll()
+    one.take()
+    assert one.outside.stats().staleness == 4
+
+
+def test_nothing_is_handed_over_before_it_is_wanted_and_then_everything_is():
+    one, two = Learner(1), Learner(2)
+    net = Network([one, two])
+    mailbox = one.outside._mailbox
+    assert not mailbox.demand()  # there is nothing to be had
+    for chunk in range(3):
+        net.exchange(0, 1, chunk)
+        one.inside.poll()
+        assert not mailbox.delta_waits()
+    assert mailbox.demand()
+    assert not mailbox.demand()  # once is enough
+    assert not mailbox.met()
+    one.inside.poll()
+    assert mailbox.met()
+    one.take()
+    assert torch.equal(one.live.double(), (one.exact + two.exact) / 2)
+    assert one.outside.stats().staleness == 1
 
 
 def test_staleness_counts_from_the_oldest_snapshot_that_a_delta_was_computed_from():
@@ -311,16 +417,16 @@ def test_staleness_counts_from_the_oldest_snapshot_that_a_delta_was_computed_fro
     for chunk, step in ((0, 2), (1, 5), (0, 7)):
         one.step = step
         assert one.give()
-        one.inside.poll(settled=False)
+        one.inside.poll()
         net.exchange(0, 1, chunk)
-    one.inside.poll()
     one.outside.tick(9)
+    one.poll()
     one.take()
-    assert one.outside.stats().staleness == 7
+    assert one.outside.stats().staleness == 8
     net.exchange(0, 1, 2)
-    one.inside.poll()
+    one.poll()
     one.take()
-    assert one.outside.stats().staleness == 2
+    assert one.outside.stats().staleness == 3
 
 
 def test_a_delta_brings_only_the_chunks_that_were_exchanged_for_it():
@@ -329,7 +435,7 @@ def test_a_delta_brings_only_the_chunks_that_were_exchanged_for_it():
     net = Network([one, two])
     for chunk in (0, 1, 2):
         net.exchange(0, 1, chunk)
-        one.inside.poll()
+        one.poll()
         delta = one.outside.take().clone()
         one.live += delta
         one.outside.release()
@@ -344,7 +450,7 @@ def test_a_delta_released_in_the_middle_of_a_poll_is_still_in_the_working_copy()
     one, two = Learner(1), Learner(2)
     net = Network([one, two])
     net.exchange(0, 1, 0)
-    one.inside.poll()  # offers the first delta
+    one.poll()  # offers the first delta
     net.exchange(0, 1, 1)  # the second one is gathered
     load = one.inside._load
 
@@ -355,7 +461,7 @@ def test_a_delta_released_in_the_middle_of_a_poll_is_still_in_the_working_copy()
         return loaded
 
     one.inside._load = load_then_train
-    one.inside.poll()
+    one.poll()
     one.inside._load = load
     net.exchange(1, 0, 2)  # where the first delta was, if that memory were free by now
     mean = (one.exact + two.exact) / 2
@@ -368,7 +474,7 @@ def test_a_delta_released_in_the_middle_of_a_poll_is_still_in_the_working_copy()
 def test_a_delta_of_old_weights_is_not_added_to_new_ones():
     one, two = Learner(1), Learner(2)
     Network([one, two]).exchange(0, 1, 0)
-    one.inside.poll()  # offered, and not taken
+    one.poll()  # offered, and not taken
     fresh = torch.arange(SIZE, dtype=torch.float32)
     one.outside.start(fresh, 5)
     one.inside.poll()

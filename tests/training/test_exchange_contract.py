@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from pretended_copies import DeviceExchange
 from support import wait_until
 
 from training.config import ExchangeConfig
@@ -16,7 +17,7 @@ from training.exchange.keys import RingKey
 from training.membership import Member, View
 
 SIZE = 10_000
-CONFIG = {"chunk_kb": 16, "timeout_s": 1.0}  # three chunks
+CONFIG = {"chunk_kb": 16, "timeout_s": 1.0, "per_step": 1}  # three chunks
 
 
 class Ring:
@@ -88,6 +89,7 @@ class ExchangeContract:
 
     elastic = True
     meets = False  # whether both sides must have a step to give
+    rounding = 0.0  # how far two learners may be apart after an averaging
 
     @abstractmethod
     def make(self, count, folder, **config):
@@ -141,6 +143,31 @@ class ExchangeContract:
                 ring.work(tick=False)
             assert one.stats().initiated <= 2
             assert ring.exchanges[1].stats().initiated == int(self.meets)
+
+    def test_an_update_gets_everything_that_was_averaged_until_then(self, tmp_path):
+        """Staleness one: also what comes after the first average, and whatever the daemon does at the time."""
+        with self.ring(2, tmp_path) as ring:
+            ring.start()
+            ring.loaded()
+            ring.join()
+            for step in range(4):
+                for asking in [ring.exchanges] if self.meets else [[one] for one in ring.exchanges]:
+                    before = [s.finished + s.answered for s in ring.stats()]
+                    for one in asking:
+                        one.tick(step)
+                    wait_until(
+                        lambda: all(s.finished + s.answered > n for s, n in zip(ring.stats(), before, strict=True)),  # noqa: B023
+                        every_s=0.002,
+                    )
+                    time.sleep(0.01)  # what is handed over too early is handed over now
+                for n, one in enumerate(ring.exchanges):
+                    wait_until(one.ready, every_s=0.002)
+                    ring.take(n)
+                    assert one.stats().staleness == 1
+                assert ring.spread() <= self.rounding
+                for n, one in enumerate(ring.exchanges):
+                    ring.live[n] += n + 1
+                    wait_until(lambda: one.give(ring.live[n], step + 1), every_s=0.002)  # noqa: B023
 
     def test_gradient_steps_are_not_lost(self, tmp_path):
         with self.ring(3, tmp_path) as ring:
@@ -293,8 +320,36 @@ class TestZmq(ExchangeContract):
         return made
 
 
+def test_several_exchanges_begin_in_a_step_as_far_as_the_processor_time_goes(tmp_path):
+    for share, wanted in ((1.0, 3), (0.0, 1)):
+        cfg = ExchangeConfig.model_validate(CONFIG | {"encrypt": False, "per_step": 3, "cpu_share": share})
+        ring = Ring(build_exchange(cfg, ExchangeSetup(n, 0, SIZE, None, tmp_path)) for n in range(2))
+        try:
+            ring.start()
+            ring.loaded()
+            ring.join()
+            one = ring.exchanges[0]
+            for step in range(3):
+                one.tick(step)
+                wait_until(lambda: one.stats().finished >= wanted * (step + 1), every_s=0.01)  # noqa: B023
+            ring.rest()
+            assert one.stats().finished == 3 * wanted
+        finally:
+            for exchange in ring.exchanges:
+                exchange.close()
+
+
+class TestZmqOfADevice(TestZmq):
+    """Weights on a device, whose copies take a while."""
+
+    def make(self, count, folder, **config):
+        cfg = ExchangeConfig.model_validate(CONFIG | {"encrypt": False} | config)
+        return [DeviceExchange(cfg, ExchangeSetup(n, 0, SIZE, None, folder)) for n in range(count)]
+
+
 class TestZmqSecureBf16RandomRing(TestZmq):
     key = RingKey.generate()
+    rounding = 0.1
 
     def make(self, count, folder, **config):
         return super().make(count, folder, neighbours="random-ring", wire="bf16", **config)

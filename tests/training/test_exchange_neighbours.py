@@ -21,7 +21,7 @@ def test_the_ring_closes_around_whoever_left():
     assert [neighbour("ring", view(5).without(1), 0, number, 7) for number in range(2)] == [2, 4]
 
 
-@pytest.mark.parametrize("kind", ["ring", "random-ring"])
+@pytest.mark.parametrize("kind", ["ring", "random-ring", "exponential", "auto"])
 def test_nobody_asks_itself_or_strangers(kind):
     for count in range(1, 10):
         for node, number in np.ndindex(count, 6):
@@ -40,6 +40,19 @@ def test_a_random_ring_is_one_ring_for_all_and_another_each_time():
         assert sorted(ring) == list(range(16))
         asked = [neighbour("random-ring", view(16), node, number, 5) for node in range(16)]
         assert sorted(asked) == list(range(16))  # each is asked once
+
+
+def test_the_exponential_graph_doubles_the_distance_by_turns():
+    assert [neighbour("exponential", view(9), 0, number, 5) for number in range(6)] == [1, 2, 4, 8, 1, 2]
+    assert [neighbour("exponential", view(8), 7, number, 5) for number in range(4)] == [0, 1, 3, 0]
+    for number in range(4):
+        assert sorted(neighbour("exponential", view(9), node, number, 5) for node in range(9)) == list(range(9))
+
+
+@pytest.mark.parametrize(("count", "kind"), [(7, "ring"), (8, "random-ring")])
+def test_the_ring_is_random_from_eight_nodes_on_unless_it_is_configured(count, kind):
+    for node, number in np.ndindex(count, 4):
+        assert neighbour("auto", view(count), node, number, 5) == neighbour(kind, view(count), node, number, 5)
 
 
 def test_newcomers_ask_the_nearest_first():

@@ -7,12 +7,13 @@ side in between: gradient steps, other exchanges, newer snapshots. (AD-PSGD, arX
 its lock: there, both sides overwrite their weights with the average, which needs one.)
 
 Additions go to a working copy of the weights, from which further exchanges read, and to a delta that the training
-process adds to the live weights between two steps.
+process adds to the live weights between two steps. The delta is handed over on demand, just before an update, so that
+everything that was averaged until then is in it (staleness one, arXiv:1904.04956).
 """
 
 import numpy as np
 
-from training.exchange.mailbox import Floats, Mailbox
+from training.exchange.mailbox import Floats, Mailbox, fence
 from training.exchange.wire import Buffer, Wire, WireKind
 
 _QUIET = np.errstate(over="ignore", invalid="ignore")  # values that are not finite are looked for, not warned about
@@ -44,6 +45,7 @@ class Averager:
         self._fresh = np.ones(self.chunks, bool)  # chunks whose pending memory holds nothing of ours yet
         self._offered_generation = 0
         self._pending_step = 0
+        mailbox.gathered = 0
         self._difference = np.empty(self.chunk, np.float32)
 
     @property
@@ -64,25 +66,28 @@ class Averager:
         """The present weights of a chunk; a view."""
         return self._weights[index * self.chunk : index * self.chunk + self.count(index)]
 
-    def poll(self, settled: bool = True) -> bool:
-        """Load a snapshot if one waits, and hand over the delta if its slot is empty.
-
-        Args:
-            settled: Whether to hand over: not in the middle of an exchange, to save passes over the weights.
+    def poll(self) -> bool:
+        """Load a snapshot if one waits, and hand over the delta if it is wanted; cheap enough for every chunk.
 
         Returns:
             Whether a snapshot was loaded.
         """
         # `released` is read first: if a delta is released now, a snapshot that lacks it is loaded before its memory
         # is used again
-        empty = self._mailbox.released == self._mailbox.offered
+        mailbox = self._mailbox
+        empty, wanted = mailbox.released == mailbox.offered, mailbox.wanted
         loaded = self._load()
-        if settled and empty and self.dirty:
-            self._hand_over()
+        if empty and wanted != mailbox.handed:
+            if self.dirty:
+                self._hand_over()
+            fence()
+            mailbox.handed = wanted
+            mailbox.bell.ring()
         return loaded
 
     def ask(self, index: int, out: Buffer) -> None:
-        """Write a chunk as a message."""
+        """Write a chunk as a message; its weights are those of `self.step`."""
+        self.use()
         self.wire.encode(self.weights(index), out)
 
     @_QUIET
@@ -97,6 +102,7 @@ class Averager:
         Returns:
             Sum of the squared differences; NaN if the chunk was left out.
         """
+        self.use()
         weights, difference = self.weights(index), self._difference[: self.count(index)]
         if self.wire.kind == "fp32":
             np.subtract(self.wire.decode(theirs), weights, out=difference)
@@ -105,16 +111,29 @@ class Averager:
             received = self.wire.decode(theirs)
             self.wire.encode(weights, out)
             np.subtract(received, self.wire.decode(out, 1), out=difference)
-        return self._add(index, difference)
+        return self._add(index, difference, self.step)
 
     @_QUIET
-    def settle(self, index: int, sent: Buffer, theirs: Buffer) -> float:
-        """Average with the answer to a message of ours; returns as `answer` does."""
+    def settle(self, index: int, sent: Buffer, theirs: Buffer, step: int) -> float:
+        """Average with the answer to a message of ours; returns as `answer` does.
+
+        Args:
+            index: The chunk.
+            sent: Our message.
+            theirs: The answer.
+            step: Training step of the weights in our message.
+        """
         difference = self._difference[: self.count(index)]
         np.subtract(self.wire.decode(theirs), self.wire.decode(sent, 1), out=difference)
-        return self._add(index, difference)
+        return self._add(index, difference, step)
 
-    def _add(self, index: int, difference: Floats) -> float:
+    def use(self) -> None:
+        """The snapshot in use goes out to others: from now on a newer one is welcome."""
+        if self._mailbox.used != self._mailbox.read:
+            self._mailbox.used = self._mailbox.read
+            self._mailbox.bell.ring()
+
+    def _add(self, index: int, difference: Floats, step: int) -> float:
         # finite squares mean finite differences; otherwise look closely, so that both sides decide alike
         squares = float(difference.dot(difference))
         if not np.isfinite(squares) and not np.isfinite(difference).all():
@@ -125,13 +144,14 @@ class Averager:
         if self._fresh[index]:
             np.multiply(difference, np.float32(0.5), out=pending)
             self._weights[start : start + len(difference)] += pending
-            if not self.dirty:
-                self._pending_step = self.step
+            self._pending_step = min(self._pending_step, step) if self.dirty else step
             self._fresh[index] = False
         else:
             difference *= np.float32(0.5)
             pending += difference
             self._weights[start : start + len(difference)] += difference
+            self._pending_step = min(self._pending_step, step)
+        self._mailbox.gathered += 1
         return squares
 
     @_QUIET
@@ -144,6 +164,7 @@ class Averager:
         if mailbox.snapshot_generation != self.generation:
             self.generation = mailbox.snapshot_generation
             self._fresh[:] = True
+            mailbox.gathered = 0
         else:
             offered = mailbox.offered
             if mailbox.snapshot_taken < offered and self._offered_generation == self.generation:
@@ -163,3 +184,4 @@ class Averager:
         self._offered_generation = self.generation
         self._pending = self._mailbox.deltas[(self._mailbox.offered + 1) % 2]
         self._fresh[:] = True
+        self._mailbox.gathered = 0

@@ -1,14 +1,16 @@
 """What a training process sees of the exchange, whatever moves the bytes.
 
 The training process calls `tick` after each step, adds `take()` to its weights whenever `ready()`, and offers new
-weights with `give`. None of these waits for the network, for another process or for a lock:
+weights with `give`. None of these waits for the network or for a lock. `ready` belongs right before the update: it gets
+everything that has been averaged until then, for which it gives the daemon on the same machine a few milliseconds:
 
     exchange.start(weights, step)
     for step in ...:
+        ...  # forward, backward
         if exchange.ready():
             weights += exchange.take()
             exchange.release()
-        ...  # forward, backward, update
+        ...  # update
         exchange.give(weights, step)
         exchange.tick(step)
 """
@@ -92,8 +94,8 @@ class ExchangeStats:
         bytes_sent: Weights sent, in bytes on the wire.
         bytes_received: Weights received.
         distance: RMS difference between these weights and the last peer's.
-        staleness: Own steps between the snapshot that the delta last taken was computed from and the step it was
-            taken in.
+        staleness: Own steps between the oldest weights that the delta last taken was computed from and the update at
+            which it was taken; from 1, as published (arXiv:1904.04956).
         cpu_seconds: Processor time of the daemon.
         silent_s: Seconds since the daemon last showed a sign of life.
         last_peer: Node of the last finished exchange, -1 before.
@@ -137,7 +139,7 @@ class Exchange(ABC):
 
     @abstractmethod
     def ready(self) -> bool:
-        """Whether a delta waits to be taken."""
+        """Get everything that has been averaged until now; whether there is anything to be taken."""
 
     @abstractmethod
     def take(self) -> "torch.Tensor":

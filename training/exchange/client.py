@@ -6,8 +6,8 @@ from abc import abstractmethod
 import torch
 
 from training.exchange.base import Exchange, ExchangeError, ExchangeStats
-from training.exchange.mailbox import Mailbox, make_file
-from training.exchange.movers import CudaMover, HostMover
+from training.exchange.mailbox import Bell, Mailbox, make_file
+from training.exchange.movers import CudaCopies, DeviceMover, HostMover, Mover
 
 
 class MailboxExchange(Exchange):
@@ -16,73 +16,73 @@ class MailboxExchange(Exchange):
     def __init__(self, size: int) -> None:
         if size < 1:
             raise ValueError(f"an exchange of {size} weights: give a model with parameters")
-        self._size = size
-        self._file = make_file(size)
-        self._mailbox = Mailbox(self._file, size)
+        self._file, self._bell = make_file(size), Bell.make()
+        self._open(size, Mailbox(self._file, size, self._bell))
+
+    def _open(self, size: int, mailbox: Mailbox) -> None:
+        self._size, self._mailbox = size, mailbox
         self._mailbox.last_peer = -1
-        self._generation = 0
-        self._taken = 0
         self._staleness = 0.0
         self._final: ExchangeStats | None = None
-        self._mover: HostMover | CudaMover | None = None
+        self._mover: Mover | None = None
 
     @abstractmethod
     def _wake(self) -> None:
-        """Tell the other side that there is news; never waits."""
+        """Tell the other side that there is news; never waits, and may be called by any thread."""
+
+    def _make_mover(self, weights: torch.Tensor) -> Mover:
+        if weights.is_cuda:
+            return DeviceMover(self._mailbox, self._wake, weights, CudaCopies(weights.device, self._mailbox))
+        return HostMover(self._mailbox, self._wake)
 
     def start(self, weights: torch.Tensor, step: int) -> None:
         """See `Exchange.start`."""
         self._check(weights)
         if self._mover is None:
-            self._mover = CudaMover(self._mailbox, weights) if weights.is_cuda else HostMover(self._mailbox)
+            self._mover = self._make_mover(weights)
         # a snapshot of the new generation resets the other side; if the slot is full, the next `give` brings it
-        self._generation += 1
-        self._mailbox.step = step
-        self._offer(weights, step)
+        self._mover.restart()
+        self._mailbox.step = self._mailbox.updating = step
+        self._mover.give(weights, step)
 
     def give(self, weights: torch.Tensor, step: int) -> bool:
         """See `Exchange.give`."""
         self._check(weights)
-        return self._offer(weights, step)
+        if self._mover is None:
+            raise ExchangeError("give() before start()")
+        return self._mover.give(weights, step)
 
     def tick(self, step: int) -> None:
         """See `Exchange.tick`."""
         if self._final is not None:
             return
-        self._settle()
         self._mailbox.step = step
         self._mailbox.ticks += 1
         self._wake()
 
     def ready(self) -> bool:
         """See `Exchange.ready`."""
-        self._settle()
-        mailbox = self._mailbox
-        if self._mover is None or not mailbox.delta_waits():
+        if self._mover is None:
             return False
-        if mailbox.delta_generation != self._generation:
-            self._taken = mailbox.offered
-            self._mover.forget()
-            mailbox.released = mailbox.offered  # of weights from before `start`
-            self._wake()
+        update = self._mailbox.step + 1
+        if update != self._mailbox.updating:
+            self._mailbox.updating = update
+            self._mover.update_begins()
+        if not self._mover.ready():
             return False
-        return self._mover.bring(mailbox.offered)
+        self._staleness = float(update - self._mover.oldest)
+        return True
 
     def take(self) -> torch.Tensor:
         """See `Exchange.take`."""
         if self._mover is None or not self.ready():
             raise ExchangeError("no delta is ready: ask ready() first")
-        self._taken = self._mailbox.offered
-        self._staleness = float(self._mailbox.step - self._mailbox.delta_step)
-        return self._mover.delta()
+        return self._mover.take()
 
     def release(self) -> None:
         """See `Exchange.release`."""
-        if self._mover is None or self._taken != self._mailbox.offered or not self._mailbox.delta_waits():
-            return
-        self._mover.forget()
-        self._mailbox.released = self._taken
-        self._wake()
+        if self._mover is not None:
+            self._mover.release()
 
     def stats(self) -> ExchangeStats:
         """See `Exchange.stats`."""
@@ -116,24 +116,8 @@ class MailboxExchange(Exchange):
             self._final = self.stats()
             os.close(self._file)
             self._file = -1
+            self._bell.close()
             self._mailbox.close()
-
-    def _offer(self, weights: torch.Tensor, step: int) -> bool:
-        if self._mover is None:
-            raise ExchangeError("give() before start()")
-        self._settle()
-        slot = self._mailbox.snapshot_slot()
-        if slot is None or self._mover.busy:
-            return False
-        self._mover.send(weights, slot, (step, self._taken, self._generation))
-        self._settle()
-        return True
-
-    def _settle(self) -> None:
-        """Hand over a snapshot whose copy has ended since."""
-        if self._mover is not None and (note := self._mover.sent()) is not None:
-            self._mailbox.send_snapshot(*note)
-            self._wake()
 
     def _check(self, weights: torch.Tensor) -> None:
         if weights.dtype != torch.float32 or weights.shape != (self._size,) or not weights.is_contiguous():

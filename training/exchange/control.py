@@ -3,6 +3,7 @@
 import json
 import select
 import socket
+import threading
 from typing import Any
 
 _LONGEST = 64 * 1024 * 1024
@@ -19,6 +20,7 @@ class Control:
         end.setblocking(False)
         self._socket = end
         self._out = bytearray()
+        self._sending = threading.Lock()  # those who wake the daemon are threads of movers, too
         self._in = bytearray()
         self.closed = False
 
@@ -34,18 +36,23 @@ class Control:
 
     def wake(self) -> None:
         """Wake the other side up; an unread wake-up is as good as two."""
-        if self._out:
-            self.flush()
-        else:
-            self._write(b"\n")
+        with self._sending:
+            if not self._out:
+                self._write(b"\n")
+            self._flush()
 
     def send(self, message: dict[str, Any]) -> None:
         """Send a message, or keep it for the next `flush` if the other side is slow."""
-        self._out += json.dumps(message).encode() + b"\n"
-        self.flush()
+        with self._sending:
+            self._out += json.dumps(message).encode() + b"\n"
+            self._flush()
 
     def flush(self) -> None:
         """Send what is kept, as far as it goes."""
+        with self._sending:
+            self._flush()
+
+    def _flush(self) -> None:
         while self._out and (sent := self._write(self._out)):
             del self._out[:sent]
 

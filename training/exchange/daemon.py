@@ -1,6 +1,6 @@
-"""The exchange's process: `python -m training.exchange.daemon MEMORY CONTROL PARENT`.
+"""The exchange's process: `python -m training.exchange.daemon MEMORY CONTROL BELL PARENT`.
 
-The training process starts it, shares memory and a socket pair with it (both by inherited descriptors), and sends it
+The training process starts it, shares memory, a socket pair and a bell with it (by inherited descriptors), and sends it
 the setup as the first line; the key comes that way too, so that no process list shows it. It ends with its parent.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from training import logs
 from training.exchange.control import Control
-from training.exchange.mailbox import Mailbox
+from training.exchange.mailbox import Bell, Mailbox
 from training.processes import end_with_parent
 
 _SETUP_S = 30.0
@@ -22,14 +22,14 @@ def main(argv: list[str]) -> int:
     """Serve one exchange until the training process ends it or ends.
 
     Args:
-        argv: Descriptors of the memory and of the control socket, and the parent's process number.
+        argv: Descriptors of the memory, of the control socket and of the bell, and the parent's process number.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the training process's business, which then ends this one
-    end_with_parent(int(argv[2]), signal.SIGKILL)
+    end_with_parent(int(argv[3]), signal.SIGKILL)
     logs.setup("exchange")
     control = Control(socket.socket(fileno=int(argv[1])))
     setup = _setup(control)
-    mailbox = Mailbox(int(argv[0]), int(setup["size"]))
+    mailbox = Mailbox(int(argv[0]), int(setup["size"]), Bell(rings=int(argv[2])))
     if setup["kind"] == "gloo":
         # nobody calls there: said before torch is loaded, which takes seconds
         control.send({"listening": f"gloo://{setup['node']}.{setup['rank']}"})

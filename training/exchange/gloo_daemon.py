@@ -130,14 +130,15 @@ class GlooDaemon:
         with self._watch.limit(self._timeout_s) as alarm:
             ahead = self._swap(0, peer)
             for index in range(averager.chunks):
-                sent, received, works = ahead
+                sent, received, works, step = ahead
                 for work in works:
                     work.wait()
                 alarm()
                 if index + 1 < averager.chunks:
                     ahead = self._swap(index + 1, peer)
-                averager.poll(settled=False)
-                difference = averager.settle(index, sent, received) if averager.generation == generation else math.nan
+                averager.poll()
+                same = averager.generation == generation
+                difference = averager.settle(index, sent, received, step) if same else math.nan
                 self._report.bytes_sent += len(sent)
                 self._report.received(len(sent), late=False)
                 if not math.isnan(difference):
@@ -173,14 +174,14 @@ class GlooDaemon:
         if errors:
             raise errors[0]
 
-    def _swap(self, index: int, peer: int) -> "tuple[memoryview, memoryview, list[dist.Work]]":
-        """Begin to send and receive a chunk."""
+    def _swap(self, index: int, peer: int) -> "tuple[memoryview, memoryview, list[dist.Work], int]":
+        """Begin to send and receive a chunk of weights, which are of the training step that comes last."""
         length = self._averager.count(index) * self._averager.wire.itemsize
         buffers = [np.empty(length, np.uint8) for _ in range(2)]
         self._averager.ask(index, buffers[0])
         out, into = (torch.from_numpy(buffer) for buffer in buffers)
         works = [dist.isend(out, peer, tag=index), dist.irecv(into, peer, tag=index)]
-        return buffers[0].data, buffers[1].data, [work for work in works if work is not None]
+        return buffers[0].data, buffers[1].data, [work for work in works if work is not None], self._averager.step
 
 
 class Watchdog:

@@ -1,4 +1,4 @@
-"""Shared memory between a training process and its exchange: two channels of one slot each, and no locks.
+"""Shared memory between a training process and its exchange: two channels of one slot each, a bell, and no locks.
 
 The snapshot channel brings weights to the exchange, the delta channel brings back what is to be added to them. Each
 channel counts what was written and what was read in two words; either word has one writer, and a slot belongs to the
@@ -6,12 +6,17 @@ writer while they are equal and to the reader while they differ. So a side that 
 never blocks the other. Each channel has two buffers that swap roles, which saves copying: the exchange works in the
 snapshot it was given last while the next one is being written, and gathers the next delta while the last one is read.
 
+A delta is handed over on demand: the training process raises `wanted`, the exchange hands over everything that it has
+averaged until then, and sets `handed` to the demand that it has met. It says in `gathered` whether there is anything,
+and rings the bell when there is news. So nothing that comes before the demand has to wait for the next training step.
+
 The memory is an anonymous file (memfd) that the daemon inherits: it has no name, so nothing can be left behind.
 """
 
 import contextlib
 import mmap
 import os
+import select
 import sys
 import tempfile
 import threading
@@ -26,9 +31,13 @@ Floats = NDArray[np.float32]
 _PAGE = 4096
 # words that the training process writes, then words that the exchange writes
 _COUNTS = ["written", "released", "ticks", "step", "snapshot_step", "snapshot_taken", "snapshot_generation"]
+_COUNTS += ["wanted", "updating", "newest"]
 _COUNTS += [
     "read",
     "offered",
+    "handed",
+    "gathered",
+    "used",
     "delta_step",
     "delta_generation",
     "initiated",
@@ -39,7 +48,8 @@ _COUNTS += [
     "skipped",
 ]
 _COUNTS += ["bytes_sent", "bytes_received", "last_peer"]
-_FIGURES = ["last_s", "total_s", "distance", "cpu_seconds", "beat"]
+_FIGURES = ["deadline", "lead_s"]
+_FIGURES += ["last_s", "total_s", "distance", "cpu_seconds", "beat"]
 
 
 class Mailbox:
@@ -49,6 +59,15 @@ class Mailbox:
         weights: Two buffers for snapshots; number k is in `weights[k % 2]`.
         deltas: Two buffers for deltas; number k is in `deltas[k % 2]`.
         fetched: Where weights of a neighbour go for a newcomer.
+        wanted: Demands for a delta so far.
+        handed: The last demand that was met, if only by the answer that there is nothing.
+        gathered: Chunks averaged since the last delta was handed over.
+        updating: Training step whose update is about to be made, or was made last.
+        newest: Training step of the newest weights that the training process can give a snapshot of.
+        used: Number of the last snapshot of which anything was sent.
+        deadline: What is averaged from then on (monotonic seconds) is probably too late for the next update; 0 if all
+            that is averaged before an update reaches it.
+        lead_s: Seconds from an averaging until an update can have it.
     """
 
     written: int
@@ -58,8 +77,14 @@ class Mailbox:
     snapshot_step: int
     snapshot_taken: int
     snapshot_generation: int
+    wanted: int
+    updating: int
+    newest: int
     read: int
     offered: int
+    handed: int
+    gathered: int
+    used: int
     delta_step: int
     delta_generation: int
     initiated: int
@@ -71,20 +96,24 @@ class Mailbox:
     bytes_sent: int
     bytes_received: int
     last_peer: int
+    deadline: float
+    lead_s: float
     last_s: float
     total_s: float
     distance: float
     cpu_seconds: float
     beat: float
 
-    def __init__(self, file: int, size: int) -> None:
+    def __init__(self, file: int, size: int, bell: "Bell | None" = None) -> None:
         """Map a file.
 
         Args:
             file: Its descriptor, which remains the caller's.
             size: Weights in each buffer.
+            bell: Rung by the exchange, listened to by the training process.
         """
         self._map = mmap.mmap(file, mailbox_bytes(size))
+        self.bell = bell or Bell()
         self.size = size
         self._counts = np.frombuffer(self._map, np.int64, len(_COUNTS), 64)
         self._figures = np.frombuffer(self._map, np.float64, len(_FIGURES), 2048)
@@ -125,6 +154,19 @@ class Mailbox:
         fence()
         self.written += 1
 
+    def demand(self) -> bool:
+        """Ask for a delta, unless there is nothing to be had or a demand is unmet; whether a demand is new."""
+        if not self.gathered or self.wanted != self.handed or self.offered != self.released:
+            return False
+        self.wanted += 1
+        return True
+
+    def met(self) -> bool:
+        """Whether the last demand was met."""
+        met = self.handed == self.wanted
+        fence()
+        return met
+
     def delta_waits(self) -> bool:
         """Whether the training process may read a delta."""
         waits = self.offered != self.released
@@ -142,6 +184,11 @@ class Mailbox:
         fence()
         self.offered += 1
 
+    @property
+    def ended(self) -> int:
+        """Exchanges that are over, on either side, well or not."""
+        return self.finished + self.answered + self.failed
+
     def forget_fetched(self) -> None:
         """Give the memory of `fetched` back to the system until it is used again."""
         if hasattr(mmap, "MADV_REMOVE"):
@@ -156,6 +203,50 @@ class Mailbox:
         del self._counts, self._figures, self.weights, self.deltas, self.fetched
         with contextlib.suppress(BufferError):
             self._map.close()
+
+
+class Bell:
+    """A pipe by which the exchange wakes the training process; either side may have one end only, or none.
+
+    Args:
+        hears: Descriptor of the end to listen at, or -1.
+        rings: Descriptor of the end to ring at, or -1.
+    """
+
+    def __init__(self, hears: int = -1, rings: int = -1) -> None:
+        self.hears, self.rings = hears, rings
+        self._poll = select.poll()
+        for end in (hears, rings):
+            if end >= 0:
+                os.set_blocking(end, False)
+        if hears >= 0:
+            self._poll.register(hears, select.POLLIN)
+
+    @classmethod
+    def make(cls) -> "Bell":
+        """A bell with both ends, which nobody inherits unless they are passed on."""
+        return cls(*os.pipe())
+
+    def ring(self) -> None:
+        """Never waits; while nobody listens, one ring is as good as many."""
+        if self.rings >= 0:
+            with contextlib.suppress(BlockingIOError, BrokenPipeError):
+                os.write(self.rings, b"!")
+
+    def listen(self, timeout_s: float) -> bool:
+        """Wait until it rings or the time is over; whether it has rung since the last call."""
+        if self.hears < 0 or not self._poll.poll(1000 * timeout_s):
+            return False
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.hears, 4096)
+        return True
+
+    def close(self) -> None:
+        """Close both ends."""
+        for end in (self.hears, self.rings):
+            if end >= 0:
+                os.close(end)
+        self.hears = self.rings = -1
 
 
 _COUNT_AT = {name: index for index, name in enumerate(_COUNTS)}

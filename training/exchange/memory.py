@@ -14,6 +14,7 @@ from training.exchange.base import ExchangeSetup
 from training.exchange.client import MailboxExchange
 from training.exchange.neighbours import by_distance, neighbour
 from training.exchange.reporting import Report
+from training.exchange.wire import chunk_weights
 from training.membership import View
 
 _IDLE_S = 0.1
@@ -32,7 +33,7 @@ class MemoryExchange(MailboxExchange):
         """Start the thread."""
         super().__init__(setup.size)
         self._cfg, self._setup = cfg, setup
-        self._averager = Averager(self._mailbox, cfg.chunk_kb * 256, cfg.wire)
+        self._averager = Averager(self._mailbox, chunk_weights(setup.size, cfg.chunk_kb), cfg.wire)
         self._report = Report(self._mailbox)
         self._view = View()
         self._lock = threading.Lock()
@@ -113,6 +114,7 @@ class MemoryExchange(MailboxExchange):
             sent = bytearray(averager.count(index) * averager.wire.itemsize)
             with self._lock:
                 averager.ask(index, sent)
+                step = averager.step
                 self._underway = (node, index)
             answer = None if peer is None else peer._answer(self, index, sent)
             if answer is None:
@@ -123,11 +125,11 @@ class MemoryExchange(MailboxExchange):
                 self._underway = None
                 if not answer:
                     continue  # crossed
-                averager.poll(settled=False)
+                averager.poll()
                 if averager.generation != generation:
                     self._report.failed += 1
                     return
-                difference = averager.settle(index, sent, answer)
+                difference = averager.settle(index, sent, answer, step)
             self._report.bytes_sent += len(sent)
             self._report.received(len(answer), late=False)
             if not math.isnan(difference):
@@ -139,6 +141,7 @@ class MemoryExchange(MailboxExchange):
         """The passive side; runs in the asker's thread. Empty if requests crossed: the lower node's is answered."""
         with self._lock:
             averager, asker = self._averager, other._averager
+            averager.poll()
             if self._underway == (other._setup.node, index) and self._setup.node < other._setup.node:
                 self._report.answered(0, index == averager.chunks - 1)
                 return bytearray()

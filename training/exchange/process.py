@@ -14,6 +14,7 @@ from training.config import ExchangeConfig
 from training.exchange.base import ExchangeError, ExchangeSetup, PortTakenError
 from training.exchange.client import MailboxExchange
 from training.exchange.control import Control
+from training.exchange.wire import chunk_weights
 from training.membership import Member, View
 from training.processes import end_of_log, log_size, stop
 
@@ -48,10 +49,11 @@ class ProcessExchange(MailboxExchange):
             "host": host,
             "port": port + setup.rank if port else 0,
             "advertise": setup.advertise_host,
-            "chunk": cfg.chunk_kb * 256,
+            "chunk": chunk_weights(setup.size, cfg.chunk_kb),
             "wire": cfg.wire,
             "neighbours": cfg.neighbours,
             "per_step": cfg.per_step,
+            "cpu_share": cfg.cpu_share,
             "timeout_s": cfg.timeout_s,
         }
         if setup.key is not None and cfg.encrypt:
@@ -101,8 +103,8 @@ class ProcessExchange(MailboxExchange):
     def _launch(self) -> "subprocess.Popen[bytes]":
         ours, theirs = socket.socketpair()
         self._control = Control(ours)
-        files = (str(self._file), str(theirs.fileno()))
-        command = [sys.executable, "-m", "training.exchange.daemon", *files, str(os.getpid())]
+        files = (self._file, theirs.fileno(), self._bell.rings)
+        command = [sys.executable, "-m", "training.exchange.daemon", *map(str, files), str(os.getpid())]
         # arithmetic on chunks gains nothing from threads, and must leave the cores to training
         threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         path = os.pathsep.join(filter(None, (_ROOT, os.environ.get("PYTHONPATH"))))
@@ -114,7 +116,7 @@ class ProcessExchange(MailboxExchange):
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                pass_fds=(self._file, theirs.fileno()),
+                pass_fds=files,
                 env=os.environ | threads | {"PYTHONPATH": path},
             )
 

@@ -71,4 +71,6 @@ class Report:
         mailbox.last_s, mailbox.total_s = self._last_s, self._total_s
         mailbox.distance, mailbox.last_peer = self._distance, self._last_peer
         mailbox.cpu_seconds, mailbox.beat = time.process_time(), now
+        if self._changed:
+            mailbox.bell.ring()
         self._written_at, self._changed = now, False

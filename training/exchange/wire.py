@@ -11,6 +11,20 @@ WireKind = Literal["fp32", "bf16"]
 Buffer = Any  # whatever has the buffer protocol
 
 
+_CHUNKS = 16
+_LEAST = 4096
+
+
+def chunk_weights(size: int, chunk_kb: int) -> int:
+    """Weights in a chunk: also a small model goes in some sixteen, so that two exchanges hardly ever overlap in one.
+
+    Args:
+        size: Weights in all.
+        chunk_kb: KiB of a chunk in fp32 at most.
+    """
+    return max(1, min(size, chunk_kb * 256, max(_LEAST, -(-size // _CHUNKS))))
+
+
 class Wire:
     """Converts chunks of up to a given number of weights; not for several threads."""
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import zmq
 
+from training.exchange.allowance import Allowance
 from training.exchange.averaging import Averager
 from training.exchange.control import Control
 from training.exchange.keys import RingKey, secure_server
@@ -28,8 +29,8 @@ from training.exchange.zmq_protocol import (
 from training.membership import View
 
 _TURN = 16  # messages from one connection before the others have their turn
-_QUIET_S = 0.002  # without a chunk for so long, what was gathered is handed over ...
-_WAIT_S = 0.25  # ... and after this long in any case
+_UPDATE_S = 0.1  # requests wait for the weights after an update for so long at most
+_LATE = 4.0  # lead times that an update may be late before requests are answered with the weights from before it
 _RETRY_S = 0.1  # until a neighbour is looked for again when there was none
 _REFUSED_S = 1.0  # until a peer that refused is asked again
 
@@ -38,8 +39,8 @@ class ZmqDaemon:
     """Serves one mailbox; see `training.exchange.base` for what it does.
 
     Args:
-        setup: `node`, `host`, `port`, `advertise`, `seed`, `chunk`, `wire`, `neighbours`, `per_step`, `timeout_s`, and
-            `public` and `secret` of the key, or neither.
+        setup: `node`, `host`, `port`, `advertise`, `seed`, `chunk`, `wire`, `neighbours`, `per_step`, `cpu_share`,
+            `timeout_s`, and `public` and `secret` of the key, or neither.
         mailbox: Shared with the training process.
         control: Connection to the training process.
 
@@ -51,6 +52,7 @@ class ZmqDaemon:
         self._node, self._seed = int(setup["node"]), int(setup["seed"])
         self._kind: Kind = setup["neighbours"]
         self._per_step, self._timeout_s = int(setup["per_step"]), float(setup["timeout_s"])
+        self._allowance = Allowance(float(setup["cpu_share"]))
         self._mailbox, self._control = mailbox, control
         self._averager = Averager(mailbox, int(setup["chunk"]), setup["wire"])
         self._report = Report(mailbox)
@@ -58,7 +60,7 @@ class ZmqDaemon:
         self._asking: Asking | None = None
         self._fetching: Fetching | None = None
         self._ticks = self._budget = self._number = self._first = 0
-        self._chunk_at = self._dirty_at = self._try_at = 0.0
+        self._old_since, self._listens, self._try_at = math.inf, True, 0.0
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         key = RingKey(setup["public"].encode(), setup["secret"].encode()) if setup.get("secret") else None
         longest = 4 * self._averager.chunk + 1024
@@ -124,26 +126,46 @@ class ZmqDaemon:
 
     def _average(self, events: dict[Any, int]) -> None:
         """Everything that touches the weights."""
-        averager = self._averager
-        dirty = averager.dirty
-        now = time.monotonic()
-        quiet = self._asking is None and now - self._chunk_at > _QUIET_S
-        averager.poll(settled=quiet or now - self._dirty_at > _WAIT_S)
-        if self._asking and self._asking.header.token >> 32 != averager.generation:
-            self._fail(blame=False)
-        if self._router in events:
+        self._poll()
+        if self._router in events and not self._awaits():
             self._serve()
         for peer in self._peers:
             if peer.socket in events:
                 self._hear(peer.socket)
         if self._fetching and self._fetching.socket in events:
-            self._fetching.hear(self._mailbox, averager)
-        if averager.dirty and not dirty:
-            self._dirty_at = now
+            self._fetching.hear(self._mailbox, self._averager)
+
+    def _poll(self) -> None:
+        """See what the training process has given and what it wants; before every chunk, so that it need not wait."""
+        self._averager.poll()
+        if self._asking and self._asking.header.token >> 32 != self._averager.generation:
+            self._fail(blame=False)
+
+    def _awaits(self) -> bool:
+        """Whether an update is being made, or its weights are on their way: no exchange begins with the old ones.
+
+        What they bring would have to wait for the update after this one. It is a matter of milliseconds, and bounded:
+        where new weights come later than that, or one update after the other, requests are answered with what is there.
+        """
+        mailbox, now = self._mailbox, time.monotonic()
+        old = self._averager.step < max(mailbox.updating, mailbox.newest)
+        old |= 0.0 < mailbox.deadline < now < mailbox.deadline + _LATE * mailbox.lead_s
+        if not old or not self._averager.loaded:
+            self._old_since = math.inf
+        elif self._old_since == math.inf:
+            self._old_since = now
+        waits = now - self._old_since < _UPDATE_S and self._old_since < math.inf
+        if waits:
+            self._averager.use()  # or nobody would copy new weights for those who wait
+        if waits == self._listens:
+            self._listens = not waits
+            self._poller.modify(self._router, zmq.POLLIN if self._listens else 0)
+        return waits
 
     def _serve(self) -> None:
         """Answer others."""
         for _ in range(_TURN):
+            self._poll()
             try:
                 message = receive(self._router, 3)
             except zmq.Again:
@@ -158,7 +180,6 @@ class ZmqDaemon:
             elif status == OK:
                 answer = frames[2]
                 self._averager.answer(header.index, answer.buffer, answer.buffer)
-                self._chunk_at = time.monotonic()
                 self._report.answered(len(answer), header.last)
             elif status == CROSSED:
                 self._report.answered(0, header.last)
@@ -198,6 +219,7 @@ class ZmqDaemon:
         """Take answers to what was asked."""
         peer = next(peer for peer in self._peers if peer.socket is socket)
         for _ in range(_TURN):
+            self._poll()
             try:
                 message = receive(socket, 2)
             except zmq.Again:
@@ -214,17 +236,16 @@ class ZmqDaemon:
                 if asking:
                     self._advance(asking, header.index, math.nan)
                 continue
-            if not is_answer(header) or len(frames[1]) != len(sent):
+            if not is_answer(header) or len(frames[1]) != len(sent.frame):
                 if asking:
                     self._report.refuse(peer.address.node, MEANING.get(header.status, "malformed"))
                     peer.underway.clear()
                     self._fail(blame=False)
                     peer.retry_at = time.monotonic() + _REFUSED_S
                 continue
-            squares = self._averager.settle(header.index, sent.buffer, frames[1].buffer)
+            squares = self._averager.settle(header.index, sent.frame.buffer, frames[1].buffer, sent.step)
             peer.answered(sent)
-            self._chunk_at = time.monotonic()
-            self._report.received(len(sent), late=asking is None)
+            self._report.received(len(sent.frame), late=asking is None)
             if asking:
                 self._advance(asking, header.index, squares)
 
@@ -251,11 +272,14 @@ class ZmqDaemon:
                 self._fetching = None
         if self._asking or not self._budget or not self._averager.loaded or now < self._try_at:
             return
+        self._poll()
+        first = self._budget == self._per_step
+        if self._awaits() or not (self._allowance.covers(now) or first):
+            return
         address = self._choose(now)
         if address is None:
             self._try_at = now + _RETRY_S
             return
-        self._averager.poll()
         peer = self._peers.get(address)
         token = self._averager.generation << 32 | (self._number & 0xFFFFFFFF)
         window = max(2, WINDOW_BYTES // (self._averager.chunk * self._averager.wire.itemsize))
@@ -296,6 +320,6 @@ class ZmqDaemon:
 
     def _patience_ms(self) -> int:
         """How long to wait for news."""
-        if self._averager.dirty and self._mailbox.released == self._mailbox.offered and self._asking is None:
-            return 3
+        if self._awaits():
+            return 10
         return 50 if self._asking or self._fetching else 200

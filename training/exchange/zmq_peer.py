@@ -56,6 +56,19 @@ class Links:
         return socket
 
 
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A chunk under way.
+
+    Attributes:
+        frame: Its bytes.
+        step: Training step of its weights.
+    """
+
+    frame: zmq.Frame
+    step: int
+
+
 class Peer:
     """A neighbour that is or was asked.
 
@@ -72,7 +85,7 @@ class Peer:
         self._links = links
         self._silences = 0
         self.socket = links.open(address.endpoint)
-        self.underway: dict[tuple[int, int], zmq.Frame] = {}
+        self.underway: dict[tuple[int, int], Sent] = {}
         self._spare: list[zmq.Frame] = []
         self.retry_at = 0.0
 
@@ -84,9 +97,9 @@ class Peer:
                 return frame
         return zmq.Frame(bytes(length))
 
-    def answered(self, frame: zmq.Frame) -> None:
+    def answered(self, sent: Sent) -> None:
         """It is there: its message's memory may be used again, as it has been sent in full."""
-        self._spare.append(frame)
+        self._spare.append(sent.frame)
         self._silences, self.retry_at = 0, 0.0
 
     def silent(self, now: float) -> None:
@@ -181,7 +194,7 @@ class Asking:
                 self.peer.socket.send(frame, zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 break
-            self.peer.underway[header.token, index] = frame
+            self.peer.underway[header.token, index] = Sent(frame, averager.step)
             self.sent += 1
             total += len(frame)
         return total

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -12,13 +11,14 @@ from training.exchange.averaging import Averager
 from training.exchange.base import ExchangeStats
 from training.exchange.client import MailboxExchange
 from training.exchange.mailbox import Mailbox
-from training.exchange.neighbours import by_distance, ring_order
+from training.exchange.neighbours import Kind, by_distance, hop, resolve, ring_order
+from training.exchange.wire import chunk_weights
 from training.membership import View
 from training.simulation.clock import Clock
 from training.simulation.network import Network
 
-_CHUNK = 1024 * 1024
-"""Bytes of a chunk, as `ExchangeConfig.chunk_kb` has it."""
+_CHUNK_KB = 1024
+"""Of a chunk at most, as `ExchangeConfig.chunk_kb` has it."""
 _RINGS = 64
 """Random rings remembered at a time: learners are at most so many exchanges apart, or a ring is shuffled again."""
 
@@ -31,8 +31,9 @@ class Ether:
         clock: Virtual time.
         network: Carries messages.
         ranks: Learner that speaks for each node.
-        neighbours: Fixed or random ring.
+        neighbours: Whom a node asks.
         seed: Of the random ring.
+        per_step: Exchanges that a node begins a step at most.
         num_bytes: Of the weights on the wire.
         timeout_s: Until a silent neighbour is given up.
         news: Is told the node to which something has happened.
@@ -41,21 +42,23 @@ class Ether:
     clock: Clock
     network: Network
     ranks: dict[int, int]
-    neighbours: Literal["ring", "random-ring"]
+    neighbours: Kind
     seed: int
+    per_step: int
     num_bytes: float
     timeout_s: float
     news: Callable[[int], None]
 
     def __post_init__(self) -> None:
         self.open: dict[int, VirtualExchange] = {}
-        self._nexts: dict[tuple[int, int], dict[int, tuple[int, int]]] = {}
+        self._nexts: dict[tuple[int, int], tuple[tuple[int, ...], dict[int, int]]] = {}
 
     @property
     def chunk_s(self) -> float:
         """Seconds from the sending of a chunk to the settling with its answer."""
         cluster = self.network.cluster
-        return 2 * (cluster.link_ms / 1e3 + min(_CHUNK, self.num_bytes) / (cluster.link_gbit * 1e9 / 8))
+        chunk = 4 * chunk_weights(int(self.num_bytes / 4), _CHUNK_KB)
+        return 2 * (cluster.link_ms / 1e3 + chunk / (cluster.link_gbit * 1e9 / 8))
 
     def carry(self, node: int, peer: int) -> float:
         """Send the weights in both directions; when the last chunk has come back."""
@@ -65,20 +68,18 @@ class Ether:
 
     def neighbour(self, view: View, node: int, number: int) -> int | None:
         """What `training.exchange.neighbours.neighbour` says, for a thousand nodes without a thousand shuffles."""
-        shuffled = self.neighbours == "random-ring"
+        count = len(view.nodes)
+        shuffled = resolve(self.neighbours, count) == "random-ring"
         key = (view.number, number if shuffled else 0)
         if key not in self._nexts:
             if len(self._nexts) >= _RINGS:
                 del self._nexts[next(iter(self._nexts))]
             order = ring_order(self.neighbours, view, number, self.seed)
-            self._nexts[key] = {
-                one: (order[place - 1], order[(place + 1) % len(order)]) for place, one in enumerate(order)
-            }
-        ring = self._nexts[key]
-        if node not in ring or len(ring) < 2:
+            self._nexts[key] = order, {one: place for place, one in enumerate(order)}
+        order, places = self._nexts[key]
+        if node not in places or count < 2:
             return None
-        left, right = ring[node]
-        return left if not shuffled and number % 2 == 1 else right
+        return order[(places[node] + hop(self.neighbours, count, number)) % count]
 
 
 @dataclass
@@ -91,6 +92,7 @@ class _Asked:
     sent: bytearray | None = None
     answer: bytearray | None = None
     generation: int = 0
+    step: int = 0
 
 
 class VirtualExchange(MailboxExchange):
@@ -103,11 +105,8 @@ class VirtualExchange(MailboxExchange):
 
     def __init__(self, ether: Ether, node: int, size: int) -> None:
         # the mailbox needs no file here: nobody else maps it, and a thousand of them would use up the descriptors
-        self._size, self._file, self._mailbox = size, -1, Mailbox(-1, size)
-        self._mailbox.last_peer = -1
-        self._generation = self._taken = 0
-        self._staleness = 0.0
-        self._final, self._mover = None, None
+        self._file = -1
+        self._open(size, Mailbox(-1, size))
         self.node, self._ether = node, ether
         self._averager = Averager(self._mailbox, size)
         self._view = View()
@@ -121,9 +120,9 @@ class VirtualExchange(MailboxExchange):
         ether.open[node] = self
 
     def _wake(self) -> None:
-        self._averager.poll(settled=self._asked is None)
+        self._averager.poll()
         if self._mailbox.ticks != self._ticks:
-            self._ticks, self._budget = self._mailbox.ticks, 1
+            self._ticks, self._budget = self._mailbox.ticks, self._ether.per_step
         if self._budget and self._asked is None and self._averager.loaded:
             self._budget -= 1
             self._ask()
@@ -158,9 +157,9 @@ class VirtualExchange(MailboxExchange):
 
     def _send(self, number: int) -> None:
         if (asked := self._current(number)) is not None:
-            self._averager.poll(settled=False)
+            self._averager.poll()
             asked.sent = bytearray(4 * self._size)
-            asked.generation = self._averager.generation
+            asked.generation, asked.step = self._averager.generation, self._averager.step
             self._averager.ask(0, asked.sent)
             self._bytes_sent += len(asked.sent)
 
@@ -175,9 +174,9 @@ class VirtualExchange(MailboxExchange):
         """The answer is here, unless requests crossed: then the other one is answered instead."""
         if (asked := self._current(number)) is None or asked.answer is None or asked.sent is None:
             return
-        self._averager.poll(settled=False)
+        self._averager.poll()
         if self._averager.generation == asked.generation:
-            squares = self._averager.settle(0, asked.sent, asked.answer)
+            squares = self._averager.settle(0, asked.sent, asked.answer, asked.step)
             self._bytes_received += len(asked.answer)
             if not math.isnan(squares):
                 self._distance = math.sqrt(squares / self._size)
@@ -209,7 +208,7 @@ class VirtualExchange(MailboxExchange):
         asked = self._asked
         if asked is not None and asked.sent is not None and asked.peer == asker and self.node < asker:
             return None
-        self._averager.poll(settled=False)
+        self._averager.poll()
         if not self._averager.loaded:
             return None
         answer = bytearray(len(message))
@@ -217,7 +216,7 @@ class VirtualExchange(MailboxExchange):
         self._answered += 1
         self._bytes_sent += len(answer)
         self._bytes_received += len(message)
-        self._averager.poll(settled=self._asked is None)
+        self._averager.poll()
         self._ether.news(self.node)
         return answer
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from training.exchange.neighbours import Kind
 from training.simulation.clock import Clock
 from training.simulation.cluster import Cluster, chance_of
 from training.simulation.exchange import Ether, VirtualExchange
@@ -61,8 +62,9 @@ def make_ether(
     ranks: dict[int, int] = {}
     for rank in range(network.cluster.learners):
         ranks.setdefault(node_of(rank), rank)
-    neighbours: Literal["ring", "random-ring"] = getattr(config, "neighbours", "ring")
-    return Ether(clock, network, ranks, neighbours, seed, 0.0, network.cluster.timeout_s, news)
+    neighbours: Kind = getattr(config, "neighbours", "ring")
+    per_step = int(getattr(config, "per_step", 1))
+    return Ether(clock, network, ranks, neighbours, seed, per_step, 0.0, network.cluster.timeout_s, news)
 
 
 def seat_learners(

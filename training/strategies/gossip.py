@@ -98,8 +98,7 @@ def _take(seat: Seat, exchange: Exchange) -> None:
 
 
 def _release(seat: Seat, exchange: Exchange) -> None:
-    # the exchange counts from the snapshot to the last finished step; this is the step after it
-    seat.stale(exchange.stats().staleness + 1)
+    seat.stale(exchange.stats().staleness)
     exchange.release()
 
 

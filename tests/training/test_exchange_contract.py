@@ -95,6 +95,10 @@ class ExchangeContract:
     def make(self, count, folder, **config):
         """Exchanges of `count` nodes."""
 
+    def all_there(self, exchange):
+        """Whether everything that was averaged waits to be taken; an update would take what there is."""
+        return exchange.ready() and not exchange._mailbox.gathered
+
     @contextmanager
     def ring(self, count, folder, **config):
         exchanges = self.make(count, folder, **config)
@@ -161,13 +165,16 @@ class ExchangeContract:
                     )
                     time.sleep(0.01)  # what is handed over too early is handed over now
                 for n, one in enumerate(ring.exchanges):
-                    wait_until(one.ready, every_s=0.002)
+                    wait_until(lambda: self.all_there(one), 60, 0.002)  # noqa: B023
                     ring.take(n)
                     assert one.stats().staleness == 1
                 assert ring.spread() <= self.rounding
                 for n, one in enumerate(ring.exchanges):
                     ring.live[n] += n + 1
+                    box = one._mailbox
                     wait_until(lambda: one.give(ring.live[n], step + 1), every_s=0.002)  # noqa: B023
+                    # on a busy machine, the next exchange could begin before the daemon has seen these weights
+                    wait_until(lambda: box.snapshot_step == step + 1 and box.read == box.written, every_s=0.002)  # noqa: B023
 
     def test_gradient_steps_are_not_lost(self, tmp_path):
         with self.ring(3, tmp_path) as ring:
@@ -341,6 +348,9 @@ def test_several_exchanges_begin_in_a_step_as_far_as_the_processor_time_goes(tmp
 
 class TestZmqOfADevice(TestZmq):
     """Weights on a device, whose copies take a while."""
+
+    def all_there(self, exchange):
+        return super().all_there(exchange) and exchange._mailbox.offered == exchange._mailbox.released
 
     def make(self, count, folder, **config):
         cfg = ExchangeConfig.model_validate(CONFIG | {"encrypt": False} | config)

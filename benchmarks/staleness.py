@@ -1,0 +1,139 @@
+"""How late averages arrive: `python -m benchmarks.staleness [--learners 4] [--step-ms 60] [--weights 100000]`.
+
+Learners with the real exchange and its daemons, whose steps sleep instead of computing: so many fit on two cores, and
+what is measured is the exchange. Staleness counts as published (arXiv:1904.04956): own steps between the weights that
+were averaged and the update at which the average is applied; 1 is the least.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+
+from training.config import ExchangeConfig
+from training.exchange import Exchange, ExchangeSetup, build_exchange
+from training.membership import Member, View
+
+_WARM_UP = 10
+
+
+class Learner(threading.Thread):
+    """A learner's steps.
+
+    Args:
+        exchange: Its.
+        weights: How many.
+        steps: How many are counted.
+        step_s: Seconds of each.
+        late_s: When it begins: learners are not in step with each other.
+    """
+
+    def __init__(self, exchange: Exchange, weights: int, steps: int, step_s: float, late_s: float) -> None:
+        super().__init__(daemon=True)
+        self.exchange, self.steps, self.step_s, self.late_s = exchange, steps, step_s, late_s
+        self.weights = torch.randn(weights)
+        self.staleness: list[float] = []
+        self.waited: list[float] = []
+        self.per_step = 0.0
+
+    def run(self) -> None:
+        """Train."""
+        exchange = self.exchange
+        exchange.start(self.weights, 0)
+        time.sleep(self.late_s)
+        before = 0
+        for step in range(1, _WARM_UP + self.steps + 1):
+            time.sleep(self.step_s)
+            asked = time.perf_counter()
+            ready = exchange.ready()
+            waited = time.perf_counter() - asked
+            if ready:
+                self.weights += exchange.take()
+                exchange.release()
+            exchange.give(self.weights, step)
+            exchange.tick(step)
+            if step == _WARM_UP:
+                before = exchange.stats().finished
+            if step > _WARM_UP:
+                self.waited.append(waited)
+                self.staleness += [exchange.stats().staleness] if ready else []
+        self.per_step = (exchange.stats().finished - before) / self.steps
+
+
+def measure(options: argparse.Namespace, per_step: int) -> dict[str, Any]:
+    """Train with so many exchanges a step at most; the figures, means over learners and steps."""
+    cfg = ExchangeConfig.model_validate({"encrypt": options.encrypt, "per_step": per_step})
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        exchanges = [
+            build_exchange(cfg, ExchangeSetup(node, 0, options.weights, None, folder))
+            for node in range(options.learners)
+        ]
+        for exchange in exchanges:
+            stack.callback(exchange.close)
+        view = View(1, tuple(Member(node, f"m{node}", (one.endpoint,)) for node, one in enumerate(exchanges)))
+        for exchange in exchanges:
+            exchange.set_view(view)
+        step_s = options.step_ms / 1000
+        learners = [
+            Learner(one, options.weights, options.steps, step_s, 0.5 + node * step_s / options.learners)
+            for node, one in enumerate(exchanges)
+        ]
+        for learner in learners:
+            learner.start()
+        for learner in learners:
+            learner.join()
+    ages = [age for learner in learners for age in learner.staleness]
+    waited = [second for learner in learners for second in learner.waited]
+    return {
+        "per_step": per_step,
+        "learners": options.learners,
+        "weights": options.weights,
+        "staleness": statistics.fmean(ages) if ages else None,
+        "exchanges_per_step": statistics.fmean(learner.per_step for learner in learners),
+        "updates_with_average": len(ages) / len(waited),
+        "wait_ms": 1000 * statistics.fmean(waited),
+    }
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--learners", type=int, default=4)
+    parser.add_argument("--weights", type=int, nargs="+", default=[100_000, 1_000_000])
+    parser.add_argument("--step-ms", type=float, default=60.0)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--per-step", type=int, nargs="+", default=[1, 4], help="train.exchange.per_step")
+    parser.add_argument("--encrypt", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = []
+    for size in options.weights:
+        for per_step in options.per_step:
+            rows.append(measure(argparse.Namespace(**{**vars(options), "weights": size}), per_step))
+            print(
+                "{weights:>9,} weights, per_step {per_step}: staleness {staleness:.2f}, {exchanges_per_step:.2f} "
+                "exchanges a step, averages in {updates_with_average:.0%} of updates, {wait_ms:.2f} ms waited".format(
+                    **rows[-1]
+                ),
+                file=sys.stderr,
+                flush=True,
+            )
+    if options.json:
+        print(json.dumps({"benchmark": "staleness", "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()

@@ -90,7 +90,7 @@ class ExchangeConfig(BaseModel):
     """Exchanges that a node begins per training step at most, one after the other: more keep replicas closer."""
     cpu_share: float = Field(default=0.05, ge=0, le=1)
     """Share of one core that a learner's exchanges may take when it begins another one in the same step; the first one
-    of a step is always begun."""
+    of a step always begins."""
     chunk_kb: int = Field(default=1024, ge=16, le=65536)
     """Size of a message in KiB at most: sending, receiving and averaging overlap chunk by chunk."""
     timeout_s: float = Field(default=5.0, gt=0)

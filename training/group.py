@@ -248,7 +248,7 @@ class GradientReducer:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Let gradients be computed anew, in several backward passes, before the rest of them goes out.
+        """Let gradients be computed again, in several backward passes, before the rest of them goes out.
 
         Buckets that have gone out hold the gradients of the whole batch already: they keep what they have brought.
         """

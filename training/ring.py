@@ -36,7 +36,7 @@ class ExchangeRate:
         self._name, self._steps, self._finished, self._told = name, 0, 0, False
 
     def step(self, finished: int) -> None:
-        """A step is over, by which so many exchanges have ended well; a daemon that is started anew counts from 0."""
+        """A step is over, by which so many exchanges have ended well; a daemon that was restarted counts from 0."""
         ended, self._finished = max(0, finished - self._finished), finished
         self._steps += 1
         self.per_step += (ended - self.per_step) / min(self._steps, _RATE_STEPS)

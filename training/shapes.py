@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 _FRAMES = 64
-"""On a GPU. cuDNN plans its convolutions and its attention anew for each shape, tens of milliseconds of the host's
+"""On a GPU. cuDNN plans its convolutions and its attention for each shape again, tens of milliseconds of the host's
 time. At 100 frames a second, utterances of up to 30 s then have 47 lengths instead of 3,000, and padding grows by a
 third of a second on average. Behind subsampling by 8 it is still a multiple of 8, as tensor cores want it."""
 

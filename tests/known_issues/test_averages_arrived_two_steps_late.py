@@ -22,7 +22,7 @@ def test_every_average_is_applied_at_the_next_update_if_an_exchange_fits_into_a_
     problem = Timing(batches=800, num_bytes=1e6)
     staleness = Simulation(cluster, strategy, problem, GossipConfig(neighbours=neighbours)).run().staleness
     assert staleness.count > 300
-    # a node of several adds its averages up before the update: whoever asks in that moment gets the weights from before
+    # a node of several adds its averages up before the update: a request in that moment gets the weights from before
     assert staleness.most == 1 or strategy == "h-adpsgd"
     assert staleness.mean < 1.01
 

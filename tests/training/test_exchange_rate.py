@@ -29,7 +29,7 @@ def test_a_deficit_is_warned_of_once_and_after_some_steps_only(caplog):
     assert caplog.records[0].getMessage().startswith("learner 3.1 finishes 0.49 exchanges a step: ")
 
 
-def test_nobody_is_warned_where_exchanges_keep_up(caplog):
+def test_no_warning_where_exchanges_keep_up(caplog):
     rate = ExchangeRate("0.0")
     for step in range(200):
         rate.step(step)

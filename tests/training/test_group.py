@@ -238,7 +238,7 @@ def test_a_reducer_runs_hooks_on_its_side_stream(tmp_path, monkeypatch):
     monkeypatch.setattr("training.group.SideStream", Side)
     flat = FlatParameters(torch.nn.Linear(3, 2))
     group = NodeGroup(0, 1, tmp_path / "meet", torch.device("cpu"))
-    group.size = 2  # of two, for whoever asks; the hook alone would speak with the other
+    group.size = 2  # of two, as far as anything asks; only the hook would speak with the other
     reducer = GradientReducer(group, flat, hook=CommHook(hook))
     flat.grads.fill_(1.5)
     reducer.finish()

@@ -224,11 +224,11 @@ class Bell:
 
     @classmethod
     def make(cls) -> "Bell":
-        """A bell with both ends, which nobody inherits unless they are passed on."""
+        """A bell with both ends, which child processes inherit only where they are passed on."""
         return cls(*os.pipe())
 
     def ring(self) -> None:
-        """Never waits; while nobody listens, one ring is as good as many."""
+        """Never waits; several rings that were not heard yet count as one."""
         if self.rings >= 0:
             with contextlib.suppress(BlockingIOError, BrokenPipeError):
                 os.write(self.rings, b"!")

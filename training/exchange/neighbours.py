@@ -47,7 +47,7 @@ def ring_order(kind: Kind, view: View, number: int, seed: int) -> tuple[int, ...
 
 
 def neighbour(kind: Kind, view: View, node: int, number: int, seed: int) -> int | None:
-    """The node to ask for exchange `number`; None if there is nobody to ask."""
+    """The node to ask for exchange `number`; None if there is none."""
     order = ring_order(kind, view, number, seed)
     if node not in order or len(order) < 2:
         return None

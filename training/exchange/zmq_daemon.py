@@ -156,7 +156,7 @@ class ZmqDaemon:
             self._old_since = now
         waits = now - self._old_since < _UPDATE_S and self._old_since < math.inf
         if waits:
-            self._averager.use()  # or nobody would copy new weights for those who wait
+            self._averager.use()  # otherwise no new weights would be copied for the requests that wait
         if waits == self._listens:
             self._listens = not waits
             self._poller.modify(self._router, zmq.POLLIN if self._listens else 0)

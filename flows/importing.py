@@ -11,7 +11,7 @@ _PROGRAMS = ("starling", "-m")
 
 
 def hear_interrupts() -> None:
-    """Until `imported` is called, let Ctrl-C end this process at once, if it is the command and has no other handler."""
+    """Until `imported` is called, let Ctrl-C end this process at once, if it is the command and handles none itself."""
     is_command = Path(sys.argv[0]).name in _PROGRAMS and multiprocessing.parent_process() is None
     if is_command and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)

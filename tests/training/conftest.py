@@ -8,6 +8,7 @@ load_beside(__file__, "bookkeeping.py")
 load_beside(__file__, "disturbed.py")
 load_beside(__file__, "pretended_copies.py")
 load_beside(__file__, "ranks.py")
+load_beside(__file__, "regression.py")
 pretending = load_beside(__file__, "pretending.py")
 make_store, make_node = pretending.make_store, pretending.make_node
 

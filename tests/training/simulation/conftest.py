@@ -2,5 +2,4 @@
 
 from support import load_beside
 
-load_beside(__file__, "../regression.py")
 load_beside(__file__, "../ranks.py")

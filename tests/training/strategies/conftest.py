@@ -1,5 +1,0 @@
-"""Makes the small problem of these tests importable."""
-
-from support import load_beside
-
-load_beside(__file__, "../regression.py")

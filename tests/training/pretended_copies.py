@@ -8,7 +8,8 @@ import time
 
 import torch
 
-from training.exchange.movers import Copies, DeviceMover, Point
+from training.exchange.device_copies import Copies, Point
+from training.exchange.device_mover import DeviceMover
 from training.exchange.zmq_exchange import ZmqExchange
 
 

@@ -6,8 +6,10 @@ from abc import abstractmethod
 import torch
 
 from training.exchange.base import Exchange, ExchangeError, ExchangeStats
+from training.exchange.device_copies import CudaCopies
+from training.exchange.device_mover import DeviceMover
 from training.exchange.mailbox import Bell, Mailbox, make_file
-from training.exchange.movers import CudaCopies, DeviceMover, HostMover, Mover
+from training.exchange.movers import HostMover, Mover
 
 
 class MailboxExchange(Exchange):

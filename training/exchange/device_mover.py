@@ -1,0 +1,216 @@
+"""A mover of weights on a device: copies run in two threads, beside the computation."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import torch
+
+from training.exchange.device_copies import Copies, Point, Points
+from training.exchange.mailbox import Mailbox
+from training.exchange.movers import Mover
+
+_IDLE_S = 0.05
+_MARGIN = 1.5  # of the time that copies take on the average
+
+
+class DeviceMover(Mover):
+    """Copies between a device and shared memory, in two threads that wait for copies so that training need not.
+
+    Down: a snapshot is cloned on the device first (a fraction of a millisecond for 43 M weights), so that training may
+    change the weights while the slower copy to main memory runs. It is copied once the exchange has used the last one.
+    Up: a delta is demanded whenever an exchange has ended, copied to the device at once, and gathered there until the
+    next update takes it. So nothing waits for an update to be noticed, and the daemon's slot is free after a copy.
+
+    What is averaged within a copy's time before an update would be too late for it. So the mover learns how long steps
+    and copies take, and tells the exchange from when on requests had better wait for the weights after the update.
+
+    A snapshot contains what is gathered on the device, although the weights do not yet: so the exchange may forget a
+    delta as soon as it is on the device, however many come before the next update.
+
+    Args:
+        mailbox: Shared with the exchange.
+        wake: Tells the exchange that there is news.
+        weights: On the device; says how many.
+        copies: The device's.
+    """
+
+    def __init__(self, mailbox: Mailbox, wake: Callable[[], None], weights: torch.Tensor, copies: Copies) -> None:
+        super().__init__(mailbox, wake)
+        self._copies = copies
+        self._slots = [torch.from_numpy(part) for part in mailbox.weights]
+        self._deltas = [torch.from_numpy(part) for part in mailbox.deltas]
+        self._clone, self._landed = torch.empty_like(weights), torch.empty_like(weights)
+        self._sums = [_Sum(torch.empty_like(weights)) for _ in range(2)]
+        self._gathering, self._taken = self._sums
+        self._brought = 0  # number of the last delta in the sums or in the weights
+        self._cloned: Point | None = None
+        self._clone_step, self._clone_waits, self._copying = 0, False, False
+        # held while work is issued or noted, never while it is waited for
+        self._lock = threading.Lock()
+        self._news = threading.Event()
+        self._ended = False
+        self._updated_at = self._demanded_at = self._step_s = self._lead_s = 0.0
+        self._threads = [
+            threading.Thread(target=run, name=f"exchange {name}", daemon=True)
+            for name, run in (("down", self._run_down), ("up", self._run_up))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def restart(self) -> None:
+        """See `Mover.restart`."""
+        with self._lock:
+            super().restart()
+            self._brought = self._mailbox.released = self._mailbox.offered
+            self._gathering.steps.clear()
+            self._clone_waits = False
+
+    def give(self, weights: torch.Tensor, step: int) -> bool:
+        """See `Mover.give`."""
+        with self._lock:
+            if self._copying:
+                return False
+            waiting = (self._clone_waits and self._wanted()) or self._mailbox.read != self._mailbox.written
+            self._clone.copy_(weights.detach(), non_blocking=True)
+            self._cloned, self._clone_step, self._clone_waits = self._copies.mark(), step, True
+            self._mailbox.newest = step
+        self._news.set()
+        return not waiting
+
+    def update_begins(self) -> None:
+        """See `Mover.update_begins`."""
+        now = time.monotonic()
+        self._step_s = _mean(self._step_s, now - self._updated_at) if self._updated_at else 0.0
+        self._updated_at = now
+        self._mailbox.lead_s = self._lead_s
+        self._mailbox.deadline = now + self._step_s - _MARGIN * self._lead_s if self._step_s else 0.0
+
+    def ready(self) -> bool:
+        """See `Mover.ready`: what is on the device already."""
+        with self._lock:
+            steps = self._gathering.steps or self._taken.steps
+            self.oldest = min(steps, default=0)
+            return bool(steps)
+
+    def take(self) -> torch.Tensor:
+        """See `Mover.take`."""
+        with self._lock:
+            if not self._taken.steps:
+                self._gathering, self._taken = self._taken, self._gathering
+                assert self._taken.added is not None
+                self._copies.follow(self._taken.added)
+                if self._clone_waits:  # a snapshot that is made of it later must not lack what leaves the gathering
+                    self._clone.add_(self._taken.values)
+                    self._cloned = self._copies.mark()
+            return self._taken.values
+
+    def release(self) -> None:
+        """See `Mover.release`."""
+        with self._lock:
+            self._taken.steps.clear()
+            self._taken.readers += (self._copies.mark(),)
+
+    def close(self) -> None:
+        """See `Mover.close`."""
+        self._ended = True
+        self._news.set()
+        self._mailbox.bell.ring()
+        for thread in self._threads:
+            thread.join()
+        self._copies.close()
+        self._deltas.clear()
+        self._slots.clear()
+
+    # --- down
+
+    def _run_down(self) -> None:
+        while not self._ended:
+            self._news.wait(_IDLE_S)
+            self._news.clear()
+            self._publish()
+
+    def _wanted(self) -> bool:
+        """Whether the exchange has sent anything of the last snapshot, or lacks the weights from after `restart`."""
+        mailbox = self._mailbox
+        return mailbox.used == mailbox.written or mailbox.snapshot_generation != self.generation
+
+    def _publish(self) -> None:
+        """Copy the newest weights to the mailbox, if the exchange has use for them."""
+        mailbox = self._mailbox
+        with self._lock:
+            number = mailbox.written
+            if not (self._clone_waits and self._wanted() and mailbox.read == number):
+                return
+            self._copying, self._clone_waits = True, False
+            note = (self._clone_step, self._brought, self.generation)
+            cloned, gathered = self._cloned, self._gathering
+            if gathered.steps:
+                cloned = self._copies.add("down", self._clone, gathered.values, (cloned, gathered.added), first=False)
+                gathered.readers += (cloned,)
+            copied = self._copies.copy("down", self._slots[(number + 1) % 2], self._clone, (cloned,))
+        copied.wait()
+        mailbox.send_snapshot(*note)
+        with self._lock:
+            self._copying = False
+            mailbox.released = max(mailbox.released, self._brought)
+        self._wake()
+
+    # --- up
+
+    def _run_up(self) -> None:
+        ended = 0
+        while not self._ended:
+            rung, now = self._mailbox.bell.listen(_IDLE_S), self._mailbox.ended
+            if self._clone_waits:
+                self._news.set()
+            # a delta costs a copy of all weights: one for a whole exchange, unless it takes very long
+            if (now != ended or not rung) and self._mailbox.demand():
+                ended, self._demanded_at = now, time.monotonic()
+                self._wake()
+            if self._mailbox.delta_waits() and self._mailbox.offered != self._brought and not self._outdated():
+                self._bring()
+
+    def _bring(self) -> None:
+        """Copy a delta to the device, and add it to what is gathered there."""
+        mailbox = self._mailbox
+        number, step, generation = mailbox.offered, mailbox.delta_step, mailbox.delta_generation
+        self._copies.copy("up", self._landed, self._deltas[number % 2]).wait()
+        with self._lock:
+            if generation == self.generation:
+                self._gathering.add(self._landed, step, self._copies)
+                self._brought = number
+            # the exchange keeps the last delta only: it must not make another before it has a snapshot on its way that
+            # lacks this one
+            if not self._copying:
+                mailbox.released = max(mailbox.released, number)
+        self._lead_s = _mean(self._lead_s, time.monotonic() - self._demanded_at)
+        self._wake()
+
+
+def _mean(mean: float, value: float) -> float:
+    """A running mean over some ten values; the first one counts as it is."""
+    return value if not mean else mean + (value - mean) / 10
+
+
+class _Sum:
+    """Deltas gathered on a device.
+
+    Attributes:
+        values: Their sum, if there are any.
+        steps: Training steps of the oldest weights that each was computed from.
+        added: Where the last addition ends.
+        readers: Where readers end.
+    """
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self.values = values
+        self.steps: list[int] = []
+        self.added: Point | None = None
+        self.readers: Points = ()
+
+    def add(self, delta: torch.Tensor, step: int, copies: Copies) -> None:
+        """Add one."""
+        self.added = copies.add("up", self.values, delta, self.readers, first=not self.steps)
+        self.readers = ()
+        self.steps.append(step)

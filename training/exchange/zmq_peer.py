@@ -13,6 +13,9 @@ from training.exchange.zmq_protocol import AVERAGE, OK, Header, unpack
 
 WINDOW_BYTES = 8 * 1024 * 1024
 """Chunks under way to a peer, in bytes: enough for sending, receiving and arithmetic to overlap."""
+_LATE = 8
+"""Connections at most on which answers may still come late."""
+_LATE_MS = 60_000
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class Links:
         # much longer than our own time-out: a connection that goes down takes the answers under way with it
         beat = max(1000, int(1000 * self.timeout_s))
         socket.setsockopt(zmq.HEARTBEAT_IVL, beat)
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 4 * beat)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 4 * beat + _LATE_MS)
         socket.setsockopt(zmq.RECONNECT_IVL, 100)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
         secure_client(socket, self.key, endpoint)
@@ -114,21 +117,28 @@ class Peer:
 
 
 class Peers:
-    """The connections, the least recently used of which are closed when there are many."""
+    """The connections, the least recently used of which are closed when there are many.
+
+    A peer that has not answered is asked again by another connection, as its own may be down. The old one stays until
+    its answers have come: a peer that stood still answers everything when it wakes, and has added its half then.
+    """
 
     def __init__(self, links: Links, poller: zmq.Poller, most: int = 32) -> None:
         self._links, self._poller, self._most = links, poller, most
         self._open: OrderedDict[Address, Peer] = OrderedDict()
+        self._late: list[Peer] = []
 
     def __iter__(self) -> Any:
-        return iter(list(self._open.values()))
+        return iter([*self._open.values(), *self._late])
 
     def get(self, address: Address) -> Peer:
-        """The peer at an address, connected; one that never answered is connected anew."""
+        """The peer at an address, connected; by another connection if it has not answered on this one."""
         peer = self._open.get(address)
         if peer is not None and peer.underway:
-            self.drop(address)
+            self._late.append(self._open.pop(address))
             peer = None
+        answered = [late for late in self._late if not late.underway]
+        self._close_late(answered or self._late[:-_LATE])
         if peer is None:
             peer = self._open[address] = Peer(address, self._links)
             self._poller.register(peer.socket, zmq.POLLIN)
@@ -145,14 +155,22 @@ class Peers:
 
     def drop(self, address: Address) -> None:
         """Close a connection."""
-        peer = self._open.pop(address)
-        self._poller.unregister(peer.socket)
-        peer.close()
+        self._close(self._open.pop(address))
 
     def keep(self, addresses: set[Address]) -> None:
         """Close all others."""
         for address in [address for address in self._open if address not in addresses]:
             self.drop(address)
+        self._close_late([peer for peer in self._late if peer.address not in addresses])
+
+    def _close_late(self, peers: list[Peer]) -> None:
+        self._late = [peer for peer in self._late if peer not in peers]
+        for peer in peers:
+            self._close(peer)
+
+    def _close(self, peer: Peer) -> None:
+        self._poller.unregister(peer.socket)
+        peer.close()
 
     def close(self) -> None:
         """Close all."""

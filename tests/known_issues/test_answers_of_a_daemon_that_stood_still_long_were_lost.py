@@ -1,0 +1,59 @@
+"""A daemon that stood still until it was asked again on another connection answered the old requests when it woke: it
+had added its half of the difference, and the asker, who had closed the old connection, had not.
+"""
+
+import os
+import signal
+
+import pytest
+import torch
+from support import wait_until
+
+from training.config import ExchangeConfig
+from training.exchange import ExchangeSetup, build_exchange
+from training.membership import Member, View
+
+SIZE = 5000
+
+
+@pytest.fixture
+def pair(tmp_path):
+    cfg = ExchangeConfig.model_validate({"chunk_kb": 16, "timeout_s": 0.2, "encrypt": False})
+    ends = [build_exchange(cfg, ExchangeSetup(node, 0, SIZE, None, tmp_path)) for node in range(2)]
+    for end in ends:
+        end.set_view(View(1, tuple(Member(node, f"m{node}", (one.endpoint,)) for node, one in enumerate(ends))))
+    yield ends
+    for end in ends:
+        end.close()
+
+
+def test_the_sum_is_kept_when_it_wakes(pair):
+    weights = [torch.full((SIZE,), float(node + 1)) for node in range(2)]
+    for end, mine in zip(pair, weights, strict=True):
+        end.start(mine, 0)
+    step = 0
+
+    def work(ticking):
+        nonlocal step
+        step += 1
+        for node, (end, mine) in enumerate(zip(pair, weights, strict=True)):
+            if end.ready():
+                mine += end.take()
+                end.release()
+            if node == ticking:
+                mine += 1.0  # so that there is a difference to be averaged
+            end.give(mine, step)
+            if node == ticking:
+                end.tick(step)
+
+    wait_until(lambda: work(0) or pair[0].stats().finished > 2, every_s=0.01)
+    os.kill(pair[1].pid, signal.SIGSTOP)
+    try:
+        failed = pair[0].stats().failed
+        wait_until(lambda: work(0) or pair[0].stats().failed >= failed + 3, every_s=0.01)
+        total = float(sum(mine.double().sum() for mine in weights))
+    finally:
+        os.kill(pair[1].pid, signal.SIGCONT)
+    answered = pair[1].stats().answered
+    wait_until(lambda: work(None) or pair[1].stats().answered > answered)
+    wait_until(lambda: work(None) or abs(float(sum(mine.double().sum() for mine in weights)) - total) < 1e-3 * SIZE)

@@ -56,6 +56,9 @@ def test_the_sum_is_kept_when_it_wakes(pair):
     try:
         failed = pair[0].stats().failed
         wait_until(lambda: work() or pair[0].stats().failed >= failed + 3, every_s=0.01)
+        received = pair[1].stats().bytes_received
     finally:
         os.kill(pair[1].pid, signal.SIGCONT)
+    # it has three exchanges to answer, one on each connection
+    wait_until(lambda: work(drifts=False) or pair[1].stats().bytes_received >= received + 3 * 4 * SIZE)
     wait_until(lambda: work(drifts=False) or off_sum() < 0.05)

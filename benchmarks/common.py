@@ -1,14 +1,16 @@
-"""What the benchmarks share: median times of rivals that take turns, a table of ratios, processes that are watched."""
+"""What the benchmarks share: median times of rivals that take turns, ratios, a ring's view, watched processes."""
 
 import json
 import multiprocessing as mp
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
+
+from training.membership import Member, View
 
 T = TypeVar("T")
 
@@ -121,3 +123,8 @@ class Watched:
             if process.is_alive():
                 process.kill()
                 process.join()
+
+
+def view_of(endpoints: Sequence[str]) -> View:
+    """A ring of nodes with one learner each, whose exchanges are at these endpoints."""
+    return View(1, tuple(Member(node, str(node), (one,)) for node, one in enumerate(endpoints)))

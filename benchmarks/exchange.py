@@ -22,11 +22,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import torch
 
+from benchmarks.common import view_of
 from benchmarks.exchange_raw import RawPair
 from training.config import ExchangeConfig
 from training.exchange import Exchange, ExchangeSetup, World, build_exchange
 from training.exchange.keys import RingKey
-from training.membership import Member, View
 
 PUBLISHED = 43_000_000
 """Parameters of the published acoustic model (arXiv:1904.04956: "over 43 M")."""
@@ -49,7 +49,7 @@ class Pair:
         world = World(str(folder / "meet"), 2)
         self.both = cfg.kind == "gloo"
         self.ends = [build_exchange(cfg, ExchangeSetup(node, 0, count, key, folder, world=world)) for node in range(2)]
-        view = View(1, tuple(Member(node, "x", (end.endpoint,)) for node, end in enumerate(self.ends)))
+        view = view_of([end.endpoint for end in self.ends])
         weights = torch.from_numpy(np.random.default_rng(0).normal(size=count).astype(np.float32))
         for node, end in enumerate(self.ends):
             end.set_view(view)

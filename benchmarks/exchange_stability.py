@@ -29,10 +29,10 @@ from typing import Any
 import torch
 
 from benchmarks import netns
+from benchmarks.common import view_of
 from training.config import ExchangeConfig
 from training.exchange import Exchange, ExchangeSetup, build_exchange
 from training.exchange.keys import RingKey
-from training.membership import Member, View
 
 _FORK = multiprocessing.get_context("fork")
 _SEEN = 64
@@ -113,7 +113,7 @@ def _learn(
     exchange = build_exchange(config, setup)
     pipe.send(exchange.endpoint)
     endpoints, begin = pipe.recv()
-    exchange.set_view(View(1, tuple(Member(node, str(node), (one,)) for node, one in enumerate(endpoints))))
+    exchange.set_view(view_of(endpoints))
     exchange.start(weights, 0)
     seen = []
     for step in range(options.steps):

@@ -1,8 +1,8 @@
 """How late averages arrive: `python -m benchmarks.staleness [--learners 4] [--step-ms 60] [--weights 100000]`.
 
-Learners with the real exchange and its daemons, whose steps sleep instead of computing: so many fit on two cores, and
-what is measured is the exchange. Staleness counts as published (arXiv:1904.04956): own steps between the weights that
-were averaged and the update at which the average is applied; 1 is the least.
+Learners run the real exchange and its daemons, but their steps sleep instead of computing. Several learners then fit
+on two cores, and only the exchange is measured. Staleness counts as published (arXiv:1904.04956): own steps between
+the weights that were averaged and the update at which the average is applied; 1 is the least.
 """
 
 import argparse
@@ -21,9 +21,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
+from benchmarks.common import view_of
 from training.config import ExchangeConfig
 from training.exchange import Exchange, ExchangeSetup, build_exchange
-from training.membership import Member, View
 
 _WARM_UP = 10
 
@@ -72,7 +72,7 @@ class Learner(threading.Thread):
 
 
 def measure(options: argparse.Namespace, per_step: int) -> dict[str, Any]:
-    """Train with so many exchanges a step at most; the figures, means over learners and steps."""
+    """Train with at most `per_step` exchanges a step; returns means over learners and steps."""
     cfg = ExchangeConfig.model_validate({"encrypt": options.encrypt, "per_step": per_step})
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -82,7 +82,7 @@ def measure(options: argparse.Namespace, per_step: int) -> dict[str, Any]:
         ]
         for exchange in exchanges:
             stack.callback(exchange.close)
-        view = View(1, tuple(Member(node, f"m{node}", (one.endpoint,)) for node, one in enumerate(exchanges)))
+        view = view_of([exchange.endpoint for exchange in exchanges])
         for exchange in exchanges:
             exchange.set_view(view)
         step_s = options.step_ms / 1000

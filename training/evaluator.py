@@ -152,7 +152,7 @@ class Evaluator:
         alone = {node: result if len(sound) == 1 else self.validate(weights) for node, weights in sound.items()}
         replicas = {str(node): None for node in nodes} | {str(node): one["loss"] for node, one in alone.items()}
         best = min(alone, key=lambda node: _or_infinite(alone[node]["loss"]))
-        if alone[best]["loss"] < _APART * _or_infinite(result["loss"]):
+        if _far_apart(result["loss"], alone[best]["loss"]):
             # replicas that have exchanged nothing for long are models of their own, and their mean is none
             log.warning(
                 "the replicas of epoch %d are far apart: node %d alone is better than their average", epoch, best
@@ -188,7 +188,7 @@ class Evaluator:
         weights = mean_weights(read_weights(self.output, snapshot_name(epoch)) for epoch in sorted(chosen))
         final = self.validate(weights)
         lowest = min(float(entry["loss"]) for entry in usable)
-        if lowest < _APART * _or_infinite(final["loss"]):
+        if _far_apart(final["loss"], lowest):
             log.warning(
                 "the best epochs' weights are far apart: epoch %d alone is better than their average", chosen[0]
             )
@@ -223,6 +223,11 @@ class Evaluator:
 
 def _nothing(epoch: int, nodes: list[int]) -> dict[str, Any]:
     return {"epoch": epoch, "loss": None, "wer": None, "replicas": {str(node): None for node in nodes}}
+
+
+def _far_apart(mean: float, best: float) -> bool:
+    """Whether weights are so far apart that the best of them are a better model than their mean, by their losses."""
+    return best < _APART * _or_infinite(mean)
 
 
 def _or_infinite(value: float) -> float:

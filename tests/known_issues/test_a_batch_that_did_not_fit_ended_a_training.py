@@ -22,7 +22,7 @@ def job(corpus, tmp_path, tones):
 
 
 def refuse(learner, most, sizes=None):
-    """Let the model's memory hold so many utterances."""
+    """Limit the number of utterances that the model's memory holds."""
     forward = learner.model.forward
 
     def limited(feats, frames):

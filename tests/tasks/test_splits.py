@@ -86,7 +86,7 @@ def test_a_new_speaker_moves_few_others_and_none_of_another_stratum():
 
 
 def test_a_division_is_the_same_in_every_version():
-    """Whoever upgrades keeps the test set: models that were scored on another one could not be compared."""
+    """An upgrade keeps the test set: models that were scored on another one could not be compared."""
     strata = [f"d{n % 4}" for n in range(24)]
     found = divided([1 + n % 3 for n in range(24)], strata=strata, seed=5)
     assert "".join(map(str, found.values())) == "201110200000000122020020"

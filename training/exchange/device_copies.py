@@ -62,7 +62,7 @@ class _CudaPoint(Point):
 
 
 class CudaCopies(Copies):
-    """Copies between a GPU and page-locked shared memory; see `Copies`."""
+    """Copies between a GPU and page-locked shared memory."""
 
     def __init__(self, device: torch.device, mailbox: Mailbox) -> None:
         self._device = device
@@ -71,26 +71,26 @@ class CudaCopies(Copies):
             self._locked = [part for part in (*mailbox.weights, *mailbox.deltas) if _lock_pages(part)]
 
     def mark(self) -> Point:
-        """See `Copies.mark`."""
+        """Record an event on the training stream."""
         return _CudaPoint(torch.cuda.current_stream(self._device))
 
     def follow(self, point: Point) -> None:
-        """See `Copies.follow`."""
+        """Have the training stream wait for the point's event."""
         assert isinstance(point, _CudaPoint)
         torch.cuda.current_stream(self._device).wait_event(point.event)
 
     def copy(self, direction: Direction, target: torch.Tensor, source: torch.Tensor, after: Points = ()) -> Point:
-        """See `Copies.copy`."""
+        """Copy on the direction's stream."""
         return self._on(direction, after, lambda: target.copy_(source, non_blocking=True))
 
     def add(
         self, direction: Direction, target: torch.Tensor, source: torch.Tensor, after: Points, first: bool
     ) -> Point:
-        """See `Copies.add`."""
+        """Add, or replace, on the direction's stream."""
         return self._on(direction, after, lambda: target.copy_(source) if first else target.add_(source))
 
     def close(self) -> None:
-        """See `Copies.close`; unlocks the memory."""
+        """Wait for all streams and unlock the memory."""
         torch.cuda.synchronize(self._device)
         for part in self._locked:
             with contextlib.suppress(RuntimeError):

@@ -59,7 +59,7 @@ class DeviceMover(Mover):
             thread.start()
 
     def restart(self) -> None:
-        """See `Mover.restart`."""
+        """Drop what was gathered of the old weights, and a clone that was not copied yet."""
         with self._lock:
             super().restart()
             self._brought = self._mailbox.released = self._mailbox.offered
@@ -67,7 +67,7 @@ class DeviceMover(Mover):
             self._clone_waits = False
 
     def give(self, weights: torch.Tensor, step: int) -> bool:
-        """See `Mover.give`."""
+        """Clone the weights on the device; False if the clone before is being copied, or was not copied in time."""
         with self._lock:
             if self._copying:
                 return False
@@ -79,7 +79,7 @@ class DeviceMover(Mover):
         return not waiting
 
     def update_begins(self) -> None:
-        """See `Mover.update_begins`."""
+        """Learn how long steps take, and tell the exchange from when on requests had better wait."""
         now = time.monotonic()
         self._step_s = _mean(self._step_s, now - self._updated_at) if self._updated_at else 0.0
         self._updated_at = now
@@ -87,14 +87,14 @@ class DeviceMover(Mover):
         self._mailbox.deadline = now + self._step_s - _MARGIN * self._lead_s if self._step_s else 0.0
 
     def ready(self) -> bool:
-        """See `Mover.ready`: what is on the device already."""
+        """Whether anything is gathered on the device already; waits for nothing."""
         with self._lock:
             steps = self._gathering.steps or self._taken.steps
             self.oldest = min(steps, default=0)
             return bool(steps)
 
     def take(self) -> torch.Tensor:
-        """See `Mover.take`."""
+        """The sum of what was gathered, which the training stream reads once the last addition is over."""
         with self._lock:
             if not self._taken.steps:
                 self._gathering, self._taken = self._taken, self._gathering
@@ -106,13 +106,13 @@ class DeviceMover(Mover):
             return self._taken.values
 
     def release(self) -> None:
-        """See `Mover.release`."""
+        """Let the memory be used again once the training stream has read it."""
         with self._lock:
             self._taken.steps.clear()
             self._taken.readers += (self._copies.mark(),)
 
     def close(self) -> None:
-        """See `Mover.close`."""
+        """End both threads, then the copies."""
         self._ended = True
         self._news.set()
         self._mailbox.bell.ring()

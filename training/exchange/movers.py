@@ -76,12 +76,12 @@ class HostMover(Mover):
         self._taken = 0
 
     def restart(self) -> None:
-        """See `Mover.restart`."""
+        """Count the delta that waits, which is of the old weights, as taken."""
         super().restart()
         self._taken = self._mailbox.offered
 
     def give(self, weights: torch.Tensor, step: int) -> bool:
-        """See `Mover.give`."""
+        """Copy the weights into the free snapshot; False if the exchange has not read the last one."""
         slot = self._mailbox.snapshot_slot()
         if slot is None:
             return False
@@ -92,7 +92,7 @@ class HostMover(Mover):
         return True
 
     def ready(self) -> bool:
-        """See `Mover.ready`; waits for the daemon for a few milliseconds at most, for the network never."""
+        """Demand a delta; waits for the daemon for a few milliseconds at most, for the network never."""
         mailbox = self._mailbox
         if mailbox.demand():
             self._wake()
@@ -105,17 +105,17 @@ class HostMover(Mover):
         return True
 
     def take(self) -> torch.Tensor:
-        """See `Mover.take`."""
+        """The delta in shared memory."""
         self._taken = self._mailbox.offered
         return self._deltas[self._taken % 2]
 
     def release(self) -> None:
-        """See `Mover.release`."""
+        """Give the delta's memory back to the exchange."""
         mailbox = self._mailbox
         if self._taken == mailbox.offered and mailbox.delta_waits():
             mailbox.released = self._taken
             self._wake()
 
     def close(self) -> None:
-        """See `Mover.close`."""
+        """Let go of the shared memory."""
         self._deltas.clear()

@@ -16,6 +16,7 @@ WINDOW_BYTES = 8 * 1024 * 1024
 _LATE = 8
 """Connections at most on which answers may still come late."""
 _LATE_MS = 60_000
+"""How long a peer may stand still, beyond the time-outs, before its connection goes down with the answers under way."""
 
 
 @dataclass(frozen=True)
@@ -137,8 +138,7 @@ class Peers:
         if peer is not None and peer.underway:
             self._late.append(self._open.pop(address))
             peer = None
-        answered = [late for late in self._late if not late.underway]
-        self._close_late(answered or self._late[:-_LATE])
+        self._keep_late([late for late in self._late if late.underway][-_LATE:])
         if peer is None:
             peer = self._open[address] = Peer(address, self._links)
             self._poller.register(peer.socket, zmq.POLLIN)
@@ -161,12 +161,14 @@ class Peers:
         """Close all others."""
         for address in [address for address in self._open if address not in addresses]:
             self.drop(address)
-        self._close_late([peer for peer in self._late if peer.address not in addresses])
+        self._keep_late([late for late in self._late if late.address in addresses])
 
-    def _close_late(self, peers: list[Peer]) -> None:
-        self._late = [peer for peer in self._late if peer not in peers]
-        for peer in peers:
-            self._close(peer)
+    def _keep_late(self, kept: list[Peer]) -> None:
+        """Close the other connections on which answers may still come late."""
+        for late in self._late:
+            if late not in kept:
+                self._close(late)
+        self._late = kept
 
     def _close(self, peer: Peer) -> None:
         self._poller.unregister(peer.socket)

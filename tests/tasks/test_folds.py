@@ -63,8 +63,16 @@ def test_a_run_that_chooses_no_fold_is_told_what_to_do(home, tmp_path):
     run = folded(small_corpus(tmp_path / "corpus", speakers=8), 0)
     with pytest.raises(FoldError, match="--folds 3"):
         set_url(run, "train")
-    with pytest.raises(FoldError, match="2 folds or more"):
-        fold_configs(run.config, 1)
+
+
+@pytest.mark.parametrize(("folds", "message"), [(1, "2 folds or more"), (101, "at most 100")])
+def test_a_cross_validation_has_two_to_a_hundred_folds(home, tmp_path, folds, message):
+    config = folded(small_corpus(tmp_path / "corpus", speakers=8), 0).config
+    with pytest.raises(FoldError, match=message):
+        fold_configs(config, folds)
+    for allowed in (2, 100):
+        chosen = [one.data for one in fold_configs(config, allowed)]
+        assert [(data.folds, data.fold) for data in chosen] == [(allowed, n + 1) for n in range(allowed)]
 
 
 def score(wer, words=100):

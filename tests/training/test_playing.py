@@ -1,6 +1,8 @@
 """Programs of strategies in real processes: weights as in the simulator, and a resume as if nothing had been."""
 
+import math
 import textwrap
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import torch
 from ranks import run_ranks
 
 from training.flat import FlatParameters
+from training.playing import PlayedReplica
 from training.shared_weights import SharedWeights
 
 PROGRAM = textwrap.dedent(
@@ -171,6 +174,20 @@ def test_the_first_learner_of_a_session_brings_the_weights_and_the_others_take_t
     memories[1].count()
     memories[0].count()
     assert memories[0].updates() == memories[1].updates() == 2
+
+
+@pytest.mark.parametrize("norm", [1.0, math.nan])
+def test_an_update_counts_for_all_who_share_the_weights_unless_its_gradient_is_not_finite(memories, norm):
+    made, good = [], math.isfinite(norm)
+    learner = SimpleNamespace(
+        flat=SimpleNamespace(weights=torch.zeros(8)), scale_gradient=lambda scale: norm * scale, update=made.append
+    )
+    one, other, alone = (PlayedReplica(learner, shared) for shared in (*memories, None))
+    for replica in (one, other, alone):
+        replica.lr = 0.5
+        replica.update()
+    assert (one.updates, other.updates, alone.updates) == (2 * good, 2 * good, good)
+    assert made == 3 * good * [0.5]
 
 
 def test_a_new_session_begins_with_its_own_weights_and_a_newcomer_takes_what_is_there(memories):

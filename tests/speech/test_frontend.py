@@ -100,6 +100,20 @@ def test_statistics_become_tensors_once(monkeypatch, cmvn):
     assert len(asked) == (2 if cmvn == "global" else 4)
 
 
+@pytest.mark.parametrize("cmvn", ["global", "speaker"])
+def test_statistics_that_inference_has_used_serve_training_too(cmvn):
+    inputs, lengths = waves()
+    stats = stats_of(inputs, lengths)
+    frontend = FrontEnd(config(cmvn), RATE, stats, {"ann": stats})
+    with torch.inference_mode():
+        frontend(inputs, lengths, ["ann"] * 3)
+    feats, frames = build_features(config("none"), RATE)(inputs, lengths)
+    feats.requires_grad_()
+    frontend(feats, frames, ["ann"] * 3)[0].sum().backward()
+    assert feats.grad is not None
+    assert feats.grad.isfinite().all()
+
+
 def test_the_mean_alone_may_be_normalized():
     inputs, lengths = waves()
     stats = stats_of(inputs, lengths)

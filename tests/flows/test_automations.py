@@ -20,6 +20,7 @@ from flows.automations import (
     MODEL_PAYLOAD,
     PREFIX,
     RUN_PAYLOAD,
+    SILENCE_S,
     corpus_automation,
     heartbeat_automation,
     notifications,
@@ -73,6 +74,14 @@ def test_only_runs_of_ours_are_watched():
         assert trigger.expects(f"prefect.flow-run.{ending}")
     for going_on in ("Running", "Cancelling", "Pending", "Late"):  # they are no sign of life
         assert not trigger.expects(f"prefect.flow-run.{going_on}")
+
+
+def test_one_event_is_enough_and_only_announcements_of_a_corpus_are_gathered():
+    config = parse_config(tiny_document())
+    made = [heartbeat_automation(), corpus_automation(config, str(uuid4())), *notifications(str(uuid4()))]
+    triggers = [trigger_of(automation) for automation in made]
+    assert [trigger.threshold for trigger in triggers] == [1, 1, 1, 1]
+    assert [trigger.within.total_seconds() for trigger in triggers] == [SILENCE_S, 60, 0, 0]
 
 
 def test_notifications_are_about_failures_and_crashes_whatever_their_state_is_called():

@@ -300,17 +300,6 @@ class ExchangeContract:
             wait_until(lambda: ring.work(others) or ring.spread(others) < 0.05, every_s=0.01)
 
 
-class TestMemory(ExchangeContract):
-    def make(self, count, folder, **config):
-        cfg = ExchangeConfig.model_validate(CONFIG | config)
-        return [build_exchange(cfg, ExchangeSetup(n, 0, SIZE), "memory") for n in range(count)]
-
-
-class TestMemoryRandomRing(TestMemory):
-    def make(self, count, folder, **config):
-        return super().make(count, folder, neighbours="random-ring", **config)
-
-
 class TestZmq(ExchangeContract):
     key = None
 
@@ -385,11 +374,6 @@ class TestGloo(ExchangeContract):
             wait_until(lambda: ring.work(others) or not any(ring.exchanges[n].alive() for n in others), every_s=0.01)
             ring.work(others)
             assert all(torch.isfinite(ring.live[n]).all() for n in others)
-
-
-def test_an_unknown_exchange_is_refused():
-    with pytest.raises(ValueError, match="choose one of zmq, gloo, memory"):
-        build_exchange(ExchangeConfig(), ExchangeSetup(0, 0, 1), "carrier pigeon")
 
 
 def test_ranks_exchange_with_the_same_rank(tmp_path):

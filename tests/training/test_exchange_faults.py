@@ -17,7 +17,7 @@ from support import ROOT, end_processes, processes_naming, wait_until
 from training.config import ExchangeConfig
 from training.exchange import ExchangeSetup, PortTakenError, build_exchange
 from training.exchange.keys import RingKey
-from training.exchange.zmq_protocol import AVERAGE, OK, Header, unpack
+from training.exchange.messages import AVERAGE, OK, Header, unpack
 from training.membership import Member, View
 
 SIZE = 50_000  # 13 chunks of 16 KiB

@@ -21,26 +21,21 @@ __all__ = [
 _KINDS = {
     "zmq": "training.exchange.zmq_exchange:ZmqExchange",
     "gloo": "training.exchange.gloo_exchange:GlooExchange",
-    "memory": "training.exchange.memory:MemoryExchange",
 }
 
 
-def build_exchange(cfg: "ExchangeConfig", setup: ExchangeSetup, kind: str = "") -> Exchange:
+def build_exchange(cfg: "ExchangeConfig", setup: ExchangeSetup) -> Exchange:
     """Start the exchange of one rank.
 
     Args:
         cfg: What the user chose.
         setup: Who and where this rank is.
-        kind: Another implementation than the configured one (`memory`, for tests and simulation).
 
     Raises:
         PortTakenError: If the configured port is taken.
         ExchangeError: If the exchange cannot begin.
         ValueError: If the configuration and the setup do not fit.
     """
-    name = kind or cfg.kind
-    if name not in _KINDS:
-        raise ValueError(f"no exchange {name!r}: choose one of {', '.join(_KINDS)}")
-    module, _, attribute = _KINDS[name].partition(":")
+    module, _, attribute = _KINDS[cfg.kind].partition(":")
     exchange: Exchange = getattr(import_module(module), attribute)(cfg, setup)
     return exchange

@@ -12,6 +12,7 @@ import math
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,16 +20,19 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 
 from training.exchange.averaging import Averager
 from training.exchange.control import Control
 from training.exchange.mailbox import Mailbox
+from training.exchange.protocol import Pending, Protocol, Request
 from training.exchange.reporting import Report
 
 _MEET_S = 120.0  # until all are there in the beginning
 _BEAT_S = 0.05
 _STALLED = 17
 _HELLO = 1 << 20
+_WINDOW = 2  # chunks under way: one ahead of the arithmetic
 
 
 def colours(nodes: int) -> list[list[tuple[int, int]]]:
@@ -71,8 +75,8 @@ class GlooDaemon:
         self._node, self._timeout_s = int(setup["node"]), float(setup["timeout_s"])
         self._averager = Averager(mailbox, int(setup["chunk"]), setup["wire"])
         self._report = Report(mailbox)
+        self._protocol = Protocol(self._node, mailbox, self._averager, self._report, int(setup["per_step"]), _WINDOW)
         self._partners = partners(int(setup["world"]["nodes"]), self._node)
-        self._turn = self._ticks = self._budget = 0
         self._watch = Watchdog()
 
     def run(self) -> int:
@@ -86,12 +90,10 @@ class GlooDaemon:
                     self._control.send({"fetched": command["fetch"], "ok": False, "node": -1, "why": why})
             self._averager.poll()
             self._report.write(time.monotonic(), self._averager)
-            if self._mailbox.ticks != self._ticks:
-                self._ticks, self._budget = self._mailbox.ticks, int(self._setup["per_step"])
-            if not (self._budget and self._averager.loaded and self._partners):
+            self._protocol.new_step()
+            if not (self._protocol.may_begin and self._partners):
                 self._control.wait(_BEAT_S)
                 continue
-            self._budget -= 1
             try:
                 if not joined:
                     self._join()
@@ -118,34 +120,31 @@ class GlooDaemon:
         dist.init_process_group("gloo", store=prefix, rank=self._node, world_size=world["nodes"], timeout=limit)
 
     def _meet(self) -> None:
-        """The next turn: the pair's two ways in chunks, one ahead of the arithmetic."""
-        peer = self._partners[self._turn % len(self._partners)]
-        self._turn += 1
+        """The next turn: each side takes the other's chunks as answers to its own."""
+        protocol = self._protocol
+        peer = self._partners[protocol.number % len(self._partners)]
+        protocol.number += 1
         if peer is None:
+            protocol.pass_over()
             return
         self._greet(peer)
-        averager, began, squares, compared = self._averager, time.monotonic(), 0.0, 0
-        self._report.initiated += 1
-        generation = averager.generation
+        asking = protocol.begin(peer, Pending(lambda length: np.empty(length, np.uint8)), time.monotonic())
+        underway: deque[tuple[Request, NDArray[np.uint8], list[dist.Work]]] = deque()
         with self._watch.limit(self._timeout_s) as alarm:
-            ahead = self._swap(0, peer)
-            for index in range(averager.chunks):
-                sent, received, works, step = ahead
+            while not protocol.complete:
+                # weights may be replaced in the middle: the other side waits for all chunks all the same
+                self._averager.poll()
+                while (request := protocol.next_request()) is not None:
+                    protocol.sent(request)
+                    underway.append((request, *self._swap(request, peer)))
+                request, theirs, works = underway.popleft()
                 for work in works:
                     work.wait()
                 alarm()
-                if index + 1 < averager.chunks:
-                    ahead = self._swap(index + 1, peer)
-                averager.poll()
-                same = averager.generation == generation
-                difference = averager.settle(index, sent, received, step) if same else math.nan
-                self._report.bytes_sent += len(sent)
-                self._report.received(len(sent), late=False)
-                if not math.isnan(difference):
-                    squares += difference
-                    compared += averager.count(index)
+                self._averager.poll()
+                protocol.hear(asking.pending, request.header, theirs, time.monotonic())
         self._report.answered(0, last=True)
-        self._report.finish(time.monotonic() - began, squares, compared, peer)
+        protocol.finish(time.monotonic() - asking.began)
 
     def _greet(self, peer: int) -> None:
         """Wait until the other one is there, and serve the training process meanwhile."""
@@ -174,14 +173,13 @@ class GlooDaemon:
         if errors:
             raise errors[0]
 
-    def _swap(self, index: int, peer: int) -> "tuple[memoryview, memoryview, list[dist.Work], int]":
-        """Begin to send and receive a chunk of weights, which are of the training step that comes last."""
-        length = self._averager.count(index) * self._averager.wire.itemsize
-        buffers = [np.empty(length, np.uint8) for _ in range(2)]
-        self._averager.ask(index, buffers[0])
-        out, into = (torch.from_numpy(buffer) for buffer in buffers)
+    def _swap(self, request: Request, peer: int) -> "tuple[NDArray[np.uint8], list[dist.Work]]":
+        """Begin to send a chunk, and to receive the other side's."""
+        theirs = np.empty(len(request.chunk), np.uint8)
+        out, into = torch.from_numpy(request.chunk), torch.from_numpy(theirs)
+        index = request.header.index
         works = [dist.isend(out, peer, tag=index), dist.irecv(into, peer, tag=index)]
-        return buffers[0].data, buffers[1].data, [work for work in works if work is not None], self._averager.step
+        return theirs, [work for work in works if work is not None]
 
 
 class Watchdog:

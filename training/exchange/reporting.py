@@ -62,8 +62,11 @@ class Report:
 
     def write(self, now: float, averager: Averager) -> None:
         """Write, if something has happened or it is time to."""
-        if not self._changed and now - self._written_at < _EVERY_S:
-            return
+        if self._changed or now - self._written_at >= _EVERY_S:
+            self.publish(now, averager)
+
+    def publish(self, now: float, averager: Averager) -> None:
+        """Write."""
         mailbox = self._mailbox
         mailbox.initiated, mailbox.finished, mailbox.failed = self.initiated, self.finished, self.failed
         mailbox.answered, mailbox.late, mailbox.skipped = self._answered, self.late, averager.skipped

@@ -11,21 +11,12 @@ from training.exchange.averaging import Averager
 from training.exchange.control import Control
 from training.exchange.keys import RingKey, secure_server
 from training.exchange.mailbox import Mailbox
+from training.exchange.messages import FETCH, OK
 from training.exchange.neighbours import Kind, by_distance, neighbour
+from training.exchange.protocol import Protocol
 from training.exchange.reporting import Report
 from training.exchange.zmq_fetch import Fetching
-from training.exchange.zmq_peer import WINDOW_BYTES, Address, Asking, Links, Peers, is_answer, receive
-from training.exchange.zmq_protocol import (
-    AVERAGE,
-    CROSSED,
-    FETCH,
-    MEANING,
-    MISMATCH,
-    NOT_READY,
-    OK,
-    OUTDATED,
-    Header,
-)
+from training.exchange.zmq_peer import WINDOW_BYTES, Address, Links, Peer, Peers, receive
 from training.membership import View
 
 _TURN = 16  # messages from one connection before the others have their turn
@@ -51,15 +42,16 @@ class ZmqDaemon:
     def __init__(self, setup: dict[str, Any], mailbox: Mailbox, control: Control) -> None:
         self._node, self._seed = int(setup["node"]), int(setup["seed"])
         self._kind: Kind = setup["neighbours"]
-        self._per_step, self._timeout_s = int(setup["per_step"]), float(setup["timeout_s"])
+        self._timeout_s = float(setup["timeout_s"])
         self._allowance = Allowance(float(setup["cpu_share"]))
         self._mailbox, self._control = mailbox, control
-        self._averager = Averager(mailbox, int(setup["chunk"]), setup["wire"])
+        self._averager = averager = Averager(mailbox, int(setup["chunk"]), setup["wire"])
         self._report = Report(mailbox)
-        self._view, self._addresses = View(), dict[int, Address]()
-        self._asking: Asking | None = None
+        window = max(2, WINDOW_BYTES // (averager.chunk * averager.wire.itemsize))
+        self._protocol = Protocol(self._node, mailbox, averager, self._report, int(setup["per_step"]), window)
+        self._addresses = dict[int, Address]()
+        self._asked: Peer | None = None
         self._fetching: Fetching | None = None
-        self._ticks = self._budget = self._number = self._first = 0
         self._old_since, self._listens, self._try_at = math.inf, True, 0.0
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         key = RingKey(setup["public"].encode(), setup["secret"].encode()) if setup.get("secret") else None
@@ -109,37 +101,31 @@ class ZmqDaemon:
 
     def _obey(self, command: dict[str, Any]) -> None:
         if "view" in command:
-            self._view = View.from_dict(command["view"])
-            members = self._view.members
-            self._addresses = {m.node: Address(m.node, m.incarnation, m.endpoints[0]) for m in members if m.endpoints}
-            if self._asking and self._asking.peer.address not in self._addresses.values():
+            view = self._protocol.view = View.from_dict(command["view"])
+            members = [member for member in view.members if member.endpoints]
+            self._addresses = {m.node: Address(m.node, m.incarnation, m.endpoints[0]) for m in members}
+            if self._asked and self._protocol.asking and self._asked.address not in self._addresses.values():
                 self._fail()
             self._peers.keep(set(self._addresses.values()))
             self._try_at = 0.0
         elif "fetch" in command:
             if self._fetching:
                 self._fetching.close()
-            nodes = by_distance(self._view, self._node)
+            nodes = by_distance(self._protocol.view, self._node)
             candidates = [self._addresses[node] for node in nodes if node in self._addresses]
-            header = self._header(FETCH, int(command["fetch"]))
+            header = self._protocol.header(FETCH, int(command["fetch"]))
             self._fetching = Fetching(candidates, self._links, self._poller, header, float(command["timeout_s"]))
 
     def _average(self, events: dict[Any, int]) -> None:
         """Everything that touches the weights."""
-        self._poll()
+        self._protocol.poll()
         if self._router in events and not self._awaits():
             self._serve()
         for peer in self._peers:
             if peer.socket in events:
-                self._hear(peer.socket)
+                self._hear(peer)
         if self._fetching and self._fetching.socket in events:
             self._fetching.hear(self._mailbox, self._averager)
-
-    def _poll(self) -> None:
-        """See what the training process has given and what it wants; before every chunk, so that it need not wait."""
-        self._averager.poll()
-        if self._asking and self._asking.header.token >> 32 != self._averager.generation:
-            self._fail(blame=False)
 
     def _awaits(self) -> bool:
         """Whether an update is being made, or its weights are on their way: no exchange begins with the old ones.
@@ -165,161 +151,100 @@ class ZmqDaemon:
     def _serve(self) -> None:
         """Answer others."""
         for _ in range(_TURN):
-            self._poll()
+            self._protocol.poll()
             try:
                 message = receive(self._router, 3)
             except zmq.Again:
                 return
             if message is None:
                 continue
-            frames, header = message
-            status = self._judge(header, len(frames[2]))
-            answer: zmq.Frame | bytes = b""
-            if status == OK and header.kind == FETCH:
-                answer = self._averager.weights(header.index).tobytes()
-            elif status == OK:
-                answer = frames[2]
-                self._averager.answer(header.index, answer.buffer, answer.buffer)
-                self._report.answered(len(answer), header.last)
-            elif status == CROSSED:
-                self._report.answered(0, header.last)
-            head = self._header(header.kind, header.token, status, header.index).pack()
+            frames, request = message
+            answer = self._protocol.answer(request, frames[2])
+            chunk: zmq.Frame | bytes = b""
+            if answer.status == OK:
+                chunk = self._averager.weights(request.index).tobytes() if request.kind == FETCH else frames[2]
             try:
-                self._router.send_multipart([frames[0], head, answer], zmq.NOBLOCK, copy=False)
+                self._router.send_multipart([frames[0], answer.pack(), chunk], zmq.NOBLOCK, copy=False)
             except zmq.ZMQError:
                 self._report.unsent += 1  # the asker's queue is full or it is gone: it counts a failure itself
 
-    def _judge(self, header: Header, length: int) -> int:
-        """Status of a request."""
-        averager = self._averager
-        if header.view < self._view.number and header.node not in self._addresses:
-            return OUTDATED
-        if not averager.loaded:
-            return NOT_READY
-        fits = (header.size, header.chunk) == (averager.size, averager.chunk) and header.index < averager.chunks
-        if header.kind == AVERAGE:
-            fits = fits and header.wire == averager.wire.kind
-            fits = fits and length == averager.count(header.index) * averager.wire.itemsize
-            if fits and self._crosses(header):
-                return CROSSED
-        return OK if fits else MISMATCH
-
-    def _crosses(self, header: Header) -> bool:
-        """Whether this side waits for the asker's answer on the same chunk, and has the right of way.
-
-        If two sides answered each other's requests that crossed, each would add the whole difference: they would swap
-        their weights instead of averaging them. So the lower node's request is answered, the other's is not.
-        """
-        asking = self._asking
-        if asking is None or header.node <= self._node or asking.peer.address.node != header.node:
-            return False
-        return (asking.header.token, header.index) in asking.peer.underway
-
-    def _hear(self, socket: "zmq.Socket[bytes]") -> None:
+    def _hear(self, peer: Peer) -> None:
         """Take answers to what was asked."""
-        peer = next(peer for peer in self._peers if peer.socket is socket)
         for _ in range(_TURN):
-            self._poll()
+            self._protocol.poll()
             try:
-                message = receive(socket, 2)
+                message = receive(peer.socket, 2)
             except zmq.Again:
                 return
             if message is None:
                 continue
-            frames, header = message
-            sent = peer.underway.pop((header.token, header.index), None)
-            if sent is None or header.token >> 32 != self._averager.generation:
-                continue
-            asking = self._asking if self._asking and self._asking.header.token == header.token else None
-            if header.status == CROSSED:
-                peer.answered(sent)
-                if asking:
-                    self._advance(asking, header.index, math.nan)
-                continue
-            if not is_answer(header) or len(frames[1]) != len(sent.frame):
-                if asking:
-                    self._report.refuse(peer.address.node, MEANING.get(header.status, "malformed"))
-                    peer.underway.clear()
-                    self._fail(blame=False)
-                    peer.retry_at = time.monotonic() + _REFUSED_S
-                continue
-            squares = self._averager.settle(header.index, sent.frame.buffer, frames[1].buffer, sent.step)
-            peer.answered(sent)
-            self._report.received(len(sent.frame), late=asking is None)
-            if asking:
-                self._advance(asking, header.index, squares)
+            (_, chunk), header = message
+            outcome = self._protocol.hear(peer.pending, header, chunk, time.monotonic())
+            if outcome == "refused":
+                peer.retry_at = time.monotonic() + _REFUSED_S
+            elif outcome != "ignored":
+                peer.answered()
+                self._send()
 
-    def _advance(self, asking: Asking, index: int, squares: float) -> None:
-        asking.settled += 1
-        asking.moved = time.monotonic()
-        if not math.isnan(squares):
-            asking.squares += squares
-            asking.compared += self._averager.count(index)
-        self._report.bytes_sent += asking.send(self._averager)
-        if asking.done(self._averager):
-            self._report.finish(asking.moved - asking.began, asking.squares, asking.compared, asking.peer.address.node)
-            self._asking, self._first = None, 0
+    def _send(self) -> None:
+        """Send as many chunks as the window admits; the exchange is over when all are answered."""
+        protocol, peer = self._protocol, self._asked
+        while peer and (request := protocol.next_request()):
+            if not peer.send(request):
+                peer.pending.spare(request.chunk)
+                break
+            protocol.sent(request)
+        if protocol.asking and protocol.complete:
+            protocol.finish(protocol.asking.moved - protocol.asking.began)
 
     def _begin(self, now: float) -> None:
         """Begin an exchange, if one is due."""
-        if self._mailbox.ticks != self._ticks:
-            self._ticks, self._budget, self._try_at = self._mailbox.ticks, self._per_step, 0.0
+        protocol = self._protocol
+        if protocol.new_step():
+            self._try_at = 0.0
         if self._fetching:
             self._fetching.go_on(now)
             if self._fetching.result is not None:
                 self._control.send(self._fetching.result)
                 self._fetching.close()
                 self._fetching = None
-        if self._asking or not self._budget or not self._averager.loaded or now < self._try_at:
+        if not protocol.may_begin or now < self._try_at:
             return
-        self._poll()
-        first = self._budget == self._per_step
-        if self._awaits() or not (self._allowance.covers(now) or first):
+        protocol.poll()
+        if self._awaits() or not (self._allowance.covers(now) or protocol.first_of_step):
             return
         address = self._choose(now)
         if address is None:
             self._try_at = now + _RETRY_S
             return
-        peer = self._peers.get(address)
-        token = self._averager.generation << 32 | (self._number & 0xFFFFFFFF)
-        window = max(2, WINDOW_BYTES // (self._averager.chunk * self._averager.wire.itemsize))
-        self._asking = Asking(peer, self._header(AVERAGE, token), self._first, window)
-        self._budget -= 1
-        self._report.initiated += 1
-        self._report.bytes_sent += self._asking.send(self._averager)
+        self._asked = self._peers.get(address)
+        protocol.begin(address.node, self._asked.pending, time.monotonic())
+        self._send()
 
     def _choose(self, now: float) -> Address | None:
         """Whom to ask now: the next neighbour, unless it is to be left alone, then the one after it."""
-        for number in (self._number, self._number + 1):
-            node = neighbour(self._kind, self._view, self._node, number, self._seed)
+        protocol = self._protocol
+        for number in (protocol.number, protocol.number + 1):
+            node = neighbour(self._kind, protocol.view, self._node, number, self._seed)
             address = None if node is None else self._addresses.get(node)
             if address is not None and not self._peers.waits(address, now):
-                self._number = number + 1
+                protocol.number = number + 1
                 return address
         return None
 
     def _check_time(self, now: float) -> None:
-        if self._asking and now - self._asking.moved > self._timeout_s:
+        asking = self._protocol.asking
+        if asking and now - asking.moved > self._timeout_s:
             self._fail()
 
-    def _fail(self, blame: bool = True) -> None:
-        """Give up the exchange that was begun."""
-        asking = self._asking
-        assert asking is not None
-        if blame:
-            asking.peer.silent(time.monotonic())
-        self._report.failed += 1
-        self._first, self._asking = asking.next_first % self._averager.chunks, None
-
-    def _header(self, kind: int, token: int, status: int = OK, index: int = 0) -> Header:
-        averager = self._averager
-        wire = averager.wire.kind if kind == AVERAGE else "fp32"
-        return Header(
-            kind, wire, status, False, self._node, averager.chunk, index, token, self._view.number, averager.size
-        )
+    def _fail(self) -> None:
+        """Give up the exchange that was begun, as the peer does not answer."""
+        assert self._asked is not None
+        self._asked.silent(time.monotonic())
+        self._protocol.give_up()
 
     def _patience_ms(self) -> int:
         """How long to wait for news."""
         if self._awaits():
             return 10
-        return 50 if self._asking or self._fetching else 200
+        return 50 if self._protocol.asking or self._fetching else 200

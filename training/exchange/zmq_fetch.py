@@ -9,8 +9,8 @@ import zmq
 
 from training.exchange.averaging import Averager
 from training.exchange.mailbox import Mailbox
-from training.exchange.zmq_peer import WINDOW_BYTES, Address, Links, is_answer, receive
-from training.exchange.zmq_protocol import FETCH, MEANING, Header
+from training.exchange.messages import FETCH, MEANING, OK, Header
+from training.exchange.zmq_peer import WINDOW_BYTES, Address, Links, receive
 
 
 class Fetching:
@@ -66,7 +66,7 @@ class Fetching:
             (_, payload), header = message
             if header.token != self._header.token:
                 continue
-            if not is_answer(header, FETCH):
+            if (header.kind, header.status) != (FETCH, OK):
                 self._next(f"node {self._node}: {MEANING.get(header.status, 'malformed')}")
             elif header.index < self._chunks and len(payload) == 4 * averager.count(header.index):
                 self._store(mailbox, header.index, np.frombuffer(payload.buffer, np.float32))

@@ -1,15 +1,14 @@
-"""The asking side: one connection per peer, and a window of chunks under way on it."""
+"""Connections to the neighbours that are asked."""
 
-import time
 from collections import OrderedDict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 import zmq
 
-from training.exchange.averaging import Averager
 from training.exchange.keys import RingKey, secure_client
-from training.exchange.zmq_protocol import AVERAGE, OK, Header, unpack
+from training.exchange.messages import Header, unpack
+from training.exchange.protocol import Pending, Request
 
 WINDOW_BYTES = 8 * 1024 * 1024
 """Chunks under way to a peer, in bytes: enough for sending, receiving and arithmetic to overlap."""
@@ -60,27 +59,13 @@ class Links:
         return socket
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """A chunk under way.
-
-    Attributes:
-        frame: Its bytes.
-        step: Training step of its weights.
-    """
-
-    frame: zmq.Frame
-    step: int
-
-
 class Peer:
     """A neighbour that is or was asked.
 
     Attributes:
         address: Who it is.
         socket: The connection to it.
-        underway: Chunks that it has not answered, by token and index; kept after a time-out, because an answer that
-            comes late must be averaged all the same: the peer has added its half.
+        pending: Chunks that it has not answered.
         retry_at: Not to be asked before (monotonic seconds).
     """
 
@@ -89,21 +74,20 @@ class Peer:
         self._links = links
         self._silences = 0
         self.socket = links.open(address.endpoint)
-        self.underway: dict[tuple[int, int], Sent] = {}
-        self._spare: list[zmq.Frame] = []
+        self.pending = Pending(lambda length: zmq.Frame(bytes(length)))
         self.retry_at = 0.0
 
-    def frame(self, length: int) -> zmq.Frame:
-        """Memory for a message."""
-        while self._spare:
-            frame = self._spare.pop()
-            if len(frame) == length:
-                return frame
-        return zmq.Frame(bytes(length))
+    def send(self, request: Request) -> bool:
+        """Send a chunk; False if the queue is full."""
+        try:
+            self.socket.send(request.header.pack(), zmq.SNDMORE | zmq.NOBLOCK)
+            self.socket.send(request.chunk, zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return False
+        return True
 
-    def answered(self, sent: Sent) -> None:
-        """It is there: its message's memory may be used again, as it has been sent in full."""
-        self._spare.append(sent.frame)
+    def answered(self) -> None:
+        """It is there."""
         self._silences, self.retry_at = 0, 0.0
 
     def silent(self, now: float) -> None:
@@ -114,7 +98,7 @@ class Peer:
     def close(self) -> None:
         """Forget everything."""
         self.socket.close(0)
-        self.underway.clear()
+        self.pending.clear()
 
 
 class Peers:
@@ -135,15 +119,15 @@ class Peers:
     def get(self, address: Address) -> Peer:
         """The peer at an address, connected; by another connection if it has not answered on this one."""
         peer = self._open.get(address)
-        if peer is not None and peer.underway:
+        if peer is not None and peer.pending:
             self._late.append(self._open.pop(address))
             peer = None
-        self._keep_late([late for late in self._late if late.underway][-_LATE:])
+        self._keep_late([late for late in self._late if late.pending][-_LATE:])
         if peer is None:
             peer = self._open[address] = Peer(address, self._links)
             self._poller.register(peer.socket, zmq.POLLIN)
         self._open.move_to_end(address)
-        for other in [a for a, p in self._open.items() if not p.underway][: max(0, len(self._open) - self._most)]:
+        for other in [a for a, p in self._open.items() if not p.pending][: max(0, len(self._open) - self._most)]:
             if other != address:
                 self.drop(other)
         return peer
@@ -179,56 +163,6 @@ class Peers:
         self.keep(set())
 
 
-@dataclass
-class Asking:
-    """An exchange begun here.
-
-    Attributes:
-        peer: With whom.
-        header: Of its messages.
-        first: The chunk to begin with.
-        window: Chunks under way at most.
-    """
-
-    peer: Peer
-    header: Header
-    first: int
-    window: int
-    began: float = field(default_factory=time.monotonic)
-    moved: float = field(default_factory=time.monotonic)
-    sent: int = 0
-    settled: int = 0
-    squares: float = 0.0
-    compared: int = 0
-
-    def send(self, averager: Averager) -> int:
-        """Send as many chunks as the window admits; returns bytes."""
-        total = 0
-        while self.sent < averager.chunks and self.sent - self.settled < self.window:
-            index = (self.first + self.sent) % averager.chunks
-            frame = self.peer.frame(averager.count(index) * averager.wire.itemsize)
-            averager.ask(index, frame.buffer)
-            header = replace(self.header, index=index, last=self.sent == averager.chunks - 1)
-            try:
-                self.peer.socket.send(header.pack(), zmq.SNDMORE | zmq.NOBLOCK)
-                self.peer.socket.send(frame, zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                break
-            self.peer.underway[header.token, index] = Sent(frame, averager.step)
-            self.sent += 1
-            total += len(frame)
-        return total
-
-    def done(self, averager: Averager) -> bool:
-        """Whether all chunks are answered."""
-        return self.settled == averager.chunks
-
-    @property
-    def next_first(self) -> int:
-        """Where the next exchange begins: if exchanges break off, all chunks still have their turn."""
-        return self.first + self.settled
-
-
 def receive(socket: "zmq.Socket[bytes]", parts: int) -> tuple[list[zmq.Frame], Header] | None:
     """One message of so many parts, the last two of which are header and chunk.
 
@@ -241,8 +175,3 @@ def receive(socket: "zmq.Socket[bytes]", parts: int) -> tuple[list[zmq.Frame], H
     frames: list[zmq.Frame] = socket.recv_multipart(zmq.NOBLOCK, copy=False)  # type: ignore[assignment]
     header = unpack(frames[-2].buffer) if len(frames) == parts else None
     return None if header is None else (frames, header)
-
-
-def is_answer(header: Header, kind: int = AVERAGE) -> bool:
-    """Whether an answer brings weights."""
-    return header.kind == kind and header.status == OK

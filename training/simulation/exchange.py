@@ -1,8 +1,8 @@
 """The exchange of weights in virtual time: the averaging of the real ones, with messages that the clock delivers."""
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,7 +11,10 @@ from training.exchange.averaging import Averager
 from training.exchange.base import ExchangeStats
 from training.exchange.client import MailboxExchange
 from training.exchange.mailbox import Mailbox
+from training.exchange.messages import Header
 from training.exchange.neighbours import Kind, by_distance, hop, resolve, ring_order
+from training.exchange.protocol import Asking, Pending, Protocol
+from training.exchange.reporting import Report
 from training.exchange.wire import chunk_weights
 from training.membership import View
 from training.simulation.clock import Clock
@@ -82,21 +85,16 @@ class Ether:
         return order[(places[node] + hop(self.neighbours, count, number)) % count]
 
 
-@dataclass
-class _Asked:
-    """An exchange that this side has begun."""
+class _Times(NamedTuple):
+    """When the chunk in the middle is at the other side, when its answer is back, and when the last answer is."""
 
-    number: int
-    peer: int
-    began: float
-    sent: bytearray | None = None
-    answer: bytearray | None = None
-    generation: int = 0
-    step: int = 0
+    there: float
+    back: float
+    ends: float
 
 
 class VirtualExchange(MailboxExchange):
-    """One node's exchange: the steps of `MemoryExchange`, between which virtual time passes.
+    """One node's exchange: the protocol of the real ones, between whose messages virtual time passes.
 
     Real exchanges average chunk by chunk, each within one round trip of the whole exchange's time. Here all chunks are
     averaged as the middle one is: in a round trip of a chunk's length in the middle of the exchange. This matters:
@@ -109,92 +107,78 @@ class VirtualExchange(MailboxExchange):
         self._open(size, Mailbox(-1, size))
         self.node, self._ether = node, ether
         self._averager = Averager(self._mailbox, size)
-        self._view = View()
-        self._asked: _Asked | None = None
-        self._budget = self._ticks = self._number = 0
-        self._initiated = self._finished = self._answered = self._failed = 0
-        self._bytes_sent = self._bytes_received = 0
-        self._last_s = self._total_s = self._distance = 0.0
-        self._last_peer = -1
+        self._report = Report(self._mailbox)
+        self._protocol = Protocol(node, self._mailbox, self._averager, self._report, ether.per_step)
         self.endpoint = f"virtual://{node}"
         ether.open[node] = self
 
     def _wake(self) -> None:
-        self._averager.poll()
-        if self._mailbox.ticks != self._ticks:
-            self._ticks, self._budget = self._mailbox.ticks, self._ether.per_step
-        if self._budget and self._asked is None and self._averager.loaded:
-            self._budget -= 1
+        self._protocol.poll()
+        self._protocol.new_step()
+        if self._protocol.may_begin:
             self._ask()
 
     # --- the side that asks
 
     def _ask(self) -> None:
         """Begin an exchange: both directions carry the weights at once, chunk by chunk."""
-        ether, number = self._ether, self._number
-        self._number += 1
-        peer = ether.neighbour(self._view, self.node, number)
+        ether, protocol = self._ether, self._protocol
+        peer = ether.neighbour(protocol.view, self.node, protocol.number)
+        protocol.number += 1
         if peer is None:
+            protocol.pass_over()
             return
         began = ether.clock.now
-        self._asked = _Asked(number, peer, began)
-        self._initiated += 1
+        asking = protocol.begin(peer, Pending(), began)
         if peer not in ether.open:
-            ether.clock.after(ether.timeout_s, lambda: self._fail(number))
+            ether.clock.after(ether.timeout_s, lambda: self._fail(asking))
             return
         ends = ether.carry(self.node, peer)
         half = min(ends - began, ether.chunk_s) / 2
-        middle = (began + ends) / 2
-        ether.clock.at(middle - half, lambda: self._send(number))
-        ether.clock.at(middle, lambda: self._arrive(number))
-        ether.clock.at(middle + half, lambda: self._settle_with(number))
-        ether.clock.at(ends, lambda: self._end(number))
+        times = _Times((began + ends) / 2, min((began + ends) / 2 + half, ends), ends)
+        ether.clock.at(times.there - half, lambda: self._send(asking, times))
 
-    def _current(self, number: int) -> _Asked | None:
-        """The exchange of that number, if it is still under way."""
-        asked = self._asked
-        return asked if self.alive() and asked is not None and asked.number == number else None
+    def _under_way(self, asking: Asking) -> bool:
+        """Whether an exchange that was begun here goes on."""
+        return self.alive() and self._protocol.asking is asking
 
-    def _send(self, number: int) -> None:
-        if (asked := self._current(number)) is not None:
-            self._averager.poll()
-            asked.sent = bytearray(4 * self._size)
-            asked.generation, asked.step = self._averager.generation, self._averager.step
-            self._averager.ask(0, asked.sent)
-            self._bytes_sent += len(asked.sent)
+    def _send(self, asking: Asking, times: _Times) -> None:
+        """The chunk in the middle leaves."""
+        self._protocol.poll()
+        if self._under_way(asking) and (request := self._protocol.next_request()) is not None:
+            self._protocol.sent(request)
+            message = bytearray(request.chunk)
+            self._ether.clock.at(times.there, lambda: self._arrive(asking, request.header, message, times))
 
-    def _arrive(self, number: int) -> None:
-        """The request is at the other side."""
-        if (asked := self._current(number)) is None or asked.sent is None:
+    def _arrive(self, asking: Asking, request: Header, message: bytearray, times: _Times) -> None:
+        """It is at the other side, if that is still there."""
+        other, clock = self._ether.open.get(asking.node), self._ether.clock
+        if other is not None:
+            answer = other._answer(request, message)
+            clock.at(times.back, lambda: self._hear(asking, answer, message))
+        clock.at(times.ends, lambda: self._end(asking))
+
+    def _hear(self, asking: Asking, answer: Header, message: bytearray) -> None:
+        """Its answer is here."""
+        if not self.alive():
             return
-        other = self._ether.open.get(asked.peer)
-        asked.answer = None if other is None else other._answer(self.node, asked.sent)
+        self._protocol.poll()
+        if self._protocol.hear(asking.pending, answer, message, self._ether.clock.now) == "refused":
+            self._next()
 
-    def _settle_with(self, number: int) -> None:
-        """The answer is here, unless requests crossed: then the other one is answered instead."""
-        if (asked := self._current(number)) is None or asked.answer is None or asked.sent is None:
+    def _end(self, asking: Asking) -> None:
+        """The last chunk is here; without an answer to that in the middle, the exchange has failed."""
+        if not self._under_way(asking):
             return
-        self._averager.poll()
-        if self._averager.generation == asked.generation:
-            squares = self._averager.settle(0, asked.sent, asked.answer, asked.step)
-            self._bytes_received += len(asked.answer)
-            if not math.isnan(squares):
-                self._distance = math.sqrt(squares / self._size)
-        asked.sent = None
-
-    def _end(self, number: int) -> None:
-        if (asked := self._current(number)) is None:
-            return
-        self._asked = None
-        self._finished += 1
-        self._last_s, self._last_peer = self._ether.clock.now - asked.began, asked.peer
-        self._total_s += self._last_s
+        if self._protocol.complete:
+            self._protocol.finish(self._ether.clock.now - asking.began)
+        else:
+            self._protocol.give_up()
         self._next()
 
-    def _fail(self, number: int) -> None:
-        if self._current(number) is not None:
-            self._failed += 1
-            self._asked = None
+    def _fail(self, asking: Asking) -> None:
+        if self._under_way(asking):
+            self._protocol.give_up()
             self._next()
 
     def _next(self) -> None:
@@ -203,20 +187,11 @@ class VirtualExchange(MailboxExchange):
 
     # --- the side that answers
 
-    def _answer(self, asker: int, message: bytearray) -> bytearray | None:
-        """Average with a message; None if requests crossed and this node, the lower one, is being answered itself."""
-        asked = self._asked
-        if asked is not None and asked.sent is not None and asked.peer == asker and self.node < asker:
-            return None
-        self._averager.poll()
-        if not self._averager.loaded:
-            return None
-        answer = bytearray(len(message))
-        self._averager.answer(0, message, answer)
-        self._answered += 1
-        self._bytes_sent += len(answer)
-        self._bytes_received += len(message)
-        self._averager.poll()
+    def _answer(self, request: Header, message: bytearray) -> Header:
+        """Answer a request; the chunk is replaced by the answer's."""
+        self._protocol.poll()
+        answer = self._protocol.answer(request, message)
+        self._protocol.poll()
         self._ether.news(self.node)
         return answer
 
@@ -224,11 +199,11 @@ class VirtualExchange(MailboxExchange):
 
     def set_view(self, view: View) -> None:
         """See `Exchange.set_view`."""
-        self._view = view
+        self._protocol.view = view
 
     def fetch(self, timeout_s: float) -> torch.Tensor | None:
         """See `Exchange.fetch`; takes no virtual time."""
-        for node in by_distance(self._view, self.node):
+        for node in by_distance(self._protocol.view, self.node):
             peer = self._ether.open.get(node)
             if peer is not None and peer._averager.loaded:
                 weights = peer._averager.weights(0).copy()
@@ -237,21 +212,9 @@ class VirtualExchange(MailboxExchange):
         return None
 
     def stats(self) -> ExchangeStats:
-        """See `Exchange.stats`; seconds are virtual."""
-        return ExchangeStats(
-            initiated=self._initiated,
-            finished=self._finished,
-            answered=self._answered,
-            failed=self._failed,
-            skipped_nonfinite=self._averager.skipped,
-            last_s=self._last_s,
-            mean_s=self._total_s / max(1, self._finished),
-            bytes_sent=self._bytes_sent,
-            bytes_received=self._bytes_received,
-            distance=self._distance,
-            staleness=self._staleness,
-            last_peer=self._last_peer,
-        )
+        """See `Exchange.stats`; seconds are virtual, those of the processor and of silence are none."""
+        self._report.publish(self._ether.clock.now, self._averager)
+        return replace(super().stats(), cpu_seconds=0.0, silent_s=0.0)
 
     def alive(self) -> bool:
         """See `Exchange.alive`."""

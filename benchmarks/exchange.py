@@ -34,7 +34,7 @@ PUBLISHED = 43_000_000
 _LONGEST_S = 120.0
 _VARIANTS: dict[str, dict[str, object]] = {
     "zmq plain": {"encrypt": False},
-    "zmq curve": {"encrypt": True},
+    "zmq encrypted": {"encrypt": True},
     "zmq plain bf16": {"encrypt": False, "wire": "bf16"},
     "gloo": {"kind": "gloo", "encrypt": False},
 }

@@ -96,7 +96,7 @@ class ExchangeConfig(BaseModel):
     timeout_s: float = Field(default=5.0, gt=0)
     """A neighbour that does not answer for this long is left alone for a while."""
     encrypt: bool = True
-    """Authenticate and encrypt (CURVE); without it only loopback addresses are allowed."""
+    """Authenticate and encrypt; without it only loopback addresses are allowed."""
 
 
 class MembershipConfig(BaseModel):

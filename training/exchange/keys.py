@@ -19,10 +19,10 @@ import zmq
 from zmq.utils import z85
 
 _ZAP_ADDRESS = "inproc://zeromq.zap.01"
-_DOMAIN = b"starling"
+_DOMAIN, _NAMES_DOMAIN = b"starling", b"starling names"
 _HEADER = "starling ring key 1"
 
-_guards: "weakref.WeakKeyDictionary[zmq.Context[Any], bytes]" = weakref.WeakKeyDictionary()
+_guards: "weakref.WeakKeyDictionary[zmq.Context[Any], _Guard]" = weakref.WeakKeyDictionary()
 _guards_lock = threading.Lock()
 
 
@@ -168,32 +168,73 @@ def _need_local(endpoint: str) -> None:
         )
 
 
+def secure_by_name(socket: "zmq.Socket[Any]") -> None:
+    """Prepare a socket that lets in whoever calls itself by an admitted name; call this before binding it.
+
+    A name is no secret: it keeps strangers out, and messages must be protected by other means. The socket's context
+    needs a socket with the ring's key, too, as it has the authenticator.
+    """
+    socket.setsockopt(zmq.ZAP_DOMAIN, _NAMES_DOMAIN)
+    socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+    socket.setsockopt(zmq.PLAIN_SERVER, 1)
+
+
+def call_by_name(socket: "zmq.Socket[Any]", name: bytes) -> None:
+    """Prepare a socket that is going to be connected to one of `secure_by_name`."""
+    socket.setsockopt(zmq.ROUTING_ID, name)
+    socket.setsockopt(zmq.PLAIN_USERNAME, name)
+    socket.setsockopt(zmq.PLAIN_PASSWORD, b"-")
+
+
+def admit(ctx: "zmq.Context[Any]", name: bytes) -> None:
+    """Let a name in at the sockets of `secure_by_name`."""
+    _guards[ctx].names.add(name)
+
+
+def dismiss(ctx: "zmq.Context[Any]", name: bytes) -> None:
+    """Let a name in no more; its connections stay."""
+    _guards[ctx].names.discard(name)
+
+
+@dataclass
+class _Guard:
+    """Whom a context's authenticator lets in: holders of a key, and names."""
+
+    public: bytes
+    names: set[bytes] = field(default_factory=set)
+
+    def admits(self, request: list[bytes]) -> bool:
+        """Judge a question (ZAP 1.0, RFC 27): version, id, domain, address, identity, mechanism, credentials."""
+        if request[0] != b"1.0":
+            return False
+        if request[2] == _NAMES_DOMAIN:
+            return request[5] == b"PLAIN" and request[6] in self.names
+        return request[5:7] == [b"CURVE", z85.decode(self.public)]
+
+
 def _guard(ctx: "zmq.Context[Any]", key: RingKey) -> None:
     """Start a context's authenticator, once."""
     with _guards_lock:
         present = _guards.get(ctx)
         if present is not None:
-            if present != key.public:
+            if present.public != key.public:
                 raise ValueError("this ZeroMQ context serves another ring's key: use a context of its own")
             return
         # a shadow's sockets are not closed by ctx.destroy() under the feet of the thread that uses them
         socket: zmq.Socket[bytes] = zmq.Context.shadow(ctx).socket(zmq.REP)
         socket.linger = 0
         socket.bind(_ZAP_ADDRESS)
-        allowed = z85.decode(key.public)
-        threading.Thread(target=_answer_zap, args=(socket, allowed), name="zap", daemon=True).start()
-        _guards[ctx] = key.public
+        _guards[ctx] = guard = _Guard(key.public)
+        threading.Thread(target=_answer_zap, args=(socket, guard), name="zap", daemon=True).start()
 
 
-def _answer_zap(socket: "zmq.Socket[bytes]", allowed: bytes) -> None:
-    """Answer the context's questions about clients until the context ends (ZAP 1.0, RFC 27)."""
+def _answer_zap(socket: "zmq.Socket[bytes]", guard: _Guard) -> None:
+    """Answer the context's questions about clients until the context ends."""
     try:
         while True:
             frames = socket.recv_multipart()
-            version, request = frames[0], frames[1]
-            welcome = version == b"1.0" and frames[5:7] == [b"CURVE", allowed]
-            status = (b"200", b"OK") if welcome else (b"400", b"unknown key")
-            socket.send_multipart([b"1.0", request, *status, b"", b""])
+            status = (b"200", b"OK") if guard.admits(frames) else (b"400", b"not admitted")
+            socket.send_multipart([b"1.0", frames[1], *status, b"", b""])
     except zmq.ZMQError:
         pass  # the context has ended
     finally:

@@ -7,9 +7,9 @@ from typing import Literal
 from training.exchange.wire import WireKind
 
 _FORMAT = struct.Struct("<4s4B3I3Q")
-_MAGIC = b"STX1"
+_MAGIC = b"STX2"
 
-AVERAGE, FETCH = 1, 2
+AVERAGE, FETCH, AGREE = 1, 2, 3
 OK, NOT_READY, MISMATCH, OUTDATED, CROSSED = 0, 1, 2, 3, 4
 _WIRES: tuple[WireKind, ...] = ("fp32", "bf16")
 
@@ -26,7 +26,7 @@ class Header:
     """What goes before a chunk.
 
     Attributes:
-        kind: `AVERAGE`, or `FETCH` (the weights as they are, always fp32).
+        kind: `AVERAGE`, `FETCH` (the weights as they are, always fp32), or `AGREE` (on the keys of a session).
         wire: How the chunk is encoded.
         status: Of an answer.
         last: Whether the exchange's last chunk.
@@ -60,6 +60,6 @@ def unpack(data: bytes | memoryview) -> Header | None:
     if len(data) != _FORMAT.size:
         return None
     magic, kind, wire, status, last, *numbers = _FORMAT.unpack(data)
-    if magic != _MAGIC or kind not in (AVERAGE, FETCH) or wire >= len(_WIRES):
+    if magic != _MAGIC or kind not in (AVERAGE, FETCH, AGREE) or wire >= len(_WIRES):
         return None
     return Header(kind, _WIRES[wire], status, bool(last), *numbers)

@@ -47,7 +47,7 @@ class ProcessExchange(MailboxExchange):
             "rank": setup.rank,
             "seed": setup.seed,
             "host": host,
-            "port": port + setup.rank if port else 0,
+            "port": port + 2 * setup.rank if port else 0,
             "advertise": setup.advertise_host,
             "chunk": chunk_weights(setup.size, cfg.chunk_kb),
             "wire": cfg.wire,

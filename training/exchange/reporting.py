@@ -16,7 +16,7 @@ class Report:
 
     def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
-        self.initiated = self.finished = self.failed = self.late = self.unsent = 0
+        self.initiated = self.finished = self.failed = self.late = 0
         self.bytes_sent = self.bytes_received = 0
         self._answered = 0
         self._total_s = self._last_s = self._distance = 0.0

@@ -9,14 +9,16 @@ import zmq
 from training.exchange.allowance import Allowance
 from training.exchange.averaging import Averager
 from training.exchange.control import Control
-from training.exchange.keys import RingKey, secure_server
+from training.exchange.keys import RingKey
 from training.exchange.mailbox import Mailbox
-from training.exchange.messages import FETCH, OK
+from training.exchange.messages import AGREE, FETCH, MISMATCH, OK, Header
 from training.exchange.neighbours import Kind, by_distance, neighbour
 from training.exchange.protocol import Protocol
 from training.exchange.reporting import Report
+from training.exchange.wire import Buffer
 from training.exchange.zmq_fetch import Fetching
-from training.exchange.zmq_peer import WINDOW_BYTES, Address, Links, Peer, Peers, receive
+from training.exchange.zmq_peer import WINDOW_BYTES, Address, Links, Peer, Peers
+from training.exchange.zmq_router import Incoming, Router, SealedRouter
 from training.membership import View
 
 _TURN = 16  # messages from one connection before the others have their turn
@@ -55,12 +57,17 @@ class ZmqDaemon:
         self._old_since, self._listens, self._try_at = math.inf, True, 0.0
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         key = RingKey(setup["public"].encode(), setup["secret"].encode()) if setup.get("secret") else None
-        longest = 4 * self._averager.chunk + 1024
+        longest = 4 * averager.chunk + 1024
         self._links = Links(self._context, key, self._timeout_s, longest)
-        self._router: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
-        self.endpoint = self._bind(setup, key, longest)
+        host, port = setup["host"], int(setup["port"])
+        self._router = Router(self._context, key, longest, host, port)
+        self._sealed = SealedRouter(self._context, longest, host, port and port + 1) if key else None
+        place = f"[{host}]" if ":" in host else host
+        self.endpoint = f"tcp://{setup['advertise'] or place}:{self._router.port}"
+        self._routers = [self._router, self._sealed] if self._sealed else [self._router]
         self._poller = zmq.Poller()
-        self._poller.register(self._router, zmq.POLLIN)
+        for router in self._routers:
+            self._poller.register(router.socket, zmq.POLLIN)
         self._poller.register(control.fileno(), zmq.POLLIN)
         self._peers = Peers(self._links, self._poller)
 
@@ -82,22 +89,9 @@ class ZmqDaemon:
         self._peers.close()
         if self._fetching:
             self._fetching.close()
-        self._router.close(0)
+        for router in self._routers:
+            router.close()
         self._context.term()
-
-    def _bind(self, setup: dict[str, Any], key: RingKey | None, longest: int) -> str:
-        router, host = self._router, setup["host"]
-        router.linger = 0
-        router.setsockopt(zmq.MAXMSGSIZE, longest)
-        router.setsockopt(zmq.TCP_KEEPALIVE, 1)
-        router.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 30)
-        router.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        router.setsockopt(zmq.IPV6, int(":" in host))
-        place = f"[{host}]" if ":" in host else host
-        secure_server(self._context, router, key, f"tcp://{place}:{setup['port'] or 1}")
-        router.bind(f"tcp://{place}:{setup['port'] or '*'}")
-        port = router.getsockopt(zmq.LAST_ENDPOINT).decode().rpartition(":")[2].rstrip("\0")  # type: ignore[union-attr]
-        return f"tcp://{setup['advertise'] or place}:{port}"
 
     def _obey(self, command: dict[str, Any]) -> None:
         if "view" in command:
@@ -119,8 +113,9 @@ class ZmqDaemon:
     def _average(self, events: dict[Any, int]) -> None:
         """Everything that touches the weights."""
         self._protocol.poll()
-        if self._router in events and not self._awaits():
-            self._serve()
+        for router in self._routers:
+            if router.socket in events and not self._awaits():
+                self._serve(router)
         for peer in self._peers:
             if peer.socket in events:
                 self._hear(peer)
@@ -145,45 +140,52 @@ class ZmqDaemon:
             self._averager.use()  # otherwise no new weights would be copied for the requests that wait
         if waits == self._listens:
             self._listens = not waits
-            self._poller.modify(self._router, zmq.POLLIN if self._listens else 0)
+            for router in self._routers:
+                self._poller.modify(router.socket, zmq.POLLIN if self._listens else 0)
         return waits
 
-    def _serve(self) -> None:
+    def _serve(self, router: Router) -> None:
         """Answer others."""
         for _ in range(_TURN):
             self._protocol.poll()
             try:
-                message = receive(self._router, 3)
+                request = router.receive()
             except zmq.Again:
                 return
-            if message is None:
+            if request is None:
                 continue
-            frames, request = message
-            answer = self._protocol.answer(request, frames[2])
-            chunk: zmq.Frame | bytes = b""
-            if answer.status == OK:
-                chunk = self._averager.weights(request.index).tobytes() if request.kind == FETCH else frames[2]
-            try:
-                self._router.send_multipart([frames[0], answer.pack(), chunk], zmq.NOBLOCK, copy=False)
-            except zmq.ZMQError:
-                self._report.unsent += 1  # the asker's queue is full or it is gone: it counts a failure itself
+            header, chunk = self._answer(request)
+            router.reply(request, header, chunk)
+
+    def _answer(self, request: Incoming) -> tuple[Header, Buffer]:
+        """Header and chunk of the answer to a request."""
+        asked = request.header
+        if asked.kind == AGREE:
+            agreed = self._sealed is not None and self._sealed.agree(request.chunk)
+            port = str(self._sealed.port).encode() if self._sealed and agreed else b""
+            return self._protocol.header(AGREE, asked.token, OK if port else MISMATCH), port
+        header = self._protocol.answer(asked, request.chunk)
+        if header.status != OK:
+            return header, b""
+        return header, self._averager.weights(asked.index).tobytes() if asked.kind == FETCH else request.chunk
 
     def _hear(self, peer: Peer) -> None:
         """Take answers to what was asked."""
         for _ in range(_TURN):
             self._protocol.poll()
             try:
-                message = receive(peer.socket, 2)
+                message = peer.receive()
             except zmq.Again:
                 return
             if message is None:
+                self._send()  # the peer may just have agreed on keys
                 continue
-            (_, chunk), header = message
+            header, chunk = message
             outcome = self._protocol.hear(peer.pending, header, chunk, time.monotonic())
             if outcome == "refused":
                 peer.retry_at = time.monotonic() + _REFUSED_S
             elif outcome != "ignored":
-                peer.answered()
+                peer.answered(header)
                 self._send()
 
     def _send(self) -> None:

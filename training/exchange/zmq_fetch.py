@@ -9,7 +9,7 @@ import zmq
 
 from training.exchange.averaging import Averager
 from training.exchange.mailbox import Mailbox
-from training.exchange.messages import FETCH, MEANING, OK, Header
+from training.exchange.messages import FETCH, MEANING, OK, Header, unpack
 from training.exchange.zmq_peer import WINDOW_BYTES, Address, Links, receive
 
 
@@ -58,12 +58,13 @@ class Fetching:
         """Take answers."""
         while self.socket is not None and self.result is None:
             try:
-                message = receive(self.socket, 2)
+                frames = receive(self.socket, 2)
             except zmq.Again:
                 return
-            if message is None:
+            header = unpack(frames[0].buffer) if frames else None
+            if frames is None or header is None:
                 continue
-            (_, payload), header = message
+            payload = frames[1]
             if header.token != self._header.token:
                 continue
             if (header.kind, header.status) != (FETCH, OK):

@@ -6,9 +6,11 @@ from typing import Any
 
 import zmq
 
-from training.exchange.keys import RingKey, secure_client
-from training.exchange.messages import Header, unpack
+from training.exchange.keys import RingKey, call_by_name, secure_client
+from training.exchange.messages import AGREE, OK, Header, unpack
 from training.exchange.protocol import Pending, Request
+from training.exchange.sealing import TAG_BYTES, Session, draw
+from training.exchange.wire import Buffer
 
 WINDOW_BYTES = 8 * 1024 * 1024
 """Chunks under way to a peer, in bytes: enough for sending, receiving and arithmetic to overlap."""
@@ -16,6 +18,8 @@ _LATE = 8
 """Connections at most on which answers may still come late."""
 _LATE_MS = 60_000
 """How long a peer may stand still, beyond the time-outs, before its connection goes down with the answers under way."""
+
+_AGREE = Header(AGREE, "fp32", OK, False, 0, 0, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -43,8 +47,13 @@ class Links:
     timeout_s: float
     longest: int
 
-    def open(self, endpoint: str) -> "zmq.Socket[bytes]":
-        """A connection that is made, and made again, in the background."""
+    def open(self, endpoint: str, name: bytes = b"") -> "zmq.Socket[bytes]":
+        """A connection that is made, and made again, in the background.
+
+        Args:
+            endpoint: Where to.
+            name: Of a session, whose messages are sealed; else the connection is CurveZMQ's, or in the clear.
+        """
         socket: zmq.Socket[bytes] = self.context.socket(zmq.DEALER)
         socket.linger = 0
         socket.setsockopt(zmq.MAXMSGSIZE, self.longest)
@@ -54,13 +63,16 @@ class Links:
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 4 * beat + _LATE_MS)
         socket.setsockopt(zmq.RECONNECT_IVL, 100)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
-        secure_client(socket, self.key, endpoint)
+        if name:
+            call_by_name(socket, name)
+        else:
+            secure_client(socket, self.key, endpoint)
         socket.connect(endpoint)
         return socket
 
 
 class Peer:
-    """A neighbour that is or was asked.
+    """A neighbour that is or was asked, in the clear.
 
     Attributes:
         address: Who it is.
@@ -69,25 +81,47 @@ class Peer:
         retry_at: Not to be asked before (monotonic seconds).
     """
 
-    def __init__(self, address: Address, links: Links) -> None:
-        self.address = address
-        self._links = links
+    def __init__(self, address: Address, links: Links, poller: zmq.Poller) -> None:
+        self.address, self.pending, self.retry_at = address, self._expect(), 0.0
+        self._links, self._poller = links, poller
         self._silences = 0
-        self.socket = links.open(address.endpoint)
-        self.pending = Pending(lambda length: zmq.Frame(bytes(length)))
-        self.retry_at = 0.0
+        self.socket = self._open(address.endpoint)
+
+    def _expect(self) -> Pending:
+        return Pending(lambda length: zmq.Frame(bytes(length)))
+
+    def _open(self, endpoint: str, name: bytes = b"") -> "zmq.Socket[bytes]":
+        socket = self._links.open(endpoint, name)
+        self._poller.register(socket, zmq.POLLIN)
+        return socket
 
     def send(self, request: Request) -> bool:
-        """Send a chunk; False if the queue is full."""
+        """Send a chunk; False if that is not possible now."""
+        return self._send(request.header.pack(), request.chunk)
+
+    def _send(self, head: bytes, chunk: Any) -> bool:
         try:
-            self.socket.send(request.header.pack(), zmq.SNDMORE | zmq.NOBLOCK)
-            self.socket.send(request.chunk, zmq.NOBLOCK, copy=False)
+            self.socket.send(head, zmq.SNDMORE | zmq.NOBLOCK)
+            self.socket.send(chunk, zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return False
         return True
 
-    def answered(self) -> None:
-        """It is there."""
+    def receive(self) -> tuple[Header, Buffer] | None:
+        """Header and chunk of the next answer; None if it is malformed.
+
+        Raises:
+            zmq.Again: If there is none.
+        """
+        frames = receive(self.socket, 2)
+        return None if frames is None else self._read(frames[0].buffer, frames[1].buffer)
+
+    def _read(self, head: Buffer, chunk: Buffer) -> tuple[Header, Buffer] | None:
+        header = unpack(head)
+        return None if header is None else (header, chunk)
+
+    def answered(self, header: Header) -> None:
+        """It is there: this was one of its answers."""
         self._silences, self.retry_at = 0, 0.0
 
     def silent(self, now: float) -> None:
@@ -97,8 +131,69 @@ class Peer:
 
     def close(self) -> None:
         """Forget everything."""
+        self._poller.unregister(self.socket)
         self.socket.close(0)
         self.pending.clear()
+
+
+class SealedPeer(Peer):
+    """A neighbour that is or was asked with sealed messages, once it has agreed on their keys over CurveZMQ."""
+
+    def __init__(self, address: Address, links: Links, poller: zmq.Poller) -> None:
+        super().__init__(address, links, poller)
+        self._agreed, self._has_agreed = draw(), False
+        self._session = Session.from_bytes(self._agreed)
+        self._sealed: dict[tuple[int, int], zmq.Frame] = {}
+        self._spare: list[zmq.Frame] = []
+        self._opened = bytearray(links.longest)
+        self._send(_AGREE.pack(), self._agreed)
+
+    def _expect(self) -> Pending:
+        return Pending()
+
+    def send(self, request: Request) -> bool:
+        """Send a chunk, sealed; False if that is not possible now, or not yet."""
+        if not self._has_agreed:
+            return False
+        length = len(request.chunk) + TAG_BYTES
+        frame = self._spare.pop() if self._spare and len(self._spare[-1]) == length else zmq.Frame(bytes(length))
+        if not self._send(self._session.requests.seal(request.header.pack(), request.chunk, frame.buffer), frame):
+            return False
+        self._sealed[request.header.token, request.header.index] = frame
+        return True
+
+    def _read(self, head: Buffer, chunk: Buffer) -> tuple[Header, Buffer] | None:
+        if not self._has_agreed:
+            self._agree(unpack(head), bytes(chunk))
+            return None
+        length = len(chunk) - TAG_BYTES
+        if not 0 <= length <= len(self._opened):
+            return None
+        opened = memoryview(self._opened)[:length]
+        header = self._session.answers.open(head, chunk, opened)
+        return None if header is None else super()._read(header, opened)
+
+    def _agree(self, header: Header | None, port: bytes) -> None:
+        """The other side knows the keys, and listens to sealed messages at this port."""
+        if header is None or (header.kind, header.status) != (AGREE, OK) or not port.isdigit():
+            return
+        self._poller.unregister(self.socket)
+        self.socket.close(0)
+        host = self.address.endpoint.rpartition(":")[0]
+        self.socket = self._open(f"{host}:{int(port)}", self._session.name)
+        self._has_agreed = True
+
+    def answered(self, header: Header) -> None:
+        """It is there: this was one of its answers."""
+        super().answered(header)
+        if (frame := self._sealed.pop((header.token, header.index), None)) is not None:
+            self._spare.append(frame)
+
+    def silent(self, now: float) -> None:
+        """It let a time-out pass; the keys may have been lost on their way."""
+        super().silent(now)
+        if not self._has_agreed:
+            self._send(_AGREE.pack(), self._agreed)
 
 
 class Peers:
@@ -124,8 +219,8 @@ class Peers:
             peer = None
         self._keep_late([late for late in self._late if late.pending][-_LATE:])
         if peer is None:
-            peer = self._open[address] = Peer(address, self._links)
-            self._poller.register(peer.socket, zmq.POLLIN)
+            kind = SealedPeer if self._links.key else Peer
+            peer = self._open[address] = kind(address, self._links, self._poller)
         self._open.move_to_end(address)
         for other in [a for a, p in self._open.items() if not p.pending][: max(0, len(self._open) - self._most)]:
             if other != address:
@@ -139,7 +234,7 @@ class Peers:
 
     def drop(self, address: Address) -> None:
         """Close a connection."""
-        self._close(self._open.pop(address))
+        self._open.pop(address).close()
 
     def keep(self, addresses: set[Address]) -> None:
         """Close all others."""
@@ -151,27 +246,19 @@ class Peers:
         """Close the other connections on which answers may still come late."""
         for late in self._late:
             if late not in kept:
-                self._close(late)
+                late.close()
         self._late = kept
-
-    def _close(self, peer: Peer) -> None:
-        self._poller.unregister(peer.socket)
-        peer.close()
 
     def close(self) -> None:
         """Close all."""
         self.keep(set())
 
 
-def receive(socket: "zmq.Socket[bytes]", parts: int) -> tuple[list[zmq.Frame], Header] | None:
-    """One message of so many parts, the last two of which are header and chunk.
-
-    Returns:
-        None if it is malformed.
+def receive(socket: "zmq.Socket[bytes]", parts: int) -> list[zmq.Frame] | None:
+    """The next message; None if it has not so many parts.
 
     Raises:
         zmq.Again: If there is none.
     """
     frames: list[zmq.Frame] = socket.recv_multipart(zmq.NOBLOCK, copy=False)  # type: ignore[assignment]
-    header = unpack(frames[-2].buffer) if len(frames) == parts else None
-    return None if header is None else (frames, header)
+    return frames if len(frames) == parts else None

@@ -1,0 +1,148 @@
+"""Where the requests of others come in: in the clear, by CurveZMQ, or sealed with keys agreed on over CurveZMQ."""
+
+import contextlib
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+
+from training.exchange.keys import RingKey, admit, dismiss, secure_by_name, secure_server
+from training.exchange.messages import Header, unpack
+from training.exchange.sealing import TAG_BYTES, Session
+from training.exchange.wire import Buffer
+from training.exchange.zmq_peer import receive
+
+_SESSIONS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """A request.
+
+    Attributes:
+        sender: The connection that it came by.
+        header: Its header.
+        chunk: Its weights, in memory that may be written.
+        frame: The message that they came in.
+    """
+
+    sender: bytes
+    header: Header
+    chunk: Buffer
+    frame: zmq.Frame
+
+
+class Router:
+    """A listening socket; holders of the ring's key are heard, or whoever is on this machine if there is none.
+
+    Args:
+        context: ZeroMQ's.
+        key: The ring's key.
+        longest: Bytes of a message at most.
+        host: Address to listen at.
+        port: 0 for a free one.
+
+    Raises:
+        zmq.ZMQError: If the address cannot be bound.
+        ValueError: If there is no key and others can reach the address.
+    """
+
+    def __init__(self, context: "zmq.Context[Any]", key: RingKey | None, longest: int, host: str, port: int) -> None:
+        self._context, self._key = context, key
+        self.socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
+        self.socket.linger = 0
+        self.socket.setsockopt(zmq.MAXMSGSIZE, longest)
+        self.socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        self.socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 30)
+        self.socket.setsockopt(zmq.IPV6, int(":" in host))
+        place = f"[{host}]" if ":" in host else host
+        self._secure(f"tcp://{place}:{port or 1}")
+        self.socket.bind(f"tcp://{place}:{port or '*'}")
+        last: Any = self.socket.getsockopt(zmq.LAST_ENDPOINT)
+        self.port = int(last.decode().rpartition(":")[2].rstrip("\0"))
+
+    def _secure(self, endpoint: str) -> None:
+        self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        secure_server(self._context, self.socket, self._key, endpoint)
+
+    def receive(self) -> Incoming | None:
+        """The next request; None if it is malformed.
+
+        Raises:
+            zmq.Again: If there is none.
+        """
+        frames = receive(self.socket, 3)
+        return None if frames is None else self._read(frames[0].bytes, frames[1], frames[2])
+
+    def _read(self, sender: bytes, head: zmq.Frame, frame: zmq.Frame) -> Incoming | None:
+        header = unpack(head.buffer)
+        return None if header is None else Incoming(sender, header, frame.buffer, frame)
+
+    def reply(self, request: Incoming, header: Header, chunk: Buffer) -> None:
+        """Answer, unless the connection is gone or its queue is full: then the asker counts a failure.
+
+        Args:
+            request: What is answered.
+            header: The answer's header.
+            chunk: What it brings; the request's own memory goes out without a copy.
+        """
+        self._send(request.sender, header.pack(), request.frame if chunk is request.chunk else chunk)
+
+    def _send(self, sender: bytes, head: bytes, chunk: Any) -> None:
+        with contextlib.suppress(zmq.ZMQError):
+            self.socket.send_multipart([sender, head, chunk], zmq.NOBLOCK, copy=False)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.socket.close(0)
+
+
+class SealedRouter(Router):
+    """A listening socket for sealed messages; it lets nobody in who has not agreed on keys over another one.
+
+    Args:
+        context: ZeroMQ's, with the other socket, too.
+        longest: Bytes of a message at most.
+        host: Address to listen at.
+        port: 0 for a free one.
+    """
+
+    def __init__(self, context: "zmq.Context[Any]", longest: int, host: str, port: int) -> None:
+        super().__init__(context, None, longest, host, port)
+        self._sessions: OrderedDict[bytes, Session] = OrderedDict()
+        self._opened = bytearray(longest)
+
+    def _secure(self, endpoint: str) -> None:
+        # without hand-over: another connection by the name of a session, which is no secret, must not replace it
+        secure_by_name(self.socket)
+
+    def agree(self, agreed: Buffer) -> bool:
+        """Let those in who have sent these keys over CurveZMQ; whether they are keys."""
+        try:
+            session = Session.from_bytes(bytes(agreed))
+        except ValueError:
+            return False
+        self._sessions[session.name] = session
+        admit(self._context, session.name)
+        if len(self._sessions) > _SESSIONS:
+            dismiss(self._context, self._sessions.popitem(last=False)[0])
+        return True
+
+    def _read(self, sender: bytes, head: zmq.Frame, frame: zmq.Frame) -> Incoming | None:
+        session, length = self._sessions.get(sender), len(frame) - TAG_BYTES
+        if session is None or not 0 <= length <= len(self._opened):
+            return None
+        chunk = memoryview(self._opened)[:length]
+        header = session.requests.open(head.buffer, frame.buffer, chunk)
+        if header is None or (read := unpack(header)) is None:
+            return None
+        self._sessions.move_to_end(sender)
+        return Incoming(sender, read, chunk, frame)
+
+    def reply(self, request: Incoming, header: Header, chunk: Buffer) -> None:
+        """Answer, sealed."""
+        own = chunk is request.chunk
+        out = request.frame.buffer if own else bytearray(len(chunk) + TAG_BYTES)
+        head = self._sessions[request.sender].answers.seal(header.pack(), chunk, out)
+        self._send(request.sender, head, request.frame if own else out)

@@ -27,11 +27,11 @@ class SdpsgdConfig(StrategyConfig):
 class GossipConfig(StrategyConfig):
     """Asynchronous decentralized SGD."""
 
-    neighbours: Literal["auto", "ring", "random-ring", "exponential"] = "ring"
+    neighbours: Literal["auto", "ring", "random-ring", "exponential"] = "auto"
     """As `train.exchange.neighbours`: `ring` alternates left and right; `random-ring` shuffles the ring at every
     exchange; `exponential` asks at distance 1, 2, 4, ... by turns; `auto` is `random-ring` from eight nodes on."""
-    per_step: int = Field(default=1, ge=1)
-    """Exchanges of a node a step at most, one after the other, as far as the link allows."""
+    per_step: int = Field(default=4, ge=1)
+    """As `train.exchange.per_step`: exchanges of a node a step at most, as far as the link allows."""
 
 
 class MaConfig(StrategyConfig):

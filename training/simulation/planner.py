@@ -169,12 +169,13 @@ def _candidates(request: PlanRequest) -> list[tuple[str, str, StrategyConfig]]:
             continue
         if (method.grouped and request.gpus_per_node == 1) or (method.shared and request.nodes > 1):
             continue
-        if name in ("ma", "bmuf", "easgd"):
+        if method.exchange:  # one exchange a step: the least that a learner makes, however large the model
+            chosen.append((name, name, GossipConfig(neighbours="ring", per_step=1)))
+            chosen.append((f"{name} random-ring", name, GossipConfig(neighbours="random-ring", per_step=1)))
+        elif name in ("ma", "bmuf", "easgd"):
             chosen.append((name, name, method.config.model_validate({"tau": 8})))
         else:
             chosen.append((name, name, method.config()))
-        if method.exchange:
-            chosen.append((f"{name} random-ring", name, GossipConfig(neighbours="random-ring")))
     return chosen
 
 

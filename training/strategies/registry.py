@@ -142,7 +142,7 @@ _METHODS = (
         GossipConfig,
         Facts(
             "weights, with a neighbour",
-            lambda n, size, _: 2 * size * (n > 1),
+            lambda n, size, cfg: 2 * size * cfg.per_step * (n > 1),
             "at least 1",
             _FREE,
             "costs its neighbours one time-out",
@@ -155,7 +155,7 @@ _METHODS = (
         GossipConfig,
         Facts(
             "gradients in a node, weights with a neighbouring node",
-            lambda n, size, _: 2 * size * (n > 1),
+            lambda n, size, cfg: 2 * size * cfg.per_step * (n > 1),
             "at least 1",
             "slows its node only",
             "takes its node with it",

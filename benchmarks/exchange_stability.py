@@ -1,18 +1,20 @@
 """Whether averaging with neighbours is stable, with the real exchange: `python -m benchmarks.exchange_stability`.
 
 Learners minimize h/2 · |w|² from different random weights: g = h w at the weights before the averaging, while the real
-exchange (ZeroMQ, processes of their own) averages; then w += what it brought, w -= lr · g. All begin their steps at the
-very same moments ("lockstep"), the worst case, or each in its own time (--free). With --rate, every learner is behind a
-link of that rate (network namespaces; as root), so that an exchange takes as long as a step, or longer.
+exchange (ZeroMQ, processes of their own) averages; then w += what it brought, w -= lr · v, where v is g, or
+m · v + g with momentum m. All begin their steps at the very same moments ("lockstep"), the worst case, or each in its
+own time (--free). With --rate, every learner is behind a link of that rate (network namespaces; as root), so that an
+exchange takes as long as a step, or longer.
 
     python -m benchmarks.exchange_stability                                       # short exchanges, 2 minutes
+    python -m benchmarks.exchange_stability --momentum 0.9 --curvature 0.9 1.2 1.5 1.8 2.1
     python -m benchmarks.exchange_stability --rate 100mbit --params 250000 --step-s 0.1
     python -m benchmarks.exchange_stability --learners 8 --free --json
 
 `factor` is what the distance between the learners is multiplied by in a step, over the second half of a run: below 1 it
-dies away, above 1 training diverges, whatever the weights' mean does. Synchronous SGD is stable for lr · h < 2; with
-gradients from before an averaging whose smallest eigenvalue is λ, for lr · h < 1 + λ: 2/3 for the mean with both
-neighbours, 1 for pairs one after the other.
+dies away, above 1 training diverges, whatever the weights' mean does. `bears` says what theory allows: 2/3 for the
+mean with both neighbours (its smallest eigenvalue is -1/3), 1 for pairs one after the other (0), and both 1.9 times
+as much with a momentum of 0.9; synchronous SGD bears 2 and 3.8.
 """
 
 import argparse
@@ -50,6 +52,20 @@ def factor(spreads: Sequence[float]) -> float:
     return float((last / first) ** (1 / (len(spreads) - 1 - half)))
 
 
+def bears(eigenvalue: float, momentum: float) -> float:
+    """The learning rate times curvature up to which weights are stable.
+
+    The weights' part x in an eigenvector of the mixing, with eigenvalue μ, follows x' = μ x - lr · v' with
+    v' = m v + h x, a gradient from before the averaging: z² - (μ + m - lr · h) z + μ m = 0. Both roots are within the
+    unit circle for lr · h < (1 + μ)(1 + m), as long as |μ m| < 1.
+
+    Args:
+        eigenvalue: μ, the smallest of the mixing; 1 for learners that are always equal.
+        momentum: m.
+    """
+    return (1 + eigenvalue) * (1 + momentum)
+
+
 def measure(options: argparse.Namespace, learners: int, neighbours: str, curvature: float) -> Row:
     """One run, in a process of its own: its network ends with it."""
     reader, writer = _FORK.Pipe(duplex=False)
@@ -65,7 +81,7 @@ def measure(options: argparse.Namespace, learners: int, neighbours: str, curvatu
 
 def _stage(options: argparse.Namespace, learners: int, neighbours: str, curvature: float, writer: Connection) -> None:
     switch = netns.Switch(learners, options.rate) if options.rate else None
-    values = {"neighbours": neighbours, "per_step": 1, "encrypt": switch is not None}
+    values = {"neighbours": neighbours, "per_step": options.per_step, "encrypt": switch is not None, "cpu_share": 1.0}
     config = ExchangeConfig.model_validate(values)
     key = RingKey.generate()
     with tempfile.TemporaryDirectory(prefix="stability-") as folder:
@@ -93,6 +109,7 @@ def _stage(options: argparse.Namespace, learners: int, neighbours: str, curvatur
     spreads = (paths - paths.mean(dim=0)).square().mean(dim=(0, 2)).sqrt().tolist()
     took = sum(seconds for _, seconds in answers) / learners
     row = {"learners": learners, "neighbours": neighbours, "lr_h": curvature, "lockstep": not options.free}
+    row |= {"momentum": options.momentum, "per_step": options.per_step}
     row |= {"step_s": options.step_s, "exchange_s": took, "factor": factor(spreads)}
     row |= {"most": max(spreads) / spreads[0]}
     writer.send_bytes(json.dumps(row).encode())
@@ -115,13 +132,13 @@ def _learn(
     endpoints, begin = pipe.recv()
     exchange.set_view(view_of(endpoints))
     exchange.start(weights, 0)
-    seen = []
+    seen, velocity = [], torch.zeros_like(weights)
     for step in range(options.steps):
-        grads = curvature * weights
+        velocity.mul_(options.momentum).add_(weights, alpha=curvature)
         moment = time.time() + options.step_s if options.free else begin + (step + 1) * options.step_s
         time.sleep(max(0.0, moment - time.time()))
         _average(exchange, weights)
-        weights.sub_(grads)
+        weights.sub_(velocity)
         exchange.give(weights, step + 1)
         exchange.tick(step + 1)
         seen.append(weights[:_SEEN].tolist())
@@ -139,13 +156,13 @@ def _average(exchange: Exchange, weights: torch.Tensor) -> None:
 def show(rows: Sequence[Row]) -> str:
     """A Markdown table."""
     lines = [
-        "| learners | neighbours | exchange / step | lr · h | factor a step | at most |",
-        "|---|---|---|---|---|---|",
+        "| learners | neighbours | exchanges a step | momentum | exchange / step | lr · h | factor a step | at most |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         share = row["exchange_s"] / row["step_s"]
-        cells = (row["learners"], row["neighbours"], f"{share:.2f}", row["lr_h"], f"{row['factor']:.3f}")
-        lines.append("| " + " | ".join(str(cell) for cell in (*cells, f"{row['most']:.3g}")) + " |")
+        cells = (row["learners"], row["neighbours"], row["per_step"], row["momentum"], f"{share:.2f}", row["lr_h"])
+        lines.append("| " + " | ".join(map(str, (*cells, f"{row['factor']:.3f}", f"{row['most']:.3g}"))) + " |")
     return "\n".join(lines)
 
 
@@ -154,7 +171,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.exchange_stability", description=__doc__.partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--learners", type=int, nargs="+", default=[4, 8])
-    parser.add_argument("--neighbours", nargs="+", choices=("ring", "random-ring"), default=["ring", "random-ring"])
+    graphs = ("ring", "random-ring", "exponential")
+    parser.add_argument("--neighbours", nargs="+", choices=graphs, default=["ring", "random-ring"])
+    parser.add_argument("--per-step", type=int, default=1, help="exchanges that a learner begins a step at most")
+    parser.add_argument("--momentum", type=float, default=0.0)
     parser.add_argument("--curvature", type=float, nargs="+", default=[0.3, 0.6, 0.9], help="learning rate times h")
     parser.add_argument("--params", type=int, default=2000, help="weights of a learner")
     parser.add_argument("--step-s", type=float, default=0.04, help="seconds of a step")

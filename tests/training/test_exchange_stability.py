@@ -12,6 +12,24 @@ def test_growth_is_that_of_the_second_half():
     assert exchange_stability.factor([1.0, 0.0, 0.0, 0.0]) == 1.0
 
 
+def radius(eigenvalue, momentum, rate, steps=400):
+    """What a step multiplies weights by in the long run."""
+    weights, velocity, size = 1.0, 0.0, 0.0
+    for _ in range(steps):
+        velocity = momentum * velocity + rate * weights
+        weights = eigenvalue * weights - velocity
+        size = max(abs(weights), abs(velocity))
+        weights, velocity = weights / size, velocity / size
+    return size
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("eigenvalue", [-1 / 3, 0.0, 0.5, 1.0])
+def test_weights_are_stable_up_to_the_rate_that_theory_allows(eigenvalue, momentum):
+    most = exchange_stability.bears(eigenvalue, momentum)
+    assert radius(eigenvalue, momentum, 0.97 * most) < 1 < radius(eigenvalue, momentum, 1.03 * most)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_differences_die_away_in_lockstep_at_a_learning_rate_that_the_ring_bears(capsys):

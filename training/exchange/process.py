@@ -147,13 +147,13 @@ class ProcessExchange(MailboxExchange):
 
 
 def split_host(text: str) -> tuple[str, int]:
-    """Host and port (0: any) of "host", "host:port" or "[v6]:port".
+    """Host and port (0: any) of "host", "host:port", "v6", "[v6]" or "[v6]:port".
 
     Raises:
         ValueError: If the port is no number of a port.
     """
     host, colon, port = text.rpartition(":")
-    if not colon or (":" in host and not host.startswith("[")):
+    if not colon or text.endswith("]") or (":" in host and not host.startswith("[")):
         host, port = text, "0"
     if not port.isdigit() or int(port) > 65535:
         raise ValueError(f"bind_host {text!r}: give HOST or HOST:PORT with a port below 65536")

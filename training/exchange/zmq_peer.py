@@ -56,6 +56,7 @@ class Links:
         """
         socket: zmq.Socket[bytes] = self.context.socket(zmq.DEALER)
         socket.linger = 0
+        socket.setsockopt(zmq.IPV6, int("[" in endpoint))
         socket.setsockopt(zmq.MAXMSGSIZE, self.longest)
         # much longer than our own time-out: a connection that goes down takes the answers under way with it
         beat = max(1000, int(1000 * self.timeout_s))

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from speech.bundle import load_bundle
 from speech.decoding import DecodeConfig, build_decoder
@@ -16,6 +17,7 @@ from storage.objects import ObjectStore
 from storage.reading import ShardError, ShardReader
 from training.batching import plan_epoch
 from training.data import Batch, SpeechDataset, read_ahead
+from training.portions import Portions
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,9 @@ def decode_set(
 
     Returns:
         One entry an utterance, in the order of the index; those of damaged shards are left out.
+
+    Raises:
+        TooLargeError: The device's memory does not hold a single utterance.
     """
     spec, model = load_bundle(bundle)
     model.to(device)
@@ -75,22 +80,28 @@ def decode_set(
     rows = np.arange(len(index)) if shards is None else np.flatnonzero(np.isin(shard_of, list(shards)))
     domains, corpora = index.column("domain"), index.column("corpus")
     found: dict[int, Decoded] = {}
-    for batch in _whole_batches(dataset, rows, batch_seconds, on_damage):
-        feats, frames, _ = frontend.trimmed(batch.inputs.to(device), batch.lengths.to(device), batch.speakers)
+    portions = Portions()
+
+    def compute(part: Batch) -> tuple[Tensor, Tensor]:
+        feats, frames, _ = frontend.trimmed(part.inputs.to(device), part.lengths.to(device), part.speakers)
         log_probs, out_frames = model(feats, frames)
-        for i, hypothesis in enumerate(decoder.decode(log_probs.cpu(), out_frames.cpu())):
-            row = int(batch.rows[i])
-            found[row] = Decoded(
-                id=batch.ids[i],
-                ref=batch.texts[i],
-                hyp=hypothesis.text,
-                score=hypothesis.score,
-                confidence=hypothesis.confidence,
-                speaker=batch.speakers[i],
-                domain=domains[row],
-                corpus=corpora[row],
-                duration=float(dataset.durations[row]),
-            )
+        return log_probs.cpu(), out_frames.cpu()
+
+    for batch in _whole_batches(dataset, rows, batch_seconds, on_damage):
+        for part, (log_probs, out_frames) in portions.each(batch, compute):
+            for i, hypothesis in enumerate(decoder.decode(log_probs, out_frames)):
+                row = int(part.rows[i])
+                found[row] = Decoded(
+                    id=part.ids[i],
+                    ref=part.texts[i],
+                    hyp=hypothesis.text,
+                    score=hypothesis.score,
+                    confidence=hypothesis.confidence,
+                    speaker=part.speakers[i],
+                    domain=domains[row],
+                    corpus=corpora[row],
+                    duration=float(dataset.durations[row]),
+                )
         if on_progress:
             on_progress(len(found), len(rows))
     return [found[row] for row in sorted(found)]

@@ -1,15 +1,19 @@
-"""Batches that a device's memory does not hold are computed in portions, whose gradients add up to the batch's.
+"""Batches that a device's memory does not hold are computed in portions; gradients of these add up to the batch's.
 
 The loss is a sum over utterances, so that nothing but dropout's draws depends on how a batch is divided.
 """
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from training.data import Batch
+from training.devices import is_out_of_memory
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class TooLargeError(RuntimeError):
@@ -48,6 +52,30 @@ class Portions:
             *(size, smaller),
         )
         return smaller
+
+    def each(self, batch: Batch, compute: Callable[[Batch], T]) -> Iterator[tuple[Batch, T]]:
+        """Compute something for a batch, in as many portions as memory demands.
+
+        Returns:
+            The portions in the batch's order, with what was computed for each.
+
+        Raises:
+            TooLargeError: A single utterance does not fit.
+        """
+        start, size = 0, self.first(batch)
+        while start < len(batch.ids):
+            part = batch.part(slice(start, start + size))
+            try:
+                found = compute(part)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+            else:
+                yield part, found
+                start += size
+                continue
+            # after the handler: the error's traceback holds on to what was computed
+            size = self.smaller(batch, len(part.ids))
 
 
 def _longest(batch: Batch) -> str:

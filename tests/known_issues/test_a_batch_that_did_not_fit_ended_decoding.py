@@ -1,0 +1,62 @@
+"""A batch that the GPU's memory did not hold ended decoding.
+
+There may be no GPU here: a model that refuses more than so many utterances at a time stands for one.
+"""
+
+import pytest
+import torch
+
+from speech.decoding import DecodeConfig
+from training import inference
+from training.portions import TooLargeError
+
+
+@pytest.fixture
+def decode(corpus, tmp_path, tones, monkeypatch):
+    spec = corpus.spec("conformer", model=tones.bare("conformer"))
+
+    def run(most, error=None):
+        """Hypotheses by utterance where memory holds so many, and the sizes that were tried."""
+        model, sizes = spec.build_model().eval(), []
+        torch.manual_seed(0)
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.1)
+        forward = model.forward
+
+        def limited(feats, frames):
+            sizes.append(len(feats))
+            if len(feats) > most:
+                raise error or torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+            return forward(feats, frames)
+
+        model.forward = limited
+        monkeypatch.setattr(inference, "load_bundle", lambda path: (spec, model))
+        found = inference.decode_set(
+            tmp_path,
+            corpus.url("valid"),
+            decode=DecodeConfig(kind="greedy"),
+            cache=tmp_path / "cache",
+            batch_seconds=1000,
+        )
+        return [(one.id, one.ref, one.hyp) for one in found], sizes
+
+    return run
+
+
+def test_a_batch_is_recognized_in_portions(decode):
+    whole, sizes = decode(100)
+    assert sizes == [len(whole)] == [12]
+    portions, sizes = decode(4)
+    assert portions == whole
+    assert sizes == [12, 6, 3, 3, 3, 3]
+
+
+def test_an_utterance_that_does_not_fit_is_named(decode, corpus):
+    with pytest.raises(TooLargeError, match="does not fit") as error:
+        decode(0)
+    assert any(f"({sample.id})" in str(error.value) for sample in corpus.valid)
+
+
+def test_other_errors_are_not_taken_for_it(decode):
+    with pytest.raises(RuntimeError, match="shapes"):
+        decode(3, RuntimeError("shapes do not fit"))

@@ -1,8 +1,11 @@
 """What runs: Prefect flows, deployments and schedules, and the `starling` command line."""
 
-from flows.importing import hear_interrupts
+from flows.importing import hear_interrupts, is_command
+from flows.leaving import leave_last
 
 hear_interrupts()
+if is_command():
+    leave_last()
 
 from tasks.logs import install  # noqa: E402 - its imports take a while
 

@@ -10,10 +10,14 @@ _PROGRAMS = ("starling", "-m")
 """What `sys.argv[0]` says while this package is imported by the console script, and by `python -m flows.cli.app`."""
 
 
+def is_command() -> bool:
+    """Whether this process is the command, while it imports."""
+    return Path(sys.argv[0]).name in _PROGRAMS and multiprocessing.parent_process() is None
+
+
 def hear_interrupts() -> None:
     """Until `imported` is called, let Ctrl-C end this process at once, if it is the command and handles none itself."""
-    is_command = Path(sys.argv[0]).name in _PROGRAMS and multiprocessing.parent_process() is None
-    if is_command and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    if is_command() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)
 
 

@@ -35,7 +35,7 @@ from training.compute import open_set, use_threads
 from training.devices import claim, is_out_of_memory, release_memory, spare_device
 from training.job import TrainJob
 from training.last_words import end_told
-from training.processes import end_with_parent
+from training.processes import end_with_parent, exit_at_once
 from training.rank import DIVERGED
 from training.store.messages import replica_name
 from training.validation import validate
@@ -302,4 +302,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(end_told(main, DIVERGED))
+    exit_at_once(end_told(main, DIVERGED))

@@ -1,6 +1,7 @@
 """Child processes that end with their parent, and that are ended within a bounded time."""
 
 import ctypes
+import logging
 import multiprocessing
 import os
 import signal
@@ -8,8 +9,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NoReturn
 
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -112,3 +114,16 @@ def end_of_log(log: Path, since: int = 0, lines: int = 15) -> str:
     with log.open("rb") as file:
         file.seek(since)
         return "\n".join(file.read().decode("utf-8", errors="replace").splitlines()[-lines:])
+
+
+def exit_at_once(status: int) -> NoReturn:
+    """End this process, which has done and said everything, without taking the interpreter down.
+
+    Threads of libraries that still compute then (torch's, Gloo's, Arrow's) abort the process now and then, or stand
+    still for ever (pytorch/pytorch#38228).
+    """
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # closed, or its reader has left
+            stream.flush()
+    os._exit(status)

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from training import logs
 from training.last_words import end_told, leave
-from training.processes import end_with_parent
+from training.processes import end_with_parent, exit_at_once
 
 if TYPE_CHECKING:
     from training.job import TrainJob
@@ -168,7 +168,4 @@ def _run(job: "TrainJob", setup: NodeSetup, rank: int, here: int) -> int:
 
 
 if __name__ == "__main__":
-    status = end_told(lambda: main(sys.argv[1:]), DIVERGED)
-    logging.shutdown()
-    # torch's Gloo sometimes aborts while the interpreter takes it down, after everything is done and told
-    os._exit(status)
+    exit_at_once(end_told(lambda: main(sys.argv[1:]), DIVERGED))

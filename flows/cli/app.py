@@ -33,6 +33,7 @@ from flows.cli import (
 )
 from flows.cli.output import guarded_output
 from flows.importing import imported
+from flows.leaving import leaving
 
 app = typer.Typer(
     name="starling",
@@ -67,7 +68,7 @@ app.command("doctor")(doctor.doctor)
 def main() -> None:
     """Entry point of the console script."""
     imported()
-    with guarded_output():
+    with leaving(), guarded_output():
         services.export_credentials()
         app()
 

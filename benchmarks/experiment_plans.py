@@ -71,6 +71,13 @@ LONGER_BATCH, LONGER_RATE, LONGER_EPOCHS = 256, 0.1, 32
 RECIPE_BATCHES = (64, 128, 256)
 RING_LEARNERS, RING_BATCH, RING_RATE = (8, 16, 32, 64), 64, 0.0316
 
+Recipe = tuple[Literal["sgd", "adamw"], float]
+"""An optimizer, and its learning rate."""
+NEWCOMER_RECIPES: tuple[Recipe, ...] = (("sgd", 0.0316), ("adamw", 0.00316), ("adamw", 0.01))
+NEWCOMER_LEARNERS, NEWCOMER_BATCH, NEWCOMER_SEEDS = 8, 64, (1, 2, 3)
+NEWCOMERS = ((1, 100.0), (4, 175.0))
+"""Learners that come late, and when: after some ten epochs, when the learning rate is highest."""
+
 RECIPES: tuple[tuple[Literal["sgd", "adamw"], float, float], ...] = (
     ("sgd", 5.0, 0.0316),
     ("sgd", 0.0, 0.0316),
@@ -142,6 +149,22 @@ def rings() -> list[Run]:
         Run("adpsgd", learners, RING_BATCH, RING_RATE, (f"neighbours={neighbours}",), looks=2)
         for learners in RING_LEARNERS
         for neighbours in ("ring", "random-ring")
+    ]
+
+
+def newcomers(recipe: Recipe, late: int, takes: str) -> list[Run]:
+    """Some learners come late, with all seeds.
+
+    Args:
+        recipe: Of all learners.
+        late: How many come late.
+        takes: What they take from a neighbour.
+    """
+    options = ("per_step=4", f"newcomer={takes}")
+    optimizer, lr = recipe
+    run = Run("adpsgd", NEWCOMER_LEARNERS, NEWCOMER_BATCH, lr, options, looks=4)
+    return [
+        replace(run, optimizer=optimizer, late=late, join_s=dict(NEWCOMERS)[late], seed=seed) for seed in NEWCOMER_SEEDS
     ]
 
 

@@ -1,11 +1,12 @@
 """What the experiments found, as rows and as tables."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 from benchmarks import experiment_plans as plans
 from benchmarks.experiment_runs import Record, Results, Run
+from training.strategy_config import Newcomer
 
 Row = dict[str, Any]
 WORDS = 360
@@ -19,6 +20,9 @@ HEADINGS = {
     "megabytes": "MB a step",
     "consensus": "consensus distance, 10⁻³",
     "staleness": "staleness, steps",
+    "join": "learners that join",
+    "takes": "they take",
+    "after": "loss in the epoch after",
 }
 
 
@@ -151,6 +155,42 @@ def recipe_rows(results: Results) -> list[Row]:
     return rows
 
 
+def newcomer_rows(results: Results) -> list[Row]:
+    """Learners that come late: loss and largest distance in the epoch after that, and the loss at the end, by seed."""
+    rows = []
+    for recipe in plans.NEWCOMER_RECIPES:
+        for late, _ in plans.NEWCOMERS:
+            for takes in get_args(Newcomer):
+                runs = plans.newcomers(recipe, late, takes)
+                found = [(run, record) for run in runs if (record := results.get(run)) and record["curve"]]
+                if not found:
+                    continue
+                after = [_after(run, record) for run, record in found]
+                rows.append(
+                    {
+                        "optimizer": recipe[0],
+                        "lr": recipe[1],
+                        "join": f"{late} of {runs[0].learners}",
+                        "takes": takes,
+                        "consensus": _each(1000 * max(one[4] for one in looks) for looks in after),
+                        "after": _each(sum(one[2] for one in looks) / len(looks) for looks in after),
+                        "loss": _each(record["loss"] for _, record in found),
+                    }
+                )
+    return rows
+
+
+def _after(run: Run, record: Record) -> list[list[float]]:
+    """The looks within an epoch after learners have come; see `train`."""
+    curve = record["curve"]
+    joined = next((one[1] for one in curve if one[0] >= run.join_s), run.epochs)
+    return [one for one in curve if one[0] >= run.join_s and one[1] <= joined + 1]
+
+
+def _each(values: Iterable[float]) -> str:
+    return " / ".join(f"{value:.3f}" for value in values)
+
+
 def tables(results: Results) -> str:
     """All experiments, in Markdown."""
     parts = [
@@ -162,6 +202,7 @@ def tables(results: Results) -> str:
         _table(strategy_rows(results)),
         _table(ring_rows(results)),
         _table(recipe_rows(results)),
+        _table(newcomer_rows(results)),
     ]
     return "\n".join(part for part in parts if part)
 
@@ -200,7 +241,7 @@ def _cell(name: str, value: Any) -> str:
             return f"{100 * value:.0f}"
         low, high = interval(value)
         return f"{100 * value:.1f} ({100 * low:.1f} – {100 * high:.1f})"
-    if name == "consensus":
+    if name == "consensus" and not isinstance(value, str):
         return f"{1000 * value:.2f}"
     return _number(value) if isinstance(value, float) and name != "lr" else str(value)
 

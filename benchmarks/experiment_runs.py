@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 
 from training.config import OptimizerConfig, ScheduleConfig
 from training.job import TrainJob
-from training.simulation import Cluster, Simulation
+from training.simulation import Cluster, Happening, Simulation
 from training.simulation.problem import Job, Problem
 from training.simulation.speech import Speech
 from training.strategies import find_method
@@ -46,6 +46,8 @@ class Run:
         momentum: Of SGD.
         epochs: Passes over the data; of 16, 10 are warm-up.
         seed: Of weights, order of data, jitter and random neighbours.
+        late: Learners that join a training that runs, the last ones.
+        join_s: When they do, virtual seconds.
     """
 
     strategy: str
@@ -61,6 +63,8 @@ class Run:
     momentum: float = 0.9
     epochs: int = 16
     seed: int = 1
+    late: int = 0
+    join_s: float = 0.0
 
     @property
     def key(self) -> str:
@@ -83,6 +87,9 @@ class Run:
             jitter=JITTER,
             slow={0: self.slow} if self.slow != 1.0 else {},
             link_gbit=LINK_GBIT,
+            joins=tuple(
+                Happening(rank=rank, at_s=self.join_s) for rank in range(self.learners - self.late, self.learners)
+            ),
         )
 
 

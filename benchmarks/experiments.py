@@ -10,6 +10,7 @@
     strategies  what does a slow learner cost each method?
     rings       how far apart do learners drift on fixed and on random rings?
     recipes     one learner with other optimizers
+    newcomers   does optimizer state help learners that come late?
 
 Finished runs are lines of the file of results, so an interrupted sweep goes on; `--json`, `--tables` and `--plot` show
 what is in it and run nothing. See docs/experiments.md.
@@ -21,10 +22,12 @@ import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 from benchmarks import experiment_plans as plans
 from benchmarks import experiment_report as report
 from benchmarks.experiment_runs import Digits, Problems, Record, Results, Run
+from training.strategy_config import Newcomer
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "experiments" / "results.jsonl"
@@ -115,6 +118,14 @@ def run_recipes(results: Results, problems: Problems) -> None:
         _run_all(plans.recipes(batch), results, problems)
 
 
+def run_newcomers(results: Results, problems: Problems) -> None:
+    """Learners that come late, with a neighbour's weights alone and with its optimizer state as well."""
+    for recipe in plans.NEWCOMER_RECIPES:
+        for late, _ in plans.NEWCOMERS:
+            for takes in get_args(Newcomer):
+                _run_all(plans.newcomers(recipe, late, takes), results, problems)
+
+
 EXPERIMENTS = {
     "headline": run_headline,
     "momenta": run_momenta,
@@ -124,6 +135,7 @@ EXPERIMENTS = {
     "strategies": run_strategies,
     "rings": run_rings,
     "recipes": run_recipes,
+    "newcomers": run_newcomers,
 }
 
 
@@ -140,6 +152,7 @@ def show(args: argparse.Namespace, results: Results) -> bool:
             "strategies": report.strategy_rows(results),
             "rings": report.ring_rows(results),
             "recipes": report.recipe_rows(results),
+            "newcomers": report.newcomer_rows(results),
         }
         print(json.dumps({"benchmark": "experiments", **rows}))
     if args.tables:

@@ -35,7 +35,7 @@ from training.launch import run_training
 _NOT_CONTENT: dict[str, Any] = {
     **dict.fromkeys(("threads", "checkpoint_steps", "checkpoint_keep", "log_steps", "launch", "membership"), True),
     **dict.fromkeys(("loader_threads", "max_unreadable", "machines_per_node", "compile"), True),
-    "exchange": {"encrypt", "timeout_s", "chunk_kb"},
+    "exchange": {"encrypt", "timeout_s", "chunk_kb", "newcomer"},
 }
 _IDENTITY = "tracking.json"
 _COUNTED = {"epochs": "epoch", "steps": "step", "utterances": "utterances", "unalignable": "unalignable"}

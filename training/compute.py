@@ -29,7 +29,7 @@ from training.data import Batch, SpeechDataset
 from training.devices import is_out_of_memory
 from training.flat import FlatParameters
 from training.job import TrainJob
-from training.optim import build_optimizer, set_learning_rate
+from training.optim import Moments, build_optimizer, set_learning_rate
 from training.portions import Portions, cut
 from training.shapes import frame_multiple, rounded_up
 from training.validation import ctc_losses
@@ -107,6 +107,7 @@ class Learner:
 
     Attributes:
         frame_multiple: Batches are padded to a multiple of so many feature frames.
+        moments: The optimizer's state.
         held: In its block gradients of several backward passes add up before they go to other ranks.
     """
 
@@ -120,6 +121,7 @@ class Learner:
         self.model = self._initial_model().to(device)
         self.flat = FlatParameters(self.model)
         self.optimizer = build_optimizer(self.cfg.optimizer, self.model)
+        self.moments = Moments(self.cfg.optimizer, self.optimizer, self.flat)
         self.wave_augment = WaveAugment(self.cfg.augment, job.spec.sample_rate)
         self.spec_augment = SpecAugment(self.cfg.augment)
         self.model.train()

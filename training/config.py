@@ -14,6 +14,7 @@ from training.strategy_config import (
     EasgdConfig,
     LayerPipelineConfig,
     MaConfig,
+    Newcomer,
     OneBitConfig,
     SdpsgdConfig,
 )
@@ -95,6 +96,9 @@ class ExchangeConfig(BaseModel):
     """Size of a message in KiB at most: sending, receiving and averaging overlap chunk by chunk."""
     timeout_s: float = Field(default=5.0, gt=0)
     """A neighbour that does not answer for this long is left alone for a while."""
+    newcomer: Newcomer = "weights"
+    """What a node that joins a running training, or comes back, takes from a neighbour: its weights, or the weights and
+    the optimizer's state of one step (momentum; AdamW's moments), for which the neighbour copies them once."""
     encrypt: bool = True
     """Authenticate and encrypt; without it only loopback addresses are allowed."""
 
@@ -270,6 +274,8 @@ class TrainConfig(BaseModel):
     def _check_exchange(self) -> "TrainConfig":
         if self.exchange.kind == "gloo" and self.exchange.neighbours not in ("auto", "ring"):
             raise ValueError("exchange.kind gloo has fixed neighbours: use exchange.neighbours=ring, or kind=zmq")
+        if self.exchange.kind == "gloo" and self.exchange.newcomer != "weights":
+            raise ValueError("exchange.kind gloo has no newcomers: use exchange.newcomer=weights, or kind=zmq")
         if self.exchange.kind == "gloo" and self.launch.kind != "local":
             raise ValueError(
                 f"exchange.kind gloo is for nodes of one machine (launch.kind=local), not {self.launch.kind}: use zmq"

@@ -111,7 +111,7 @@ def _run(job: "TrainJob", setup: NodeSetup, rank: int, here: int) -> int:
         leave(str(error), setup.folder / GAVE_UP)
         return DIVERGED
     begin, end = group.share(learner.flat.weights.numel())
-    exchange = None
+    exchange, moments = None, learner.moments
     if job.train.nodes > 1 and find_method(job.train.strategy).exchange:
         exchange = build_exchange(
             job.train.exchange,
@@ -125,6 +125,8 @@ def _run(job: "TrainJob", setup: NodeSetup, rank: int, here: int) -> int:
                 advertise_host=setup.advertise_host,
                 seed=job.seed,
                 world=World(setup.meeting, job.train.nodes) if setup.meeting else None,
+                moments=len(moments.names) if job.train.exchange.newcomer == "weights+optimizer" else 0,
+                optimizer=moments.optimizer,
             ),
         )
     client, figures, server = None, None, None

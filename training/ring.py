@@ -13,10 +13,13 @@ from training.exchange.base import Exchange, ExchangeError, ExchangeStats
 from training.flat import FlatParameters
 from training.group import NodeGroup
 from training.membership import View
+from training.optim import Moments
 
 FETCH_S = 30.0
 """How long a newcomer waits for a neighbour's weights at a time."""
 FETCH_TRIES = 2
+REPLICA_S = 60.0
+"""The same for weights and optimizer state, which a neighbour writes after its next step."""
 _RATE_STEPS = 50
 _DEFICIT = 0.8
 
@@ -58,9 +61,18 @@ class Ring:
         group: The node's ranks.
         flat: Its weights.
         exchange: This rank's; None if there is one node only.
+        moments: State of the optimizer, for newcomers that take it.
     """
 
-    def __init__(self, node: int, group: NodeGroup, flat: FlatParameters, exchange: Exchange | None) -> None:
+    def __init__(
+        self,
+        node: int,
+        group: NodeGroup,
+        flat: FlatParameters,
+        exchange: Exchange | None,
+        moments: Moments | None = None,
+    ) -> None:
+        self._moments = moments if moments is not None and exchange is not None and exchange.moments else None
         self.node, self.group, self.flat, self.exchange = node, group, flat, exchange
         self.view = View()
         self.averaging_s = 0.0
@@ -89,7 +101,30 @@ class Ring:
         return self.flat.weights[start:stop]
 
     def take_from_neighbour(self) -> bool:
-        """Replace the weights by a live neighbour's, each rank its share; False if nobody has finite ones."""
+        """Replace the weights by a live neighbour's, each rank its share; False if nobody has finite ones.
+
+        By option, the optimizer's state comes with them, if anybody has it.
+        """
+        return self._take_replica() or self._take_weights()
+
+    def _take_replica(self) -> bool:
+        """Weights and optimizer state of one of a neighbour's steps, or nothing."""
+        if self._moments is None or self.exchange is None:
+            return False
+        replica = self.exchange.fetch_replica(REPLICA_S)
+        if not self.group.all(replica is not None) or replica is None:
+            return False
+        flat, group = self.flat, self.group
+        rows = replica.rows.to(flat.weights.device)
+        whole = torch.stack([group.gather_shares(row, flat.weights.numel()) for row in rows])
+        # a neighbour's ranks may have been asked at different steps, but the ranks here must not differ
+        steps = max(numbers[0] for numbers in group.gather_numbers([replica.steps]))
+        flat.load(whole[0])
+        self._moments.load(whole[1:], steps)
+        logging.info("learner %d.%d: a neighbour's optimizer state after %d steps", self.node, group.rank, steps)
+        return True
+
+    def _take_weights(self) -> bool:
         part = None
         for _ in range(FETCH_TRIES):
             part = self.exchange.fetch(FETCH_S) if self.exchange else None
@@ -145,6 +180,7 @@ class Ring:
             raise ExchangeError(f"the exchange of node {self.node} rank {self.group.rank} has ended by itself")
         self.exchange.give(self._mine(), step)
         self.exchange.tick(step)
+        self._give_replica()
         if self.view.without(self.node).members:
             self.rate.step(self.exchange.stats().finished)
 
@@ -153,6 +189,17 @@ class Ring:
         if self.exchange is not None and self.group.any(ready := self.ready()):
             self.average(ready)
             self.exchange.give(self._mine(), step)
+        self._give_replica()
+
+    @torch.no_grad()
+    def _give_replica(self) -> None:
+        """If a newcomer waits for it: copy weights and optimizer state of this step to where the daemon has them."""
+        if self._moments is None or self.exchange is None:
+            return
+        slot = self.exchange.replica_slot()
+        if slot is not None:
+            slot[0].copy_(self._mine())
+            self.exchange.give_replica(self._moments.write(slot[1:], *self._part))
 
     def stats(self) -> ExchangeStats | None:
         """Figures of this rank's exchange."""

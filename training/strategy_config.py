@@ -9,6 +9,8 @@ ONE_NODE = ("scpsgd", "sdpsgd", "d1d", "ma", "bmuf", "onebit", "pipeline")
 """Strategies of one node: all its learners keep step, by collectives."""
 NODES_OF_ONE = ("adpsgd", "asgd", "easgd", "hogwild")
 """Strategies of several nodes, each a learner that goes on by itself."""
+Newcomer = Literal["weights", "weights+optimizer"]
+"""What a node that joins a running training takes from a neighbour."""
 
 
 class StrategyConfig(BaseModel):
@@ -32,6 +34,8 @@ class GossipConfig(StrategyConfig):
     exchange; `exponential` asks at distance 1, 2, 4, ... by turns; `auto` is `random-ring` from eight nodes on."""
     per_step: int = Field(default=4, ge=1)
     """As `train.exchange.per_step`: exchanges of a node a step at most, as far as the link allows."""
+    newcomer: Newcomer = "weights"
+    """As `train.exchange.newcomer`: what a newcomer takes from its neighbour."""
 
 
 class MaConfig(StrategyConfig):

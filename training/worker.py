@@ -79,7 +79,7 @@ class Worker:
     ) -> None:
         self.job, self.cfg, self.node = job, job.train, node
         self.learner, self.group, self.client = learner, group, client
-        self.ring = Ring(node, group, learner.flat, exchange)
+        self.ring = Ring(node, group, learner.flat, exchange, learner.moments)
         self.name = f"{node}.{group.rank}"
         self.data = open_set(job, job.train_url)
         self.output = ObjectStore(job.output_url)
@@ -296,9 +296,9 @@ class Worker:
         if self.client:
             self.client.journal({"kind": "bad", "learner": self.name, "step": self.step, "what": what})
         self._recoveries += 1
+        self.learner.optimizer.state.clear()
         if self._recoveries > MAX_RECOVERIES or not self.stepper.fetch():
             raise DivergedError(f"{what} (node {self.node}, step {self.step}), and no neighbour can help: {_REMEDY}")
-        self.learner.optimizer.state.clear()
         self.stepper.start(self.step)
 
     def _end(self, why: str) -> str:

@@ -144,7 +144,8 @@ def test_a_learner_ten_times_slower_trains_less_and_holds_nobody_up(corpus, tmp_
 @pytest.mark.slow
 def test_a_learner_may_join_in_the_middle(corpus, tmp_path):
     """Node 3 is killed for good at the start; a process started by hand takes its place."""
-    job = fault_job(corpus, tmp_path, membership={**QUICK, "max_restarts": 0})
+    takes = {"newcomer": "weights+optimizer"}
+    job = fault_job(corpus, tmp_path, membership={**QUICK, "max_restarts": 0}, exchange=takes)
     with Running(job, slow=20) as running:
         running.wait_for_epoch(1)
         for module in ("training.node", "training.rank"):
@@ -163,6 +164,7 @@ def test_a_learner_may_join_in_the_middle(corpus, tmp_path):
     check(running, trained, len(corpus.train))
     after = [entry for entry in running.entries("step") if entry["learner"] == "3.0"]
     assert after[-1]["epoch"] > after[0]["epoch"] + 1
+    assert "a neighbour's optimizer state after " in (tmp_path / "by-hand" / "node.log").read_text()
     # it starts at the present position of the schedule, not with a warm-up of its own
     again = [entry["elapsed"] for entry in running.entries("view") if 3 in entry["joined"]][1]
     rejoined = next(entry for entry in after if entry["elapsed"] > again)

@@ -6,7 +6,8 @@ from safetensors.torch import load, save
 from torch import nn
 
 from training.config import OptimizerConfig
-from training.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors, set_learning_rate
+from training.flat import FlatParameters
+from training.optim import Moments, build_optimizer, load_optimizer_tensors, optimizer_tensors, set_learning_rate
 
 KINDS = [
     OptimizerConfig(kind="adamw", lr=0.01),
@@ -48,6 +49,32 @@ def test_state_survives_safetensors_bit_for_bit(cfg):
     load_optimizer_tensors(resumed, load(stored))
     steps(other, resumed, 3, seed=2)
     assert torch.equal(weights(model), weights(other))
+
+
+@pytest.mark.parametrize("cfg", KINDS, ids=ids)
+def test_state_survives_as_flat_shares_bit_for_bit(cfg):
+    model, other = small_model(), small_model(seed=9)
+    flats = [FlatParameters(one) for one in (model, other)]
+    optimizers = [build_optimizer(cfg, one) for one in (model, other)]
+    giving, taking = [Moments(cfg, *both) for both in zip(optimizers, flats, strict=True)]
+    total = flats[0].weights.numel()
+    assert giving.write(torch.ones(len(giving.names), total), 0, total) == 0
+    update(flats[0], optimizers[0], range(3))
+    parts = [torch.full((len(giving.names), stop - start), 7.0) for start, stop in ((0, 8), (8, total))]
+    steps = [giving.write(part, *at) for part, at in zip(parts, ((0, 8), (8, total)), strict=True)]
+    assert steps == ([3.0] * 2 if cfg.kind == "adamw" else [float(bool(cfg.momentum))] * 2)
+    flats[1].load(flats[0].weights)
+    taking.load(torch.cat(parts, 1), steps[0])
+    for flat, optimizer in zip(flats, optimizers, strict=True):
+        update(flat, optimizer, range(3, 6))
+    assert torch.equal(flats[0].weights, flats[1].weights)
+
+
+def update(flat, optimizer, numbers):
+    """Steps that follow from their numbers."""
+    for number in numbers:
+        flat.grads.copy_(torch.randn(flat.grads.shape, generator=torch.Generator().manual_seed(number)))
+        optimizer.step()
 
 
 def test_only_matrices_decay():

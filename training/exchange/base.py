@@ -65,6 +65,8 @@ class ExchangeSetup:
         advertise_host: How others call this machine, if not by `bind_host`.
         seed: Shared by the whole ring: fixes the random neighbours.
         world: Where fixed neighbours meet; only `gloo` needs it.
+        moments: Values of optimizer state for each weight that newcomers take with the weights; 0: they take none.
+        optimizer: Names these; nodes that name others take weights alone from each other.
     """
 
     node: int
@@ -76,6 +78,21 @@ class ExchangeSetup:
     advertise_host: str = ""
     seed: int = 0
     world: World | None = None
+    moments: int = 0
+    optimizer: str = ""
+
+
+@dataclass(frozen=True)
+class FetchedReplica:
+    """What a newcomer has taken from a neighbour, all of one step.
+
+    Attributes:
+        rows: Weights, then the optimizer's moments [1 + moments, size], fp32, on the CPU.
+        steps: Steps that the optimizer has made.
+    """
+
+    rows: "torch.Tensor"
+    steps: float
 
 
 @dataclass(frozen=True)
@@ -128,6 +145,8 @@ class Exchange(ABC):
     """Where other nodes reach this exchange: goes into `Member.endpoints[rank]`."""
     elastic: bool = True
     """Whether nodes may come and go. A fixed ring ends with the first node that leaves it, without an error."""
+    moments: int = 0
+    """See `ExchangeSetup`; 0 where there is no optimizer state to be had."""
 
     @abstractmethod
     def start(self, weights: "torch.Tensor", step: int) -> None:
@@ -165,8 +184,24 @@ class Exchange(ABC):
     def fetch(self, timeout_s: float) -> "torch.Tensor | None":
         """The present weights (fp32, on the CPU) of a live neighbour, for a newcomer; None if nobody gave any.
 
-        The only method that waits, up to `timeout_s`. Call `set_view` before and `start` after it.
+        Waits for the network up to `timeout_s`. Call `set_view` before and `start` after it.
         """
+
+    def fetch_replica(self, timeout_s: float) -> FetchedReplica | None:
+        """As `fetch`, with the optimizer state of the same step; None, after a word in the log, if nobody gave any."""
+        return None
+
+    def replica_slot(self) -> "torch.Tensor | None":
+        """Where to write a replica [1 + moments, size], if a newcomer waits for one; ask after every step."""
+        return None
+
+    def give_replica(self, steps: float) -> None:
+        """Hand over what was written to the slot.
+
+        Args:
+            steps: Steps that the optimizer has made; 0: it has no state yet.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def stats(self) -> ExchangeStats:

@@ -13,6 +13,7 @@ from typing import Any
 from training import logs
 from training.exchange.control import Control
 from training.exchange.mailbox import Bell, Mailbox
+from training.exchange.replicas import ReplicaGiver, ReplicaMemory
 from training.processes import end_with_parent
 
 _SETUP_S = 30.0
@@ -48,13 +49,22 @@ def _setup(control: Control) -> dict[str, Any]:
     raise SystemExit("the training process sent no setup")
 
 
+def _replicas(setup: dict[str, Any]) -> ReplicaGiver | None:
+    """What gives newcomers weights and optimizer state, where the training process shares memory for it."""
+    if "replica" not in setup:
+        return None
+    shared = setup["replica"]
+    memory = ReplicaMemory(int(shared["file"]), int(shared["length"]))
+    return ReplicaGiver(memory, str(shared["optimizer"]), int(setup["chunk"]), float(setup["timeout_s"]))
+
+
 def _serve_zmq(setup: dict[str, Any], mailbox: Mailbox, control: Control) -> int:
     import zmq
 
     from training.exchange.zmq_daemon import ZmqDaemon
 
     try:
-        daemon = ZmqDaemon(setup, mailbox, control)
+        daemon = ZmqDaemon(setup, mailbox, control, _replicas(setup))
     except (zmq.ZMQError, ValueError) as error:
         taken = isinstance(error, zmq.ZMQError) and error.errno == zmq.EADDRINUSE
         control.send({"error": "taken" if taken else "setup", "why": str(error)})

@@ -191,8 +191,7 @@ class Mailbox:
 
     def forget_fetched(self) -> None:
         """Give the memory of `fetched` back to the system until it is used again."""
-        if hasattr(mmap, "MADV_REMOVE"):
-            self._map.madvise(mmap.MADV_REMOVE, _PAGE + 4 * _stride(self.size), _stride(self.size))
+        discard(self._map, _PAGE + 4 * _stride(self.size), _stride(self.size))
 
     def silent_s(self) -> float:
         """Seconds since the exchange's last sign of life."""
@@ -255,13 +254,24 @@ _FIGURE_AT = {name: index for index, name in enumerate(_FIGURES)}
 
 def make_file(size: int) -> int:
     """Descriptor of a new nameless file for a mailbox; not inherited unless passed on."""
+    return make_memory(mailbox_bytes(size))
+
+
+def make_memory(length: int) -> int:
+    """Descriptor of a new nameless file of so many bytes, which take memory once they are written."""
     if sys.platform == "linux":
         file = os.memfd_create("starling-exchange", os.MFD_CLOEXEC)
     else:
         file, name = tempfile.mkstemp()
         os.unlink(name)  # noqa: PTH108
-    os.ftruncate(file, mailbox_bytes(size))
+    os.ftruncate(file, length)
     return file
+
+
+def discard(memory: mmap.mmap, start: int, length: int) -> None:
+    """Give a part of such a file back to the system; it reads as zeros then."""
+    if hasattr(mmap, "MADV_REMOVE"):
+        memory.madvise(mmap.MADV_REMOVE, start, length)
 
 
 def mailbox_bytes(size: int) -> int:
@@ -282,5 +292,10 @@ def fence() -> None:
 _FENCE = threading.Lock()
 
 
+def whole_pages(length: int) -> int:
+    """Bytes, rounded up to whole pages."""
+    return -(-length // _PAGE) * _PAGE
+
+
 def _stride(size: int) -> int:
-    return -(-4 * size // _PAGE) * _PAGE
+    return whole_pages(4 * size)

@@ -9,8 +9,8 @@ from training.exchange.wire import WireKind
 _FORMAT = struct.Struct("<4s4B3I3Q")
 _MAGIC = b"STX2"
 
-AVERAGE, FETCH, AGREE = 1, 2, 3
-OK, NOT_READY, MISMATCH, OUTDATED, CROSSED = 0, 1, 2, 3, 4
+AVERAGE, FETCH, AGREE, REPLICA = 1, 2, 3, 4
+OK, NOT_READY, MISMATCH, OUTDATED, CROSSED, WAITING = 0, 1, 2, 3, 4, 5
 _WIRES: tuple[WireKind, ...] = ("fp32", "bf16")
 
 MEANING: dict[int, Literal["not ready", "other weights", "outdated"]] = {
@@ -18,7 +18,8 @@ MEANING: dict[int, Literal["not ready", "other weights", "outdated"]] = {
     MISMATCH: "other weights",
     OUTDATED: "outdated",
 }
-"""What refusals mean. `CROSSED` is none: both sides asked each other for the same chunk at a time."""
+"""What refusals mean. `CROSSED` is none: both sides asked each other for the same chunk at a time. Nor is `WAITING`: a
+replica is being written, ask again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,8 @@ class Header:
     """What goes before a chunk.
 
     Attributes:
-        kind: `AVERAGE`, `FETCH` (the weights as they are, always fp32), or `AGREE` (on the keys of a session).
+        kind: `AVERAGE`; `FETCH`, the weights as they are, always fp32; `REPLICA`, weights and optimizer state of one
+            step, fp32 too (a request brings the optimizer's name); or `AGREE` (on the keys of a session).
         wire: How the chunk is encoded.
         status: Of an answer.
         last: Whether the exchange's last chunk.
@@ -35,7 +37,7 @@ class Header:
         index: Which chunk.
         token: Chosen by the asker, returned by the answerer.
         view: Number of the sender's view.
-        size: Weights in all.
+        size: Weights in all, or values of a replica.
     """
 
     kind: int
@@ -60,6 +62,6 @@ def unpack(data: bytes | memoryview) -> Header | None:
     if len(data) != _FORMAT.size:
         return None
     magic, kind, wire, status, last, *numbers = _FORMAT.unpack(data)
-    if magic != _MAGIC or kind not in (AVERAGE, FETCH, AGREE) or wire >= len(_WIRES):
+    if magic != _MAGIC or kind not in (AVERAGE, FETCH, AGREE, REPLICA) or wire >= len(_WIRES):
         return None
     return Header(kind, _WIRES[wire], status, bool(last), *numbers)

@@ -1,5 +1,6 @@
 """An exchange in a process of its own, seen from the training process."""
 
+import logging
 import os
 import socket
 import subprocess
@@ -11,13 +12,16 @@ from typing import IO, Any
 import torch
 
 from training.config import ExchangeConfig
-from training.exchange.base import ExchangeError, ExchangeSetup, PortTakenError
+from training.exchange.base import ExchangeError, ExchangeSetup, FetchedReplica, PortTakenError
 from training.exchange.client import MailboxExchange
 from training.exchange.control import Control
+from training.exchange.mailbox import make_memory
+from training.exchange.replicas import ReplicaMemory, replica_bytes, replica_length
 from training.exchange.wire import chunk_weights
 from training.membership import Member, View
 from training.processes import end_of_log, log_size, stop
 
+log = logging.getLogger(__name__)
 START_S = 60.0
 """How long a daemon may take to begin."""
 
@@ -34,13 +38,14 @@ class ProcessExchange(MailboxExchange):
 
     def __init__(self, cfg: ExchangeConfig, setup: ExchangeSetup, extra: dict[str, Any]) -> None:
         super().__init__(setup.size)
+        self._replicas: ReplicaMemory | None = None
         self._rank = setup.rank
         self._fetches = 0
         self._log = setup.folder / f"exchange-{setup.node}.{setup.rank}.log"
         host, port = split_host(setup.bind_host)
         if host in _WILDCARDS and not setup.advertise_host:
             raise ValueError(f"bind_host {host} is no address that others can call: give advertise_host too")
-        message = {
+        message: dict[str, Any] = {
             "kind": cfg.kind,
             "size": setup.size,
             "node": setup.node,
@@ -56,6 +61,11 @@ class ProcessExchange(MailboxExchange):
             "cpu_share": cfg.cpu_share,
             "timeout_s": cfg.timeout_s,
         }
+        if setup.moments and self.elastic:
+            self.moments, length = setup.moments, replica_length(setup.size, setup.moments)
+            self._replica_file = make_memory(replica_bytes(length))
+            self._replicas = ReplicaMemory(self._replica_file, length)
+            message["replica"] = {"file": self._replica_file, "length": length, "optimizer": setup.optimizer}
         if setup.key is not None and cfg.encrypt:
             message |= {"public": setup.key.public.decode(), "secret": setup.key.secret.decode()}
         self._log_begin = log_size(self._log)
@@ -76,14 +86,43 @@ class ProcessExchange(MailboxExchange):
 
     def fetch(self, timeout_s: float) -> torch.Tensor | None:
         """See `Exchange.fetch`."""
-        self._fetches += 1
-        self._control.send({"fetch": self._fetches, "timeout_s": timeout_s})
-        answer = self._await("fetched", timeout_s + 0.5, self._fetches)
-        if not answer or not answer["ok"]:
+        if self._fetch(timeout_s):
             return None
         weights = torch.from_numpy(self._mailbox.fetched.copy())
         self._mailbox.forget_fetched()
         return weights
+
+    def fetch_replica(self, timeout_s: float) -> FetchedReplica | None:
+        """See `Exchange.fetch_replica`."""
+        if self._replicas is None:
+            return None
+        if why := self._fetch(timeout_s, replica=True):
+            log.warning("no neighbour's optimizer state is to be had (%s): taking weights alone", why)
+            return None
+        values = torch.from_numpy(self._replicas.fetched.copy())
+        self._replicas.forget_fetched()
+        return FetchedReplica(values[:-1].view(1 + self.moments, self._size), float(values[-1]))
+
+    def _fetch(self, timeout_s: float, **what: Any) -> str:
+        """Have the daemon fetch something; why it could not, or nothing."""
+        self._fetches += 1
+        self._control.send({"fetch": self._fetches, "timeout_s": timeout_s, **what})
+        answer = self._await("fetched", timeout_s + 0.5, self._fetches)
+        if answer is None:
+            return "the daemon did not answer"
+        return "" if answer["ok"] else str(answer["why"])
+
+    def replica_slot(self) -> torch.Tensor | None:
+        """See `Exchange.replica_slot`."""
+        if self._replicas is None or not self._replicas.wanted:
+            return None
+        return torch.from_numpy(self._replicas.given)[:-1].view(1 + self.moments, self._size)
+
+    def give_replica(self, steps: float) -> None:
+        """See `Exchange.give_replica`."""
+        assert self._replicas is not None
+        self._replicas.given[-1] = steps
+        self._replicas.give()
 
     def alive(self) -> bool:
         """See `Exchange.alive`."""
@@ -94,6 +133,10 @@ class ProcessExchange(MailboxExchange):
         self._control.close()
         stop(self._process, 2.0)
         self._close_mailbox()
+        if self._replicas is not None:
+            self._replicas.close()
+            self._replicas = None
+            os.close(self._replica_file)
 
     @property
     def pid(self) -> int:
@@ -116,7 +159,7 @@ class ProcessExchange(MailboxExchange):
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                pass_fds=files,
+                pass_fds=[*files, *([self._replica_file] if self._replicas else [])],
                 env=os.environ | threads | {"PYTHONPATH": path},
             )
 

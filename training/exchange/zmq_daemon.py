@@ -11,9 +11,10 @@ from training.exchange.averaging import Averager
 from training.exchange.control import Control
 from training.exchange.keys import RingKey
 from training.exchange.mailbox import Mailbox
-from training.exchange.messages import AGREE, FETCH, MISMATCH, OK, Header
+from training.exchange.messages import AGREE, FETCH, MISMATCH, NOT_READY, OK, REPLICA, Header
 from training.exchange.neighbours import Kind, by_distance, neighbour
 from training.exchange.protocol import Protocol
+from training.exchange.replicas import ReplicaGiver
 from training.exchange.reporting import Report
 from training.exchange.wire import Buffer
 from training.exchange.zmq_fetch import Fetching
@@ -36,12 +37,16 @@ class ZmqDaemon:
             `timeout_s`, and `public` and `secret` of the key, or neither.
         mailbox: Shared with the training process.
         control: Connection to the training process.
+        replicas: Gives newcomers weights and optimizer state, by option.
 
     Raises:
         zmq.ZMQError: If the address cannot be bound.
     """
 
-    def __init__(self, setup: dict[str, Any], mailbox: Mailbox, control: Control) -> None:
+    def __init__(
+        self, setup: dict[str, Any], mailbox: Mailbox, control: Control, replicas: ReplicaGiver | None = None
+    ) -> None:
+        self._replicas = replicas
         self._node, self._seed = int(setup["node"]), int(setup["seed"])
         self._kind: Kind = setup["neighbours"]
         self._timeout_s = float(setup["timeout_s"])
@@ -107,8 +112,12 @@ class ZmqDaemon:
                 self._fetching.close()
             nodes = by_distance(self._protocol.view, self._node)
             candidates = [self._addresses[node] for node in nodes if node in self._addresses]
-            header = self._protocol.header(FETCH, int(command["fetch"]))
-            self._fetching = Fetching(candidates, self._links, self._poller, header, float(command["timeout_s"]))
+            header, target, request = self._protocol.header(FETCH, int(command["fetch"])), self._mailbox.fetched, b""
+            if self._replicas and command.get("replica"):
+                header, target = self._replicas.request(header), self._replicas.memory.fetched
+                request = self._replicas.optimizer
+            timeout_s = float(command["timeout_s"])
+            self._fetching = Fetching(candidates, self._links, self._poller, header, target, timeout_s, request)
 
     def _average(self, events: dict[Any, int]) -> None:
         """Everything that touches the weights."""
@@ -120,7 +129,7 @@ class ZmqDaemon:
             if peer.socket in events:
                 self._hear(peer)
         if self._fetching and self._fetching.socket in events:
-            self._fetching.hear(self._mailbox, self._averager)
+            self._fetching.hear()
 
     def _awaits(self) -> bool:
         """Whether an update is being made, or its weights are on their way: no exchange begins with the old ones.
@@ -164,10 +173,21 @@ class ZmqDaemon:
             agreed = self._sealed is not None and self._sealed.agree(request.chunk)
             port = str(self._sealed.port).encode() if self._sealed and agreed else b""
             return self._protocol.header(AGREE, asked.token, OK if port else MISMATCH), port
+        if asked.kind == REPLICA:
+            return self._give_replica(request)
         header = self._protocol.answer(asked, request.chunk)
         if header.status != OK:
             return header, b""
         return header, self._averager.weights(asked.index).tobytes() if asked.kind == FETCH else request.chunk
+
+    def _give_replica(self, request: Incoming) -> tuple[Header, Buffer]:
+        """The same of a newcomer's request for weights and optimizer state."""
+        asked, status, values = request.header, NOT_READY, b""
+        if self._replicas is None:
+            status = MISMATCH
+        elif self._averager.loaded:
+            status, values = self._replicas.answer(asked, request.sender, bytes(request.chunk), time.monotonic())
+        return self._protocol.header(REPLICA, asked.token, status, asked.index), values
 
     def _hear(self, peer: Peer) -> None:
         """Take answers to what was asked."""
@@ -235,6 +255,8 @@ class ZmqDaemon:
         return None
 
     def _check_time(self, now: float) -> None:
+        if self._replicas:
+            self._replicas.tidy(now)
         asking = self._protocol.asking
         if asking and now - asking.moved > self._timeout_s:
             self._fail()

@@ -1,4 +1,4 @@
-"""Fetching a neighbour's weights for a newcomer, from the nearest member that gives them."""
+"""Fetching a neighbour's weights or replica for a newcomer, from the nearest member that gives them."""
 
 import time
 from dataclasses import replace
@@ -7,14 +7,24 @@ from typing import Any
 import numpy as np
 import zmq
 
-from training.exchange.averaging import Averager
-from training.exchange.mailbox import Mailbox
-from training.exchange.messages import FETCH, MEANING, OK, Header, unpack
+from training.exchange.mailbox import Floats
+from training.exchange.messages import MEANING, OK, WAITING, Header, unpack
 from training.exchange.zmq_peer import WINDOW_BYTES, Address, Links, receive
+
+_AGAIN_S = 0.05  # until a neighbour that has to write its replica first is asked again
 
 
 class Fetching:
-    """One fetch; a candidate that is silent, refuses, or has weights that are not finite is followed by the next.
+    """One fetch; a candidate that is silent, refuses, or has values that are not finite is followed by the next.
+
+    Args:
+        candidates: Whom to ask, the nearest first.
+        links: Makes connections.
+        poller: Is told of the connection in use.
+        header: Of the requests: what is wanted, of which size.
+        target: Where it goes.
+        timeout_s: For everything.
+        request: Goes with every request.
 
     Attributes:
         result: What to tell the training process, when it is over.
@@ -22,11 +32,20 @@ class Fetching:
     """
 
     def __init__(
-        self, candidates: list[Address], links: Links, poller: zmq.Poller, header: Header, timeout_s: float
+        self,
+        candidates: list[Address],
+        links: Links,
+        poller: zmq.Poller,
+        header: Header,
+        target: Floats,
+        timeout_s: float,
+        request: bytes = b"",
     ) -> None:
         self._candidates, self._links, self._poller, self._header = candidates, links, poller, header
+        self._target, self._request = target, request
         self._deadline = time.monotonic() + timeout_s
-        self._silence_s = min(links.timeout_s, max(0.5, timeout_s / 3))
+        self._silence_s, self._patience_s = min(links.timeout_s, max(0.5, timeout_s / 3)), timeout_s / 3
+        self._patient_until = self._again_at = 0.0
         self._window = max(2, WINDOW_BYTES // (4 * header.chunk))
         self._chunks = -(-header.size // header.chunk)
         self._why = "nobody else is in the ring"
@@ -54,7 +73,7 @@ class Fetching:
         else:
             self._send()
 
-    def hear(self, mailbox: Mailbox, averager: Averager) -> None:
+    def hear(self) -> None:
         """Take answers."""
         while self.socket is not None and self.result is None:
             try:
@@ -67,17 +86,29 @@ class Fetching:
             payload = frames[1]
             if header.token != self._header.token:
                 continue
-            if (header.kind, header.status) != (FETCH, OK):
+            if header.status == WAITING:
+                self._wait()
+            elif (header.kind, header.status) != (self._header.kind, OK):
                 self._next(f"node {self._node}: {MEANING.get(header.status, 'malformed')}")
-            elif header.index < self._chunks and len(payload) == 4 * averager.count(header.index):
-                self._store(mailbox, header.index, np.frombuffer(payload.buffer, np.float32))
+            elif len(payload) == 4 * len(self._place(header.index)) > 0:
+                self._store(header.index, np.frombuffer(payload.buffer, np.float32))
 
-    def _store(self, mailbox: Mailbox, index: int, values: "np.ndarray[Any, np.dtype[np.float32]]") -> None:
-        if not np.isfinite(values).all():
-            self._next(f"node {self._node} has weights that are not finite")
-            return
+    def _wait(self) -> None:
+        """It is not there yet: ask again soon, for some time."""
+        now = time.monotonic()
+        self._sent, self._again_at = 0, now + _AGAIN_S
+        if now < self._patient_until:
+            self._moved = now
+
+    def _place(self, index: int) -> Floats:
         start = index * self._header.chunk
-        mailbox.fetched[start : start + len(values)] = values
+        return self._target[start : start + self._header.chunk]
+
+    def _store(self, index: int, values: Floats) -> None:
+        if not np.isfinite(values).all():
+            self._next(f"node {self._node} has values that are not finite")
+            return
+        self._place(index)[:] = values
         self._got.add(index)
         self._moved = time.monotonic()
         self._send()
@@ -85,10 +116,13 @@ class Fetching:
             self._end(True, "")
 
     def _send(self) -> None:
-        while self.socket is not None and self._sent < self._chunks and self._sent - len(self._got) < self._window:
+        if time.monotonic() < self._again_at:
+            return
+        window = self._window if self._got else 1  # who refuses need not do it for every chunk
+        while self.socket is not None and self._sent < self._chunks and self._sent - len(self._got) < window:
             header = replace(self._header, index=self._sent)
             try:
-                self.socket.send_multipart([header.pack(), b""], zmq.NOBLOCK)
+                self.socket.send_multipart([header.pack(), self._request], zmq.NOBLOCK)
             except zmq.Again:
                 return
             self._sent += 1
@@ -102,6 +136,7 @@ class Fetching:
             return
         address = self._candidates.pop(0)
         self._node, self._sent, self._got, self._moved = address.node, 0, set(), time.monotonic()
+        self._again_at, self._patient_until = 0.0, self._moved + self._patience_s
         self.socket = self._links.open(address.endpoint)
         self._poller.register(self.socket, zmq.POLLIN)
         self._send()

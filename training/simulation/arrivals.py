@@ -63,9 +63,11 @@ class Arrivals:
             self._world.enter(newcomers, giver)
 
     def _equip(self, learner: Learner, giver: Learner) -> None:
-        """Weights, optimizer and what the method keeps, as the giver has them now."""
+        """Weights, optimizer (by option where there is one) and what the method keeps, as the giver has them now."""
         world = self._world
-        if not world.method.shared:
+        if getattr(world.config, "newcomer", "weights+optimizer") == "weights":
+            learner.replica.weights.copy_(giver.replica.weights)
+        elif not world.method.shared:
             learner.replica.copy_from(giver.replica)
         if not world.method.free:
             _settle(giver)

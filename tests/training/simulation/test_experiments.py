@@ -149,6 +149,24 @@ def test_a_slow_learner_is_shown_beside_equal_ones_at_the_same_rate(results):
     assert rows[0]["megabytes"] == 2.0
 
 
+def test_learners_that_come_late_are_looked_at_in_the_epoch_after(results):
+    runs = plans.newcomers(plans.NEWCOMER_RECIPES[0], 4, "weights")
+    assert [one.rank for one in runs[0].cluster.joins] == [4, 5, 6, 7]
+    at = runs[0].join_s
+    looks = [(-1, 9.75, 9.0, 9.0), (1, 10.0, 0.1, 0.001), (5, 11.0, 0.3, 0.002), (9, 11.25, 9.0, 9.0)]
+    results.add(outcome(runs[0], 0.05, curve=[[at + s, epochs, loss, 0.1, far] for s, epochs, loss, far in looks]))
+    results.add(outcome(runs[1], None))
+    (row,) = report.newcomer_rows(results)
+    assert (row["join"], row["after"], row["consensus"], row["loss"]) == ("4 of 8", "0.200", "2.000", "0.050")
+    assert "| 4 of 8 | weights | 2.000 |" in report.tables(results)
+
+
+def test_learners_may_come_late_in_an_experiment():
+    there, late = (train(replace(RUN, strategy="adpsgd", late=n, join_s=0.5), Counted()) for n in (0, 1))
+    assert late["seconds"] > there["seconds"]
+    assert late["loss"] is not None
+
+
 def test_an_interval_of_errors_holds_their_share_and_says_something_of_none():
     low, high = report.interval(0.1, 360)
     assert low < 0.1 < high < 0.14

@@ -116,6 +116,27 @@ def test_bmufs_newcomer_knows_model_momentum_and_block():
             assert torch.equal(other.seat.state[name], simulation.learners[0].seat.state[name])
 
 
+@pytest.mark.parametrize("takes", ["weights", "weights+optimizer"])
+def test_a_newcomer_that_averages_takes_the_optimizers_state_by_option(takes):
+    cluster = Cluster(learners=4, joins=(Happening(rank=3, at_s=0.55),))
+    simulation = Simulation(cluster, "adpsgd", Regression(batches=80, momentum=0.9), GossipConfig(newcomer=takes))
+    newcomer, began = simulation.learners[3].replica, []
+    enter = simulation.enter
+
+    def watch(newcomers, giver):
+        assert torch.equal(newcomer.weights, giver.replica.weights)
+        began.append([torch.equal(*pair) for pair in zip(velocity(newcomer), velocity(giver.replica), strict=False)])
+        enter(newcomers, giver)
+
+    simulation.enter = watch
+    simulation.run()
+    assert began == [[True] if takes == "weights+optimizer" else []]
+
+
+def velocity(replica):
+    return [entries["momentum_buffer"] for entries in replica._optimizer.state.values()]
+
+
 def test_a_newcomer_of_h_adpsgd_brings_its_node():
     joins = (Happening(rank=3, at_s=0.55),)
     problem = Regression(batches=80)

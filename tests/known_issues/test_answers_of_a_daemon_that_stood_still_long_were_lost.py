@@ -11,15 +11,17 @@ from support import wait_until
 
 from training.config import ExchangeConfig
 from training.exchange import ExchangeSetup, build_exchange
+from training.exchange.keys import RingKey
 from training.membership import Member, View
 
 SIZE = 5000
 
 
-@pytest.fixture
-def pair(tmp_path):
-    cfg = ExchangeConfig.model_validate({"chunk_kb": 16, "timeout_s": 0.2, "encrypt": False})
-    ends = [build_exchange(cfg, ExchangeSetup(node, 0, SIZE, None, tmp_path)) for node in range(2)]
+@pytest.fixture(params=[False, True], ids=["clear", "encrypted"])
+def pair(request, tmp_path):
+    cfg = ExchangeConfig.model_validate({"chunk_kb": 16, "timeout_s": 0.2, "encrypt": request.param})
+    key = RingKey.generate() if request.param else None
+    ends = [build_exchange(cfg, ExchangeSetup(node, 0, SIZE, key, tmp_path)) for node in range(2)]
     for end in ends:
         end.set_view(View(1, tuple(Member(node, f"m{node}", (one.endpoint,)) for node, one in enumerate(ends))))
     yield ends

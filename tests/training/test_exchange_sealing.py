@@ -136,6 +136,27 @@ def test_only_who_has_agreed_on_keys_is_let_in(routers, key, who):
         assert (unpack(header).status, rest) == (MISMATCH, b"")
 
 
+def test_keys_that_are_agreed_on_twice_do_not_count_from_the_beginning_again(routers):
+    agreed = draw()
+    session = Session.from_bytes(agreed)
+    with zmq.Context() as outside, outside.socket(zmq.DEALER) as dealer:
+        dealer.linger = 0
+        call_by_name(dealer, session.name)
+        message, sent = seal(session.requests, HEADER.pack()), []
+        for _ in range(2):
+            assert routers[1].agree(agreed)
+            if not sent:
+                dealer.connect(f"tcp://127.0.0.1:{routers[1].port}")
+            dealer.send_multipart(message if not sent else seal(session.requests, HEADER.pack()))
+            routers[1].reply(receive(routers[1]), HEADER, b"")
+            assert dealer.poll(10_000)
+            sent.append(dealer.recv_multipart())
+        dealer.send_multipart(message)
+        assert receive(routers[1]) is None
+    # the same text under the same number would be the same bytes
+    assert sent[0] != sent[1]
+
+
 def test_keys_that_are_none_let_nobody_in_and_the_oldest_session_goes_when_there_are_many(routers, monkeypatch):
     monkeypatch.setattr(zmq_router, "_SESSIONS", 2)
     router = routers[1]

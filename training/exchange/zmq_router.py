@@ -123,6 +123,8 @@ class SealedRouter(Router):
             session = Session.from_bytes(bytes(agreed))
         except ValueError:
             return False
+        if session.name in self._sessions:
+            return True  # said twice: numbers must go on, as one that is used again would give the weights away
         self._sessions[session.name] = session
         admit(self._context, session.name)
         if len(self._sessions) > _SESSIONS:

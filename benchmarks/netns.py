@@ -40,6 +40,16 @@ def address(number: int) -> str:
     return f"{_NET}.{number + 1}"
 
 
+def alone() -> None:
+    """Move this thread, and what it starts from now on, into a namespace that has nothing but loopback.
+
+    Raises:
+        NamespaceError: If this is not root on a Linux that has what it takes.
+    """
+    enter(_new_namespace())
+    _ip("link", "set", "lo", "up")
+
+
 class Switch:
     """A bridge in a namespace of its own, into which the calling thread moves, and machines behind shaped links.
 

@@ -5,7 +5,6 @@ gradient is a constant. What it did stands on a board in shared memory, so that 
 """
 
 import logging
-import mmap
 import os
 import signal
 import sys
@@ -21,6 +20,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from benchmarks import netns
+from benchmarks.board import Board
 from training.config import ExchangeConfig
 from training.exchange import Exchange, ExchangeSetup, build_exchange
 from training.exchange.keys import RingKey
@@ -32,47 +32,6 @@ from training.store.node_client import NodeClient
 from training.store.worklist import Assignment
 
 IDLE_S = 0.02
-_FACTS = 10
-_CAPACITY = 100_000
-"""Steps that a board holds at most."""
-
-
-class Board:
-    """What a learner tells while it runs: `ready`, the time of each step's end, and the exchange's figures."""
-
-    def __init__(self) -> None:
-        self._values: NDArray[np.float64] = np.frombuffer(mmap.mmap(-1, 8 * (_FACTS + _CAPACITY)), dtype=np.float64)
-
-    @property
-    def ready(self) -> bool:
-        """Whether the learner waits for the start."""
-        return bool(self._values[1])
-
-    def set_ready(self) -> None:
-        """The learner waits for the start."""
-        self._values[1] = 1
-
-    def step(self) -> None:
-        """A step has ended now."""
-        number = int(self._values[0])
-        if number < _CAPACITY:
-            self._values[_FACTS + number] = time.monotonic()
-            self._values[0] = number + 1
-
-    def note(self, exchange: Exchange) -> None:
-        """Take down the exchange's figures."""
-        stats = exchange.stats()
-        facts = (stats.initiated, stats.answered, stats.failed, stats.mean_s, stats.staleness, stats.distance)
-        self._values[2 : 2 + len(facts)] = facts
-
-    def facts(self) -> dict[str, float]:
-        """The exchange's figures."""
-        names = ("initiated", "answered", "failed", "mean_s", "staleness", "distance")
-        return dict(zip(names, self._values[2 : 2 + len(names)].tolist(), strict=True))
-
-    def stamps(self) -> NDArray[np.float64]:
-        """Monotonic times of the steps' ends."""
-        return self._values[_FACTS : _FACTS + int(self._values[0])].copy()
 
 
 @dataclass(frozen=True)

@@ -49,16 +49,33 @@ def machine_cpu() -> tuple[float, float]:
 
 def tree_cpu(root: int) -> float:
     """Processor seconds of a process and all that descend from it and are alive."""
-    parents, seconds = {}, {}
+    return sum(seconds for _, seconds in _family(root).values())
+
+
+def descendants(root: int) -> set[int]:
+    """All that descend from a process and are alive."""
+    return set(_family(root)) - {root}
+
+
+def running(process: int) -> bool:
+    """Whether a process runs; one that has ended and that nobody has waited for does not."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _family(root: int) -> dict[int, tuple[int, float]]:
+    """Parent and processor seconds of a process and of all that descend from it."""
+    found: dict[int, tuple[int, float]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = path.read_text().rpartition(")")[2].split()
         except OSError:
             continue  # it has just ended
-        number = int(path.parent.name)
-        parents[number] = int(fields[1])
-        seconds[number] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    family = {root}
-    while more := {number for number, parent in parents.items() if parent in family} - family:
+        used = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        found[int(path.parent.name)] = int(fields[1]), used
+    family = {root} & set(found)
+    while more := {number for number, (parent, _) in found.items() if parent in family} - family:
         family |= more
-    return sum(seconds.get(number, 0.0) for number in family)
+    return {number: found[number] for number in family}

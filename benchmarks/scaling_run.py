@@ -21,16 +21,16 @@ from typing import Any
 import numpy as np
 
 from benchmarks import netns
-from benchmarks.scaling_learner import Board, Setup, run
-from benchmarks.scaling_probes import machine_cpu, rate, tree_cpu, write_index
+from benchmarks.board import Board
+from benchmarks.scaling_learner import Setup, run
+from benchmarks.scaling_probes import machine_cpu, rate, tree_cpu
 from benchmarks.scaling_scenario import Measured, Scenario
+from benchmarks.scaling_store import start_store, store_address
 from training.config import TrainConfig
-from training.exchange.keys import RingKey
 from training.processes import end_with_parent, stop
 
 START_S = 120.0
 _FORK = multiprocessing.get_context("fork")
-_ROOT = Path(__file__).resolve().parents[1]
 
 
 class RunError(RuntimeError):
@@ -121,32 +121,18 @@ class _Stage:
     # --- starting
 
     def _start_store(self) -> None:
-        folder, scenario = self.folder, self.scenario
-        write_index(str(folder / "train"), scenario.num_shards, scenario.per_shard)
-        train = TrainConfig.model_validate(
-            {
-                "strategy": scenario.strategy,
-                "nodes": scenario.nodes,
-                "learners_per_node": scenario.ranks,
-                "epochs": 1_000_000,
-                "checkpoint_steps": 1_000_000,
-            }
-        )
-        job = {"run": "scaling", "seed": 1, "train": train.model_dump(mode="json"), "journal": str(folder / "journal")}
-        job |= {"train_url": str(folder / "train"), "output_url": str(folder / "output")}
-        (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
-        RingKey.generate().save(folder / "ring.key")
+        scenario = self.scenario
+        train = {
+            "strategy": scenario.strategy,
+            "nodes": scenario.nodes,
+            "learners_per_node": scenario.ranks,
+        }
         host = netns.SWITCH_HOST if self.switch else "127.0.0.1"
-        words = ["--folder", str(folder / "store"), "--job", str(folder / "job.json"), "--listen", f"{host}:0"]
-        words += ["--key-file", str(folder / "ring.key"), "--fresh", "--parent", str(os.getpid())]
-        with (folder / "store.log").open("ab") as log:
-            command = [sys.executable, "-m", "training.store.server", *words]
-            self.store = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=_ROOT)
+        self.store = start_store(self.folder, train, scenario.num_shards, scenario.per_shard, host)
 
     def _store_address(self) -> str:
-        note = self.folder / "store" / "store.json"
-        self._await(note.exists, "the store does not listen")
-        return str(json.loads(note.read_text(encoding="utf-8"))["address"])
+        self._await(lambda: store_address(self.folder), "the store does not listen")
+        return store_address(self.folder)
 
     def _start_learner(self, number: int, store: str) -> None:
         scenario = self.scenario

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import netns, scaling
+from benchmarks.scaling_probes import descendants, running
 from benchmarks.scaling_scenario import Measured, Scenario
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,26 +40,6 @@ def start(*words: str, folder: Path) -> "subprocess.Popen[str]":
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-
-
-def descendants(root: int) -> set[int]:
-    parents = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue
-    family = {root}
-    while more := {number for number, parent in parents.items() if parent in family} - family:
-        family |= more
-    return family - {root}
-
-
-def running(number: int) -> bool:
-    try:
-        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def measured(rates: list[float], **changes: object) -> Measured:

@@ -1,0 +1,223 @@
+"""A pair's run: Starling and another system train at the same time, and the same is measured of both."""
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.common import BenchmarkError
+from benchmarks.peers.side import Counters, Scenario, Side, wait_until
+from benchmarks.scaling_probes import machine_cpu
+
+START_S = 120.0
+FIRST_STEP_S = 60.0
+"""How long measuring waits for the learners' first steps; a system that makes none by then is measured all the same."""
+_LOOK_S = 0.25
+"""Seconds between two looks at how far apart the replicas are."""
+_SLOW_STEPS = 4
+"""Least steps of a slow learner in a window: some systems wait for it every few steps only."""
+_LATE = 1.5
+"""A step that takes so many times longer than the last one may never end."""
+STOPPED = 0.1
+"""Survivors that are slower than this share of their pace have stopped."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """How long is measured.
+
+    Attributes:
+        warm_s: Between the first step and measuring.
+        window_s: A window.
+        windows: How many; figures are medians over them.
+        kill_s: Survivors are watched for so long.
+        join_s: A newcomer has so long until it has made a step.
+    """
+
+    warm_s: float = 2.0
+    window_s: float = 3.0
+    windows: int = 3
+    kill_s: float = 12.0
+    join_s: float = 20.0
+
+    def fit(self, scenario: Scenario) -> "Times":
+        """Longer and fewer windows, where the slow learner makes less than a few steps in one."""
+        least = _SLOW_STEPS * scenario.step_s * scenario.slow
+        if self.window_s >= least:
+            return self
+        windows = max(1, round(self.windows * self.window_s / least))
+        return Times(self.warm_s, least, windows, self.kill_s, self.join_s)
+
+
+@dataclass
+class Figures:
+    """What is measured of one system.
+
+    Attributes:
+        steps_per_s: Median over learners that are not slow, one for each window.
+        cpu_ms: Processor milliseconds of all its processes per step of a learner, one for each window.
+        mb: Megabytes on the network per step, one for each window; empty where they cannot be told.
+        distance: Replicas' distance from their mean, in steps.
+        kept: Survivors' pace after a kill, as a share of their pace before; None where nobody was killed.
+        pause_s: The survivors' longest pause from the kill on.
+        ended: Survivors whose process has ended.
+        joined_s: Seconds until a newcomer has made its first step; None if none came, or not in time.
+        pace_joined: The survivors' pace with the newcomer, as a share of their pace before the kill.
+    """
+
+    steps_per_s: list[float] = field(default_factory=list)
+    cpu_ms: list[float] = field(default_factory=list)
+    mb: list[float] = field(default_factory=list)
+    distance: float = 0.0
+    kept: float | None = None
+    pause_s: float | None = None
+    ended: int = 0
+    joined_s: float | None = None
+    pace_joined: float | None = None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A pair's figures, and the busy share of the machine's cores meanwhile."""
+
+    ours: Figures
+    theirs: Figures
+    cpu_share: float
+
+
+def measure(
+    sides: Sequence[Side], scenario: Scenario, times: Times, number: int, exchange: Mapping[str, str]
+) -> Measured:
+    """Run a scenario on two systems at the same time.
+
+    Args:
+        sides: Starling and the other one.
+        scenario: What they do.
+        times: How long.
+        number: Of the run.
+        exchange: Fields of Starling's `train.exchange`.
+
+    Raises:
+        BenchmarkError: Learners ended or did not get ready.
+    """
+    times = times.fit(scenario)
+    try:
+        for side in sides:
+            side.start(scenario, number, exchange)
+        if not wait_until(lambda: all(side.ready() for side in sides), START_S):
+            late = ", ".join(f"{side.name}:\n{side.log()}" for side in sides if not side.ready())
+            raise BenchmarkError(f"after {START_S:.0f} s learners are not ready: {late}")
+        for side in sides:
+            side.go()
+        # the first step takes longer: connections are made, memory is touched; a slow learner's is not waited for
+        wait_until(lambda: all(all(map(len, side.stamps()[:-1])) for side in sides), FIRST_STEP_S)
+        time.sleep(times.warm_s)
+        before = machine_cpu()
+        found = _windows(sides, scenario, times)
+        after = machine_cpu()
+        if scenario.kills:
+            _kill(sides, found, times)
+    finally:
+        for side in sides:
+            side.clear()
+    return Measured(found[0], found[1], (after[0] - before[0]) / max(after[1] - before[1], 1e-9))
+
+
+def _windows(sides: Sequence[Side], scenario: Scenario, times: Times) -> list[Figures]:
+    found = [Figures() for _ in sides]
+    apart: list[list[float]] = [[] for _ in sides]
+    for _ in range(times.windows):
+        began, before = time.monotonic(), [side.counters() for side in sides]
+        while time.monotonic() < began + times.window_s:
+            time.sleep(_LOOK_S)
+            for side, distances in zip(sides, apart, strict=True):
+                distances.append(side.distance())
+        ended, after = time.monotonic(), [side.counters() for side in sides]
+        for side, figures, old, new in zip(sides, found, before, after, strict=True):
+            figures.steps_per_s.append(pace(side, began, ended, slowed=scenario.slow > 1))
+            _add_costs(figures, old, new)
+    for side, figures, distances in zip(sides, found, apart, strict=True):
+        figures.distance = statistics.median(distances)
+        figures.ended = sum(not side.alive(one) for one in range(scenario.learners))
+        if figures.ended:
+            raise BenchmarkError(f"learners of {side.name} have ended:\n{side.log()}")
+    return found
+
+
+def _add_costs(figures: Figures, old: Counters, new: Counters) -> None:
+    steps = new.steps - old.steps
+    if steps > 0:
+        figures.cpu_ms.append(1000 * (new.cpu_s - old.cpu_s) / steps)
+        if old.sent is not None and new.sent is not None:
+            figures.mb.append((new.sent - old.sent) / steps / 1e6)
+
+
+def pace(side: Side, began: float, ended: float, slowed: bool) -> float:
+    """Steps per second: the median over all learners but the last one, if that one is slow or dead."""
+    stamps = side.stamps()
+    chosen = stamps[:-1] if slowed else stamps
+    return statistics.median((progress(one, ended) - progress(one, began)) / (ended - began) for one in chosen)
+
+
+def progress(stamps: NDArray[np.float64], moment: float) -> float:
+    """Steps that have ended by a moment, and the share of the next one that is over.
+
+    Args:
+        stamps: When steps ended [steps], ascending.
+        moment: Any; the share of a step that has not ended is guessed from the last one's length.
+    """
+    count = int(np.searchsorted(stamps, moment, side="right"))
+    if count < 2 or (count == len(stamps) and moment - stamps[-1] > _LATE * (stamps[-1] - stamps[-2])):
+        return float(count)
+    end = stamps[count] if count < len(stamps) else 2 * stamps[-1] - stamps[-2]
+    return count + min(1.0, (moment - stamps[count - 1]) / max(end - stamps[count - 1], 1e-9))
+
+
+# --- killing and joining
+
+
+def _kill(sides: Sequence[Side], found: Sequence[Figures], times: Times) -> None:
+    for side in sides:
+        side.kill()
+    killed = time.monotonic()
+    time.sleep(times.kill_s)
+    now = time.monotonic()
+    for side, figures in zip(sides, found, strict=True):
+        survivors = side.stamps()[:-1]
+        before = max(statistics.median(figures.steps_per_s), 1e-9)
+        figures.kept = pace(side, now - times.kill_s / 3, now, slowed=True) / before
+        figures.pause_s = max(longest_pause(one.tolist(), killed, now) for one in survivors)
+        figures.ended = sum(not side.alive(one) for one in range(len(survivors)))
+    joining = [
+        (side, figures)
+        for side, figures in zip(sides, found, strict=True)
+        if side.system.joins and not figures.ended and (figures.kept or 0.0) > STOPPED
+    ]
+    # Starling's newcomer is measured beside another one's, not alone
+    if len(joining) == len(sides):
+        _join(joining, times)
+
+
+def _join(joining: Sequence[tuple[Side, Figures]], times: Times) -> None:
+    began = time.monotonic()
+    for side, _ in joining:
+        side.replace()
+    wait_until(lambda: all(len(side.stamps()[-1]) for side, _ in joining), times.join_s)
+    come = time.monotonic()
+    time.sleep(times.window_s)
+    now = time.monotonic()
+    for side, figures in joining:
+        if len(first := side.stamps()[-1]):
+            figures.joined_s = float(first[0]) - began
+            before = max(statistics.median(figures.steps_per_s), 1e-9)
+            figures.pace_joined = pace(side, come, now, slowed=True) / before
+
+
+def longest_pause(stamps: Sequence[float], began: float, ended: float) -> float:
+    """Longest time without a step's end between two moments, these included."""
+    inside = [began, *(one for one in stamps if began < one < ended), ended]
+    return max(later - earlier for earlier, later in pairwise(inside))

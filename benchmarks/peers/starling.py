@@ -1,0 +1,102 @@
+"""Starling's own engine: the real coordinator with its leases, the real exchange and ring, the order of its worker."""
+
+import math
+import time
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.peers.base import LR, Setup, System, await_file
+from benchmarks.peers.emulation import EmulatedModel
+from benchmarks.scaling_store import start_store, store_address
+from training.config import ExchangeConfig
+from training.exchange import ExchangeSetup, build_exchange
+from training.exchange.keys import RingKey
+from training.flat import FlatParameters
+from training.group import NodeGroup
+from training.ring import Ring
+from training.store.node_client import NodeClient
+
+_BATCH, _SHARDS = 8, 96
+_SHARD_S = 10.0
+"""Seconds of a learner's work in a shard: those of real corpora are many steps long."""
+
+
+class Starling(System):
+    """ADPSGD: a node of one learner each."""
+
+    title = "Starling"
+    joins = True
+
+    def __init__(self, setup: Setup, model: EmulatedModel) -> None:
+        super().__init__(setup, model)
+        self.flat = FlatParameters(model)
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+        key = RingKey.load(await_file(setup.folder / "ring.key"))
+        cfg = exchange_config(setup.exchange)
+        one = ExchangeSetup(
+            node=setup.number,
+            rank=0,
+            size=self.flat.weights.numel(),
+            key=key if cfg.encrypt else None,
+            folder=setup.folder,
+        )
+        group = NodeGroup(0, 1, setup.folder / "unused", torch.device("cpu"))
+        self.ring = Ring(setup.number, group, self.flat, build_exchange(cfg, one))
+        await_file(setup.folder / "store" / "store.json")
+        self.client = NodeClient(store_address(setup.folder), key, setup.number, folder=setup.folder)
+        self.steps = 0
+        self._join()
+
+    @classmethod
+    def serve(cls, setup: Setup) -> None:
+        """The coordinator."""
+        train = {"strategy": "adpsgd", "nodes": setup.learners, "learners_per_node": 1}
+        start_store(setup.folder, train, _SHARDS, _per_shard(setup)).wait()
+
+    def _join(self) -> None:
+        reply = self.client.join(self.ring.endpoints())
+        self.ring.set_view(reply.view)
+        if reply.source == "neighbour" and not self.ring.take_from_neighbour():
+            raise RuntimeError("no neighbour gave its weights")
+        self.ring.start(0)
+        self.client.begin(_cut, np.repeat(np.arange(_SHARDS), _per_shard(self.setup)))
+
+    def step(self) -> bool:
+        """A step of `training.worker.Worker`, with a batch of the lease."""
+        view = self.client.view()
+        if view.number != self.ring.view.number:
+            self.ring.set_view(view)
+        while (work := self.client.next()) is None:
+            time.sleep(0.002)
+        self.flat.zero_grad()
+        self.model(None).backward()
+        if ready := self.ring.ready():
+            self.ring.average(ready)
+        self.optimizer.step()
+        self.steps += 1
+        self.ring.after_step(self.steps)
+        count = len(work.rows)
+        self.client.trained(work, loss_sum=1.0, tokens=count, seconds=float(count), utterances=count)
+        return True
+
+
+def exchange_config(fields: Mapping[str, str]) -> ExchangeConfig:
+    """The exchange: by default it does not encrypt, as the other systems do not.
+
+    Raises:
+        ValueError: A field is unknown, or its value is none that it can have.
+    """
+    return ExchangeConfig.model_validate({"encrypt": False, **fields})
+
+
+def _per_shard(setup: Setup) -> int:
+    """Utterances of a shard."""
+    return _BATCH * math.ceil(_SHARD_S / setup.step_s)
+
+
+def _cut(_: int, rows: NDArray[np.int64], __: object) -> list[NDArray[np.int64]]:
+    """Batches of a lease."""
+    return [rows[start : start + _BATCH] for start in range(0, len(rows), _BATCH)]

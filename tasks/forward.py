@@ -26,7 +26,7 @@ from training.journal import parse_lines, read_journal
 POINTS_PER_CALL = 1000
 """MLflow's own bound."""
 _READ_BYTES = 1 << 20
-_REQUEST_S = 10
+_REQUEST_S, _LONGEST_REQUEST_S = 10, 80
 _LEAST_POINTS = 50
 _SLOWEST_S = 15.0
 _log = logging.getLogger(__name__)
@@ -242,10 +242,14 @@ class Forwarder:
         return not self._thread.is_alive() and not self.trouble
 
     def _work(self) -> None:
-        with impatient(_REQUEST_S):
-            wait_s = self._every_s
-            while not self._stop.wait(wait_s):
-                wait_s = self._every_s if self._try(self._send_all) else min(_SLOWEST_S, 2 * wait_s)
+        wait_s, request_s = self._every_s, _REQUEST_S
+        while not self._stop.wait(wait_s):
+            with impatient(request_s):
+                done = self._try(self._send_all)
+            wait_s = self._every_s if done else min(_SLOWEST_S, 2 * wait_s)
+            # a server that is too slow for a bound would be too slow for it for ever
+            request_s = _REQUEST_S if done else min(_LONGEST_REQUEST_S, 2 * request_s)
+        with impatient(request_s):
             self._try(self._finish)
 
     def _send_all(self) -> None:

@@ -1,0 +1,61 @@
+"""Each request to MLflow had the same time: a server too slow for it took nothing until the register stage."""
+
+from contextlib import contextmanager
+
+import pytest
+from support import wait_until
+
+from tasks import forward
+from tasks.forward import Forwarder
+
+
+class SlowServer:
+    """Takes a batch if it gets so many seconds for a request."""
+
+    def __init__(self, needs_s):
+        self.needs_s, self.batches, self.given = needs_s, 3, []
+        self._request_s = 0
+
+    @contextmanager
+    def impatient(self, seconds):
+        self._request_s = seconds
+        yield
+
+    def send(self):
+        self.given.append(self._request_s)
+        if self._request_s < self.needs_s:
+            raise TimeoutError("no answer")
+        self.batches -= 1
+        return False
+
+    drain = send
+
+    def end(self, status):
+        assert status == "FINISHED"
+
+    def forget_connection(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("needs_s", "given"),
+    [(5, [10, 10, 10]), (35, [10, 20, 40, 10, 20, 40, 10, 20, 40]), (80, [10, 20, 40, 80, 10, 20, 40, 80])],
+)
+def test_a_server_that_was_too_slow_gets_more_time(needs_s, given, monkeypatch):
+    server = SlowServer(needs_s)
+    monkeypatch.setattr(forward, "impatient", server.impatient)
+    monkeypatch.setattr(forward, "_SLOWEST_S", 0.002)
+    with Forwarder(server, every_s=0.001) as forwarder:
+        wait_until(lambda: server.batches <= 0, every_s=0.001)
+    assert server.given[: len(given)] == given
+    assert not forwarder.trouble or server.given[-1] < needs_s
+
+
+def test_a_server_that_never_answers_gets_no_more_than_a_bounded_time(monkeypatch):
+    server = SlowServer(1000)
+    monkeypatch.setattr(forward, "impatient", server.impatient)
+    monkeypatch.setattr(forward, "_SLOWEST_S", 0.002)
+    with Forwarder(server, every_s=0.001) as forwarder:
+        wait_until(lambda: len(server.given) > 9, every_s=0.001)
+    assert max(server.given) == 80
+    assert "no answer" in forwarder.trouble

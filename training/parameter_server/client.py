@@ -28,7 +28,7 @@ from training.parameter_server.messages import (
     state_of,
     unpack,
 )
-from training.sockets import Connection
+from training.sockets import Connection, end_context
 
 REPEAT_S = 20.0
 """A request over a connection that holds is sent again after this time, then after twice the time, and so on. Over a
@@ -168,7 +168,7 @@ class ServerClient:
             for line in self._lines:
                 line.connection.close()
             self._lines = []
-            self._context.term()
+            end_context(self._context)
 
     # --- what one can ask
 

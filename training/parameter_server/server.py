@@ -31,7 +31,7 @@ from training.parameter_server.service import Service
 from training.parameter_server.share import Share
 from training.parts import CANNOT_WORK
 from training.processes import end_with_parent
-from training.sockets import announce, bind, listening_endpoint, server_parser
+from training.sockets import announce, bind, end_context, listening_endpoint, server_parser
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class Server:
             self.service.save_if_due()
         self.service.close()
         self._socket.close()
-        self._context.term()
+        end_context(self._context)
 
     def _serve(self) -> bool:
         """Answer the next request, if there is one."""

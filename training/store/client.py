@@ -7,7 +7,7 @@ from typing import Any
 import zmq
 
 from training.exchange.keys import RingKey
-from training.sockets import Connection
+from training.sockets import Connection, end_context
 from training.store.messages import MAX_MESSAGE, Message, StoreError, StoreUnreachableError, decode, encode
 
 REPEAT_S = 0.5
@@ -36,7 +36,7 @@ class StoreClient:
         try:
             self._connection = Connection(self._context, address, key, MAX_MESSAGE)
         except ValueError:
-            self._context.term()
+            end_context(self._context)
             raise
         self._socket = self._connection.socket
 
@@ -99,7 +99,7 @@ class StoreClient:
         """Close the connection."""
         with self._lock:
             self._connection.close()
-            self._context.term()
+            end_context(self._context)
 
 
 def _unwrap(answer: Message) -> Message:

@@ -25,7 +25,7 @@ from training.last_words import end_told
 from training.parts import CANNOT_WORK
 from training.processes import end_with_parent
 from training.sampling import Draws
-from training.sockets import announce, bind, listening_endpoint, server_parser
+from training.sockets import announce, bind, end_context, listening_endpoint, server_parser
 from training.store.coordinator import Coordinator
 from training.store.core import Core
 from training.store.epochs import ShardMap
@@ -161,7 +161,7 @@ class Server:
         self.coordinator.rounds.publisher.close()
         self.socket.close()
         self.log.close()
-        self.context.term()
+        end_context(self.context)
 
 
 def _arguments() -> argparse.Namespace:

@@ -1,0 +1,24 @@
+"""ZeroMQ rarely never ends a context, although nothing is open: a process that closed its connection stood still."""
+
+import threading
+
+import zmq
+
+from training import sockets
+from training.store.client import StoreClient
+
+
+def test_a_connection_is_closed_within_a_bounded_time(monkeypatch, caplog):
+    never = threading.Event()
+    monkeypatch.setattr(zmq.Context, "term", lambda context: never.wait())
+    monkeypatch.setattr(sockets, "END_S", 0.05)
+    client = StoreClient("127.0.0.1:1", None)
+    client.close()
+    assert "has not ended within 0.05 s" in caplog.text
+    never.set()
+
+
+def test_a_context_is_ended():
+    context = zmq.Context()
+    sockets.end_context(context)
+    assert context.closed

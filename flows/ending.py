@@ -19,7 +19,7 @@ END_S = 9.2
 """Of the ten; a busy machine needs the rest. A training that is asked to end has a little less, for a checkpoint."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PREFECT_HANDLER = "_prefect_sigterm_handler"
-_AGAIN_S = 0.05
+_AGAIN_S, _SAY_S = 0.05, 2.0
 
 
 class Countdown:
@@ -44,6 +44,8 @@ class Countdown:
         self.status = 0
         """Exit status, where it is not the signal that gives the reason."""
         self.say, self._patience_s = say, patience_s
+        self.said = threading.Event()
+        """Set when `say` has returned."""
         self._dropped = threading.Event()
         self._hook, sys.unraisablehook = sys.unraisablehook, self._unraisable
         self._reader, self._writer = os.pipe()
@@ -86,6 +88,7 @@ class Countdown:
             threading.excepthook = lambda _: None
             with suppress(Exception):
                 self.say(number)
+        self.said.set()
         main = threading.main_thread().ident
         while (left_s := self.deadline - time.monotonic()) > 0:
             if self._dropped.wait(left_s) and main is not None:
@@ -200,6 +203,8 @@ def end_now() -> None:
 def end_if_told() -> None:
     """End this process if it was told to, without the exit handlers of libraries, some of which wait for servers."""
     if number := told():
+        if _countdown is not None:
+            _countdown.said.wait(_SAY_S)  # by the other thread, which may not have come to it yet
         sys.stdout.flush()
         sys.stderr.flush()
         end_hard(number)

@@ -123,8 +123,16 @@ def thread():
     finally:
         failing.join()
 
+def late():
+    print("ready", flush=True)
+    time.sleep(600)
+
+def say(number):
+    time.sleep(0.5 if sys.argv[1] == "late" else 0)
+    print("told", int(number), flush=True)
+
 try:
-    with bounded_end(float(sys.argv[2]), say=lambda number: print("told", int(number), flush=True)):
+    with bounded_end(float(sys.argv[2]), say=say):
         globals()[sys.argv[1]]()
 except BaseException:
     end_if_told()
@@ -166,6 +174,10 @@ def test_what_a_finalizer_drops_is_raised_again():
 
 def test_a_call_that_hears_no_signal_is_ended():
     assert told("call", 0.5, INT) == (128 + INT, ["told", "2"], "")
+
+
+def test_a_process_does_not_end_before_it_has_said_why():
+    assert told("late", ENDLESS, INT) == (128 + INT, ["told", "2"], "")
 
 
 def test_threads_that_fail_meanwhile_say_nothing():

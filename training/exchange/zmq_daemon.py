@@ -7,6 +7,7 @@ from typing import Any
 import zmq
 
 from training.exchange.allowance import Allowance
+from training.exchange.apart import Apart
 from training.exchange.averaging import Averager
 from training.exchange.control import Control
 from training.exchange.keys import RingKey
@@ -60,6 +61,7 @@ class ZmqDaemon:
         self._asked: Peer | None = None
         self._fetching: Fetching | None = None
         self._old_since, self._listens, self._try_at = math.inf, True, 0.0
+        self._apart = Apart(self._seed, self._node, time.monotonic())
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         key = RingKey(setup["public"].encode(), setup["secret"].encode()) if setup.get("secret") else None
         longest = 4 * averager.chunk + 1024
@@ -217,13 +219,14 @@ class ZmqDaemon:
                 break
             protocol.sent(request)
         if protocol.asking and protocol.complete:
-            protocol.finish(protocol.asking.moved - protocol.asking.began)
+            self._apart.took_s = protocol.asking.moved - protocol.asking.began
+            protocol.finish(self._apart.took_s)
 
     def _begin(self, now: float) -> None:
         """Begin an exchange, if one is due."""
         protocol = self._protocol
         if protocol.new_step():
-            self._try_at = 0.0
+            self._try_at = now + self._apart.pause_s(now)
         if self._fetching:
             self._fetching.go_on(now)
             if self._fetching.result is not None:
@@ -271,4 +274,6 @@ class ZmqDaemon:
         """How long to wait for news."""
         if self._awaits():
             return 10
-        return 50 if self._protocol.asking or self._fetching else 200
+        most = 50 if self._protocol.asking or self._fetching else 200
+        left_s = self._try_at - time.monotonic() if self._protocol.may_begin else 0.0
+        return min(most, math.ceil(1000 * left_s)) if left_s > 0 else most

@@ -19,6 +19,7 @@ as much with a momentum of 0.9; synchronous SGD bears 2 and 3.8.
 
 import argparse
 import json
+import math
 import multiprocessing
 import os
 import tempfile
@@ -35,6 +36,7 @@ from benchmarks.common import view_of
 from training.config import ExchangeConfig
 from training.exchange import Exchange, ExchangeSetup, build_exchange
 from training.exchange.keys import RingKey
+from training.exchange.neighbours import Kind, neighbour
 
 _FORK = multiprocessing.get_context("fork")
 _SEEN = 64
@@ -64,6 +66,24 @@ def bears(eigenvalue: float, momentum: float) -> float:
         momentum: m.
     """
     return (1 + eigenvalue) * (1 + momentum)
+
+
+def computed(learners: int, neighbours: Kind, rate: float, momentum: float, per_step: int, steps: int = 400) -> float:
+    """The factor without processes: pairs average one after the other, in random order."""
+    chance = torch.Generator().manual_seed(0)
+    weights = torch.randn(learners, _SEEN, dtype=torch.float64, generator=chance)
+    velocity, view, spreads, scale = torch.zeros_like(weights), view_of(["-"] * learners), [], 0.0
+    for step in range(steps):
+        velocity = momentum * velocity + rate * weights
+        for number in range(step * per_step, (step + 1) * per_step):
+            for one in torch.randperm(learners, generator=chance).tolist():
+                other = neighbour(neighbours, view, one, number, 0)
+                weights[[one, other]] = weights[[one, other]].mean(dim=0)
+        weights = weights - velocity
+        spreads.append(scale + math.log((weights - weights.mean(dim=0)).square().mean().sqrt().item()))
+        largest = max(weights.abs().max().item(), velocity.abs().max().item())
+        weights, velocity, scale = weights / largest, velocity / largest, scale + math.log(largest)
+    return math.exp((spreads[-1] - spreads[steps // 2]) / (steps - 1 - steps // 2))
 
 
 def measure(options: argparse.Namespace, learners: int, neighbours: str, curvature: float) -> Row:
@@ -112,6 +132,7 @@ def _stage(options: argparse.Namespace, learners: int, neighbours: str, curvatur
     row |= {"momentum": options.momentum, "per_step": options.per_step}
     row |= {"step_s": options.step_s, "exchange_s": took, "factor": factor(spreads)}
     row |= {"most": max(spreads) / spreads[0]}
+    row |= {"computed": computed(learners, config.neighbours, curvature, options.momentum, options.per_step)}
     writer.send_bytes(json.dumps(row).encode())
 
 
@@ -155,14 +176,12 @@ def _average(exchange: Exchange, weights: torch.Tensor) -> None:
 
 def show(rows: Sequence[Row]) -> str:
     """A Markdown table."""
-    lines = [
-        "| learners | neighbours | exchanges a step | momentum | exchange / step | lr · h | factor a step | at most |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    titles = ("learners", "neighbours", "exchanges a step", "momentum", "exchange / step", "lr · h", "factor a step")
+    lines = ["| " + " | ".join((*titles, "computed", "at most")) + " |", "|---" * (len(titles) + 2) + "|"]
     for row in rows:
-        share = row["exchange_s"] / row["step_s"]
+        share, factors = row["exchange_s"] / row["step_s"], (f"{row['factor']:.3f}", f"{row['computed']:.3f}")
         cells = (row["learners"], row["neighbours"], row["per_step"], row["momentum"], f"{share:.2f}", row["lr_h"])
-        lines.append("| " + " | ".join(map(str, (*cells, f"{row['factor']:.3f}", f"{row['most']:.3g}"))) + " |")
+        lines.append("| " + " | ".join(map(str, (*cells, *factors, f"{row['most']:.3g}"))) + " |")
     return "\n".join(lines)
 
 

@@ -30,6 +30,15 @@ def test_weights_are_stable_up_to_the_rate_that_theory_allows(eigenvalue, moment
     assert radius(eigenvalue, momentum, 0.97 * most) < 1 < radius(eigenvalue, momentum, 1.03 * most)
 
 
+def test_pairs_that_average_in_turn_bear_what_theory_allows():
+    for momentum in (0.0, 0.9):
+        most = exchange_stability.bears(0.0, momentum)
+        below, above = (
+            exchange_stability.computed(8, "ring", share * most, momentum, 8, 100) for share in (0.95, 1.05)
+        )
+        assert below < 1 < above
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_differences_die_away_in_lockstep_at_a_learning_rate_that_the_ring_bears(capsys):

@@ -13,16 +13,18 @@ from training.exchange.movers import HostMover, Mover
 
 
 class MailboxExchange(Exchange):
-    """What all exchanges over a mailbox share; the other side of it is the implementation's."""
+    """What all exchanges over a mailbox share; the other side of it is the implementation's.
 
-    def __init__(self, size: int) -> None:
+    Args:
+        size: Weights.
+        shared: Whether another process maps the mailbox, too; else it needs no file.
+    """
+
+    def __init__(self, size: int, shared: bool = True) -> None:
         if size < 1:
             raise ValueError(f"an exchange of {size} weights: give a model with parameters")
-        self._file, self._bell = make_file(size), Bell.make()
-        self._open(size, Mailbox(self._file, size, self._bell))
-
-    def _open(self, size: int, mailbox: Mailbox) -> None:
-        self._size, self._mailbox = size, mailbox
+        self._file, self._bell = (make_file(size), Bell.make()) if shared else (-1, Bell())
+        self._size, self._mailbox = size, Mailbox(self._file, size, self._bell)
         self._mailbox.last_peer = -1
         self._staleness = 0.0
         self._final: ExchangeStats | None = None

@@ -10,7 +10,6 @@ import torch
 from training.exchange.averaging import Averager
 from training.exchange.base import ExchangeStats
 from training.exchange.client import MailboxExchange
-from training.exchange.mailbox import Mailbox
 from training.exchange.messages import Header
 from training.exchange.neighbours import Kind, by_distance, hop, resolve, ring_order
 from training.exchange.protocol import Asking, Pending, Protocol
@@ -102,9 +101,7 @@ class VirtualExchange(MailboxExchange):
     """
 
     def __init__(self, ether: Ether, node: int, size: int) -> None:
-        # the mailbox needs no file here: nobody else maps it, and a thousand of them would use up the descriptors
-        self._file = -1
-        self._open(size, Mailbox(-1, size))
+        super().__init__(size, shared=False)  # the files of a thousand would use up the descriptors
         self.node, self._ether = node, ether
         self._averager = Averager(self._mailbox, size)
         self._report = Report(self._mailbox)

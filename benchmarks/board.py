@@ -20,7 +20,7 @@ class Board:
     """`ready`, the time of each step's end, and the exchange's figures.
 
     Args:
-        file: Whoever has the file has the board; without one, children that are forked have it.
+        file: Processes that open it share the board; without one, forked children do.
         extra: Numbers more, for what else a benchmark tells.
 
     Attributes:

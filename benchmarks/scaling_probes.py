@@ -58,7 +58,7 @@ def descendants(root: int) -> set[int]:
 
 
 def running(process: int) -> bool:
-    """Whether a process runs; one that has ended and that nobody has waited for does not."""
+    """Whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

@@ -47,7 +47,7 @@ class Setup:
         step_s: Seconds that a gradient takes.
         folder: For logs, and for what learners of this system tell each other; all have the same.
         ports: Free ports, the same for all learners.
-        slow: Its gradients take so many times longer.
+        slow: Factor by which its gradients take longer.
         exchange: Fields of Starling's `train.exchange`.
         joining: Whether it comes to a running training.
     """

@@ -21,7 +21,7 @@ _LOOK_S = 0.25
 _SLOW_STEPS = 4
 """Least steps of a slow learner in a window: some systems wait for it every few steps only."""
 _LATE = 1.5
-"""A step that takes so many times longer than the last one may never end."""
+"""A step that exceeds the last one by this factor may never end."""
 STOPPED = 0.1
 """Survivors that are slower than this share of their pace have stopped."""
 

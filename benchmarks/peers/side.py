@@ -37,7 +37,7 @@ class Scenario:
         learners: How many each has.
         params: Weights.
         step_s: Seconds of a gradient.
-        slow: The last learner's takes so many times longer.
+        slow: Factor by which the last learner's is longer.
         kills: Whether the last learner is killed, and another one comes.
     """
 

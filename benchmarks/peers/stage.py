@@ -43,7 +43,7 @@ def _learn(system: type[System], setup: Setup, board: Board) -> None:
     deadline = time.monotonic() + GO_S
     while not board.extra[0]:
         if time.monotonic() > deadline:
-            raise TimeoutError("nobody has told this learner to go")
+            raise TimeoutError("no signal to start has come for this learner")
         time.sleep(0.002)
     while True:
         if learner.step():

@@ -24,9 +24,8 @@ def seal(channel, header=b"header", chunk=CHUNK):
 
 
 def opened(channel, head, chunk):
-    out = bytearray(max(0, len(chunk) - TAG_BYTES))
-    header = channel.open(head, chunk, out)
-    return None if header is None else (header, bytes(out))
+    found = channel.open(head, chunk, bytearray(max(0, len(chunk) - TAG_BYTES)))
+    return None if found is None else (found[0], bytes(found[1]))
 
 
 def test_what_one_side_seals_the_other_opens():

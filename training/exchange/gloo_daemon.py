@@ -27,6 +27,7 @@ from training.exchange.control import Control
 from training.exchange.mailbox import Mailbox
 from training.exchange.protocol import Pending, Protocol, Request
 from training.exchange.reporting import Report
+from training.processes import exit_at_once
 
 _MEET_S = 120.0  # until all are there in the beginning
 _BEAT_S = 0.05
@@ -62,9 +63,7 @@ def partners(nodes: int, node: int) -> list[int | None]:
 def serve(setup: dict[str, Any], mailbox: Mailbox, control: Control) -> int:
     """Serve a mailbox until the training process closes its end, or a neighbour is lost."""
     daemon = GlooDaemon(setup, mailbox, control)
-    status = daemon.run()
-    logging.shutdown()
-    os._exit(status)  # Gloo's threads may wait for others for ever
+    exit_at_once(daemon.run())  # Gloo's threads may wait for others for ever
 
 
 class GlooDaemon:

@@ -93,7 +93,7 @@ class ProcessExchange(MailboxExchange):
         return weights
 
     def fetch_replica(self, timeout_s: float) -> FetchedReplica | None:
-        """See `Exchange.fetch_replica`."""
+        """Have the daemon fetch weights and optimizer state of one step; None, and a warning, if none are to be had."""
         if self._replicas is None:
             return None
         if why := self._fetch(timeout_s, replica=True):
@@ -113,13 +113,13 @@ class ProcessExchange(MailboxExchange):
         return "" if answer["ok"] else str(answer["why"])
 
     def replica_slot(self) -> torch.Tensor | None:
-        """See `Exchange.replica_slot`."""
+        """The shared memory [1 + moments, size] to write a replica to, if a newcomer waits for one."""
         if self._replicas is None or not self._replicas.wanted:
             return None
         return torch.from_numpy(self._replicas.given)[:-1].view(1 + self.moments, self._size)
 
     def give_replica(self, steps: float) -> None:
-        """See `Exchange.give_replica`."""
+        """Let the daemon serve what was written to the slot, after so many steps of the optimizer."""
         assert self._replicas is not None
         self._replicas.given[-1] = steps
         self._replicas.give()

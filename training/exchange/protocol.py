@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from training.exchange.averaging import Averager
 from training.exchange.mailbox import Mailbox
-from training.exchange.messages import AVERAGE, CROSSED, FETCH, MEANING, MISMATCH, NOT_READY, OK, OUTDATED, Header
+from training.exchange.messages import AVERAGE, CROSSED, MEANING, MISMATCH, NOT_READY, OK, OUTDATED, Header
 from training.exchange.reporting import Report
 from training.exchange.wire import Buffer
 from training.membership import View
@@ -311,7 +311,7 @@ class Protocol:
     def header(self, kind: int, token: int, status: int = OK, index: int = 0, last: bool = False) -> Header:
         """The header of a message from here."""
         averager = self._averager
-        wire = averager.wire.kind if kind != FETCH else "fp32"
+        wire = averager.wire.kind if kind == AVERAGE else "fp32"
         return Header(
             kind, wire, status, last, self._node, averager.chunk, index, token, self.view.number, averager.size
         )

@@ -46,17 +46,22 @@ class Channel:
         self._cipher.encrypt_into(_nonce(b"chnk", number), chunk, None, out)
         return number + self._cipher.encrypt(_nonce(b"head", number), header, None)
 
-    def open(self, header: Buffer, chunk: Buffer, out: Buffer) -> bytes | None:
+    def open(self, header: Buffer, chunk: Buffer, room: bytearray) -> tuple[bytes, memoryview] | None:
         """Open a message.
 
         Args:
             header: The sealed header.
             chunk: The sealed chunk.
-            out: Memory for the chunk, `TAG_BYTES` shorter.
+            room: Memory for the opened chunk, which may be shorter.
 
         Returns:
-            The header; None if the message was made or altered by others, or is not newer than the last.
+            Header and chunk, the latter a view of the memory; None if the message was made or altered by others, is not
+            newer than the last, or does not fit.
         """
+        length = len(chunk) - TAG_BYTES
+        if not 0 <= length <= len(room):
+            return None
+        out = memoryview(room)[:length]
         number = bytes(header[:_NUMBER_BYTES])
         try:
             opened = self._cipher.decrypt(_nonce(b"head", number), header[_NUMBER_BYTES:], None)
@@ -66,7 +71,7 @@ class Channel:
         if int.from_bytes(number, "big") <= self._number:
             return None
         self._number = int.from_bytes(number, "big")
-        return opened
+        return opened, out
 
 
 @dataclass(frozen=True)

@@ -167,12 +167,8 @@ class SealedPeer(Peer):
         if not self._has_agreed:
             self._agree(unpack(head), bytes(chunk))
             return None
-        length = len(chunk) - TAG_BYTES
-        if not 0 <= length <= len(self._opened):
-            return None
-        opened = memoryview(self._opened)[:length]
-        header = self._session.answers.open(head, chunk, opened)
-        return None if header is None else super()._read(header, opened)
+        opened = self._session.answers.open(head, chunk, self._opened)
+        return None if opened is None else super()._read(*opened)
 
     def _agree(self, header: Header | None, port: bytes) -> None:
         """The other side knows the keys, and listens to sealed messages at this port."""

@@ -132,15 +132,12 @@ class SealedRouter(Router):
         return True
 
     def _read(self, sender: bytes, head: zmq.Frame, frame: zmq.Frame) -> Incoming | None:
-        session, length = self._sessions.get(sender), len(frame) - TAG_BYTES
-        if session is None or not 0 <= length <= len(self._opened):
-            return None
-        chunk = memoryview(self._opened)[:length]
-        header = session.requests.open(head.buffer, frame.buffer, chunk)
-        if header is None or (read := unpack(header)) is None:
+        session = self._sessions.get(sender)
+        opened = session.requests.open(head.buffer, frame.buffer, self._opened) if session else None
+        if opened is None or (header := unpack(opened[0])) is None:
             return None
         self._sessions.move_to_end(sender)
-        return Incoming(sender, read, chunk, frame)
+        return Incoming(sender, header, opened[1], frame)
 
     def reply(self, request: Incoming, header: Header, chunk: Buffer) -> None:
         """Answer, sealed."""

@@ -142,11 +142,15 @@ class SealedPeer(Peer):
 
     def __init__(self, address: Address, links: Links, poller: zmq.Poller) -> None:
         super().__init__(address, links, poller)
-        self._agreed, self._has_agreed = draw(), False
-        self._session = Session.from_bytes(self._agreed)
         self._sealed: dict[tuple[int, int], zmq.Frame] = {}
         self._spare: list[zmq.Frame] = []
         self._opened = bytearray(links.longest)
+        self._draw()
+
+    def _draw(self) -> None:
+        """Send keys to agree on."""
+        self._agreed, self._has_agreed = draw(), False
+        self._session = Session.from_bytes(self._agreed)
         self._send(_AGREE.pack(), self._agreed)
 
     def _expect(self) -> Pending:
@@ -174,11 +178,14 @@ class SealedPeer(Peer):
         """The other side knows the keys, and listens to sealed messages at this port."""
         if header is None or (header.kind, header.status) != (AGREE, OK) or not port.isdigit():
             return
+        host = self.address.endpoint.rpartition(":")[0]
+        self._reopen(f"{host}:{int(port)}", self._session.name)
+        self._has_agreed = True
+
+    def _reopen(self, endpoint: str, name: bytes = b"") -> None:
         self._poller.unregister(self.socket)
         self.socket.close(0)
-        host = self.address.endpoint.rpartition(":")[0]
-        self.socket = self._open(f"{host}:{int(port)}", self._session.name)
-        self._has_agreed = True
+        self.socket = self._open(endpoint, name)
 
     def answered(self, header: Header) -> None:
         """It is there: this was one of its answers."""
@@ -187,10 +194,13 @@ class SealedPeer(Peer):
             self._spare.append(frame)
 
     def silent(self, now: float) -> None:
-        """It let a time-out pass; the keys may have been lost on their way."""
+        """It let a time-out pass; the keys may have been lost on their way, or it has forgotten them."""
         super().silent(now)
         if not self._has_agreed:
             self._send(_AGREE.pack(), self._agreed)
+        elif not self.pending:  # nothing could be sent: ZeroMQ may give a connection up for good if it is refused
+            self._reopen(self.address.endpoint)
+            self._draw()
 
 
 class Peers:

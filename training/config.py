@@ -94,6 +94,9 @@ class ExchangeConfig(BaseModel):
     of a step always begins."""
     chunk_kb: int = Field(default=1024, ge=16, le=65536)
     """Size of a message in KiB at most: sending, receiving and averaging overlap chunk by chunk."""
+    daemons: int = Field(default=1, ge=1, le=16)
+    """Processes of a learner that average its weights, each a part of them: more where a model is so large and a
+    network so fast that the core of one process is what limits them."""
     timeout_s: float = Field(default=5.0, gt=0)
     """A neighbour that does not answer for this long is left alone for a while."""
     newcomer: Newcomer = "weights"
@@ -276,6 +279,11 @@ class TrainConfig(BaseModel):
             raise ValueError("exchange.kind gloo has fixed neighbours: use exchange.neighbours=ring, or kind=zmq")
         if self.exchange.kind == "gloo" and self.exchange.newcomer != "weights":
             raise ValueError("exchange.kind gloo has no newcomers: use exchange.newcomer=weights, or kind=zmq")
+        if self.exchange.daemons > 1 and self.exchange.newcomer != "weights":
+            raise ValueError(
+                f"exchange.daemons is {self.exchange.daemons}, and only a single one gives newcomers the optimizer's "
+                "state: use exchange.newcomer=weights, or daemons=1"
+            )
         if self.exchange.kind == "gloo" and self.launch.kind != "local":
             raise ValueError(
                 f"exchange.kind gloo is for nodes of one machine (launch.kind=local), not {self.launch.kind}: use zmq"

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from training.accounts import Part
 from training.checkpoint import Kept, cpu_weights
@@ -136,8 +137,8 @@ class PlayedStepper(Stepper):
 
     # --- beginning
 
+    @override
     def begin(self, session: str) -> None:
-        """See `Stepper.begin`."""
         flat, self.seat.joined = self.learner.flat, False
         if self.server:
             center = self._server_state.pop("center", flat.weights.cpu())
@@ -146,13 +147,13 @@ class PlayedStepper(Stepper):
         if self.shared:
             flat.move(self.shared.enter(session, flat.weights))
 
+    @override
     def start(self, step: int) -> None:
-        """See `Stepper.start`."""
         self._program = self.method.program(self.seat, self.constants)
         self._go_on(None)
 
+    @override
     def fetch(self) -> bool:
-        """See `Stepper.fetch`."""
         if self.server:
             self.learner.flat.load(self._pull())
         elif self.shared:
@@ -163,16 +164,16 @@ class PlayedStepper(Stepper):
         self.seat.joined = True
         return bool(torch.isfinite(self.replica.weights).all())
 
+    @override
     def forget(self) -> None:
-        """See `Stepper.forget`."""
         self.seat.state.clear()
         if self.shared:  # what is written next must not reach those who train already
             self.learner.flat.move(self.replica.weights.clone())
 
     # --- training
 
+    @override
     def step(self, losses: Losses, lost: bool, lr: float) -> None:
-        """See `Stepper.step`."""
         self.replica.lr, good = lr, math.isfinite(losses.loss)
         with torch.no_grad():
             if not good:
@@ -186,8 +187,8 @@ class PlayedStepper(Stepper):
         part = Part(losses, False, staleness=self._staleness, lost=lost)
         self._rows.append([*part.to_list(), self.replica.norm, float(good)])
 
+    @override
     def results(self) -> list[Stepped]:
-        """See `Stepper.results`."""
         width, mine = len(self._rows[0]), [value for row in self._rows for value in row]
         self._rows = []
         everybody = self.group.gather_numbers(mine)
@@ -198,8 +199,8 @@ class PlayedStepper(Stepper):
             results.append(Stepped(parts, rows[0][-2], all(row[-1] for row in rows)))
         return results
 
+    @override
     def conclude(self) -> None:
-        """See `Stepper.conclude`."""
         while self._program is not None:
             self._go_on(None)
 
@@ -249,8 +250,8 @@ class PlayedStepper(Stepper):
 
     # --- what is left behind
 
+    @override
     def model(self) -> Weights | None:
-        """See `Stepper.model`."""
         if self.shared:
             return cpu_weights(self.learner.model)
         if self.server:
@@ -269,8 +270,8 @@ class PlayedStepper(Stepper):
         weights.copy_(mine)
         return named
 
+    @override
     def keep(self) -> Kept:
-        """See `Stepper.keep`."""
         self._play(self.seat.settle(), None)
         kept = keep(self.learner, self.seat.state)
         if self.server:
@@ -278,8 +279,8 @@ class PlayedStepper(Stepper):
             return Kept(kept.weights, kept.optimizer, {**kept.state, **served, "server.center": self._pull()})
         return kept
 
+    @override
     def restore(self, kept: Kept) -> None:
-        """See `Stepper.restore`."""
         super().restore(kept)
         for name, tensor in kept.state.items():
             if name.startswith("server."):

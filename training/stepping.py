@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import override
 
 from training.accounts import Part, together
 from training.checkpoint import Kept, cpu_weights, mean_weights
@@ -135,12 +136,12 @@ class RingStepper(Stepper):
         self.measured = ("exchange_s", "staleness", "distance", "exchanges_per_step") if ring.exchange else ()
         self._results: list[Stepped] = []
 
+    @override
     def start(self, step: int) -> None:
-        """See `Stepper.start`."""
         self.ring.start(step)
 
+    @override
     def step(self, losses: Losses, lost: bool, lr: float) -> None:
-        """See `Stepper.step`."""
         self.reducer.finish()
         part = Part.of(losses, self.ring.ready(), self.ring.stats(), self.ring.rate.per_step, lost)
         parts = [Part.from_list(values) for values in self.group.gather_numbers(part.to_list())]
@@ -155,21 +156,21 @@ class RingStepper(Stepper):
             self.hook.forget()
         self._results.append(Stepped(parts, norm, good))
 
+    @override
     def after(self, step: int) -> None:
-        """See `Stepper.after`."""
         self.ring.after_step(step)
 
+    @override
     def results(self) -> list[Stepped]:
-        """See `Stepper.results`."""
         results, self._results = self._results, []
         return results
 
+    @override
     def idle(self, step: int) -> None:
-        """See `Stepper.idle`."""
         self.ring.idle(step)
 
+    @override
     def fetch(self) -> bool:
-        """See `Stepper.fetch`."""
         return self.ring.take_from_neighbour()
 
     def forget(self) -> None:
@@ -181,12 +182,12 @@ class RingStepper(Stepper):
         """See `Stepper.model`: all ranks have the same weights."""
         return cpu_weights(self.learner.model) if self.group.rank == 0 else None
 
+    @override
     def keep(self) -> Kept:
-        """See `Stepper.keep`."""
         return keep(self.learner, self.hook.state_tensors() if self.hook else None)
 
+    @override
     def restore(self, kept: Kept) -> None:
-        """See `Stepper.restore`."""
         super().restore(kept)
         if self.hook:
             self.hook.load_tensors(kept.state)

@@ -12,7 +12,7 @@ from training.data import SpeechDataset
 from training.job import TrainJob
 from training.sampling import Draws
 from training.schedule import learning_rate
-from training.stepping import Rows, Stepped, Stepper
+from training.stepper import Rows, Stepped, Stepper
 from training.store.messages import Progress
 from training.store.node_client import NodeClient
 from training.store.worklist import WHOLE, Assignment

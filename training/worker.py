@@ -1,7 +1,7 @@
 """One learner at work: takes batches from the store's leases, computes gradients, and has its strategy apply them.
 
 Rank 0 of a node decides, with the store, what the node does next, and tells the others (`training.deciding`). What
-happens between a gradient and the next is the strategy's (`training.stepping`).
+happens between a gradient and the next is the strategy's (`training.stepper`).
 """
 
 import json
@@ -30,7 +30,7 @@ from training.prefetch import Prefetcher
 from training.ring import Ring
 from training.sampling import Draws
 from training.shared_weights import SharedWeights
-from training.stepping import Rows, Stepped
+from training.stepper import Rows, Stepped
 from training.store.node_client import NodeClient
 from training.strategy_setup import build_stepper
 from training.traces import Traces, Wanted, open_trace

@@ -9,6 +9,7 @@ from training.exchange.neighbours import Kind
 from training.simulation.clock import Clock
 from training.simulation.cluster import Cluster, chance_of
 from training.simulation.exchange import Ether, VirtualExchange
+from training.simulation.gradients import spelled_out
 from training.simulation.network import Network
 from training.simulation.pool import Lease
 from training.simulation.problem import Job, Problem, Trainable
@@ -101,5 +102,6 @@ def seat_learners(
             joined=node in late,
         )
         chance = chance_of(ether.seed, rank)
-        learners.append(Learner(rank, node, seat, replica, method.program(seat, config), chance))
+        program = spelled_out(seat, method.program(seat, config))
+        learners.append(Learner(rank, node, seat, replica, program, chance))
     return learners

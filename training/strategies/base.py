@@ -1,21 +1,17 @@
 """A learner's program: what it asks of the world, and what it gets back.
 
 A method is a generator. It yields requests and is resumed with their outcomes; it knows no sockets, processes or
-clocks. Whoever runs it performs the requests: the simulator on a virtual clock, an engine on real ones.
+clocks. The training engine performs the requests with real ones, the simulator on a virtual clock.
 
     def program(seat, cfg):                       # synchronous SGD
-        while True:
-            work = yield Compute()
-            mean = yield from reduce(seat, seat.replica.grads, weight_of(work))
-            if mean.weight == 0 and work is None:
-                return
-            seat.replica.grads.copy_(mean.vector)
-            seat.replica.update()
+        while (work := (yield Compute(reduce="all"))) is not None:
+            if work.weight:
+                seat.replica.update()
 
 A vector that was handed to `Start` belongs to the world until its ticket is done.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -70,12 +66,77 @@ class Work:
     weight: float = 1.0
 
 
+class Bucket(Protocol):
+    """Gradients that travel together, as `torch.distributed.GradBucket` has them."""
+
+    def index(self) -> int:
+        """Its number among a step's buckets."""
+
+    def is_last(self) -> bool:
+        """Whether no other bucket of this step follows."""
+
+    def buffer(self) -> Tensor:
+        """All gradients [values]."""
+
+    def parameters(self) -> list[Tensor]:
+        """Whose gradients these are."""
+
+
+class BucketCodec(Protocol):
+    """Turns a bucket's gradients into a message, and the messages of all learners into their mean."""
+
+    def encode(self, grads: Tensor) -> tuple[Tensor, ...]:
+        """The message; what it leaves out is kept, and added to the next gradients.
+
+        Args:
+            grads: [values]; must be finite.
+        """
+
+    def blank(self) -> tuple[Tensor, ...]:
+        """A message of the same size that counts for nothing."""
+
+    def mean(self, messages: Sequence[tuple[Tensor, ...]], weights: Sequence[float]) -> Tensor:
+        """The weighted mean [values] of what messages stand for; zero if nothing has a weight."""
+
+
+class Codec(Protocol):
+    """How the gradients of a learner travel as less than they are; remembers what it leaves out."""
+
+    @property
+    def warm(self) -> bool:
+        """Whether gradients still travel in full in this step."""
+
+    def next_step(self) -> None:
+        """All gradients of a step have been sent."""
+
+    def bucket(self, bucket: Bucket) -> BucketCodec:
+        """The codec of a bucket."""
+
+    def wire_bytes(self, num_bytes: float) -> float:
+        """Bytes of a message about fp32 gradients of so many bytes."""
+
+    def forget(self) -> None:
+        """Drop what was left out: it belongs to other weights, or is not finite."""
+
+
 @dataclass(frozen=True)
 class Compute:
     """Gradient of the next batch's mean loss, at the weights as they are now, into `replica.grads`.
 
     Outcome: `Work`; None when all work of the training is done.
+
+    Attributes:
+        reduce: Whose gradients are averaged: only this learner's own, those of its node, or those of all learners. The
+            engine averages them bucket by bucket while the rest of the gradient is still being computed. Then
+            `replica.grads` is for `replica.update` only, and `Work.weight` is that of all whose gradients are in it.
+        codec: How averaged gradients travel; in full without one.
+        average: Weights are averaged with a neighbouring node while the gradient is computed, and what this has brought
+            is added to the node's weights before the outcome.
     """
+
+    reduce: Literal["own", "node", "all"] = "own"
+    codec: Codec | None = None
+    average: bool = False
 
 
 @dataclass(frozen=True)
@@ -254,7 +315,7 @@ class Seat:
         nodes: Nodes when training began.
         epoch_steps: Steps of a learner in an epoch, where all are equally fast and nobody is lost; the same at all
             learners, and after a resume.
-        exchange: Averages with neighbours; None for methods that need none, and where there is nobody to average with.
+        exchange: By which the simulator averages for `Compute.average`; None where there is nothing to average with.
         stale: Is told the staleness of whatever is applied, in steps.
         joined: Whether it came when others were training already.
         finish: The model that training would yield if it ended now, from the mean of the replicas as they are now.

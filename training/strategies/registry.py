@@ -91,12 +91,16 @@ class Method(Strategy):
 
     Attributes:
         program: One learner's.
+        equal: Whether a node's replicas are the same after every step, since gradients are averaged (`Compute.reduce`).
+        apart: Whether each learner of a node keeps something that the others lack, so that all leave checkpoints.
         joins: When a newcomer can take over a neighbour's weights and state: at once where learners are free; when all
             have taken up a collective's outcome where they wait for each other; before they do where it is applied one
             step late; during a gradient where neighbours keep step.
     """
 
     program: Callable[..., Program] = field(kw_only=True)
+    equal: bool = False
+    apart: bool = True
     joins: Joins = "at once"
 
 
@@ -121,6 +125,8 @@ _METHODS = (
         StrategyConfig,
         Facts("gradients, with all", lambda n, size, _: _ring(n, size), "0", _ALL_WAIT, _STOPS),
         program=scpsgd,
+        equal=True,
+        apart=False,
         joins="after an outcome was applied",
     ),
     Method(
@@ -148,6 +154,8 @@ _METHODS = (
             "costs its neighbours one time-out",
         ),
         program=adpsgd,
+        equal=True,
+        apart=False,
         exchange=True,
     ),
     Method(
@@ -161,6 +169,8 @@ _METHODS = (
             "takes its node with it",
         ),
         program=h_adpsgd,
+        equal=True,
+        apart=False,
         exchange=True,
         grouped=True,
     ),
@@ -215,6 +225,7 @@ _METHODS = (
             _STOPS,
         ),
         program=onebit,
+        equal=True,
         joins="after an outcome was applied",
     ),
     Method(
@@ -263,3 +274,12 @@ def find_method(name: str) -> Method:
         find_strategy(name)
         raise StrategyError(f"the learners of {name} have no program: choose one of {', '.join(METHODS)}")
     return METHODS[name]
+
+
+def method_of(strategy: str) -> Method:
+    """The method whose program the learners of a training run: a learner alone trains as those of `scpsgd` do.
+
+    Raises:
+        StrategyError: There is no such strategy.
+    """
+    return find_method("scpsgd" if strategy in ("single", PIPELINE.name) else strategy)

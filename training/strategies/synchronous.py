@@ -20,7 +20,6 @@ from training.strategies.base import (
     counter,
     kept,
     perform,
-    reduce,
     weight_of,
 )
 from training.strategy_config import SdpsgdConfig, StrategyConfig
@@ -37,15 +36,10 @@ def scpsgd(seat: Seat, cfg: StrategyConfig) -> Program:
     Synchronizes gradients. Sends 2(N-1)/N of the model a step (ring all-reduce). Staleness 0. All wait for the slowest;
     a dead learner stops all until it is known to be dead, then the others go on.
     """
-    replica = seat.replica
-    while True:
-        work = yield Compute()
-        mean = yield from reduce(seat, replica.grads, weight_of(work))
-        if mean.weight:
-            apply(seat, mean.vector)
+    while (work := (yield Compute(reduce="all"))) is not None:
+        if work.weight:
+            seat.replica.update()
             seat.stale(0)
-        elif work is None:
-            return
 
 
 def apply(seat: Seat, grads: Tensor) -> None:

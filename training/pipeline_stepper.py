@@ -7,7 +7,7 @@ from typing_extensions import override
 from training.accounts import Part
 from training.compute import Losses
 from training.pipeline import PipelineLearner
-from training.stepping import Rows, Stepped, Stepper, Weights
+from training.stepper import Rows, Stepped, Stepper, Weights
 
 
 class PipelineStepper(Stepper):

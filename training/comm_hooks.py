@@ -19,8 +19,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.futures import Future
 
 from training.config import TrainConfig
-from training.strategies.base import Codec
 from training.strategies.onebit import numbered
+from training.strategies.requests import Codec
 
 POWERSGD_RANK = 2
 """Columns that stand for a matrix. Two are orthogonalized with an epsilon, which gradients of zero need."""

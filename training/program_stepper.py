@@ -24,7 +24,9 @@ from training.replica import LearnerReplica
 from training.ring import Ring
 from training.shared_weights import SharedWeights
 from training.stepper import Stepped, Stepper, Weights, keep
-from training.strategies.base import (
+from training.strategies.base import Seat
+from training.strategies.registry import method_of
+from training.strategies.requests import (
     AllReduce,
     Compute,
     Elastic,
@@ -35,13 +37,11 @@ from training.strategies.base import (
     Push,
     Pushed,
     Request,
-    Seat,
     Start,
     Ticket,
     Wait,
     Work,
 )
-from training.strategies.registry import method_of
 
 MAX_TURNS = 16
 """Batches that learners train on without hearing from the store at most."""

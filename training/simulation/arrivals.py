@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 from training.simulation.exchange import VirtualExchange
 from training.simulation.seating import Learner
-from training.strategies.base import Wait
 from training.strategies.registry import Joins
+from training.strategies.requests import Wait
 
 if TYPE_CHECKING:
     from training.simulation.world import Simulation

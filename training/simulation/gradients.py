@@ -12,23 +12,8 @@ import torch
 from torch import Tensor
 
 from training.exchange.base import Exchange
-from training.strategies.base import (
-    AllReduce,
-    Codec,
-    Compute,
-    Gather,
-    Idle,
-    Program,
-    Reduced,
-    Request,
-    Seat,
-    Start,
-    Work,
-    average_all,
-    perform,
-    reduce,
-    weight_of,
-)
+from training.strategies.base import Seat, average_all, perform, reduce, weight_of
+from training.strategies.requests import AllReduce, Codec, Compute, Gather, Idle, Program, Reduced, Request, Start, Work
 
 _EMPTY = torch.zeros(0)
 

@@ -13,8 +13,9 @@ from training.simulation.gradients import spelled_out
 from training.simulation.network import Network
 from training.simulation.pool import Lease
 from training.simulation.problem import Job, Problem, Trainable
-from training.strategies.base import Program, Seat, StrategyError, Ticket
+from training.strategies.base import Seat, StrategyError
 from training.strategies.registry import Method
+from training.strategies.requests import Program, Ticket
 from training.strategy_config import StrategyConfig
 
 State = Literal["away", "running", "computing", "starved", "waiting", "idle", "ended", "dead"]

@@ -15,19 +15,9 @@ from training.simulation.problem import Job, Problem, Trainable
 from training.simulation.result import Outcome, Staleness
 from training.simulation.seating import Learner, check, make_ether, seat_learners
 from training.simulation.server import Server
-from training.strategies.base import (
-    AllReduce,
-    Compute,
-    Gather,
-    Idle,
-    Mix,
-    Start,
-    StrategyError,
-    Ticket,
-    Wait,
-    Work,
-)
+from training.strategies.base import StrategyError
 from training.strategies.registry import find_method
+from training.strategies.requests import AllReduce, Compute, Gather, Idle, Mix, Start, Ticket, Wait, Work
 from training.strategy_config import StrategyConfig
 
 

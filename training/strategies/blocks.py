@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from training.strategies.base import Compute, Program, Seat, counter, identity, kept, reduce, weight_of
+from training.strategies.base import Seat, counter, identity, kept, reduce, weight_of
+from training.strategies.requests import Compute, Program
 from training.strategies.synchronous import apply
 from training.strategy_config import BmufConfig, MaConfig
 

@@ -1,6 +1,7 @@
 """Asynchronous decentralized SGD: nobody waits, everybody averages with neighbours while the gradient is computed."""
 
-from training.strategies.base import Compute, Program, Seat
+from training.strategies.base import Seat
+from training.strategies.requests import Compute, Program
 from training.strategy_config import GossipConfig
 
 

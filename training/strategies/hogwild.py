@@ -1,6 +1,7 @@
 """Lock-free SGD on shared weights."""
 
-from training.strategies.base import Compute, Program, Seat
+from training.strategies.base import Seat
+from training.strategies.requests import Compute, Program
 from training.strategy_config import StrategyConfig
 
 

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from training.strategies.base import Bucket, Compute, Program, Seat
+from training.strategies.base import Seat
+from training.strategies.requests import Bucket, Compute, Program
 from training.strategy_config import OneBitConfig
 
 LEVEL_BYTES = 8

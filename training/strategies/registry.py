@@ -4,11 +4,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from training.strategies.base import Program, StrategyError
+from training.strategies.base import StrategyError
 from training.strategies.blocks import bmuf, ma
 from training.strategies.gossip import adpsgd, h_adpsgd
 from training.strategies.hogwild import hogwild
 from training.strategies.onebit import onebit, wire_bytes
+from training.strategies.requests import Program
 from training.strategies.servers import asgd, easgd
 from training.strategies.synchronous import d1d, scpsgd, sdpsgd
 from training.strategy_config import (

@@ -2,19 +2,8 @@
 
 import torch
 
-from training.strategies.base import (
-    AllReduce,
-    Compute,
-    Elastic,
-    Program,
-    Pull,
-    Pulled,
-    Push,
-    Pushed,
-    Seat,
-    counter,
-    perform,
-)
+from training.strategies.base import Seat, counter, perform
+from training.strategies.requests import AllReduce, Compute, Elastic, Program, Pull, Pulled, Push, Pushed
 from training.strategy_config import AsgdConfig, EasgdConfig
 
 _EMPTY = torch.zeros(0)

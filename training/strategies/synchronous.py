@@ -6,22 +6,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from training.strategies.base import (
-    AllReduce,
-    Compute,
-    Mix,
-    Program,
-    Reduced,
-    Seat,
-    Start,
-    Ticket,
-    Wait,
-    average_all,
-    counter,
-    kept,
-    perform,
-    weight_of,
-)
+from training.strategies.base import Seat, average_all, counter, kept, perform, weight_of
+from training.strategies.requests import AllReduce, Compute, Mix, Program, Reduced, Start, Ticket, Wait
 from training.strategy_config import SdpsgdConfig, StrategyConfig
 
 

@@ -8,7 +8,8 @@ from safetensors.torch import load, save
 from training.simulation.gradients import spelled_out
 from training.simulation.model import one_by_one
 from training.strategies import METHODS, AllReduce, Compute, Elastic, Gather, Mix, Start, StrategyError, Wait
-from training.strategies.base import Pull, Pulled, Push, Pushed, Reduced, Seat, Ticket, Work, kept
+from training.strategies.base import Seat, kept
+from training.strategies.requests import Pull, Pulled, Push, Pushed, Reduced, Ticket, Work
 
 LEARNERS = 3
 

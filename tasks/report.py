@@ -39,8 +39,8 @@ def percent(rate: float | None) -> str:
 def strategy_text(run: Run) -> str:
     """How the learners of a run work together, in one line."""
     cfg = run.config.train
-    if cfg.strategy == "single":
-        return "single"
+    if cfg.traits.one_node and cfg.traits.one_learner:
+        return cfg.strategy
     nodes = "1 node" if cfg.nodes == 1 else f"{cfg.nodes} nodes"
     return f"{cfg.strategy}, {nodes} of {cfg.learners_per_node} learner{'s' if cfg.learners_per_node > 1 else ''}"
 

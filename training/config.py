@@ -7,8 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from speech.features.augment import AugmentConfig
 from training.sampling import SamplingConfig
 from training.strategy_config import (
-    NODES_OF_ONE,
-    ONE_NODE,
+    TRAITS,
     AsgdConfig,
     BmufConfig,
     EasgdConfig,
@@ -17,6 +16,7 @@ from training.strategy_config import (
     Newcomer,
     OneBitConfig,
     SdpsgdConfig,
+    Traits,
 )
 
 Strategy = Literal[
@@ -241,17 +241,22 @@ class TrainConfig(BaseModel):
     @property
     def servers(self) -> int:
         """Processes of the parameter server; 0 without one."""
-        return {"asgd": self.asgd.servers, "easgd": self.easgd.servers}.get(self.strategy, 0)
+        return int(getattr(self, self.strategy).servers) if self.traits.server else 0
+
+    @property
+    def traits(self) -> Traits:
+        """What the strategy needs."""
+        return TRAITS[self.strategy]
 
     @model_validator(mode="after")
     def _check_world(self) -> "TrainConfig":
-        if self.strategy in ("single", *ONE_NODE) and self.nodes > 1:
+        if self.traits.one_node and self.nodes > 1:
             raise ValueError(
                 f"nodes is {self.nodes} but {self.strategy} has one node: use nodes=1, or adpsgd (machines_per_node "
                 "spreads the learners of a node over several machines)"
             )
-        if self.strategy in ("single", *NODES_OF_ONE) and self.learners_per_node > 1:
-            other = "scpsgd" if self.strategy == "single" else "h-adpsgd"
+        if self.traits.one_learner and self.learners_per_node > 1:
+            other = "scpsgd" if self.traits.one_node else "h-adpsgd"
             raise ValueError(
                 f"learners_per_node is {self.learners_per_node} but {self.strategy} has nodes of one: use "
                 f"learners_per_node=1, or {other}"
@@ -288,25 +293,26 @@ class TrainConfig(BaseModel):
             raise ValueError(
                 f"exchange.kind gloo is for nodes of one machine (launch.kind=local), not {self.launch.kind}: use zmq"
             )
-        if self.comm_hook != "none" and self.strategy not in ("scpsgd", "h-adpsgd"):
+        if self.comm_hook != "none" and not self.traits.buckets:
             raise ValueError(
                 f"comm_hook is {self.comm_hook} but {self.strategy} does not all-reduce gradients by buckets: use "
-                "comm_hook=none, or scpsgd or h-adpsgd"
+                f"comm_hook=none, or {' or '.join(name for name, traits in TRAITS.items() if traits.buckets)}"
             )
         return self
 
     @model_validator(mode="after")
     def _check_compile(self) -> "TrainConfig":
-        if self.compile and self.strategy == "pipeline":
-            raise ValueError("compile is for whole models, and pipeline splits them: use compile=false")
+        if self.compile and self.traits.split:
+            raise ValueError(f"compile is for whole models, and {self.strategy} splits them: use compile=false")
         return self
 
     @model_validator(mode="after")
-    def _check_hogwild(self) -> "TrainConfig":
-        if self.strategy == "hogwild" and self.launch.kind != "local":
+    def _check_shared(self) -> "TrainConfig":
+        if self.traits.shared and self.launch.kind != "local":
             raise ValueError(
-                f"hogwild shares one machine's memory (launch.kind=local), not {self.launch.kind}: use local, or adpsgd"
+                f"{self.strategy} shares one machine's memory (launch.kind=local), not {self.launch.kind}: use local, "
+                "or adpsgd"
             )
-        if self.strategy == "hogwild" and self.device == "cuda":
-            raise ValueError("hogwild shares weights in main memory: use device=cpu, or adpsgd")
+        if self.traits.shared and self.device == "cuda":
+            raise ValueError(f"{self.strategy} shares weights in main memory: use device=cpu, or adpsgd")
         return self

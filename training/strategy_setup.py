@@ -24,7 +24,7 @@ def build_learner(job: TrainJob, device: torch.device, group: NodeGroup) -> Lear
     Raises:
         ValueError: If a pipeline has more ranks than the model layers.
     """
-    if job.train.strategy == "pipeline" and group.size > 1:
+    if job.train.traits.split and group.size > 1:
         return PipelineLearner(job, device, group)
     return Learner(job, device)
 
@@ -88,8 +88,8 @@ def share_memory(job: TrainJob, node: int, meeting: str, size: int) -> SharedWei
     Raises:
         ValueError: If nodes are started one by one.
     """
-    if job.train.strategy != "hogwild":
+    if not job.train.traits.shared:
         return None
     if not meeting:
-        raise ValueError("hogwild shares one machine's memory: use launch.kind=local")
+        raise ValueError(f"{job.train.strategy} shares one machine's memory: use launch.kind=local")
     return SharedWeights(Path(f"{meeting}-weights"), size, node, job.train.nodes)

@@ -48,7 +48,7 @@ def check(cluster: Cluster, method: Method, config: StrategyConfig) -> None:
         StrategyError: It cannot; the message says what to change.
     """
     method.check(config)
-    if method.shared and cluster.machines > 1 and cluster.per_machine > 1:
+    if method.traits.shared and cluster.machines > 1 and cluster.per_machine > 1:
         raise StrategyError(f"{method.name} needs all learners on one machine: set per_machine={cluster.learners}")
 
 
@@ -85,17 +85,17 @@ def seat_learners(
     learners: list[Learner] = []
     for rank in range(cluster.learners):
         replica, node = problem.replica(), node_of(rank)
-        if method.shared and learners:
+        if method.traits.shared and learners:
             replica.share(learners[0].replica)
         ether.num_bytes, exchange = replica.num_bytes, None
-        if method.exchange and nodes > 1 and rank == ether.ranks[node] and node not in late:
+        if method.traits.exchange and nodes > 1 and rank == ether.ranks[node] and node not in late:
             exchange = VirtualExchange(ether, node, replica.weights.numel())
         seat = Seat(
             replica=replica,
             rank=rank,
             size=cluster.learners,
             node_rank=rank - ether.ranks[node],
-            node_size=min(cluster.per_machine, cluster.learners) if method.grouped else 1,
+            node_size=min(cluster.per_machine, cluster.learners) if method.traits.grouped else 1,
             nodes=nodes,
             epoch_steps=problem.batches / cluster.learners,
             exchange=exchange,

@@ -1,7 +1,16 @@
 """Methods of distributed training as programs: what one learner does, apart from who makes it happen."""
 
 from training.strategies.base import Replica, Seat, StrategyError
-from training.strategies.registry import METHODS, STRATEGIES, Facts, Method, Strategy, find_method, find_strategy
+from training.strategies.registry import (
+    METHODS,
+    STRATEGIES,
+    Facts,
+    Method,
+    Strategy,
+    find_method,
+    find_strategy,
+    method_of,
+)
 from training.strategies.requests import (
     AllReduce,
     Compute,
@@ -42,4 +51,5 @@ __all__ = [
     "Work",
     "find_method",
     "find_strategy",
+    "method_of",
 ]

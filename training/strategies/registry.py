@@ -13,6 +13,7 @@ from training.strategies.requests import Program
 from training.strategies.servers import asgd, easgd
 from training.strategies.synchronous import d1d, scpsgd, sdpsgd
 from training.strategy_config import (
+    TRAITS,
     AsgdConfig,
     BmufConfig,
     EasgdConfig,
@@ -22,6 +23,7 @@ from training.strategy_config import (
     OneBitConfig,
     SdpsgdConfig,
     StrategyConfig,
+    Traits,
 )
 
 Sent = Callable[[int, float, Any], float]
@@ -57,24 +59,21 @@ class Strategy:
         name: In configurations.
         config: Class of its constants.
         facts: What one chooses by.
-        exchange: Whether it averages through an `Exchange`.
-        grouped: Whether the learners of a node are one super-learner.
-        server: Whether it needs a parameter server.
-        shared: Whether all replicas are views of the same weights.
     """
 
     name: str
     config: type[StrategyConfig]
     facts: Facts
-    exchange: bool = False
-    grouped: bool = False
-    server: bool = False
-    shared: bool = False
+
+    @property
+    def traits(self) -> Traits:
+        """What it needs of machines."""
+        return TRAITS[self.name]
 
     @property
     def free(self) -> bool:
         """Whether learners go on without waiting for each other."""
-        return self.exchange or self.server or self.shared
+        return self.traits.exchange or self.traits.server or self.traits.shared
 
     def check(self, config: StrategyConfig) -> None:
         """See that constants are this strategy's.
@@ -157,7 +156,6 @@ _METHODS = (
         program=adpsgd,
         equal=True,
         apart=False,
-        exchange=True,
     ),
     Method(
         "h-adpsgd",
@@ -172,8 +170,6 @@ _METHODS = (
         program=h_adpsgd,
         equal=True,
         apart=False,
-        exchange=True,
-        grouped=True,
     ),
     Method(
         "ma",
@@ -200,7 +196,6 @@ _METHODS = (
             "costs its work only; a dead server stops all until it is back",
         ),
         program=asgd,
-        server=True,
     ),
     Method(
         "easgd",
@@ -213,7 +208,6 @@ _METHODS = (
             "costs its work only; a dead server stops all until it is back",
         ),
         program=easgd,
-        server=True,
     ),
     Method(
         "onebit",
@@ -234,7 +228,6 @@ _METHODS = (
         StrategyConfig,
         Facts("nothing: shared memory", lambda n, size, _: 0.0, "about N - 1", _FREE, "costs its work only"),
         program=hogwild,
-        shared=True,
     ),
 )
 METHODS: Mapping[str, Method] = {method.name: method for method in _METHODS}
@@ -278,9 +271,5 @@ def find_method(name: str) -> Method:
 
 
 def method_of(strategy: str) -> Method:
-    """The method whose program the learners of a training run: a learner alone trains as those of `scpsgd` do.
-
-    Raises:
-        StrategyError: There is no such strategy.
-    """
-    return find_method("scpsgd" if strategy in ("single", PIPELINE.name) else strategy)
+    """The method whose program learners run; one that has the whole model for itself trains as those of `scpsgd` do."""
+    return find_method(strategy if strategy in METHODS else "scpsgd")

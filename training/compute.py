@@ -20,6 +20,7 @@ from speech.features import SpecAugment, WaveAugment
 from speech.features.augment import utterance_seeds
 from speech.models.precision import describe, has_bf16
 from speech.models.stages import LstmLayers
+from speech.objectives import build_objective
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.quarantine import ShardQuarantine
@@ -32,7 +33,6 @@ from training.job import TrainJob
 from training.optim import Moments, build_optimizer, set_learning_rate
 from training.portions import Portions, cut
 from training.shapes import frame_multiple, rounded_up
-from training.validation import ctc_losses
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class Losses:
     """Sums over one learner's part of a step."""
 
     loss: float = 0.0
-    """CTC losses, nats; over several learners `nan` if one of them is."""
+    """Sum of the objective, nats; over several learners `nan` if one of them is."""
     tokens: float = 0.0
     utterances: float = 0.0
     unalignable: float = 0.0
@@ -115,6 +115,7 @@ class Learner:
         self.job, self.cfg, self.device = job, job.train, device
         self.held: Callable[[], AbstractContextManager[None]] = nullcontext
         self.frame_multiple = frame_multiple(device)
+        self.objective = build_objective(self.cfg.objective)
         self._portions = Portions()
         self.amp = mixed_precision(self.cfg.amp, device)
         self.frontend = job.spec.build_frontend(job.speaker_stats()).to(device)
@@ -155,7 +156,7 @@ class Learner:
             return Losses(unreadable=batch.unreadable if batch else 0)
         seeds = utterance_seeds(self.job.seed, epoch, distinct(batch.ids))
         loss, unalignable, divided = self._add_gradients(batch, seeds, seed)
-        tokens = int(batch.token_lengths.sum())
+        tokens = self.objective.items(batch)
         counted = len(batch.ids), unalignable, batch.seconds, batch.unreadable
         return Losses(loss, tokens, *counted, divided=float(divided))
 
@@ -199,7 +200,7 @@ class Learner:
         feats = rounded_up(feats, self.frame_multiple)
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.amp):
             log_probs, out_frames = self._forward(feats, frames)
-        losses, unalignable = ctc_losses(log_probs, out_frames, batch)
+        losses, unalignable = self.objective.losses(log_probs, out_frames, batch)
         total = losses.sum()
         total.backward()  # type: ignore[no-untyped-call]
         return float(total.detach()), unalignable

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from speech.features.augment import AugmentConfig
+from speech.objectives.base import ObjectiveConfig
 from training.sampling import SamplingConfig
 from training.strategy_config import (
     TRAITS,
@@ -166,6 +167,8 @@ class TrainConfig(BaseModel):
     `launch.trusted_network`."""
     exchange: ExchangeConfig = ExchangeConfig()
     """How nodes average their weights."""
+    objective: ObjectiveConfig = ObjectiveConfig()
+    """What is minimized."""
     comm_hook: Literal["none", "bf16", "powersgd"] = "none"
     """How gradients travel within a node of `scpsgd` or `h-adpsgd`: as they are, or by PyTorch's hook of that name."""
     sdpsgd: SdpsgdConfig = SdpsgdConfig()

@@ -30,7 +30,6 @@ from training.group import NodeGroup
 from training.job import TrainJob
 from training.portions import TooLargeError
 from training.shapes import rounded_up
-from training.validation import ctc_losses
 
 # a schedule is made for every batch, and says so every time
 logging.getLogger("torch.distributed.pipelining").setLevel(logging.WARNING)
@@ -163,7 +162,7 @@ class PipelineLearner(Learner):
             ) from error
         # the last stage alone has seen the loss
         loss, unalignable = self.group.gather_numbers([loss, unalignable])[-1]
-        tokens = int(plan.transcripts.token_lengths.sum())
+        tokens = self.objective.items(plan.transcripts)
         return Losses(loss, tokens, len(plan.frames), unalignable, plan.seconds, plan.unreadable)
 
     def _front(self, batch: Batch | None, epoch: int) -> tuple[Tensor | None, dict[str, Any]]:
@@ -189,7 +188,7 @@ class PipelineLearner(Learner):
             rows = rows[rows < len(plan.frames)]  # without what only fills up
             transcripts = Transcripts(plan.transcripts.tokens[rows], plan.transcripts.token_lengths[rows])
             frames = self.stage.num_frames(plan.frames[rows]).to(log_probs.device)
-            losses, count = ctc_losses(log_probs[: len(rows)], frames, transcripts)
+            losses, count = self.objective.losses(log_probs[: len(rows)], frames, transcripts)
             unalignable += count
             return losses.sum()
 

@@ -19,11 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from speech.features.augment import utterance_seeds
 from speech.models import AcousticModel
 from speech.models.stages import Stage, split_model
 from training.checkpoint import cpu_weights
-from training.compute import Learner, Losses, distinct
+from training.compute import Learner, Losses
 from training.data import Batch
 from training.devices import is_out_of_memory
 from training.group import NodeGroup
@@ -131,13 +130,12 @@ class PipelineLearner(Learner):
 
     # --- a step
 
-    def gradient(self, batch: Batch | None, seed: int, epoch: int) -> Losses:
+    def gradient(self, batch: Batch | None, seed: int) -> Losses:
         """Add the gradient of a batch's summed loss to the flat gradients of all stages, which are cleared first.
 
         Args:
-            batch: Utterances, or None; only rank 0's counts.
+            batch: Utterances with what was drawn for them, or None; only rank 0's counts.
             seed: Of this rank's dropout.
-            epoch: Augmentation is a pure function of the run's seed, this and the utterance.
 
         Returns:
             The whole batch's sums, the same at all ranks.
@@ -147,7 +145,7 @@ class PipelineLearner(Learner):
         """
         self.flat.zero_grad()
         torch.manual_seed(seed)
-        feats, message = self._front(batch, epoch) if self.group.rank == 0 else (None, {})
+        feats, message = self._front(batch) if self.group.rank == 0 else (None, {})
         plan = Plan.from_message(self.group.tell(message))
         if not len(plan.frames):
             return Losses(unreadable=plan.unreadable)
@@ -166,13 +164,13 @@ class PipelineLearner(Learner):
         tokens = int(plan.transcripts.token_lengths.sum())
         return Losses(loss, tokens, len(plan.frames), unalignable, plan.seconds, plan.unreadable)
 
-    def _front(self, batch: Batch | None, epoch: int) -> tuple[Tensor | None, dict[str, Any]]:
+    def _front(self, batch: Batch | None) -> tuple[Tensor | None, dict[str, Any]]:
         """Features of a batch, and what the other ranks need to know of it."""
         lost = batch.unreadable if batch else 0
         if batch is None or not batch.ids:
             none = torch.zeros(0, dtype=torch.int64)
             return None, Plan(none, 0, Transcripts(none[:, None], none), 0.0, lost).to_message()
-        feats, frames = self._augmented(batch, utterance_seeds(self.job.seed, epoch, distinct(batch.ids)))
+        feats, frames = self.augmenter.features(self.frontend, batch, self.device)
         feats = rounded_up(feats, self.frame_multiple)
         transcripts = Transcripts(batch.tokens, batch.token_lengths)
         return feats, Plan(frames.cpu(), feats.shape[1], transcripts, batch.seconds, lost).to_message()

@@ -22,12 +22,13 @@ from storage.quarantine import ShardQuarantine
 from storage.reading import ShardReader
 from training.augmenting import Augmenter
 from training.batching import derive_seed
+from training.config import OptimizerConfig
 from training.data import Batch, SpeechDataset
 from training.devices import is_out_of_memory
 from training.flat import FlatParameters
 from training.job import TrainJob
-from training.optim import Moments, build_optimizer, set_learning_rate
-from training.portions import Portions, cut
+from training.optim import Moments, build_optimizer, moment_names, set_learning_rate
+from training.portions import Portions, cut, undivided
 from training.shapes import frame_multiple, rounded_up
 from training.validation import ctc_losses
 
@@ -92,6 +93,9 @@ class Learner:
         job: What to train.
         device: Where.
 
+    Raises:
+        TooLargeError: The device's memory does not hold the model, its gradients and the optimizer's state.
+
     Attributes:
         augmenter: Draws for batches, which come to `gradient` with what it has drawn.
         frame_multiple: Batches are padded to a multiple of so many feature frames.
@@ -106,10 +110,12 @@ class Learner:
         self._portions = Portions()
         self.amp = mixed_precision(self.cfg.amp, device)
         self.frontend = job.spec.build_frontend(job.speaker_stats()).to(device)
-        self.model = self._initial_model().to(device)
-        self.flat = FlatParameters(self.model)
-        self.optimizer = build_optimizer(self.cfg.optimizer, self.model)
-        self.moments = Moments(self.cfg.optimizer, self.optimizer, self.flat)
+        self.model = self._initial_model()
+        with self._in_memory():
+            self.model.to(device)
+            self.flat = FlatParameters(self.model)
+            self.optimizer = build_optimizer(self._updates, self.model)
+            self.moments = Moments(self._updates, self.optimizer, self.flat)
         self.augmenter = Augmenter(self.cfg.augment, job.spec.sample_rate, job.seed)
         self.model.train()
         self._forward = torch.compile(self.model, dynamic=True) if self.cfg.compile else self.model
@@ -117,6 +123,21 @@ class Learner:
     def _initial_model(self) -> nn.Module:
         torch.manual_seed(derive_seed("init", self.job.seed))
         return self.job.spec.build_model()
+
+    @property
+    def _updates(self) -> OptimizerConfig:
+        """The optimizer of this learner's own updates; without any it needs no state."""
+        return self.cfg.optimizer if self.cfg.own_updates else OptimizerConfig(kind="sgd", momentum=0.0)
+
+    def _in_memory(self) -> AbstractContextManager[None]:
+        """In its block everything is made that must fit into memory beside batches."""
+        count = sum(parameter.numel() for parameter in self.model.parameters())
+        values = 2 + len(moment_names(self._updates))
+        other = ", train.optimizer.kind=sgd" if self._updates.kind == "adamw" else ""
+        return undivided(
+            f"{count:,} weights with their gradients and optimizer state, {4e-9 * values * count:.2f} GB",
+            f"use a smaller model{other}, fewer learners a GPU, strategy pipeline on more of them, or a larger GPU",
+        )
 
     def describe(self) -> dict[str, str]:
         """`device` and `precision` of this learner, for the record."""
@@ -127,7 +148,7 @@ class Learner:
     def reset(self) -> None:
         """Go back to the initial weights and an optimizer without a past."""
         self.model.load_state_dict(self._initial_model().state_dict())
-        self.optimizer.state.clear()
+        self.moments.clear()
 
     def gradient(self, batch: Batch | None, seed: int) -> Losses:
         """Add the gradient of a batch's summed loss to the flat gradients, which are cleared first.

@@ -241,6 +241,11 @@ class TrainConfig(BaseModel):
         """Processes of the parameter server; 0 without one."""
         return {"asgd": self.asgd.servers, "easgd": self.easgd.servers}.get(self.strategy, 0)
 
+    @property
+    def own_updates(self) -> bool:
+        """Whether learners make updates by optimizers of their own; those of asgd leave it to the servers."""
+        return self.strategy != "asgd"
+
     @model_validator(mode="after")
     def _check_world(self) -> "TrainConfig":
         if self.strategy in ("single", *ONE_NODE) and self.nodes > 1:

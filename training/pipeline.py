@@ -24,10 +24,9 @@ from speech.models.stages import Stage, split_model
 from training.checkpoint import cpu_weights
 from training.compute import Learner, Losses
 from training.data import Batch
-from training.devices import is_out_of_memory
 from training.group import NodeGroup
 from training.job import TrainJob
-from training.portions import TooLargeError
+from training.portions import undivided
 from training.shapes import rounded_up
 from training.validation import ctc_losses
 
@@ -149,16 +148,10 @@ class PipelineLearner(Learner):
         plan = Plan.from_message(self.group.tell(message))
         if not len(plan.frames):
             return Losses(unreadable=plan.unreadable)
-        try:
+        # the other stages wait for this batch's parts: it cannot be divided any more
+        remedy = f"raise train.pipeline.micro_batches ({self.cfg.pipeline.micro_batches}), or lower train.batch_seconds"
+        with undivided("this stage's share of a batch", remedy):
             loss, unalignable = self._pass(feats, plan)
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            # the other stages wait for this batch's parts: it cannot be divided any more
-            raise TooLargeError(
-                f"the GPU's memory does not hold this stage's share of a batch ({error}): raise "
-                f"train.pipeline.micro_batches ({self.cfg.pipeline.micro_batches}), or lower train.batch_seconds"
-            ) from error
         # the last stage alone has seen the loss
         loss, unalignable = self.group.gather_numbers([loss, unalignable])[-1]
         tokens = int(plan.transcripts.token_lengths.sum())

@@ -293,7 +293,7 @@ class Worker:
         if self.client:
             self.client.journal({"kind": "bad", "learner": self.name, "step": self.step, "what": what})
         self._recoveries += 1
-        self.learner.optimizer.state.clear()
+        self.learner.moments.clear()
         if self._recoveries > MAX_RECOVERIES or not self.stepper.fetch():
             raise DivergedError(f"{what} (node {self.node}, step {self.step}), and no neighbour can help: {_REMEDY}")
         self.stepper.start(self.step)

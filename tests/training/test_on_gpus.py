@@ -21,6 +21,7 @@ from training.config import ExchangeConfig
 from training.evaluator import Evaluator
 from training.exchange import ExchangeSetup, build_exchange
 from training.membership import Member, View
+from training.portions import TooLargeError
 from training.prefetch import Loader
 
 GPU = torch.device("cuda", 0)
@@ -122,6 +123,32 @@ def test_a_batch_that_does_not_fit_is_divided(corpus, tmp_path):
     assert found.divided == 1
     assert found.loss == pytest.approx(wanted.loss, rel=1e-3)
     assert (learner.flat.grads - grads).norm() < 0.01 * grads.norm()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["adamw", "sgd"])
+def test_an_update_takes_no_memory(corpus, tmp_path, kind):
+    model = bare("conformer").model_copy(update={"dim": 256, "layers": 6, "heads": 4})
+    optimizer = {"kind": kind, "lr": 1e-3, "weight_decay": 0.01}
+    job = corpus.job(tmp_path, spec=corpus.spec("conformer", model=model), device="cuda", optimizer=optimizer)
+    learner = Learner(job, GPU)
+    learner.flat.grads.normal_()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats(GPU)
+    before = torch.cuda.memory_allocated(GPU)
+    for _ in range(2):
+        learner.update(1e-3)
+    # but for lists of pointers
+    assert torch.cuda.max_memory_allocated(GPU) - before < 0.05 * 4 * learner.flat.num_parameters
+    assert torch.cuda.memory_allocated(GPU) - before < 2**16
+
+
+@pytest.mark.gpu
+def test_a_model_that_does_not_fit_is_said_so(corpus, tmp_path):
+    model = bare("conformer").model_copy(update={"dim": 512, "layers": 8, "heads": 4})
+    job = corpus.job(tmp_path, spec=corpus.spec("conformer", model=model), device="cuda")
+    with memory_for(2**26), pytest.raises(TooLargeError, match=r"optimizer state.*train\.optimizer\.kind=sgd"):
+        Learner(job, GPU)
 
 
 @pytest.mark.gpu

@@ -66,7 +66,7 @@ class Pauses(WaveAugmentation):
         kinds, levels_db = drawn["kinds"].tolist(), drawn["levels_db"].tolist()
         rows = [row for row, pauses in enumerate(added) if any(pauses)]
         for row, energies in zip(rows, self._energies([changed[row] for row in rows]), strict=True):
-            parts = noise[row, : sum(added[row])].split(added[row])
+            parts = noise[row, : sum(added[row])].split_with_sizes(added[row])
             pauses = [_Pause(*pause) for pause in zip(parts, kinds[row], levels_db[row], strict=True)]
             changed[row] = self._interrupted(changed[row], energies, pauses)
         return torch.nn.utils.rnn.pad_sequence(changed, batch_first=True), beside(drawn["lengths"], lengths)
@@ -99,7 +99,11 @@ class Pauses(WaveAugmentation):
             wave.unfold(0, self.block, self.block).square().mean(1) if len(wave) >= self.block else wave.new_zeros(1)
             for wave in utterances
         ]
-        return [part.tolist() for part in torch.cat(found).cpu().split([len(one) for one in found])] if found else []
+        return (
+            [part.tolist() for part in torch.cat(found).cpu().split_with_sizes([len(one) for one in found])]
+            if found
+            else []
+        )
 
     def _interrupted(self, wave: Tensor, energies: list[float], pauses: list[_Pause]) -> Tensor:
         """An utterance, whose blocks have these energies, with pauses before, within and after it."""

@@ -196,7 +196,8 @@ class TrainConfig(BaseModel):
     sampling: SamplingConfig = SamplingConfig()
     """How often an epoch draws each corpus, domain or language."""
     loader_threads: int = Field(default=1, ge=1, le=64)
-    """Threads of each learner that read and decode ahead; without effect on which utterance comes when."""
+    """Threads of each learner that read, decode and draw for augmentation ahead; they do not change which utterance
+    comes when."""
     max_unreadable: float = Field(default=0.05, ge=0, le=1)
     """Training stops when damaged shards hold a larger share of the training set; below it they are left out."""
     batch_seconds: float = Field(default=160.0, gt=0)

@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
 
     Returns:
         0 when training is over, 75 if it was stopped, 3 if another try would not help: it diverged, too many shards are
-        damaged, or the model cannot be split as configured.
+        damaged, the GPU is too small, or the model cannot be split as configured.
     """
     setup_file, parent = Path(argv[0]), int(argv[1])
     # torchrun knows this machine only
@@ -104,7 +104,7 @@ def _run(job: "TrainJob", setup: NodeSetup, rank: int, here: int) -> int:
             meeting = Meeting(setup, Place(rank, size, start), key, patience)
         group = NodeGroup(rank, size, meeting.store if meeting else setup.folder / f"meet-{start}", device)
         learner = build_learner(job, device, group)
-    except (ValueError, MeetingError) as error:
+    except (ValueError, MeetingError, TooLargeError) as error:
         log.error("%s", error)
         leave(str(error), setup.folder / GAVE_UP)
         return DIVERGED

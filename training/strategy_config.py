@@ -21,6 +21,7 @@ class Traits:
         shared: All learners' weights are the same main memory, of one machine.
         buckets: Gradients travel in buckets, for which there are communication hooks.
         split: Every learner has some of the model's layers.
+        own_updates: Learners make updates by optimizers of their own, and do not leave it to the servers.
     """
 
     one_node: bool = False
@@ -31,6 +32,7 @@ class Traits:
     shared: bool = False
     buckets: bool = False
     split: bool = False
+    own_updates: bool = True
 
 
 TRAITS: Mapping[str, Traits] = {
@@ -42,7 +44,7 @@ TRAITS: Mapping[str, Traits] = {
     "h-adpsgd": Traits(exchange=True, grouped=True, buckets=True),
     "ma": Traits(one_node=True),
     "bmuf": Traits(one_node=True),
-    "asgd": Traits(one_learner=True, server=True),
+    "asgd": Traits(one_learner=True, server=True, own_updates=False),
     "easgd": Traits(one_learner=True, server=True),
     "onebit": Traits(one_node=True),
     "hogwild": Traits(one_learner=True, shared=True),

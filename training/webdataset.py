@@ -115,7 +115,7 @@ def _batches(items: list[Item], batch_seconds: float, max_batch: int) -> Iterato
         some = [items[row] for row in rows]
         name = "feats" if "feats" in some[0] else "wave"
         inputs = [item[name] for item in some]
-        batch = {key: [item[key] for item in some] for key in some[0] if key != name}
+        batch: Item = {key: [item[key] for item in some] for key in some[0] if key != name}
         batch["lengths"] = torch.tensor([len(one) for one in inputs])
         batch["feats" if name == "feats" else "waves"] = torch.nn.utils.rnn.pad_sequence(inputs, batch_first=True)
         yield batch

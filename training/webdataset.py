@@ -1,7 +1,7 @@
 """Our shards as a pipeline of the webdataset library, for training loops other than Starling's own.
 
     data = open_webdataset("s3://bucket/shards/train", cache=Path("/tmp/shards"), batch_seconds=240)
-    loader = torch.utils.data.DataLoader(data, batch_size=None, num_workers=4)
+    loader = torch.utils.data.DataLoader(data, batch_size=None, num_workers=4, persistent_workers=True)
     for epoch in range(10):
         for batch in loader:
             batch["waves"], batch["lengths"], batch["text"]
@@ -42,6 +42,8 @@ def open_webdataset(
     max_batch: int = 64,
 ) -> webdataset.DataPipeline:
     """Utterances or batches of a set of shards; iterating again gives the next epoch, in another order.
+
+    Each process counts epochs by itself: with loader workers, have them persist.
 
     Args:
         url: Folder or object store with the set's index and shards, any URL that fsspec knows.

@@ -91,14 +91,18 @@ def test_batches_hold_every_utterance_once_within_the_bound_and_epochs_differ(sh
     assert [batch["id"] for batch in again] == [batch["id"] for batch in first]
 
 
-def test_nodes_and_workers_divide_the_shards(shards, tmp_path, monkeypatch):
-    found = []
+def test_nodes_and_workers_divide_the_shards_in_every_epoch(shards, tmp_path, monkeypatch):
+    epochs = [[], []]
     monkeypatch.setenv("WORLD_SIZE", "2")
     for rank in ("0", "1"):
         monkeypatch.setenv("RANK", rank)
         data = open_webdataset(shards, cache=tmp_path / "cache")
-        loader = DataLoader(data, batch_size=None, num_workers=2, multiprocessing_context="spawn")
-        names = [item["id"] for item in loader]
-        assert 0 < len(names) < COUNT
-        found += names
-    assert sorted(found) == sorted(ours(shards))
+        more = {"multiprocessing_context": "spawn", "persistent_workers": True}
+        loader = DataLoader(data, batch_size=None, num_workers=2, **more)
+        for found in epochs:
+            names = [item["id"] for item in loader]
+            assert 0 < len(names) < COUNT
+            found += names
+    for found in epochs:
+        assert sorted(found) == sorted(ours(shards))
+    assert epochs[0] != epochs[1]

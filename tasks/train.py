@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from pydantic import BaseModel
+
 from speech.bundle import BundleSpec
 from speech.tokens import train_tokenizer
 from storage.index import ShardIndex
@@ -35,21 +37,30 @@ from training.launch import run_training
 _NOT_CONTENT: dict[str, Any] = {
     **dict.fromkeys(("threads", "checkpoint_steps", "checkpoint_keep", "log_steps", "launch", "membership"), True),
     **dict.fromkeys(("loader_threads", "max_unreadable", "machines_per_node", "compile"), True),
-    "exchange": {"encrypt", "timeout_s", "chunk_kb", "newcomer"},
+    "exchange": {"encrypt", "timeout_s", "chunk_kb", "newcomer", "daemons"},
 }
 _IDENTITY = "tracking.json"
 _COUNTED = {"epochs": "epoch", "steps": "step", "utterances": "utterances", "unalignable": "unalignable"}
 
 
 def _content(run: Run) -> dict[str, Any]:
-    """The configuration that shapes the model."""
+    """The configuration that shapes the model: what its choices read, as far as it is not the default.
+
+    So a field that a later version adds, or one of another strategy, makes no other training of it. Who changes a
+    default raises the stage's version.
+    """
     config = run.config
+    apart = _NOT_CONTENT | dict.fromkeys(config.train.unread, True)
+    parts: dict[str, BaseModel] = {
+        "model": config.model,
+        "tokens": config.tokens,
+        "features": config.features,
+        "normalizer": config.data.normalizer,
+    }
     return {
-        "train": config.train.model_dump(mode="json", exclude=_NOT_CONTENT),
-        "model": config.model.model_dump(mode="json"),
-        "tokens": config.tokens.model_dump(mode="json"),
-        "features": config.features.model_dump(mode="json"),
-        "normalizer": config.data.normalizer.model_dump(mode="json"),
+        "strategy": config.train.strategy,
+        "train": config.train.model_dump(mode="json", exclude=apart, exclude_defaults=True),
+        **{name: part.model_dump(mode="json", exclude_defaults=True) for name, part in parts.items()},
         "sample_rate": config.data.sample_rate,
         "seed": config.seed,
     }

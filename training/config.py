@@ -248,6 +248,12 @@ class TrainConfig(BaseModel):
         return int(getattr(self, self.strategy).servers) if self.traits.server else 0
 
     @property
+    def unread(self) -> list[str]:
+        """Fields that this strategy does not read: those of other strategies, and of exchanges where there are none."""
+        others = [name for name in TRAITS if name != self.strategy and name in type(self).model_fields]
+        return others + ([] if self.traits.exchange else ["exchange"])
+
+    @property
     def traits(self) -> Traits:
         """What the strategy needs."""
         return TRAITS[self.strategy]

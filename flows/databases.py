@@ -69,7 +69,7 @@ class SqliteDatabase(Database):
             full = error.sqlite_errorcode in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
             remedy = f"free space in {target.parent}" if full else "restore it from a backup, or move it away"
             raise DatabaseError(f"{self.path} cannot be copied ({error}): {remedy}, and run this again") from error
-        _check_sqlite(target)  # better no backup than one that nobody can restore
+        _check_sqlite(target)  # better no backup than one that cannot be restored
 
     def restore(self, source: Path) -> None:
         """See `Database`; a rename."""

@@ -40,7 +40,7 @@ class Sample:
         id: unique in the corpus; any text of up to 240 bytes (after escaping).
         members: suffix to content; must contain the payload. `json` is made from `row` when absent.
         row: the index's columns (`duration`, `num_frames`, `sample_rate`, and `text`, `speaker`, `corpus`, `domain`,
-            `language`, which default to ""), and whatever else should stand in the JSON member.
+            `language`, which default to ""), and further fields of the JSON member.
     """
 
     id: str
@@ -164,7 +164,7 @@ def write_shard(store: ObjectStore, name: str, samples: Iterable[Sample], payloa
     seconds = sum(row["duration"] for row in rows.values())
     part = ShardPart(ShardRecord(name, len(rows), seconds, file.size, file.sha256), list(rows.values()), payload)
     value = {"record": asdict(part.record), "rows": part.rows, "payload": payload}
-    # one line: what indents JSON is ten times slower, and nobody reads this
+    # one line: indented JSON is ten times slower to write, and only programs read this
     store.write(part_name(name), json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False).encode())
     return part
 

@@ -63,7 +63,7 @@ class DataConfig(BaseModel):
     stratify: tuple[str, ...] = ()
     """Columns of the manifest that every set of a split has its share of, such as `domain`, `duration`, `speaker`."""
     folds: int = Field(default=0, ge=0, le=100)
-    """Divide what is trained on into so many folds for cross-validation (`starling run --folds`); 0 does not."""
+    """Number of folds for cross-validation (`starling run --folds`); 0 makes none."""
     fold: int = Field(default=0, ge=0, le=100)
     """The fold that this run is tested on, from 1; the others are its training set."""
     duplicates: DuplicatesConfig = DuplicatesConfig()
@@ -103,7 +103,7 @@ class StorageConfig(BaseModel):
     credentials: str = ""
     """Name of a Prefect block `storage-credentials` with key and secret; by default the AWS_... variables count."""
     cache_gb: float = Field(default=50.0, gt=0)
-    """Local copies of remote shards take at most so many gigabytes; the least recently used leave first."""
+    """Most gigabytes of local copies of remote shards; the least recently used leave first."""
 
     @field_validator("url")
     @classmethod

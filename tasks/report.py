@@ -90,7 +90,7 @@ def render(run: Run, curves: bytes) -> str:
         "strategy": strategy_text(run),
     }
     if training.get("repeated"):
-        facts["repeated"] = f"{training['repeated']:,} utterances, begun by a node that was lost"
+        facts["repeated"] = f"{training['repeated']:,} utterances, first leased to a node that was lost"
     prepare = run.result("prepare").record
     return _PAGES.get_template("report.html").render(
         name=run.config.name,

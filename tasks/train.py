@@ -190,7 +190,7 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
         damaged_shards(store, name).clear()  # what a former attempt found may have been mended
     _train(run, job, training)
     result = store.read_json("result.json")
-    # the journal moves beside the model: whoever has the object store has the learning curves
+    # the journal moves beside the model, so that the object store has the learning curves
     store.write_file("journal.jsonl", job.journal)
     for folder in ("checkpoints", "snapshots", "replicas", COMPUTE):
         store.delete_tree(folder)

@@ -1,6 +1,6 @@
 """A training's augmentation: drawn where batches are loaded, ahead of the step, and applied where they are trained.
 
-What happens to an utterance is a pure function of the run's seed, the epoch and its id, whoever loads it.
+What happens to an utterance is a pure function of the run's seed, the epoch and its id, in any process.
 """
 
 from collections import Counter
@@ -42,7 +42,7 @@ class Augmenter:
         self._rate, self._seed = sample_rate, seed
 
     def drawn(self, batch: Batch, epoch: int) -> Batch:
-        """A batch with whatever is random about its augmentation in an epoch, recorded noise included."""
+        """A batch with the random draws of its augmentation in an epoch, recorded noise included."""
         if not batch.ids:
             return batch
         seeds = utterance_seeds(self._seed, epoch, distinct(batch.ids))

@@ -82,7 +82,7 @@ class ExchangeConfig(BaseModel):
     model_config = _MODEL_CONFIG
 
     kind: Literal["zmq", "gloo"] = "zmq"
-    """`zmq`: elastic and encrypted; `gloo`: torch.distributed between fixed neighbours: nobody may join or leave."""
+    """`zmq`: elastic and encrypted; `gloo`: torch.distributed between fixed neighbours: nodes may not join or leave."""
     neighbours: Literal["auto", "ring", "random-ring", "exponential"] = "auto"
     """`ring` alternates left and right; `random-ring` shuffles the ring at every exchange; `exponential` asks at
     distance 1, 2, 4, ... by turns; `auto` is `ring` below eight nodes and `random-ring` from eight on."""
@@ -125,7 +125,7 @@ class MembershipConfig(BaseModel):
     max_restarts: int = Field(default=3, ge=0)
     """Restarts of a node's processes at most; each rejoins the ring as a newcomer."""
     max_bad_steps: int = Field(default=20, ge=1)
-    """After so many steps in a row without a finite loss a node takes its weights from a neighbour."""
+    """After this many steps in a row without a finite loss a node takes its weights from a neighbour."""
 
 
 class LaunchConfig(BaseModel):
@@ -226,11 +226,11 @@ class TrainConfig(BaseModel):
     """CPU threads of the training step; 0 is one per core but one, which reads ahead and serves everything else.
     Results repeat bit for bit only with the same number."""
     checkpoint_steps: int = Field(default=200, ge=1)
-    """A checkpoint is written every so many steps and at every epoch's end."""
+    """Steps between checkpoints; there is also one at every epoch's end."""
     checkpoint_keep: int = Field(default=2, ge=1)
     """Checkpoints kept, the newest ones."""
     log_steps: int = Field(default=10, ge=1)
-    """A line in the journal every so many steps."""
+    """Steps between lines in the journal."""
 
     @property
     def learners(self) -> int:

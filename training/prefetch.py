@@ -16,7 +16,7 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Loader:
-    """Makes whatever of a training step needs no weights: reads and decodes, draws for augmentation, page-locks.
+    """Does the part of a training step that needs no weights: reads, decodes, draws for augmentation, page-locks.
 
     Attributes:
         data: The training set.
@@ -67,7 +67,7 @@ class Prefetcher:
         """The batch of some rows in an epoch; None for no rows.
 
         Raises:
-            ValueError: Whatever loading them raises.
+            ValueError: Loading them failed.
         """
         if not len(rows):
             return None

@@ -208,9 +208,9 @@ class ProgramStepper(Stepper):
             return results
         width, mine = len(self._rows[0]), [value for row in self._rows for value in row]
         self._rows = []
-        everybody = self.group.gather_numbers(mine)
+        gathered = self.group.gather_numbers(mine)
         for start in range(0, len(mine), width):
-            rows = [values[start : start + width] for values in everybody]
+            rows = [values[start : start + width] for values in gathered]
             parts = [Part.from_list(row[:-2]) for row in rows]
             results.append(Stepped(parts, rows[0][-2], all(row[-1] for row in rows)))
         return results

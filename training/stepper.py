@@ -64,7 +64,7 @@ class Stepper(ABC):
 
     @abstractmethod
     def step(self, losses: Losses, lost: bool, lr: float) -> None:
-        """Apply the gradient that was just computed, in whatever way.
+        """Apply the gradient that was just computed, as the strategy does.
 
         Args:
             losses: Of this rank's part of the batch.
@@ -83,7 +83,7 @@ class Stepper(ABC):
         """There is nothing to train at present."""
 
     def fetch(self) -> bool:
-        """Take over what others have, as a newcomer; False if nobody has finite weights."""
+        """Take over what others have, as a newcomer; False if no neighbour has finite weights."""
         return False
 
     def forget(self) -> None:  # noqa: B027

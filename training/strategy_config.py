@@ -64,7 +64,7 @@ class SdpsgdConfig(StrategyConfig):
     """Synchronous decentralized SGD."""
 
     graph: Literal["ring", "complete"] = "ring"
-    """Whom a learner averages with at every step: both neighbours, or everybody."""
+    """Whom a learner averages with at every step: both neighbours, or all learners."""
 
 
 class GossipConfig(StrategyConfig):
@@ -101,7 +101,7 @@ class WarmConfig(StrategyConfig):
             epoch_steps: Steps of a learner in an epoch.
 
         Raises:
-            ValueError: The warm-up is counted in epochs, and nobody has said how long one is.
+            ValueError: The warm-up is counted in epochs, and the length of an epoch is not known.
         """
         if self.warm_epochs and not epoch_steps > 0:
             raise ValueError("warm_epochs needs to know how many steps an epoch has: use warm_steps")

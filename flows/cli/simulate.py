@@ -94,7 +94,7 @@ def simulate(
             except StrategyError as error:
                 if strategy or name in METHODS:
                     raise
-                err.print(f"{name} is left out: {error}", highlight=False)  # nobody has asked for it by name
+                err.print(f"{name} is left out: {error}", highlight=False)  # it was not asked for by name
                 continue
             rows.append(outcome.row(_condition(cluster), problem.batches * cluster.step_s))
             curves.append(outcome.curve())

@@ -49,7 +49,7 @@ def spelled_out(seat: Seat, program: Program) -> Program:
 
 
 def _offer(seat: Seat, step: int, first: bool) -> None:
-    """Give the weights after so many steps to the exchange."""
+    """Give the weights after a number of steps to the exchange."""
     if seat.exchange is None:
         return
     if first:
@@ -60,7 +60,7 @@ def _offer(seat: Seat, step: int, first: bool) -> None:
 
 
 def _reduced(seat: Seat, work: Work | None, request: Compute) -> Generator[Request, Any, Work | None]:
-    """Average gradients; the sum of the weights, or None if nobody had any work left."""
+    """Average gradients; the sum of the weights, or None if no learner had any work left."""
     assert request.reduce != "own"
     grads, codec = seat.replica.grads, request.codec
     if codec is None or codec.warm:
@@ -101,7 +101,7 @@ class _Whole:
 
 
 def _gathered(seat: Seat, codec: Codec, weight: float) -> Generator[Request, Any, Reduced]:
-    """The weighted mean of what everybody's messages stand for, and the weights' sum."""
+    """The weighted mean of what all messages stand for, and the weights' sum."""
     one = codec.bucket(_Whole(seat.replica.grads))
     message = one.encode(seat.replica.grads) if weight else one.blank()
 
@@ -150,7 +150,7 @@ def _end(seat: Seat, step: int) -> Program:
     """Let every exchange in flight end on both sides, then take the mean of all learners."""
     if seat.nodes == 1:
         return
-    yield from _linger(seat, "over", step)  # from here on, nobody begins an exchange any more
+    yield from _linger(seat, "over", step)  # from here on, no exchange begins any more
     exchange = seat.exchange
     while exchange is not None and _in_flight(exchange):
         yield Idle()
@@ -167,7 +167,7 @@ def _end(seat: Seat, step: int) -> Program:
 
 
 def _linger(seat: Seat, channel: str, step: int) -> Program:
-    """Wait for everybody, and go on averaging meanwhile."""
+    """Wait for all learners, and go on averaging meanwhile."""
     exchange = seat.exchange
     ticket = yield Start(AllReduce(_EMPTY, 1.0, 0.0, channel=channel))
     while not ticket.done:

@@ -32,7 +32,7 @@ class Replica(Protocol):
     Attributes:
         weights: Flat fp32 weights; writing to them changes the model.
         grads: Flat gradients of the trainable part, which comes first in `weights`.
-        updates: Optimizer steps made on these weights, by whoever shares them.
+        updates: Optimizer steps made on these weights, by all that share them.
         num_bytes: Size of the weights on the wire in fp32; a simulation without a model states another model's.
     """
 
@@ -75,8 +75,8 @@ def settled() -> Program:
 class Seat:
     """A learner's place among the others.
 
-    A program that is suspended at a `Compute` can be stopped there, and begun anew later with a seat that has the same
-    weights, optimizer and `state`: it goes on as if nothing had happened.
+    A program that is suspended at a `Compute` can be stopped there and restarted later with a seat that has the same
+    weights, optimizer and `state`: the result is the same as without the interruption.
 
     Attributes:
         replica: Its weights and optimizer.
@@ -85,16 +85,16 @@ class Seat:
         node_rank: Its number within its node; nodes other than h-adpsgd's have one learner.
         node_size: Learners of its node.
         nodes: Nodes when training began.
-        epoch_steps: Steps of a learner in an epoch, where all are equally fast and nobody is lost; the same at all
+        epoch_steps: Steps of a learner in an epoch, where all are equally fast and none is lost; the same at all
             learners, and after a resume.
         exchange: By which the simulator averages for `Compute.average`; None where there is nothing to average with.
-        stale: Is told the staleness of whatever is applied, in steps.
+        stale: Is told the staleness of each applied gradient or average, in steps.
         joined: Whether it came when others were training already.
         finish: The model that training would yield if it ended now, from the mean of the replicas as they are now.
             Programs set it.
-        settle: Makes a short program that waits for whatever is under way and puts it into `state`; whoever runs the
-            programs runs it at all learners before it keeps `state`, while they are suspended at a `Compute`. It
-            yields nothing but `Wait`. Programs set it.
+        settle: Makes a short program that waits for pending communication and puts its outcome into `state`. It runs
+            at all learners before `state` is kept, while they are suspended at a `Compute`, and yields nothing but
+            `Wait`. Programs set it.
         state: What of the program a checkpoint has to keep, by name; programs read it when they begin (empty: from the
             beginning) and keep it up to date. Counters are tensors of no dimension.
     """
@@ -161,7 +161,7 @@ def reduce(
 
 
 def average_all(seat: Seat) -> Program:
-    """The end of a decentralized training: everybody takes the mean of all learners (arXiv:2110.11199)."""
+    """The end of a decentralized training: all learners take their mean (arXiv:2110.11199)."""
     if seat.size == 1:
         return
     op = AllReduce(seat.replica.weights.clone(), 1.0, seat.num_bytes, channel="end")

@@ -1,4 +1,4 @@
-"""Asynchronous decentralized SGD: nobody waits, everybody averages with neighbours while the gradient is computed."""
+"""Asynchronous decentralized SGD: learners average with neighbours during the gradient, and wait for none."""
 
 from training.strategies.base import Seat
 from training.strategies.requests import Compute, Program
@@ -14,9 +14,9 @@ def adpsgd(seat: Seat, cfg: GossipConfig) -> Program:
     conserves the sum over learners. Neighbours: the fixed ring, alternating left and right, or a shared-seed random
     ring for every exchange, which is advised beyond 16 learners (arXiv:2112.01433). At the end all take the mean.
 
-    Synchronizes weights with one neighbour. Sends the model twice a step (asking, and answering), whatever N is, while
+    Synchronizes weights with one neighbour. Sends the model twice a step (asking, and answering), for any N, while
     the gradient is computed. Staleness: the steps from a snapshot to the one that adds what it brought, at least 1. A
-    slow learner trains less and holds up nobody; a dead one costs its neighbours one time-out.
+    slow learner trains less and delays no other; a dead one costs its neighbours one time-out.
     """
     yield from h_adpsgd(seat, cfg)
 

@@ -101,7 +101,7 @@ def wire_bytes(num_bytes: float, block: int) -> float:
 class OneBit:
     """How gradients travel as one bit a value: a codec with its error for each bucket, and the warm-up; see `Codec`.
 
-    Errors belong to parameters. When buckets are cut anew, as DistributedDataParallel does after its first step, each
+    Errors belong to parameters. When buckets change, as DistributedDataParallel's do after its first step, each
     parameter's error moves to its new bucket.
 
     Args:
@@ -130,7 +130,7 @@ class OneBit:
         self.step += 1
 
     def wire_bytes(self, num_bytes: float) -> float:
-        """Bytes of a message about fp32 gradients of so many bytes."""
+        """Bytes of a message for fp32 gradients of `num_bytes` bytes."""
         return wire_bytes(num_bytes, self.cfg.block)
 
     def bucket(self, bucket: Bucket) -> OneBitCodec:
@@ -200,7 +200,7 @@ def onebit(seat: Seat, cfg: OneBitConfig) -> Program:
 
         q_i = quantize(g_i + e_i);  e_i <- g_i + e_i - decode(q_i);  W -= lr · mean_i(decode(q_i))
 
-    Everybody gets everybody's bits and decodes them, so that nothing is quantized twice. A learner that trains alone
+    All learners get and decode the bits of all others, so that nothing is quantized twice. A learner that trains alone
     sends nothing, and quantizes nothing. A learner without work keeps its error for itself. The first steps send full
     gradients (`WarmConfig`).
 

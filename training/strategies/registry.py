@@ -114,7 +114,7 @@ def _mixed(learners: int, size: float, cfg: SdpsgdConfig) -> float:
 
 _ALL_WAIT = "all wait for it at every step"
 _BLOCK_WAITS = "all wait for it at the end of a block"
-_FREE = "trains less, holds up nobody"
+_FREE = "trains less, delays no other"
 _STOPS = "stops all until it is known to be dead"
 _BLOCKS = Facts(
     "weights, with all, after a block", lambda n, size, cfg: _ring(n, size) / cfg.tau, "0", _BLOCK_WAITS, _STOPS
@@ -239,7 +239,7 @@ PIPELINE = Strategy(
         lambda n, size, _: 2 * (n - 1) * size,
         "0",
         _ALL_WAIT,
-        "its layers are missing: nobody can go on without it",
+        "its layers are missing: training cannot go on without it",
     ),
 )
 """One model whose layers are split over the learners (`training.pipeline`): there is one replica, so no program."""

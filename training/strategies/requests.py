@@ -64,7 +64,7 @@ class Codec(Protocol):
         """The codec of a bucket."""
 
     def wire_bytes(self, num_bytes: float) -> float:
-        """Bytes of a message about fp32 gradients of so many bytes."""
+        """Bytes of a message for fp32 gradients of `num_bytes` bytes."""
 
     def forget(self) -> None:
         """Drop what was left out: it belongs to other weights, or is not finite."""
@@ -98,7 +98,7 @@ class AllReduce:
         vector: This learner's.
         weight: 0 takes part without a say.
         num_bytes: Of the vector on the wire.
-        scope: Everybody, or the learners of this node.
+        scope: All learners, or those of this node.
         channel: Keeps concurrent collectives apart.
     """
 
@@ -111,11 +111,11 @@ class AllReduce:
 
 @dataclass(frozen=True)
 class Gather:
-    """Everybody's payload, put together. Outcome: that of `combine`.
+    """The payloads of all learners, put together. Outcome: that of `combine`.
 
     Attributes:
         payload: Tensors, not changed on the way.
-        combine: Makes the outcome of the payloads in the order of the ranks. It is the same at everybody, so that
+        combine: Makes the outcome of the payloads in the order of the ranks. It is the same at all learners, so that
             learners of one process may share it: it must not be changed.
         num_bytes: Of the payload on the wire.
     """
@@ -129,7 +129,7 @@ class Gather:
 class Mix:
     """Mean with the neighbours, who all wait for each other: one round of a doubly stochastic matrix.
 
-    On the ring both neighbours and oneself count equally (1/3 each); on the complete graph everybody does.
+    On the ring both neighbours and oneself count equally (1/3 each); on the complete graph all learners do.
     Outcome: the mixed vector.
 
     Attributes:
@@ -206,7 +206,7 @@ class Pulled:
 
 @dataclass
 class Ticket:
-    """A communication that has begun."""
+    """A communication that was started."""
 
     op: Op
     done: bool = False

@@ -44,8 +44,8 @@ def sdpsgd(seat: Seat, cfg: SdpsgdConfig) -> Program:
     T holds 1/3 for oneself and either neighbour on the ring (arXiv:1904.04956). The gradient is taken after the mean,
     so that the complete graph is `scpsgd` with plain SGD, exactly; the mean is not hidden behind it.
 
-    Synchronizes weights with two neighbours. Sends the model twice a step, whatever N is. Staleness 0. A slow learner
-    holds up its neighbours, these theirs, and in the end everybody; a dead one likewise until the ring closes.
+    Synchronizes weights with two neighbours. Sends the model twice a step, for any N. Staleness 0. A slow learner
+    delays its neighbours, these theirs, and in the end all; a dead one likewise until the ring closes.
     """
     replica, mixed = seat.replica, counter(seat, "mixed")
     while True:

@@ -2,7 +2,7 @@
 
 Each is an entry of `AUGMENTATIONS` with a configuration of its own; `AugmentConfig` says which are applied. What
 happens to an utterance depends on its seed only (see `draws`), not on batch, device or number of workers. It can be
-drawn ahead of its use (`draw`, `apply`), by whoever loads the audio.
+drawn ahead of its use (`draw`, `apply`), where the audio is loaded.
 """
 
 from __future__ import annotations

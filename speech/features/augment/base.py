@@ -1,6 +1,6 @@
 """What an augmentation of waveforms or features is; both kinds keep padding silent and never look at it.
 
-What is random is drawn apart from its use: `draw` needs lengths only and works on the CPU, so that whoever loads a
+What is random is drawn apart from its use: `draw` needs lengths only and works on the CPU, so that the loader of a
 batch draws for it; `apply` changes the batch on its device by what was drawn. Calling an augmentation does both.
 """
 

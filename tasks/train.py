@@ -59,11 +59,17 @@ def _content(run: Run) -> dict[str, Any]:
     }
     return {
         "strategy": config.train.strategy,
-        "train": config.train.model_dump(mode="json", exclude=apart, exclude_defaults=True),
+        "train": _without_empty(config.train.model_dump(mode="json", exclude=apart, exclude_defaults=True)),
         **{name: part.model_dump(mode="json", exclude_defaults=True) for name, part in parts.items()},
         "sample_rate": config.data.sample_rate,
         "seed": config.seed,
     }
+
+
+def _without_empty(value: dict[str, Any]) -> dict[str, Any]:
+    """Without parts that differ from the default only in what is left out."""
+    parts = {name: _without_empty(part) if isinstance(part, dict) else part for name, part in value.items()}
+    return {name: part for name, part in parts.items() if part != {}}
 
 
 def _inputs(run: Run) -> Inputs:

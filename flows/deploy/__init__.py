@@ -1,0 +1,1 @@
+"""Deployments, work pools, automations and schedules."""

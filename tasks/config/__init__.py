@@ -1,0 +1,1 @@
+"""The configuration of a pipeline, and the checks before a run."""

@@ -1,0 +1,1 @@
+"""From corpora to sets of utterances: manifest, sources, splits, duplicates, tables."""

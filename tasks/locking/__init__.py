@@ -1,0 +1,1 @@
+"""Locks between processes and machines, and who owns them."""

@@ -1,0 +1,1 @@
+"""Prefect: stages as tasks, nodes as runs, logs, events and artifacts."""

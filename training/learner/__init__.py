@@ -1,0 +1,1 @@
+"""One learner: its data, the arithmetic of a step, optimizer, checkpoints and validation."""

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from speech.audio import decode_audio, resample
 from speech.fingerprint import fingerprint
-from tasks.duplicates import Fingerprints
-from tasks.policies import DuplicatesConfig
+from tasks.dataset.duplicates import Fingerprints
+from tasks.dataset.policies import DuplicatesConfig
 
 Audio = tuple[Tensor, int]
 

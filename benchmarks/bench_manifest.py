@@ -22,17 +22,17 @@ from storage.columns import collect_columns
 from storage.duplicates import SeenTexts, equal_labels, text_keys
 from storage.index import SCHEMA, ShardIndex, ShardRecord
 from storage.objects import ObjectStore
-from tasks.config import DataConfig, parse_config
-from tasks.manifest import MANIFEST, first_of_ids, iter_manifest, write_manifest
-from tasks.prepare import _SCHEMA
-from tasks.sets import assign_sets, values
-from tasks.tables import TableWriter
-from training.batching import plan_epoch
-from training.sampling import Draws, SamplingConfig
-from training.store.epochs import ShardMap
-from training.store.ledger import Ledger
-from training.store.messages import Rows, encode, pack_rows
-from training.store.worklist import Worklist, plan_lease
+from tasks.config.pipeline import DataConfig, parse_config
+from tasks.dataset.manifest import MANIFEST, first_of_ids, iter_manifest, write_manifest
+from tasks.dataset.sets import assign_sets, values
+from tasks.dataset.tables import TableWriter
+from tasks.stages.prepare import _SCHEMA
+from training.coordinator.epochs import ShardMap
+from training.coordinator.ledger import Ledger
+from training.coordinator.messages import Rows, encode, pack_rows
+from training.coordinator.worklist import Worklist, plan_lease
+from training.learner.batching import plan_epoch
+from training.learner.sampling import Draws, SamplingConfig
 
 CHUNK = 1 << 15
 PER_SPEAKER, PER_SHARD = 100, 500
@@ -100,7 +100,7 @@ def same_audio_and_text(folder: Path, count: int) -> None:
 
 def manifest(folder: Path, count: int) -> None:
     """Write the manifest with its sets."""
-    from tasks.sets import Sets
+    from tasks.dataset.sets import Sets
 
     saved = np.load(folder / "sets.npz", allow_pickle=False)
     about = write_manifest(

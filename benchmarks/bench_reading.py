@@ -27,8 +27,8 @@ from speech.features import FeatureConfig, build_features
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.reading import ShardReader
-from training.batching import plan_epoch
-from training.data import SpeechDataset
+from training.learner.batching import plan_epoch
+from training.learner.data import SpeechDataset
 
 BATCH_SECONDS, MAX_BATCH, FILTERS = 160.0, 64, 80
 OURS = "starling"

@@ -24,8 +24,8 @@ from benchmarks.common import compare
 from speech.audio import encode_flac
 from storage.objects import ObjectStore
 from storage.shards import Sample, ShardPart, build_index, write_shard
-from tasks.audio import load_utterance_audio
-from tasks.shard import make_sample
+from tasks.dataset.audio import load_utterance_audio
+from tasks.stages.shard import make_sample
 
 RATE, PER_SHARD = 16000, 50
 OURS = "starling"

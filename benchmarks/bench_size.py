@@ -22,9 +22,9 @@ from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.reading import ShardReader
 from storage.shards import Sample, ShardPart, build_index, write_shard
-from training.batching import plan_epoch
-from training.data import SpeechDataset
-from training.store.epochs import Epoch, ShardMap
+from training.coordinator.epochs import Epoch, ShardMap
+from training.learner.batching import plan_epoch
+from training.learner.data import SpeechDataset
 
 RATE, SECONDS, PER_SHARD, SHARDS = 8000, 0.5, 100, 4
 

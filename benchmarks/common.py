@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
-from training.membership import Member, View
+from training.coordinator.membership import Member, View
 
 T = TypeVar("T")
 

@@ -25,7 +25,7 @@ import torch
 from benchmarks.common import view_of
 from benchmarks.exchange_raw import RawPair
 from training.config import ExchangeConfig
-from training.exchange import Exchange, ExchangeSetup, World, build_exchange
+from training.exchange import Exchange, ExchangeSetup, RingRendezvous, build_exchange
 from training.exchange.keys import RingKey
 
 PUBLISHED = 43_000_000
@@ -46,7 +46,7 @@ class Pair:
     def __init__(self, count: int, folder: Path, options: dict[str, object]) -> None:
         cfg = ExchangeConfig.model_validate({"timeout_s": 60.0, "per_step": 1, **options})
         key = RingKey.generate() if cfg.encrypt else None
-        world = World(str(folder / "meet"), 2)
+        world = RingRendezvous(str(folder / "meet"), 2)
         self.both = cfg.kind == "gloo"
         self.ends = [build_exchange(cfg, ExchangeSetup(node, 0, count, key, folder, world=world)) for node in range(2)]
         view = view_of([end.endpoint for end in self.ends])

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 
 from training.config import OptimizerConfig, ScheduleConfig
 from training.job import TrainJob
-from training.simulation import Cluster, Happening, Simulation
+from training.simulation import Cluster, MembershipChange, Simulation
 from training.simulation.problem import Job, Problem
 from training.simulation.speech import Speech
 from training.strategies import find_method
@@ -88,7 +88,8 @@ class Run:
             slow={0: self.slow} if self.slow != 1.0 else {},
             link_gbit=LINK_GBIT,
             joins=tuple(
-                Happening(rank=rank, at_s=self.join_s) for rank in range(self.learners - self.late, self.learners)
+                MembershipChange(rank=rank, at_s=self.join_s)
+                for rank in range(self.learners - self.late, self.learners)
             ),
         )
 
@@ -146,7 +147,7 @@ def train(run: Run, problems: Problems) -> Record:
     `loss` and `wer` are None if it diverged. `curve` has a list for each look: virtual seconds, epochs, loss, WER,
     consensus distance.
     """
-    from tasks.yaml_text import parse_yaml
+    from tasks.config.yaml_text import parse_yaml
 
     began = time.process_time()
     options = {name: parse_yaml(value) for name, _, value in (one.partition("=") for one in run.options)}

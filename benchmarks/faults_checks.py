@@ -18,8 +18,8 @@ from benchmarks.faults_recipe import NAME, ROOT, command, environment
 from speech.bundle import load_bundle
 from storage.locks import is_locked
 from storage.objects import ObjectStore
-from tasks.holder import Holder
-from training.journal import Entry, read_journal
+from tasks.locking.lock_owner import LockOwner
+from training.coordinator.journal import Entry, read_journal
 
 COMMAND_S = 300.0
 """How long a command that only looks may take, on a machine that is busy."""
@@ -130,7 +130,7 @@ def no_locks(home: Path, killed: set[int]) -> Iterator[Finding]:
         if is_locked(path):
             yield Finding("locks", f"{path.relative_to(home)} is held by {path.read_text().strip() or 'somebody'}")
     for name, value in _leases(home / "prefect" / "prefect.db"):
-        holder = Holder.read(value)
+        holder = LockOwner.read(value)
         if not holder.gone():
             yield Finding("leases", f"{name} seems to be held by {holder}")
         elif holder.pid not in killed:

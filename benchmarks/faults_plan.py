@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.faults_processes import COMMAND, EVERYTHING, GROUP, OTHER, Found
 from storage.stages import DONE
 from tasks import STAGES
-from training.journal import read_journal
+from training.coordinator.journal import read_journal
 
 STOP_S = (1.0, 20.0)
 """How long a stopped process stands still."""

@@ -21,13 +21,13 @@ MODULES = {
     "flows.cli.app": COMMAND,
     "uvicorn": "Prefect server",
     "mlflow": "MLflow server",
-    "training.supervise": "supervisor",
-    "training.store.server": "coordinator",
+    "training.processes.supervisor": "supervisor",
+    "training.coordinator.server": "coordinator",
     "training.parameter_server.server": "parameter server",
-    "training.evaluator": "evaluator",
-    "training.node": "node",
+    "training.learner.evaluator": "evaluator",
+    "training.node.agent": "node",
     "torch.distributed.run": "torchrun agent",
-    "training.rank": "learner",
+    "training.node.rank": "learner",
     "training.exchange.daemon": "exchange daemon",
 }
 """What `python -m` runs → role."""

@@ -20,7 +20,7 @@ from benchmarks.faults_checks import Band, Finding, findings_of
 from benchmarks.faults_plan import Fault, Progress, Sample, observe, progress_of
 from benchmarks.faults_processes import EVERYTHING, GROUP, Found, Household, describe, send, with_role
 from benchmarks.faults_recipe import ROOT, TRAIN_UTTERANCES, Variant, environment, run_command, write_config
-from training.processes import bind_to_parent
+from training.processes.children import bind_to_parent
 
 LOOK_S = 0.4
 QUIET_S = 2.0

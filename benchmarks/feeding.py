@@ -29,12 +29,12 @@ from speech.features.augment import AugmentConfig, NoiseConfig, PauseConfig, Rev
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.reading import ShardReader
-from training.augmenting import Augmenter
-from training.batching import plan_epoch
-from training.data import SpeechDataset
-from training.deciding import READ_AHEAD
-from training.prefetch import Loader, Prefetcher
-from training.processes import end_with_parent
+from training.learner.augmentation import Augmenter
+from training.learner.batching import plan_epoch
+from training.learner.data import SpeechDataset
+from training.learner.prefetch import Loader, Prefetcher
+from training.node.scheduler import READ_AHEAD
+from training.processes.children import end_with_parent
 
 _PAUSES = PauseConfig(edge_s=(0.0, 1.0), inner_s=(0.0, 0.5))
 _PROFILE = AugmentConfig(speed_factors=(0.9, 1.0, 1.1), pauses=_PAUSES)

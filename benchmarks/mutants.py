@@ -1,7 +1,7 @@
 """How many small changes of meaning the tests notice: mutants are drawn, applied to a copy, and tested.
 
     python -m benchmarks.mutants --room training --count 24 --seed 1        # drawn over the room's folders
-    python -m benchmarks.mutants --at training/store/leasing.py:40,73       # all that these lines have
+    python -m benchmarks.mutants --at training/coordinator/leasing.py:40,73       # all that these lines have
     python -m benchmarks.mutants --room speech --count 10 --list            # draw only
 
 A mutant is tested by the fast tests that are nearest to its module by imports, nearest first, until one fails. That
@@ -126,7 +126,8 @@ def at_places(places: list[str]) -> list[Mutation]:
 class Related:
     """Finds the test files that are near to a module.
 
-    Near means few imports away, where naming a module in a string (`-m training.store.server`) counts as importing it;
+    Near means few imports away, where naming a module in a string
+    (`-m training.coordinator.server`) counts as importing it;
     then in the folder of the same room; then with a word of the module's name in its own.
     """
 

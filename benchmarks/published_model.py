@@ -29,12 +29,12 @@ from benchmarks.common import BenchmarkError, Watched
 from speech.models.blstm import run_lstm
 from speech.models.precision import describe
 from training.config import ExchangeConfig, OptimizerConfig
-from training.devices import claim, inventory, pick_device
+from training.coordinator.membership import Member, View
 from training.exchange.base import Exchange
-from training.flat import FlatParameters
-from training.membership import Member, View
-from training.optim import build_optimizer
-from training.processes import end_with_parent
+from training.learner.devices import claim, inventory, pick_device
+from training.learner.flat import FlatParameters
+from training.learner.optim import build_optimizer
+from training.processes.children import end_with_parent
 
 SEGMENT, DIMENSION, OUTPUTS = 21, 260, 32_000
 WARM_UP_S = 120.0

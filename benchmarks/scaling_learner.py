@@ -1,6 +1,6 @@
 """One learner of `benchmarks.scaling`: the training loop with its real exchanges and leases; its gradient is a wait.
 
-It makes the same calls in the same order as `training.worker.Worker`; forward and backward are `time.sleep`, the
+It makes the same calls in the same order as `training.node.worker.Worker`; forward and backward are `time.sleep`, the
 gradient is a constant. What it did stands on a board in shared memory, so that it may be killed at any moment.
 """
 
@@ -22,14 +22,14 @@ from numpy.typing import NDArray
 from benchmarks import netns
 from benchmarks.board import Board
 from training.config import ExchangeConfig
+from training.coordinator.membership import View
+from training.coordinator.messages import JoinReply
+from training.coordinator.node_client import NodeClient
+from training.coordinator.worklist import Assignment
 from training.exchange import Exchange, ExchangeSetup, build_exchange
 from training.exchange.keys import RingKey
-from training.group import NodeGroup
-from training.membership import View
-from training.processes import end_with_parent
-from training.store.messages import JoinReply
-from training.store.node_client import NodeClient
-from training.store.worklist import Assignment
+from training.node.process_group import NodeGroup
+from training.processes.children import end_with_parent
 
 IDLE_S = 0.02
 

@@ -27,7 +27,7 @@ from benchmarks.scaling_probes import machine_cpu, rate, tree_cpu
 from benchmarks.scaling_scenario import Measured, Scenario
 from benchmarks.scaling_store import start_store, store_address
 from training.config import TrainConfig
-from training.processes import end_with_parent, stop
+from training.processes.children import end_with_parent, stop
 
 START_S = 120.0
 _FORK = multiprocessing.get_context("fork")

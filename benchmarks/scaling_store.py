@@ -37,7 +37,7 @@ def start_store(
     words = ["--folder", str(folder / "store"), "--job", str(folder / "job.json"), "--listen", f"{host}:0"]
     words += ["--key-file", str(folder / "ring.key"), "--fresh", "--parent", str(os.getpid())]
     with (folder / "store.log").open("ab") as log:
-        command = [sys.executable, "-m", "training.store.server", *words]
+        command = [sys.executable, "-m", "training.coordinator.server", *words]
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=_ROOT)
 
 

@@ -22,11 +22,11 @@ from speech.scoring import score_sets
 from speech.transcriber import Transcriber
 from storage.index import ShardIndex
 from storage.reading import ShardReader
-from tasks.config import load_config
-from tasks.decode import fetch_bundle
-from tasks.orchestration import run_plainly
-from tasks.stage import Run
-from training.data import SpeechDataset
+from tasks.config.pipeline import load_config
+from tasks.orchestration.stage_tasks import run_plainly
+from tasks.stages.base import Run
+from tasks.stages.decode import fetch_bundle
+from training.learner.data import SpeechDataset
 
 SECONDS = (0.1, 0.4, 1.0, 5.0)
 LEVELS_DB = (-60.0, -50.0, -40.0, -30.0)

@@ -1,12 +1,12 @@
 """What runs: Prefect flows, deployments and schedules, and the `starling` command line."""
 
-from flows.importing import hear_interrupts, is_command
-from flows.leaving import leave_last
+from flows.cli.early_interrupt import hear_interrupts, is_command
+from flows.cli.exit_status import leave_last
 
 hear_interrupts()
 if is_command():
     leave_last()
 
-from tasks.logs import install  # noqa: E402 - its imports take a while
+from tasks.orchestration.logs import install  # noqa: E402 - its imports take a while
 
 install()  # before anything imports Prefect, which configures logging then

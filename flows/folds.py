@@ -7,17 +7,17 @@ from prefect import flow, tags
 from rich.console import Console
 from rich.table import Table
 
-from flows.deployments import PART_TAG
+from flows.cli.summary import summarize
+from flows.deploy.concurrency import in_turn
+from flows.deploy.deployments import PART_TAG
 from flows.pipeline import INGEST, TRAIN, new_run_id, pipeline
-from flows.summary import summarize
-from flows.turns import in_turn
-from tasks.config import PipelineConfig
-from tasks.fold_tracking import log_folds
-from tasks.folds import combine, fold_configs
-from tasks.orchestration import run_plainly
-from tasks.report import percent
-from tasks.sets import fold_name
-from tasks.stage import Run
+from tasks.config.pipeline import PipelineConfig
+from tasks.dataset.sets import fold_name
+from tasks.orchestration.stage_tasks import run_plainly
+from tasks.stages.base import Run
+from tasks.stages.folds import combine, fold_configs
+from tasks.stages.report import percent
+from tasks.tracking.fold_tracking import log_folds
 
 UNTIL = "score"
 

@@ -13,20 +13,20 @@ from typing import Any
 from prefect import flow
 from prefect.states import Completed
 
-from flows.ending import outlive_reader
-from tasks.config import StorageConfig
-from tasks.credentials import export_credentials
-from tasks.home import home
-from tasks.nodes import own_address
-from tasks.world import check_key_file, split_address
-from training.logs import redact
-from training.processes import end_of_log, log_size, stop
-from training.rank import STOPPED
+from flows.servers.shutdown import outlive_reader
+from tasks.config.credentials import export_credentials
+from tasks.config.home import home
+from tasks.config.pipeline import StorageConfig
+from tasks.config.preflight import check_key_file, split_address
+from tasks.orchestration.nodes import own_address
+from training.node.rank import STOPPED
+from training.processes.children import end_of_log, log_size, stop
+from training.processes.logs import redact
 
 _PATIENCE_S = 9.0
 
 
-class NodeError(RuntimeError):
+class NodeRunError(RuntimeError):
     """A node's processes failed."""
 
 
@@ -68,7 +68,14 @@ def node(
     place = Path(folder) if folder else node_folder(node_rank, store)
     place.mkdir(parents=True, exist_ok=True)
     address = bind or own_address(store)
-    command = [sys.executable, "-m", "training.node", "--store", store, *(["--key-file", key_file] if key_file else [])]
+    command = [
+        sys.executable,
+        "-m",
+        "training.node.agent",
+        "--store",
+        store,
+        *(["--key-file", key_file] if key_file else []),
+    ]
     command += ["--folder", str(place), "--node-rank", str(node_rank), "--max-restarts", str(max_restarts)]
     command += ["--bind", address, "--advertise", advertise or address, "--parent", str(os.getpid())]
     # the job names the cache of the machine that it comes from
@@ -81,7 +88,7 @@ def node(
     if status:
         # the state of the run shows the message, and a traceback in the log may quote anything
         tail = end_of_log(log, begin)
-        raise NodeError(redact(f"node {node_rank} ended with status {status}: the end of {log}:\n{tail}"))
+        raise NodeRunError(redact(f"node {node_rank} ended with status {status}: the end of {log}:\n{tail}"))
     return Completed(message="the training has ended")
 
 

@@ -15,17 +15,17 @@ from prefect.context import FlowRunContext
 from prefect.runtime import flow_run
 from prefect.states import Completed
 
-from flows.deployments import PART_TAG
-from flows.summary import summarize
-from flows.turns import in_turn
+from flows.cli.summary import summarize
+from flows.deploy.concurrency import in_turn
+from flows.deploy.deployments import PART_TAG
 from flows.watch import waiting
 from tasks import STAGES
-from tasks.artifacts import publish_summary
-from tasks.config import PipelineConfig
-from tasks.orchestration import close_run, open_run, run_stage
-from tasks.reachable import check_servers
-from tasks.slots import OUTAGE_S, run_log
-from tasks.stage import Run, position
+from tasks.config.pipeline import PipelineConfig
+from tasks.config.reachable import check_servers
+from tasks.locking.slots import OUTAGE_S, run_log
+from tasks.orchestration.artifacts import publish_summary
+from tasks.orchestration.stage_tasks import close_run, open_run, run_stage
+from tasks.stages.base import Run, position
 
 INGEST, TRAIN, EVALUATE = STAGES[:3], STAGES[3:4], STAGES[4:]
 

@@ -8,13 +8,13 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
-from tasks.artifacts import artifact_key
-from tasks.config import PipelineConfig
-from tasks.judging import Wish
-from tasks.logs import secrets_kept
-from tasks.promotion import promote_version
-from tasks.registry import RegistryError, record_links
-from tasks.registry import rollback as roll_back
+from tasks.config.pipeline import PipelineConfig
+from tasks.orchestration.artifacts import artifact_key
+from tasks.orchestration.logs import secrets_kept
+from tasks.tracking.promotion import promote_version
+from tasks.tracking.registry import RegistryError, record_links
+from tasks.tracking.registry import rollback as roll_back
+from tasks.tracking.significance import Wish
 
 
 def _named(what: str) -> Callable[[], str]:

@@ -7,12 +7,12 @@ from prefect.artifacts import create_table_artifact
 from prefect.logging import get_run_logger
 from prefect.states import Completed
 
-from flows.turns import in_turn
+from flows.deploy.concurrency import in_turn
 from storage.audit import VerifyReport, verify
 from storage.objects import ObjectStore
-from tasks.config import PipelineConfig
-from tasks.credentials import export_credentials
-from tasks.home import objects_url
+from tasks.config.credentials import export_credentials
+from tasks.config.home import objects_url
+from tasks.config.pipeline import PipelineConfig
 
 _SHOWN = 200
 

@@ -17,12 +17,12 @@ from prefect.logging import get_run_logger
 from prefect.states import Completed
 from prefect.variables import Variable
 
-from flows.automations import CORPUS_CHANGED, corpus_resource
-from flows.turns import in_turn
+from flows.deploy.automations import CORPUS_CHANGED, corpus_resource
+from flows.deploy.concurrency import in_turn
 from storage.objects import ObjectStore
-from tasks.config import PipelineConfig
-from tasks.credentials import export_credentials
-from tasks.prepare import open_source
+from tasks.config.credentials import export_credentials
+from tasks.config.pipeline import PipelineConfig
+from tasks.stages.prepare import open_source
 
 INGEST = "ingest"
 _SEEN, _INGESTED = "seen", "ingested"
@@ -49,8 +49,8 @@ def waiting(config: PipelineConfig) -> bool:
     Args:
         config: Names the model.
     """
-    from tasks.registry import waiting_challenger
-    from tasks.tracking import client
+    from tasks.tracking.registry import waiting_challenger
+    from tasks.tracking.runs import client
 
     return waiting_challenger(client(), config.model_name) is not None
 

@@ -27,7 +27,7 @@ VANISHED = "it vanished while it was read: is somebody deleting here?"
 
 
 @dataclass(frozen=True)
-class Problem:
+class StorageProblem:
     """An object that is not what it should be."""
 
     object: str
@@ -46,7 +46,7 @@ class VerifyReport:
     """Of the shards."""
     objects: int = 0
     """All that is neither shard nor index."""
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[StorageProblem] = field(default_factory=list)
 
 
 Check = Callable[[], str | None]
@@ -96,13 +96,13 @@ class _Audit:
         self.sizes = {entry.path: entry.size for entry in store.entries()}
         self._digests: dict[str, str] = {}
         """Of the indexes that could be read."""
-        self._found: dict[str, Problem] = {}
+        self._found: dict[str, StorageProblem] = {}
 
     def add(self, name: str, reason: str) -> None:
         """Notes a problem; of several with one object the first tells most."""
-        self._found.setdefault(name, Problem(name, reason))
+        self._found.setdefault(name, StorageProblem(name, reason))
 
-    def still_problems(self) -> list[Problem]:
+    def still_problems(self) -> list[StorageProblem]:
         """What was found, but in outputs that somebody has deleted or withdrawn since: their records left first."""
         outputs = {match[0][:-2] for name in self._found if (match := _OUTPUT.match(name))}
         gone = {o for o in outputs if f"{o}/{DONE}" in self.sizes and not self.store.exists(f"{o}/{DONE}")}
@@ -240,13 +240,13 @@ class Repair:
     """Damaged objects, and the part files of damaged shards."""
     outputs: list[str] = field(default_factory=list)
     """Stage outputs (`<stage>/<key>`) that are incomplete now: a run of their pipeline completes them."""
-    left: list[Problem] = field(default_factory=list)
+    left: list[StorageProblem] = field(default_factory=list)
     """What could not be repaired, and why."""
 
 
 def repair(
     store: ObjectStore,
-    problems: Iterable[Problem],
+    problems: Iterable[StorageProblem],
     lock: Callable[[str, str], AbstractContextManager[object]] = lambda stage, key: nullcontext(),
 ) -> Repair:
     """Takes away damaged objects and the records of their outputs, so that a run makes them again.
@@ -261,12 +261,14 @@ def repair(
             where one is at it.
     """
     done = Repair()
-    by_output: dict[tuple[str, str], list[Problem]] = defaultdict(list)
+    by_output: dict[tuple[str, str], list[StorageProblem]] = defaultdict(list)
     for problem in problems:
         if found := _OUTPUT.match(problem.object):
             by_output[found[1], found[2]].append(problem)
         else:
-            done.left.append(Problem(problem.object, "not of a stage's output: delete it, and make it again yourself"))
+            done.left.append(
+                StorageProblem(problem.object, "not of a stage's output: delete it, and make it again yourself")
+            )
     for (stage, key), group in sorted(by_output.items()):
         try:
             with lock(stage, key):
@@ -276,7 +278,7 @@ def repair(
             done.outputs.append(f"{stage}/{key}")
         except TimeoutError:
             done.left += [
-                Problem(problem.object, "a stage is making it just now: repair it later") for problem in group
+                StorageProblem(problem.object, "a stage is making it just now: repair it later") for problem in group
             ]
     return done
 

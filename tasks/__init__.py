@@ -8,4 +8,4 @@ STAGES = ("prepare", "shard", "features", "train", "decode", "score", "register"
 
 def pyfunc_path() -> Path:
     """The code file of the registered model; MLflow copies it, and must not import it from here."""
-    return Path(__file__).with_name("pyfunc_model.py")
+    return Path(__file__).with_name("tracking") / "pyfunc_model.py"

@@ -14,8 +14,8 @@ def machine() -> list[str]:
     """The GPUs, and the versions of all between them and the tests."""
     import torch
 
-    from training.devices import inventory
-    from training.system import Gpus
+    from training.learner.devices import inventory
+    from training.node.system_figures import Gpus
 
     found = inventory()
     if not found.gpus:

@@ -119,9 +119,9 @@ def environment(**values):
 @functools.cache
 def finished():
     """Home folder and result of one whole tiny run without Prefect, made once per test process."""
-    from tasks.config import parse_config
-    from tasks.orchestration import run_plainly
-    from tasks.stage import Run
+    from tasks.config.pipeline import parse_config
+    from tasks.orchestration.stage_tasks import run_plainly
+    from tasks.stages.base import Run
 
     home = Path(tempfile.mkdtemp(prefix="starling-tests-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)

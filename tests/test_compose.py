@@ -15,8 +15,8 @@ import pytest
 import typer
 import yaml
 
-from flows.credentials import NAMES, RING_KEY
-from flows.production import ARTIFACTS, BUCKETS, OBJECTS, auth_config
+from flows.servers.credentials import NAMES, RING_KEY
+from flows.servers.production import ARTIFACTS, BUCKETS, OBJECTS, auth_config
 
 ROOT = Path(__file__).resolve().parents[1]
 COMPOSE = ROOT / "docker-compose.yml"
@@ -293,8 +293,8 @@ def test_a_command_is_one_that_the_code_has(name):
 
 
 def test_the_pool_queues_stores_and_paths_are_those_of_the_code():
-    from flows.deployments import DEFAULT_QUEUE, POOL
-    from tasks.nodes import QUEUE
+    from flows.deploy.deployments import DEFAULT_QUEUE, POOL
+    from tasks.orchestration.nodes import QUEUE
 
     text = COMPOSE.read_text("utf-8")
     commands = {name: " ".join(SERVICES[name]["command"]) for name in ("worker", "node-1", "node-2", "node-gpu")}
@@ -310,7 +310,7 @@ def test_the_pool_queues_stores_and_paths_are_those_of_the_code():
 
 
 def test_the_compose_configuration_is_valid_and_its_ring_is_what_the_containers_have():
-    from tasks.config import load_config
+    from tasks.config.pipeline import load_config
     from training.config import TrainConfig
 
     config = load_config(ROOT / "docker" / "demo.yaml")

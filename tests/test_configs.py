@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.config import load_config, parse_config
+from tasks.config.pipeline import load_config, parse_config
 
 CONFIGS = sorted((Path(__file__).resolve().parents[1] / "configs").glob("*.yaml"))
 

@@ -12,7 +12,7 @@ import pytest
 import typer
 import yaml
 
-from tasks.config import ConfigError, parse_config
+from tasks.config.pipeline import ConfigError, parse_config
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(

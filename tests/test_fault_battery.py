@@ -34,8 +34,8 @@ from benchmarks.faults_recipe import EPOCHS, NAME, TRAIN_UTTERANCES, VARIANTS, m
 from benchmarks.faults_trial import Attempt, Given, Outcome, Trial, last_word
 from storage.locks import file_lock
 from tasks import STAGES
-from tasks.config import parse_config
-from tasks.holder import Holder
+from tasks.config.pipeline import parse_config
+from tasks.locking.lock_owner import LockOwner
 
 PYTHON = sys.executable
 
@@ -47,11 +47,11 @@ PYTHON = sys.executable
     ("line", "role"),
     [
         ("python -m flows.cli.app run config.yaml --json", COMMAND),
-        ("python -m uvicorn --factory flows.prefect_server:create_app --port 1", "Prefect server"),
-        ("python -m training.supervise job.json 7", "supervisor"),
-        ("python -m training.store.server --folder store --fresh", "coordinator"),
-        ("python -m torch.distributed.run --nnodes 1 -m training.rank node.json 7", "torchrun agent"),
-        ("python -u -m training.rank node.json 7", "learner"),
+        ("python -m uvicorn --factory flows.servers.prefect_server:create_app --port 1", "Prefect server"),
+        ("python -m training.processes.supervisor job.json 7", "supervisor"),
+        ("python -m training.coordinator.server --folder store --fresh", "coordinator"),
+        ("python -m torch.distributed.run --nnodes 1 -m training.node.rank node.json 7", "torchrun agent"),
+        ("python -u -m training.node.rank node.json 7", "learner"),
         ("python -m training.exchange.daemon 3 4 7", "exchange daemon"),
         ("python -c from_multiprocessing.spawn_import_spawn_main --multiprocessing-fork", WORKER),
         ("git rev-parse HEAD", OTHER),
@@ -62,7 +62,7 @@ def test_a_process_has_the_role_of_its_module(line, role):
 
 
 def test_a_child_that_has_not_begun_its_program_has_no_role():
-    words = ["python", "-m", "training.node", "--store", "x"]
+    words = ["python", "-m", "training.node.agent", "--store", "x"]
     assert role_of(words, parent=words) == OTHER
 
 
@@ -243,7 +243,7 @@ def test_locks_that_somebody_holds_are_found(tmp_path):
 
 
 def test_only_a_killed_command_may_leave_a_lease(tmp_path):
-    living = Holder.here("this run")
+    living = LockOwner.here("this run")
     dead = replace(living, started="1")
     leases(tmp_path, living, dead)
     assert len(list(no_locks(tmp_path, set()))) == 2

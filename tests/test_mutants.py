@@ -77,21 +77,25 @@ def test_text_for_people_settings_and_main_are_left_alone():
 
 
 def test_a_draw_is_reproducible_and_meets_every_folder_once_a_line():
-    paths = [*mutants.modules(["training/strategies", "storage/corpora"]), "training/sampling.py"]
+    paths = [*mutants.modules(["training/strategies", "storage/corpora"]), "training/learner/sampling.py"]
     drawn = mutants.draw(paths, 12, 3)
     assert drawn == mutants.draw(paths, 12, 3) != mutants.draw(paths, 12, 4)
     places = [(change.path, change.line) for change in drawn]
     assert len(places) == len(set(places)) == 12
-    assert {mutants.stratum(path) for path, _ in places} == {"training", "training/strategies", "storage/corpora"}
+    assert {mutants.stratum(path) for path, _ in places} == {
+        "training/learner",
+        "training/strategies",
+        "storage/corpora",
+    }
     assert sum(mutants._shares({"a": 5, "b": 1, "c": 90}, 2).values()) == 2
     assert mutants._shares({"a": 5, "b": 1, "c": 90}, 10) == {"a": 1, "b": 1, "c": 8}
 
 
 def test_the_nearest_tests_come_first_and_a_name_in_a_command_counts_as_an_import():
     related = mutants.Related(mutants.ROOT)
-    assert related.files("training/store/leasing.py", 1) == ["tests/training/test_store_coordinator.py"]
-    assert "tests/training/test_store_server.py" in related.files("training/store/server.py", 4)  # `-m`
-    assert related.files("flows/turns.py", 1) == ["tests/flows/test_turns.py"]
+    assert related.files("training/coordinator/leasing.py", 1) == ["tests/training/test_store_coordinator.py"]
+    assert "tests/training/test_store_server.py" in related.files("training/coordinator/server.py", 4)  # `-m`
+    assert related.files("flows/deploy/concurrency.py", 1) == ["tests/flows/test_turns.py"]
 
 
 @pytest.fixture

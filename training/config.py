@@ -6,8 +6,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from speech.features.augment import AugmentConfig
 from speech.objectives.base import ObjectiveConfig
-from training.sampling import SamplingConfig
-from training.strategy_config import (
+from training.learner.sampling import SamplingConfig
+from training.strategies.config import (
     TRAITS,
     AsgdConfig,
     BmufConfig,

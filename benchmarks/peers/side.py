@@ -21,7 +21,7 @@ from benchmarks.common import BenchmarkError
 from benchmarks.peers.base import LR, MissingError, Setup, find
 from benchmarks.peers.stage import open_board
 from benchmarks.scaling_probes import running, tree_cpu
-from training.processes import end_of_log, stop
+from training.processes.children import end_of_log, stop
 
 _ROOT = Path(__file__).resolve().parents[2]
 _ANSWER_S = 120.0

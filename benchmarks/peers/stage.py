@@ -24,7 +24,7 @@ from benchmarks.board import Board
 from benchmarks.peers.base import MissingError, Setup, System, find
 from benchmarks.peers.emulation import SAMPLES, EmulatedModel, sample
 from benchmarks.scaling_probes import descendants
-from training.processes import adopt_orphans, end_with_parent
+from training.processes.children import adopt_orphans, end_with_parent
 
 GO_S = 300.0
 """How long a learner that is ready waits for the start."""

@@ -12,12 +12,12 @@ from benchmarks.peers.base import LR, Setup, System, await_file
 from benchmarks.peers.emulation import EmulatedModel
 from benchmarks.scaling_store import start_store, store_address
 from training.config import ExchangeConfig
+from training.coordinator.node_client import NodeClient
 from training.exchange import ExchangeSetup, build_exchange
 from training.exchange.keys import RingKey
-from training.flat import FlatParameters
-from training.group import NodeGroup
-from training.ring import Ring
-from training.store.node_client import NodeClient
+from training.exchange.ring import Ring
+from training.learner.flat import FlatParameters
+from training.node.process_group import NodeGroup
 
 _BATCH, _SHARDS = 8, 96
 _SHARD_S = 10.0
@@ -65,7 +65,7 @@ class Starling(System):
         self.client.begin(_cut, np.repeat(np.arange(_SHARDS), _per_shard(self.setup)))
 
     def step(self) -> bool:
-        """A step of `training.worker.Worker`, with a batch of the lease."""
+        """A step of `training.node.worker.Worker`, with a batch of the lease."""
         view = self.client.view()
         if view.number != self.ring.view.number:
             self.ring.set_view(view)

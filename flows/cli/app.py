@@ -14,7 +14,6 @@ os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
 os.environ.setdefault("PREFECT_LOGGING_HANDLERS_DEBUG_LEVEL", "CRITICAL")
 warnings.filterwarnings("ignore", category=UserWarning)
 
-from flows import services
 from flows.cli import (
     backup,
     corpus,
@@ -31,9 +30,10 @@ from flows.cli import (
     top,
     transcribe,
 )
+from flows.cli.early_interrupt import imported
+from flows.cli.exit_status import leaving
 from flows.cli.output import guarded_output
-from flows.importing import imported
-from flows.leaving import leaving
+from flows.servers import services
 
 app = typer.Typer(
     name="starling",

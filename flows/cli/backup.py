@@ -14,7 +14,7 @@ def backup(
     json_output: JsonOption = False,
 ) -> None:
     """Copy the databases and the registry's artifacts; servers may run meanwhile. Shards are left out."""
-    from flows import backup as work
+    from flows.servers import backup as work
 
     url, manifest = work.backup(to, say)
     _print("written", work.summary(url, manifest), json_output)
@@ -34,7 +34,7 @@ def restore(
 
     if folder is not None:
         os.environ["STARLING_HOME"] = str(folder.resolve())
-    from flows import backup as work
+    from flows.servers import backup as work
 
     url, manifest = work.restore(source, force, say)
     _print("restored", work.summary(url, manifest), json_output)

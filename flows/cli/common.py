@@ -12,10 +12,10 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from flows.ending import bounded_end, end_if_told
-from tasks.home import own_disks_named
-from tasks.logs import LogStream
-from training.logs import wants_json
+from flows.servers.shutdown import bounded_end, end_if_told
+from tasks.config.home import own_disks_named
+from tasks.orchestration.logs import LogStream
+from training.processes.logs import wants_json
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -88,7 +88,7 @@ def _say_interrupted(number: int) -> None:
 @contextmanager
 def progress_bars() -> Iterator[None]:
     """Show the stages' progress on standard error while the block runs."""
-    from tasks import progress
+    from tasks.stages import progress
 
     columns = (TextColumn("[bold]{task.description:9}"), BarColumn(), TextColumn("{task.fields[note]}"))
     with Progress(*columns, TimeElapsedColumn(), console=err, transient=True) as bars:

@@ -88,10 +88,10 @@ def inspect(
 ) -> None:
     """Read a corpus, check every utterance, and say what would be used and what would be quarantined."""
     from storage.corpora import guess_kind, reader_class
-    from tasks.config import DataConfig
-    from tasks.policies import DuplicatesConfig
-    from tasks.prepare import Checked, check_all, open_source, select, worker_count
-    from tasks.sources import SourceConfig
+    from tasks.config.pipeline import DataConfig
+    from tasks.dataset.policies import DuplicatesConfig
+    from tasks.dataset.sources import SourceConfig
+    from tasks.stages.prepare import Checked, check_all, open_source, select, worker_count
 
     kind = kind or guess_kind(str(path))
     reader_class(kind)  # an unknown kind is answered with the nearest right one

@@ -20,7 +20,7 @@ def download(
 ) -> None:
     """Fetch a public corpus: resumable, checked by its digest, unpacked safely, and marked when complete."""
     from storage.corpora.download import download_corpus
-    from tasks import progress
+    from tasks.stages import progress
 
     def tell(file: str, done: int, total: int) -> None:
         progress.report("download", done / 1e6, total / 1e6, f"{file} (MB)")

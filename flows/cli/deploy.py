@@ -11,7 +11,7 @@ from rich.table import Table
 from flows.cli.common import JsonOption, SetOption, friendly, out, print_json, say
 
 if TYPE_CHECKING:
-    from flows.deployments import Options
+    from flows.deploy.deployments import Options
 
 DEFAULT_CONFIG = Path("configs/demo.yaml")
 ConfigOption = Annotated[
@@ -37,10 +37,10 @@ def deploy_all(
     Returns:
         Name, schedule and id of each deployment.
     """
-    from flows.automations import apply
-    from flows.deployments import Options
-    from flows.deployments import deploy as register
-    from tasks.config import load_config
+    from flows.deploy.automations import apply
+    from flows.deploy.deployments import Options
+    from flows.deploy.deployments import deploy as register
+    from tasks.config.pipeline import load_config
 
     given = configs or ([DEFAULT_CONFIG] if DEFAULT_CONFIG.is_file() else [])
     loaded = [load_config(path, overrides or []) for path in given]
@@ -63,7 +63,7 @@ def connect_prefect() -> None:
     Raises:
         ServiceError: There is neither.
     """
-    from flows import services
+    from flows.servers import services
 
     services.set_prefect_defaults()
     if not os.environ.get("PREFECT_API_URL"):
@@ -71,7 +71,7 @@ def connect_prefect() -> None:
         if url is None:
             raise services.ServiceError("no Prefect server runs: start `starling up`, or set PREFECT_API_URL")
         os.environ["PREFECT_API_URL"] = f"{url}/api"
-    from tasks.reachable import PATIENCE_S, check_prefect
+    from tasks.config.reachable import PATIENCE_S, check_prefect
 
     check_prefect(PATIENCE_S, say=say)
 
@@ -113,9 +113,9 @@ def deploy(
     json_output: JsonOption = False,
 ) -> None:
     """Register the deployments of configurations, with schedules and automations, at the running Prefect server."""
-    from flows.deployments import Options, prefect_yaml
-    from flows.pools import WorkPool
-    from tasks.config import load_config
+    from flows.deploy.deployments import Options, prefect_yaml
+    from flows.deploy.pools import WorkPool
+    from tasks.config.pipeline import load_config
 
     if not config and not DEFAULT_CONFIG.is_file():
         raise ValueError("there is no configs/demo.yaml here: name a configuration with --config")

@@ -14,7 +14,7 @@ import typer
 from rich.table import Table
 
 from flows.cli.common import JsonOption, out, print_json
-from training.logs import redact
+from training.processes.logs import redact
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def check_gpu() -> list[Finding]:
     """GPUs that torch sees, or why it sees none; training never falls back to the CPU without saying so."""
     import torch
 
-    from training.devices import inventory
+    from training.learner.devices import inventory
 
     found = inventory()
     if found.gpus:
@@ -134,7 +134,7 @@ def check_audio() -> list[Finding]:
 
 def check_ports() -> list[Finding]:
     """Whether the ports of `starling up` are free, or taken by it."""
-    from flows.services import LOOPBACK, running_services
+    from flows.servers.services import LOOPBACK, running_services
 
     running = running_services()
     findings = []
@@ -153,7 +153,7 @@ def check_ports() -> list[Finding]:
 
 def check_home() -> list[Finding]:
     """Data folder: writable, and with room."""
-    from tasks.home import home
+    from tasks.config.home import home
 
     folder = home()
     probe = folder / ".doctor"
@@ -173,8 +173,8 @@ def check_home() -> list[Finding]:
 
 def check_servers() -> list[Finding]:
     """Whether the MLflow and Prefect servers answer that the environment names."""
-    from tasks.home import shown_mlflow_uri
-    from tasks.reachable import check_mlflow, check_prefect
+    from tasks.config.home import shown_mlflow_uri
+    from tasks.config.reachable import check_mlflow, check_prefect
 
     findings = []
     if os.environ.get("MLFLOW_TRACKING_URI"):
@@ -188,7 +188,7 @@ def check_servers() -> list[Finding]:
 
 def _unreachable(name: str, check: Callable[[], None]) -> Finding | None:
     """A finding where a server does not answer."""
-    from tasks.reachable import UnreachableError
+    from tasks.config.reachable import UnreachableError
 
     try:
         check()
@@ -200,8 +200,8 @@ def _unreachable(name: str, check: Callable[[], None]) -> Finding | None:
 def check_store() -> list[Finding]:
     """The default object store: what is written is read back."""
     from storage.objects import ObjectStore
-    from tasks.home import objects_url
-    from tasks.reachable import check_store
+    from tasks.config.home import objects_url
+    from tasks.config.reachable import check_store
 
     if trouble := _unreachable("object store", check_store):
         return [trouble]

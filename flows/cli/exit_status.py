@@ -4,7 +4,7 @@ import atexit
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from training.processes import exit_at_once
+from training.processes.children import exit_at_once
 
 _statuses: list[int] = []
 

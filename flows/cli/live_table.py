@@ -6,8 +6,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tasks.training_view import DEFICIT
-from tasks.watching import Watched
+from tasks.tracking.training_lookup import Watched
+from tasks.tracking.training_view import DEFICIT
 
 _EVENT_LINES = 8
 _DASH = "–"

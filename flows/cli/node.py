@@ -80,10 +80,10 @@ def _node(
     rank: int | None, store: str, key: Path | None, bind: str, advertise: str, folder: Path | None, max_restarts: int
 ) -> int:
     from flows.node import node_folder
-    from tasks.nodes import own_address
-    from tasks.world import check_key_file, is_loopback, split_address
-    from training import logs
-    from training.node import run_node
+    from tasks.config.preflight import check_key_file, is_loopback, split_address
+    from tasks.orchestration.nodes import own_address
+    from training.node.agent import run_node
+    from training.processes import logs
 
     rank = _rank() if rank is None else rank
     store = store or os.environ.get(STORE, "")

@@ -92,7 +92,7 @@ def _measure(config_path: Path, overrides: list[str], batch_seconds: float) -> "
     from contextlib import redirect_stdout
 
     from flows.cli.step_time import measure
-    from tasks.config import load_config
+    from tasks.config.pipeline import load_config
 
     with redirect_stdout(sys.stderr):
         return measure(load_config(config_path, overrides), batch_seconds)

@@ -52,15 +52,15 @@ def _model_name(name: str, config: Path | None) -> str:
         return name
     if config is None:
         raise ValueError("say which model: its name in the registry, or --config FILE")
-    from tasks.config import load_config
+    from tasks.config.pipeline import load_config
 
     return load_config(config).model_name
 
 
 def _promote(name: str, version: str, new_tests: bool, force: bool, reason: str, plain: bool) -> dict[str, Any]:
     """As a flow if a Prefect server runs, which then shows it and tells others of it; else right here."""
-    from flows.prefect_api import orchestration
-    from flows.services import connect_mlflow
+    from flows.servers.prefect_api import orchestration
+    from flows.servers.services import connect_mlflow
 
     if not plain and _served():
         with interruptible(), orchestration():
@@ -70,8 +70,8 @@ def _promote(name: str, version: str, new_tests: bool, force: bool, reason: str,
                 model=name, version=version, new_tests=new_tests, force=force, reason=reason
             )
             return found
-    from tasks.judging import Wish
-    from tasks.promotion import promote_version
+    from tasks.tracking.promotion import promote_version
+    from tasks.tracking.significance import Wish
 
     connect_mlflow()
     return promote_version(name, version, Wish(force=force, new_tests=new_tests, reason=reason))
@@ -79,15 +79,15 @@ def _promote(name: str, version: str, new_tests: bool, force: bool, reason: str,
 
 def _served() -> bool:
     """Whether there is a Prefect server: the one that is configured, or that of `starling up`."""
-    from flows.services import running_services
+    from flows.servers.services import running_services
 
     return bool(os.environ.get("PREFECT_API_URL")) or "prefect" in running_services()
 
 
 def _rollback(name: str, to: str, reason: str, plain: bool) -> dict[str, Any]:
     """As a flow if a Prefect server runs, so that promotions on other machines wait; else right here."""
-    from flows.prefect_api import orchestration
-    from flows.services import connect_mlflow
+    from flows.servers.prefect_api import orchestration
+    from flows.servers.services import connect_mlflow
 
     if not plain and _served():
         with interruptible(), orchestration():
@@ -95,7 +95,7 @@ def _rollback(name: str, to: str, reason: str, plain: bool) -> dict[str, Any]:
 
             moved: dict[str, Any] = as_flow(model=name, to=to, reason=reason)
             return moved
-    from tasks.registry import rollback
+    from tasks.tracking.registry import rollback
 
     connect_mlflow()
     return vars(rollback(name, to, reason))
@@ -114,9 +114,9 @@ def rollback(
 ) -> None:
     """Give the title back to the champion before."""
     if listing:
-        from flows.services import connect_mlflow
-        from tasks.registry import history
-        from tasks.tracking import client
+        from flows.servers.services import connect_mlflow
+        from tasks.tracking.registry import history
+        from tasks.tracking.runs import client
 
         connect_mlflow()
         _show_history(name, history(client(), name), json_output)

@@ -71,27 +71,27 @@ def _say(text: str) -> None:
 
 
 def _execute(config_path: Path, overrides: list[str], force_from: str, until: str, plain: bool) -> dict[str, Any]:
-    from tasks.config import load_config
-    from tasks.reachable import check_servers
+    from tasks.config.pipeline import load_config
+    from tasks.config.reachable import check_servers
 
     config = load_config(config_path, overrides)
     check_servers(config, until, _say)
     if plain:
+        from flows.cli.summary import summarize
         from flows.pipeline import new_run_id
-        from flows.summary import summarize
-        from tasks.orchestration import run_plainly
-        from tasks.stage import Run
+        from tasks.orchestration.stage_tasks import run_plainly
+        from tasks.stages.base import Run
 
         with progress_bars():
             plain_run = Run(config, new_run_id(config), force_from)
             run_plainly(plain_run, until)
             return summarize(plain_run)
-    from flows.prefect_api import orchestration
+    from flows.servers.prefect_api import orchestration
 
     with orchestration(_say) as url:
         from prefect import tags
 
-        from flows.deployments import PART_TAG
+        from flows.deploy.deployments import PART_TAG
         from flows.pipeline import pipeline
 
         err.print(f"[dim]Prefect at {url}[/dim]")
@@ -103,9 +103,9 @@ def _execute(config_path: Path, overrides: list[str], force_from: str, until: st
 
 def execute_folds(config_path: Path, overrides: list[str], folds: int, force_from: str, plain: bool) -> dict[str, Any]:
     """Cross-validate a configuration; what libraries print meanwhile goes to standard error."""
-    from tasks.config import load_config
-    from tasks.folds import fold_configs
-    from tasks.reachable import check_servers
+    from tasks.config.pipeline import load_config
+    from tasks.config.reachable import check_servers
+    from tasks.stages.folds import fold_configs
 
     with redirect_stdout(sys.stderr), interruptible():
         config = load_config(config_path, overrides)
@@ -116,12 +116,12 @@ def execute_folds(config_path: Path, overrides: list[str], folds: int, force_fro
 
             with progress_bars():
                 return crossvalidate_plainly(config, folds, force_from)
-        from flows.prefect_api import orchestration
+        from flows.servers.prefect_api import orchestration
 
         with orchestration(_say) as url:
             from prefect import tags
 
-            from flows.deployments import PART_TAG
+            from flows.deploy.deployments import PART_TAG
             from flows.folds import crossvalidate
 
             err.print(f"[dim]Prefect at {url}[/dim]")
@@ -142,7 +142,7 @@ def finish_folds(result: dict[str, Any], json_output: bool) -> None:
 
 def finish(summary: dict[str, Any], json_output: bool) -> None:
     """Print a run's outcome: tables for people (on standard error if JSON is asked for), JSON for programs."""
-    from flows.summary import print_summary
+    from flows.cli.summary import print_summary
 
     print_summary(summary, err if json_output else out)
     if json_output:

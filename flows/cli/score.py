@@ -31,7 +31,7 @@ def score(
     if json_output:
         print_json({"sets": sets})
         return
-    from flows.summary import score_table
+    from flows.cli.summary import score_table
 
     out.print(text, markup=False, highlight=False)
     out.print(score_table(sets))
@@ -47,7 +47,7 @@ def score_files(ref: Path, hyp: Path) -> tuple[dict[str, Any], str]:
         ValueError: If the files do not hold the same utterances.
     """
     from speech.scoring import read_trn, score_sets, text_report
-    from tasks.score import summarize
+    from tasks.stages.score import summarize
 
     said, heard = read_trn(ref), read_trn(hyp)
     if missing := sorted(set(said) ^ set(heard)):

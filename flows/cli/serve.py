@@ -16,13 +16,13 @@ import typer
 
 from flows.cli.common import JsonOption, err, friendly, out, print_json, say
 from flows.cli.deploy import DEFAULT_CONFIG, ConfigOption, deploy_all, deployments_table
-from flows.ending import end_now
-from training.processes import adopt_orphans
+from flows.servers.shutdown import end_now
+from training.processes.children import adopt_orphans
 
 if TYPE_CHECKING:
-    from flows.production import Ports
-    from flows.services import Service
-    from flows.supervisor import Supervisor
+    from flows.servers.production import Ports
+    from flows.servers.services import Service
+    from flows.servers.supervisor import Supervisor
 
 
 # of ten seconds; on a machine that is not busy each needs a part of its own only
@@ -60,7 +60,7 @@ def up(
     """Start the servers and workers of this machine, deploy, and wait for Ctrl-C."""
     if folder is not None:
         os.environ["STARLING_HOME"] = str(folder.resolve())
-    from flows import production, services
+    from flows.servers import production, services
 
     if running := services.running_services():
         raise services.ServiceError(f"servers of this data folder run already: {running}")
@@ -77,10 +77,10 @@ def _serve(
     config: list[Path] | None, profile: Profile, ports: "Ports", stop: threading.Event, json_output: bool
 ) -> None:
     """Start everything, and end it when it is told to: workers when their flows have ended, then the servers."""
-    from flows import production, services
-    from flows.local_runs import end_runs
-    from flows.prefect_api import send_the_rest
-    from flows.supervisor import Supervisor
+    from flows.servers import production, services
+    from flows.servers.local_runs import end_runs
+    from flows.servers.prefect_api import send_the_rest
+    from flows.servers.supervisor import Supervisor
 
     adopt_orphans()
     supervisor = Supervisor(production.RESTARTS, say=say)
@@ -114,7 +114,7 @@ def _serve(
 
 
 def _start_servers(profile: Profile, ports: "Ports", supervisor: "Supervisor", stop: threading.Event) -> dict[str, Any]:
-    from flows import production, services
+    from flows.servers import production, services
 
     if profile is Profile.production:
         return production.start_servers(supervisor, ports, stop)
@@ -127,12 +127,12 @@ def _start_servers(profile: Profile, ports: "Ports", supervisor: "Supervisor", s
 
 def _workers(deployments: list[str], configs: list[Path] | None) -> "list[Callable[[], Service]]":
     """A worker that runs one pipeline at a time, and, where nodes are Prefect runs, one for them for each pool."""
-    from flows.deployments import DEFAULT_QUEUE, POOL
-    from tasks.nodes import QUEUE
+    from flows.deploy.deployments import DEFAULT_QUEUE, POOL
+    from tasks.orchestration.nodes import QUEUE
 
     workers = [_worker("worker", POOL, DEFAULT_QUEUE, "--limit", "1")]
     if any(name.startswith("node/") for name in deployments):
-        from tasks.config import load_config
+        from tasks.config.pipeline import load_config
 
         launches = [load_config(path).train.launch for path in configs or [DEFAULT_CONFIG]]
         pools = sorted({launch.pool for launch in launches if launch.kind == "prefect"})
@@ -141,7 +141,7 @@ def _workers(deployments: list[str], configs: list[Path] | None) -> "list[Callab
 
 
 def _worker(name: str, pool: str, queue: str, *more: str) -> "Callable[[], Service]":
-    from flows import services
+    from flows.servers import services
 
     command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--work-queue", queue]
     command += ["--type", "process", "--name", f"starling-local-{queue}", *more]
@@ -191,7 +191,7 @@ def secrets(
     json_output: JsonOption = False,
 ) -> None:
     """Make the passwords of the production profile that are not there yet, each in a file of its own."""
-    from flows.credentials import make_secrets, secrets_folder
+    from flows.servers.credentials import make_secrets, secrets_folder
 
     place = folder or secrets_folder()
     made = make_secrets(place, for_containers)

@@ -9,13 +9,13 @@ import yaml
 
 from flows.cli.common import JsonOption, SetOption, err, friendly, out, print_json
 from storage.disks import size_text
-from tasks.yaml_text import parse_yaml
+from tasks.config.yaml_text import parse_yaml
 
 if TYPE_CHECKING:
     from training.job import TrainJob
     from training.simulation import Cluster
     from training.simulation.problem import Problem
-    from training.strategy_config import StrategyConfig
+    from training.strategies.config import StrategyConfig
 
 Row = dict[str, Any]
 
@@ -162,11 +162,11 @@ def _job(config_path: Path, overrides: list[str]) -> "TrainJob":
 
     from flows.cli.common import progress_bars
     from flows.pipeline import new_run_id
-    from tasks.config import load_config
-    from tasks.orchestration import ALL, run_plainly
-    from tasks.stage import Run
-    from tasks.train import make_job
-    from training.compute import use_threads
+    from tasks.config.pipeline import load_config
+    from tasks.orchestration.stage_tasks import ALL, run_plainly
+    from tasks.stages.base import Run
+    from tasks.stages.train import make_job
+    from training.learner.compute import use_threads
 
     with redirect_stdout(sys.stderr), progress_bars():
         config = load_config(config_path, overrides)

@@ -12,16 +12,16 @@ from speech.features import build_features
 from speech.models import AcousticModel, build_model
 from speech.models.stages import border_bytes
 from tasks import STAGES
-from tasks.config import PipelineConfig
-from tasks.orchestration import ALL
-from tasks.prepare import synthetic_table
-from tasks.stage import Run, StageResult
-from tasks.train import make_job
-from training.batching import plan_epoch
-from training.compute import Learner, open_set, use_threads
-from training.data import Batch
-from training.devices import best_device
-from training.prefetch import Loader
+from tasks.config.pipeline import PipelineConfig
+from tasks.orchestration.stage_tasks import ALL
+from tasks.stages.base import Run, StageResult
+from tasks.stages.prepare import synthetic_table
+from tasks.stages.train import make_job
+from training.learner.batching import plan_epoch
+from training.learner.compute import Learner, open_set, use_threads
+from training.learner.data import Batch
+from training.learner.devices import best_device
+from training.learner.prefetch import Loader
 
 if TYPE_CHECKING:
     from training.job import TrainJob

@@ -23,9 +23,9 @@ ConfigOption = Annotated[
 
 def _open(url: str, config: Path | None) -> Any:
     from storage.objects import ObjectStore
-    from tasks.config import load_config
-    from tasks.credentials import export_credentials
-    from tasks.home import objects_url
+    from tasks.config.credentials import export_credentials
+    from tasks.config.home import objects_url
+    from tasks.config.pipeline import load_config
 
     if config is not None:
         storage = load_config(config).storage
@@ -63,8 +63,8 @@ def verify(
     """
     from storage.audit import Repair
     from storage.audit import verify as run_verify
-    from tasks import progress
-    from tasks.housekeeping import repair_problems
+    from tasks.stages import progress
+    from tasks.stages.housekeeping import repair_problems
 
     store = _open(url, config)
     with progress_bars():
@@ -123,7 +123,7 @@ def collect_garbage(
     json_output: JsonOption = False,
 ) -> None:
     """Delete what killed stages left, shards that no index names and, if asked, outputs without a registered model."""
-    from tasks.housekeeping import delete_garbage, find_garbage
+    from tasks.stages.housekeeping import delete_garbage, find_garbage
 
     store = _open(url, config)
     plan = find_garbage(store, min_age * 3600.0, unregistered)

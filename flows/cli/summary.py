@@ -6,13 +6,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tasks.home import shown_mlflow_uri
-from tasks.registry import current_aliases
-from tasks.report import counts_text, local_report, percent
-from tasks.score import GROUPS
-from tasks.sets import is_trained
-from tasks.speakers import overlap_warnings, set_rows
-from tasks.stage import Run
+from tasks.config.home import shown_mlflow_uri
+from tasks.dataset.sets import is_trained
+from tasks.dataset.speakers import overlap_warnings, set_rows
+from tasks.stages.base import Run
+from tasks.stages.report import counts_text, local_report, percent
+from tasks.stages.score import GROUPS
+from tasks.tracking.registry import current_aliases
 
 
 def summarize(run: Run) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from flows.cli.common import JsonOption, friendly, out, print_json
 from flows.cli.node import KEY_FILE
 
 if TYPE_CHECKING:
-    from tasks.watching import Watched
+    from tasks.tracking.training_lookup import Watched
 
 
 @friendly
@@ -34,7 +34,7 @@ def top(
 
     It reads only, and ends when the training ends. With --json, one JSON object a look.
     """
-    from tasks.watching import find_training
+    from tasks.tracking.training_lookup import find_training
 
     if ":" in target and key_file is None and os.environ.get(KEY_FILE):
         key_file = Path(os.environ[KEY_FILE])
@@ -52,7 +52,7 @@ def top(
 
 def _print(watched: "Watched", every: float, once: bool, json_output: bool) -> None:
     """One picture below the other, for scripts and files."""
-    from flows.top import picture, render
+    from flows.cli.live_table import picture, render
 
     while True:
         running = watched.poll()
@@ -69,7 +69,7 @@ def _print(watched: "Watched", every: float, once: bool, json_output: bool) -> N
 def _live(watched: "Watched", every: float) -> None:
     from rich.live import Live
 
-    from flows.top import picture, render
+    from flows.cli.live_table import picture, render
 
     running = watched.poll()
     with Live(render(picture(watched)), console=out, auto_refresh=False) as live:

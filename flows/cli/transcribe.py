@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from flows.cli.common import JsonOption, err, friendly
-from tasks.home import shown_mlflow_uri
+from tasks.config.home import shown_mlflow_uri
 
 AUDIO = {".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif", ".au", ".sph"}
 STDIN = Path("-")
@@ -48,9 +48,9 @@ def transcribe(
 
     A file that cannot be read gets its error and stops no other; the exit status is then 1.
     """
-    from flows.transcripts import open_sink
+    from flows.cli.transcripts import open_sink
     from speech.transcriber import Transcriber
-    from training.devices import pick_device
+    from training.learner.devices import pick_device
 
     recordings = find_audio(files)
     with redirect_stdout(sys.stderr):
@@ -143,8 +143,8 @@ def fetch_model(model: str) -> Path:
     import mlflow
     from mlflow.exceptions import MlflowException
 
-    from flows.services import connect_mlflow
-    from tasks.tracking import client
+    from flows.servers.services import connect_mlflow
+    from tasks.tracking.runs import client
 
     connect_mlflow()
     client()

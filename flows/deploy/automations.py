@@ -7,8 +7,8 @@
 import json
 from typing import Any
 
-from flows.deployments import HEARTBEAT_S, PART_TAG, TAG
-from tasks.config import PipelineConfig
+from flows.deploy.deployments import HEARTBEAT_S, PART_TAG, TAG
+from tasks.config.pipeline import PipelineConfig
 
 PREFIX = "starling: "
 SILENCE_S = 3 * HEARTBEAT_S
@@ -156,7 +156,7 @@ def apply(configs: list[PipelineConfig], deployed: list[dict[str, Any]], notify_
 
     Args:
         configs: The configurations that were deployed.
-        deployed: What `flows.deployments.deploy` said of them.
+        deployed: What `flows.deploy.deployments.deploy` said of them.
         notify_url: Where notifications go; kept in an encrypted block only. Empty leaves it as it was; without any,
             no notification is sent.
 

@@ -2,7 +2,7 @@
 
 A scheduled run that begins while another run of its deployment is going ends at once as `Skipped`; one that falls due
 meanwhile, and that no worker has taken yet, is skipped by the run that is going. A run that a person asks for is never
-skipped: its stages wait for each other (see `tasks.slots`).
+skipped: its stages wait for each other (see `tasks.locking.slots`).
 """
 
 import os
@@ -30,11 +30,11 @@ from prefect.exceptions import TerminationSignal
 from prefect.runtime import flow_run as current
 from prefect.states import Cancelled
 
-from flows.ending import bounded_end, interrupted, left_s, outlive_reader
-from tasks.holder import Holder
-from tasks.leases import impatient_client
-from tasks.logs import secrets_kept
-from tasks.slots import kept_lease, lock_name, run_log
+from flows.servers.shutdown import bounded_end, interrupted, left_s, outlive_reader
+from tasks.locking.leases import impatient_client
+from tasks.locking.lock_owner import LockOwner
+from tasks.locking.slots import kept_lease, lock_name, run_log
+from tasks.orchestration.logs import secrets_kept
 
 P = ParamSpec("P")
 _PAGE = 100
@@ -132,7 +132,7 @@ def _as_deployed(run: FlowRun, flow: Callable[[], Any]) -> Any:
     """Run a flow unless it is a schedule's, and another run of its deployment is going."""
     if run.deployment_id is None:
         return flow()
-    holder = Holder.here(run.name, str(current.ui_url or ""))
+    holder = LockOwner.here(run.name, str(current.ui_url or ""))
     with kept_lease(lock_name("deployment", str(run.deployment_id)), holder, _skipper(run)) as other:
         if other is not None and _by_schedule(run):
             run_log().info("skipped: this deployment is run by %s", other)

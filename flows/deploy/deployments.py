@@ -11,9 +11,9 @@ from typing import Any
 import yaml
 
 import flows
-from flows.pools import DEFAULT_QUEUE, IMAGE_FOLDER, POOL, WorkPool, make_pool
-from tasks.config import PipelineConfig
-from tasks.nodes import QUEUE
+from flows.deploy.pools import DEFAULT_QUEUE, IMAGE_FOLDER, POOL, WorkPool, make_pool
+from tasks.config.pipeline import PipelineConfig
+from tasks.orchestration.nodes import QUEUE
 
 __all__ = ["DEFAULT_QUEUE", "FOLDS", "POOL", "SCHEDULED", "Options", "Scheduled", "deploy", "plan", "prefect_yaml"]
 

@@ -23,13 +23,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from flows import production, services
-from flows.credentials import client_environment, make_secrets, secrets_folder
-from flows.databases import Database, PostgresDatabase, SqliteDatabase, move_artifacts
-from flows.postgres import DATABASES, PostgresServer
-from flows.supervisor import Supervisor
+from flows.servers import production, services
+from flows.servers.credentials import client_environment, make_secrets, secrets_folder
+from flows.servers.databases import Database, PostgresDatabase, SqliteDatabase, move_artifacts
+from flows.servers.postgres import DATABASES, PostgresServer
+from flows.servers.supervisor import Supervisor
 from storage.objects import ObjectMissingError, ObjectStore
-from tasks.home import home, mlflow_artifacts
+from tasks.config.home import home, mlflow_artifacts
 
 MANIFEST = "manifest.json"
 FORMAT = 1

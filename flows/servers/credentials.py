@@ -9,7 +9,7 @@ import secrets
 import stat
 from pathlib import Path
 
-from tasks.home import home
+from tasks.config.home import home
 
 ADMIN = "admin"
 """MLflow's first user."""

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from flows.postgres import PostgresServer
-from flows.services import ServiceError
+from flows.servers.postgres import PostgresServer
+from flows.servers.services import ServiceError
 from storage.publishing import publish_file
 
 _DUMP_S = 3600.0

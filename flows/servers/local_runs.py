@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from flows.ending import descendants, family
-from flows.services import Service
+from flows.servers.services import Service
+from flows.servers.shutdown import descendants, family
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -73,7 +73,7 @@ def _cancelling(runs: list[UUID]) -> None:
     """Let the flows know, when they end, that they have been cancelled."""
     from prefect.states import Cancelling
 
-    from tasks.leases import impatient_client
+    from tasks.locking.leases import impatient_client
 
     with suppress(Exception), impatient_client() as client:  # without a server they end all the same
         for run in runs:
@@ -82,7 +82,7 @@ def _cancelling(runs: list[UUID]) -> None:
 
 def _cancelled(runs: list[UUID]) -> None:
     """Call runs cancelled, and those within them, whose processes could not say so themselves."""
-    from tasks.leases import impatient_client
+    from tasks.locking.leases import impatient_client
 
     with suppress(Exception), impatient_client() as client:
         for run in runs:

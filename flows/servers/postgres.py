@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.credentials import ADMIN, read_secret
-from flows.services import LOOPBACK, Service, ServiceError, spawn
+from flows.servers.credentials import ADMIN, read_secret
+from flows.servers.services import LOOPBACK, Service, ServiceError, spawn
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection  # type: ignore[import-untyped]
@@ -140,7 +140,7 @@ class PostgresServer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cluster(PostgresServer):
+class PostgresCluster(PostgresServer):
     """A server that we start, and its files."""
 
     folder: Path

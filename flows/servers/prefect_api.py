@@ -14,8 +14,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-from flows.ending import end_because, told
-from flows.services import (
+from flows.servers.services import (
     Service,
     ServiceError,
     connect_mlflow,
@@ -24,9 +23,10 @@ from flows.services import (
     set_prefect_defaults,
     start_prefect,
 )
-from flows.supervisor import Supervisor
+from flows.servers.shutdown import end_because, told
+from flows.servers.supervisor import Supervisor
 from storage.retries import ObjectStoreError, check_disk
-from tasks.home import home
+from tasks.config.home import home
 
 RESTARTS = 3
 """How often a command's own server may die within ten minutes."""
@@ -49,7 +49,10 @@ def orchestration(on_wait: Callable[[str], None] = lambda _: None) -> Iterator[s
     """
     set_prefect_defaults()
     if os.environ.get("PREFECT_API_URL"):
-        from tasks.reachable import PATIENCE_S, check_prefect  # with what it imports, it would delay every command
+        from tasks.config.reachable import (  # with what it imports, it would delay every command
+            PATIENCE_S,
+            check_prefect,
+        )
 
         connect_mlflow()
         check_prefect(PATIENCE_S, say=on_wait)

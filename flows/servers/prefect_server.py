@@ -8,7 +8,7 @@ are found when that has passed.
 Prefect inserts the runs of schedules with their states, for which its models have a property that SQLAlchemy 2.1 takes
 for a column without a way to write it, so that no schedule would ever run.
 
-Start it as `uvicorn --factory flows.prefect_server:create_app`.
+Start it as `uvicorn --factory flows.servers.prefect_server:create_app`.
 """
 
 import logging

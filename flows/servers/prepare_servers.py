@@ -1,18 +1,18 @@
 """Make what the servers of docker-compose.yml need before they start: roles, databases and buckets; safe to repeat.
 
-Run as `python -m flows.prepare_servers` with STARLING_POSTGRES (HOST:PORT), STARLING_SECRETS (folder) and the S3
-server's AWS_… variables. It also puts changed passwords into force, so the way to rotate one is a new file and a
+Run as `python -m flows.servers.prepare_servers` with STARLING_POSTGRES (HOST:PORT), STARLING_SECRETS (folder) and the
+S3 server's AWS_… variables. It also puts changed passwords into force, so the way to rotate one is a new file and a
 restart. `starling up --profile production` does the same for servers of its own.
 """
 
 import os
 import sys
 
-from flows.backup import POSTGRES
-from flows.credentials import secrets_folder
-from flows.postgres import PostgresServer
-from flows.production import BUCKETS, make_buckets
-from flows.services import ServiceError
+from flows.servers.backup import POSTGRES
+from flows.servers.credentials import secrets_folder
+from flows.servers.postgres import PostgresServer
+from flows.servers.production import BUCKETS, make_buckets
+from flows.servers.services import ServiceError
 
 
 def main() -> None:

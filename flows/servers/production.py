@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.credentials import ADMIN, client_environment, make_secrets, read_secret, secrets_folder
-from flows.postgres import Cluster
-from flows.services import LOOPBACK, Service, ServiceError, free_port, prefect_environment, spawn, start_prefect
-from flows.supervisor import Supervisor
-from tasks.home import home
+from flows.servers.credentials import ADMIN, client_environment, make_secrets, read_secret, secrets_folder
+from flows.servers.postgres import PostgresCluster
+from flows.servers.services import LOOPBACK, Service, ServiceError, free_port, prefect_environment, spawn, start_prefect
+from flows.servers.supervisor import Supervisor
+from tasks.config.home import home
 
 BUCKETS = ("starling", "mlflow")
 OBJECTS = "s3://starling/objects"
@@ -133,7 +133,7 @@ def s3_environment(url: str) -> dict[str, str]:
     }
 
 
-def prefect_database(cluster: Cluster) -> dict[str, str]:
+def prefect_database(cluster: PostgresCluster) -> dict[str, str]:
     """The Prefect server's environment: its database, and the password that it asks for."""
     auth = read_secret(cluster.secrets, "prefect_auth")
     return {
@@ -148,7 +148,7 @@ def prefect_database(cluster: Cluster) -> dict[str, str]:
     }
 
 
-def start_mlflow(port: int, cluster: Cluster, s3_url: str) -> Service:
+def start_mlflow(port: int, cluster: PostgresCluster, s3_url: str) -> Service:
     """Start an MLflow server on PostgreSQL that asks for a password and passes artifacts on to S3."""
     database = f"postgresql+psycopg2://mlflow@{LOOPBACK}:{cluster.port}/mlflow"
     url = f"http://{LOOPBACK}:{port}"
@@ -184,9 +184,11 @@ def mlflow_environment(secrets: Path, config: Path, s3_url: str) -> dict[str, st
     }
 
 
-def start_stores(supervisor: Supervisor, ports: Ports, secrets: Path, stop: threading.Event | None = None) -> Cluster:
+def start_stores(
+    supervisor: Supervisor, ports: Ports, secrets: Path, stop: threading.Event | None = None
+) -> PostgresCluster:
     """Start PostgreSQL and the S3 server, wait for both, and make the databases, unless `stop` is set meanwhile."""
-    cluster = Cluster(port=ports.postgres, secrets=secrets, folder=postgres_folder())
+    cluster = PostgresCluster(port=ports.postgres, secrets=secrets, folder=postgres_folder())
     cluster.prepare()
     supervisor.add(cluster.start)
     supervisor.add(lambda: start_s3(ports.s3, secrets))

@@ -1,7 +1,7 @@
 """The servers around a run: Prefect's for the flows, MLflow's for the UI; local, on loopback, below the data folder.
 
 `starling up` starts both and leaves a note in the data folder; a run finds the note and uses them. Without it a run
-starts a Prefect server of its own (see `flows.prefect_api`), and MLflow works on SQLite without any server.
+starts a Prefect server of its own (see `flows.servers.prefect_api`), and MLflow works on SQLite without any server.
 """
 
 import http.client
@@ -21,11 +21,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flows.credentials import SecretError, client_environment
+from flows.servers.credentials import SecretError, client_environment
 from storage.retries import check_disk
-from tasks.embedded_database import make_ready
-from tasks.home import home, mlflow_artifacts
-from training.processes import bind_to_parent, end_of_log, see_end
+from tasks.config.home import home, mlflow_artifacts
+from tasks.tracking.embedded_database import make_ready
+from training.processes.children import bind_to_parent, end_of_log, see_end
 
 LOOPBACK = "127.0.0.1"
 START_S = 180.0
@@ -201,7 +201,7 @@ def prefect_environment() -> dict[str, str]:
         "PREFECT_HOME": str(home() / "prefect"),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
-        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",  # flows.automations counts on it
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",  # flows.deploy.automations counts on it
         "DO_NOT_TRACK": "1",
     }
 
@@ -225,7 +225,7 @@ def start_prefect(
     port = int(listener.getsockname()[1]) if listener else port or free_port()
     url = f"http://{LOOPBACK}:{port}"
     # uvicorn directly: `prefect server start` would import everything twice, in a parent and in a child
-    command = [sys.executable, "-m", "uvicorn", "--factory", "flows.prefect_server:create_app"]
+    command = [sys.executable, "-m", "uvicorn", "--factory", "flows.servers.prefect_server:create_app"]
     command += ["--fd", str(listener.fileno())] if listener else ["--host", LOOPBACK, "--port", str(port)]
     command += ["--log-level", "warning", "--lifespan", "on"]
     env = {**prefect_environment(), "PREFECT_API_URL": f"{url}/api", "PREFECT_UI_API_URL": f"{url}/api"}

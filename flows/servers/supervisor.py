@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from flows import services
-from flows.ending import END_S
-from flows.services import START_S, STARTS, Service, ServiceError
+from flows.servers import services
+from flows.servers.services import START_S, STARTS, Service, ServiceError
+from flows.servers.shutdown import END_S
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 

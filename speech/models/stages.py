@@ -16,7 +16,7 @@ from speech.models.blstm import Blstm, run_lstm
 from speech.models.conformer import Conformer, run_layers
 
 
-class Stage(nn.Module, ABC):
+class ModelStage(nn.Module, ABC):
     """Some consecutive layers of an acoustic model.
 
     Args:
@@ -63,7 +63,7 @@ class Stage(nn.Module, ABC):
         return (x.log_softmax(dim=-1) if self.is_last else x).contiguous()
 
 
-class ConformerStage(Stage):
+class ConformerStage(ModelStage):
     """Layers of a Conformer."""
 
     def __init__(self, model: Conformer, layers: range) -> None:
@@ -130,7 +130,7 @@ class LstmLayers(nn.Module):
         return F.dropout(run_lstm(part.train(self.training), x_BTD, lengths), self.dropout, self.training)
 
 
-class BlstmStage(Stage):
+class BlstmStage(ModelStage):
     """Layers of a BLSTM."""
 
     def __init__(self, model: Blstm, layers: range) -> None:
@@ -146,7 +146,7 @@ class BlstmStage(Stage):
         return scores
 
 
-def split_model(model: AcousticModel, stages: int) -> list[Stage]:
+def split_model(model: AcousticModel, stages: int) -> list[ModelStage]:
     """Cut a model into stages whose largest has as few parameters as can be.
 
     Args:

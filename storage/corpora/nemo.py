@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from storage.corpora.base import CorpusError, CorpusReader, Utterance, as_number, first_object, read_json_lines
-from storage.corpora.tars import Member, tar_members
+from storage.corpora.tars import TarMember, tar_members
 from storage.safety import UnsafeTarError
 
 
@@ -32,7 +32,7 @@ class NemoReader(CorpusReader):
     def _utterances(self) -> Iterator[Utterance]:
         if not self.root.is_file():
             raise CorpusError(f"{self.root} is a folder: name the manifest itself")
-        shards: dict[str, dict[str, Member]] = {}
+        shards: dict[str, dict[str, TarMember]] = {}
         for number, row in read_json_lines(self.root):
             place = f"{self.root.name}:{number}"
             if isinstance(row, str):
@@ -42,7 +42,7 @@ class NemoReader(CorpusReader):
             else:
                 yield from self._entry(number, row, shards)
 
-    def _entry(self, number: int, row: dict[str, Any], shards: dict[str, dict[str, Member]]) -> Iterator[Utterance]:
+    def _entry(self, number: int, row: dict[str, Any], shards: dict[str, dict[str, TarMember]]) -> Iterator[Utterance]:
         name, text = row["audio_filepath"], row.get("text")
         label = str(row.get("id") or row.get("utt_id") or Path(name).stem)
         if not isinstance(text, str):
@@ -71,7 +71,7 @@ class NemoReader(CorpusReader):
         if found:
             yield found
 
-    def _member(self, shard: str, name: str, shards: dict[str, dict[str, Member]]) -> Member | None:
+    def _member(self, shard: str, name: str, shards: dict[str, dict[str, TarMember]]) -> TarMember | None:
         if shard not in shards:
             shards[shard] = {}
             try:

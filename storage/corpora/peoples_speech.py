@@ -18,7 +18,7 @@ from storage.corpora.base import (
     first_object,
     read_json_lines,
 )
-from storage.corpora.tars import Member, tar_members
+from storage.corpora.tars import TarMember, tar_members
 from storage.safety import UnsafeTarError
 
 _NAMES = ("name", "audio_path", "output_paths", "audio_filepath")
@@ -41,7 +41,7 @@ class PeoplesSpeechReader(CorpusReader):
 
     def _utterances(self) -> Iterator[Utterance]:
         for manifest in self._tables():
-            members: dict[str, tuple[Path, Member]] | None = None
+            members: dict[str, tuple[Path, TarMember]] | None = None
             for number, row in read_json_lines(manifest):
                 if isinstance(row, str):
                     self._problem(f"{manifest.name}:{number}", "bad-line", row)
@@ -67,7 +67,7 @@ class PeoplesSpeechReader(CorpusReader):
         row: dict[str, Any],
         entry: tuple[str, str | None, float | None],
         place: Path | None,
-        member: tuple[Path, Member] | None,
+        member: tuple[Path, TarMember] | None,
     ) -> Iterator[Utterance]:
         name, text, seconds = entry
         utterance_id = name.rpartition("/")[2].rpartition(".")[0] or name
@@ -88,9 +88,9 @@ class PeoplesSpeechReader(CorpusReader):
         if found:
             yield found
 
-    def _index(self, manifest: Path) -> dict[str, tuple[Path, Member]]:
+    def _index(self, manifest: Path) -> dict[str, tuple[Path, TarMember]]:
         """Every member of the manifest's tars, by its name with and without the topmost folders."""
-        found: dict[str, tuple[Path, Member]] = {}
+        found: dict[str, tuple[Path, TarMember]] = {}
         for tar in _tars(manifest):
             try:
                 for member in tar_members(tar):

@@ -10,7 +10,7 @@ from storage.safety import TAR_ERRORS, CheckedTarInfo, UnsafeTarError
 _MAX_NAME = 4096
 
 
-class Member(NamedTuple):
+class TarMember(NamedTuple):
     """A regular file in a tar: its bytes are `length` bytes of the tar from `offset` on."""
 
     name: str
@@ -18,7 +18,7 @@ class Member(NamedTuple):
     length: int
 
 
-def tar_members(path: Path) -> Iterator[Member]:
+def tar_members(path: Path) -> Iterator[TarMember]:
     """Regular files of a tar in their order; only headers are read.
 
     Raises:
@@ -33,7 +33,7 @@ def tar_members(path: Path) -> Iterator[Member]:
                     continue
                 if info.size < 0 or info.offset_data + info.size > size:
                     raise UnsafeTarError(f"{path}: cut in the middle of {info.name[:120]!r}. Fetch it again.")
-                yield Member(info.name[:_MAX_NAME], info.offset_data, info.size)
+                yield TarMember(info.name[:_MAX_NAME], info.offset_data, info.size)
             end = tar.offset
     except UnsafeTarError:
         raise
@@ -46,7 +46,7 @@ def tar_members(path: Path) -> Iterator[Member]:
         raise UnsafeTarError(f"{path}: damaged or cut after byte {end}. Fetch it again.")
 
 
-def read_member(path: Path, member: Member, limit: int = 1 << 20) -> bytes:
+def read_member(path: Path, member: TarMember, limit: int = 1 << 20) -> bytes:
     """Content of a small member.
 
     Raises:

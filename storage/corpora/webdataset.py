@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from storage.corpora.base import AUDIO_SUFFIXES, CorpusError, CorpusReader, Utterance, as_number
-from storage.corpora.tars import Member, read_member, tar_members
+from storage.corpora.tars import TarMember, read_member, tar_members
 from storage.safety import UnsafeTarError
 
 _TEXTS = ("text", "transcript", "transcription", "sentence", "normalized_text")
@@ -56,7 +56,7 @@ class WebDatasetReader(CorpusReader):
         if not shards:
             raise CorpusError(f"{self.root} has no .tar{' that fits ' + self._pattern if self._pattern else ''}")
         for shard in shards:
-            key, sample = "", dict[str, Member]()
+            key, sample = "", dict[str, TarMember]()
             try:
                 for member in tar_members(shard):
                     member_key, suffix = _split(member.name)
@@ -70,7 +70,7 @@ class WebDatasetReader(CorpusReader):
                 self._problem(shard.name, "bad-tar", str(error))
             yield from self._sample(shard, key, sample)
 
-    def _sample(self, shard: Path, key: str, sample: dict[str, Member]) -> Iterator[Utterance]:
+    def _sample(self, shard: Path, key: str, sample: dict[str, TarMember]) -> Iterator[Utterance]:
         if not sample:
             return
         audio = next((m for suffix, m in sample.items() if f".{suffix.rpartition('.')[2]}" in AUDIO_SUFFIXES), None)
@@ -102,7 +102,7 @@ class WebDatasetReader(CorpusReader):
         if found:
             yield found
 
-    def _fields(self, shard: Path, sample: dict[str, Member]) -> dict[str, Any]:
+    def _fields(self, shard: Path, sample: dict[str, TarMember]) -> dict[str, Any]:
         try:
             fields = json.loads(read_member(shard, sample["json"])) if "json" in sample else {}
         except RecursionError:
@@ -111,7 +111,7 @@ class WebDatasetReader(CorpusReader):
             raise ValueError("its JSON is no object")
         return fields
 
-    def _text(self, shard: Path, sample: dict[str, Member], fields: dict[str, Any]) -> str | None:
+    def _text(self, shard: Path, sample: dict[str, TarMember], fields: dict[str, Any]) -> str | None:
         named = str(self.options.get("text") or "")
         text = _word(fields, (named,) if named else _TEXTS)
         for suffix in ("txt", "cls"):

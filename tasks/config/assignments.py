@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from tasks.yaml_text import parse_yaml
+from tasks.config.yaml_text import parse_yaml
 
 
 def assign(document: dict[str, Any], assignments: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ import os
 from threading import Lock
 from typing import Any
 
-from tasks.config import StorageConfig
+from tasks.config.pipeline import StorageConfig
 
 _VARIABLES = {
     "access_key_id": "AWS_ACCESS_KEY_ID",
@@ -51,7 +51,7 @@ def export_credentials(config: StorageConfig, again: bool = False) -> None:
 
 
 def _load(name: str) -> dict[str, str]:
-    from tasks.credentials_block import StorageCredentials  # Prefect takes seconds to import
+    from tasks.config.credentials_block import StorageCredentials  # Prefect takes seconds to import
 
     blocks: Any = StorageCredentials  # its types know nothing of `_sync`
     try:

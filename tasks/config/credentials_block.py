@@ -3,7 +3,7 @@
     StorageCredentials(access_key_id="…", secret_access_key="…").save("lab")     # once, or in the UI
 
 A configuration then says `storage: {credentials: lab}`. Register the type with a server by
-`prefect block register -m tasks.credentials_block`.
+`prefect block register -m tasks.config.credentials_block`.
 """
 
 from prefect.blocks.core import Block

@@ -19,10 +19,10 @@ from speech.models import ModelConfig
 from speech.objectives import check_decoder
 from speech.text import NormalizerConfig
 from speech.tokens import TokenConfig
-from tasks.assignments import assign
-from tasks.policies import DuplicatesConfig, SlotsConfig
-from tasks.sources import SourceConfig, checked_name, nearest
-from tasks.yaml_text import parse_yaml
+from tasks.config.assignments import assign
+from tasks.config.yaml_text import parse_yaml
+from tasks.dataset.policies import DuplicatesConfig, SlotsConfig
+from tasks.dataset.sources import SourceConfig, checked_name, nearest
 from training.config import TrainConfig
 
 _CLUSTER_WORKERS = 64

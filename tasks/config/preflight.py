@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
-from tasks.features import set_url
-from tasks.nodes_api import check_pool
-from tasks.stage import Run, StageError
+from tasks.orchestration.nodes_api import check_pool
+from tasks.stages.base import Run, StageError
+from tasks.stages.features import set_url
 from training.config import TrainConfig
 
 if TYPE_CHECKING:
-    from training.devices import Inventory
+    from training.learner.devices import Inventory
 
 _log = logging.getLogger(__name__)
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:]+\]|[^:\[\]\s/]+):(?P<port>[0-9]{1,5})")
@@ -110,7 +110,7 @@ def check_devices(cfg: TrainConfig, found: "Inventory | None" = None) -> None:
     """
     if cfg.launch.kind != "local" or cfg.device == "cpu" or cfg.traits.shared:
         return
-    from training.devices import inventory, rank_device
+    from training.learner.devices import inventory, rank_device
 
     found = found or inventory()
     if found.trouble and cfg.device == "auto":

@@ -12,12 +12,12 @@ from typing import Any
 
 from storage.objects import ObjectStore
 from storage.retries import ObjectStoreError, RetryPolicy
-from tasks.config import PipelineConfig
-from tasks.credentials import export_credentials
-from tasks.failures import passes
-from tasks.home import mlflow_uri, objects_url, shown_mlflow_uri
-from tasks.stage import position
-from training.logs import redact
+from tasks.config.credentials import export_credentials
+from tasks.config.home import mlflow_uri, objects_url, shown_mlflow_uri
+from tasks.config.pipeline import PipelineConfig
+from tasks.orchestration.failures import passes
+from tasks.stages.base import position
+from training.processes.logs import redact
 
 REQUEST_S = 5.0
 """How long a server may take to answer."""
@@ -96,7 +96,7 @@ def check_mlflow(patience_s: float = 0.0, say: Callable[[str], None] = lambda _:
     if not mlflow_uri().startswith(("http://", "https://")):
         return
 
-    from tasks.tracking import client, impatient  # takes seconds, which are not the server's
+    from tasks.tracking.runs import client, impatient  # takes seconds, which are not the server's
 
     def ask() -> None:
         with impatient(int(REQUEST_S), always=True):
@@ -126,7 +126,7 @@ def check_prefect(patience_s: float = 0.0, say: Callable[[str], None] = lambda _
     if not url:
         return
 
-    from tasks.leases import impatient_client
+    from tasks.locking.leases import impatient_client
 
     def ask() -> None:
         with impatient_client() as client:

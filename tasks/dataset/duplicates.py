@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from speech.fingerprint import Words, bit_errors, certain_limit, sketch
 from storage.duplicates import Labels, WordIndex, equal_labels, join_labels, text_keys
-from tasks.policies import DuplicatesConfig, Policy
-from tasks.sets import Mask, Sets, is_trained, values
-from tasks.tables import Row, TableWriter
+from tasks.dataset.policies import DuplicatesConfig, Policy
+from tasks.dataset.sets import Mask, Sets, is_trained, values
+from tasks.dataset.tables import Row, TableWriter
 
 DUPLICATES = "duplicates.parquet"
 DUPLICATES_SCHEMA = pa.schema(
@@ -100,7 +100,7 @@ class Fingerprints:
 
 
 @dataclass(frozen=True)
-class Finding:
+class DuplicateGroups:
     """Groups of rows that are the same in one respect, and what is to be done about them."""
 
     kind: str
@@ -114,7 +114,7 @@ class Finding:
 class Doubles:
     """Rows of one finding."""
 
-    finding: Finding
+    finding: DuplicateGroups
     again: Mask
     """Rows whose group has an earlier row in the same set."""
     leaked: Mask
@@ -128,7 +128,7 @@ class Doubles:
         return self.leaked if self.finding.kind == TEXT else self.leaked | self.again
 
 
-def find_doubles(finding: Finding, sets: Sets) -> Doubles:
+def find_doubles(finding: DuplicateGroups, sets: Sets) -> Doubles:
     """Look at each group of more than one row.
 
     A group stays in the set of its first row that is not trained on, or, if all are, of its first row; its trained
@@ -175,8 +175,8 @@ def look_for_doubles(
     said = zip(values(path, "speaker"), values(path, "text"), strict=True)
     texts = equal_labels(text_keys(f"{speaker}\t{text}" for speaker, text in said))
     findings = (
-        Finding(NEAR, audio, config.within, config.overlap),
-        Finding(TEXT, texts, "keep", config.same_text),
+        DuplicateGroups(NEAR, audio, config.within, config.overlap),
+        DuplicateGroups(TEXT, texts, "keep", config.same_text),
     )
     return [find_doubles(finding, sets) for finding in findings], exact, errors
 

@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from storage.duplicates import equal_labels, text_keys
 from storage.objects import ObjectStore
-from tasks.sets import Mask, Sets, values
-from tasks.tables import Row, TableWriter, batches, iter_table
+from tasks.dataset.sets import Mask, Sets, values
+from tasks.dataset.tables import Row, TableWriter, batches, iter_table
 
 MANIFEST, QUARANTINE = "utterances.parquet", "quarantine.parquet"
 CONTENT = ("id", "set", "text", "speaker", "corpus", "domain", "language", "sha256", "duration", "sample_rate")

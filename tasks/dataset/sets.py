@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from tasks.config import DataConfig
-from tasks.splits import (
+from tasks.config.pipeline import DataConfig
+from tasks.dataset.splits import (
     TRAIN,
     Groups,
     Ints,
@@ -23,7 +23,7 @@ from tasks.splits import (
     name_order,
     split_groups,
 )
-from tasks.tables import batches
+from tasks.dataset.tables import batches
 
 VALID, TEST = "valid", "test"
 SOURCE = "source"

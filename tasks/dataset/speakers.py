@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.config import DataConfig
-from tasks.sets import Mask, Sets, is_trained, source_numbers, values
-from tasks.splits import TRAIN, Ints, SplitError, encode
+from tasks.config.pipeline import DataConfig
+from tasks.dataset.sets import Mask, Sets, is_trained, source_numbers, values
+from tasks.dataset.splits import TRAIN, Ints, SplitError, encode
 
 _SHOWN = 8
 

@@ -12,9 +12,9 @@ from speech.scripts import LanguageError
 from speech.text import TextNormalizer
 from speech.text_log import TextChange, count_kinds, text_changes, undo_changes
 from storage.objects import ObjectStore
-from tasks.config import ConfigError, DataConfig
-from tasks.manifest import MANIFEST
-from tasks.tables import Row, TableWriter, batches, iter_table
+from tasks.config.pipeline import ConfigError, DataConfig
+from tasks.dataset.manifest import MANIFEST
+from tasks.dataset.tables import Row, TableWriter, batches, iter_table
 
 TEXT_CHANGES = "text-changes.parquet"
 TEXT_CHANGES_SCHEMA = pa.schema([(name, pa.string()) for name in ("id", "language", "changes")])

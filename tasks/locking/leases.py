@@ -23,8 +23,8 @@ import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
-from tasks.failures import passes
-from tasks.holder import Holder
+from tasks.locking.lock_owner import LockOwner
+from tasks.orchestration.failures import passes
 
 LEASE_S = 100.0
 """A lease that has not been renewed for so long is stale."""
@@ -56,7 +56,7 @@ class LeaseTable:
     def __init__(self, client: SyncPrefectClient) -> None:
         self._client = client
 
-    def take(self, name: str, holder: Holder) -> str | Holder:
+    def take(self, name: str, holder: LockOwner) -> str | LockOwner:
         """Take a lease.
 
         Returns:
@@ -66,7 +66,7 @@ class LeaseTable:
             httpx.HTTPError: If the server is away or refuses.
         """
         body = {"name": name, "value": asdict(holder), "tags": [_TAG]}
-        other = Holder("another run")
+        other = LockOwner("another run")
         for _ in range(3):  # another may take or leave it in between
             reply = self._ask("POST", "/variables/", json=body)
             if reply is not None and reply.status_code != httpx.codes.CONFLICT:
@@ -74,7 +74,7 @@ class LeaseTable:
             found = self._ask("GET", f"/variables/name/{name}")
             if found is None:
                 continue
-            other = Holder.read(found.json()["value"])
+            other = LockOwner.read(found.json()["value"])
             if other.token == holder.token:  # the answer to an earlier request was lost
                 return str(found.json()["id"])
             if not (other.gone() or _age_s(found) > LEASE_S):
@@ -82,7 +82,7 @@ class LeaseTable:
             self._ask("DELETE", f"/variables/{found.json()['id']}")
         return other
 
-    def renew(self, lease: str, holder: Holder) -> bool:
+    def renew(self, lease: str, holder: LockOwner) -> bool:
         """Renew a lease; False if it is not there any more."""
         return self._ask("PATCH", f"/variables/{lease}", json={"value": asdict(holder)}) is not None
 
@@ -138,13 +138,13 @@ class Lease:
         self,
         name: str,
         lease: str,
-        holder: Holder,
+        holder: LockOwner,
         log: Any = _log,
         on_beat: Callable[[SyncPrefectClient], None] | None = None,
         beat_s: float | None = None,
     ) -> None:
         self.name, self.holder = name, holder
-        self.lost_to: Holder | None = None
+        self.lost_to: LockOwner | None = None
         """Who holds it now, where another has taken it."""
         self._lease, self._log, self._on_beat, self._beat_s = lease, log, on_beat, beat_s or BEAT_S
         self._away = False

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 
 @dataclass(frozen=True)
-class Holder:
+class LockOwner:
     """Who holds a lock."""
 
     run: str
@@ -29,13 +29,13 @@ class Holder:
     """Tells this asking from all others."""
 
     @classmethod
-    def here(cls, run: str, link: str = "") -> "Holder":
+    def here(cls, run: str, link: str = "") -> "LockOwner":
         """This process, for a run."""
         pid, now = os.getpid(), f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
         return cls(run, link, _place(), pid, _started(pid), now, uuid4().hex)
 
     @classmethod
-    def read(cls, value: Any) -> "Holder":
+    def read(cls, value: Any) -> "LockOwner":
         """The holder that a variable's value names; unknown if the value is something else."""
         known = value if isinstance(value, dict) else {}
         texts = {name: str(known.get(name, "")) for name in ("link", "place", "started", "since", "token")}

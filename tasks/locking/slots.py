@@ -1,8 +1,8 @@
 """One at a time: who may make an output, and who may train.
 
 Between the processes of one machine a file's lock decides, which the system frees when its holder dies. Between
-machines, and wherever a flow runs, a lease at the Prefect server decides as well (see `tasks.leases`). Without a
-Prefect server (`starling run --plain`) there is the file's lock only.
+machines, and wherever a flow runs, a lease at the Prefect server decides as well (see `tasks.locking.leases`). Without
+a Prefect server (`starling run --plain`) there is the file's lock only.
 """
 
 import hashlib
@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storage.locks import LockTimeoutError, any_file_lock
-from tasks.config import PipelineConfig
-from tasks.failures import passes
-from tasks.holder import Holder
-from tasks.home import home
-from tasks.policies import SlotsConfig
+from tasks.config.home import home
+from tasks.config.pipeline import PipelineConfig
+from tasks.dataset.policies import SlotsConfig
+from tasks.locking.lock_owner import LockOwner
+from tasks.orchestration.failures import passes
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
 
-    from tasks.leases import Lease
+    from tasks.locking.leases import Lease
 
 REFUSE_S = 5.0
 """How long even runs wait that are told not to: a run that only looks for work holds a lock for a moment."""
@@ -79,7 +79,7 @@ def output_lock_name(url: str) -> str:
 
 
 @contextmanager
-def machine_lock(paths: list[Path], what: str, config: SlotsConfig, holder: Holder) -> Iterator[None]:
+def machine_lock(paths: list[Path], what: str, config: SlotsConfig, holder: LockOwner) -> Iterator[None]:
     """Hold one of several locks of this machine.
 
     Args:
@@ -91,7 +91,7 @@ def machine_lock(paths: list[Path], what: str, config: SlotsConfig, holder: Hold
     Raises:
         SlotTakenError: If others hold them for too long; the message names them.
     """
-    told = Told(what)
+    told = WaitNotice(what)
     with ExitStack() as stack:
         try:
             stack.enter_context(any_file_lock(paths, patience_s(config), holder=str(holder), on_wait=told.wait))
@@ -100,7 +100,7 @@ def machine_lock(paths: list[Path], what: str, config: SlotsConfig, holder: Hold
         yield
 
 
-class Told:
+class WaitNotice:
     """Tells once for whom a run waits."""
 
     def __init__(self, what: str) -> None:
@@ -122,7 +122,7 @@ def taken_text(what: str, others: str) -> str:
 
 
 @contextmanager
-def shared_lock(names: list[str], what: str, config: SlotsConfig, holder: Holder) -> Iterator["Lease | None"]:
+def shared_lock(names: list[str], what: str, config: SlotsConfig, holder: LockOwner) -> Iterator["Lease | None"]:
     """Hold one of several locks between all machines of a Prefect server, if this is a flow that has one.
 
     Args:
@@ -144,12 +144,12 @@ def shared_lock(names: list[str], what: str, config: SlotsConfig, holder: Holder
         lease.give_back()
 
 
-def _acquire(names: list[str], what: str, patience: float, holder: Holder) -> "Lease":
+def _acquire(names: list[str], what: str, patience: float, holder: LockOwner) -> "Lease":
     """Wait for one of several leases."""
-    from tasks.leases import Lease, LeaseTable, impatient_client
+    from tasks.locking.leases import Lease, LeaseTable, impatient_client
 
     deadline = time.monotonic() + patience
-    told = Told(what)
+    told = WaitNotice(what)
     with impatient_client() as client:
         table = LeaseTable(client)
         while True:
@@ -178,7 +178,7 @@ def _patiently(action: Callable[[], Any]) -> Any:
 
 
 @contextmanager
-def training_slot(config: PipelineConfig, holder: Holder) -> Iterator[None]:
+def training_slot(config: PipelineConfig, holder: LockOwner) -> Iterator[None]:
     """Be one of the trainings that a pool of GPUs has at a time.
 
     Args:
@@ -202,8 +202,8 @@ def training_slot(config: PipelineConfig, holder: Holder) -> Iterator[None]:
 
 @contextmanager
 def kept_lease(
-    name: str, holder: Holder, on_beat: "Callable[[SyncPrefectClient], None] | None" = None
-) -> Iterator[Holder | None]:
+    name: str, holder: LockOwner, on_beat: "Callable[[SyncPrefectClient], None] | None" = None
+) -> Iterator[LockOwner | None]:
     """Hold a lease if it is free just now.
 
     Args:
@@ -214,11 +214,11 @@ def kept_lease(
     Yields:
         Who else holds it, or None.
     """
-    from tasks.leases import Lease, LeaseTable, impatient_client
+    from tasks.locking.leases import Lease, LeaseTable, impatient_client
 
     with impatient_client() as client:
         taken = _patiently(lambda: LeaseTable(client).take(name, holder))
-    if isinstance(taken, Holder):
+    if isinstance(taken, LockOwner):
         yield taken
         return
     lease = Lease(name, taken, holder, run_log(), on_beat)

@@ -16,12 +16,12 @@ from prefect.artifacts import (
 )
 from prefect.logging import get_run_logger
 
-from tasks import progress
-from tasks.registry import record_links
-from tasks.report import counts_text, percent
-from tasks.score import GROUPS
-from tasks.speakers import overlap_warnings, set_rows
-from tasks.stage import Run, StageResult
+from tasks.dataset.speakers import overlap_warnings, set_rows
+from tasks.stages import progress
+from tasks.stages.base import Run, StageResult
+from tasks.stages.report import counts_text, percent
+from tasks.stages.score import GROUPS
+from tasks.tracking.registry import record_links
 
 _UPDATE_S = 5.0  # an update costs the server some 30 ms
 
@@ -113,7 +113,7 @@ class ProgressArtifact:
         self._last = -_UPDATE_S
 
     def __call__(self, stage: str, done: float, total: float, note: str) -> None:
-        """Receive a report; see tasks.progress. The description is the note, with links to what shows more."""
+        """Receive a report; see tasks.stages.progress. The description is the note, with links to what shows more."""
         now = time.monotonic()
         if stage != self.stage or total <= 0 or now - self._last < _UPDATE_S:
             return

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from training.logs import JsonFormatter, redact, wants_json
+from training.processes.logs import JsonFormatter, redact, wants_json
 
 _CONSOLE = "PREFECT_LOGGING_HANDLERS_CONSOLE"
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import UUID, uuid4
 
-from tasks.stage import Run, StageError
+from tasks.stages.base import Run, StageError
 from training.job import TrainJob
 
 QUEUE = "nodes"
@@ -208,7 +208,7 @@ class NodeRuns:
 @contextmanager
 def node_runs(run: Run, job: TrainJob) -> Iterator[NodeRuns]:
     """The node runs of a training; they are ended when the block is left."""
-    from tasks.nodes_api import PrefectApi
+    from tasks.orchestration.nodes_api import PrefectApi
 
     with PrefectApi(run.config.name, job.run) as api:
         runs = NodeRuns(job, api, credentials=run.config.storage.credentials)

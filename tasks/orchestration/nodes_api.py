@@ -17,7 +17,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelling
 
-from tasks.stage import StageError
+from tasks.stages.base import StageError
 
 _REQUEST_S = 5.0
 _PAGE = 100

@@ -13,21 +13,22 @@ from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 from prefect.states import Completed
 
-from tasks import STAGES, progress
-from tasks.artifacts import ProgressArtifact, publish
-from tasks.config import PipelineConfig
-from tasks.decode import DECODE
-from tasks.failures import DELAYS_S, JITTER, RETRIES, retry_when_passing
-from tasks.features import FEATURES
-from tasks.logs import secrets_kept
-from tasks.prepare import PREPARE
-from tasks.register import REGISTER
-from tasks.report import REPORT, counts_text
-from tasks.score import SCORE
-from tasks.shard import SHARD
-from tasks.speakers import overlap_warnings, sets_text
-from tasks.stage import Run, Stage
-from tasks.train import TRAIN
+from tasks import STAGES
+from tasks.config.pipeline import PipelineConfig
+from tasks.dataset.speakers import overlap_warnings, sets_text
+from tasks.orchestration.artifacts import ProgressArtifact, publish
+from tasks.orchestration.failures import DELAYS_S, JITTER, RETRIES, retry_when_passing
+from tasks.orchestration.logs import secrets_kept
+from tasks.stages import progress
+from tasks.stages.base import Run, Stage
+from tasks.stages.decode import DECODE
+from tasks.stages.features import FEATURES
+from tasks.stages.prepare import PREPARE
+from tasks.stages.register import REGISTER
+from tasks.stages.report import REPORT, counts_text
+from tasks.stages.score import SCORE
+from tasks.stages.shard import SHARD
+from tasks.stages.train import TRAIN
 
 ALL: dict[str, Stage] = {
     stage.name: stage for stage in (PREPARE, SHARD, FEATURES, TRAIN, DECODE, SCORE, REGISTER, REPORT)

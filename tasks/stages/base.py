@@ -15,15 +15,15 @@ from storage.cache import set_cache_limit
 from storage.objects import ObjectStore
 from storage.stages import StageOutput, stage_key
 from tasks import STAGES
-from tasks.config import PipelineConfig, RunnerConfig
-from tasks.credentials import export_credentials
-from tasks.holder import Holder
-from tasks.home import home, objects_url, own_disks_named
-from tasks.slots import machine_lock, output_lock_name, run_log, shared_lock
-from training.logs import fields
+from tasks.config.credentials import export_credentials
+from tasks.config.home import home, objects_url, own_disks_named
+from tasks.config.pipeline import PipelineConfig, RunnerConfig
+from tasks.locking.lock_owner import LockOwner
+from tasks.locking.slots import machine_lock, output_lock_name, run_log, shared_lock
+from training.processes.logs import fields
 
 if TYPE_CHECKING:
-    from tasks.leases import Lease
+    from tasks.locking.leases import Lease
 
 LOCK_WAIT_S = 12 * 3600.0
 
@@ -99,9 +99,9 @@ class Run:
         return self.results[name]
 
     @property
-    def holder(self) -> Holder:
+    def holder(self) -> LockOwner:
         """This run, for others who want what it has a lock on."""
-        return Holder.here(self.run_id, self.flow_run_url)
+        return LockOwner.here(self.run_id, self.flow_run_url)
 
     @property
     def store(self) -> ObjectStore:

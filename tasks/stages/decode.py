@@ -18,15 +18,15 @@ from storage.objects import ObjectStore
 from storage.quarantine import QuarantinedShard, ShardQuarantine
 from storage.reading import ShardError
 from storage.stages import StageOutput
-from tasks import progress
-from tasks.features import found_whole, quarantine_record, set_digest, set_url
-from tasks.folds import is_tested
-from tasks.home import home
-from tasks.prepare import write_table
-from tasks.runner import Piece, map_pieces, piece_name, share_out
-from tasks.stage import Inputs, Run, Stage, StageError
-from training.devices import best_device
-from training.inference import Decoded, decode_set
+from tasks.config.home import home
+from tasks.stages import progress
+from tasks.stages.base import Inputs, Run, Stage, StageError
+from tasks.stages.features import found_whole, quarantine_record, set_digest, set_url
+from tasks.stages.folds import is_tested
+from tasks.stages.prepare import write_table
+from tasks.stages.runner import Piece, map_pieces, piece_name, share_out
+from training.learner.devices import best_device
+from training.learner.inference import Decoded, decode_set
 
 _SCHEMA = pa.schema(
     [
@@ -102,7 +102,7 @@ def _inputs(run: Run) -> Inputs:
     sets = scored_sets(run)
     digests = {name: set_digest(run, name) for name in sets}
     cfg = run.config.decode
-    # what this kind of decoder reads, as far as it is not the default: see `tasks.train`
+    # what this kind of decoder reads, as far as it is not the default: see `tasks.stages.train`
     config = {"kind": cfg.kind, **cfg.model_dump(mode="json", exclude={"kind", *cfg.unread}, exclude_defaults=True)}
     return {"decode": config}, digests | {"model": run.result("train").record["digest"]}
 
@@ -143,7 +143,7 @@ def _decode(run: Run, bundle: Path, name: str, quarantine: ShardQuarantine) -> l
     records = {record.name: record for record in index.shards}
     found: list[Decoded] = []
     done = 0
-    for answer in map_pieces(run.runner, "tasks.decode:decode_piece", pieces, f"decode {name}"):
+    for answer in map_pieces(run.runner, "tasks.stages.decode:decode_piece", pieces, f"decode {name}"):
         found += [Decoded(**row) for row in answer["rows"]]
         for shard, reason in answer["damaged"]:
             quarantine.add(ShardError(reason, records[shard], reason))

@@ -24,14 +24,14 @@ from storage.quarantine import QuarantinedShard, ShardQuarantine
 from storage.reading import ShardError, ShardReader
 from storage.shards import Sample, build_index, load_part, write_shard
 from storage.stages import StageOutput
-from tasks import progress
-from tasks.folds import train_folder, union_name, write_unions
-from tasks.home import home
-from tasks.runner import Piece, map_pieces, piece_name, share_out
-from tasks.sets import fold_name, is_trained
-from tasks.shard import shard_name
-from tasks.splits import TRAIN
-from tasks.stage import Inputs, Run, Stage
+from tasks.config.home import home
+from tasks.dataset.sets import fold_name, is_trained
+from tasks.dataset.splits import TRAIN
+from tasks.stages import progress
+from tasks.stages.base import Inputs, Run, Stage
+from tasks.stages.folds import train_folder, union_name, write_unions
+from tasks.stages.runner import Piece, map_pieces, piece_name, share_out
+from tasks.stages.shard import shard_name
 
 _COPIED = ("text", "speaker", "corpus", "domain", "language", "duration", "sample_rate")
 SpeakerStats = dict[str, CmvnStats]
@@ -162,7 +162,7 @@ def features_of_set(
     damaged.clear()  # what a former attempt found may have been mended
     pieces = _pieces(run, name, source, target, len(index.shards))
     done = 0
-    for made in map_pieces(run.runner, "tasks.features:features_piece", pieces, f"features {name}"):
+    for made in map_pieces(run.runner, "tasks.stages.features:features_piece", pieces, f"features {name}"):
         done += made
         progress.report("features", done, len(index.shards), name)
     lost = damaged.entries()

@@ -7,9 +7,9 @@ from typing import Any
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.union import union_index
-from tasks.config import DataConfig, PipelineConfig
-from tasks.sets import fold_name, is_fold
-from tasks.splits import TRAIN
+from tasks.config.pipeline import DataConfig, PipelineConfig
+from tasks.dataset.sets import fold_name, is_fold
+from tasks.dataset.splits import TRAIN
 
 _FIGURES = ("wer", "cer")
 

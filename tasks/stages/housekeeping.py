@@ -5,12 +5,12 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from storage.audit import Problem, Repair, repair
+from storage.audit import Repair, StorageProblem, repair
 from storage.garbage import Garbage, GarbagePlan, collect, plan_garbage
 from storage.locks import file_lock, is_locked
 from storage.objects import ObjectStore
-from tasks.home import shown_mlflow_uri
-from tasks.stage import StageError, lock_path
+from tasks.config.home import shown_mlflow_uri
+from tasks.stages.base import StageError, lock_path
 
 
 def registered_outputs() -> dict[str, str]:
@@ -19,7 +19,7 @@ def registered_outputs() -> dict[str, str]:
     Raises:
         StageError: MLflow does not answer, so it is not known what is registered.
     """
-    from tasks.tracking import KEY_TAG, client
+    from tasks.tracking.runs import KEY_TAG, client
 
     found: dict[str, str] = {}
     token: str | None = None
@@ -48,7 +48,7 @@ def _lock(stage: str, key: str) -> AbstractContextManager[int]:
     return file_lock(lock_path(stage, key), wait_s=0.0)
 
 
-def repair_problems(store: ObjectStore, problems: Iterable[Problem]) -> Repair:
+def repair_problems(store: ObjectStore, problems: Iterable[StorageProblem]) -> Repair:
     """Take away what is damaged, except where a stage of this machine is at work; see `storage.audit.repair`."""
     return repair(store, problems, _lock)
 

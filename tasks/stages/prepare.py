@@ -29,10 +29,10 @@ from storage.locks import file_lock
 from storage.objects import ObjectStore
 from storage.shards import ShardWriteError, member_key
 from storage.stages import StageOutput, digest_json
-from tasks import progress
-from tasks.audio import load_utterance_audio
-from tasks.config import ConfigError, DataConfig
-from tasks.duplicates import (
+from tasks.config.home import home
+from tasks.config.pipeline import ConfigError, DataConfig
+from tasks.dataset.audio import load_utterance_audio
+from tasks.dataset.duplicates import (
     DUPLICATES,
     DUPLICATES_SCHEMA,
     SAME,
@@ -40,9 +40,8 @@ from tasks.duplicates import (
     Fingerprints,
     treat_doubles,
 )
-from tasks.home import home
-from tasks.manifest import MANIFEST as MANIFEST
-from tasks.manifest import (
+from tasks.dataset.manifest import MANIFEST as MANIFEST
+from tasks.dataset.manifest import (
     QUARANTINE,
     Quarantine,
     Refused,
@@ -52,14 +51,15 @@ from tasks.manifest import (
     scratch_folder,
     write_manifest,
 )
-from tasks.sets import SOURCE, Mask, Sets, assign_sets
-from tasks.sources import SourceConfig, is_name
-from tasks.speakers import SetSpeakers
-from tasks.stage import LOCK_WAIT_S, Inputs, Run, Stage, StageError
-from tasks.tables import TableWriter
-from tasks.tables import read_table as read_table
-from tasks.tables import write_table as write_table
-from tasks.text_changes import TEXT_CHANGES, check_languages, write_text_changes
+from tasks.dataset.sets import SOURCE, Mask, Sets, assign_sets
+from tasks.dataset.sources import SourceConfig, is_name
+from tasks.dataset.speakers import SetSpeakers
+from tasks.dataset.tables import TableWriter
+from tasks.dataset.tables import read_table as read_table
+from tasks.dataset.tables import write_table as write_table
+from tasks.dataset.text_changes import TEXT_CHANGES, check_languages, write_text_changes
+from tasks.stages import progress
+from tasks.stages.base import LOCK_WAIT_S, Inputs, Run, Stage, StageError
 
 _WINDOW = 256
 

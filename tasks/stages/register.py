@@ -1,7 +1,7 @@
 """Stage 7, register: an MLflow run with everything that led to the model, and a version in the model registry.
 
 The new version becomes `@challenger`, and is judged at once unless `register.promote` is `manual`: see
-`tasks.promotion`.
+`tasks.tracking.promotion`.
 """
 
 import base64
@@ -32,17 +32,17 @@ from speech.audio import encode_flac
 from speech.bundle import BundleSpec, check_files, load_spec, save_spec
 from storage.stages import StageOutput
 from tasks import pyfunc_path
-from tasks.decode import fetch_bundle, scored_sets
-from tasks.forward import send_rest
-from tasks.judging import Decision, tests_tag
-from tasks.model_card import card, card_tags, contents
-from tasks.plots import learning_curves
-from tasks.promotion import save_stages, settle
-from tasks.provenance import provenance
-from tasks.registry import CHALLENGER, TESTS_TAG, find_version, waiting_challenger
-from tasks.score import figures
-from tasks.stage import Inputs, Run, Stage
-from tasks.tracking import (
+from tasks.stages.base import Inputs, Run, Stage
+from tasks.stages.decode import fetch_bundle, scored_sets
+from tasks.stages.score import figures
+from tasks.stages.train import forward_note, training_run
+from tasks.tracking.forwarding import send_rest
+from tasks.tracking.model_card import card, card_tags, contents
+from tasks.tracking.plots import learning_curves
+from tasks.tracking.promotion import save_stages, settle
+from tasks.tracking.provenance import provenance
+from tasks.tracking.registry import CHALLENGER, TESTS_TAG, find_version, waiting_challenger
+from tasks.tracking.runs import (
     DECISION_TAG,
     KEY_TAG,
     NOTE_TAG,
@@ -55,8 +55,8 @@ from tasks.tracking import (
     set_tags,
     ui_links,
 )
-from tasks.train import forward_note, training_run
-from training.journal import read_journal
+from tasks.tracking.significance import Decision, tests_tag
+from training.coordinator.journal import read_journal
 
 _REQUIREMENTS = ("torch", "torchaudio", "numpy", "soundfile", "safetensors", "pydantic", "pandas", "mlflow")
 """Packages that every registered model needs."""

@@ -10,15 +10,16 @@ import jinja2
 from speech.scoring import align, mark
 from storage.objects import ObjectStore
 from storage.stages import StageOutput
-from tasks import STAGES, progress
-from tasks.home import home, shown_mlflow_uri
-from tasks.model_card import compute_text
-from tasks.plots import learning_curves
-from tasks.provenance import provenance
-from tasks.score import GROUPS
-from tasks.speakers import overlap_warnings
-from tasks.stage import Inputs, Run, Stage
-from training.journal import read_journal
+from tasks import STAGES
+from tasks.config.home import home, shown_mlflow_uri
+from tasks.dataset.speakers import overlap_warnings
+from tasks.stages import progress
+from tasks.stages.base import Inputs, Run, Stage
+from tasks.stages.score import GROUPS
+from tasks.tracking.model_card import compute_text
+from tasks.tracking.plots import learning_curves
+from tasks.tracking.provenance import provenance
+from training.coordinator.journal import read_journal
 
 _WORST = 12
 """Utterances that are shown with their errors."""
@@ -136,7 +137,7 @@ def local_report(store: ObjectStore, name: str, key: str) -> Path:
 
 def _attach(run: Run, path: Path) -> None:
     """Put the report beside the model; a tracking server that is away costs the run nothing."""
-    from tasks.tracking import client
+    from tasks.tracking.runs import client
 
     try:
         client().log_artifact(run.result("register").record["mlflow_run"], str(path))

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from tasks import progress
-from tasks.forward import Forwarder
-from tasks.training_view import TrainingView
-from training.journal import JournalTail
+from tasks.stages import progress
+from tasks.tracking.forwarding import Forwarder
+from tasks.tracking.training_view import TrainingView
+from training.coordinator.journal import JournalTail
 
 
 class Reporter:

@@ -1,6 +1,6 @@
 """Work on many shards at once: in threads, in processes, or on a Dask or Ray cluster, through Prefect's task runners.
 
-    for done in map_pieces(config.runner, "tasks.shard:shard_piece", pieces, label="shard train"):
+    for done in map_pieces(config.runner, "tasks.stages.shard:shard_piece", pieces, label="shard train"):
         ...
 
 A piece is a JSON object that names what to do (URLs, shard numbers, settings) and comes back as one; what is read and
@@ -24,9 +24,9 @@ from prefect.cache_policies import NO_CACHE
 from prefect.context import FlowRunContext
 from prefect.task_runners import ProcessPoolTaskRunner, ThreadPoolTaskRunner
 
-from tasks.config import RunnerConfig
-from tasks.stage import StageError
-from training.processes import begin_worker, starting_workers
+from tasks.config.pipeline import RunnerConfig
+from tasks.stages.base import StageError
+from training.processes.children import begin_worker, starting_workers
 
 Piece = dict[str, Any]
 _LARGEST = 8

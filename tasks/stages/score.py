@@ -13,8 +13,8 @@ from speech.scoring import (
     worst_utterances,
 )
 from storage.stages import StageOutput, digest_json
-from tasks.prepare import read_table
-from tasks.stage import Inputs, Run, Stage
+from tasks.stages.base import Inputs, Run, Stage
+from tasks.stages.prepare import read_table
 
 Row = dict[str, Any]
 GROUPS = {"corpora": "corpus", "domains": "domain"}

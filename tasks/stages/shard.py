@@ -23,15 +23,15 @@ from storage.intact import DamagedObjectError, readable
 from storage.objects import ObjectMissingError, ObjectStore
 from storage.shards import Sample, ShardPart, build_index, load_part, write_shard
 from storage.stages import StageOutput
-from tasks import progress
-from tasks.audio import load_utterance_audio, untouched_flac
-from tasks.folds import write_unions
-from tasks.home import home
-from tasks.manifest import MANIFEST, iter_manifest, scratch_folder
-from tasks.prepare import QuarantineError
-from tasks.runner import Piece, map_pieces, piece_name, share_out
-from tasks.stage import Inputs, Run, Stage, StageError
-from tasks.tables import TableWriter, batches
+from tasks.config.home import home
+from tasks.dataset.audio import load_utterance_audio, untouched_flac
+from tasks.dataset.manifest import MANIFEST, iter_manifest, scratch_folder
+from tasks.dataset.tables import TableWriter, batches
+from tasks.stages import progress
+from tasks.stages.base import Inputs, Run, Stage, StageError
+from tasks.stages.folds import write_unions
+from tasks.stages.prepare import QuarantineError
+from tasks.stages.runner import Piece, map_pieces, piece_name, share_out
 
 _log = logging.getLogger(__name__)
 Row = dict[str, Any]
@@ -203,7 +203,7 @@ def shard_set(store: ObjectStore, run: Run, name: str, manifest: Path, folder: P
     rows = shard_rows(manifest, name, order, starts, folder)
     pieces = _pieces(store, rows, count, run)
     done = 0
-    for made in map_pieces(run.runner, "tasks.shard:shard_piece", pieces, f"shard {name}"):
+    for made in map_pieces(run.runner, "tasks.stages.shard:shard_piece", pieces, f"shard {name}"):
         done += made
         progress.report("shard", done, count, name)
     index = build_index((_made(store, number) for number in range(count)), {"payload": "flac", "set": name})

@@ -6,9 +6,9 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from storage.stages import digest_json
-from tasks.config import PipelineConfig
-from tasks.sets import fold_name
-from tasks.tracking import TrainingRun, client, experiment_id, find_training_run, impatient, set_tags
+from tasks.config.pipeline import PipelineConfig
+from tasks.dataset.sets import fold_name
+from tasks.tracking.runs import TrainingRun, client, experiment_id, find_training_run, impatient, set_tags
 
 _PARENT_TAG, _NAME_TAG, _CROSS_TAG = "mlflow.parentRunId", "mlflow.runName", "starling.folds"
 _TRAININGS_TAG, _RUN_TAG = "starling.trainings", "starling.run"
@@ -36,7 +36,7 @@ def log_folds(config: PipelineConfig, run_id: str, result: dict[str, Any], train
     Args:
         config: What was cross-validated.
         run_id: Name of the cross-validation.
-        result: From `tasks.folds.combine`.
+        result: From `tasks.stages.folds.combine`.
         trainings: Identities of the folds' trainings.
 
     Returns:

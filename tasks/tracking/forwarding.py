@@ -19,9 +19,9 @@ from mlflow.entities import Metric
 from mlflow.exceptions import MlflowException
 
 from storage.locks import file_lock
-from tasks.metrics import Point, Translator, closing_points
-from tasks.tracking import TrainingRun, client, impatient, open_training_run, ui_links
-from training.journal import parse_lines, read_journal
+from tasks.tracking.metrics import MetricPoint, Translator, closing_points
+from tasks.tracking.runs import TrainingRun, client, impatient, open_training_run, ui_links
+from training.coordinator.journal import parse_lines, read_journal
 
 POINTS_PER_CALL = 1000
 """MLflow's own bound."""
@@ -94,7 +94,7 @@ class Sender:
     def _rewind(self) -> None:
         self._translator = Translator()
         self._read = 0
-        self._lines: deque[tuple[int, list[Point]]] = deque()
+        self._lines: deque[tuple[int, list[MetricPoint]]] = deque()
 
     def open(self) -> mlflow.MlflowClient:
         """Find or make the run.
@@ -126,7 +126,7 @@ class Sender:
         api = self.open()
         if not self._lines:
             self._fill()
-        taken: list[tuple[int, list[Point]]] = []
+        taken: list[tuple[int, list[MetricPoint]]] = []
         size = 0
         while self._lines and (not taken or size + len(self._lines[0][1]) <= self._bound):
             taken.append(self._lines.popleft())
@@ -189,7 +189,7 @@ class Sender:
                 if self._read > self.known.bytes:
                     self._lines.append((self._read, points))
 
-    def _log(self, api: mlflow.MlflowClient, points: list[Point]) -> None:
+    def _log(self, api: mlflow.MlflowClient, points: list[MetricPoint]) -> None:
         metrics = [Metric(p.name, p.value, self._start_ms + p.at_ms, p.step) for p in points]
         for start in range(0, len(metrics), self._bound):
             api.log_batch(self.known.run_id, metrics=metrics[start : start + self._bound])

@@ -49,7 +49,7 @@ _LONGEST_NAME = 250
 _log = logging.getLogger(__name__)
 
 
-class Point(NamedTuple):
+class MetricPoint(NamedTuple):
     """One value of one metric."""
 
     name: str
@@ -86,7 +86,7 @@ def mean(values: Iterable[Any]) -> float | None:
     return sum(numbers) / len(numbers) if numbers else None
 
 
-class Rounds:
+class StepRounds:
     """Joins the learners' `step` entries to rounds, in which each learner reports once at most.
 
     A round ends when all that were in the one before have reported, or when one reports again: a slow learner holds
@@ -160,18 +160,18 @@ class Translator:
     """Turns journal entries, in their order, into points; the same journal always gives the same points."""
 
     def __init__(self) -> None:
-        self.highest: dict[str, Point] = {}
+        self.highest: dict[str, MetricPoint] = {}
         """By metric, the point that a tracking server takes for the last one: highest step, then latest."""
-        self.last: dict[str, Point] = {}
+        self.last: dict[str, MetricPoint] = {}
         """By metric, the point that came last."""
         self.latest_ms = 0
         """Time of the latest point."""
-        self._rounds = Rounds()
+        self._rounds = StepRounds()
         self._offset_ms = 0
         self._floor_ms: int | None = None
         self._step = 0
 
-    def feed(self, entry: Entry) -> list[Point]:
+    def feed(self, entry: Entry) -> list[MetricPoint]:
         """The points of one entry; none of one that is damaged or of another version."""
         try:
             return [self._placed(point) for point in self._translated(entry)]
@@ -180,7 +180,7 @@ class Translator:
             _log.warning("a line of the journal gives no metrics (%s: %s)", type(error).__name__, error)
             return []
 
-    def _translated(self, entry: Entry) -> list[Point]:
+    def _translated(self, entry: Entry) -> list[MetricPoint]:
         kind = entry["kind"]
         if kind not in ("start", "resume"):
             return self._told(kind, entry, self._time(entry))
@@ -188,7 +188,7 @@ class Translator:
         self._restart(entry)
         return points
 
-    def _placed(self, point: Point) -> Point:
+    def _placed(self, point: MetricPoint) -> MetricPoint:
         """A point at a time of its own, noted as the last one of its metric."""
         before = self.last.get(point.name)
         if before is not None and point.at_ms <= before.at_ms:
@@ -200,7 +200,7 @@ class Translator:
             self.highest[point.name] = point
         return point
 
-    def _told(self, kind: str, entry: Entry, at_ms: int) -> list[Point]:
+    def _told(self, kind: str, entry: Entry, at_ms: int) -> list[MetricPoint]:
         if kind == "step":
             joined = self._rounds.feed(entry)
             return self._learner(entry, at_ms) + [point for one in joined for point in self._round(one, at_ms)]
@@ -210,7 +210,7 @@ class Translator:
             return self._system(entry, at_ms)
         return []
 
-    def _open_round(self, at_ms: int) -> list[Point]:
+    def _open_round(self, at_ms: int) -> list[MetricPoint]:
         return [point for joined in self._rounds.flush() for point in self._round(joined, at_ms)]
 
     def _restart(self, entry: Entry) -> None:
@@ -232,14 +232,14 @@ class Translator:
         self.latest_ms = max(self.latest_ms, at_ms)
         return at_ms
 
-    def _learner(self, entry: Entry, at_ms: int) -> list[Point]:
+    def _learner(self, entry: Entry, at_ms: int) -> list[MetricPoint]:
         learner, step = entry.get("learner"), _steps(entry["step"])
         if learner is None:
             names = [name for name in entry if name not in ("kind", "step", "epochs")]
             return self._points(entry, names, at_ms, step)
         return self._points(entry, _LEARNER_FIELDS, at_ms, step, f"learner.{learner}/")
 
-    def _system(self, entry: Entry, at_ms: int) -> list[Point]:
+    def _system(self, entry: Entry, at_ms: int) -> list[MetricPoint]:
         """A machine has no steps of its own: it counts seconds of training."""
         prefix, step = f"{_SYSTEM}node-{entry.get('node')}/", at_ms // 1000
         named = {name: entry.get(field) for field, name in _SYSTEM_FIELDS.items()}
@@ -249,12 +249,12 @@ class Translator:
                 named |= {f"gpu_{gpu['gpu']:.0f}_{name}": gpu.get(field) for field, name in _GPU_FIELDS.items()}
         return self._points(named, list(named), at_ms, step, prefix)
 
-    def _round(self, joined: Entry, at_ms: int) -> list[Point]:
+    def _round(self, joined: Entry, at_ms: int) -> list[MetricPoint]:
         self._step = max(self._step, int(joined["step"]))
         names = _GLOBAL_FIELDS if "learners" in joined else ("throughput",)
         return self._points(joined, names, at_ms, int(joined["step"]))
 
-    def _milestone(self, entry: Entry, at_ms: int) -> list[Point]:
+    def _milestone(self, entry: Entry, at_ms: int) -> list[MetricPoint]:
         self._step = step = max(self._step, _steps(entry.get("step", 0)))
         if entry["kind"] == "end":
             return self._points(entry, ("valid_loss", "valid_wer"), at_ms, step, "final.")
@@ -270,9 +270,9 @@ class Translator:
 
     def _points(
         self, entry: Mapping[str, Any], names: Iterable[str], at_ms: int, step: int, prefix: str = ""
-    ) -> list[Point]:
+    ) -> list[MetricPoint]:
         return [
-            Point(_metric_name(prefix + name), float(entry[name]), at_ms, step)
+            MetricPoint(_metric_name(prefix + name), float(entry[name]), at_ms, step)
             for name in names
             if is_number(entry.get(name))
         ]
@@ -285,17 +285,17 @@ def _metric_name(text: str) -> str:
     return posixpath.normpath("/" + name).strip("/") or "_"
 
 
-def _order(point: Point) -> tuple[int, int, float]:
+def _order(point: MetricPoint) -> tuple[int, int, float]:
     """How MLflow decides which value is the last one."""
     return point.step, point.at_ms, point.value
 
 
-def closing_points(sent: Translator, valid: Iterable[Entry]) -> list[Point]:
+def closing_points(sent: Translator, valid: Iterable[Entry]) -> list[MetricPoint]:
     """Points that make the last value of each metric right, where a voided entry has the highest step.
 
     Args:
         sent: Has translated the whole journal, voided entries included.
-        valid: The entries that count (`training.journal.read_journal`).
+        valid: The entries that count (`training.coordinator.journal.read_journal`).
     """
     right = Translator()
     for entry in valid:
@@ -307,5 +307,5 @@ def closing_points(sent: Translator, valid: Iterable[Entry]) -> list[Point]:
         shown = sent.highest.get(name, point)
         if (shown.step, shown.value) != (point.step, point.value):
             # later than all that was sent, and so than the closing points of an earlier session
-            points.append(Point(name, point.value, sent.latest_ms + 1, max(shown.step, point.step)))
+            points.append(MetricPoint(name, point.value, sent.latest_ms + 1, max(shown.step, point.step)))
     return points

@@ -8,11 +8,11 @@ from typing import Any
 from storage.corpora.catalog import CATALOG
 from storage.index import ShardIndex
 from storage.stages import digest_json
-from tasks.decode import scored_sets
-from tasks.features import set_digest
-from tasks.provenance import provenance
-from tasks.sources import SourceConfig
-from tasks.stage import Run
+from tasks.dataset.sources import SourceConfig
+from tasks.stages.base import Run
+from tasks.stages.decode import scored_sets
+from tasks.stages.features import set_digest
+from tasks.tracking.provenance import provenance
 
 CARD_LENGTH = 4900
 """MLflow keeps 5,000 characters of a description."""

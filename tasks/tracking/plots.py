@@ -11,7 +11,7 @@ matplotlib.use("Agg")  # files only: a worker has no screen
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tasks.metrics import Rounds
+from tasks.tracking.metrics import StepRounds
 
 Entry = dict[str, Any]
 _TRAIN, _VALID, _THIRD = "#1f6f8b", "#d1495b", "#edae49"
@@ -34,7 +34,7 @@ def joined_steps(journal: list[Entry]) -> list[Entry]:
     Args:
         journal: Entries that count, in their order.
     """
-    rounds, joined = Rounds(), []
+    rounds, joined = StepRounds(), []
     for entry in journal:
         if entry["kind"] in ("start", "resume"):
             joined += rounds.flush()

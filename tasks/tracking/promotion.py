@@ -15,13 +15,13 @@ from mlflow.exceptions import MlflowException
 from storage.objects import ObjectStore
 from storage.stages import StageOutput
 from tasks import STAGES
-from tasks.config import ConfigError, PipelineConfig, parse_config
-from tasks.credentials import export_credentials
-from tasks.events import PROMOTED, emit
-from tasks.home import objects_url
-from tasks.judging import Decision, Wish, judge, tests_tag
-from tasks.provenance import provenance
-from tasks.registry import (
+from tasks.config.credentials import export_credentials
+from tasks.config.home import objects_url
+from tasks.config.pipeline import ConfigError, PipelineConfig, parse_config
+from tasks.orchestration.events import PROMOTED, emit
+from tasks.stages.base import Run, StageResult
+from tasks.tracking.provenance import provenance
+from tasks.tracking.registry import (
     CHALLENGER,
     JUDGED_TAG,
     REPLACED_TAG,
@@ -38,8 +38,8 @@ from tasks.registry import (
     version_of,
     who,
 )
-from tasks.stage import Run, StageResult
-from tasks.tracking import DECISION_TAG, client, set_tags
+from tasks.tracking.runs import DECISION_TAG, client, set_tags
+from tasks.tracking.significance import Decision, Wish, judge, tests_tag
 
 STAGES_FILE = "stages.json"
 """Artifact of a registration's MLflow run: the configuration and where every stage's output is."""

@@ -17,12 +17,12 @@ from typing import Any
 import mlflow
 from mlflow.exceptions import MlflowException
 
-from tasks.events import ROLLED_BACK, emit
-from tasks.holder import Holder
-from tasks.home import home
-from tasks.policies import SlotsConfig
-from tasks.slots import lock_name, machine_lock, shared_lock
-from tasks.tracking import DECISION_TAG, KEY_TAG, client, ui_links
+from tasks.config.home import home
+from tasks.dataset.policies import SlotsConfig
+from tasks.locking.lock_owner import LockOwner
+from tasks.locking.slots import lock_name, machine_lock, shared_lock
+from tasks.orchestration.events import ROLLED_BACK, emit
+from tasks.tracking.runs import DECISION_TAG, KEY_TAG, client, ui_links
 
 CHAMPION, CHALLENGER, PREVIOUS = "champion", "challenger", "previous"
 TESTS_TAG = "starling.tests"
@@ -154,7 +154,7 @@ def registry_lock(name: str, run: str = "", link: str = "") -> Iterator[None]:
     Raises:
         SlotTakenError: If others hold it for too long; the message names them.
     """
-    what, holder = f"the champion of {name}", Holder.here(run or who(), link)
+    what, holder = f"the champion of {name}", LockOwner.here(run or who(), link)
     path = home() / "locks" / f"registry-{name}.lock"
     with (
         machine_lock([path], what, _PATIENCE, holder),

@@ -17,8 +17,8 @@ import mlflow
 from mlflow.entities import Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 
-from tasks.embedded_database import database_of, make_ready
-from tasks.home import mlflow_artifacts, mlflow_uri, shown_mlflow_uri
+from tasks.config.home import mlflow_artifacts, mlflow_uri, shown_mlflow_uri
+from tasks.tracking.embedded_database import database_of, make_ready
 
 KEY_TAG = "starling.key"
 TRAINING_TAG = "starling.training"

@@ -16,12 +16,12 @@ import mlflow
 from speech.bundle import load_spec
 from speech.scoring import compare_systems
 from storage.reading import ShardError
-from tasks.decode import decode_with, scored_sets
-from tasks.model_card import tests_of
-from tasks.prepare import read_table
-from tasks.registry import ROLLED_BACK_TAG, frozen_tests
-from tasks.score import score_rows
-from tasks.stage import Run
+from tasks.stages.base import Run
+from tasks.stages.decode import decode_with, scored_sets
+from tasks.stages.prepare import read_table
+from tasks.stages.score import score_rows
+from tasks.tracking.model_card import tests_of
+from tasks.tracking.registry import ROLLED_BACK_TAG, frozen_tests
 
 Counts = dict[str, tuple[list[int], list[int]]]
 """By test set the word errors and the reference words of each utterance."""

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from storage.locks import is_locked
-from tasks.home import home
-from tasks.training_view import TrainingView
-from tasks.world import check_key_file
+from tasks.config.home import home
+from tasks.config.preflight import check_key_file
+from tasks.tracking.training_view import TrainingView
+from training.coordinator.client import CoordinatorClient
+from training.coordinator.journal import JournalTail, parse_lines
+from training.coordinator.messages import CoordinatorError, CoordinatorUnreachableError, Message
 from training.exchange.keys import KeyFileError, RingKey
-from training.journal import JournalTail, parse_lines
-from training.store.client import StoreClient
-from training.store.messages import Message, StoreError, StoreUnreachableError
 
 _ANSWER_S = 2.0
 _LOCAL_ANSWER_S = 0.5
@@ -57,7 +57,7 @@ class LocalTraining:
         self.store: Message | None = None
         self.trouble = ""
         self._tail = JournalTail(folder / "journal.jsonl")
-        self._client: StoreClient | None = None
+        self._client: CoordinatorClient | None = None
         self._address = ""
         self._not_before = 0.0
 
@@ -78,10 +78,10 @@ class LocalTraining:
                 self.close()
                 self._address = address
             if self._client is None and address:
-                self._client = StoreClient(address, _key_of(self.folder))
+                self._client = CoordinatorClient(address, _key_of(self.folder))
             if self._client is not None:
                 self.store = self._client.request({"op": "status"}, _LOCAL_ANSWER_S)
-        except (StoreError, KeyFileError, ValueError):
+        except (CoordinatorError, KeyFileError, ValueError):
             self.store, self._not_before = None, time.monotonic() + _ASK_AGAIN_S
 
     def close(self) -> None:
@@ -109,7 +109,7 @@ class RemoteTraining:
         self.trouble = ""
         if key_file is not None:
             check_key_file(key_file, "--key-file")
-        self._client = StoreClient(address, RingKey.load(key_file) if key_file else None)
+        self._client = CoordinatorClient(address, RingKey.load(key_file) if key_file else None)
         self._offset = 0
         self._gone_s, self._heard = gone_s, time.monotonic()
 
@@ -122,7 +122,7 @@ class RemoteTraining:
         try:
             self._read()
             self.store = self._client.request({"op": "status"}, _ANSWER_S)
-        except StoreUnreachableError as error:
+        except CoordinatorUnreachableError as error:
             self.trouble = str(error)
             return time.monotonic() - self._heard < self._gone_s
         self.trouble, self._heard = "", time.monotonic()

@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from tasks.metrics import Entry, is_number, mean
+from tasks.tracking.metrics import Entry, is_number, mean
 
 _RECENT = 20
 """Lines of a learner over which its speed is measured."""

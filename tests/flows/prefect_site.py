@@ -15,12 +15,12 @@ from prefect.flows import Flow
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from support import ROOT, end_processes, environment, get_json, processes_naming, starling, tiny_document, wait_until
 
-from flows.deployments import PART_TAG, TAG
-from flows.pools import DEFAULT_QUEUE, WorkPool, make_pool
-from flows.services import free_port, prefect_environment, spawn, start_prefect
-from tasks.config import parse_config
-from tasks.nodes import QUEUE
-from training.journal import read_journal
+from flows.deploy.deployments import PART_TAG, TAG
+from flows.deploy.pools import DEFAULT_QUEUE, WorkPool, make_pool
+from flows.servers.services import free_port, prefect_environment, spawn, start_prefect
+from tasks.config.pipeline import parse_config
+from tasks.orchestration.nodes import QUEUE
+from training.coordinator.journal import read_journal
 
 SLOWLY = Path(__file__).resolve().parent / "slowly"
 HOOKS = b"_workspace_runtime_bootstrap"

@@ -14,7 +14,7 @@ from prefect.server.events.schemas.automations import AutomationCore
 from prefect.server.events.schemas.events import ReceivedEvent
 from support import ROOT, environment, get_json, starling, tiny_document, wait_until, write_config
 
-from flows.automations import (
+from flows.deploy.automations import (
     CRASHED_MESSAGE,
     HEARTBEAT,
     MODEL_PAYLOAD,
@@ -25,10 +25,10 @@ from flows.automations import (
     heartbeat_automation,
     notifications,
 )
-from flows.deployments import PART_TAG, SCHEDULED, TAG
-from flows.pools import docker_template, kubernetes_template
-from flows.services import free_port, start_prefect
-from tasks.config import parse_config
+from flows.deploy.deployments import PART_TAG, SCHEDULED, TAG
+from flows.deploy.pools import docker_template, kubernetes_template
+from flows.servers.services import free_port, start_prefect
+from tasks.config.pipeline import parse_config
 
 TAGGED = [{"prefect.resource.id": f"prefect.tag.{TAG}", "prefect.resource.role": "tag"}]
 
@@ -168,8 +168,8 @@ def test_the_kubernetes_job_keeps_secrets_in_files_and_is_not_root():
 
 
 def test_containers_fit_the_image_and_its_secrets():
-    from flows.credentials import NAMES
-    from flows.pools import IMAGE_FOLDER, IMAGE_USER, SECRET_FILES
+    from flows.deploy.pools import IMAGE_FOLDER, IMAGE_USER, SECRET_FILES
+    from flows.servers.credentials import NAMES
 
     dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
     entrypoint = (ROOT / "docker" / "entrypoint.sh").read_text(encoding="utf-8")

@@ -10,11 +10,11 @@ import mlflow
 import pytest
 from support import environment, starling
 
-from flows import backup as module
-from flows.backup import MANIFEST, BackupError, backup, find_backup, restore
-from flows.databases import DatabaseError, SqliteDatabase, move_artifacts
+from flows.servers import backup as module
+from flows.servers.backup import MANIFEST, BackupError, backup, find_backup, restore
+from flows.servers.databases import DatabaseError, SqliteDatabase, move_artifacts
 from storage.objects import ObjectStore
-from tasks.home import mlflow_artifacts
+from tasks.config.home import mlflow_artifacts
 
 
 def table(path, text="kept"):

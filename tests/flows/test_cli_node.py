@@ -43,7 +43,7 @@ def node(monkeypatch):
         calls.append(given)
         return 0
 
-    monkeypatch.setattr("training.node.run_node", run_node)
+    monkeypatch.setattr("training.node.agent.run_node", run_node)
     return calls
 
 
@@ -80,7 +80,7 @@ def test_a_node_takes_the_rest_from_its_surroundings(node, key, monkeypatch, hom
 
 
 def test_the_nodes_exit_status_is_the_commands(key, monkeypatch):
-    monkeypatch.setattr("training.node.run_node", lambda *_: 75)
+    monkeypatch.setattr("training.node.agent.run_node", lambda *_: 75)
     invoke("train", "--node-rank", 0, "--store", "127.0.0.1:1", "--key-file", key, code=75)
 
 

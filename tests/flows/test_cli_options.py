@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from flows.cli import deploy, run, serve
 from flows.cli.app import app
-from tasks.judging import Wish
-from tasks.registry import Move
+from tasks.tracking.registry import Move
+from tasks.tracking.significance import Wish
 
 
 def invoke(*words, code=0, stdin=None):
@@ -92,10 +92,10 @@ def test_what_is_cross_validated(recorder, config):
 
 def test_servers_are_looked_at_before_anything_is_done(recorder, config, monkeypatch):
     """What a run needs, and no more: one that ends before registration needs no MLflow."""
-    asked = recorder("tasks.reachable.check_servers")
-    ran = recorder("tasks.orchestration.run_plainly")
+    asked = recorder("tasks.config.reachable.check_servers")
+    ran = recorder("tasks.orchestration.stage_tasks.run_plainly")
     folded = recorder("flows.folds.crossvalidate_plainly", {})
-    monkeypatch.setattr("flows.summary.summarize", lambda run: {"run": run})
+    monkeypatch.setattr("flows.cli.summary.summarize", lambda run: {"run": run})
     made = run.execute(config, ["seed=7"], "shard", "features", True)["run"]
     assert (made.config.seed, made.force_from) == (7, "shard")
     assert ran == [(made, "features")]
@@ -122,7 +122,7 @@ def served(home, monkeypatch):
         yield "http://prefect"
 
     monkeypatch.setenv("PREFECT_API_URL", "http://prefect/api")
-    monkeypatch.setattr("flows.prefect_api.orchestration", orchestration)
+    monkeypatch.setattr("flows.servers.prefect_api.orchestration", orchestration)
 
 
 FOUND = {"model": "m", "version": "3", "promoted": False, "reason": "it is [red]worse"}
@@ -138,7 +138,7 @@ FOUND = {"model": "m", "version": "3", "promoted": False, "reason": "it is [red]
     ],
 )
 def test_what_is_promoted_and_how(recorder, no_server, words, version, wish):
-    calls = recorder("tasks.promotion.promote_version", FOUND)
+    calls = recorder("tasks.tracking.promotion.promote_version", FOUND)
     shown = invoke("promote", "m", *words).stdout
     assert calls == [("m", version, wish)]
     assert "m version 3: not promoted" in shown
@@ -148,7 +148,7 @@ def test_what_is_promoted_and_how(recorder, no_server, words, version, wish):
 
 def test_a_configuration_names_the_model_unless_a_name_is_given(recorder, no_server, tmp_path):
     config = write_config(tmp_path / "c.yaml", tiny_document(register={"model": "theirs"}))
-    calls = recorder("tasks.promotion.promote_version", FOUND | {"promoted": True})
+    calls = recorder("tasks.tracking.promotion.promote_version", FOUND | {"promoted": True})
     assert "version 3: champion" in invoke("promote", "--config", config).stdout
     invoke("promote", "mine", "--config", config)
     assert [call[0] for call in calls] == ["theirs", "mine"]
@@ -156,7 +156,10 @@ def test_a_configuration_names_the_model_unless_a_name_is_given(recorder, no_ser
 
 def test_with_a_prefect_server_promotions_and_rollbacks_are_flows_unless_they_are_to_be_plain(recorder, served):
     flows = recorder("flows.promote.promote", FOUND), recorder("flows.promote.rollback", {"champion": 1, "replaced": 2})
-    plain = recorder("tasks.promotion.promote_version", FOUND), recorder("tasks.registry.rollback", Move(*"mabc"))
+    plain = (
+        recorder("tasks.tracking.promotion.promote_version", FOUND),
+        recorder("tasks.tracking.registry.rollback", Move(*"mabc")),
+    )
     invoke("promote", "m", "-v", "3", "--new-tests", "--force", "--reason", "r")
     invoke("rollback", "m", "--to", "1", "--reason", "s")
     assert flows[0] == [({"model": "m", "version": "3", "new_tests": True, "force": True, "reason": "r"},)]
@@ -168,7 +171,7 @@ def test_with_a_prefect_server_promotions_and_rollbacks_are_flows_unless_they_ar
 
 
 def test_a_rollback_says_who_is_champion_again(recorder, no_server):
-    calls = recorder("tasks.registry.rollback", Move("m", "2", "5", "numbers are misheard"))
+    calls = recorder("tasks.tracking.registry.rollback", Move("m", "2", "5", "numbers are misheard"))
     shown = invoke("rollback", "m", "--to", "2", "--reason", "numbers").stdout
     assert calls == [("m", "2", "numbers")]
     assert shown == "m: version 2 is champion again, not 5\n"
@@ -179,8 +182,8 @@ def test_a_rollback_says_who_is_champion_again(recorder, no_server):
 def test_the_history_shows_why_a_version_was_taken_down(recorder, no_server, monkeypatch):
     entry = {"version": "2", "aliases": ["champion"], "champion_since": "today", "replaced": "1", "decision": "beats"}
     versions = [entry | {"rolled_back": ""}, entry | {"version": "3", "aliases": [], "rolled_back": "it was worse"}]
-    recorder("tasks.tracking.client")
-    recorder("tasks.registry.history", versions)
+    recorder("tasks.tracking.runs.client")
+    recorder("tasks.tracking.registry.history", versions)
     rows = [
         [cell.strip() for cell in line.split("│")[1:-1]]
         for line in invoke("rollback", "m", "--list").stdout.split("\n")
@@ -215,7 +218,7 @@ def test_ports_of_up(recorder, home, quiet_signals, monkeypatch, tmp_path):
     words = [word for number, name in enumerate(names, 1) for word in (f"--{name}-port", number)]
     invoke("up", *words, "--profile", "production", "--folder", tmp_path / "other", code=1)
     assert seen == [("small", 4200, 5000, 5433, 8333), ("production", 1, 2, 3, 4)]
-    from tasks.home import home as data_folder
+    from tasks.config.home import home as data_folder
 
     assert data_folder() == tmp_path / "other"
 
@@ -249,7 +252,7 @@ class Keeper:
 
 @pytest.mark.parametrize(("profile", "number"), [("small", signal.SIGINT), ("production", signal.SIGTERM)])
 def test_up_lives_until_it_is_told_to_end_and_ends_in_order(recorder, home, monkeypatch, profile, number):
-    from flows import production, services
+    from flows.servers import production, services
 
     def server(name, port=0):
         return SimpleNamespace(name=name, url=f"http://{name}:{port}", process=SimpleNamespace(pid=name))
@@ -259,7 +262,7 @@ def test_up_lives_until_it_is_told_to_end_and_ends_in_order(recorder, home, monk
     monkeypatch.setattr(signal, "signal", handlers.__setitem__)
     monkeypatch.setattr(serve, "adopt_orphans", lambda: done.append("adopt"))
     keeper = Keeper(done, lambda: (done.append(services.note_path().exists()), handlers[number](number, None)))
-    monkeypatch.setattr("flows.supervisor.Supervisor", keeper)
+    monkeypatch.setattr("flows.servers.supervisor.Supervisor", keeper)
     for name in ("prefect", "mlflow"):
         monkeypatch.setattr(services, f"start_{name}", lambda port, name=name: server(name, port))
 
@@ -270,8 +273,10 @@ def test_up_lives_until_it_is_told_to_end_and_ends_in_order(recorder, home, monk
     monkeypatch.setattr(serve, "_check_ports", lambda *_: None)
     monkeypatch.setattr(serve, "deploy_all", lambda configs: [{"deployment": "train/x", "schedule": ""}])
     workers = recorder("flows.cli.serve._workers", [lambda: server("worker")])
-    monkeypatch.setattr("flows.local_runs.end_runs", lambda workers, _: done.append([one.name for one in workers]))
-    monkeypatch.setattr("flows.prefect_api.send_the_rest", lambda _: done.append("send"))
+    monkeypatch.setattr(
+        "flows.servers.local_runs.end_runs", lambda workers, _: done.append([one.name for one in workers])
+    )
+    monkeypatch.setattr("flows.servers.prefect_api.send_the_rest", lambda _: done.append("send"))
     monkeypatch.setattr(services, "end_orphans", lambda keep, _: done.append(("orphans", keep)))
     monkeypatch.setattr(serve, "end_now", lambda: done.append("end"))
     for name in {"PREFECT_API_URL", "MLFLOW_TRACKING_URI", *services.prefect_environment()} - {"STARLING_HOME"}:
@@ -290,7 +295,7 @@ def test_up_lives_until_it_is_told_to_end_and_ends_in_order(recorder, home, monk
 
 @pytest.mark.parametrize("name", ["prefect", "mlflow", "postgres", "s3"])
 def test_a_port_that_is_taken_is_named_with_its_option(home, quiet_signals, name):
-    from flows.production import Ports
+    from flows.servers.production import Ports
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
@@ -338,8 +343,8 @@ def prefect(recorder):
 
 
 def test_what_is_deployed_and_where(recorder, prefect, config):
-    from flows.deployments import Options
-    from flows.pools import WorkPool
+    from flows.deploy.deployments import Options
+    from flows.deploy.pools import WorkPool
 
     deployed = [{"deployment": "train/x", "schedule": "", "id": 7}]
     calls = recorder("flows.cli.deploy.deploy_all", deployed)
@@ -355,11 +360,14 @@ def test_what_is_deployed_and_where(recorder, prefect, config):
 
 
 def test_each_configuration_is_registered_and_watched(recorder, config, tmp_path, monkeypatch):
-    from flows.deployments import Options
+    from flows.deploy.deployments import Options
 
     monkeypatch.chdir(tmp_path)
     other = write_config(tmp_path / "d.yaml", tiny_document(name="other"))
-    registered, applied = recorder("flows.deployments.deploy", [{"id": 1}]), recorder("flows.automations.apply")
+    registered, applied = (
+        recorder("flows.deploy.deployments.deploy", [{"id": 1}]),
+        recorder("flows.deploy.automations.apply"),
+    )
     assert deploy.deploy_all([config, other], ["seed=3"], notify_url="https://hook") == [{"id": 1}, {"id": 1}]
     assert [(given.name, given.seed, options) for given, options in registered] == [
         ("tiny", 3, Options()),
@@ -389,8 +397,8 @@ def test_where_backups_go_and_come_from(recorder, home, tmp_path, monkeypatch):
     entry = {"bytes": 2**20}
     manifest = {"created": "today", "kind": "sqlite", "versions": {}, "databases": {"a": entry}}
     manifest["artifacts"] = {"x": entry, "y": entry}
-    written = recorder("flows.backup.backup", ("u/1", manifest))
-    restored = recorder("flows.backup.restore", ("u/1", manifest))
+    written = recorder("flows.servers.backup.backup", ("u/1", manifest))
+    restored = recorder("flows.servers.backup.restore", ("u/1", manifest))
     shown = invoke("backup", "--to", "u").stdout
     assert shown == "written: u/1\nmade today, 2 artifacts, 3.0 MiB\n"
     assert invoke("restore", "--from", "u").stdout.startswith("restored: u/1\n")
@@ -398,7 +406,7 @@ def test_where_backups_go_and_come_from(recorder, home, tmp_path, monkeypatch):
     assert (found["backup"], found["artifacts"], found["bytes"]) == ("u/1", 2, 3 * 2**20)
     assert [given[0] for given in written] == ["u"]
     assert [given[:2] for given in restored] == [("u", False), ("u/1", True)]
-    from tasks.home import home as data_folder
+    from tasks.config.home import home as data_folder
 
     assert data_folder() == tmp_path / "other"
 
@@ -417,8 +425,8 @@ def test_which_training_is_watched(recorder, monkeypatch, tmp_path):
             self.closed += 1
 
     watched, polls = Watched(), [True, True, False, True]
-    found = recorder("tasks.watching.find_training", watched)
-    monkeypatch.setattr("flows.top.picture", lambda _: {"name": "x"})
+    found = recorder("tasks.tracking.training_lookup.find_training", watched)
+    monkeypatch.setattr("flows.cli.live_table.picture", lambda _: {"name": "x"})
     slept = recorder("flows.cli.top.time.sleep")
     monkeypatch.setenv("STARLING_RING_KEY_FILE", str(tmp_path / "env.key"))
     shown = invoke("top", "h:1", "--every", 2, "--json").stdout
@@ -438,8 +446,8 @@ def test_what_gc_takes_for_garbage(recorder, tmp_path):
 
     garbage = [Garbage("train/x", 5000, "left over"), Garbage("train/y", 100, "left over")]
     plan = GarbagePlan(garbage, {"train/z": "it is used"})
-    found = recorder("tasks.housekeeping.find_garbage", plan)
-    deleted = recorder("tasks.housekeeping.delete_garbage", garbage[:1])
+    found = recorder("tasks.stages.housekeeping.find_garbage", plan)
+    deleted = recorder("tasks.stages.housekeeping.delete_garbage", garbage[:1])
     assert "5.1 kB could be freed; nothing was deleted" in invoke("storage", "gc", "--url", tmp_path).stdout
     words = ["--min-age", 0.5, "--unregistered", "--delete"]
     assert "5.0 kB freed; 1 outputs stay" in invoke("storage", "gc", "--url", tmp_path, *words).stdout

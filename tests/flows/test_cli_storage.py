@@ -14,8 +14,8 @@ from storage.disks import size_text
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.stages import StageOutput
-from tasks.housekeeping import find_garbage, registered_outputs
-from tasks.stage import StageError, lock_path
+from tasks.stages.base import StageError, lock_path
+from tasks.stages.housekeeping import find_garbage, registered_outputs
 
 STATES = ("prepare", "shard", "features", "train", "decode", "score", "register", "report")
 
@@ -97,7 +97,7 @@ def test_gc_leaves_alone_what_a_stage_is_making(store):
 @contextmanager
 def models(monkeypatch, found):
     with monkeypatch.context() as patch:
-        patch.setattr("tasks.housekeeping.registered_outputs", lambda: found)
+        patch.setattr("tasks.stages.housekeeping.registered_outputs", lambda: found)
         yield
 
 

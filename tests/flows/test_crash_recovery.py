@@ -14,7 +14,7 @@ from functools import partial
 import pytest
 from support import load_beside, wait_until
 
-from flows.automations import heartbeat_automation
+from flows.deploy.automations import heartbeat_automation
 
 site_module = load_beside(__file__, "prefect_site.py")
 place, slow_document = site_module.place, site_module.slow_document

@@ -7,18 +7,18 @@ import sys
 import pytest
 from support import ROOT, environment
 
-from flows.services import start_prefect
-from tasks.config import StorageConfig
-from tasks.credentials import CredentialsError, export_credentials
+from flows.servers.services import start_prefect
+from tasks.config.credentials import CredentialsError, export_credentials
+from tasks.config.pipeline import StorageConfig
 
 SAVE = """
-from tasks.credentials_block import StorageCredentials
+from tasks.config.credentials_block import StorageCredentials
 StorageCredentials(access_key_id="planted-key", secret_access_key="planted-secret", region="x").save("lab")
 """
 LOAD = """
 import os
-from tasks.config import StorageConfig
-from tasks.credentials import export_credentials
+from tasks.config.pipeline import StorageConfig
+from tasks.config.credentials import export_credentials
 export_credentials(StorageConfig(credentials="lab"))
 print(sorted(name for name in os.environ if name.startswith("AWS_")), len(os.environ["AWS_SECRET_ACCESS_KEY"]))
 """
@@ -50,7 +50,7 @@ def test_a_block_of_a_server_reaches_the_environment_of_a_process(home):
 
 @pytest.mark.slow
 def test_without_a_server_the_error_says_what_is_needed(monkeypatch):
-    monkeypatch.setattr("tasks.credentials._loaded", set())
+    monkeypatch.setattr("tasks.config.credentials._loaded", set())
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     monkeypatch.setenv("PREFECT_CLIENT_MAX_RETRIES", "0")
     with pytest.raises(CredentialsError, match="PREFECT_API_URL"):

@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from flows import services
-from flows.credentials import NAMES, RING_KEY, SecretError, client_environment, make_secrets, read_secret
+from flows.servers import services
+from flows.servers.credentials import NAMES, RING_KEY, SecretError, client_environment, make_secrets, read_secret
 from training.exchange.keys import RingKey
 
 VARIABLES = ("PREFECT_API_AUTH_STRING", "MLFLOW_TRACKING_PASSWORD", "AWS_SECRET_ACCESS_KEY")
@@ -97,7 +97,7 @@ def test_a_command_on_the_data_folder_gets_the_passwords(note):
     assert os.environ["MLFLOW_TRACKING_PASSWORD"] == read_secret(note, "mlflow_admin_password")
     assert os.environ["AWS_SECRET_ACCESS_KEY"] == read_secret(note, "s3_secret_key")
     assert os.environ["AWS_ENDPOINT_URL"] == "http://127.0.0.1:3"
-    from tasks.home import objects_url
+    from tasks.config.home import objects_url
 
     assert objects_url("") == "s3://starling/objects"
     assert objects_url("s3://other/x") == "s3://other/x"

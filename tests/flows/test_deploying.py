@@ -8,11 +8,11 @@ import pytest
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from support import ROOT, tiny_document
 
-from flows import automations, deployments
-from flows.automations import PREFIX, apply, heartbeat_automation
-from flows.deployments import Options, deploy
-from flows.pools import PoolError, WorkPool, make_pool
-from tasks.config import parse_config
+from flows.deploy import automations, deployments
+from flows.deploy.automations import PREFIX, apply, heartbeat_automation
+from flows.deploy.deployments import Options, deploy
+from flows.deploy.pools import PoolError, WorkPool, make_pool
+from tasks.config.pipeline import parse_config
 
 
 class Server:

@@ -9,11 +9,11 @@ from support import ROOT, tiny_document, write_config
 from typer.testing import CliRunner
 
 from flows import pipeline
-from flows.automations import QUIET_STATES
 from flows.cli.app import app
-from flows.deployments import HEARTBEAT_S, PART_TAG, SCHEDULED, TAG, Options, plan, prefect_yaml
-from flows.pools import KINDS, PoolError, WorkPool
-from tasks.config import load_config, parse_config
+from flows.deploy.automations import QUIET_STATES
+from flows.deploy.deployments import HEARTBEAT_S, PART_TAG, SCHEDULED, TAG, Options, plan, prefect_yaml
+from flows.deploy.pools import KINDS, PoolError, WorkPool
+from tasks.config.pipeline import load_config, parse_config
 
 FLOWS = [item for item in SCHEDULED if item.module != "promote" or (ROOT / "flows" / "promote.py").is_file()]
 
@@ -156,8 +156,8 @@ def test_a_notification_address_that_is_none_is_refused_without_being_repeated(h
 
 
 def test_up_starts_a_worker_for_pipelines_and_one_for_the_nodes_of_each_pool(home, tmp_path, monkeypatch):
-    from flows import services
     from flows.cli.serve import _workers
+    from flows.servers import services
 
     commands = []
     monkeypatch.setattr(services, "spawn", lambda name, command, *_: commands.append(command) or name)

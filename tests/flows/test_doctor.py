@@ -17,7 +17,7 @@ def test_doctor_on_gpus(monkeypatch):
     import torch
 
     from flows.cli import doctor
-    from training.system import Driver, Gpus
+    from training.node.system_figures import Driver, Gpus
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(Gpus, "driver", lambda self: Driver())
@@ -40,7 +40,7 @@ def test_doctor_on_a_driver_that_is_too_old_for_torch(monkeypatch):
     import torch
 
     from flows.cli import doctor
-    from training.system import Driver, Gpus
+    from training.node.system_figures import Driver, Gpus
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -60,12 +60,12 @@ def test_doctor_on_ports(home, monkeypatch):
             return 0 if address == ("127.0.0.1", 5000) else 111
 
     monkeypatch.setattr(doctor.socket, "socket", Probe)
-    monkeypatch.setattr("flows.services.running_services", dict)
+    monkeypatch.setattr("flows.servers.services.running_services", dict)
     assert checked(doctor.check_ports) == [
         ("port 4200", "ok", "free for prefect", ""),
         ("port 5000", "warning", "taken, wanted for mlflow", "starling up --mlflow-port OTHER"),
     ]
-    monkeypatch.setattr("flows.services.running_services", lambda: {"mlflow": "http://127.0.0.1:5000"})
+    monkeypatch.setattr("flows.servers.services.running_services", lambda: {"mlflow": "http://127.0.0.1:5000"})
     assert checked(doctor.check_ports)[1] == ("mlflow server", "ok", "running at http://127.0.0.1:5000", "")
 
 

@@ -21,8 +21,8 @@ from support import (
     write_config,
 )
 
-from flows.services import note_path, running_services, start_mlflow, start_prefect
-from tasks.stage import STAGES
+from flows.servers.services import note_path, running_services, start_mlflow, start_prefect
+from tasks.stages.base import STAGES
 
 RUN_FIELDS = {"run_id", "stages", "utterances", "sets", "model_uri", "model_aliases", "report"}
 SET_FIELDS = {"wer", "wer_low", "wer_high", "cer", "sub", "ins", "del", "words", "utterances"}
@@ -30,7 +30,11 @@ SET_FIELDS = {"wer", "wer_low", "wer_high", "cer", "sub", "ins", "del", "words",
 
 def trainers(home):
     """Training processes below a data folder."""
-    return [p for p in processes_naming(str(home)) if b"training.supervise" in Path(f"/proc/{p}/cmdline").read_bytes()]
+    return [
+        p
+        for p in processes_naming(str(home))
+        if b"training.processes.supervisor" in Path(f"/proc/{p}/cmdline").read_bytes()
+    ]
 
 
 def flow_runs(api, **states):
@@ -178,7 +182,7 @@ def test_an_error_is_one_message_without_traceback(servers):
 
 @pytest.mark.slow
 def test_up_serves_deployments_until_it_is_interrupted(tmp_path):
-    from flows.services import free_port
+    from flows.servers.services import free_port
 
     home = tmp_path / "home"
     home.mkdir()

@@ -8,13 +8,13 @@ import sys
 import pytest
 from support import ROOT, wait_until
 
-from flows import ending
-from flows.ending import _Handler, bounded_end, descendants
+from flows.servers import shutdown
+from flows.servers.shutdown import _Handler, bounded_end, descendants
 
 BUSY = """
 import subprocess, sys, threading, time
 from concurrent.futures import ThreadPoolExecutor
-from flows.ending import bounded_end
+from flows.servers.shutdown import bounded_end
 
 class Terminated(BaseException):
     pass
@@ -87,7 +87,7 @@ def test_a_block_within_a_block_changes_nothing():
 
 TOLD = """
 import sqlite3, sys, time
-from flows.ending import bounded_end, end_if_told
+from flows.servers.shutdown import bounded_end, end_if_told
 
 def tidy():
     try:
@@ -188,9 +188,9 @@ def test_what_was_said_before_a_hard_end_is_not_lost(monkeypatch):
     done = []
     for name in ("stdout", "stderr"):
         monkeypatch.setattr(getattr(sys, name), "flush", lambda name=name: done.append(name))
-    monkeypatch.setattr(ending, "end_hard", done.append)
-    ending.end_if_told()
+    monkeypatch.setattr(shutdown, "end_hard", done.append)
+    shutdown.end_if_told()
     assert done == []
-    monkeypatch.setattr(ending, "told", lambda: signal.SIGTERM)
-    ending.end_if_told()
+    monkeypatch.setattr(shutdown, "told", lambda: signal.SIGTERM)
+    shutdown.end_if_told()
     assert done == ["stdout", "stderr", signal.SIGTERM]

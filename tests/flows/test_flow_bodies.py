@@ -8,9 +8,9 @@ from support import copy_finished, tiny_document
 
 from flows import folds, pipeline, promote, verify, watch
 from storage.objects import ObjectStore
-from tasks.config import parse_config
-from tasks.judging import Wish
-from tasks.registry import Move, RegistryError
+from tasks.config.pipeline import parse_config
+from tasks.tracking.registry import Move, RegistryError
+from tasks.tracking.significance import Wish
 
 
 @pytest.fixture
@@ -83,9 +83,10 @@ def test_a_look_that_is_killed_before_it_has_noted_its_request_asks_for_the_same
 @pytest.mark.parametrize("challenger", [None, object()])
 def test_an_evaluation_for_waiting_challengers_ends_at_once_without_one(config, monkeypatch, challenger):
     began = []
-    monkeypatch.setattr("tasks.tracking.client", lambda: "api")
+    monkeypatch.setattr("tasks.tracking.runs.client", lambda: "api")
     monkeypatch.setattr(
-        "tasks.registry.waiting_challenger", lambda api, name: challenger if (api, name) == ("api", "theirs") else began
+        "tasks.tracking.registry.waiting_challenger",
+        lambda api, name: challenger if (api, name) == ("api", "theirs") else began,
     )
     monkeypatch.setattr(pipeline, "check_servers", lambda *given: began.append(given[1]))
     monkeypatch.setattr(

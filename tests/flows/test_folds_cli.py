@@ -11,10 +11,10 @@ from support import starling, tiny_document, write_config
 from typer.testing import CliRunner
 
 from flows.cli.app import app
-from flows.deployments import FOLDS, plan
+from flows.deploy.deployments import FOLDS, plan
 from flows.folds import crossvalidate, print_folds
-from tasks.config import parse_config
-from tasks.folds import combine
+from tasks.config.pipeline import parse_config
+from tasks.stages.folds import combine
 
 
 def folds_document():

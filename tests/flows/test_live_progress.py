@@ -11,7 +11,7 @@ import mlflow
 import pytest
 from support import ROOT, copy_finished, environment, tiny_document, wait_until, write_config
 
-from flows.services import start_mlflow, start_prefect
+from flows.servers.services import start_mlflow, start_prefect
 
 
 def post(url, body):

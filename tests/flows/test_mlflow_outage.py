@@ -11,9 +11,9 @@ import mlflow
 import pytest
 from support import environment, processes_naming, starling, tiny_document, wait_until, write_config
 
-from flows.services import start_mlflow
-from tasks.metrics import Translator
-from training.journal import read_journal
+from flows.servers.services import start_mlflow
+from tasks.tracking.metrics import Translator
+from training.coordinator.journal import read_journal
 
 AWAY_S = 30
 SLOW = {"STARLING_SLOW_NODES": "0:12,1:12"}

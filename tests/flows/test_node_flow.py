@@ -24,15 +24,15 @@ from support import (
 )
 
 from flows import node as module
-from flows.node import NodeError, _run, node, node_folder
-from flows.services import free_port, spawn, start_prefect
-from tasks.config import parse_config
-from tasks.nodes import QUEUE, NodeRuns
-from tasks.nodes_api import PrefectApi, check_pool
-from tasks.stage import StageError
+from flows.node import NodeRunError, _run, node, node_folder
+from flows.servers.services import free_port, spawn, start_prefect
+from tasks.config.pipeline import parse_config
+from tasks.orchestration.nodes import QUEUE, NodeRuns
+from tasks.orchestration.nodes_api import PrefectApi, check_pool
+from tasks.stages.base import StageError
 from training.config import TrainConfig
+from training.coordinator.journal import read_journal
 from training.exchange.keys import RingKey
-from training.journal import read_journal
 
 deploy_flow = load_beside(__file__, "prefect_site.py").deploy_flow
 
@@ -48,7 +48,8 @@ def terminate(*_):
     raise Terminated
 
 signal.signal(signal.SIGTERM, terminate)  # as Prefect does in the process of a flow run
-child = "import os, sys, time; from training.processes import end_with_parent; end_with_parent(int(sys.argv[1])); "
+child = "import os, sys, time; from training.processes.children import end_with_parent; "
+child += "end_with_parent(int(sys.argv[1])); "
 child += "print('up', flush=True); time.sleep(100)"
 import os
 _run([sys.executable, "-c", child, str(os.getpid())], Path(sys.argv[1]))
@@ -70,7 +71,7 @@ def test_the_childs_status_and_the_end_of_its_log_are_told(tmp_path, monkeypatch
     (tmp_path / "node.log").write_text("an older session\n")
     child = [sys.executable, "-c", "print('line\\n' * 30 + 'last'); raise SystemExit(3)"]
     monkeypatch.setattr(module, "_run", lambda _, log: _run(child, log))
-    with pytest.raises(NodeError, match=r"node 2 ended with status 3: the end of .*node\.log:\nline\n") as caught:
+    with pytest.raises(NodeRunError, match=r"node 2 ended with status 3: the end of .*node\.log:\nline\n") as caught:
         node.fn(2, "127.0.0.1:7100", folder=str(tmp_path))
     assert str(caught.value).endswith("line\nlast")
     assert len(str(caught.value).splitlines()) == 16
@@ -79,7 +80,7 @@ def test_the_childs_status_and_the_end_of_its_log_are_told(tmp_path, monkeypatch
 def test_what_an_older_session_said_is_not_told(tmp_path, monkeypatch):
     (tmp_path / "node.log").write_text("an older session\n")
     monkeypatch.setattr(module, "_run", lambda _, log: _run([sys.executable, "-c", "raise SystemExit(3)"], log))
-    with pytest.raises(NodeError) as caught:
+    with pytest.raises(NodeRunError) as caught:
         node.fn(2, "127.0.0.1:7100", folder=str(tmp_path))
     assert "older session" not in str(caught.value)
 
@@ -98,7 +99,7 @@ def test_the_child_is_told_who_it_is_but_not_the_key(home, key, monkeypatch):
     assert state.is_completed()
     words = commands[0]
     options = dict(zip(words[3::2], words[4::2], strict=True))
-    assert words[1:3] == ["-m", "training.node"]
+    assert words[1:3] == ["-m", "training.node.agent"]
     assert options == {
         "--store": "127.0.0.1:7100",
         "--key-file": str(key),
@@ -119,8 +120,8 @@ def test_credentials_of_a_block_reach_the_child_and_nothing_else(home, monkeypat
     asked = []
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.setenv(name, "of this machine")
-    monkeypatch.setattr("tasks.credentials._load", lambda name: asked.append(name) or values)
-    monkeypatch.setattr("tasks.credentials._loaded", set())
+    monkeypatch.setattr("tasks.config.credentials._load", lambda name: asked.append(name) or values)
+    monkeypatch.setattr("tasks.config.credentials._loaded", set())
     commands, run = [], module._run
     code = "import os; print(os.environ['AWS_ACCESS_KEY_ID'], len(os.environ['AWS_SECRET_ACCESS_KEY']))"
 
@@ -149,7 +150,7 @@ def test_a_node_that_was_stopped_is_no_failure_and_one_that_failed_says_why(home
         return 1
 
     monkeypatch.setattr(module, "_run", failed)
-    with pytest.raises(NodeError, match=r"node 0 ended with status 1: (?s:.*)no GPU here"):
+    with pytest.raises(NodeRunError, match=r"node 0 ended with status 1: (?s:.*)no GPU here"):
         node.fn(0, "127.0.0.1:1", str(key))
 
 
@@ -185,7 +186,7 @@ class Pool:
         found = {}
         for pid in processes_naming(str(self.home)):
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            if b"training.node" in words:
+            if b"training.node.agent" in words:
                 parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
                 found[int(words[words.index(b"--node-rank") + 1])] = (pid, parent)
         return found
@@ -202,7 +203,7 @@ def pool(tmp_path_factory):
     home = tmp_path_factory.mktemp("nodes").resolve()
     names = {"STARLING_HOME": home, "PREFECT_API_URL": None, "MLFLOW_TRACKING_URI": None}
     with environment(**names):
-        from flows.services import prefect_environment
+        from flows.servers.services import prefect_environment
 
         with environment(**prefect_environment()):
             server = start_prefect().wait()

@@ -10,12 +10,20 @@ from pathlib import Path
 import pytest
 from support import environment, wait_until
 
-from flows import postgres, prepare_servers, production
-from flows.credentials import make_secrets, read_secret
-from flows.databases import DatabaseError, PostgresDatabase
-from flows.postgres import Cluster, PostgresError, _quoted, _without_passwords, account, connected, find_postgres
-from flows.services import ServiceError, free_port
-from flows.supervisor import Supervisor
+from flows.servers import postgres, prepare_servers, production
+from flows.servers.credentials import make_secrets, read_secret
+from flows.servers.databases import DatabaseError, PostgresDatabase
+from flows.servers.postgres import (
+    PostgresCluster,
+    PostgresError,
+    _quoted,
+    _without_passwords,
+    account,
+    connected,
+    find_postgres,
+)
+from flows.servers.services import ServiceError, free_port
+from flows.servers.supervisor import Supervisor
 from storage.objects import ObjectStore
 
 
@@ -86,7 +94,7 @@ def place(monkeypatch):
 @pytest.fixture
 def cluster(place):
     make_secrets(place / "secrets")
-    return Cluster(port=free_port(), secrets=place / "secrets", folder=place / "postgres")
+    return PostgresCluster(port=free_port(), secrets=place / "secrets", folder=place / "postgres")
 
 
 def test_the_server_listens_on_loopback_only_and_ends_without_waiting_for_its_clients(tmp_path, monkeypatch):
@@ -94,7 +102,7 @@ def test_the_server_listens_on_loopback_only_and_ends_without_waiting_for_its_cl
     monkeypatch.setattr(postgres, "spawn", lambda *given, **more: started.append((given, more)))
     monkeypatch.setattr(postgres, "account", lambda folder: {"user": 7})
     monkeypatch.setattr(postgres, "find_postgres", lambda name, version: f"/{version}/{name}")
-    cluster = Cluster(port=5433, secrets=tmp_path, folder=tmp_path)
+    cluster = PostgresCluster(port=5433, secrets=tmp_path, folder=tmp_path)
     (tmp_path / "PG_VERSION").write_text("15\n")
     cluster.start()
     ((name, command, url, health), more) = started[0]

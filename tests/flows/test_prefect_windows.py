@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from prefect.server.database import provide_database_interface
 from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL, temporary_settings
 
-from flows.prefect_server import reopen_windows
+from flows.servers.prefect_server import reopen_windows
 
 
 @pytest.fixture

@@ -20,10 +20,10 @@ from pathlib import Path
 import pytest
 from support import ROOT, end_processes, environment, processes_naming, tiny_document, wait_until, write_config
 
-from flows.credentials import client_environment
-from flows.databases import PostgresDatabase
-from flows.postgres import PostgresServer, find_postgres
-from flows.services import ServiceError
+from flows.servers.credentials import client_environment
+from flows.servers.databases import PostgresDatabase
+from flows.servers.postgres import PostgresServer, find_postgres
+from flows.servers.services import ServiceError
 from storage.objects import ObjectStore, ObjectStoreError
 
 NAME = "production-test"

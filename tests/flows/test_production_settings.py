@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 from botocore.exceptions import BotoCoreError, ClientError
 
-from flows import production
-from flows.credentials import NAMES, make_secrets, read_secret
-from flows.postgres import Cluster
-from flows.production import Ports
-from flows.services import ServiceError
+from flows.servers import production
+from flows.servers.credentials import NAMES, make_secrets, read_secret
+from flows.servers.postgres import PostgresCluster
+from flows.servers.production import Ports
+from flows.servers.services import ServiceError
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def secrets(tmp_path):
 
 @pytest.fixture
 def cluster(secrets, tmp_path):
-    return Cluster(port=5433, secrets=secrets, folder=tmp_path / "postgres")
+    return PostgresCluster(port=5433, secrets=secrets, folder=tmp_path / "postgres")
 
 
 @pytest.fixture
@@ -126,7 +126,9 @@ def done(monkeypatch, secrets):
     monkeypatch.setenv("STARLING_SECRETS", str(secrets))
     monkeypatch.setattr(production, "check_packages", lambda: found.append("packages"))
     for name in ("prepare", "start", "make_databases", "renew_mlflow_admin"):
-        monkeypatch.setattr(Cluster, name, lambda self, name=name: found.append(name) or f"{name}ed at {self.port}")
+        monkeypatch.setattr(
+            PostgresCluster, name, lambda self, name=name: found.append(name) or f"{name}ed at {self.port}"
+        )
     for name in ("start_s3", "start_prefect", "start_mlflow"):
         monkeypatch.setattr(production, name, lambda port, *_, name=name: f"{name} {port}")
     return found

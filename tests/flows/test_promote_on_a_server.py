@@ -10,11 +10,11 @@ import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from support import ROOT, copy_database, copy_finished, environment, finished, load_beside, starling, wait_until
 
-from flows.services import start_mlflow
-from tasks.holder import Holder
-from tasks.leases import LeaseTable, impatient_client
-from tasks.registry import CHAMPION, lock_name
-from tasks.tracking import client
+from flows.servers.services import start_mlflow
+from tasks.locking.leases import LeaseTable, impatient_client
+from tasks.locking.lock_owner import LockOwner
+from tasks.tracking.registry import CHAMPION, lock_name
+from tasks.tracking.runs import client
 
 site_module = load_beside(__file__, "prefect_site.py")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -105,7 +105,7 @@ def test_a_rollback_waits_for_who_promotes_on_another_machine(site, place):
     api = client()
     number = another_version(api)
     starling("promote", "tiny", "--version", number, "--force", "--reason", "a test", **place)
-    elsewhere = replace(Holder.here("promote tiny"), place="far/boot/ns")
+    elsewhere = replace(LockOwner.here("promote tiny"), place="far/boot/ns")
     name = lock_name("registry", "tiny")
     with temporary_settings({PREFECT_API_URL: site.api}), impatient_client() as leases:
         lease = LeaseTable(leases).take(name, elsewhere)

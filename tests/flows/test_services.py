@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from support import ROOT, processes_naming, wait_until
 
-from flows import prefect_api, services
-from flows.services import ServiceError, answers, free_port, note_path, running_services, spawn
+from flows.servers import prefect_api, services
+from flows.servers.services import ServiceError, answers, free_port, note_path, running_services, spawn
 
 SERVER = """
 import http.server, sys
@@ -90,7 +90,7 @@ def test_a_note_of_servers_that_are_gone_is_ignored(home, note):
 
 PARENT = """
 import sys, time
-from flows.services import spawn
+from flows.servers.services import spawn
 child = spawn("child", [sys.executable, "-c", "import time; time.sleep(100)"], "", "")
 print(child.process.pid, flush=True)
 time.sleep(100)
@@ -110,8 +110,9 @@ def test_a_service_ends_with_its_parent_even_if_that_is_killed(home):
 
 ADOPTER = """
 import subprocess, sys, time
-from flows import prefect_api, services
-from training.processes import adopt_orphans
+from flows.servers import prefect_api
+from flows.servers import services
+from training.processes.children import adopt_orphans
 adopt_orphans()
 kept = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
 # a child that leaves two children of its own, one of which does not mind SIGTERM
@@ -201,7 +202,7 @@ def test_servers_of_up_are_used_and_outlive_the_run(orchestrated, monkeypatch):
 def test_a_configured_server_is_checked_and_kept(orchestrated, monkeypatch):
     asked = []
     monkeypatch.setenv("PREFECT_API_URL", "http://theirs/api")
-    monkeypatch.setattr("tasks.reachable.check_prefect", lambda patience_s, say: asked.append(patience_s))
+    monkeypatch.setattr("tasks.config.reachable.check_prefect", lambda patience_s, say: asked.append(patience_s))
     with prefect_api.orchestration() as url:
         assert url == "http://theirs"
     assert (len(asked), orchestrated) == (1, [])

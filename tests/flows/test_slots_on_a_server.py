@@ -12,10 +12,10 @@ import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from support import ROOT, load_beside, wait_until
 
-from tasks import leases
-from tasks.holder import Holder
-from tasks.leases import Lease, LeaseTable, impatient_client
-from training.journal import read_journal
+from tasks.locking import leases
+from tasks.locking.leases import Lease, LeaseTable, impatient_client
+from tasks.locking.lock_owner import LockOwner
+from training.coordinator.journal import read_journal
 
 site_module = load_beside(__file__, "prefect_site.py")
 place, slow_document = site_module.place, site_module.slow_document
@@ -36,7 +36,7 @@ def api(site):
 
 
 def elsewhere(run):
-    return replace(Holder.here(run), place="far/boot/ns")
+    return replace(LockOwner.here(run), place="far/boot/ns")
 
 
 def test_the_real_server_keeps_the_contract_of_leases(api, monkeypatch):

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from flows.summary import group_table, print_summary, score_table, set_table, summarize
-from tasks.stage import Run
+from flows.cli.summary import group_table, print_summary, score_table, set_table, summarize
+from tasks.stages.base import Run
 
 
 def printed(summary):

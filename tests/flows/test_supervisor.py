@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from support import ROOT, wait_until
 
-from flows.ending import descendants
-from flows.local_runs import end_runs
-from flows.services import ServiceError, answers, free_port, spawn
-from flows.supervisor import Supervisor
+from flows.servers.local_runs import end_runs
+from flows.servers.services import ServiceError, answers, free_port, spawn
+from flows.servers.shutdown import descendants
+from flows.servers.supervisor import Supervisor
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(100)"]
 
@@ -154,9 +154,9 @@ def test_a_port_answers_when_something_listens():
 
 ADOPTER = """
 import subprocess, sys, time
-from flows.services import children, spawn
-from flows.supervisor import Supervisor
-from training.processes import adopt_orphans
+from flows.servers.services import children, spawn
+from flows.servers.supervisor import Supervisor
+from training.processes.children import adopt_orphans
 adopt_orphans()
 keeper = Supervisor()
 kept = keeper.add(lambda: spawn("sleeper", [sys.executable, "-c", "import time; time.sleep(100)"], "", ""))

@@ -11,12 +11,12 @@ import pytest
 from rich.console import Console
 from support import ROOT, environment, load_beside, wait_until
 
-from flows.top import clock, number, picture, render
-from tasks.stage import StageError
-from tasks.watching import LocalTraining, RemoteTraining, WatchError, find_training, is_running
+from flows.cli.live_table import clock, number, picture, render
+from tasks.stages.base import StageError
+from tasks.tracking.training_lookup import LocalTraining, RemoteTraining, WatchError, find_training, is_running
+from training.coordinator.journal import Journal
+from training.coordinator.views import journal_portion
 from training.exchange.keys import RingKey
-from training.journal import Journal
-from training.store.watching import journal_portion
 
 tones = load_beside(__file__, "../training/tones.py")
 pretending = load_beside(__file__, "../training/pretending.py")

@@ -12,7 +12,7 @@ from support import load_beside, write_tone
 from typer.testing import CliRunner
 
 from flows.cli.app import app
-from flows.transcripts import ctm_lines
+from flows.cli.transcripts import ctm_lines
 from speech.audio import decode_audio, stream_audio
 from speech.transcriber import Transcriber, Transcript, split_blocks
 from speech.words import Word

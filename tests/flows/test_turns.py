@@ -14,12 +14,13 @@ from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelling, Completed, Pending, Running
 from support import load_beside, tiny_document
 
-from flows import pipeline, turns
-from tasks import leases
-from tasks.config import parse_config
-from tasks.holder import Holder
-from tasks.leases import LeaseTable, impatient_client
-from tasks.slots import lock_name
+from flows import pipeline
+from flows.deploy import concurrency
+from tasks.config.pipeline import parse_config
+from tasks.locking import leases
+from tasks.locking.leases import LeaseTable, impatient_client
+from tasks.locking.lock_owner import LockOwner
+from tasks.locking.slots import lock_name
 
 variables_server = load_beside(__file__, "../tasks/variables_server.py").variables_server
 
@@ -35,24 +36,24 @@ def going(monkeypatch):
     monkeypatch.setattr(leases, "_WAITS_S", (0.0, 0.0))
     deployment = uuid4()
     with variables_server(), impatient_client() as client:
-        holder = replace(Holder.here("nightly"), place="far/boot/ns")
+        holder = replace(LockOwner.here("nightly"), place="far/boot/ns")
         LeaseTable(client).take(lock_name("deployment", str(deployment)), holder)
         yield deployment
 
 
 def test_a_schedules_run_is_skipped_while_another_is_going(going):
-    state = turns._as_deployed(a_run(going), lambda: "done")
+    state = concurrency._as_deployed(a_run(going), lambda: "done")
     assert (state.type.value, state.name) == ("CANCELLED", "Skipped")
     assert "this deployment is run by run nightly" in state.message
 
 
 @pytest.mark.parametrize("fields", [{"auto_scheduled": False}, {"run_count": 2}, {"deployment_id": None}])
 def test_a_run_that_somebody_asked_for_goes_on(going, fields):
-    assert turns._as_deployed(a_run(going, **fields), lambda: "done") == "done"
+    assert concurrency._as_deployed(a_run(going, **fields), lambda: "done") == "done"
 
 
 def test_another_deployments_run_does_not_matter(going):
-    assert turns._as_deployed(a_run(uuid4()), lambda: "done") == "done"
+    assert concurrency._as_deployed(a_run(uuid4()), lambda: "done") == "done"
 
 
 class Client(nullcontext):
@@ -81,7 +82,7 @@ class Client(nullcontext):
 
 def given(monkeypatch, *fields, **more):
     client = Client(*fields, **more)
-    monkeypatch.setattr(turns, "impatient_client", lambda: client)
+    monkeypatch.setattr(concurrency, "impatient_client", lambda: client)
     return client
 
 
@@ -89,7 +90,7 @@ def given(monkeypatch, *fields, **more):
 def test_a_run_that_ends_because_it_is_cancelled_says_so_itself(monkeypatch, state, said):
     """A run that is told to end without being cancelled (its machine shuts down) has crashed, which Prefect says."""
     client = given(monkeypatch, state)
-    with pytest.raises(TerminationSignal), turns.prompt_end(a_run(None)):
+    with pytest.raises(TerminationSignal), concurrency.prompt_end(a_run(None)):
         raise TerminationSignal(signal.SIGTERM)
     assert [state.type.value for state in client.told.values()] == said
 
@@ -98,7 +99,7 @@ def test_a_run_within_one_that_is_cancelled_is_cancelled_with_it(monkeypatch):
     client, outer, inner = given(monkeypatch, Running()), a_run(None), a_run(None)
     states = {outer.id: Cancelling(), inner.id: Running()}
     monkeypatch.setattr(client, "read_flow_run", lambda identity: SimpleNamespace(state=states[identity]))
-    with pytest.raises(TerminationSignal), turns.prompt_end(outer), turns.prompt_end(inner):
+    with pytest.raises(TerminationSignal), concurrency.prompt_end(outer), concurrency.prompt_end(inner):
         raise TerminationSignal(signal.SIGTERM)
     assert {run: state.type.value for run, state in client.told.items()} == dict.fromkeys(states, "CANCELLED")
 
@@ -107,12 +108,12 @@ def test_a_run_within_one_that_is_cancelled_is_cancelled_with_it(monkeypatch):
 def test_a_run_that_is_interrupted_in_its_terminal_is_cancelled(monkeypatch, raised):
     """Prefect's engine drops a KeyboardInterrupt once the state is final, so it goes on as the other one."""
     client, run = given(monkeypatch, Running()), a_run(None)
-    monkeypatch.setattr(turns, "interrupted", lambda: True)
-    with pytest.raises(TerminationSignal), turns.prompt_end(run):
+    monkeypatch.setattr(concurrency, "interrupted", lambda: True)
+    with pytest.raises(TerminationSignal), concurrency.prompt_end(run):
         raise raised
     assert client.told[run.id].is_cancelled()
     assert run.state is client.told[run.id]
-    assert turns._open == []
+    assert concurrency._open == []
 
 
 @pytest.fixture
@@ -121,12 +122,12 @@ def heeded(monkeypatch):
 
     def heed(state, seconds=0.2, over=None):
         client, sent = given(monkeypatch, state), []
-        monkeypatch.setattr(turns, "_LOOK_S", 0.01)
-        monkeypatch.setattr(turns.os, "kill", lambda pid, number: sent.append((pid, number)))
+        monkeypatch.setattr(concurrency, "_LOOK_S", 0.01)
+        monkeypatch.setattr(concurrency.os, "kill", lambda pid, number: sent.append((pid, number)))
         over = over or threading.Event()
         late = threading.Timer(seconds, over.set)
         late.start()
-        turns._heed(uuid4(), over)
+        concurrency._heed(uuid4(), over)
         late.cancel()
         return client, sent
 
@@ -151,10 +152,10 @@ def test_a_run_that_is_over_is_not_told_to_end(heeded):
 
 
 def test_an_interrupted_run_that_does_not_end_in_time_is_called_cancelled(heeded, monkeypatch):
-    monkeypatch.setattr(turns, "interrupted", lambda: True)
-    monkeypatch.setattr(turns, "left_s", lambda: turns._LAST_S)
+    monkeypatch.setattr(concurrency, "interrupted", lambda: True)
+    monkeypatch.setattr(concurrency, "left_s", lambda: concurrency._LAST_S)
     runs = [a_run(None), a_run(None)]
-    monkeypatch.setattr(turns, "_open", runs)
+    monkeypatch.setattr(concurrency, "_open", runs)
     client, sent = heeded(Running(), seconds=60)
     assert sent == []
     assert all(client.told[run.id].is_cancelled() for run in runs)
@@ -171,7 +172,7 @@ def test_only_runs_of_the_schedule_that_nobody_has_begun_are_skipped(monkeypatch
         a_run(deployment, run_count=0, id=mine.id),
     ]
     client = Client(Running(), due=[*others, due])
-    turns._skipper(mine)(client)
+    concurrency._skipper(mine)(client)
     assert list(client.told) == [due.id]
     assert (client.told[due.id].type.value, client.told[due.id].name) == ("CANCELLED", "Skipped")
     runs, deployments = client.asked["flow_run_filter"], client.asked["deployment_filter"]

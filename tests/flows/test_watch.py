@@ -10,7 +10,7 @@ from support import ROOT, copy_finished, small_corpus, tiny_document
 
 from flows.watch import decide, look, variable_name, waiting
 from storage.objects import ObjectStore
-from tasks.config import parse_config
+from tasks.config.pipeline import parse_config
 
 
 def table(folder):
@@ -59,16 +59,16 @@ def test_nobody_waits_in_an_empty_registry(home):
 VERIFY = """
 import json, sys
 from flows.verify import verify_storage
-from tasks.config import parse_config
+from tasks.config.pipeline import parse_config
 config = parse_config(json.loads(sys.argv[1]))
 state = verify_storage(config, return_state=True)
 print(state.type.value, state.name, state.message)
 """
 WATCH = """
 import json, sys
-from flows.deployments import deploy
+from flows.deploy.deployments import deploy
 from flows.watch import watch
-from tasks.config import parse_config
+from tasks.config.pipeline import parse_config
 from prefect.client.orchestration import get_client
 config = parse_config(json.loads(sys.argv[1]))
 deploy(config)
@@ -82,7 +82,7 @@ print(json.dumps([names, len(due)]))
 def on_a_server(code, config, home):
     """The last line that a script prints which has a Prefect server of its own."""
 
-    wrapped = "from flows.prefect_api import orchestration\nwith orchestration():\n" + "".join(
+    wrapped = "from flows.servers.prefect_api import orchestration\nwith orchestration():\n" + "".join(
         f"    {line}\n" for line in code.strip().splitlines()
     )
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}

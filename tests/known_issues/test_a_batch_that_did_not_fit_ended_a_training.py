@@ -8,9 +8,9 @@ import textwrap
 import pytest
 import torch
 
-from training.compute import Learner, open_set
-from training.portions import Portions, TooLargeError
-from training.prefetch import Loader
+from training.learner.compute import Learner, open_set
+from training.learner.microbatches import Portions, TooLargeError
+from training.learner.prefetch import Loader
 
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 CPU = torch.device("cpu")
@@ -122,9 +122,9 @@ PROGRAM = textwrap.dedent(
     import torch.distributed as dist
     from torch import nn
     from ranks import device_of
-    from training.comm_hooks import CommHook
-    from training.flat import FlatParameters
-    from training.group import GradientReducer, NodeGroup
+    from training.node.comm_hooks import CommHook
+    from training.learner.flat import FlatParameters
+    from training.node.process_group import GradientReducer, NodeGroup
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
     rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
@@ -168,7 +168,7 @@ PROGRAM = textwrap.dedent(
             torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
     group.close()
     print("fine", flush=True)
-    os._exit(0)  # as training.rank ends: Gloo sometimes aborts while the interpreter takes it down
+    os._exit(0)  # as training.node.rank ends: Gloo sometimes aborts while the interpreter takes it down
     """
 )
 

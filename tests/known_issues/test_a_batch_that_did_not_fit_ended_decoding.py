@@ -8,8 +8,8 @@ import torch
 
 from speech import recognizer
 from speech.decoding import DecodeConfig
-from training import inference
-from training.portions import TooLargeError
+from training.learner import inference
+from training.learner.microbatches import TooLargeError
 
 
 @pytest.fixture

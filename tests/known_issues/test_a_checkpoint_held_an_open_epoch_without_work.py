@@ -4,7 +4,7 @@ import json
 
 from support import load_beside
 
-from training.store.checkpoints import make_document, restored_state
+from training.coordinator.checkpoints import make_document, restored_state
 
 bookkeeping = load_beside(__file__, "../training/bookkeeping.py")
 

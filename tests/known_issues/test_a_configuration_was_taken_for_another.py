@@ -11,8 +11,8 @@ from pydantic import BaseModel, ValidationError
 from support import tiny_document, write_config
 
 from flows.cli.simulate import _constants
-from tasks.config import ConfigError, PipelineConfig, load_config, parse_config
-from tasks.yaml_text import parse_yaml
+from tasks.config.pipeline import ConfigError, PipelineConfig, load_config, parse_config
+from tasks.config.yaml_text import parse_yaml
 
 SOURCE = {"kind": "table", "path": "x"}
 

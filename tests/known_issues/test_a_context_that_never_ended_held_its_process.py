@@ -4,15 +4,15 @@ import threading
 
 import zmq
 
-from training import sockets
-from training.store.client import StoreClient
+from training.coordinator.client import CoordinatorClient
+from training.processes import sockets
 
 
 def test_a_connection_is_closed_within_a_bounded_time(monkeypatch, caplog):
     never = threading.Event()
     monkeypatch.setattr(zmq.Context, "term", lambda context: never.wait())
     monkeypatch.setattr(sockets, "END_S", 0.05)
-    client = StoreClient("127.0.0.1:1", None)
+    client = CoordinatorClient("127.0.0.1:1", None)
     client.close()
     assert "has not ended within 0.05 s" in caplog.text
     never.set()

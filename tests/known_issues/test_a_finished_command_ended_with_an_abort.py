@@ -58,5 +58,5 @@ def test_such_a_thread_aborts_a_process_that_does_not_care(run):
 
 def test_a_process_of_a_training_ends_with_its_own_status(run):
     work = "print('done'); logging.getLogger().error('said'); exit_at_once(7)"
-    done = run("-c", f"import logging; from training.processes import exit_at_once; {work}")
+    done = run("-c", f"import logging; from training.processes.children import exit_at_once; {work}")
     assert (done.returncode, done.stdout, done.stderr) == (7, "done\n", "said\n")

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import small_disk
 
-from training.journal import Journal, JournalTail, parse_lines, read_journal
-from training.lines import LineFile
-from training.store import log as store_log
-from training.store.log import StoreLog
-from training.store.spool import Spool
+from training.coordinator import event_log as store_log
+from training.coordinator.event_log import EventLog
+from training.coordinator.journal import Journal, JournalTail, parse_lines, read_journal
+from training.coordinator.line_file import LineFile
+from training.coordinator.spool import JournalSpool
 
 
 @contextmanager
@@ -86,7 +86,7 @@ def test_a_journal_on_a_full_disk_has_whole_lines_only(tmp_path):
 def test_a_store_writes_what_waited_once_there_is_space(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(store_log, "RETRY_S", 0.0)
     path = tmp_path / "j" / "journal.jsonl"
-    log = StoreLog(tmp_path / "db", path)
+    log = EventLog(tmp_path / "db", path)
     log.commit([], [entry(1)])
     disk = Disk([], only=log.journal._file._fd)  # the database is on another one
     disk.left = 70
@@ -108,14 +108,14 @@ def test_a_store_writes_what_waited_once_there_is_space(tmp_path, monkeypatch, c
     assert caplog.text.count("takes no more lines") == 1
     # killed while they waited: its successor writes them
     for _ in range(2):
-        again = StoreLog(copy / "db", copy / "journal.jsonl")
+        again = EventLog(copy / "db", copy / "journal.jsonl")
         assert again.load()[1] == [{"event": "a"}, {"event": "b"}]
         again.close()
         assert steps(copy / "journal.jsonl") == [1, 2, 3, 3, 4]
 
 
 def test_a_spool_sends_what_its_disk_does_not_take(tmp_path):
-    spool = Spool(tmp_path, "s", "a")
+    spool = JournalSpool(tmp_path, "s", "a")
     spool.write(entry(1))
     (file,) = tmp_path.glob("*.jsonl")
     with no_more_than(file, 20):
@@ -131,8 +131,8 @@ def test_a_spool_sends_what_its_disk_does_not_take(tmp_path):
 
 
 def test_what_a_spool_cannot_keep_is_counted(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("training.store.spool.MOST_WAITING", 120)
-    spool = Spool(tmp_path, "s", "a")
+    monkeypatch.setattr("training.coordinator.spool.MOST_WAITING", 120)
+    spool = JournalSpool(tmp_path, "s", "a")
     (file,) = tmp_path.glob("*.jsonl")
     with no_more_than(file, 20):
         for number in range(6):
@@ -227,7 +227,7 @@ def test_a_disk_that_is_really_full_costs_no_line(disk, tmp_path, monkeypatch):
     ballast = disk / "ballast"
     ballast.write_bytes(b"x" * 180224)
     path = disk / "journal.jsonl"
-    log, spool = StoreLog(tmp_path / "db", path), Spool(disk, "s", "a")
+    log, spool = EventLog(tmp_path / "db", path), JournalSpool(disk, "s", "a")
     for number in range(200):
         log.commit([{"event": str(number)}], [entry(number, 90)])
         spool.write(entry(number, 90))
@@ -244,7 +244,7 @@ def test_a_disk_that_is_really_full_costs_no_line(disk, tmp_path, monkeypatch):
 
 
 def test_a_store_whose_own_disk_is_full_waits_for_space(disk, monkeypatch):
-    log = StoreLog(disk / "db", disk / "journal.jsonl")
+    log = EventLog(disk / "db", disk / "journal.jsonl")
     ballast = disk / "ballast"
     monkeypatch.setattr(store_log, "RETRY_S", 0.01)
     waits = []

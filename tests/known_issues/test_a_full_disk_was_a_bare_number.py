@@ -21,12 +21,12 @@ from flows.cli.app import app
 from storage.disks import disk_trouble
 from storage.objects import ObjectStore, ObjectStoreError
 from storage.retries import DiskError, check_disk, disk_named
-from tasks.config import parse_config
-from tasks.failures import passes
-from tasks.orchestration import ALL
-from tasks.shard import warn_of_room
-from tasks.stage import Run
-from training.last_words import leave, read, reserve
+from tasks.config.pipeline import parse_config
+from tasks.orchestration.failures import passes
+from tasks.orchestration.stage_tasks import ALL
+from tasks.stages.base import Run
+from tasks.stages.shard import warn_of_room
+from training.processes.exit_reason import leave, read, reserve
 
 REMEDY = "Free some space there .*STARLING_HOME.*run the same command again"
 
@@ -193,7 +193,7 @@ def test_last_words_fit_on_a_full_disk(disk):
     env = os.environ | reserve(note) | {"PYTHONPATH": str(ROOT)}
     hog = fill(disk)
     code = (
-        "import sys; from pathlib import Path; from training.last_words import end_told\n"
+        "import sys; from pathlib import Path; from training.processes.exit_reason import end_told\n"
         f"sys.exit(end_told(lambda: Path({str(disk / 'weights')!r}).write_text('x' * 100_000), 3))"
     )
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=240)

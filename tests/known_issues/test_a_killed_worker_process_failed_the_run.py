@@ -5,9 +5,9 @@ from multiprocessing import active_children
 
 import pytest
 
-from tasks import runner
-from tasks.config import RunnerConfig
-from tasks.stage import StageError
+from tasks.config.pipeline import RunnerConfig
+from tasks.stages import runner
+from tasks.stages.base import StageError
 
 PROCESSES = RunnerConfig(kind="processes", workers=2)
 PIECES = [{"name": str(number), "store": "memory://none", "shards": [], "sample_rate": 8000} for number in range(9)]
@@ -15,7 +15,7 @@ PIECES = [{"name": str(number), "store": "memory://none", "shards": [], "sample_
 
 def test_the_work_of_killed_processes_is_done_by_others():
     earlier = set(active_children())
-    results = runner.map_pieces(PROCESSES, "tasks.shard:shard_piece", iter(PIECES), "probe")
+    results = runner.map_pieces(PROCESSES, "tasks.stages.shard:shard_piece", iter(PIECES), "probe")
     assert next(results) == 0
     workers = set(active_children()) - earlier
     assert len(workers) == 2

@@ -5,7 +5,7 @@ import os
 
 from prefect.logging.handlers import PrefectConsoleHandler
 
-from flows.ending import outlive_reader
+from flows.servers.shutdown import outlive_reader
 
 ENDED, WENT_ON = 3, 0
 

@@ -14,11 +14,11 @@ from mlflow.entities import Metric
 from mlflow.utils.validation import _validate_metric
 from support import give_mlflow
 
-from tasks.forward import send_rest
-from tasks.metrics import Translator, closing_points
-from tasks.register import step_to_link
-from tasks.tracking import TrainingRun, client, experiment_id
-from training.journal import read_journal
+from tasks.stages.register import step_to_link
+from tasks.tracking.forwarding import send_rest
+from tasks.tracking.metrics import Translator, closing_points
+from tasks.tracking.runs import TrainingRun, client, experiment_id
+from training.coordinator.journal import read_journal
 
 ABOUT = TrainingRun("t-late", "late", "run")
 

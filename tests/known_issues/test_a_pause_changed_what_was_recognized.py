@@ -14,7 +14,7 @@ from speech.audio import decode_audio
 from speech.features import FeatureConfig
 from speech.frontend import FrontEnd
 from speech.transcriber import Transcriber
-from tasks.config import load_config
+from tasks.config.pipeline import load_config
 
 CONFIGS = sorted((Path(__file__).resolve().parents[2] / "configs").glob("*.yaml"))
 LEVELS = (None, -60.0, -50.0)

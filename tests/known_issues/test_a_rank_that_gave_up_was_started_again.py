@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
-from training import node as module
-from training.node import Node
-from training.rank import DIVERGED, GAVE_UP, NodeSetup
+from training.node import agent as module
+from training.node.agent import Node
+from training.node.rank import DIVERGED, GAVE_UP, NodeSetup
 
 
 @pytest.mark.parametrize(("gives_up", "status", "starts"), [(True, DIVERGED, 1), (False, 1, 3)])

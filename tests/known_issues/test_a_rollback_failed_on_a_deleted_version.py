@@ -6,8 +6,8 @@ Nobody was told, and the command said that nothing had happened. A promotion tha
 
 from support import give_mlflow
 
-from tasks.registry import PREVIOUS, champion_version, crown, rollback, version_of
-from tasks.tracking import client, experiment_id
+from tasks.tracking.registry import PREVIOUS, champion_version, crown, rollback, version_of
+from tasks.tracking.runs import client, experiment_id
 
 
 def test_the_way_back_may_lead_past_a_deleted_version(home):

@@ -11,10 +11,10 @@ import urllib.request
 import pytest
 from support import ROOT, end_processes, processes_naming, tiny_document, wait_until, write_config
 
-from flows import prefect_api, supervisor
-from flows.services import ServiceError, answers, spawn
+from flows.servers import prefect_api, supervisor
+from flows.servers.services import ServiceError, answers, spawn
 from storage.retries import DiskError
-from training.journal import read_journal
+from training.coordinator.journal import read_journal
 
 SERVER = """
 import http.server, socket, sys
@@ -120,7 +120,7 @@ def test_what_does_not_start_is_an_error(begun, monkeypatch):
 GIVEN_UP = """
 import sys, time
 from flows.cli.common import interruptible
-from flows.ending import end_because
+from flows.servers.shutdown import end_because
 with interruptible():
     end_because(lambda: print("the server is gone", flush=True))
     time.sleep(600)

@@ -8,11 +8,11 @@ import threading
 
 import pytest
 
-from flows import services
-from flows.services import ServiceError, free_port, spawn
-from flows.supervisor import Supervisor
-from training.parts import CANNOT_WORK, STARTS, Part, SupervisorError
-from training.processes import end_of_log, log_size
+from flows.servers import services
+from flows.servers.services import ServiceError, free_port, spawn
+from flows.servers.supervisor import Supervisor
+from training.processes.children import end_of_log, log_size
+from training.processes.managed import CANNOT_WORK, STARTS, ManagedProcess, SupervisorError
 
 SERVER = """
 import json, os, signal, sys, time
@@ -42,7 +42,7 @@ def part(tmp_path):
         log = tmp_path / "store.log"
         log.write_text("Traceback of an older session\n")
         command = [sys.executable, "-c", SERVER, *map(str, files), str(deaths), how]
-        begun.append(Part("store", command, log, restarts=20))
+        begun.append(ManagedProcess("store", command, log, restarts=20))
         begun[0].start()
         return begun[0], files[0]
 
@@ -121,7 +121,7 @@ def service(home, tmp_path):
 @pytest.fixture
 def keeper(monkeypatch):
     """A supervisor whose pauses are short."""
-    monkeypatch.setattr("flows.supervisor._FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("flows.servers.supervisor._FIRST_PAUSE_S", 0.01)
     one = Supervisor(8)
     yield one
     one.stop()

@@ -9,7 +9,7 @@ from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.quarantine import ShardQuarantine
 from storage.reading import ShardError, ShardReader
-from training.data import SpeechDataset
+from training.learner.data import SpeechDataset
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 import pytest
 from support import wait_until
 
-from tasks import forward
-from tasks.forward import Forwarder
+from tasks.tracking import forwarding
+from tasks.tracking.forwarding import Forwarder
 
 
 class SlowServer:
@@ -43,8 +43,8 @@ class SlowServer:
 )
 def test_a_server_that_was_too_slow_gets_more_time(needs_s, given, monkeypatch):
     server = SlowServer(needs_s)
-    monkeypatch.setattr(forward, "impatient", server.impatient)
-    monkeypatch.setattr(forward, "_SLOWEST_S", 0.002)
+    monkeypatch.setattr(forwarding, "impatient", server.impatient)
+    monkeypatch.setattr(forwarding, "_SLOWEST_S", 0.002)
     with Forwarder(server, every_s=0.001) as forwarder:
         wait_until(lambda: server.batches <= 0, every_s=0.001)
     assert server.given[: len(given)] == given
@@ -53,8 +53,8 @@ def test_a_server_that_was_too_slow_gets_more_time(needs_s, given, monkeypatch):
 
 def test_a_server_that_never_answers_gets_no_more_than_a_bounded_time(monkeypatch):
     server = SlowServer(1000)
-    monkeypatch.setattr(forward, "impatient", server.impatient)
-    monkeypatch.setattr(forward, "_SLOWEST_S", 0.002)
+    monkeypatch.setattr(forwarding, "impatient", server.impatient)
+    monkeypatch.setattr(forwarding, "_SLOWEST_S", 0.002)
     with Forwarder(server, every_s=0.001) as forwarder:
         wait_until(lambda: len(server.given) > 9, every_s=0.001)
     assert max(server.given) == 80

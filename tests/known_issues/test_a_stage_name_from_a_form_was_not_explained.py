@@ -2,7 +2,7 @@
 
 import pytest
 
-from tasks.stage import STAGES, StageError, position
+from tasks.stages.base import STAGES, StageError, position
 
 
 def test_a_wrong_stage_is_answered_with_the_right_ones():

@@ -18,9 +18,9 @@ from support import write_tone
 from speech.features.augment.bank import Bank, BankError
 from storage.corpora import CorpusError, open_corpus
 from storage.corpora.csv_rows import MOST_LINES, read_header, read_rows
-from tasks.config import parse_config
-from tasks.prepare import PREPARE, QUARANTINE, read_table
-from tasks.stage import Run
+from tasks.config.pipeline import parse_config
+from tasks.stages.base import Run
+from tasks.stages.prepare import PREPARE, QUARANTINE, read_table
 
 HEADER = ["id", "path", "text", "speaker"]
 CELL = st.text(st.sampled_from("ab,\"' é"), max_size=12)

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from training.group import NodeGroup
-from training.ring import Ring
+from training.exchange.ring import Ring
+from training.node.process_group import NodeGroup
 from training.simulation import Cluster, Simulation
 from training.simulation.problem import Timing
-from training.strategy_config import GossipConfig
+from training.strategies.config import GossipConfig
 
 
 @pytest.mark.parametrize("neighbours", ["ring", "random-ring"])

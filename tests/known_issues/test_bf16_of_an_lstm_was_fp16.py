@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from speech.models import precision
 from speech.models.blstm import run_lstm
 from speech.models.precision import describe, has_bf16, lstm_dtype
-from training.compute import Learner, mixed_precision, open_set
+from training.learner.compute import Learner, mixed_precision, open_set
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 

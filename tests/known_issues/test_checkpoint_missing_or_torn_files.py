@@ -3,7 +3,7 @@
 import pytest
 
 from storage.objects import ObjectStore
-from training.journal import parse_lines
+from training.coordinator.journal import parse_lines
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ import pytest
 from support import ROOT, end_processes, processes_naming, starling, tiny_document, wait_until, write_config
 
 from storage.locks import file_lock
-from tasks.slots import lock_name
-from training.journal import read_journal
+from tasks.locking.slots import lock_name
+from training.coordinator.journal import read_journal
 
 ENDED_S = 60
 """A fault's bound, on a busy machine; the promise is ten seconds."""
@@ -25,7 +25,7 @@ LINE = "ending within ten seconds; the same command then finishes the work"
 
 PARENT = """
 import sys
-from flows.services import spawn
+from flows.servers.services import spawn
 service = spawn("sleeper", [sys.executable, "-c", "import time; time.sleep(600)"], "", "")
 print(service.process.pid, flush=True)
 service.process.wait()

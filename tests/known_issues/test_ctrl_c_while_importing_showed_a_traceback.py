@@ -7,7 +7,7 @@ import sys
 import pytest
 from support import ROOT
 
-from flows import importing
+from flows.cli import early_interrupt
 
 IMPORTS = """
 import os, signal, sys
@@ -47,13 +47,13 @@ def test_the_command_has_its_usual_handler_once_it_is_imported(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["starling"])
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        importing.hear_interrupts()
+        early_interrupt.hear_interrupts()
         assert signal.getsignal(signal.SIGINT) not in (signal.default_int_handler, before)
-        importing.imported()
+        early_interrupt.imported()
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a shell's background job
-        importing.hear_interrupts()
-        importing.imported()
+        early_interrupt.hear_interrupts()
+        early_interrupt.imported()
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)

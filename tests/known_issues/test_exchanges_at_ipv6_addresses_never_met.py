@@ -7,9 +7,9 @@ import torch
 from support import wait_until
 
 from training.config import ExchangeConfig
+from training.coordinator.membership import Member, View
 from training.exchange import ExchangeSetup, build_exchange
 from training.exchange.keys import RingKey
-from training.membership import Member, View
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from storage.safety import UnsafeTarError, check_tar
-from tasks.yaml_text import parse_yaml
-from training.store.messages import StoreError, decode
+from tasks.config.yaml_text import parse_yaml
+from training.coordinator.messages import CoordinatorError, decode
 
 
 def header(kind, field):
@@ -37,7 +37,7 @@ def test_a_name_of_8_gb_is_not_waited_for(tmp_path):
 
 
 def test_deep_json_is_an_error_of_the_one_who_sent_it():
-    with pytest.raises(StoreError, match="no JSON"):
+    with pytest.raises(CoordinatorError, match="no JSON"):
         decode(b"[" * 100_000)
 
 

@@ -5,10 +5,10 @@ import json
 import pytest
 from support import write_tone
 
-from tasks.config import parse_config
-from tasks.prepare import PREPARE, QUARANTINE, read_table
-from tasks.shard import SHARD
-from tasks.stage import Run
+from tasks.config.pipeline import parse_config
+from tasks.stages.base import Run
+from tasks.stages.prepare import PREPARE, QUARANTINE, read_table
+from tasks.stages.shard import SHARD
 
 
 @pytest.mark.parametrize(

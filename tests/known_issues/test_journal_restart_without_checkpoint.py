@@ -1,6 +1,6 @@
 """A run killed before its first checkpoint left its steps in the learning curves twice."""
 
-from training.journal import Journal, read_journal
+from training.coordinator.journal import Journal, read_journal
 
 
 def test_a_second_start_voids_everything_before_it(tmp_path):

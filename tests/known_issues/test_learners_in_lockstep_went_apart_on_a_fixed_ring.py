@@ -6,7 +6,7 @@ its neighbours without itself, and the differences grew at any learning rate.
 
 import pytest
 
-from training.exchange.apart import Apart
+from training.exchange.stagger import Stagger
 
 
 def pauses(apart, step_s, count=200, start=0.0):
@@ -14,7 +14,7 @@ def pauses(apart, step_s, count=200, start=0.0):
 
 
 def test_exchanges_begin_at_random_in_the_first_half_of_a_step():
-    drawn = pauses(Apart(1, 0, 0.0), 0.5)
+    drawn = pauses(Stagger(1, 0, 0.0), 0.5)
     assert 0.0 <= min(drawn) < 0.02
     assert 0.23 < max(drawn) <= 0.25 + 1e-9
     assert sum(drawn) / len(drawn) == pytest.approx(0.125, abs=0.015)
@@ -22,7 +22,7 @@ def test_exchanges_begin_at_random_in_the_first_half_of_a_step():
 
 def test_learners_draw_differently_and_a_learner_always_the_same():
     first, again, other, seeded = (
-        pauses(Apart(seed, node, 0.0), 0.5) for seed, node in ((1, 0), (1, 0), (1, 1), (2, 0))
+        pauses(Stagger(seed, node, 0.0), 0.5) for seed, node in ((1, 0), (1, 0), (1, 1), (2, 0))
     )
     assert first == again
     assert all(one != two for one, two in zip(first, other, strict=True))
@@ -30,7 +30,7 @@ def test_learners_draw_differently_and_a_learner_always_the_same():
 
 
 def test_an_exchange_that_takes_half_a_step_does_not_wait_nor_one_in_long_steps_for_long():
-    apart = Apart(1, 0, 0.0)
+    apart = Stagger(1, 0, 0.0)
     apart.took_s = 0.2
     assert max(pauses(apart, 0.5)) == pytest.approx(0.05, abs=0.01)
     apart.took_s = 0.25

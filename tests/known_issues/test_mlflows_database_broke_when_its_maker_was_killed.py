@@ -20,10 +20,10 @@ from support import ROOT, copy_database, give_mlflow, small_disk
 from typer.testing import CliRunner
 
 from flows.cli.app import app
-from tasks import embedded_database
-from tasks.embedded_database import EmbeddedDatabaseError, make_ready
-from tasks.home import mlflow_uri
-from tasks.tracking import client
+from tasks.config.home import mlflow_uri
+from tasks.tracking import embedded_database
+from tasks.tracking.embedded_database import EmbeddedDatabaseError, make_ready
+from tasks.tracking.runs import client
 
 HEAD = utils._get_latest_schema_revision()
 
@@ -190,7 +190,7 @@ def test_a_full_disk_is_told_in_one_line_and_leaves_nothing(tmp_path, monkeypatc
         assert names() == {"Default"}
 
 
-MAKE = "from tasks.tracking import client; client().search_experiments()"
+MAKE = "from tasks.tracking.runs import client; client().search_experiments()"
 
 
 @pytest.mark.slow

@@ -6,9 +6,9 @@ from support import load_beside
 
 from benchmarks.bmuf_stability import largest
 from training.config import OptimizerConfig
-from training.optim import build_optimizer, drop_momentum
+from training.learner.optim import build_optimizer, drop_momentum
 from training.simulation import Cluster, Simulation
-from training.strategy_config import BmufConfig
+from training.strategies.config import BmufConfig
 
 
 @pytest.fixture(scope="module")

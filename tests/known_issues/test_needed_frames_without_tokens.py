@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from speech.objectives import Ctc
-from training.data import Batch
+from training.learner.data import Batch
 
 
 def test_a_batch_of_empty_transcripts():

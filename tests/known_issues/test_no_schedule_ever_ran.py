@@ -5,7 +5,7 @@ from uuid import uuid4
 import sqlalchemy as sa
 from prefect.server.database import provide_database_interface
 
-from flows.prefect_server import let_schedules_insert
+from flows.servers.prefect_server import let_schedules_insert
 
 
 def test_runs_are_inserted_with_their_state():

@@ -25,7 +25,7 @@ from speech.features import FeatureConfig
 from speech.models import ModelConfig
 from speech.tokens import TokenConfig, train_tokenizer
 from speech.transcriber import Transcriber
-from tasks import pyfunc_model
+from tasks.tracking import pyfunc_model
 
 RATE = 8000
 

@@ -8,14 +8,16 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from training import compute, optim, rank, strategy_setup
-from training.compute import Learner, open_set
 from training.config import OptimizerConfig
-from training.flat import FlatParameters
-from training.optim import build_optimizer, in_one_pass, load_optimizer_tensors, optimizer_tensors
-from training.portions import TooLargeError
-from training.prefetch import Loader
-from training.rank import DIVERGED, GAVE_UP, START, NodeSetup
+from training.learner import compute, optim
+from training.learner.compute import Learner, open_set
+from training.learner.flat import FlatParameters
+from training.learner.microbatches import TooLargeError
+from training.learner.optim import build_optimizer, in_one_pass, load_optimizer_tensors, optimizer_tensors
+from training.learner.prefetch import Loader
+from training.node import rank
+from training.node.rank import DIVERGED, GAVE_UP, START, NodeSetup
+from training.strategies import setup as strategy_setup
 
 CPU = torch.device("cpu")
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")

@@ -15,14 +15,14 @@ from flows.cli.app import app
 from speech.bundle import load_bundle
 from storage.intact import DamagedObjectError
 from storage.objects import ObjectStore
-from tasks.config import parse_config
-from tasks.decode import DECODE, fetch_bundle
-from tasks.features import FEATURES
-from tasks.prepare import PREPARE
-from tasks.score import SCORE
-from tasks.shard import SHARD
-from tasks.stage import Run
-from tasks.train import TRAIN
+from tasks.config.pipeline import parse_config
+from tasks.stages.base import Run
+from tasks.stages.decode import DECODE, fetch_bundle
+from tasks.stages.features import FEATURES
+from tasks.stages.prepare import PREPARE
+from tasks.stages.score import SCORE
+from tasks.stages.shard import SHARD
+from tasks.stages.train import TRAIN
 
 COMMAND = re.compile(r"`(starling storage verify --repair --url \S+)`")
 

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 from support import ROOT, end_processes, processes_naming, wait_until
 
-from training.processes import begin_worker, starting_workers
+from training.processes.children import begin_worker, starting_workers
 
 POOL = """
 import os, signal, sys, time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from training.processes import begin_worker, starting_workers
+from training.processes.children import begin_worker, starting_workers
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
@@ -33,13 +33,14 @@ if __name__ == "__main__":
 """
 STAGE = """
 import signal, time
-from tasks.config import RunnerConfig
-from tasks.runner import map_pieces
+from tasks.config.pipeline import RunnerConfig
+from tasks.stages.runner import map_pieces
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
     pieces = [{"name": "0", "store": "memory://none", "shards": [], "sample_rate": 8000}]
-    for done in map_pieces(RunnerConfig(kind="processes", workers=1), "tasks.shard:shard_piece", pieces, "probe"):
+    runner = RunnerConfig(kind="processes", workers=1)
+    for done in map_pieces(runner, "tasks.stages.shard:shard_piece", pieces, "probe"):
         print("done", flush=True)
         time.sleep(600)
 """
@@ -96,7 +97,7 @@ def test_ctrl_c_does_not_reach_a_worker_that_is_starting():
 
 MASKED = """
 import os, signal
-from training.processes import starting_workers
+from training.processes.children import starting_workers
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 try:

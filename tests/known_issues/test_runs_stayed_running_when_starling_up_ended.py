@@ -10,9 +10,9 @@ from uuid import uuid4
 import pytest
 from support import ROOT, end_processes, get_json, processes_naming, tiny_document, wait_until, write_config
 
-from flows import local_runs
-from flows.services import free_port, spawn
-from training.journal import read_journal
+from flows.servers import local_runs
+from flows.servers.services import free_port, spawn
+from training.coordinator.journal import read_journal
 
 WORKER = """
 import os, signal, subprocess, sys

@@ -4,7 +4,7 @@ import pytest
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE, RESOURCE_DOES_NOT_EXIST, TEMPORARILY_UNAVAILABLE
 
-from tasks.registry import champion_version
+from tasks.tracking.registry import champion_version
 
 
 class Api:

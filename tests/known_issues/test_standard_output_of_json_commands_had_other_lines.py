@@ -6,17 +6,17 @@ from support import tiny_document, write_config
 from typer.testing import CliRunner
 
 from flows.cli import app
-from tasks import orchestration
+from tasks.orchestration import stage_tasks
 
 
 def test_what_libraries_print_goes_to_standard_error(tmp_path, home, monkeypatch):
-    work = orchestration.run_plainly
+    work = stage_tasks.run_plainly
 
     def printing(run, until):
         print("View run at http://…")
         work(run, until)
 
-    monkeypatch.setattr(orchestration, "run_plainly", printing)
+    monkeypatch.setattr(stage_tasks, "run_plainly", printing)
     path = write_config(tmp_path / "c.yaml", tiny_document())
     result = CliRunner().invoke(app.app, ["features", str(path), "--plain", "--json"])
     assert json.loads(result.stdout)["stages"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tasks.config import ConfigError, parse_config
+from tasks.config.pipeline import ConfigError, parse_config
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import math
 import pytest
 import torch
 
-from training import evaluator as module
-from training.checkpoint import cpu_weights
-from training.evaluator import Evaluator
+from training.learner import evaluator as module
+from training.learner.checkpoint import cpu_weights
+from training.learner.evaluator import Evaluator
 
 
 @pytest.fixture

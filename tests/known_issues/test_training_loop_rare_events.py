@@ -5,18 +5,18 @@ import math
 import pytest
 import torch
 
-import training.compute
+import training.learner.compute
 from speech.features import FeatureConfig
 from speech.objectives import Ctc, ObjectiveConfig
 from storage.objects import ObjectStore
-from training.checkpoint import cpu_weights
-from training.compute import Learner
-from training.evaluator import Evaluator, NoModelError
+from training.learner.checkpoint import cpu_weights
+from training.learner.compute import Learner
+from training.learner.evaluator import Evaluator, NoModelError
 
 
 def break_losses(monkeypatch, bad_calls):
     """The loss of some steps, counted from 0, is no number."""
-    calls, real = [], training.compute.build_objective
+    calls, real = [], training.learner.compute.build_objective
 
     class Broken(Ctc):
         def losses(self, *args):
@@ -25,7 +25,7 @@ def break_losses(monkeypatch, bad_calls):
             return losses * (math.nan if len(calls) - 1 in bad_calls else 1.0), unalignable
 
     assert isinstance(real(ObjectiveConfig()), Ctc)
-    monkeypatch.setattr(training.compute, "build_objective", lambda cfg: Broken())
+    monkeypatch.setattr(training.learner.compute, "build_objective", lambda cfg: Broken())
 
 
 def test_one_bad_step_does_not_poison_the_epochs_sum(tones, corpus, tmp_path, monkeypatch):
@@ -56,7 +56,7 @@ def test_broken_weights_are_reported_as_divergence_at_the_end_of_an_epoch(tones,
 
 def test_a_resume_after_the_time_is_up_leaves_a_model(tones, corpus, tmp_path, monkeypatch):
     """It said that no epoch had ended, and the trained steps were lost."""
-    monkeypatch.setattr("training.store.coordinator.NOTE_S", 0.0)
+    monkeypatch.setattr("training.coordinator.coordinator.NOTE_S", 0.0)
     tones.train_here(corpus.job(tmp_path, epochs=9, max_minutes=60), stop_at=2)
     run = tones.train_here(corpus.job(tmp_path, epochs=9, max_minutes=1e-9))
     assert run.result["step"] == 2

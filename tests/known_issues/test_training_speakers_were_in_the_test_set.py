@@ -11,17 +11,17 @@ import pytest
 from rich.console import Console
 from support import small_corpus, write_table, write_tone
 
-from flows.summary import print_summary, summarize
-from tasks.config import parse_config
-from tasks.manifest import MANIFEST
-from tasks.orchestration import run_plainly
-from tasks.prepare import PREPARE
-from tasks.shard import SHARD
-from tasks.speakers import overlap_warnings, set_rows
-from tasks.splits import SplitError
-from tasks.stage import Run, StageError
-from tasks.tables import read_table
-from tasks.train import TRAIN
+from flows.cli.summary import print_summary, summarize
+from tasks.config.pipeline import parse_config
+from tasks.dataset.manifest import MANIFEST
+from tasks.dataset.speakers import overlap_warnings, set_rows
+from tasks.dataset.splits import SplitError
+from tasks.dataset.tables import read_table
+from tasks.orchestration.stage_tasks import run_plainly
+from tasks.stages.base import Run, StageError
+from tasks.stages.prepare import PREPARE
+from tasks.stages.shard import SHARD
+from tasks.stages.train import TRAIN
 
 SPEAKERS = ("ann", "bea", "cid", "dan", "eve", "fay")
 

@@ -3,7 +3,7 @@
 import pytest
 
 from speech.tokens import TokenConfig, TokenError, train_tokenizer
-from training.data import encode
+from training.learner.data import encode
 
 
 @pytest.mark.parametrize("kind", ["words", "characters"])

@@ -14,10 +14,10 @@ from speech.bundle import BundleError, BundleSpec, load_bundle
 from storage.corpora import open_corpus
 from storage.index import INDEX_NAME, SCHEMA, ShardIndex, ShardIndexError
 from storage.objects import ObjectStore
-from tasks.config import ConfigError, load_config
+from tasks.config.pipeline import ConfigError, load_config
+from training.coordinator.journal import parse_lines
+from training.coordinator.messages import CoordinatorError, decode
 from training.job import TrainJob
-from training.journal import parse_lines
-from training.store.messages import StoreError, decode
 
 DEEP = "[" * 100_000
 NUMBER = '{"step": ' + "9" * 5000 + "}"
@@ -60,7 +60,7 @@ def test_json_that_is_nested_or_long_beyond_measure_is_an_error_of_its_reader(tm
     store.write("x.json", data)
     with pytest.raises(ValueError, match=r"x\.json"):
         store.read_json("x.json")
-    with pytest.raises(StoreError):
+    with pytest.raises(CoordinatorError):
         decode(data)
     assert list(parse_lines([data.decode(errors="replace"), '{"kind": "end"}'])) == [{"kind": "end"}]
     for model in (BundleSpec, TrainJob):

@@ -9,9 +9,9 @@ from storage.objects import ObjectNameError, ObjectStore
 from storage.reading import ShardError, ShardReader
 from storage.shards import ShardWriteError, member_key
 from storage.stages import StageOutput
-from tasks.config import ConfigError, parse_config
-from tasks.orchestration import run_plainly
-from tasks.stage import Run
+from tasks.config.pipeline import ConfigError, parse_config
+from tasks.orchestration.stage_tasks import run_plainly
+from tasks.stages.base import Run
 
 WAYS_OUT = [
     "../../evil",

@@ -19,12 +19,12 @@ from storage.intact import DamagedObjectError
 from storage.objects import ObjectStore
 from storage.reading import ShardReader
 from storage.stages import StageOutput
-from tasks.config import parse_config
-from tasks.decode import DECODE
-from tasks.orchestration import run_plainly
-from tasks.stage import Run
-from tasks.tables import read_table
-from training.journal import read_journal
+from tasks.config.pipeline import parse_config
+from tasks.dataset.tables import read_table
+from tasks.orchestration.stage_tasks import run_plainly
+from tasks.stages.base import Run
+from tasks.stages.decode import DECODE
+from training.coordinator.journal import read_journal
 
 tones = load_beside(__file__, "../training/tones.py")
 
@@ -127,7 +127,7 @@ def test_members_that_loaders_would_unpickle_are_refused(tmp_path, marker):
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors"])
 def test_a_checkpoint_may_be_a_pickle(tmp_path, marker, name):
-    from training.checkpoint import read_weights
+    from training.learner.checkpoint import read_weights
 
     store = ObjectStore(str(tmp_path / "out"))
     for position in (f"checkpoints/000001/node-000/{name}", "replicas/epoch-0001/node-000.safetensors"):
@@ -139,7 +139,7 @@ def test_a_checkpoint_may_be_a_pickle(tmp_path, marker, name):
 REGISTRY = """
 import sys
 from pathlib import Path
-from tasks.tracking import client
+from tasks.tracking.runs import client
 client()
 import mlflow
 try:

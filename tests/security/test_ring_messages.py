@@ -8,8 +8,8 @@ import pytest
 import zmq
 from support import load_beside, wait_until
 
+from training.coordinator.messages import CoordinatorError
 from training.exchange.keys import KeyFileError, RingKey, secure_client, secure_server
-from training.store.messages import StoreError
 
 pretending = load_beside(__file__, "../training/pretending.py")
 make_store = pretending.make_store
@@ -131,7 +131,7 @@ def test_messages_that_are_nested_or_made_up_are_answered_and_the_store_lives(ma
         for parts in ([b""], [b"1", b"2", b"3", b"4"], [b"x" * 100_000]):
             stranger.send_multipart(parts)
     for message in ({"op": "journal", "offset": "../../etc/passwd"}, {"op": "journal"}, {"op": "__class__"}):
-        with pytest.raises(StoreError):
+        with pytest.raises(CoordinatorError):
             store.ask(**message)
     assert store.ask(op="status")["finish"] == ""
 

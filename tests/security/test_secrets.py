@@ -60,7 +60,7 @@ def test_a_run_with_secrets_in_its_environment_leaves_none(tmp_path, failing):
 )
 def test_a_url_with_a_password_is_refused_without_repeating_it(tmp_path, url):
     from storage.objects import ObjectNameError, ObjectStore
-    from tasks.config import ConfigError, parse_config
+    from tasks.config.pipeline import ConfigError, parse_config
 
     with pytest.raises(ObjectNameError) as refused:
         ObjectStore(url)
@@ -71,7 +71,7 @@ def test_a_url_with_a_password_is_refused_without_repeating_it(tmp_path, url):
 
 
 def test_mlflows_address_is_shown_without_its_password(monkeypatch):
-    from tasks.home import shown_mlflow_uri
+    from tasks.config.home import shown_mlflow_uri
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"https://somebody:{SECRET[-2]}@mlflow.example/path")
     assert found_in(shown_mlflow_uri()) == []

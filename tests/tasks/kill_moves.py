@@ -19,11 +19,11 @@ import mlflow.store.tracking.sqlalchemy_store
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
-from tasks import judging, promotion
-from tasks.judging import Decision
-from tasks.promotion import promote_version
-from tasks.registry import champion_version, rollback, version_of, waiting_challenger
-from tasks.tracking import client
+from tasks.tracking import promotion, significance
+from tasks.tracking.promotion import promote_version
+from tasks.tracking.registry import champion_version, rollback, version_of, waiting_challenger
+from tasks.tracking.runs import client
+from tasks.tracking.significance import Decision
 
 MOVES = ("set_registered_model_alias", "delete_registered_model_alias", "set_model_version_tag", "log_text")
 MOVES = (*MOVES, "delete_model_version_tag", "set_registered_model_tag", "log_batch")
@@ -69,8 +69,8 @@ def judge(case):
         note(case, "out", champion)
         return Decision(True, "beats", str(champion.version), 0.2, 0.1, 0.01)
 
-    judging.decide = decide
-    judging.tests_tag = promotion.tests_tag = lambda run: TESTS
+    significance.decide = decide
+    significance.tests_tag = promotion.tests_tag = lambda run: TESTS
     promotion.load_run = lambda version: SimpleNamespace(run_id="a-run", flow_run_url="")
 
 

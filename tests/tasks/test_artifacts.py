@@ -1,7 +1,7 @@
 """What the Prefect UI shows of a stage."""
 
-from tasks.artifacts import _score_table
-from tasks.stage import StageResult
+from tasks.orchestration.artifacts import _score_table
+from tasks.stages.base import StageResult
 
 
 def test_error_rates_of_corpora_and_domains_stand_below_their_set():
@@ -18,9 +18,10 @@ def test_error_rates_of_corpora_and_domains_stand_below_their_set():
 def test_progress_says_what_the_note_says_and_links_to_mlflow(monkeypatch):
     from support import tiny_document
 
-    from tasks import artifacts, progress
-    from tasks.config import parse_config
-    from tasks.stage import Run
+    from tasks.config.pipeline import parse_config
+    from tasks.orchestration import artifacts
+    from tasks.stages import progress
+    from tasks.stages.base import Run
 
     shown = []
     monkeypatch.setattr(artifacts, "create_progress_artifact", lambda share, **more: shown.append((share, more)) or 7)
@@ -41,7 +42,7 @@ def test_progress_says_what_the_note_says_and_links_to_mlflow(monkeypatch):
 
 
 def test_the_run_that_one_opens_first_says_what_it_amounts_to(finished, monkeypatch):
-    from tasks import artifacts
+    from tasks.orchestration import artifacts
 
     written = []
     monkeypatch.setattr(artifacts, "create_markdown_artifact", lambda text, **more: written.append((text, more)))
@@ -56,7 +57,7 @@ def test_the_run_that_one_opens_first_says_what_it_amounts_to(finished, monkeypa
 
 
 def test_each_stage_has_the_artifact_that_shows_it_best_and_trouble_stops_none(finished, monkeypatch):
-    from tasks import artifacts
+    from tasks.orchestration import artifacts
 
     shown, warned = [], []
     for kind in ("table", "markdown", "image"):

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import tiny_document, write_config
 
-from tasks.config import ConfigError, PipelineConfig, load_config, parse_config
+from tasks.config.pipeline import ConfigError, PipelineConfig, load_config, parse_config
 
 SOURCE = {"kind": "table", "path": "corpus/metadata.csv"}
 

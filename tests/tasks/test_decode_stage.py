@@ -3,10 +3,10 @@ from support import tiny_document
 
 from speech.scoring import parse_trn
 from storage.index import ShardIndex
-from tasks.config import parse_config
-from tasks.decode import DECODE, scored_sets
-from tasks.prepare import read_table
-from tasks.stage import Run, StageError
+from tasks.config.pipeline import parse_config
+from tasks.stages.base import Run, StageError
+from tasks.stages.decode import DECODE, scored_sets
+from tasks.stages.prepare import read_table
 
 
 def variant(finished, **fields):

@@ -8,11 +8,11 @@ import torch
 from support import small_corpus, tone, write_table
 
 from speech.audio import resample
-from tasks.config import parse_config
-from tasks.duplicates import NEAR, TEXT, DuplicateError, Finding, find_doubles
-from tasks.prepare import MANIFEST, PREPARE, QUARANTINE, read_table
-from tasks.sets import Sets
-from tasks.stage import Run
+from tasks.config.pipeline import parse_config
+from tasks.dataset.duplicates import NEAR, TEXT, DuplicateError, DuplicateGroups, find_doubles
+from tasks.dataset.sets import Sets
+from tasks.stages.base import Run
+from tasks.stages.prepare import MANIFEST, PREPARE, QUARANTINE, read_table
 
 
 def corpus(folder):
@@ -86,7 +86,7 @@ def test_a_corpus_without_doubles_reports_none(home, tmp_path):
 def doubles(labels, sets, kind=NEAR):
     names = sorted(set(sets) - {""})
     codes = np.array([names.index(name) if name else -1 for name in sets])
-    found = find_doubles(Finding(kind, np.array(labels, dtype=np.int32), "keep", "keep"), Sets(codes, names))
+    found = find_doubles(DuplicateGroups(kind, np.array(labels, dtype=np.int32), "keep", "keep"), Sets(codes, names))
     return np.flatnonzero(found.again).tolist(), np.flatnonzero(found.leaked).tolist(), found.other.tolist()
 
 

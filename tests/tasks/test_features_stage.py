@@ -11,12 +11,12 @@ from speech.features.cmvn import CmvnStats
 from speech.frontend import FrontEnd
 from storage.index import ShardIndex
 from storage.reading import ShardReader
-from tasks import features as module
-from tasks.config import ConfigError, load_config, parse_config
-from tasks.features import FEATURES, set_digest, set_url
-from tasks.prepare import PREPARE
-from tasks.shard import SHARD
-from tasks.stage import Run
+from tasks.config.pipeline import ConfigError, load_config, parse_config
+from tasks.stages import features as module
+from tasks.stages.base import Run
+from tasks.stages.features import FEATURES, set_digest, set_url
+from tasks.stages.prepare import PREPARE
+from tasks.stages.shard import SHARD
 
 
 def extracted(tmp_path, **features):

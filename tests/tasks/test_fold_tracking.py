@@ -1,10 +1,10 @@
 import pytest
 from support import tiny_document
 
-from tasks.config import parse_config
-from tasks.fold_tracking import figures, log_folds
-from tasks.folds import combine
-from tasks.tracking import TRAINING_TAG, client, experiment_id
+from tasks.config.pipeline import parse_config
+from tasks.stages.folds import combine
+from tasks.tracking.fold_tracking import figures, log_folds
+from tasks.tracking.runs import TRAINING_TAG, client, experiment_id
 
 
 def score(wer, words=100):

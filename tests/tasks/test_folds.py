@@ -5,12 +5,12 @@ from support import small_corpus, tiny_document
 from storage.index import ShardIndex, ShardIndexError
 from storage.reading import ShardReader
 from storage.union import union_index
-from tasks.config import parse_config
-from tasks.features import FEATURES, set_digest, set_url, train_stats
-from tasks.folds import FoldError, combine, fold_configs
-from tasks.prepare import PREPARE
-from tasks.shard import SHARD
-from tasks.stage import Run
+from tasks.config.pipeline import parse_config
+from tasks.stages.base import Run
+from tasks.stages.features import FEATURES, set_digest, set_url, train_stats
+from tasks.stages.folds import FoldError, combine, fold_configs
+from tasks.stages.prepare import PREPARE
+from tasks.stages.shard import SHARD
 
 
 def folded(path, fold, **features):
@@ -106,7 +106,7 @@ def test_a_cross_validation_trains_and_scores_every_fold(home, monkeypatch):
     import mlflow
 
     from flows.folds import crossvalidate_plainly
-    from tasks.tracking import client
+    from tasks.tracking.runs import client
 
     synthesis = {"train": 24, "valid": 4, "test": 0, "train_voices": ["f1", "f2", "m1", "m2"], "valid_voices": ["f5"]}
     document = tiny_document("folds")

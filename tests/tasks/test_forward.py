@@ -13,12 +13,12 @@ import mlflow
 import pytest
 from support import environment, processes_naming, wait_until
 
-from flows.services import start_mlflow
-from tasks import forward
-from tasks.forward import Acknowledged, Forwarder, Sender, send_rest
-from tasks.metrics import Translator
-from tasks.tracking import TRAINING_TAG, TrainingRun, client
-from training.journal import parse_lines
+from flows.servers.services import start_mlflow
+from tasks.tracking import forwarding
+from tasks.tracking.forwarding import Acknowledged, Forwarder, Sender, send_rest
+from tasks.tracking.metrics import Translator
+from tasks.tracking.runs import TRAINING_TAG, TrainingRun, client
+from training.coordinator.journal import parse_lines
 
 
 def about(training="t-1", **params):
@@ -308,7 +308,7 @@ def server(tmp_path_factory):
 
 
 def test_a_server_that_is_killed_and_one_that_hangs_cost_nothing_and_lose_nothing(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(forward, "_REQUEST_S", 5)
+    monkeypatch.setattr(forwarding, "_REQUEST_S", 5)
     with environment(STARLING_HOME=server.home, MLFLOW_TRACKING_URI=server.url):
         writer = Writer(tmp_path / "journal.jsonl")
         one = sender(writer)

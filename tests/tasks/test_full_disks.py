@@ -13,11 +13,11 @@ from storage.audit import verify
 from storage.objects import ObjectStore
 from storage.retries import DiskError
 from tasks import STAGES
-from tasks.config import parse_config
-from tasks.orchestration import ALL
-from tasks.stage import Run
-from tasks.tracking import client
-from training.launch import TrainingFailedError
+from tasks.config.pipeline import parse_config
+from tasks.orchestration.stage_tasks import ALL
+from tasks.stages.base import Run
+from tasks.tracking.runs import client
+from training.processes.launch import TrainingFailedError
 
 REMEDY = r"Free some space there .*STARLING_HOME.*run the same command again: finished work is kept\."
 
@@ -114,8 +114,8 @@ def test_the_command_says_it_in_one_line(disk, tmp_path, words):
 def test_full_shared_memory_refuses_hogwild_instead_of_killing_it(tmp_path):
     with small_disk(tmp_path / "shm", "1m") as folder:
         code = (
-            "import sys; from pathlib import Path; from training.last_words import end_told\n"
-            "from training.shared_weights import SharedWeights\n"
+            "import sys; from pathlib import Path; from training.processes.exit_reason import end_told\n"
+            "from training.strategies.shared_weights import SharedWeights\n"
             f"sys.exit(end_told(lambda: SharedWeights(Path({str(folder / 'weights')!r}), 10**6, 0, 1) and 0, 3))"
         )
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)

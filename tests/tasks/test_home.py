@@ -1,4 +1,4 @@
-from tasks.home import mlflow_uri, shown_mlflow_uri
+from tasks.config.home import mlflow_uri, shown_mlflow_uri
 
 
 def test_what_is_shown_of_the_registry_has_no_password(monkeypatch):

@@ -2,8 +2,8 @@
 
 from types import SimpleNamespace
 
-from tasks.housekeeping import registered_outputs
-from tasks.tracking import KEY_TAG
+from tasks.stages.housekeeping import registered_outputs
+from tasks.tracking.runs import KEY_TAG
 
 
 class Page(list):
@@ -22,5 +22,5 @@ def test_every_page_of_versions_is_read(monkeypatch):
     ]
     pages = {None: Page(versions[:2], "a"), "a": Page(versions[2:4], "b"), "b": Page(versions[4:], "")}
     api = SimpleNamespace(search_model_versions=lambda query, max_results, page_token: pages[page_token])
-    monkeypatch.setattr("tasks.tracking.client", lambda: api)
+    monkeypatch.setattr("tasks.tracking.runs.client", lambda: api)
     assert registered_outputs() == {f"register/k{number}": f"m/{number}" for number in (1, 3, 4, 5)}

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 from support import tiny_document
 
-from tasks import judging
-from tasks.config import parse_config
-from tasks.judging import Decision, Wish, count_errors, decide, judge
-from tasks.registry import ROLLED_BACK_TAG
-from training.inference import Decoded
+from tasks.config.pipeline import parse_config
+from tasks.tracking import significance
+from tasks.tracking.registry import ROLLED_BACK_TAG
+from tasks.tracking.significance import Decision, Wish, count_errors, decide, judge
+from training.learner.inference import Decoded
 
 CHAMPION = SimpleNamespace(name="m", version="7", tags={})
 
@@ -34,7 +34,9 @@ def errors(monkeypatch, tmp_path):
     (tmp_path / "model" / "bundle.json").touch()
     monkeypatch.setattr("mlflow.artifacts.download_artifacts", lambda **_: str(tmp_path))
     found = {}
-    monkeypatch.setattr(judging, "count_errors", lambda run, champion: found["own" if champion is None else "theirs"])
+    monkeypatch.setattr(
+        significance, "count_errors", lambda run, champion: found["own" if champion is None else "theirs"]
+    )
     return found
 
 
@@ -94,10 +96,10 @@ def models(monkeypatch, tmp_path):
         site.asked.append((champion, name, decode, own))
         return [Decoded(**row) for row in site.theirs]
 
-    monkeypatch.setattr(judging, "decode_with", decode_with)
-    monkeypatch.setattr(judging, "load_spec", lambda champion: SimpleNamespace(decode=f"of {champion}"))
-    monkeypatch.setattr(judging, "read_table", lambda output, name: site.own if name == "test.parquet" else [])
-    monkeypatch.setattr(judging, "scored_sets", lambda run: ["test"])
+    monkeypatch.setattr(significance, "decode_with", decode_with)
+    monkeypatch.setattr(significance, "load_spec", lambda champion: SimpleNamespace(decode=f"of {champion}"))
+    monkeypatch.setattr(significance, "read_table", lambda output, name: site.own if name == "test.parquet" else [])
+    monkeypatch.setattr(significance, "scored_sets", lambda run: ["test"])
     return site
 
 
@@ -125,9 +127,9 @@ def ruled(monkeypatch):
         site.compared += 1
         return Decision(site.won, "compared", "7", 0.2, 0.1, 0.5)
 
-    monkeypatch.setattr(judging, "frozen_tests", lambda api, name: site.frozen)
-    monkeypatch.setattr(judging, "tests_tag", lambda run: site.own)
-    monkeypatch.setattr(judging, "decide", compare)
+    monkeypatch.setattr(significance, "frozen_tests", lambda api, name: site.frozen)
+    monkeypatch.setattr(significance, "tests_tag", lambda run: site.own)
+    monkeypatch.setattr(significance, "decide", compare)
     return site
 
 

@@ -12,9 +12,9 @@ import httpx
 import pytest
 from support import load_beside, wait_until
 
-from tasks import leases
-from tasks.holder import Holder, _started
-from tasks.leases import LEASE_S, Lease, LeaseTable, impatient_client
+from tasks.locking import leases
+from tasks.locking.leases import LEASE_S, Lease, LeaseTable, impatient_client
+from tasks.locking.lock_owner import LockOwner, _started
 
 variables_server = load_beside(__file__, "variables_server.py").variables_server
 NAME = "lock-train-x"
@@ -35,17 +35,17 @@ def table(variables):
 
 def elsewhere(run="other"):
     """A holder of whom this machine knows nothing."""
-    return replace(Holder.here(run, "http://ui/1"), place="far/boot/ns")
+    return replace(LockOwner.here(run, "http://ui/1"), place="far/boot/ns")
 
 
 def test_one_holder_at_a_time_and_others_learn_who_it_is(table, variables):
     first = elsewhere("nightly")
     lease = table.take(NAME, first)
-    found = table.take(NAME, Holder.here("second"))
+    found = table.take(NAME, LockOwner.here("second"))
     assert found == first
     assert str(found) == f"run nightly (http://ui/1), process {os.getpid()} on far, since {first.since}"
     table.drop(lease)
-    assert isinstance(table.take(NAME, Holder.here("second")), str)
+    assert isinstance(table.take(NAME, LockOwner.here("second")), str)
 
 
 def test_of_many_takers_one_gets_it_also_where_it_is_stale(table, variables):
@@ -70,10 +70,10 @@ def test_a_lease_ages_by_the_servers_clock_and_renewing_keeps_it_young(table, va
     first = elsewhere()
     lease = table.take(NAME, first)
     variables.age(NAME, LEASE_S - 5)
-    assert table.take(NAME, Holder.here("second")) == first
+    assert table.take(NAME, LockOwner.here("second")) == first
     assert table.renew(lease, first)
     variables.age(NAME, LEASE_S + 2)
-    assert isinstance(table.take(NAME, Holder.here("second")), str)
+    assert isinstance(table.take(NAME, LockOwner.here("second")), str)
     assert not table.renew(lease, first)
     table.drop(lease)  # which is another's now
     assert variables.kept[NAME]["value"]["run"] == "second"
@@ -107,22 +107,22 @@ def test_a_lease_that_is_not_there_any_more_is_neither_renewed_nor_dropped_by_it
 
 def test_a_holder_whose_process_is_dead_holds_nothing(table):
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    here = Holder.here("dead")
+    here = LockOwner.here("dead")
     dead = replace(here, pid=child.pid, started="1")
     assert dead.gone()  # the number is another process's by now
-    started = Holder.here("x").started
+    started = LockOwner.here("x").started
     alive = replace(here, pid=os.getpid(), started=started)
     assert not alive.gone()
     child.communicate(b"\n")
     assert replace(here, pid=child.pid, started=started).gone()
     assert not replace(dead, place="far/boot/ns").gone()  # nobody can tell from here
     table.take(NAME, dead)
-    assert isinstance(table.take(NAME, Holder.here("second")), str)
+    assert isinstance(table.take(NAME, LockOwner.here("second")), str)
 
 
 def test_a_process_that_has_ended_and_is_not_waited_for_holds_nothing():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        mine = replace(Holder.here("mine"), pid=child.pid, started=_started(child.pid))
+        mine = replace(LockOwner.here("mine"), pid=child.pid, started=_started(child.pid))
         assert not mine.gone()
         child.kill()
         wait_until(mine.gone, every_s=0.01)
@@ -131,25 +131,25 @@ def test_a_process_that_has_ended_and_is_not_waited_for_holds_nothing():
 
 @pytest.mark.parametrize("value", [None, "text", 3, [], {}, {"pid": "x"}])
 def test_whatever_lies_there_is_read(value):
-    holder = Holder.read(value)
+    holder = LockOwner.read(value)
     assert not holder.gone()
     assert "an unknown run" in str(holder)
 
 
 def test_a_lost_answer_is_no_second_holder(table, variables):
     variables.lose_answers = 1
-    lease = table.take(NAME, Holder.here("mine"))
+    lease = table.take(NAME, LockOwner.here("mine"))
     assert variables.kept[NAME]["id"] == lease
 
 
 def test_a_server_that_refuses_is_told(table, variables):
     variables.refuse = 401
     with pytest.raises(httpx.HTTPStatusError):
-        table.take(NAME, Holder.here("mine"))
+        table.take(NAME, LockOwner.here("mine"))
     assert len(variables.asked) == 1
     variables.refuse = 503
     with pytest.raises(httpx.HTTPStatusError):
-        table.take(NAME, Holder.here("mine"))
+        table.take(NAME, LockOwner.here("mine"))
     assert len(variables.asked) == 4
 
 

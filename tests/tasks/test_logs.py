@@ -10,7 +10,7 @@ import pytest
 from mlflow.exceptions import MlflowException
 from support import load_beside, starling, tiny_document, wait_until, write_config
 
-from tasks.logs import JsonConsole, install, secrets_kept
+from tasks.orchestration.logs import JsonConsole, install, secrets_kept
 
 PLANTED = "planted-secret-value"
 IN_URL = "http://somebody:hunter2@host/path"
@@ -101,7 +101,7 @@ def test_prefects_server_gets_no_secret_that_a_flow_logs_or_fails_with(tmp_path,
     from prefect.logging import get_run_logger
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
-    from tasks import orchestration
+    from tasks.orchestration import stage_tasks
 
     def careless(run):
         get_run_logger().info("the key is %s at %s", PLANTED, IN_URL)
@@ -110,8 +110,8 @@ def test_prefects_server_gets_no_secret_that_a_flow_logs_or_fails_with(tmp_path,
     site_module = load_beside(__file__, "../flows/prefect_site.py")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", PLANTED)
     run = SimpleNamespace(config=SimpleNamespace(name="careless"))
-    monkeypatch.setattr(orchestration, "_runs", {"r": run})
-    stage = orchestration.stage_task(SimpleNamespace(name="prepare", execute=careless))
+    monkeypatch.setattr(stage_tasks, "_runs", {"r": run})
+    stage = stage_tasks.stage_task(SimpleNamespace(name="prepare", execute=careless))
     with site_module.prefect_site((tmp_path / "server").resolve()) as site:
         with temporary_settings({PREFECT_API_URL: site.api}), pytest.raises(ValueError, match="no entry"):
             flow(name="careless")(lambda: stage("r"))()

@@ -3,8 +3,8 @@ import random
 
 import pytest
 
-from tasks.metrics import Point, Rounds, Translator, closing_points, mean
-from training.journal import Journal, read_journal
+from tasks.tracking.metrics import MetricPoint, StepRounds, Translator, closing_points, mean
+from training.coordinator.journal import Journal, read_journal
 
 
 def step(learner, n, **more):
@@ -42,7 +42,7 @@ def test_entries_without_a_learner_are_global_as_they_are():
 
 
 def test_a_slow_learner_holds_nobody_up_and_a_newcomer_joins():
-    rounds = Rounds()
+    rounds = StepRounds()
     ends = []
     for who, n in [("a", 1), ("b", 1), ("c", 1), ("a", 2), ("b", 2), ("a", 3), ("b", 3), ("c", 2), ("a", 4), ("b", 4)]:
         ends += rounds.feed(step(who, n))
@@ -51,20 +51,20 @@ def test_a_slow_learner_holds_nobody_up_and_a_newcomer_joins():
 
 
 def test_throughput_sums_the_learners_and_skips_what_has_no_time():
-    rounds = Rounds()
+    rounds = StepRounds()
     ends = []
     for n in (1, 2, 3):
         for who, rate in (("0.0", 10.0), ("1.0", 5.0)):
             ends += rounds.feed(step(who, n, audio_seconds=rate * n))
     assert [end["throughput"] for end in ends] == [None, 15.0, 15.0]
-    assert [end["throughput"] for n in (1, 2, 3) for end in Rounds().feed(step(None, n))] == [None] * 3
-    alone = Rounds()
+    assert [end["throughput"] for n in (1, 2, 3) for end in StepRounds().feed(step(None, n))] == [None] * 3
+    alone = StepRounds()
     steps = [step(None, n, audio_seconds=10.0 * n, elapsed=time) for n, time in ((1, 1), (2, 2), (3, 2), (7, 6))]
     assert [end["throughput"] for entry in steps for end in alone.feed(entry)] == [None, 10.0, None, 10.0]
 
 
 def test_speed_is_not_measured_across_a_resume_nor_where_the_audio_was_counted_anew():
-    rounds = Rounds()
+    rounds = StepRounds()
 
     def rates(*audio):
         entries = [step("0.0", n, audio_seconds=seconds) for n, seconds in audio]
@@ -168,7 +168,7 @@ def test_the_same_journal_always_gives_the_same_points():
             entries.append({"kind": "resume", "step": n, "steps": {"0.0": n // 8}, "epoch": 0})
     assert translate(entries)[0] == translate(entries)[0]
     assert len(set(translate(entries)[0])) == len(translate(entries)[0])
-    assert all(isinstance(point, Point) and point.at_ms >= 0 for point in translate(entries)[0])
+    assert all(isinstance(point, MetricPoint) and point.at_ms >= 0 for point in translate(entries)[0])
 
 
 def test_machines_stand_on_mlflows_page_of_system_metrics(tmp_path):

@@ -7,13 +7,13 @@ import pytest
 import yaml
 
 from storage.index import ShardIndex
-from tasks import model_card
-from tasks.model_card import CARD_LENGTH, card, card_tags, contents, corpora, licence_of
-from tasks.prepare import PREPARE
-from tasks.register import REGISTER
-from tasks.sources import SourceConfig
-from tasks.stage import Run
-from tasks.tracking import client
+from tasks.dataset.sources import SourceConfig
+from tasks.stages.base import Run
+from tasks.stages.prepare import PREPARE
+from tasks.stages.register import REGISTER
+from tasks.tracking import model_card
+from tasks.tracking.model_card import CARD_LENGTH, card, card_tags, contents, corpora, licence_of
+from tasks.tracking.runs import client
 
 
 def source(**fields):

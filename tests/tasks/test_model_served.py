@@ -20,17 +20,17 @@ import mlflow
 import pytest
 from support import environment, tiny_document, write_tone
 
-from flows.services import answers, free_port
+from flows.servers.services import answers, free_port
 from speech.bundle import BundleSpec, save_bundle
 from speech.decoding import DecodeConfig
 from speech.features import FeatureConfig
 from speech.models import ModelConfig
 from speech.tokens import TokenConfig, train_tokenizer
-from tasks import register
-from tasks.config import parse_config
-from tasks.registry import CHAMPION
-from tasks.stage import Run
-from tasks.tracking import client, experiment_id
+from tasks.config.pipeline import parse_config
+from tasks.stages import register
+from tasks.stages.base import Run
+from tasks.tracking.registry import CHAMPION
+from tasks.tracking.runs import client, experiment_id
 
 pytestmark = [pytest.mark.slow]
 PREDICT = """

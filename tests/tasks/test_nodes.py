@@ -6,8 +6,8 @@ from uuid import UUID
 
 import pytest
 
-from tasks.nodes import NodeRuns, own_address
-from tasks.stage import StageError
+from tasks.orchestration.nodes import NodeRuns, own_address
+from tasks.stages.base import StageError
 from training.config import TrainConfig
 
 

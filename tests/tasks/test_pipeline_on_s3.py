@@ -11,15 +11,16 @@ from support import copy_finished, tiny_document
 from support import finished as finished_run
 
 from storage.objects import ObjectStore
-from tasks import STAGES, credentials
-from tasks.config import parse_config
-from tasks.credentials_block import StorageCredentials
-from tasks.home import home as data_folder
-from tasks.orchestration import ALL, run_plainly
-from tasks.prepare import PREPARE
-from tasks.shard import SHARD
-from tasks.stage import Run, StageError
-from tasks.tracking import client
+from tasks import STAGES
+from tasks.config import credentials
+from tasks.config.credentials_block import StorageCredentials
+from tasks.config.home import home as data_folder
+from tasks.config.pipeline import parse_config
+from tasks.orchestration.stage_tasks import ALL, run_plainly
+from tasks.stages.base import Run, StageError
+from tasks.stages.prepare import PREPARE
+from tasks.stages.shard import SHARD
+from tasks.tracking.runs import client
 
 PLANTED = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_DEFAULT_REGION")
 

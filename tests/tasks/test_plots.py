@@ -1,7 +1,7 @@
 import matplotlib.image
 import pytest
 
-from tasks.plots import by_learner, joined_steps, learning_curves
+from tasks.tracking.plots import by_learner, joined_steps, learning_curves
 
 
 def step(n, **more):

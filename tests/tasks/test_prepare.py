@@ -8,9 +8,9 @@ import soundfile
 from support import small_corpus, tone, write_table, write_tone
 
 from storage.locks import LockTimeoutError, file_lock
-from tasks.config import ConfigError, SourceConfig, parse_config
-from tasks.prepare import MANIFEST, PREPARE, QUARANTINE, QuarantineError, open_source, read_table, select
-from tasks.stage import Run, StageError
+from tasks.config.pipeline import ConfigError, SourceConfig, parse_config
+from tasks.stages.base import Run, StageError
+from tasks.stages.prepare import MANIFEST, PREPARE, QUARANTINE, QuarantineError, open_source, read_table, select
 
 GOOD = {
     "wav-16k": {"name": "a.wav"},
@@ -214,7 +214,7 @@ def test_synthetic_speech_is_made_once_even_by_two_runs_at_a_time(home):
     assert list((home / "corpora").glob("synthetic-*.lock"))
     lock = next((home / "corpora").glob("synthetic-*.lock"))
     with file_lock(lock, 0), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tasks.prepare.LOCK_WAIT_S", 0.0)
+        patch.setattr("tasks.stages.prepare.LOCK_WAIT_S", 0.0)
         with pytest.raises(LockTimeoutError):
             open_source(source)
 

@@ -4,8 +4,8 @@ from importlib import metadata
 
 import torch
 
-from tasks import provenance as module
-from tasks.provenance import provenance
+from tasks.tracking import provenance as module
+from tasks.tracking.provenance import provenance
 
 
 def test_it_names_version_commit_machine_and_libraries():

@@ -10,8 +10,9 @@ import pandas as pd
 import pytest
 from support import processes_naming, write_tone
 
-from tasks import pyfunc_model, pyfunc_path
-from tasks.pyfunc_model import decoded, recordings
+from tasks import pyfunc_path
+from tasks.tracking import pyfunc_model
+from tasks.tracking.pyfunc_model import decoded, recordings
 
 A, B = np.zeros(4, dtype=np.float32), np.ones(3)
 

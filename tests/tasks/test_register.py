@@ -9,18 +9,19 @@ from support import copy_finished, finished, tiny_document
 from speech.bundle import load_spec
 from speech.decoding import DecodeConfig
 from storage.stages import StageOutput
-from tasks import judging, register
-from tasks.config import parse_config
-from tasks.decode import _SCHEMA, fetch_bundle
-from tasks.judging import decide
-from tasks.prepare import read_table, write_table
-from tasks.register import REGISTER
-from tasks.registry import champion_version, current_aliases, find_version
-from tasks.score import SCORE
-from tasks.stage import Run, StageResult
-from tasks.tracking import KEY_TAG, client, flatten
-from tasks.train import model_digest
-from training.inference import Decoded
+from tasks.config.pipeline import parse_config
+from tasks.stages import register
+from tasks.stages.base import Run, StageResult
+from tasks.stages.decode import _SCHEMA, fetch_bundle
+from tasks.stages.prepare import read_table, write_table
+from tasks.stages.register import REGISTER
+from tasks.stages.score import SCORE
+from tasks.stages.train import model_digest
+from tasks.tracking import significance
+from tasks.tracking.registry import champion_version, current_aliases, find_version
+from tasks.tracking.runs import KEY_TAG, client, flatten
+from tasks.tracking.significance import decide
+from training.learner.inference import Decoded
 
 
 class Killed(BaseException):
@@ -70,7 +71,7 @@ def decoded_by_quality(monkeypatch):
         rows = hypotheses(load_spec(bundle).provenance["wrong"])
         return [Decoded(**{field.name: row[field.name] for field in dataclasses.fields(Decoded)}) for row in rows]
 
-    monkeypatch.setattr(judging, "decode_with", decode_with)
+    monkeypatch.setattr(significance, "decode_with", decode_with)
 
 
 def aliases(name="judged"):
@@ -121,7 +122,7 @@ def test_a_challenger_becomes_champion_only_if_it_is_better_and_there_is_always_
 
     with monkeypatch.context() as patch:  # killed after the alias, before the record: nothing is judged again
         REGISTER.output(better).store.delete("done.json")
-        patch.setattr(judging, "decide", None)
+        patch.setattr(significance, "decide", None)
         again = REGISTER.execute(better)
     assert (again.record["version"], again.record["decision"]["promoted"]) == ("3", True)
 
@@ -140,7 +141,7 @@ def test_a_challenger_becomes_champion_only_if_it_is_better_and_there_is_always_
 
 def test_equal_models_do_not_differ_significantly(finished, monkeypatch, decoded_by_quality, tmp_path):
     run = judged_run(6, tmp_path)
-    monkeypatch.setattr(judging, "count_errors", lambda run, champion: {"test": ([1, 0, 2] * 9, [4, 3, 5] * 9)})
+    monkeypatch.setattr(significance, "count_errors", lambda run, champion: {"test": ([1, 0, 2] * 9, [4, 3, 5] * 9)})
     monkeypatch.setattr(mlflow.artifacts, "download_artifacts", lambda artifact_uri, dst_path: str(tmp_path))
     champion = type("Version", (), {"name": "judged", "version": "7"})
     decision = decide(run, champion)
@@ -240,14 +241,14 @@ def test_a_champion_with_other_features_is_judged_on_audio(finished, tmp_path, m
     monkeypatch.setenv("STARLING_HOME", str(copy_finished(tmp_path / "home")))
     document = tiny_document(features={"num_mels": 24, "stored": True, "cmvn": "speaker"})
     run = Run(parse_config(document), "r")
-    from tasks.features import FEATURES
-    from tasks.prepare import PREPARE
-    from tasks.shard import SHARD
+    from tasks.stages.features import FEATURES
+    from tasks.stages.prepare import PREPARE
+    from tasks.stages.shard import SHARD
 
     for stage in (PREPARE, SHARD, FEATURES):
         stage.execute(run)
     bundle = fetch_bundle(finished.result("train").store, tmp_path / "bundle")
-    errors, words = judging.count_errors(run, bundle)["test"]
+    errors, words = significance.count_errors(run, bundle)["test"]
     assert len(errors) == len(words) == 12
 
 

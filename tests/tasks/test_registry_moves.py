@@ -17,10 +17,9 @@ import pytest
 from mlflow.exceptions import MlflowException
 from support import ROOT, copy_database, give_mlflow
 
-from tasks import promotion
-from tasks.judging import Decision, Wish, refusal
-from tasks.promotion import load_run, promote_version, settle
-from tasks.registry import (
+from tasks.tracking import promotion
+from tasks.tracking.promotion import load_run, promote_version, settle
+from tasks.tracking.registry import (
     DECISION_TAG,
     JUDGED_TAG,
     PREVIOUS,
@@ -36,7 +35,8 @@ from tasks.registry import (
     version_of,
     waiting_challenger,
 )
-from tasks.tracking import client, experiment_id
+from tasks.tracking.runs import client, experiment_id
+from tasks.tracking.significance import Decision, Wish, refusal
 
 TESTS = json.dumps({"test": "aaaa"})
 RUN = SimpleNamespace(run_id="a-run", flow_run_url="")
@@ -47,7 +47,7 @@ def api(home, monkeypatch):
     """A registry; every run's test sets are the same, and who is judged wins unless a test says otherwise."""
     give_mlflow(home)
     monkeypatch.setattr(promotion, "tests_tag", lambda run: TESTS)
-    monkeypatch.setattr("tasks.judging.tests_tag", lambda run: TESTS)
+    monkeypatch.setattr("tasks.tracking.significance.tests_tag", lambda run: TESTS)
     judge_as(monkeypatch, True)
     return client()
 
@@ -59,7 +59,7 @@ def judge_as(monkeypatch, promoted, **fields):
         found = Decision(promoted, "beats" if promoted else "loses", str(champion.version), 0.2, 0.1, 0.01)
         return replace(found, **fields)
 
-    monkeypatch.setattr("tasks.judging.decide", decide)
+    monkeypatch.setattr("tasks.tracking.significance.decide", decide)
 
 
 def add(api, name="m", count=1):
@@ -256,7 +256,7 @@ def test_two_promotions_at_once_are_done_one_after_the_other(api, monkeypatch):
             inside[0] -= 1
         return Decision(True, "beats", str(champion.version))
 
-    monkeypatch.setattr("tasks.judging.decide", decide)
+    monkeypatch.setattr("tasks.tracking.significance.decide", decide)
     threads = [threading.Thread(target=settle, args=(api, RUN, "m", version)) for version in ("2", "3")]
     for thread in threads:
         thread.start()
@@ -279,7 +279,7 @@ def test_a_champion_that_changes_meanwhile_is_compared_with_anew(api, monkeypatc
             api.set_registered_model_alias("m", "champion", "2")
         return Decision(True, "beats", str(champion.version))
 
-    monkeypatch.setattr("tasks.judging.decide", decide)
+    monkeypatch.setattr("tasks.tracking.significance.decide", decide)
     settle(api, RUN, "m", "3")
     assert seen == ["1", "2"]
     assert champion(api) == "3"
@@ -289,7 +289,7 @@ def test_a_champion_that_changes_meanwhile_is_compared_with_anew(api, monkeypatc
         api.set_registered_model_alias("m", "champion", "1" if str(champion.version) == "2" else "2")
         return Decision(True, "beats", str(champion.version))
 
-    monkeypatch.setattr("tasks.judging.decide", restless)
+    monkeypatch.setattr("tasks.tracking.significance.decide", restless)
     add(api)
     with pytest.raises(RegistryError, match="changed 3 times"):
         settle(api, RUN, "m", "4")
@@ -414,7 +414,7 @@ def test_other_test_sets_than_the_frozen_ones_are_refused_unless_they_are_to_cou
     assert frozen_tests(api, "m") == TESTS
     other = json.dumps({"test": "bbbb", "more": "cccc"})
     monkeypatch.setattr(promotion, "tests_tag", lambda run: other)
-    monkeypatch.setattr("tasks.judging.tests_tag", lambda run: other)
+    monkeypatch.setattr("tasks.tracking.significance.tests_tag", lambda run: other)
     add(api)
     found = settle(api, RUN, "m", "2")
     assert not found.promoted

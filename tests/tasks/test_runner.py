@@ -9,13 +9,13 @@ from pydantic import ValidationError
 from support import ROOT, environment, tiny_document, write_config
 
 from storage.index import ShardIndex
-from tasks.config import RunnerConfig, parse_config
-from tasks.decode import DECODE
-from tasks.features import FEATURES
-from tasks.prepare import PREPARE, read_table
-from tasks.runner import find_work, map_pieces, share_out
-from tasks.shard import SHARD
-from tasks.stage import Run, StageError
+from tasks.config.pipeline import RunnerConfig, parse_config
+from tasks.stages.base import Run, StageError
+from tasks.stages.decode import DECODE
+from tasks.stages.features import FEATURES
+from tasks.stages.prepare import PREPARE, read_table
+from tasks.stages.runner import find_work, map_pieces, share_out
+from tasks.stages.shard import SHARD
 
 PIECES = [{"name": str(number), "store": "memory://none", "shards": [], "sample_rate": 8000} for number in range(7)]
 
@@ -23,14 +23,14 @@ PIECES = [{"name": str(number), "store": "memory://none", "shards": [], "sample_
 @pytest.mark.parametrize("kind", ["threads", "processes"])
 def test_pieces_come_back_in_order(kind):
     runner = RunnerConfig(kind=kind, workers=2)
-    assert list(map_pieces(runner, "tasks.shard:shard_piece", iter(PIECES), "probe")) == [0] * 7
+    assert list(map_pieces(runner, "tasks.stages.shard:shard_piece", iter(PIECES), "probe")) == [0] * 7
 
 
 @pytest.mark.parametrize("kind", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
 def test_a_failing_piece_fails_the_whole(kind):
     pieces = [*PIECES, {"name": "bad"}, *PIECES]
     with pytest.raises(KeyError, match="store"):
-        list(map_pieces(RunnerConfig(kind=kind, workers=2), "tasks.shard:shard_piece", pieces, "probe"))
+        list(map_pieces(RunnerConfig(kind=kind, workers=2), "tasks.stages.shard:shard_piece", pieces, "probe"))
 
 
 def test_pieces_are_taken_few_at_a_time():
@@ -41,7 +41,7 @@ def test_pieces_are_taken_few_at_a_time():
             taken.append(piece)
             yield piece
 
-    results = map_pieces(RunnerConfig(workers=2), "tasks.shard:shard_piece", source(), "probe")
+    results = map_pieces(RunnerConfig(workers=2), "tasks.stages.shard:shard_piece", source(), "probe")
     next(results)
     assert len(taken) <= 5
     results.close()
@@ -69,7 +69,7 @@ def test_an_address_is_for_clusters():
 @pytest.mark.parametrize("kind", ["dask", "ray"])
 def test_clusters_need_a_flow_run(kind):
     with pytest.raises(StageError, match=f"runner.kind {kind} needs a flow run"):
-        list(map_pieces(RunnerConfig(kind=kind), "tasks.shard:shard_piece", PIECES, "probe"))
+        list(map_pieces(RunnerConfig(kind=kind), "tasks.stages.shard:shard_piece", PIECES, "probe"))
 
 
 def test_other_processes_cannot_see_this_ones_memory(home):
@@ -111,10 +111,10 @@ def test_processes_make_what_threads_make(finished, tmp_path):
 FLOW = """
 import json, sys
 from prefect import flow
-from tasks.config import load_config
-from tasks.orchestration import TASKS, open_run
-from tasks.prepare import read_table
-from tasks.stage import StageResult
+from tasks.config.pipeline import load_config
+from tasks.orchestration.stage_tasks import TASKS, open_run
+from tasks.stages.prepare import read_table
+from tasks.stages.base import StageResult
 
 @flow
 def data(path, url, digest, overrides):

@@ -3,8 +3,8 @@ import json
 import pytest
 
 from speech.scoring import score_sets
-from tasks.prepare import read_table
-from tasks.score import by_corpus, figures, score_rows, summarize
+from tasks.stages.prepare import read_table
+from tasks.stages.score import by_corpus, figures, score_rows, summarize
 
 
 def row(name, ref, hyp, speaker="s", domain=""):

@@ -3,11 +3,11 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from tasks.config import ConfigError, parse_config
-from tasks.prepare import _SCHEMA
-from tasks.sets import assign_sets
-from tasks.splits import SplitError
-from tasks.tables import TableWriter
+from tasks.config.pipeline import ConfigError, parse_config
+from tasks.dataset.sets import assign_sets
+from tasks.dataset.splits import SplitError
+from tasks.dataset.tables import TableWriter
+from tasks.stages.prepare import _SCHEMA
 
 
 def table(folder, count=240, speakers=24, sets=("",)):

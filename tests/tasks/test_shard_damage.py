@@ -9,14 +9,14 @@ from storage.objects import ObjectStore
 from storage.quarantine import TooManyShardsError
 from storage.reading import ShardError
 from storage.shards import Sample, build_index, load_part, write_shard
-from tasks import report
-from tasks.config import parse_config
-from tasks.decode import DECODE
-from tasks.features import FEATURES
-from tasks.judging import known_damage
-from tasks.prepare import PREPARE
-from tasks.shard import SHARD
-from tasks.stage import Run
+from tasks.config.pipeline import parse_config
+from tasks.stages import report
+from tasks.stages.base import Run
+from tasks.stages.decode import DECODE
+from tasks.stages.features import FEATURES
+from tasks.stages.prepare import PREPARE
+from tasks.stages.shard import SHARD
+from tasks.tracking.significance import known_damage
 
 
 def sharded(tmp_path, limit=0.5, **features):

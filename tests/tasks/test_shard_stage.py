@@ -15,12 +15,12 @@ from storage.objects import ObjectStore
 from storage.reading import ShardReader
 from storage.safety import check_tar
 from storage.shards import load_part
-from tasks import shard
-from tasks.config import parse_config
-from tasks.manifest import iter_manifest
-from tasks.prepare import PREPARE, QuarantineError
-from tasks.shard import SHARD, make_sample, plan_shards, shard_name, write_one
-from tasks.stage import Run, StageError
+from tasks.config.pipeline import parse_config
+from tasks.dataset.manifest import iter_manifest
+from tasks.stages import shard
+from tasks.stages.base import Run, StageError
+from tasks.stages.prepare import PREPARE, QuarantineError
+from tasks.stages.shard import SHARD, make_sample, plan_shards, shard_name, write_one
 
 ROWS = [{"id": f"u{n}", "duration": 1.0 + n % 3} for n in range(50)]
 
@@ -189,10 +189,10 @@ def test_a_killed_stage_continues_with_the_missing_shards(home, tmp_path, monkey
 
 KILLED = """
 import json, sys, time
-import tasks.shard as shard
-from tasks.config import parse_config
-from tasks.prepare import PREPARE
-from tasks.stage import Run
+import tasks.stages.shard as shard
+from tasks.config.pipeline import parse_config
+from tasks.stages.prepare import PREPARE
+from tasks.stages.base import Run
 
 run = Run(parse_config(json.loads(sys.argv[1])), "killed")
 PREPARE.execute(run)

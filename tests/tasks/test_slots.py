@@ -9,11 +9,11 @@ import pytest
 from support import load_beside, tiny_document, wait_until
 
 from storage.locks import is_locked
-from tasks import leases, slots
-from tasks.config import ConfigError, parse_config
-from tasks.holder import Holder
-from tasks.policies import SlotsConfig
-from tasks.slots import (
+from tasks.config.pipeline import ConfigError, parse_config
+from tasks.dataset.policies import SlotsConfig
+from tasks.locking import leases, slots
+from tasks.locking.lock_owner import LockOwner
+from tasks.locking.slots import (
     SlotTakenError,
     kept_lease,
     lock_name,
@@ -22,7 +22,7 @@ from tasks.slots import (
     shared_lock,
     training_slot,
 )
-from tasks.stage import Run, Stage, lock_path
+from tasks.stages.base import Run, Stage, lock_path
 
 variables_server = load_beside(__file__, "variables_server.py").variables_server
 REFUSE = SlotsConfig(collision="refuse")
@@ -44,7 +44,7 @@ def in_a_flow(monkeypatch):
 
 
 def elsewhere(run="nightly"):
-    return replace(Holder.here(run, "http://ui/flow-runs/1"), place="far/boot/ns")
+    return replace(LockOwner.here(run, "http://ui/flow-runs/1"), place="far/boot/ns")
 
 
 def config(**changed):
@@ -66,39 +66,39 @@ def test_a_wrong_strategy_is_refused_with_the_field():
 def test_a_run_that_refuses_names_who_is_at_it(home):
     path = lock_path("train", "k")
     with (
-        machine_lock([path], "the output train/k", REFUSE, Holder.here("nightly", "http://ui/1")),
+        machine_lock([path], "the output train/k", REFUSE, LockOwner.here("nightly", "http://ui/1")),
         pytest.raises(
             SlotTakenError, match=r"the output train/k: run nightly \(http://ui/1\), process \d+ on .*cancel"
         ),
-        machine_lock([path], "the output train/k", REFUSE, Holder.here("mine")),
+        machine_lock([path], "the output train/k", REFUSE, LockOwner.here("mine")),
     ):
         raise AssertionError
     assert not is_locked(path)
 
 
 def test_an_error_within_is_the_blocks_own(home):
-    with pytest.raises(KeyError), machine_lock([lock_path("train", "k")], "x", REFUSE, Holder.here("mine")):
+    with pytest.raises(KeyError), machine_lock([lock_path("train", "k")], "x", REFUSE, LockOwner.here("mine")):
         raise KeyError
 
 
 def test_without_a_flow_there_is_no_lease(home):
-    with shared_lock(["lock-x"], "x", REFUSE, Holder.here("mine")) as lease:
+    with shared_lock(["lock-x"], "x", REFUSE, LockOwner.here("mine")) as lease:
         assert lease is None
 
 
 def test_a_pool_has_as_many_trainings_as_it_may(home):
     two = config(collision="refuse", trainings=2, pool="gpus")
-    with training_slot(two, Holder.here("a")), training_slot(two, Holder.here("b")):
+    with training_slot(two, LockOwner.here("a")), training_slot(two, LockOwner.here("b")):
         with (
             pytest.raises(SlotTakenError, match=r"training in the pool gpus: run a, .* and run b, "),
-            training_slot(two, Holder.here("c")),
+            training_slot(two, LockOwner.here("c")),
         ):
             raise AssertionError
-        with training_slot(config(collision="refuse", trainings=0, pool="gpus"), Holder.here("d")):
+        with training_slot(config(collision="refuse", trainings=0, pool="gpus"), LockOwner.here("d")):
             pass
-        with training_slot(config(collision="refuse", pool="others"), Holder.here("e")):
+        with training_slot(config(collision="refuse", pool="others"), LockOwner.here("e")):
             pass
-    with training_slot(two, Holder.here("c")):
+    with training_slot(two, LockOwner.here("c")):
         pass
 
 
@@ -110,7 +110,7 @@ def test_another_machines_training_is_waited_for_and_named(home, in_a_flow, capl
         far = table.take(name, elsewhere())
         with (
             pytest.raises(SlotTakenError, match=r"run nightly \(http://ui/flow-runs/1\), process \d+ on far"),
-            training_slot(config(collision="refuse", pool="gpus"), Holder.here("mine")),
+            training_slot(config(collision="refuse", pool="gpus"), LockOwner.here("mine")),
         ):
             raise AssertionError
 
@@ -120,7 +120,7 @@ def test_another_machines_training_is_waited_for_and_named(home, in_a_flow, capl
 
         other = threading.Thread(target=copy_context().run, args=(end,))
         other.start()
-        with training_slot(config(pool="gpus"), Holder.here("mine")):
+        with training_slot(config(pool="gpus"), LockOwner.here("mine")):
             assert in_a_flow.kept[name]["value"]["run"] == "mine"
         other.join(240)
     assert in_a_flow.kept == {}
@@ -130,19 +130,19 @@ def test_an_outage_before_work_begins_is_waited_out_for_a_while(home, in_a_flow,
     in_a_flow.refuse = 503
     back = threading.Timer(0.3, lambda: setattr(in_a_flow, "refuse", 0))
     back.start()
-    with shared_lock(["lock-x"], "x", REFUSE, Holder.here("mine")):
+    with shared_lock(["lock-x"], "x", REFUSE, LockOwner.here("mine")):
         assert "lock-x" in in_a_flow.kept
     back.join(240)
     in_a_flow.refuse = 503
     monkeypatch.setattr(slots, "OUTAGE_S", 0.1)
-    with pytest.raises(Exception, match="503"), shared_lock(["lock-x"], "x", REFUSE, Holder.here("mine")):
+    with pytest.raises(Exception, match="503"), shared_lock(["lock-x"], "x", REFUSE, LockOwner.here("mine")):
         raise AssertionError
 
 
 def test_a_server_that_refuses_is_no_outage(home, in_a_flow, monkeypatch):
     monkeypatch.setattr(slots, "OUTAGE_S", 0.5)
     in_a_flow.refuse = 401
-    with pytest.raises(Exception, match="401"), shared_lock(["lock-x"], "x", REFUSE, Holder.here("mine")):
+    with pytest.raises(Exception, match="401"), shared_lock(["lock-x"], "x", REFUSE, LockOwner.here("mine")):
         raise AssertionError
     assert len(in_a_flow.asked) == 1
 
@@ -151,16 +151,16 @@ def test_trainings_share_the_pool_that_their_nodes_run_in_or_else_this_machine(h
     launch = {"kind": "prefect", "pool": "gpus"}
     document = tiny_document(train={"strategy": "adpsgd", "nodes": 2, "launch": launch})
     for changed, pool in (({}, "gpus"), ({"slots": {"pool": "mine"}}, "mine")):
-        with training_slot(parse_config(document | changed), Holder.here("a")):
+        with training_slot(parse_config(document | changed), LockOwner.here("a")):
             assert list(in_a_flow.kept) == [f"lock-training-{pool}-1"]
-    with training_slot(config(), Holder.here("a")):
+    with training_slot(config(), LockOwner.here("a")):
         assert list(in_a_flow.kept) == [lock_name("training", socket.gethostname(), "1")]
 
 
 def test_a_lease_that_is_taken_is_not_waited_for_where_that_is_wished(in_a_flow):
     with kept_lease("lock-d", elsewhere("first")) as nobody:
         assert nobody is None
-        with kept_lease("lock-d", Holder.here("second")) as other:
+        with kept_lease("lock-d", LockOwner.here("second")) as other:
             assert other.run == "first"
     assert in_a_flow.kept == {}
 

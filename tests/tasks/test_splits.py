@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.splits import (
+from tasks.dataset.splits import (
     Groups,
     SplitError,
     bin_numbers,

@@ -4,11 +4,11 @@ import threading
 import pytest
 from support import tiny_document
 
-from tasks import progress
-from tasks.config import parse_config
-from tasks.home import home as data_folder
-from tasks.home import mlflow_uri, objects_url
-from tasks.stage import STAGES, Run, Stage, StageError
+from tasks.config.home import home as data_folder
+from tasks.config.home import mlflow_uri, objects_url
+from tasks.config.pipeline import parse_config
+from tasks.stages import progress
+from tasks.stages.base import STAGES, Run, Stage, StageError
 
 
 class Counting:

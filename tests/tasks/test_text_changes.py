@@ -4,11 +4,11 @@ import json
 import pytest
 from support import write_tone
 
-from tasks.config import ConfigError, parse_config
-from tasks.prepare import MANIFEST, PREPARE, QUARANTINE, read_table
-from tasks.report import text_html
-from tasks.stage import Run
-from tasks.text_changes import read_text_changes, undo_all
+from tasks.config.pipeline import ConfigError, parse_config
+from tasks.dataset.text_changes import read_text_changes, undo_all
+from tasks.stages.base import Run
+from tasks.stages.prepare import MANIFEST, PREPARE, QUARANTINE, read_table
+from tasks.stages.report import text_html
 
 TEXTS = {
     "plain": ("en", "hello there"),

@@ -7,16 +7,16 @@ import pytest
 from support import copy_finished, small_corpus, tiny_document, write_tone
 
 from storage.index import ShardIndex
-from tasks import report
-from tasks.augment_files import augment_digest
-from tasks.config import parse_config
-from tasks.features import FEATURES
-from tasks.prepare import PREPARE
-from tasks.shard import SHARD
-from tasks.stage import Run
-from tasks.train import TRAIN, make_job
+from tasks.config.pipeline import parse_config
+from tasks.dataset.augment_files import augment_digest
+from tasks.stages import report
+from tasks.stages.base import Run
+from tasks.stages.features import FEATURES
+from tasks.stages.prepare import PREPARE
+from tasks.stages.shard import SHARD
+from tasks.stages.train import TRAIN, make_job
 from training.config import TrainConfig
-from training.launch import TrainingFailedError
+from training.processes.launch import TrainingFailedError
 
 
 def ready(limit, **train):

@@ -10,7 +10,7 @@ from speech.features import FeatureConfig
 from speech.models import ModelConfig
 from speech.text import NormalizerConfig
 from speech.tokens import TokenConfig
-from tasks.train import TRAIN
+from tasks.stages.train import TRAIN
 from training.config import TrainConfig
 
 FILE = Path(__file__).with_name("train_defaults.json")

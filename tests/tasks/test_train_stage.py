@@ -6,18 +6,18 @@ from support import copy_finished, processes_naming, small_corpus, tiny_document
 
 from speech.bundle import load_bundle
 from speech.tokens import tokenizer_from_dict
-from tasks import progress
-from tasks import train as module
-from tasks.config import parse_config
-from tasks.decode import fetch_bundle
-from tasks.features import FEATURES
-from tasks.prepare import PREPARE
-from tasks.shard import SHARD
-from tasks.stage import Run, StageError
-from tasks.train import TRAIN, make_job, model_digest
+from tasks.config.pipeline import parse_config
+from tasks.stages import progress
+from tasks.stages import train as module
+from tasks.stages.base import Run, StageError
+from tasks.stages.decode import fetch_bundle
+from tasks.stages.features import FEATURES
+from tasks.stages.prepare import PREPARE
+from tasks.stages.shard import SHARD
+from tasks.stages.train import TRAIN, make_job, model_digest
 from training.config import TrainConfig
-from training.journal import read_journal
-from training.launch import TrainingFailedError
+from training.coordinator.journal import read_journal
+from training.processes.launch import TrainingFailedError
 
 
 def ready(force_from="", sets=None, **train):

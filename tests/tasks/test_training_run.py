@@ -9,17 +9,17 @@ from support import give_mlflow, tiny_document
 
 from speech.bundle import save_bundle
 from storage.objects import ObjectStore
-from tasks import train as module
-from tasks.config import parse_config
-from tasks.forward import Forwarder
-from tasks.orchestration import ALL
-from tasks.register import REGISTER
-from tasks.reporter import Reporter
-from tasks.stage import STAGES, Run
-from tasks.tracking import DECISION_TAG, KEY_TAG, TRAINING_TAG, client, experiment_id
-from tasks.train import TRAIN, work_folder
-from training.journal import Journal
-from training.launch import TrainingFailedError
+from tasks.config.pipeline import parse_config
+from tasks.orchestration.stage_tasks import ALL
+from tasks.stages import train as module
+from tasks.stages.base import STAGES, Run
+from tasks.stages.register import REGISTER
+from tasks.stages.reporter import Reporter
+from tasks.stages.train import TRAIN, work_folder
+from tasks.tracking.forwarding import Forwarder
+from tasks.tracking.runs import DECISION_TAG, KEY_TAG, TRAINING_TAG, client, experiment_id
+from training.coordinator.journal import Journal
+from training.processes.launch import TrainingFailedError
 
 
 def write(journal, kind, **values):
@@ -137,7 +137,7 @@ def test_another_registration_of_the_same_training_has_a_run_of_its_own_with_eve
 
 
 def test_a_registration_that_failed_is_finished_in_the_same_run(trained, monkeypatch):
-    from tasks import register
+    from tasks.stages import register
 
     until(trained, "score")
     with monkeypatch.context() as patch:
@@ -232,7 +232,7 @@ def test_where_and_how_a_ring_runs_is_no_part_of_the_address(home, train, same, 
 
 
 def test_progress_is_the_rings_and_names_the_nodes_that_are_alive(tmp_path):
-    from tasks import progress
+    from tasks.stages import progress
 
     journal, heard = tmp_path / "journal.jsonl", []
     reporter = Reporter(journal, 3)
@@ -259,7 +259,7 @@ def test_progress_is_the_rings_and_names_the_nodes_that_are_alive(tmp_path):
 def test_progress_tells_speed_time_left_learners_and_that_mlflow_is_away(tmp_path):
     from types import SimpleNamespace
 
-    from tasks import progress
+    from tasks.stages import progress
 
     journal, heard = tmp_path / "journal.jsonl", []
     reporter = Reporter(journal, 1)

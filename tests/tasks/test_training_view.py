@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from tasks.training_view import TrainingView
-from training.journal import Journal, JournalTail
+from tasks.tracking.training_view import TrainingView
+from training.coordinator.journal import Journal, JournalTail
 
 
 def step(learner, n, **more):

@@ -12,8 +12,8 @@ from support import tone, write_tone
 import speech.audio
 from speech.audio import AudioError, decode_audio
 from storage.corpora import Utterance, open_corpus
-from tasks.audio import load_utterance_audio, read_range
-from tasks.config import ConfigError, parse_config
+from tasks.config.pipeline import ConfigError, parse_config
+from tasks.dataset.audio import load_utterance_audio, read_range
 
 RATE = 16000
 SECONDS = 30
@@ -173,8 +173,8 @@ def make_sources(folder):
 
 
 def test_such_sources_go_through_the_stages(tmp_path, home):
-    from tasks.orchestration import run_plainly
-    from tasks.stage import Run
+    from tasks.orchestration.stage_tasks import run_plainly
+    from tasks.stages.base import Run
 
     document = {"name": "pieces", "data": {"sources": make_sources(tmp_path)}, "storage": {"workers": 2}}
     run = Run(parse_config(document), "pieces")

@@ -3,10 +3,9 @@ import os
 import pytest
 from support import tiny_document
 
-from tasks import world
-from tasks.config import ConfigError, parse_config
-from tasks.stage import StageError
-from tasks.world import (
+from tasks.config import preflight
+from tasks.config.pipeline import ConfigError, parse_config
+from tasks.config.preflight import (
     check_devices,
     check_key_file,
     check_launch,
@@ -16,9 +15,10 @@ from tasks.world import (
     is_loopback,
     split_address,
 )
+from tasks.stages.base import StageError
 from training.config import TrainConfig
-from training.devices import Inventory
 from training.exchange.keys import RingKey
+from training.learner.devices import Inventory
 
 
 def config(**train):
@@ -148,7 +148,7 @@ def test_the_stage_asks_before_anything_starts(finished, monkeypatch):
     document = tiny_document()
     document["train"] |= {"launch": {"kind": "prefect"}, "strategy": "adpsgd"}
     run.config = parse_config(document)
-    monkeypatch.setattr(world, "check_pool", lambda pool, name: (_ for _ in ()).throw(StageError(f"{pool} {name}")))
+    monkeypatch.setattr(preflight, "check_pool", lambda pool, name: (_ for _ in ()).throw(StageError(f"{pool} {name}")))
     with pytest.raises(StageError, match="starling tiny"):
         check_world(run)
 

@@ -6,12 +6,12 @@ from collections import Counter
 import numpy as np
 
 from storage.objects import ObjectStore
-from training.store.coordinator import Coordinator
-from training.store.core import Core
-from training.store.epochs import ShardMap
-from training.store.ledger import Ledger
-from training.store.messages import pack_rows
-from training.store.settings import Settings
+from training.coordinator.coordinator import Coordinator
+from training.coordinator.core import Core
+from training.coordinator.epochs import ShardMap
+from training.coordinator.ledger import Ledger
+from training.coordinator.messages import pack_rows
+from training.coordinator.settings import Settings
 
 PER_SHARD = 5
 

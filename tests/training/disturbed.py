@@ -9,8 +9,8 @@ from pathlib import Path
 from support import environment, processes_naming, wait_until
 from tones import train
 
-from training.journal import read_journal
-from training.launch import TrainingFailedError
+from training.coordinator.journal import read_journal
+from training.processes.launch import TrainingFailedError
 
 SLOW = 4
 """Each learner so many times slower: an epoch takes half a second or more."""
@@ -77,7 +77,7 @@ class Running:
 
     def learner(self, node):
         """The process number of a node's only rank."""
-        return wait_until(lambda: self.processes("training.rank", node))[0]
+        return wait_until(lambda: self.processes("training.node.rank", node))[0]
 
 
 def with_signal(pid, number):

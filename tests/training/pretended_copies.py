@@ -8,12 +8,12 @@ import time
 
 import torch
 
-from training.exchange.device_copies import Copies, Point
+from training.exchange.device_copies import Copies, CopyEvent
 from training.exchange.device_mover import DeviceMover
 from training.exchange.zmq_exchange import ZmqExchange
 
 
-class PretendedPoint(Point):
+class PretendedPoint(CopyEvent):
     """Work of one direction; what came before it is done first."""
 
     def __init__(self, work, copy_s, before, after):

@@ -16,10 +16,10 @@ import pytest
 
 from storage.index import SCHEMA, ShardIndex, ShardRecord
 from storage.objects import ObjectStore
+from training.coordinator.client import CoordinatorClient
+from training.coordinator.journal import read_journal
+from training.coordinator.node_client import NodeClient
 from training.exchange.keys import RingKey
-from training.journal import read_journal
-from training.store.client import StoreClient
-from training.store.node_client import NodeClient
 
 ROOT = Path(__file__).resolve().parents[2]
 PER_SHARD = 8
@@ -91,7 +91,7 @@ class Store:
     def command(self, *more, listen="127.0.0.1:0"):
         words = ["--folder", self.folder / "store", "--job", self.folder / "job.json", "--listen", listen, *more]
         words += ["--key-file", self.key_file] if self.key_file else []
-        return [sys.executable, "-m", "training.store.server", *map(str, words), "--parent", str(os.getpid())]
+        return [sys.executable, "-m", "training.coordinator.server", *map(str, words), "--parent", str(os.getpid())]
 
     def start(self, *more):
         (self.folder / "store" / "store.json").unlink(missing_ok=True) if "--fresh" in more else None
@@ -112,7 +112,7 @@ class Store:
         self.process.wait()
 
     def ask(self, **message):
-        with StoreClient(self.address, self.key) as client:
+        with CoordinatorClient(self.address, self.key) as client:
             return client.request(message)
 
     def journal(self, kind=None):
@@ -234,7 +234,7 @@ import sys, time
 from pathlib import Path
 import numpy as np
 sys.path.insert(0, sys.argv[1])
-from training.store.node_client import NodeClient
+from training.coordinator.node_client import NodeClient
 client = NodeClient(sys.argv[2], None, int(sys.argv[3]), folder=Path(sys.argv[4]))
 plan = lambda epoch, rows, plan: [rows[k:k + 4] for k in range(0, len(rows), 4)]
 shards = np.repeat(np.arange(int(sys.argv[5])), 8)

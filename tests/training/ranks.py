@@ -16,7 +16,7 @@ def device_of(rank: int) -> "torch.device":
     """A rank's device, for programs of `run_ranks`: a GPU of its own if `cuda` is among their words, else the CPU."""
     import torch
 
-    from training.devices import claim
+    from training.learner.devices import claim
 
     if "cuda" not in sys.argv[4:]:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # wherever it runs

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from training.config import OptimizerConfig
-from training.flat import FlatParameters
+from training.learner.flat import FlatParameters
 from training.simulation.model import ModelReplica, one_by_one
 from training.simulation.problem import Activations
 

@@ -8,9 +8,9 @@ import torch
 
 from speech.features import AugmentConfig
 from speech.features.augment import draws
-from training.augmenting import Augmenter
-from training.compute import Learner, open_set
-from training.prefetch import Loader
+from training.learner.augmentation import Augmenter
+from training.learner.compute import Learner, open_set
+from training.learner.prefetch import Loader
 
 CPU = torch.device("cpu")
 EVERYTHING = {

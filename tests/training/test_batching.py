@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.batching import BatchError, derive_seed, plan_epoch
+from training.learner.batching import BatchError, derive_seed, plan_epoch
 
 seconds = st.floats(0.01, 40.0)
 durations = st.lists(seconds, min_size=1, max_size=3) | st.lists(seconds, min_size=40, max_size=120)
@@ -60,7 +60,7 @@ def test_epochs_and_seeds_differ(seed, epoch):
 def test_a_plan_is_the_same_in_another_process():
     """Python's hash is salted per process: it must not reach the seed."""
     code = (
-        "import numpy as np; from training.batching import plan_epoch;"
+        "import numpy as np; from training.learner.batching import plan_epoch;"
         "d = np.linspace(1, 9, 50);"
         "print([b.tolist() for b in plan_epoch(d, batch_seconds=30, max_batch=8, seed=3, epoch=4)])"
     )

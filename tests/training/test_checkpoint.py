@@ -6,9 +6,10 @@ from safetensors.torch import load, save
 from torch import nn
 
 from storage.objects import ObjectStore
-from training.checkpoint import (
+from training.config import OptimizerConfig
+from training.learner.checkpoint import (
     CheckpointError,
-    Kept,
+    ReplicaState,
     best_epochs,
     cpu_weights,
     digests,
@@ -21,8 +22,7 @@ from training.checkpoint import (
     write_objects,
     write_weights,
 )
-from training.config import OptimizerConfig
-from training.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
+from training.learner.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
 
 FOLDER = "checkpoints/000001/node-000"
 
@@ -51,7 +51,7 @@ class Learner:
         return self
 
     def save(self, store):
-        kept = Kept(cpu_weights(self.model), optimizer_tensors(self.optimizer))
+        kept = ReplicaState(cpu_weights(self.model), optimizer_tensors(self.optimizer))
         objects = pack_replica(FOLDER, kept)
         write_objects(store, objects)
         return digests(objects)

@@ -7,10 +7,10 @@ import torch
 from ranks import run_ranks
 from torch import nn
 
-from training.comm_hooks import Bucket, PowerSgdState, build_hook
 from training.config import TrainConfig
+from training.node.comm_hooks import GradientBucket, PowerSgdState, build_hook
+from training.strategies.config import OneBitConfig
 from training.strategies.onebit import OneBit
-from training.strategy_config import OneBitConfig
 
 PROGRAM = textwrap.dedent(
     """
@@ -21,12 +21,12 @@ PROGRAM = textwrap.dedent(
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
     from ranks import device_of
-    from training.comm_hooks import CommHook, PowerSgdState, build_hook, codec_hook
+    from training.node.comm_hooks import CommHook, PowerSgdState, build_hook, codec_hook
     from training.config import TrainConfig
-    from training.flat import FlatParameters
-    from training.group import GradientReducer, NodeGroup
+    from training.learner.flat import FlatParameters
+    from training.node.process_group import GradientReducer, NodeGroup
     from training.strategies.onebit import OneBit, OneBitCodec, wire_bytes
-    from training.strategy_config import OneBitConfig
+    from training.strategies.config import OneBitConfig
 
     rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)
@@ -138,7 +138,7 @@ PROGRAM = textwrap.dedent(
         assert engine.step(None).isfinite().all()  # nobody has a batch
     group.close()
     print("fine", flush=True)
-    os._exit(0)  # as training.rank ends: Gloo sometimes aborts while the interpreter takes it down
+    os._exit(0)  # as training.node.rank ends: Gloo sometimes aborts while the interpreter takes it down
     """
 )
 
@@ -153,7 +153,7 @@ def test_two_gpus_exchange_compressed_gradients_and_lose_nothing(tmp_path):
 
 
 def bucket_of(model, grads):
-    return Bucket(0, True, grads, list(model.parameters()))
+    return GradientBucket(0, True, grads, list(model.parameters()))
 
 
 def test_a_bucket_has_the_methods_of_ddps_own():

@@ -14,7 +14,7 @@ from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.reading import ShardError, ShardReader
 from storage.shards import Sample, build_index, write_shard
-from training.data import Batch, SpeechDataset, read_ahead
+from training.learner.data import Batch, SpeechDataset, read_ahead
 
 
 def open_set(url, **options):

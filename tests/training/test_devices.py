@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 
-from training.devices import (
+from training.learner.devices import (
     Inventory,
     best_device,
     claim,
@@ -16,8 +16,8 @@ from training.devices import (
     rank_device,
     spare_device,
 )
-from training.node import Node, allocator_settings
-from training.system import Driver, Gpus
+from training.node.agent import Node, allocator_settings
+from training.node.system_figures import Driver, Gpus
 
 CPU = torch.device("cpu")
 

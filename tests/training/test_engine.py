@@ -18,10 +18,10 @@ from speech.bundle import load_bundle
 from speech.features import FeatureConfig, build_features
 from storage.objects import ObjectStore
 from storage.shards import Sample, build_index, write_shard
-from training.evaluator import Evaluator, NoModelError
-from training.journal import parse_lines
-from training.store.checkpoints import find_checkpoint
-from training.worker import DivergedError
+from training.coordinator.checkpoints import find_checkpoint
+from training.coordinator.journal import parse_lines
+from training.learner.evaluator import Evaluator, NoModelError
+from training.node.worker import DivergedError
 
 KINDS = ["blstm", "conformer"]
 OPTIMIZER = {"blstm": {"kind": "sgd", "lr": 0.05}, "conformer": {"kind": "adamw", "lr": 5e-3}}
@@ -179,7 +179,7 @@ def test_checkpoints_do_not_pile_up(undisturbed):
 @pytest.fixture
 def exact_time(monkeypatch):
     """The store notes the time of training at every look, not once a second."""
-    monkeypatch.setattr("training.store.coordinator.NOTE_S", 0.0)
+    monkeypatch.setattr("training.coordinator.coordinator.NOTE_S", 0.0)
 
 
 def test_max_minutes_ends_an_epoch_early_with_a_model(corpus, tmp_path, exact_time):

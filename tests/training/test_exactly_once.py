@@ -10,7 +10,7 @@ from disturbed import QUICK, Running, with_signal
 from support import environment
 from tones import bare, train, train_here
 
-from training.journal import read_journal
+from training.coordinator.journal import read_journal
 
 EPOCHS = 3
 
@@ -114,7 +114,7 @@ def test_a_killed_store_loses_nothing(corpus, tmp_path, trace):
     job = make_job(corpus, tmp_path, strategy="adpsgd", nodes=4, max_batch=16, checkpoint_steps=1000)
     with Running(job, slow=12) as running:
         running.wait_for_epoch(1)
-        with_signal(running.processes("training.store.server")[0], signal.SIGKILL)
+        with_signal(running.processes("training.coordinator.server")[0], signal.SIGKILL)
         running.finish()
     check_with_losses(job, trace, corpus)
 

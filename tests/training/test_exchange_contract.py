@@ -12,10 +12,10 @@ from pretended_copies import DeviceExchange
 from support import wait_until
 
 from training.config import ExchangeConfig
-from training.exchange import ExchangeError, ExchangeSetup, ExchangeStats, World, build_exchange
+from training.coordinator.membership import Member, View
+from training.exchange import ExchangeError, ExchangeSetup, ExchangeStats, RingRendezvous, build_exchange
 from training.exchange.keys import RingKey
 from training.exchange.several import combined
-from training.membership import Member, View
 
 SIZE = 10_000
 CONFIG = {"chunk_kb": 16, "timeout_s": 1.0, "per_step": 1}  # three chunks
@@ -387,7 +387,7 @@ class TestGloo(ExchangeContract):
 
     def make(self, count, folder, **config):
         cfg = ExchangeConfig.model_validate(CONFIG | {"kind": "gloo"} | config)
-        world = World(str(folder / "meet"), count)
+        world = RingRendezvous(str(folder / "meet"), count)
         return [build_exchange(cfg, ExchangeSetup(n, 0, SIZE, None, folder, world=world)) for n in range(count)]
 
     def test_a_lost_neighbour_ends_the_ring_but_not_training(self, tmp_path):
@@ -472,9 +472,9 @@ def test_figures_of_parts_add_up():
     ("node", "world", "neighbours", "message"),
     [
         (0, None, "ring", "where its ring meets"),
-        (0, World("file", 2, True), "random-ring", "fixed neighbours"),
-        (2, World("file", 2, True), "ring", "not among the 2 nodes"),
-        (-1, World("file", 2, True), "ring", "not among the 2 nodes"),
+        (0, RingRendezvous("file", 2, True), "random-ring", "fixed neighbours"),
+        (2, RingRendezvous("file", 2, True), "ring", "not among the 2 nodes"),
+        (-1, RingRendezvous("file", 2, True), "ring", "not among the 2 nodes"),
     ],
 )
 def test_gloo_refuses_what_a_fixed_ring_cannot_do(tmp_path, node, world, neighbours, message):

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from training.coordinator.membership import Member, View
 from training.exchange.gloo_daemon import colours, partners
 from training.exchange.neighbours import by_distance, neighbour, ring_order
-from training.membership import Member, View
 
 
 def view(count):

@@ -9,10 +9,10 @@ from bare_learners import CHUNK, SIZE, Learner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from training.coordinator.membership import Member, View
 from training.exchange.messages import AVERAGE, CROSSED, FETCH, MISMATCH, NOT_READY, OK, OUTDATED, Header
 from training.exchange.protocol import Pending, Protocol
 from training.exchange.reporting import Report
-from training.membership import Member, View
 
 CHUNKS = 3
 

@@ -14,16 +14,16 @@ from ranks import run_ranks
 from torch import nn
 
 from training.config import ExchangeConfig, OptimizerConfig, TrainConfig
+from training.coordinator.membership import Member, View
 from training.exchange import ExchangeSetup, build_exchange
 from training.exchange.keys import RingKey
 from training.exchange.mailbox import make_memory
 from training.exchange.messages import MISMATCH, NOT_READY, OK, REPLICA, WAITING, Header, unpack
 from training.exchange.replicas import ReplicaGiver, ReplicaMemory, replica_bytes, replica_length
-from training.flat import FlatParameters
-from training.group import NodeGroup
-from training.membership import Member, View
-from training.optim import Moments, build_optimizer
-from training.ring import Ring
+from training.exchange.ring import Ring
+from training.learner.flat import FlatParameters
+from training.learner.optim import Moments, build_optimizer
+from training.node.process_group import NodeGroup
 
 ADAMW, SGD = OptimizerConfig(kind="adamw", lr=0.01), OptimizerConfig(kind="sgd", lr=0.01)
 
@@ -288,11 +288,11 @@ PROGRAM = textwrap.dedent(
     from ranks import device_of
     from training.config import ExchangeConfig, OptimizerConfig
     from training.exchange import ExchangeSetup, build_exchange
-    from training.flat import FlatParameters
-    from training.group import NodeGroup
-    from training.membership import Member, View
-    from training.optim import Moments, build_optimizer
-    from training.ring import Ring
+    from training.learner.flat import FlatParameters
+    from training.node.process_group import NodeGroup
+    from training.coordinator.membership import Member, View
+    from training.learner.optim import Moments, build_optimizer
+    from training.exchange.ring import Ring
 
     rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)

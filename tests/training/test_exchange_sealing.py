@@ -10,7 +10,7 @@ from support import wait_until
 from training.exchange import zmq_router
 from training.exchange.keys import RingKey, call_by_name, secure_client
 from training.exchange.messages import AGREE, AVERAGE, MISMATCH, OK, Header, unpack
-from training.exchange.protocol import Request
+from training.exchange.protocol import ChunkRequest
 from training.exchange.sealing import TAG_BYTES, Channel, Session, draw
 from training.exchange.zmq_peer import Address, Links, SealedPeer
 from training.exchange.zmq_router import Router, SealedRouter
@@ -198,7 +198,7 @@ def agree(routers):
 
 
 def exchange(routers, peer, chunk):
-    assert peer.send(Request(HEADER, chunk))
+    assert peer.send(ChunkRequest(HEADER, chunk))
     request = receive(routers[1])
     assert bytes(request.chunk) == chunk
     request.chunk[:4] = b"mine"
@@ -210,7 +210,7 @@ def exchange(routers, peer, chunk):
 
 
 def test_a_peer_sends_when_it_has_agreed_and_asks_again_if_that_was_lost(routers, peer):
-    assert not peer.send(Request(HEADER, CHUNK))
+    assert not peer.send(ChunkRequest(HEADER, CHUNK))
     assert receive(routers[0]).header.kind == AGREE  # lost
     peer.silent(0.0)
     agree(routers)
@@ -230,7 +230,7 @@ def test_a_peer_that_was_forgotten_and_refused_agrees_again(routers, peer):
     assert receive(routers[0], 100) == "nothing"  # what it was asked may still be answered over this connection
     peer.pending.pop(HEADER)
     peer.socket.disconnect(peer.socket.getsockopt(zmq.LAST_ENDPOINT))  # ZeroMQ may do so when it is refused
-    wait_until(lambda: not peer.send(Request(HEADER, CHUNK)), every_s=0.01)
+    wait_until(lambda: not peer.send(ChunkRequest(HEADER, CHUNK)), every_s=0.01)
     peer.silent(0.0)
     agree(routers)
     assert peer.socket.poll(10_000)
@@ -245,14 +245,14 @@ def test_a_peer_that_does_not_agree_gets_nothing(routers, peer, change):
     routers[0].reply(request, header, b"1 1" if change == "no port" else str(routers[1].port).encode())
     assert peer.socket.poll(10_000)
     assert peer.receive() is None
-    assert not peer.send(Request(HEADER, CHUNK))
+    assert not peer.send(ChunkRequest(HEADER, CHUNK))
 
 
 def test_answers_that_are_noise_are_no_answers(routers, peer):
     agree(routers)
     wait_until(lambda: peer.socket.poll(100), every_s=0.01)
     peer.receive()
-    assert peer.send(Request(HEADER, CHUNK))
+    assert peer.send(ChunkRequest(HEADER, CHUNK))
     request = receive(routers[1])
     for noise in ([b"x" * 60, b"y" * 80], [b"", b""], [b"one part"]):
         routers[1].socket.send_multipart([request.sender, *noise])

@@ -16,7 +16,7 @@ from disturbed import QUICK, Running, with_signal
 from support import processes_naming, wait_until
 from tones import LEARNS, bare
 
-from training.launch import TrainingFailedError
+from training.processes.launch import TrainingFailedError
 
 ROOT = Path(__file__).resolve().parents[2]
 NODES = 4
@@ -68,7 +68,7 @@ def test_the_store_may_be_killed(corpus, tmp_path):
     with Running(fault_job(corpus, tmp_path)) as running:
         for epochs in (2, 5):
             running.wait_for_epoch(epochs)
-            (store,) = wait_until(lambda: running.processes("training.store.server"))
+            (store,) = wait_until(lambda: running.processes("training.coordinator.server"))
             with_signal(store, signal.SIGKILL)
         trained = running.finish()
     # nodes that wait longer than their grace for the store train shares of their own, which may come twice
@@ -81,7 +81,7 @@ def test_the_store_may_be_killed_while_it_starts(corpus, tmp_path):
     with Running(fault_job(corpus, tmp_path)) as running:
         killed = set()
         for _ in range(2):
-            (store,) = wait_until(lambda: set(running.processes("training.store.server")) - killed, every_s=0.02)
+            (store,) = wait_until(lambda: set(running.processes("training.coordinator.server")) - killed, every_s=0.02)
             with_signal(store, signal.SIGKILL)
             killed.add(store)
         trained = running.finish()
@@ -93,7 +93,7 @@ def test_a_whole_node_of_two_learners_may_be_killed(corpus, tmp_path):
     job = fault_job(corpus, tmp_path, strategy="h-adpsgd", nodes=3, learners_per_node=2)
     with Running(job, slow=10) as running:
         running.wait_for_epoch(2)
-        for module in ("training.node", "training.rank", "training.exchange.daemon"):
+        for module in ("training.node.agent", "training.node.rank", "training.exchange.daemon"):
             for pid in running.processes(module, 1):
                 with_signal(pid, signal.SIGKILL)
         trained = running.finish(240)
@@ -105,7 +105,7 @@ def test_one_rank_of_a_node_may_be_killed(corpus, tmp_path):
     job = fault_job(corpus, tmp_path, strategy="h-adpsgd", nodes=2, learners_per_node=2)
     with Running(job, slow=10) as running:
         running.wait_for_epoch(2)
-        with_signal(running.processes("training.rank", 1)[-1], signal.SIGKILL)
+        with_signal(running.processes("training.node.rank", 1)[-1], signal.SIGKILL)
         trained = running.finish(240)
     check(running, trained, len(corpus.train))
 
@@ -148,14 +148,14 @@ def test_a_learner_may_join_in_the_middle(corpus, tmp_path):
     job = fault_job(corpus, tmp_path, membership={**QUICK, "max_restarts": 0}, exchange=takes)
     with Running(job, slow=20) as running:
         running.wait_for_epoch(1)
-        for module in ("training.node", "training.rank"):
+        for module in ("training.node.agent", "training.node.rank"):
             for pid in running.processes(module, 3):
                 with_signal(pid, signal.SIGKILL)
         wait_until(lambda: lefts(running))
         store = json.loads((tmp_path / "store.json").read_text())["address"]
         words = ["--store", store, "--key-file", str(tmp_path / "ring.key"), "--node-rank", "3"]
         words += ["--folder", str(tmp_path / "by-hand"), "--more", json.dumps({"slow": 20})]
-        joiner = subprocess.Popen([sys.executable, "-m", "training.node", *words], cwd=ROOT)
+        joiner = subprocess.Popen([sys.executable, "-m", "training.node.agent", *words], cwd=ROOT)
         try:
             trained = running.finish()
             assert joiner.wait(30) == 0

@@ -11,13 +11,14 @@ from torch import Tensor
 
 from benchmarks import feeding
 from speech.features.augment import AugmentConfig
-from tasks.train import _NOT_CONTENT
-from training import compute, worker
-from training.augmenting import Augmenter
-from training.compute import Learner, open_set
+from tasks.stages.train import _NOT_CONTENT
 from training.config import TrainConfig
-from training.prefetch import Loader, Prefetcher
-from training.worker import Worker
+from training.learner import compute
+from training.learner.augmentation import Augmenter
+from training.learner.compute import Learner, open_set
+from training.learner.prefetch import Loader, Prefetcher
+from training.node import worker
+from training.node.worker import Worker
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 1)
 
@@ -69,7 +70,7 @@ def test_a_batch_that_was_hinted_for_one_epoch_is_not_taken_in_another():
 
 
 def test_a_workers_loader_threads_claim_its_gpu(corpus, tmp_path, monkeypatch):
-    from training.group import NodeGroup
+    from training.node.process_group import NodeGroup
 
     job = corpus.job(tmp_path, loader_threads=1)
     learner, claimed = Learner(job, CPU), []

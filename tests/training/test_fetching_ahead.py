@@ -7,9 +7,9 @@ from tones import Worker, ask_here, speak_set, store_here
 
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
-from training.compute import Learner, open_set
-from training.group import NodeGroup
-from training.store.node_client import NodeClient
+from training.coordinator.node_client import NodeClient
+from training.learner.compute import Learner, open_set
+from training.node.process_group import NodeGroup
 
 SHARDS = 12
 

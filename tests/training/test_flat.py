@@ -5,10 +5,10 @@ import torch
 from safetensors.torch import load, save
 from torch import nn
 
-from training.checkpoint import cpu_weights
 from training.config import OptimizerConfig
-from training.flat import FlatParameters, share
-from training.optim import build_optimizer
+from training.learner.checkpoint import cpu_weights
+from training.learner.flat import FlatParameters, share
+from training.learner.optim import build_optimizer
 
 
 def network(seed=0):

@@ -8,7 +8,7 @@ import torch
 from ranks import run_ranks
 from torch.distributed import FileStore
 
-from training.group import GradientReducer, NodeGroup
+from training.node.process_group import GradientReducer, NodeGroup
 
 RANKS = 3
 PROGRAM = textwrap.dedent(
@@ -21,9 +21,9 @@ PROGRAM = textwrap.dedent(
     from torch.nn.parallel import DistributedDataParallel
     from ranks import device_of
     from training.config import OptimizerConfig
-    from training.flat import FlatParameters
-    from training.group import GradientReducer, NodeGroup
-    from training.optim import build_optimizer
+    from training.learner.flat import FlatParameters
+    from training.node.process_group import GradientReducer, NodeGroup
+    from training.learner.optim import build_optimizer
 
     rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)
@@ -73,7 +73,7 @@ PROGRAM = textwrap.dedent(
     assert whole.tolist() == list(range(10))
     group.close()
     print("fine", flush=True)
-    os._exit(0)  # as training.rank ends: Gloo sometimes aborts while the interpreter takes it down
+    os._exit(0)  # as training.node.rank ends: Gloo sometimes aborts while the interpreter takes it down
     """
 )
 
@@ -100,7 +100,7 @@ def test_a_node_of_one_needs_no_process_group(tmp_path):
 
 @pytest.mark.parametrize("bucket", [1, 10, 10**9])
 def test_buckets_cover_all_gradients_once(tmp_path, bucket):
-    from training.flat import FlatParameters
+    from training.learner.flat import FlatParameters
 
     flat = FlatParameters(torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2)))
     reducer = GradientReducer(NodeGroup(0, 1, tmp_path / "meet", torch.device("cpu")), flat, bucket)
@@ -131,7 +131,9 @@ def others(path, rank, kind):
 
 
 def test_a_node_of_gpus_and_cpus_is_refused_before_its_ranks_wait_for_each_other(tmp_path, monkeypatch):
-    monkeypatch.setattr("training.group.dist.init_process_group", lambda *_, **__: pytest.fail("it has begun"))
+    monkeypatch.setattr(
+        "training.node.process_group.dist.init_process_group", lambda *_, **__: pytest.fail("it has begun")
+    )
     others(tmp_path / "meet", 0, "cuda")
     with pytest.raises(ValueError, match=r"those of rank 1 on a CPU: use train\.device=cpu, or a GPU for each"):
         NodeGroup(1, 2, tmp_path / "meet", torch.device("cpu"))
@@ -140,11 +142,11 @@ def test_a_node_of_gpus_and_cpus_is_refused_before_its_ranks_wait_for_each_other
 def test_a_node_on_gpus_binds_its_group_to_its_own_and_warms_it_up(tmp_path, monkeypatch):
     """There may be no GPU here: tensors are on the CPU, and what is asked of torch.distributed is noted."""
     calls, gpu = Calls(), torch.device("cuda", 1)
-    monkeypatch.setattr("training.group.dist.init_process_group", calls.note("init"))
-    monkeypatch.setattr("training.group.dist.new_group", calls.note("control", "the control group"))
-    monkeypatch.setattr("training.group.dist.all_reduce", lambda x: calls.note("all_reduce")(x.add_(1)))
+    monkeypatch.setattr("training.node.process_group.dist.init_process_group", calls.note("init"))
+    monkeypatch.setattr("training.node.process_group.dist.new_group", calls.note("control", "the control group"))
+    monkeypatch.setattr("training.node.process_group.dist.all_reduce", lambda x: calls.note("all_reduce")(x.add_(1)))
     monkeypatch.setattr(
-        "training.group.torch.ones", lambda size, device: calls.note("ones", torch.tensor([1.0]))(device)
+        "training.node.process_group.torch.ones", lambda size, device: calls.note("ones", torch.tensor([1.0]))(device)
     )
     others(tmp_path / "meet", 0, "cuda")
     NodeGroup(1, 2, tmp_path / "meet", gpu)
@@ -161,7 +163,7 @@ def test_a_node_on_gpus_binds_its_group_to_its_own_and_warms_it_up(tmp_path, mon
 
 
 def test_a_hooks_thread_works_on_a_stream_behind_the_backward_pass_and_before_the_update(monkeypatch):
-    from training.devices import SideStream
+    from training.learner.devices import SideStream
 
     calls, gpu = Calls(), torch.device("cuda", 1)
 
@@ -207,8 +209,8 @@ def test_a_hooks_thread_works_on_a_stream_behind_the_backward_pass_and_before_th
 def test_a_reducer_runs_hooks_on_its_side_stream(tmp_path, monkeypatch):
     from torch.futures import Future
 
-    from training.comm_hooks import CommHook
-    from training.flat import FlatParameters
+    from training.learner.flat import FlatParameters
+    from training.node.comm_hooks import CommHook
 
     steps = []
 
@@ -235,7 +237,7 @@ def test_a_reducer_runs_hooks_on_its_side_stream(tmp_path, monkeypatch):
         future.set_result(bucket.buffer().clone())
         return future
 
-    monkeypatch.setattr("training.group.SideStream", Side)
+    monkeypatch.setattr("training.node.process_group.SideStream", Side)
     flat = FlatParameters(torch.nn.Linear(3, 2))
     group = NodeGroup(0, 1, tmp_path / "meet", torch.device("cpu"))
     group.size = 2  # of two, as far as anything asks; only the hook would speak with the other

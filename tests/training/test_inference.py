@@ -7,8 +7,8 @@ from speech.audio import encode_flac
 from speech.decoding import DecodeConfig
 from storage.objects import ObjectStore
 from storage.shards import Sample, build_index, write_shard
-from training.batching import BatchError
-from training.inference import decode_set
+from training.learner.batching import BatchError
+from training.learner.inference import decode_set
 
 GREEDY = DecodeConfig(kind="greedy")
 

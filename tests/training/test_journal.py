@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.journal import Journal, JournalTail, parse_lines, read_journal
+from training.coordinator.journal import Journal, JournalTail, parse_lines, read_journal
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from tones import LEARNS, bare, train, train_here
 
 from storage.locks import file_lock
 from storage.objects import ObjectStore
-from training.journal import parse_lines, read_journal
-from training.launch import TrainingFailedError, run_training
-from training.store.checkpoints import find_checkpoint
+from training.coordinator.checkpoints import find_checkpoint
+from training.coordinator.journal import parse_lines, read_journal
+from training.processes.launch import TrainingFailedError, run_training
 
 ROOT = Path(__file__).resolve().parents[2]
 RANDOM = {"time_masks": 1, "time_mask_frames": 3, "speed_factors": [0.9, 1.1], "noise_snr_db": [10, 20]}
@@ -28,7 +28,7 @@ PARENT = """
 import sys
 from pathlib import Path
 from training.job import TrainJob
-from training.launch import run_training
+from training.processes.launch import run_training
 
 run_training(TrainJob.model_validate_json(Path(sys.argv[1]).read_bytes()), Path(sys.argv[2]))
 """
@@ -120,7 +120,7 @@ def test_a_killed_training_ends_with_the_same_bytes(corpus, tmp_path):
     parent = start(job, folder)
     try:
         wait_for_step(job, 8, parent)
-        os.kill(find_process(folder, "training.rank"), signal.SIGKILL)
+        os.kill(find_process(folder, "training.node.rank"), signal.SIGKILL)
         wait_until(lambda: resumes(job))
         wait_for_step(job, 17, parent)
         seen = last_step(job)
@@ -161,12 +161,12 @@ def test_a_training_that_is_stopped_and_killed_again_and_again(corpus, tmp_path,
             parent = parent or start(job, folder)
             wait_for_step(job, step, parent)
             if who == "store":
-                os.kill(find_process(folder, "training.store.server"), number)
+                os.kill(find_process(folder, "training.coordinator.server"), number)
                 continue
             if who == "all":
                 end_processes(processes_naming(str(folder)))
             else:
-                os.kill(find_process(folder, "training.supervise"), number)
+                os.kill(find_process(folder, "training.processes.supervisor"), number)
             parent.wait(60)
             parent = None
             wait_until(lambda: not processes_naming(str(folder)))
@@ -222,7 +222,7 @@ def test_another_runs_output_is_refused(corpus, tmp_path):
 
 def test_what_trains_nothing_loads_no_torch():
     """It would cost each of these processes seconds and 200 MB."""
-    for module in ("training.node", "training.store.server", "training.exchange.daemon"):
+    for module in ("training.node.agent", "training.coordinator.server", "training.exchange.daemon"):
         program = f"import sys, {module}; sys.exit('torch' in sys.modules)"
         assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=240).returncode == 0, module
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from training.logs import HIDDEN, JsonFormatter, PlainFormatter, fields, redact
+from training.processes.logs import HIDDEN, JsonFormatter, PlainFormatter, fields, redact
 
 
 @pytest.fixture

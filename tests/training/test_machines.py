@@ -14,13 +14,13 @@ from support import ROOT, wait_until
 from tones import LEARNS, bare, store_here, train
 
 from benchmarks.netns import SWITCH_HOST, Switch, address, enter, why_not
+from training.coordinator.journal import read_journal
+from training.coordinator.messages import CoordinatorError
 from training.exchange.keys import RingKey
-from training.journal import read_journal
-from training.launch import run_training
-from training.meeting import INTERFACES, Meeting, MeetingError, Place
-from training.rank import NodeSetup
-from training.sockets import AddressError, interface_of
-from training.store.messages import StoreError
+from training.node.rank import NodeSetup
+from training.node.rendezvous import INTERFACES, RankPlacement, Rendezvous, RendezvousError
+from training.processes.launch import run_training
+from training.processes.sockets import AddressError, interface_of
 
 PATIENCE_S = 240.0
 """A dozen processes have to start first, on whatever machine."""
@@ -37,9 +37,9 @@ LEARNER = """
 import sys, time
 from pathlib import Path
 import torch
-from training.group import NodeGroup
-from training.meeting import Meeting, Place
-from training.rank import NodeSetup
+from training.node.process_group import NodeGroup
+from training.node.rendezvous import Meeting, Place
+from training.node.rank import NodeSetup
 
 rank, size, folder, address = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
 setup = NodeSetup(node=0, machine=rank, machines=size, store=address, key_file=None, folder=folder)
@@ -66,11 +66,11 @@ def test_a_machine_whose_node_stays_incomplete_gives_up_with_the_reason(corpus, 
         monkeypatch.setenv(name, "lo")  # else this process would keep what is set here
     with store_here(machines_job(corpus, tmp_path)) as address:
         setup = NodeSetup(node=0, machine=0, machines=2, store=address, key_file=None, folder=tmp_path)
-        with pytest.raises(MeetingError, match=r"has waited 1 s for its machine\(s\) 1: start a process on each"):
-            Meeting(setup, Place(0, 2, "alone"), None, patience_s=1.0)
+        with pytest.raises(RendezvousError, match=r"has waited 1 s for its machine\(s\) 1: start a process on each"):
+            Rendezvous(setup, RankPlacement(0, 2, "alone"), None, patience_s=1.0)
         unknown = setup.model_copy(update={"node": 1})
-        with pytest.raises(StoreError, match="there is no machine 0 of node 1"):
-            Meeting(unknown, Place(0, 2, "alone"), None, patience_s=1.0)
+        with pytest.raises(CoordinatorError, match="there is no machine 0 of node 1"):
+            Rendezvous(unknown, RankPlacement(0, 2, "alone"), None, patience_s=1.0)
 
 
 @pytest.mark.slow
@@ -105,7 +105,7 @@ def test_a_killed_learner_of_one_machine_costs_the_way_back_to_the_last_checkpoi
 def test_a_machine_that_is_killed_and_started_again_finds_the_others(corpus, tmp_path):
     with Running(machines_job(corpus, tmp_path, learners_per_node=4, **LONG), **{"1": 4}) as running:
         running.wait_for_epoch(6, PATIENCE_S)
-        for pid in running.processes("training.node", 1):
+        for pid in running.processes("training.node.agent", 1):
             with_signal(pid, signal.SIGKILL)
         check(running.finish())
 
@@ -115,7 +115,7 @@ def test_machines_do_not_wait_for_ever_for_one_that_is_stopped(corpus, tmp_path)
     job = machines_job(corpus, tmp_path, **LONG | {"membership": {**QUICK, "dead_after_s": 2.0}})
     with Running(job, **{"1": 4}) as running:
         running.wait_for_epoch(6, PATIENCE_S)
-        (victim,) = running.processes("training.rank", 1)
+        (victim,) = running.processes("training.node.rank", 1)
         with_signal(victim, signal.SIGSTOP)
         log = tmp_path / "node-000" / "node.log"
         try:
@@ -130,7 +130,7 @@ def test_machines_train_on_while_the_store_is_started_again(corpus, tmp_path):
     with Running(machines_job(corpus, tmp_path, **LONG), **{"1": 4}) as running:
         running.wait_for_epoch(6, PATIENCE_S)
         learners = [running.learner(number) for number in (0, 1)]
-        with_signal(running.processes("training.store.server")[0], signal.SIGKILL)
+        with_signal(running.processes("training.coordinator.server")[0], signal.SIGKILL)
         running.wait_for_epoch(12, PATIENCE_S)
         assert [running.learner(number) for number in (0, 1)] == learners
         check(running.finish())
@@ -141,8 +141,8 @@ def test_machines_train_on_while_the_store_is_started_again(corpus, tmp_path):
 def test_one_machine_that_is_told_to_leave_takes_its_node_along_with_a_checkpoint(corpus, tmp_path):
     with Running(machines_job(corpus, tmp_path, **LONG), **{"1": 4}) as running:
         running.wait_for_epoch(6, PATIENCE_S)
-        with_signal(running.processes("training.node", 1)[0], signal.SIGTERM)
-        wait_until(lambda: not running.processes("training.rank"))
+        with_signal(running.processes("training.node.agent", 1)[0], signal.SIGTERM)
+        wait_until(lambda: not running.processes("training.node.rank"))
         (left,) = [entry for entry in running.entries("view") if entry["left"]]
         assert list(left["left"].values()) == ["left"]
 
@@ -172,7 +172,7 @@ def test_machines_with_networks_of_their_own_train_together(corpus, tmp_path):
         switch = Switch(2, "1gbit")  # this thread, and what it starts, is behind it now
         nodes = []
         for number, namespace in enumerate(switch.machines):
-            command = ["-m", "training.node", "--store", f"{SWITCH_HOST}:7155", "--key-file", str(key)]
+            command = ["-m", "training.node.agent", "--store", f"{SWITCH_HOST}:7155", "--key-file", str(key)]
             command += ["--folder", str(tmp_path / f"machine-{number}"), "--node-rank", str(number)]
             command += ["--bind", address(number)]
             environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

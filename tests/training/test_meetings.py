@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from training.store.meetings import Meetings
-from training.store.messages import StoreError
+from training.coordinator.messages import CoordinatorError
+from training.coordinator.rendezvous import Meetings
 
 
 class Clock:
@@ -120,5 +120,5 @@ def test_one_that_wants_to_leave_is_heard_by_all(meetings):
     ],
 )
 def test_nonsense_is_refused(meetings, message, why):
-    with pytest.raises(StoreError, match=why):
+    with pytest.raises(CoordinatorError, match=why):
         meetings.meet(message)

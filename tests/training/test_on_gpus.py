@@ -14,15 +14,15 @@ from support import wait_until
 from tones import LEARNS, bare, train
 
 from speech.features.augment import AugmentConfig
-from training.augmenting import Augmenter
-from training.checkpoint import cpu_weights
-from training.compute import Learner, open_set
 from training.config import ExchangeConfig
-from training.evaluator import Evaluator
+from training.coordinator.membership import Member, View
 from training.exchange import ExchangeSetup, build_exchange
-from training.membership import Member, View
-from training.portions import TooLargeError
-from training.prefetch import Loader
+from training.learner.augmentation import Augmenter
+from training.learner.checkpoint import cpu_weights
+from training.learner.compute import Learner, open_set
+from training.learner.evaluator import Evaluator
+from training.learner.microbatches import TooLargeError
+from training.learner.prefetch import Loader
 
 GPU = torch.device("cuda", 0)
 

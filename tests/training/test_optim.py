@@ -6,8 +6,14 @@ from safetensors.torch import load, save
 from torch import nn
 
 from training.config import OptimizerConfig
-from training.flat import FlatParameters
-from training.optim import Moments, build_optimizer, load_optimizer_tensors, optimizer_tensors, set_learning_rate
+from training.learner.flat import FlatParameters
+from training.learner.optim import (
+    Moments,
+    build_optimizer,
+    load_optimizer_tensors,
+    optimizer_tensors,
+    set_learning_rate,
+)
 
 KINDS = [
     OptimizerConfig(kind="adamw", lr=0.01),

@@ -21,20 +21,20 @@ from speech.bundle import BundleSpec
 from speech.features import CmvnStats
 from speech.tokens import TokenConfig, train_tokenizer
 from training.config import OptimizerConfig
+from training.coordinator.client import CoordinatorClient
 from training.exchange.keys import RingKey
-from training.flat import FlatParameters
 from training.job import TrainJob
-from training.optim import build_optimizer, optimizer_tensors, set_learning_rate
+from training.learner.flat import FlatParameters
+from training.learner.optim import build_optimizer, optimizer_tensors, set_learning_rate
+from training.node.rank import STOPPED
 from training.parameter_server import client as client_module
 from training.parameter_server.client import ServerClient, ServerError, ServerUnreachableError
 from training.parameter_server.layout import ALIGNMENT, layout
 from training.parameter_server.messages import Request, pack, read_answer
-from training.parameter_server.server import Server, note_file
-from training.parameter_server.service import SavedError, Service
+from training.parameter_server.server import ShareServer, note_file
+from training.parameter_server.service import SavedError, ShareService
 from training.parameter_server.share import Share
-from training.rank import STOPPED
-from training.sockets import beside, read_address
-from training.store.client import StoreClient
+from training.processes.sockets import beside, read_address
 
 ADAMW = OptimizerConfig(kind="adamw", weight_decay=0.5)
 SGD = OptimizerConfig(kind="sgd", weight_decay=0.5, momentum=0.9)
@@ -52,14 +52,16 @@ def gradients(flat, count, seed=1):
 
 def service(folder, number, servers, cfg=SGD, run="run-1", fresh=False):
     share = Share(layout(FlatParameters(network()), number, servers), cfg)
-    return Service(share, run, folder / f"server-{number}.safetensors", fresh)
+    return ShareService(share, run, folder / f"server-{number}.safetensors", fresh)
 
 
 @contextmanager
 def serving(folder, servers=1, cfg=SGD, key=None, fresh=False):
     """Servers in threads; their addresses."""
     begun = [
-        Server(service(folder, number, servers, cfg, fresh=fresh), "tcp://127.0.0.1:0", key, note_file(folder, number))
+        ShareServer(
+            service(folder, number, servers, cfg, fresh=fresh), "tcp://127.0.0.1:0", key, note_file(folder, number)
+        )
         for number in range(servers)
     ]
     threads = [threading.Thread(target=server.run, daemon=True) for server in begun]
@@ -536,13 +538,13 @@ def test_a_training_starts_its_servers_tells_their_addresses_and_restarts_them(c
     job = corpus.job(tmp_path, strategy="easgd", nodes=2, easgd={"servers": 2}, launch=launch)
     flat = FlatParameters(job.spec.build_model())
     (tmp_path / "job.json").write_text(job.model_dump_json())
-    words = [sys.executable, "-m", "training.supervise", str(tmp_path / "job.json"), str(os.getpid())]
+    words = [sys.executable, "-m", "training.processes.supervisor", str(tmp_path / "job.json"), str(os.getpid())]
     supervisor = subprocess.Popen(words, cwd=ROOT, stderr=subprocess.DEVNULL)
     note = tmp_path / "servers" / "server-1.json"
     try:
         store = wait_for(lambda: read_address(tmp_path / "store.json"), 120)
         key = RingKey.load(tmp_path / "ring.key")
-        with StoreClient(store, key) as client:
+        with CoordinatorClient(store, key) as client:
             addresses = client.request({"op": "job"})["job"]["servers"]
         assert addresses == [read_address(note_file(tmp_path / "servers", number)) for number in range(2)]
         with client_of(addresses, key=key, patience_s=60, flat=flat) as client:

@@ -10,7 +10,7 @@ from tones import TINY
 
 from speech.models import MODELS, build_model
 from speech.models.stages import balanced, split_model
-from training.pipeline import Plan, Transcripts
+from training.learner.pipeline import BatchPlan, Transcripts
 
 MICRO_BATCHES = 4
 PROGRAM = textwrap.dedent(
@@ -20,12 +20,12 @@ PROGRAM = textwrap.dedent(
     import numpy as np
     import torch
     from ranks import device_of
-    from training.checkpoint import cpu_weights
-    from training.compute import Learner, open_set
-    from training.group import NodeGroup
+    from training.learner.checkpoint import cpu_weights
+    from training.learner.compute import Learner, open_set
+    from training.node.process_group import NodeGroup
     from training.job import TrainJob
-    from training.optim import load_optimizer_tensors, optimizer_tensors
-    from training.pipeline import PipelineLearner
+    from training.learner.optim import load_optimizer_tensors, optimizer_tensors
+    from training.learner.pipeline import PipelineLearner
 
     rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)
@@ -84,7 +84,7 @@ PROGRAM = textwrap.dedent(
         compare(TrainJob.model_validate_json(file.read_bytes()))
     group.close()
     print("fine", flush=True)
-    os._exit(0)  # as training.rank ends: Gloo sometimes aborts while the interpreter takes it down
+    os._exit(0)  # as training.node.rank ends: Gloo sometimes aborts while the interpreter takes it down
     """
 )
 
@@ -165,8 +165,8 @@ def test_more_stages_than_layers_are_refused():
 
 def test_a_batch_without_a_single_token_is_told_as_it_is():
     transcripts = Transcripts(torch.zeros(3, 0, dtype=torch.int64), torch.zeros(3, dtype=torch.int64))
-    plan = Plan(torch.tensor([5, 2, 0]), 5, transcripts, 1.5, 2)
-    told = Plan.from_message(json.loads(json.dumps(plan.to_message())))
+    plan = BatchPlan(torch.tensor([5, 2, 0]), 5, transcripts, 1.5, 2)
+    told = BatchPlan.from_message(json.loads(json.dumps(plan.to_message())))
     assert told.transcripts.tokens.shape == (3, 0)
     assert not told.transcripts.tokens.is_floating_point()
     assert told.to_message() == plan.to_message()
@@ -178,7 +178,7 @@ def test_a_batch_without_a_single_token_is_told_as_it_is():
 )
 def test_micro_batches_are_equal_and_none_is_empty(utterances, micro_batches, cut):
     none = torch.zeros(utterances, dtype=torch.int64)
-    assert Plan(none, 1, Transcripts(none[:, None], none), 0.0, 0).cut(micro_batches) == cut
+    assert BatchPlan(none, 1, Transcripts(none[:, None], none), 0.0, 0).cut(micro_batches) == cut
 
 
 @pytest.mark.parametrize(

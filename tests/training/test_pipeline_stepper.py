@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from training.compute import Losses
-from training.pipeline_stepper import PipelineStepper
+from training.learner.compute import Losses
+from training.strategies.pipeline_stepper import PipelineStepper
 
 
 def stage(rank, norm=2.0):

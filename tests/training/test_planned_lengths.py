@@ -4,8 +4,8 @@ import numpy as np
 import tones
 
 from speech.features import WaveAugment
-from training.augmenting import Augmenter
-from training.compute import open_set
+from training.learner.augmentation import Augmenter
+from training.learner.compute import open_set
 
 LONGER = {"speed_factors": [0.7, 1.0], "pauses": {"probability": 0.3, "edge_s": [0.0, 2.0]}}
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from ranks import run_ranks
 
-from training.flat import FlatParameters
-from training.replica import LearnerReplica
-from training.shared_weights import SharedWeights
+from training.learner.flat import FlatParameters
+from training.strategies.replica import LearnerReplica
+from training.strategies.shared_weights import SharedWeights
 
 PROGRAM = textwrap.dedent(
     """
@@ -20,15 +20,15 @@ PROGRAM = textwrap.dedent(
     from types import SimpleNamespace
     import torch
     from regression import Regression
-    from training.compute import Learner, Losses
+    from training.learner.compute import Learner, Losses
     from training.config import TrainConfig
-    from training.flat import FlatParameters
-    from training.group import NodeGroup
-    from training.optim import build_optimizer
-    from training.ring import Ring
+    from training.learner.flat import FlatParameters
+    from training.node.process_group import NodeGroup
+    from training.learner.optim import build_optimizer
+    from training.exchange.ring import Ring
     from training.simulation import Cluster, Simulation
     from training.strategies import find_method
-    from training.strategy_setup import build_stepper
+    from training.strategies.setup import build_stepper
 
     rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)

@@ -6,13 +6,13 @@ import pytest
 import torch
 from regression import Regression
 
-from training.compute import Learner, Losses
 from training.config import TrainConfig
-from training.flat import FlatParameters
-from training.group import NodeGroup
-from training.optim import build_optimizer
-from training.program_stepper import ProgramStepper
-from training.ring import Ring
+from training.exchange.ring import Ring
+from training.learner.compute import Learner, Losses
+from training.learner.flat import FlatParameters
+from training.learner.optim import build_optimizer
+from training.node.process_group import NodeGroup
+from training.strategies.program_stepper import ProgramStepper
 
 SIZE = sum(parameter.numel() for parameter in Regression().build().parameters())
 

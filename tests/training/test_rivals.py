@@ -8,7 +8,7 @@ from disturbed import Running, with_signal
 from support import processes_naming
 from tones import bare, train
 
-from training.launch import TrainingFailedError
+from training.processes.launch import TrainingFailedError
 
 RIVALS = {
     "sdpsgd": (1, 3, {"sdpsgd": {"graph": "ring"}}),
@@ -75,7 +75,7 @@ def test_every_rival_learns_the_words(corpus, tmp_path, strategy):
 def test_a_killed_learner_of_a_rival_costs_its_work_only(corpus, tmp_path, strategy):
     with Running(rival_job(corpus, tmp_path, strategy, epochs=40, membership={"dead_after_s": 2})) as running:
         running.wait_for_epoch(3)
-        victims = running.processes("training.rank", RIVALS[strategy][0] - 1)
+        victims = running.processes("training.node.rank", RIVALS[strategy][0] - 1)
         with_signal(max(victims), signal.SIGKILL)
         check(running.finish().result, 40)
 

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from storage.index import SCHEMA, ShardIndex, ShardRecord
-from training.sampling import Draws, SamplingConfig, SamplingError, apportion
+from training.learner.sampling import Draws, SamplingConfig, SamplingError, apportion
 
 
 def make_index(sizes, shards=4):

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.config import ScheduleConfig
-from training.schedule import learning_rate
+from training.learner.schedule import learning_rate
 
 SMALL = ScheduleConfig(kind="published", warmup_epochs=0, hold_epochs=10, reference_batch=256)
 LARGE = ScheduleConfig(kind="published", warmup_epochs=10, hold_epochs=10, reference_batch=256)

@@ -5,9 +5,9 @@ import torch
 from tones import bare
 
 from speech.models import conformer
-from training.compute import Learner, open_set
-from training.prefetch import Loader
-from training.shapes import frame_multiple, rounded_up
+from training.learner.compute import Learner, open_set
+from training.learner.padding import frame_multiple, rounded_up
+from training.learner.prefetch import Loader
 
 CPU = torch.device("cpu")
 

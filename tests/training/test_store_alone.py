@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from bookkeeping import PER_SHARD
 
-from training.membership import Member, View
-from training.store.epochs import ShardMap
-from training.store.line import STORE_LOST
-from training.store.messages import Progress
-from training.store.node_client import NodeClient
-from training.store.worklist import Worklist
+from training.coordinator.epochs import ShardMap
+from training.coordinator.membership import Member, View
+from training.coordinator.messages import Progress
+from training.coordinator.node_client import NodeClient
+from training.coordinator.session import STORE_LOST
+from training.coordinator.worklist import Worklist
 
 SIZE = 6 * PER_SHARD
 

@@ -7,11 +7,11 @@ import pytest
 from bookkeeping import PER_SHARD, beat, join, make_coordinator, report
 
 from storage.objects import ObjectStore
-from training.store import rounds
-from training.store.checkpoints import Publisher, find_checkpoint, last_number
-from training.store.coordinator import FINAL_S
-from training.store.leasing import ANSWER_BEATS
-from training.store.messages import StoreError, pack_rows, unpack_rows
+from training.coordinator import checkpoint_rounds
+from training.coordinator.checkpoints import Publisher, find_checkpoint, last_number
+from training.coordinator.coordinator import FINAL_S
+from training.coordinator.leasing import ANSWER_BEATS
+from training.coordinator.messages import CoordinatorError, pack_rows, unpack_rows
 
 SIZE = 6 * PER_SHARD
 
@@ -153,10 +153,10 @@ def test_a_process_that_replaces_the_only_member_is_believed_if_it_has_that_memb
 def test_a_second_process_with_the_same_number_is_refused(tmp_path):
     coordinator, _ = ring(tmp_path, nodes=1)
     join(coordinator, 0, incarnation="other", previous="")  # it was restarted
-    with pytest.raises(StoreError, match="taken over"):
+    with pytest.raises(CoordinatorError, match="taken over"):
         join(coordinator, 0, incarnation="third", previous="n0")
     for number in (-1, 4096):
-        with pytest.raises(StoreError, match="between 0 and 4095"):
+        with pytest.raises(CoordinatorError, match="between 0 and 4095"):
             join(coordinator, number)
 
 
@@ -175,7 +175,7 @@ def checkpoint_begun(tmp_path, **options):
 
 def test_a_checkpoint_waits_for_all_members(tmp_path):
     coordinator, clock = checkpoint_begun(tmp_path)
-    while clock.now < 100.0 + rounds.PATIENCE_S - 5:
+    while clock.now < 100.0 + checkpoint_rounds.PATIENCE_S - 5:
         clock.now += 4.0
         for node in range(2):
             beat(coordinator, node)
@@ -188,7 +188,7 @@ def test_a_checkpoint_waits_for_all_members(tmp_path):
 
 def test_a_member_that_never_answers_is_left_out_after_a_while(tmp_path):
     coordinator, clock = checkpoint_begun(tmp_path)
-    while clock.now <= 100.0 + rounds.PATIENCE_S:
+    while clock.now <= 100.0 + checkpoint_rounds.PATIENCE_S:
         clock.now += 4.0
         for node in range(2):
             beat(coordinator, node)
@@ -207,7 +207,7 @@ def test_a_member_that_is_lost_is_not_waited_for(tmp_path):
 def test_a_checkpoint_that_nobody_answers_is_given_up_and_the_next_one_is_made(tmp_path):
     coordinator, clock = ring(tmp_path, nodes=1, checkpoint_steps=1)
     assert beat(coordinator, 0, reports=[report(1, [0])])["checkpoint"] == 1
-    while clock.now <= 100.0 + rounds.PATIENCE_S:
+    while clock.now <= 100.0 + checkpoint_rounds.PATIENCE_S:
         clock.now += 4.0
         beat(coordinator, 0)
     assert coordinator.rounds.current is None
@@ -254,7 +254,7 @@ def test_old_checkpoints_and_unfinished_ones_are_deleted_and_newer_ones_are_kept
     publisher.close()
     assert publisher.finished() == [(4, True)]
     assert sorted({name.split("/")[1] for name in store.list("checkpoints")}) == ["000003", "000004", "000006"]
-    with pytest.raises(StoreError, match="another configuration"):
+    with pytest.raises(CoordinatorError, match="another configuration"):
         find_checkpoint(store, "other")
 
 

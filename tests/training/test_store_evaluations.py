@@ -3,7 +3,7 @@
 import pytest
 from bookkeeping import beat, join, make_coordinator, report
 
-from training.store.evaluations import LATE_S
+from training.coordinator.evaluations import LATE_S
 
 SIZE = 30
 

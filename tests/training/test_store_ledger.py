@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage.objects import ObjectStore
-from training.journal import read_journal
-from training.store.checkpoints import make_document, restored_state
-from training.store.epochs import MAX_NAMED, Repeats, ShardMap
-from training.store.log import StoreLog
-from training.store.messages import StoreError, pack_bits, pack_rows, unpack_bits, unpack_rows
-from training.store.pace import Pace, fair_transfer
-from training.store.spool import Spool
-from training.store.worklist import Worklist, plan_lease
+from training.coordinator.checkpoints import make_document, restored_state
+from training.coordinator.epochs import MAX_NAMED, Repeats, ShardMap
+from training.coordinator.event_log import EventLog
+from training.coordinator.journal import read_journal
+from training.coordinator.messages import CoordinatorError, pack_bits, pack_rows, unpack_bits, unpack_rows
+from training.coordinator.spool import JournalSpool
+from training.coordinator.throughput import Throughput, fair_transfer
+from training.coordinator.worklist import Worklist, plan_lease
 
 
 def test_rows_and_masks_survive_the_wire():
@@ -30,7 +30,7 @@ def test_rows_and_masks_survive_the_wire():
 
 @pytest.mark.parametrize("text", ["", "?", "AAAA", pack_bits(np.ones(8, dtype=bool))])
 def test_damaged_rows_are_refused(text):
-    with pytest.raises(StoreError):
+    with pytest.raises(CoordinatorError):
         unpack_rows(text)
 
 
@@ -53,7 +53,7 @@ def test_a_checkpoint_holds_what_its_weights_contain_even_if_an_epoch_has_closed
     assert 1 not in again.epochs or not again.epochs[1].count
     assert again.totals.utterances == 20
     assert again.books.steps == {"0": 1, "1": 1}
-    with pytest.raises(StoreError, match="index"):
+    with pytest.raises(CoordinatorError, match="index"):
         restored_state(empty_ledger(shards=7), "run", "s", 4, document)
 
 
@@ -67,21 +67,21 @@ def test_so_many_repeated_rows_are_named_and_all_are_counted():
 
 def test_journal_lines_of_a_killed_store_are_written_once(tmp_path):
     journal = tmp_path / "journal"
-    log = StoreLog(tmp_path / "db", journal)
+    log = EventLog(tmp_path / "db", journal)
     log.commit([{"event": "a"}], [{"kind": "step", "step": 1}])
     log.journal.append = lambda lines: None  # killed after the commit, before the journal
     log.commit([{"event": "b"}], [{"kind": "step", "step": 2}, {"kind": "step", "step": 3}])
     with journal.open("a") as file:
         file.write('{"kind": "step", "step": 2}\n{"kind": "st')  # or in the middle of it
     for _ in range(2):
-        log = StoreLog(tmp_path / "db", journal)
+        log = EventLog(tmp_path / "db", journal)
         assert [entry["step"] for entry in read_journal(journal)] == [1, 2, 3]
         assert log.load() == (None, [{"event": "a"}, {"event": "b"}])
         log.close()
 
 
 def test_the_log_is_cut_at_a_state(tmp_path):
-    log = StoreLog(tmp_path / "db", tmp_path / "journal")
+    log = EventLog(tmp_path / "db", tmp_path / "journal")
     log.commit([{"event": "a"}], [], {"x": 1})
     log.commit([{"event": "b"}], [])
     assert log.load() == ({"x": 1}, [{"event": "b"}])
@@ -92,14 +92,14 @@ def test_the_log_is_cut_at_a_state(tmp_path):
 
 
 def test_a_spool_ships_each_line_once_and_a_predecessor_s_too(tmp_path):
-    old = Spool(tmp_path, "s1", "a")
+    old = JournalSpool(tmp_path, "s1", "a")
     old.write({"kind": "step", "step": 1})
     old.close()
-    Spool(tmp_path, "s0", "z").close()
+    JournalSpool(tmp_path, "s0", "z").close()
     assert not list(tmp_path.glob("lines-s1-*"))  # another session's are void
-    old = Spool(tmp_path, "s2", "a")
+    old = JournalSpool(tmp_path, "s2", "a")
     old.write({"kind": "step", "step": 1})
-    new = Spool(tmp_path, "s2", "b")
+    new = JournalSpool(tmp_path, "s2", "b")
     new.write({"kind": "step", "step": 2})
     steps = []
     while portions := new.portions():
@@ -112,7 +112,7 @@ def test_a_transfer_lets_both_end_together():
     assert fair_transfer(100, 1.0, 1.0) == 50
     assert fair_transfer(110, 1.0, 10.0) == 100
     assert fair_transfer(0, 1.0, 1.0) == 0
-    pace = Pace(0.0)
+    pace = Throughput(0.0)
     pace.report(1.0, 10)
     assert pace.rate(1.0, 0.0, 0.0001) == pytest.approx(10, rel=0.01)
     assert pace.rate(10.0, 0.0, 0.0001) == pytest.approx(1, rel=0.01)
@@ -127,7 +127,7 @@ def test_a_whole_epoch_keeps_its_plan_after_a_resume_unless_batches_were_cut():
     assert [a.rows[0] for a in plan_lease(by_fours, lease, 30)] == [8, 12, 16, 20, 24, 28]
     cut = lease | {"rows": pack_rows(np.arange(9, 30))}
     assert [a.rows[0] for a in plan_lease(by_fours, cut, 30)] == [9, 13, 17, 21, 25, 29]
-    with pytest.raises(StoreError, match="rows"):
+    with pytest.raises(CoordinatorError, match="rows"):
         plan_lease(lambda *_: [np.arange(3)], lease, 30)
 
 
@@ -213,7 +213,7 @@ def test_a_malformed_beat_changes_nothing(tmp_path):
         {"reports": [{}]},
     ]
     for news in bad:
-        with pytest.raises(StoreError):
+        with pytest.raises(CoordinatorError):
             beat(coordinator, 0, **news)
     assert coordinator.ledger.to_dict() == before
 

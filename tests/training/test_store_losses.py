@@ -9,7 +9,7 @@ import pytest
 from pretending import check_epochs, child_lines, finish, start_child, wait_for
 
 from storage.objects import ObjectStore
-from training.store.node_client import NodeClient
+from training.coordinator.node_client import NodeClient
 
 
 def test_a_stopped_node_is_dropped_and_rejoins_when_it_wakes(make_store, make_node):

@@ -9,8 +9,8 @@ from hypothesis import event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from training.store.checkpoints import make_document, restored_state
-from training.store.messages import pack_rows
+from training.coordinator.checkpoints import make_document, restored_state
+from training.coordinator.messages import pack_rows
 
 NODES, AMOUNTS = st.integers(0, 3), st.integers(1, 7)
 

@@ -15,12 +15,12 @@ from pretending import (
     wait_for,
 )
 
+from training.coordinator.client import CoordinatorClient
+from training.coordinator.messages import CoordinatorError, CoordinatorUnreachableError
+from training.coordinator.node_client import STORE_LOST, NodeClient
+from training.coordinator.server import CoordinatorServer
+from training.coordinator.settings import Settings
 from training.exchange.keys import RingKey
-from training.store.client import StoreClient
-from training.store.messages import StoreError, StoreUnreachableError
-from training.store.node_client import STORE_LOST, NodeClient
-from training.store.server import Server
-from training.store.settings import Settings
 
 
 def test_one_node_gets_each_epoch_whole_and_in_one_order(make_store, make_node):
@@ -171,7 +171,7 @@ def test_two_processes_with_one_number_are_told_apart(make_store, make_node):
         for client in clients:
             client.join(("e",))
         wait_for(clients[0].dropped)
-        with pytest.raises(StoreError, match="number of its own"):
+        with pytest.raises(CoordinatorError, match="number of its own"):
             clients[0].rejoin(("e",))
     finally:
         for client in clients:
@@ -182,18 +182,18 @@ def test_only_the_ring_s_key_is_let_in(make_store, tmp_path):
     store = make_store(key=True).start("--fresh")
     assert store.ask(op="status")["finish"] == ""
     with (
-        StoreClient(store.address, RingKey.generate()) as stranger,
-        pytest.raises(StoreUnreachableError, match="key"),
+        CoordinatorClient(store.address, RingKey.generate()) as stranger,
+        pytest.raises(CoordinatorUnreachableError, match="key"),
     ):
         stranger.request({"op": "status"}, patience_s=1.0)
-    with StoreClient(store.address, None) as stranger, pytest.raises(StoreUnreachableError):
+    with CoordinatorClient(store.address, None) as stranger, pytest.raises(CoordinatorUnreachableError):
         stranger.request({"op": "status"}, patience_s=1.0)
 
 
 def test_nonsense_is_answered_and_harms_nobody(make_store):
     store = make_store().start("--fresh")
     for message in ({"op": "dance"}, {"op": "join"}, {"op": "evaluated", "epoch": "x"}, {}):
-        with pytest.raises(StoreError), StoreClient(store.address, None) as client:
+        with pytest.raises(CoordinatorError), CoordinatorClient(store.address, None) as client:
             client.request(message | {"node": "x"})
     assert store.ask(op="status")["members"] == []
 
@@ -224,7 +224,7 @@ def test_a_taken_port_is_refused(make_store):
 
 
 def test_the_store_needs_no_torch_and_ends_with_its_parent(make_store):
-    code = "import sys, training.store.server, training.store.node_client; print('torch' in sys.modules)"
+    code = "import sys, training.coordinator.server, training.coordinator.node_client; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.stdout.strip() == "False"
     store = make_store()
@@ -245,7 +245,7 @@ def test_a_log_of_another_run_is_begun_anew(make_store, tmp_path):
     for run in ("run-1", "run-1", "run-2"):
         settings = Settings.from_job({**store.job, "run": run})
         (tmp_path / "store").mkdir(exist_ok=True)
-        server = Server(settings, tmp_path / "store", "tcp://127.0.0.1:0", None, fresh=False)
+        server = CoordinatorServer(settings, tmp_path / "store", "tcp://127.0.0.1:0", None, fresh=False)
         sessions.append(server.coordinator.ledger.values.session)
         server.close()
     assert sessions[0] == sessions[1] != sessions[2]

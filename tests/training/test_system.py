@@ -5,8 +5,8 @@ import threading
 import pytest
 from support import wait_until
 
-from training.store.messages import StoreError
-from training.system import Gpus, Machine, SystemFigures
+from training.coordinator.messages import CoordinatorError
+from training.node.system_figures import Gpus, Machine, SystemFigures
 
 NET = "Inter-|   Receive |  Transmit\n face |bytes packets\n"
 NET += "    lo: 900 1 0 0 0 0 0 0 900 1 0 0 0 0 0 0\n  eth0: 3000000 1 0 0 0 0 0 0 1000000 1 0 0 0 0 0 0\n"
@@ -49,7 +49,7 @@ def test_samples_begin_once_the_node_has_joined_and_stop_when_told():
 
     def journal(line):
         if not joined.is_set():
-            raise StoreError("a node that has not joined cannot write to the journal")
+            raise CoordinatorError("a node that has not joined cannot write to the journal")
         lines.append(dict(line))
 
     figures = SystemFigures(3, journal, lambda: 7.25, every_s=0.02)

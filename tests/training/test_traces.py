@@ -6,10 +6,17 @@ import pytest
 import torch
 
 from storage.objects import ObjectStore
-from training import traces
-from training.checkpoint import Kept, digests, evaluation_name, load_replica, read_weights, write_weights
-from training.store.messages import replica_name
-from training.traces import Traces, Wanted
+from training.coordinator.messages import replica_name
+from training.learner.checkpoint import (
+    ReplicaState,
+    digests,
+    evaluation_name,
+    load_replica,
+    read_weights,
+    write_weights,
+)
+from training.node import replica_writer
+from training.node.replica_writer import ReplicaWriter, Wanted
 
 NODE = 3
 
@@ -39,10 +46,10 @@ def make(tmp_path):
     def make(value=1.0, apart=False, client=None, rank=0, others=()):
         weights = {"w": torch.full((4,), value)}
         stepper = SimpleNamespace(
-            apart=apart, model=lambda: weights, keep=lambda: Kept(weights, {"m": torch.zeros(2)}, {})
+            apart=apart, model=lambda: weights, keep=lambda: ReplicaState(weights, {"m": torch.zeros(2)}, {})
         )
         group = SimpleNamespace(rank=rank, gather_text=lambda text, limit: [text, *others])
-        return Traces(NODE, stepper, group, ObjectStore(str(tmp_path)), client)
+        return ReplicaWriter(NODE, stepper, group, ObjectStore(str(tmp_path)), client)
 
     return make
 
@@ -117,10 +124,10 @@ def test_a_checkpoint_of_ranks_that_are_apart_waits_for_every_part(make, monkeyp
         pauses.append(seconds)
         traced.output.write(other, data[other])
 
-    monkeypatch.setattr(traces.time, "sleep", pause)
+    monkeypatch.setattr(replica_writer.time, "sleep", pause)
     traced.leave(Wanted(checkpoint=1), 1, [])
     traced.close()
-    assert pauses == [traces.PAUSE_S]
+    assert pauses == [replica_writer.PAUSE_S]
     ((number, record),) = client.records
     assert (number, record["seq"]) == (1, 7)
     assert record["files"][other] == digests(data)[other]
@@ -129,8 +136,8 @@ def test_a_checkpoint_of_ranks_that_are_apart_waits_for_every_part(make, monkeyp
 
 
 def test_a_checkpoint_whose_parts_do_not_come_is_given_up(make, monkeypatch):
-    monkeypatch.setattr(traces, "PATIENCE_S", 0.0)
-    monkeypatch.setattr(traces, "PAUSE_S", 0.001)
+    monkeypatch.setattr(replica_writer, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(replica_writer, "PAUSE_S", 0.001)
     client = Wishes()
     traced = make(apart=True, client=client, others=['[["checkpoints/000001/node-003/rank-01/x", "0"]]'])
     traced.leave(Wanted(checkpoint=1), 1, [])
@@ -151,7 +158,7 @@ def test_another_rank_writes_its_part_and_tells_nobody(make):
 def test_storage_in_trouble_costs_a_checkpoint_not_the_training(make, monkeypatch):
     client = Wishes()
     traced = make(client=client)
-    monkeypatch.setattr(traces, "write_objects", lambda *_: 1 / 0)
+    monkeypatch.setattr(replica_writer, "write_objects", lambda *_: 1 / 0)
     traced.leave(Wanted(checkpoint=1), 1, [])
     traced.leave(Wanted(epoch=1), 1, [])
     traced.close()

@@ -12,8 +12,8 @@ from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.reading import ShardReader
 from storage.shards import Sample, build_index, write_shard
-from training.data import SpeechDataset
-from training.webdataset import open_webdataset
+from training.learner.data import SpeechDataset
+from training.learner.webdataset import open_webdataset
 
 COUNT, RATE = 30, 8000
 

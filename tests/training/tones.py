@@ -22,21 +22,21 @@ from speech.tokens import TokenConfig, train_tokenizer
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.shards import Sample, build_index, write_shard
-from training.compute import Learner, use_threads
 from training.config import TrainConfig
-from training.evaluator import Evaluator
-from training.evaluator import run as evaluate
-from training.group import NodeGroup
+from training.coordinator.client import CoordinatorClient
+from training.coordinator.journal import read_journal
+from training.coordinator.node_client import NodeClient
+from training.coordinator.server import NOTE, CoordinatorServer
+from training.coordinator.settings import Settings
+from training.coordinator.worklist import Assignment
 from training.job import TrainJob
-from training.journal import read_journal
-from training.launch import run_training
-from training.sockets import read_address
-from training.store.client import StoreClient
-from training.store.node_client import NodeClient
-from training.store.server import NOTE, Server
-from training.store.settings import Settings
-from training.store.worklist import Assignment
-from training.worker import Worker
+from training.learner.compute import Learner, use_threads
+from training.learner.evaluator import Evaluator
+from training.learner.evaluator import run as evaluate
+from training.node.process_group import NodeGroup
+from training.node.worker import Worker
+from training.processes.launch import run_training
+from training.processes.sockets import read_address
 
 WORDS = ("ba", "ce", "di", "fu", "gu", "ly")
 RATE = 8000
@@ -208,12 +208,12 @@ def store_here(job: TrainJob) -> Iterator[str]:
     """A job's store in a thread; its address."""
     folder = job.journal.parent / "store"
     folder.mkdir(parents=True, exist_ok=True)
-    begun: Future[Server] = Future()
+    begun: Future[CoordinatorServer] = Future()
 
     def work() -> None:
         # SQLite wants its database used by the thread that opened it
         try:
-            server = Server(
+            server = CoordinatorServer(
                 Settings.from_job(job.model_dump(mode="json")), folder, "tcp://127.0.0.1:0", None, fresh=True
             )
         except Exception as error:
@@ -249,7 +249,7 @@ class StopsAt(NodeClient):
 
 def ask_here(address: str, message: dict[str, Any]) -> dict[str, Any]:
     """Ask a store that needs no key."""
-    client = StoreClient(address, None)
+    client = CoordinatorClient(address, None)
     try:
         return client.request(message, patience_s=240)
     finally:

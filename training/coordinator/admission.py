@@ -3,10 +3,10 @@
 import logging
 import secrets
 
-from training.store.checkpoints import discard, find_checkpoint, last_number, restored_state
-from training.store.core import Core
-from training.store.evaluations import Evaluations
-from training.store.messages import Message, Source, StoreError, checkpoint_folder, pack_bits
+from training.coordinator.checkpoints import discard, find_checkpoint, last_number, restored_state
+from training.coordinator.core import Core
+from training.coordinator.evaluations import Evaluations
+from training.coordinator.messages import CoordinatorError, Message, Source, checkpoint_folder, pack_bits
 
 log = logging.getLogger(__name__)
 MAX_NODES = 4096
@@ -68,10 +68,12 @@ class Admission:
         kept = str(message["kept"])
         endpoints = [str(endpoint) for endpoint in message["endpoints"]]
         if not 0 <= node < MAX_NODES or not name:
-            raise StoreError(f"node number {node} is not between 0 and {MAX_NODES - 1}")
+            raise CoordinatorError(f"node number {node} is not between 0 and {MAX_NODES - 1}")
         present = ledger.seat_of(node)
         if present is not None and previous and present.member.incarnation not in (previous, name):
-            raise StoreError(f"node {node} was taken over by another process: give every node a number of its own")
+            raise CoordinatorError(
+                f"node {node} was taken over by another process: give every node a number of its own"
+            )
         source = self._source(node, kept, str(message["damaged"]))
         if name not in ledger.seats:
             core.do("join", node=node, incarnation=name, endpoints=endpoints)

@@ -3,17 +3,17 @@
 from dataclasses import dataclass, field
 
 from storage.objects import ObjectStore
-from training.store.checkpoints import Publisher, make_document
-from training.store.ledger import Ledger
-from training.store.messages import Message
-from training.store.settings import Settings
+from training.coordinator.checkpoints import Publisher, make_document
+from training.coordinator.ledger import Ledger
+from training.coordinator.messages import Message
+from training.coordinator.settings import Settings
 
 PATIENCE_S = 120.0
 """A node that has not answered after this time is left out of a checkpoint."""
 
 
 @dataclass
-class Round:
+class CheckpointRound:
     """One checkpoint.
 
     Attributes:
@@ -31,7 +31,7 @@ class Round:
     publishing: bool = False
 
 
-class Rounds:
+class CheckpointRounds:
     """Begins checkpoints and publishes them, one at a time.
 
     Args:
@@ -43,7 +43,7 @@ class Rounds:
     def __init__(self, settings: Settings, ledger: Ledger, output: ObjectStore) -> None:
         self.settings, self.ledger = settings, ledger
         self.publisher = Publisher(output, settings.checkpoint_keep)
-        self.current: Round | None = None
+        self.current: CheckpointRound | None = None
         self.reset()
 
     def reset(self) -> None:
@@ -68,7 +68,7 @@ class Rounds:
     def begin(self, number: int, now: float) -> None:
         """Ask all members that have weights."""
         waiting = {name for name, seat in self.ledger.seats.items() if seat.ready}
-        self.current = Round(number, waiting, now + PATIENCE_S)
+        self.current = CheckpointRound(number, waiting, now + PATIENCE_S)
         self.ledger.accepted = []
         self._steps, self._closed = self.ledger.totals.steps, self.ledger.values.closed
 

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from storage.objects import ObjectMissingError, ObjectStore
-from training.store.epochs import ClosedEpoch, Epoch, Repeats, Totals
-from training.store.ledger import Accepted, Books, Counters, Ledger
-from training.store.messages import Message, StoreError, checkpoint_folder
+from training.coordinator.epochs import ClosedEpoch, Epoch, Repeats, Totals
+from training.coordinator.ledger import Accepted, Books, Counters, Ledger
+from training.coordinator.messages import CoordinatorError, Message, checkpoint_folder
 
 log = logging.getLogger(__name__)
 _FORMAT = 1
@@ -58,7 +58,7 @@ def find_checkpoint(store: ObjectStore, run: str) -> tuple[int, Message] | None:
             log.warning("checkpoint %d is passed over: it is of another format", number)
             continue
         if document["run"] != run:
-            raise StoreError(
+            raise CoordinatorError(
                 f"{store.join(_complete_name(number))} belongs to another configuration: remove the folder, or train "
                 "with --from train"
             )
@@ -149,7 +149,7 @@ def restored_state(ledger: Ledger, run: str, session: str, number: int, document
     closed: dict[str, Message] = {}
     if document is not None:
         if document["size"] != ledger.size:
-            raise StoreError(
+            raise CoordinatorError(
                 f"checkpoint {number} is of an index of {document['size']} utterances, this one has {ledger.size}: "
                 "train with --from train"
             )

@@ -6,15 +6,22 @@ from typing import Any
 
 import zmq
 
+from training.coordinator.messages import (
+    MAX_MESSAGE,
+    CoordinatorError,
+    CoordinatorUnreachableError,
+    Message,
+    decode,
+    encode,
+)
 from training.exchange.keys import RingKey
-from training.sockets import Connection, end_context
-from training.store.messages import MAX_MESSAGE, Message, StoreError, StoreUnreachableError, decode, encode
+from training.processes.sockets import Connection, end_context
 
 REPEAT_S = 0.5
 """An unanswered request is sent again after this time: the store may have been killed with it in hand."""
 
 
-class StoreClient:
+class CoordinatorClient:
     """Asks the store. One request at a time; threads may share it.
 
         with StoreClient("127.0.0.1:5555", key) as client:
@@ -40,7 +47,7 @@ class StoreClient:
             raise
         self._socket = self._connection.socket
 
-    def __enter__(self) -> "StoreClient":
+    def __enter__(self) -> "CoordinatorClient":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -67,7 +74,7 @@ class StoreClient:
                 answer = self._receive(number, min(REPEAT_S, deadline - time.monotonic()))
                 if answer is not None:
                     return _unwrap(answer)
-            raise StoreUnreachableError(self._reason(patience_s))
+            raise CoordinatorUnreachableError(self._reason(patience_s))
 
     def _send(self, number: bytes, data: bytes, left_s: float) -> bool:
         """Send as soon as there is a connection."""
@@ -104,5 +111,5 @@ class StoreClient:
 
 def _unwrap(answer: Message) -> Message:
     if "error" in answer:
-        raise StoreError(str(answer["error"]))
+        raise CoordinatorError(str(answer["error"]))
     return dict(answer["ok"])

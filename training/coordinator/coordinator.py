@@ -6,15 +6,15 @@ event; the server commits the events of a request before it sends the answer.
 
 import logging
 
-from training.store.admission import Admission
-from training.store.core import Core
-from training.store.evaluations import Evaluations
-from training.store.leasing import Leasing
-from training.store.ledger import Seat
-from training.store.meetings import Meetings
-from training.store.messages import Message, StoreError
-from training.store.rounds import Rounds
-from training.store.watching import held, journal_portion, unleased
+from training.coordinator.admission import Admission
+from training.coordinator.checkpoint_rounds import CheckpointRounds
+from training.coordinator.core import Core
+from training.coordinator.evaluations import Evaluations
+from training.coordinator.leasing import Leasing
+from training.coordinator.ledger import MemberState
+from training.coordinator.messages import CoordinatorError, Message
+from training.coordinator.rendezvous import Meetings
+from training.coordinator.views import held, journal_portion, unleased
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class Coordinator:
     def __init__(self, core: Core, fresh: bool) -> None:
         self.core, self.ledger, self.settings = core, core.ledger, core.settings
         self.admission = Admission(core)
-        self.rounds = Rounds(core.settings, core.ledger, core.output)
+        self.rounds = CheckpointRounds(core.settings, core.ledger, core.output)
         self.meetings = Meetings(core.settings, core.clock)
         if fresh:
             self.admission.begin_session()
@@ -83,13 +83,13 @@ class Coordinator:
             "finished": self._finished,
         }.get(str(message.get("op")))
         if handler is None:
-            raise StoreError(f"unknown request {message.get('op')!r}: are store and node of one version?")
+            raise CoordinatorError(f"unknown request {message.get('op')!r}: are store and node of one version?")
         try:
             return handler(message)
-        except StoreError:
+        except CoordinatorError:
             raise
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            raise StoreError(f"malformed request {message.get('op')!r} ({error!r})") from error
+            raise CoordinatorError(f"malformed request {message.get('op')!r} ({error!r})") from error
 
     def _join(self, message: Message) -> Message:
         reply = self.admission.join(message)
@@ -121,7 +121,7 @@ class Coordinator:
             self.leasing.give_work(seat, set(message["have"]))
         return self._tell(seat, message)
 
-    def _take_news(self, seat: Seat, message: Message) -> None:
+    def _take_news(self, seat: MemberState, message: Message) -> None:
         """Everything that a beat reports; what was reported before is passed over."""
         core, name = self.core, seat.member.incarnation
         for entry in [*message["begun"], *message["back"]]:
@@ -157,7 +157,7 @@ class Coordinator:
         self.core.do("spool", name=str(spool["name"]), offset=int(spool["end"]))
         self.ledger.lines += lines
 
-    def _tell(self, seat: Seat, message: Message) -> Message:
+    def _tell(self, seat: MemberState, message: Message) -> Message:
         """The answer to a beat."""
         name, ledger = seat.member.incarnation, self.ledger
         view = ledger.view()

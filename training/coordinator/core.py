@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable
 
 from storage.objects import ObjectStore
-from training.store.ledger import Event, Ledger
-from training.store.messages import COUNTS, Message, StoreError, unpack_rows
-from training.store.settings import Settings
+from training.coordinator.ledger import Event, Ledger
+from training.coordinator.messages import COUNTS, CoordinatorError, Message, unpack_rows
+from training.coordinator.settings import Settings
 
 
 class Core:
@@ -64,7 +64,7 @@ class Core:
         """
         counts = entry["counts"]
         if int(entry["seq"]) < 1 or not all(math.isfinite(counts[name]) for name in COUNTS):
-            raise StoreError("a report's counts are not finite numbers")
+            raise CoordinatorError("a report's counts are not finite numbers")
         return self.check_rows(entry)
 
     @staticmethod
@@ -75,7 +75,7 @@ class Core:
             StoreError: If it does not.
         """
         if not all(isinstance(record.get(name), int) and record[name] >= 0 for name in ("node", "step", "seq")):
-            raise StoreError("a checkpoint's record needs node, step and seq, whole numbers")
+            raise CoordinatorError("a checkpoint's record needs node, step and seq, whole numbers")
 
     def check_rows(self, entry: Message) -> int:
         """Number of rows that a node names, after a look at whether they can be.
@@ -85,7 +85,9 @@ class Core:
         """
         rows = unpack_rows(entry["rows"])
         if not 0 <= int(entry["epoch"]) < self.ledger.total:
-            raise StoreError(f"epoch {entry['epoch']} is not one of {self.ledger.total}")
+            raise CoordinatorError(f"epoch {entry['epoch']} is not one of {self.ledger.total}")
         if len(rows) and not 0 <= rows.min() <= rows.max() < self.ledger.size:
-            raise StoreError(f"rows beyond the index of {self.ledger.size} utterances: has the node another index?")
+            raise CoordinatorError(
+                f"rows beyond the index of {self.ledger.size} utterances: has the node another index?"
+            )
         return len(rows)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from training.batching import derive_seed
-from training.store.messages import Message, Rows, pack_bits, pack_rows, unpack_bits, unpack_rows
+from training.coordinator.messages import Message, Rows, pack_bits, pack_rows, unpack_bits, unpack_rows
+from training.learner.batching import derive_seed
 
 MAX_NAMED = 1000
 """Repeated rows that are named; beyond that they are counted only."""
@@ -92,7 +92,7 @@ class Totals:
 
 
 @dataclass
-class Lease:
+class RowLease:
     """Rows that one incarnation of a node may train.
 
     Attributes:
@@ -163,7 +163,7 @@ class Epoch:
         """By its present owner."""
         self.risky = np.zeros(size, dtype=np.bool_)
         """Begun by somebody who was lost: trained twice when somebody else trains it."""
-        self.leases: dict[int, Lease] = {}
+        self.leases: dict[int, RowLease] = {}
         self.returned: list[Rows] = []
         self.position = 0
         self.count = 0
@@ -192,7 +192,7 @@ class Epoch:
         free: Rows = rows[~self.trained[rows] & (self.owner[rows] == POOL)]
         return free
 
-    def grant(self, number: int, incarnation: str, live: int) -> Lease | None:
+    def grant(self, number: int, incarnation: str, live: int) -> RowLease | None:
         """Lease pieces by guided self-scheduling: half of an even share of what is left, so that all end together.
 
         Args:
@@ -220,7 +220,7 @@ class Epoch:
                 taken.append(rows)
         rows = np.unique(np.concatenate(taken))
         self.owner[rows] = number
-        lease = Lease(number, incarnation, np.arange(len(self)) if whole else rows, whole, len(rows))
+        lease = RowLease(number, incarnation, np.arange(len(self)) if whole else rows, whole, len(rows))
         self.leases[number] = lease
         return lease
 
@@ -230,7 +230,7 @@ class Epoch:
         if not len(rows):
             return False
         self.owner[rows] = number
-        self.leases[number] = Lease(number, incarnation, rows, False, len(rows), adopted=True)
+        self.leases[number] = RowLease(number, incarnation, rows, False, len(rows), adopted=True)
         return True
 
     def begin(self, incarnation: str, rows: Rows) -> None:
@@ -258,7 +258,7 @@ class Epoch:
         if not lease.left:
             del self.leases[owner]
 
-    def open_rows(self, lease: Lease) -> Rows:
+    def open_rows(self, lease: RowLease) -> Rows:
         """A lease's rows that are neither trained nor given back."""
         rows: Rows = lease.rows[~self.trained[lease.rows] & (self.owner[lease.rows] == lease.number)]
         return rows
@@ -326,7 +326,7 @@ class Epoch:
             rows = unpack_rows(packed)
             epoch.owner[rows] = number
             every = np.arange(size) if whole else rows
-            epoch.leases[number] = Lease(number, incarnation, every, whole, len(rows), adopted)
+            epoch.leases[number] = RowLease(number, incarnation, every, whole, len(rows), adopted)
         epoch.returned = [unpack_rows(packed) for packed in value["returned"]]
         epoch.position = int(value["position"])
         epoch.count = int(epoch.trained.sum())

@@ -1,8 +1,8 @@
 """Which epochs' replicas are all there and may be evaluated."""
 
-from training.store.epochs import Totals
-from training.store.ledger import Ledger
-from training.store.messages import Message
+from training.coordinator.epochs import Totals
+from training.coordinator.ledger import Ledger
+from training.coordinator.messages import Message
 
 LATE_S = 30.0
 """After the first node has left its replica, the others are waited for this long."""

@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from training.journal import Journal
-from training.store.ledger import Event
-from training.store.messages import Message
+from training.coordinator.journal import Journal
+from training.coordinator.ledger import Event
+from training.coordinator.messages import Message
 
 FULL_S = 30.0
 """How long the store waits for space before it ends."""
@@ -28,7 +28,7 @@ create table if not exists outbox (number integer primary key, line text not nul
 """
 
 
-class StoreLog:
+class EventLog:
     """Events, a state that spares replaying all of them, and the journal.
 
     Args:

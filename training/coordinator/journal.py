@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training.lines import LineFile
+from training.coordinator.line_file import LineFile
 
 Entry = dict[str, Any]
 PORTION = 1 << 18

@@ -1,10 +1,10 @@
 """Who is given which rows: guided self-scheduling, and taking work back from the slowest when nothing is left."""
 
-from training.store.core import Core
-from training.store.epochs import Epoch, Lease
-from training.store.ledger import Seat
-from training.store.messages import Message, pack_rows
-from training.store.pace import Pace, fair_transfer
+from training.coordinator.core import Core
+from training.coordinator.epochs import Epoch, RowLease
+from training.coordinator.ledger import MemberState
+from training.coordinator.messages import Message, pack_rows
+from training.coordinator.throughput import Throughput, fair_transfer
 
 ANSWER_BEATS = 4
 """A node that is asked to give rows back is waited for this many beats."""
@@ -20,7 +20,7 @@ class Leasing:
     def __init__(self, core: Core) -> None:
         self.core = core
         now = core.clock()
-        self._paces = {name: Pace(now) for name in core.ledger.seats}
+        self._paces = {name: Throughput(now) for name in core.ledger.seats}
         self._asked: dict[str, Message] = {}
         """Rows that a holder was asked to give back: number, lease, utterances, until."""
         self._fruitless: dict[str, int] = {}
@@ -29,7 +29,7 @@ class Leasing:
 
     def report(self, name: str, rows: int) -> None:
         """Note that a node has trained rows."""
-        self._paces.setdefault(name, Pace(self.core.clock())).report(self.core.clock(), rows)
+        self._paces.setdefault(name, Throughput(self.core.clock())).report(self.core.clock(), rows)
 
     def answered(self, name: str, number: int, rows: int) -> None:
         """A node has given back what it could."""
@@ -52,7 +52,7 @@ class Leasing:
             if lease.incarnation == name and not lease.adopted and str(lease.number) not in have
         ]
 
-    def _describe(self, epoch: Epoch, lease: Lease) -> Message:
+    def _describe(self, epoch: Epoch, lease: RowLease) -> Message:
         rows = epoch.open_rows(lease)
         return {"id": str(lease.number), "epoch": epoch.number, "whole": lease.whole, "rows": pack_rows(rows)}
 
@@ -64,7 +64,7 @@ class Leasing:
                     rows = pack_rows(epoch.open_rows(lease))
                     self.core.do("back", epoch=epoch.number, lease=lease.number, rows=rows)
 
-    def give_work(self, seat: Seat, have: set[str]) -> None:
+    def give_work(self, seat: MemberState, have: set[str]) -> None:
         """Lease rows of the oldest epoch that has some; if it has none, take some back from the slowest node."""
         ledger, name = self.core.ledger, seat.member.incarnation
         if not ledger.values.running or not seat.ready or self.open_leases(name, have):
@@ -101,5 +101,5 @@ class Leasing:
         return True
 
     def _rate(self, name: str, prior: float) -> float:
-        pace = self._paces.setdefault(name, Pace(self.core.clock()))
+        pace = self._paces.setdefault(name, Throughput(self.core.clock()))
         return max(pace.rate(self.core.clock(), prior, self.core.settings.beat_s), 1e-9)

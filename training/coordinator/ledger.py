@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from training.membership import Member, View
-from training.store.epochs import ClosedEpoch, Epoch, ShardMap, Totals
-from training.store.messages import Message, Rows, unpack_rows
+from training.coordinator.epochs import ClosedEpoch, Epoch, ShardMap, Totals
+from training.coordinator.membership import Member, View
+from training.coordinator.messages import Message, Rows, unpack_rows
 
 Event = dict[str, Any]
 
 
 @dataclass
-class Seat:
+class MemberState:
     """A member and what it has told.
 
     Attributes:
@@ -39,7 +39,7 @@ class Seat:
         return [member.node, member.incarnation, list(member.endpoints), self.ready, self.seq, self.step, self.since]
 
     @classmethod
-    def from_list(cls, value: list[Any]) -> "Seat":
+    def from_list(cls, value: list[Any]) -> "MemberState":
         """From what `to_list` gave."""
         node, incarnation, endpoints, *rest = value
         return cls(Member(node, incarnation, tuple(endpoints)), *rest)
@@ -130,7 +130,7 @@ class Ledger:
     def __init__(self, shards: ShardMap, names: Names, seed: int, epochs: int) -> None:
         self.shards, self.names, self.seed, self.total = shards, names, seed, epochs
         self.values, self.books, self.totals = Counters(), Books(), Totals()
-        self.seats: dict[str, Seat] = {}
+        self.seats: dict[str, MemberState] = {}
         self.epochs: dict[int, Epoch] = {}
         self.closed: dict[int, ClosedEpoch] = {}
         self.lines: list[Message] = []
@@ -165,7 +165,7 @@ class Ledger:
         members = sorted((seat.member for seat in self.seats.values()), key=lambda member: member.node)
         return View(self.values.view, tuple(members))
 
-    def seat_of(self, node: int) -> Seat | None:
+    def seat_of(self, node: int) -> MemberState | None:
         """The member of that number."""
         return next((seat for seat in self.seats.values() if seat.member.node == node), None)
 
@@ -200,7 +200,7 @@ class Ledger:
             self._remove(old)
         member = Member(node, event["incarnation"], tuple(event["endpoints"]))
         step = self.books.steps.get(str(node), 0)
-        self.seats[member.incarnation] = Seat(member, step=step, since=self.values.closed)
+        self.seats[member.incarnation] = MemberState(member, step=step, since=self.values.closed)
         self._new_view([node], left)
 
     def _on_drop(self, event: Event) -> None:
@@ -210,7 +210,7 @@ class Ledger:
             self._new_view([], {str(seat.member.node): event["why"]})
             self.values.failure = event.get("failure") or self.values.failure
 
-    def _remove(self, seat: Seat) -> None:
+    def _remove(self, seat: MemberState) -> None:
         for epoch in self.epochs.values():
             epoch.lose(seat.member.incarnation)
         if seat.ready:
@@ -265,7 +265,7 @@ class Ledger:
         while (first := self.epochs.get(self.values.closed)) is not None and first.done:
             self._close(first)
 
-    def _repeat(self, seat: Seat, number: int, rows: Rows, counts: Message) -> None:
+    def _repeat(self, seat: MemberState, number: int, rows: Rows, counts: Message) -> None:
         """A row came after its epoch had closed: somebody else had trained it meanwhile."""
         closed = self.closed[number]
         closed.totals.add(counts)
@@ -339,7 +339,7 @@ class Ledger:
         """Take over what `to_dict` gave."""
         self.values, self.books = Counters(**value["values"]), Books(**value["books"])
         self.totals = Totals(**value["totals"])
-        self.seats = {seat.member.incarnation: seat for seat in map(Seat.from_list, value["seats"])}
+        self.seats = {seat.member.incarnation: seat for seat in map(MemberState.from_list, value["seats"])}
         epochs = [Epoch.from_dict(part, self.shards, self.seed) for part in value["epochs"]]
         self.epochs = {epoch.number: epoch for epoch in epochs}
         self.closed = {int(number): ClosedEpoch.from_dict(part) for number, part in value["closed"].items()}

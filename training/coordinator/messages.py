@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from training.membership import View
+from training.coordinator.membership import View
 
 Message = dict[str, Any]
 Rows = NDArray[np.int64]
@@ -21,11 +21,11 @@ COUNTS = ("utterances", "seconds", "loss_sum", "tokens", "unalignable", "skipped
 """What a report counts."""
 
 
-class StoreError(ValueError):
+class CoordinatorError(ValueError):
     """The store refused a request, or is not what was expected."""
 
 
-class StoreUnreachableError(StoreError):
+class CoordinatorUnreachableError(CoordinatorError):
     """No answer in time."""
 
 
@@ -43,7 +43,7 @@ def unpack_rows(text: str) -> Rows:
     """
     data = _inflate(text)
     if len(data) % 4:
-        raise StoreError("packed rows are damaged: are store and nodes of one version?")
+        raise CoordinatorError("packed rows are damaged: are store and nodes of one version?")
     return np.cumsum(np.frombuffer(data, dtype="<i4"), dtype=np.int64)
 
 
@@ -60,7 +60,9 @@ def unpack_bits(text: str, count: int) -> NDArray[np.bool_]:
     """
     octets = np.frombuffer(_inflate(text), dtype=np.uint8)
     if len(octets) != (count + 7) // 8:
-        raise StoreError(f"a mask of {len(octets)} bytes where {count} rows were expected: is it of another index?")
+        raise CoordinatorError(
+            f"a mask of {len(octets)} bytes where {count} rows were expected: is it of another index?"
+        )
     return np.unpackbits(octets, count=count).astype(np.bool_)
 
 
@@ -69,9 +71,9 @@ def _inflate(text: str) -> bytes:
         expand = zlib.decompressobj()
         data = expand.decompress(base64.b64decode(text, validate=True), MAX_MESSAGE)
     except (ValueError, zlib.error) as error:
-        raise StoreError(f"packed rows are damaged ({error}): are store and nodes of one version?") from error
+        raise CoordinatorError(f"packed rows are damaged ({error}): are store and nodes of one version?") from error
     if expand.unconsumed_tail or not expand.eof:
-        raise StoreError("packed rows are damaged or too long: are store and nodes of one version?")
+        raise CoordinatorError("packed rows are damaged or too long: are store and nodes of one version?")
     return data
 
 
@@ -89,9 +91,9 @@ def decode(data: bytes) -> Message:
     try:
         message = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise StoreError(f"a message is no JSON ({error})") from error
+        raise CoordinatorError(f"a message is no JSON ({error})") from error
     if not isinstance(message, dict):
-        raise StoreError("a message is no JSON object")
+        raise CoordinatorError("a message is no JSON object")
     return message
 
 

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from training.membership import View
-from training.store.epochs import ShardMap
-from training.store.line import STORE_LOST, StoreLine
-from training.store.messages import JoinReply, Progress, StoreError, checkpoint_folder
-from training.store.worklist import Arrived, Assignment, Planner, Worklist
+from training.coordinator.epochs import ShardMap
+from training.coordinator.membership import View
+from training.coordinator.messages import CoordinatorError, JoinReply, Progress, checkpoint_folder
+from training.coordinator.session import STORE_LOST, CoordinatorSession
+from training.coordinator.worklist import Arrived, Assignment, Planner, Worklist
 
 __all__ = ["STORE_LOST", "Assignment", "JoinReply", "NodeClient", "Planner", "Progress", "checkpoint_folder"]
 
 
-class NodeClient(StoreLine):
+class NodeClient(CoordinatorSession):
     """Rank 0's line to the store. All methods but `join`, `rejoin`, `fail`, `leave` and `close` return at once.
 
         client = NodeClient("host:port", key, node=0, folder=folder)
@@ -55,7 +55,7 @@ class NodeClient(StoreLine):
             StoreError: If the index is not the store's.
         """
         if len(shard_of_row) != self._progress.size:
-            raise StoreError(
+            raise CoordinatorError(
                 f"this node's index has {len(shard_of_row)} utterances, the store's {self._progress.size}: "
                 "is train_url the same?"
             )
@@ -76,7 +76,7 @@ class NodeClient(StoreLine):
         """
         with self._lock:
             if self._error:
-                raise StoreError(self._error)
+                raise CoordinatorError(self._error)
             first = self.peek(1)
             if self._work is None or not first or self._dropped:
                 self._idle, self._last_step = True, None
@@ -229,5 +229,5 @@ class NodeClient(StoreLine):
         """
         with self._lock:
             if self._spool is None:
-                raise StoreError("a node that has not joined cannot write to the journal")
+                raise CoordinatorError("a node that has not joined cannot write to the journal")
             self._spool.write(line)

@@ -3,15 +3,15 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from training.store.messages import Message, pack_rows
-from training.store.worklist import Assignment
+from training.coordinator.messages import Message, pack_rows
+from training.coordinator.worklist import Assignment
 
 REPORTS = 500
 """Reports that one message carries at most."""
 
 
 @dataclass
-class News:
+class Outbox:
     """Everything that a beat brings.
 
     Attributes:

@@ -9,8 +9,8 @@ Nothing of it outlives the store: machines tell a new store which meeting they a
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from training.store.messages import Message, StoreError
-from training.store.settings import Settings
+from training.coordinator.messages import CoordinatorError, Message
+from training.coordinator.settings import Settings
 
 LONGEST = 256
 """Characters of a token or an address at most."""
@@ -73,12 +73,14 @@ class Meetings:
         node, machine, token = int(message["node"]), int(message["machine"]), str(message["token"])
         address, met = str(message.get("address", "")), [str(one) for one in message.get("met", [])]
         if not 0 <= node < self._nodes or not 0 <= machine < self._machines:
-            raise StoreError(
+            raise CoordinatorError(
                 f"there is no machine {machine} of node {node}: train.nodes is {self._nodes}, "
                 f"train.machines_per_node {self._machines}"
             )
         if not token or max(map(len, (token, address))) > LONGEST or (met and len(met) != self._machines):
-            raise StoreError("a machine has a token, and its meeting all tokens: are store and node of one version?")
+            raise CoordinatorError(
+                "a machine has a token, and its meeting all tokens: are store and node of one version?"
+            )
         self._forgive()
         table = self._tables.setdefault(node, _Table())
         if met:

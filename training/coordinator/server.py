@@ -1,6 +1,7 @@
 """The store's process: one socket, one loop.
 
-    python -m training.store.server --folder F --job job.json --listen HOST:PORT --key-file K [--parent PID] [--fresh]
+    python -m training.coordinator.server --folder F --job job.json --listen HOST:PORT --key-file K [--parent PID]
+        [--fresh]
 
 It may be killed at any moment and started again on the same folder: every answer was committed before it was sent, and
 nodes repeat what was not answered. `F/store.json` tells where it listens. Exit status 2: it cannot work as configured.
@@ -19,20 +20,20 @@ import zmq
 
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
-from training import logs
+from training.coordinator.coordinator import Coordinator
+from training.coordinator.core import Core
+from training.coordinator.epochs import ShardMap
+from training.coordinator.event_log import EventLog
+from training.coordinator.ledger import Ledger
+from training.coordinator.messages import MAX_MESSAGE, CoordinatorError, Message, decode, encode
+from training.coordinator.settings import Settings
 from training.exchange.keys import RingKey
-from training.last_words import end_told
-from training.parts import CANNOT_WORK
-from training.processes import end_with_parent
-from training.sampling import Draws
-from training.sockets import announce, bind, end_context, listening_endpoint, server_parser
-from training.store.coordinator import Coordinator
-from training.store.core import Core
-from training.store.epochs import ShardMap
-from training.store.ledger import Ledger
-from training.store.log import StoreLog
-from training.store.messages import MAX_MESSAGE, Message, StoreError, decode, encode
-from training.store.settings import Settings
+from training.learner.sampling import Draws
+from training.processes import logs
+from training.processes.children import end_with_parent
+from training.processes.exit_reason import end_told
+from training.processes.managed import CANNOT_WORK
+from training.processes.sockets import announce, bind, end_context, listening_endpoint, server_parser
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ def open_ledger(settings: Settings) -> Ledger:
     draws = Draws(index, settings.sampling, settings.seed)
     shards = ShardMap(draws.shard)
     if shards.count < settings.nodes:
-        raise StoreError(
+        raise CoordinatorError(
             f"train.nodes is {settings.nodes} but the training set has {shards.count} shards, so some nodes would have "
             "nothing to train: use fewer nodes, or smaller shards (storage.shard_seconds)"
         )
@@ -68,7 +69,7 @@ def open_ledger(settings: Settings) -> Ledger:
     return Ledger(shards, names, settings.seed, settings.epochs)
 
 
-class Server:
+class CoordinatorServer:
     """Answers requests; every one is committed before its answer goes out.
 
     Args:
@@ -93,7 +94,7 @@ class Server:
     def _open(self, settings: Settings, fresh: bool) -> None:
         """Find the state that was, or begin a session."""
         folder, ledger = self.folder, open_ledger(settings)
-        self.log = StoreLog(folder / "store.sqlite", settings.journal)
+        self.log = EventLog(folder / "store.sqlite", settings.journal)
         state, events = self.log.load()
         if state is None or state["values"]["run"] != settings.run:
             fresh = True
@@ -144,7 +145,7 @@ class Server:
     def _answer(self, data: bytes) -> Message:
         try:
             return {"ok": self.coordinator.handle(decode(data))}
-        except StoreError as error:
+        except CoordinatorError as error:
             return {"error": str(error)}
 
     def _commit(self) -> None:
@@ -165,7 +166,7 @@ class Server:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = server_parser("training.store.server", "The store of a training.")
+    parser = server_parser("training.coordinator.server", "The store of a training.")
     parser.add_argument("--folder", type=Path, required=True, help="where the log and store.json are")
     parser.add_argument("--fresh", action="store_true", help="begin from the newest checkpoint, not from the log")
     return parser.parse_args()
@@ -182,7 +183,7 @@ def main() -> int:
         key = RingKey.load(arguments.key_file) if arguments.key_file else None
         arguments.folder.mkdir(parents=True, exist_ok=True)
         endpoint = listening_endpoint(arguments.listen, arguments.folder / NOTE, arguments.fresh)
-        server = Server(settings, arguments.folder, endpoint, key, arguments.fresh)
+        server = CoordinatorServer(settings, arguments.folder, endpoint, key, arguments.fresh)
     except ValueError as error:  # what the user did: StoreError, AddressError, KeyFileError, ShardIndexError, ...
         print(f"the store cannot start: {error}", file=sys.stderr, flush=True)
         return CANNOT_WORK

@@ -9,13 +9,20 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from training.coordinator.client import CoordinatorClient
+from training.coordinator.membership import View
+from training.coordinator.messages import (
+    CoordinatorError,
+    CoordinatorUnreachableError,
+    JoinReply,
+    Message,
+    Progress,
+    unpack_bits,
+)
+from training.coordinator.outbox import REPORTS, Outbox
+from training.coordinator.spool import JournalSpool
+from training.coordinator.worklist import Arrived, Assignment, Planner, Worklist, plan_lease
 from training.exchange.keys import RingKey
-from training.membership import View
-from training.store.client import StoreClient
-from training.store.messages import JoinReply, Message, Progress, StoreError, StoreUnreachableError, unpack_bits
-from training.store.news import REPORTS, News
-from training.store.spool import Spool
-from training.store.worklist import Arrived, Assignment, Planner, Worklist, plan_lease
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +38,7 @@ STOPPED_S = 0.5
 """A request that took so much longer than it may was held up by this process being stopped, not by the store."""
 
 
-class StoreLine:
+class CoordinatorSession:
     """See `NodeClient`, the public part.
 
     Args:
@@ -42,7 +49,7 @@ class StoreLine:
     """
 
     def __init__(self, address: str, key: RingKey | None, node: int, *, folder: Path) -> None:
-        self._client = StoreClient(address, key)
+        self._client = CoordinatorClient(address, key)
         self._node, self._folder = node, folder
         self._lock = threading.RLock()
         self._wake, self._stopping = threading.Event(), threading.Event()
@@ -50,7 +57,7 @@ class StoreLine:
         """Held while a beat is under way: joining and leaving wait for it."""
         self._thread: threading.Thread | None = None
         self._incarnation = self._kept = self._session = ""
-        self._spool: Spool | None = None
+        self._spool: JournalSpool | None = None
         self._view, self._progress = View(), Progress()
         self._step, self._seed, self._beat_s = 0, 0, 0.5
         self._grace_s, self._patience_s = 10.0, 600.0
@@ -61,7 +68,7 @@ class StoreLine:
 
     def _reset(self) -> None:
         """Forget what belongs to an incarnation."""
-        self._news = News()
+        self._news = Outbox()
         self._work: Worklist | None = None
         self._announced: set[tuple[str, int]] = set()
         self._safe: set[tuple[str, int]] = set()
@@ -127,7 +134,7 @@ class StoreLine:
         return reply
 
     def _enter(self, reply: JoinReply, value: Message) -> None:
-        unreported = self._news if reply.source == "own" and reply.session == self._session else News()
+        unreported = self._news if reply.source == "own" and reply.session == self._session else Outbox()
         unreported.renumber()
         step = self._step if unreported.reports else reply.step
         self._reset()
@@ -143,7 +150,7 @@ class StoreLine:
         self._trained_before = {int(epoch): unpack_bits(bits, size) for epoch, bits in value["trained"].items()}
         if self._spool is not None:
             self._spool.close()
-        self._spool = Spool(self._folder, reply.session, reply.incarnation)
+        self._spool = JournalSpool(self._folder, reply.session, reply.incarnation)
 
     def fail(self, reason: str, *, patience_s: float = 5.0) -> None:
         """Give up for good: this node has diverged, or cannot work. Waits for the store no longer than told."""
@@ -165,7 +172,7 @@ class StoreLine:
                     self._beat(deadline - time.monotonic())
                 left = max(0.1, deadline - time.monotonic())
                 self._client.request({**message, "incarnation": self._incarnation}, left)
-            except StoreError as error:
+            except CoordinatorError as error:
                 log.warning("node %d could not say good-bye: %s", self._node, error)
 
     def _untold(self) -> bool:
@@ -201,7 +208,7 @@ class StoreLine:
         patience_s, started = max(ANSWER_S, 2 * self._beat_s), time.monotonic()
         try:
             self._beat(patience_s)
-        except StoreUnreachableError:
+        except CoordinatorUnreachableError:
             late = time.monotonic() - started - patience_s
             if late > STOPPED_S:
                 self._heard += late

@@ -4,8 +4,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.sampling import SamplingConfig
-from training.store.messages import Message, StoreError
+from training.coordinator.messages import CoordinatorError, Message
+from training.learner.sampling import SamplingConfig
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Settings:
                 job=job,
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise StoreError(
+            raise CoordinatorError(
                 f"the job lacks a field or has a wrong one ({error!r}): write it from a TrainJob"
             ) from error
 
@@ -75,7 +75,7 @@ class Settings:
         try:
             job = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise StoreError(f"cannot read the job {path}: {error}") from error
+            raise CoordinatorError(f"cannot read the job {path}: {error}") from error
         if not isinstance(job, dict):
-            raise StoreError(f"{path} is no job: write it from a TrainJob")
+            raise CoordinatorError(f"{path} is no job: write it from a TrainJob")
         return cls.from_job(job)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from training.lines import LineFile
-from training.store.messages import Message
+from training.coordinator.line_file import LineFile
+from training.coordinator.messages import Message
 
 PORTION = 65536
 """Bytes that one message carries at most."""
@@ -16,7 +16,7 @@ MOST_WAITING = 1 << 24
 _log = logging.getLogger(__name__)
 
 
-class Spool:
+class JournalSpool:
     """Files of journal lines, and how much of each the store has.
 
     Args:

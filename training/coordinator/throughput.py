@@ -5,7 +5,7 @@ from collections import deque
 _REMEMBERED = 64
 
 
-class Pace:
+class Throughput:
     """Rows per second of one node, from what it reported lately.
 
     Args:

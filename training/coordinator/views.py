@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from training.journal import Position, read_on
-from training.store.ledger import Ledger
-from training.store.messages import Message
+from training.coordinator.journal import Position, read_on
+from training.coordinator.ledger import Ledger
+from training.coordinator.messages import Message
 
 
 def journal_portion(path: Path, offset: int) -> Message:

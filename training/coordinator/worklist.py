@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from training.batching import derive_seed
-from training.store.epochs import ShardMap, shard_order
-from training.store.messages import Message, Rows, StoreError, pack_rows, unpack_rows
+from training.coordinator.epochs import ShardMap, shard_order
+from training.coordinator.messages import CoordinatorError, Message, Rows, pack_rows, unpack_rows
+from training.learner.batching import derive_seed
 
 Planner = Callable[[int, Rows, str], Sequence[Rows]]
 """(epoch, rows ascending, plan) -> batches. `plan` is "whole" for all rows of an epoch, else a name that is the same
@@ -70,7 +70,7 @@ def plan_lease(planner: Planner, lease: Message, size: int) -> list[Assignment]:
     if not batches:
         batches = list(planner(epoch, rows, plan_name(epoch, rows)))
     if sum(map(len, batches)) != len(rows):
-        raise StoreError(f"a plan has {sum(map(len, batches))} of a lease's {len(rows)} rows")
+        raise CoordinatorError(f"a plan has {sum(map(len, batches))} of a lease's {len(rows)} rows")
     return [Assignment(str(lease["id"]), epoch, number, rows) for number, rows in enumerate(batches)]
 
 

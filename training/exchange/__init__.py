@@ -4,7 +4,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from training.exchange.base import Exchange, ExchangeError, ExchangeSetup, ExchangeStats, PortTakenError, World
+from training.exchange.base import Exchange, ExchangeError, ExchangeSetup, ExchangeStats, PortTakenError, RingRendezvous
 
 if TYPE_CHECKING:
     from training.config import ExchangeConfig
@@ -15,7 +15,7 @@ __all__ = [
     "ExchangeSetup",
     "ExchangeStats",
     "PortTakenError",
-    "World",
+    "RingRendezvous",
     "build_exchange",
 ]
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.membership import View
+from training.coordinator.membership import View
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +37,7 @@ class PortTakenError(ValueError):
 
 
 @dataclass(frozen=True)
-class World:
+class RingRendezvous:
     """Where the fixed ring of `gloo` meets; the elastic exchanges need none of it.
 
     Attributes:
@@ -77,7 +77,7 @@ class ExchangeSetup:
     bind_host: str = "127.0.0.1"
     advertise_host: str = ""
     seed: int = 0
-    world: World | None = None
+    world: RingRendezvous | None = None
     moments: int = 0
     optimizer: str = ""
 

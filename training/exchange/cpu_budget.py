@@ -6,7 +6,7 @@ from collections.abc import Callable
 _LONGEST_S = 1.0
 
 
-class Allowance:
+class CpuBudget:
     """A share of one core for this process, saved up for a second at most.
 
     Args:

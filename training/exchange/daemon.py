@@ -10,11 +10,11 @@ import sys
 import time
 from typing import Any
 
-from training import logs
 from training.exchange.control import Control
 from training.exchange.mailbox import Bell, Mailbox
 from training.exchange.replicas import ReplicaGiver, ReplicaMemory
-from training.processes import end_with_parent
+from training.processes import logs
+from training.processes.children import end_with_parent
 
 _SETUP_S = 30.0
 

@@ -12,7 +12,7 @@ from training.exchange.mailbox import Floats, Mailbox
 Direction = Literal["down", "up"]
 
 
-class Point(ABC):
+class CopyEvent(ABC):
     """A point in a device's work."""
 
     @abstractmethod
@@ -20,7 +20,7 @@ class Point(ABC):
         """Until the device has got there."""
 
 
-Points = tuple["Point | None", ...]
+Points = tuple["CopyEvent | None", ...]
 
 
 class Copies(ABC):
@@ -31,28 +31,28 @@ class Copies(ABC):
     """
 
     @abstractmethod
-    def mark(self) -> Point:
+    def mark(self) -> CopyEvent:
         """Where the training stream's work ends so far."""
 
     @abstractmethod
-    def follow(self, point: Point) -> None:
+    def follow(self, point: CopyEvent) -> None:
         """Have the training stream's further work wait for a point."""
 
     @abstractmethod
-    def copy(self, direction: Direction, target: torch.Tensor, source: torch.Tensor, after: Points = ()) -> Point:
+    def copy(self, direction: Direction, target: torch.Tensor, source: torch.Tensor, after: Points = ()) -> CopyEvent:
         """Copy between device and main memory; where that ends."""
 
     @abstractmethod
     def add(
         self, direction: Direction, target: torch.Tensor, source: torch.Tensor, after: Points, first: bool
-    ) -> Point:
+    ) -> CopyEvent:
         """Add on the device, or replace what is there if it is the first; where that ends."""
 
     def close(self) -> None:  # noqa: B027 - not every device has something to end
         """Wait for everything that has begun."""
 
 
-class _CudaPoint(Point):
+class _CudaPoint(CopyEvent):
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self.event.record(stream)  # type: ignore[no-untyped-call]
@@ -70,22 +70,22 @@ class CudaCopies(Copies):
         with torch.cuda.device(device):
             self._locked = [part for part in (*mailbox.weights, *mailbox.deltas) if _lock_pages(part)]
 
-    def mark(self) -> Point:
+    def mark(self) -> CopyEvent:
         """Record an event on the training stream."""
         return _CudaPoint(torch.cuda.current_stream(self._device))
 
-    def follow(self, point: Point) -> None:
+    def follow(self, point: CopyEvent) -> None:
         """Have the training stream wait for the point's event."""
         assert isinstance(point, _CudaPoint)
         torch.cuda.current_stream(self._device).wait_event(point.event)
 
-    def copy(self, direction: Direction, target: torch.Tensor, source: torch.Tensor, after: Points = ()) -> Point:
+    def copy(self, direction: Direction, target: torch.Tensor, source: torch.Tensor, after: Points = ()) -> CopyEvent:
         """Copy on the direction's stream."""
         return self._on(direction, after, lambda: target.copy_(source, non_blocking=True))
 
     def add(
         self, direction: Direction, target: torch.Tensor, source: torch.Tensor, after: Points, first: bool
-    ) -> Point:
+    ) -> CopyEvent:
         """Add, or replace, on the direction's stream."""
         return self._on(direction, after, lambda: target.copy_(source) if first else target.add_(source))
 
@@ -96,7 +96,7 @@ class CudaCopies(Copies):
             with contextlib.suppress(RuntimeError):
                 torch.cuda.cudart().cudaHostUnregister(part.ctypes.data)  # type: ignore[no-untyped-call]
 
-    def _on(self, direction: Direction, after: Points, work: Callable[[], object]) -> Point:
+    def _on(self, direction: Direction, after: Points, work: Callable[[], object]) -> CopyEvent:
         stream = self._streams[direction]
         for point in after:
             if isinstance(point, _CudaPoint):

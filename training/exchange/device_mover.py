@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from training.exchange.device_copies import Copies, Point, Points
+from training.exchange.device_copies import Copies, CopyEvent, Points
 from training.exchange.mailbox import Mailbox
 from training.exchange.movers import Mover
 
@@ -44,7 +44,7 @@ class DeviceMover(Mover):
         self._sums = [_Sum(torch.empty_like(weights)) for _ in range(2)]
         self._gathering, self._taken = self._sums
         self._brought = 0  # number of the last delta in the sums or in the weights
-        self._cloned: Point | None = None
+        self._cloned: CopyEvent | None = None
         self._clone_step, self._clone_waits, self._copying = 0, False, False
         # held while work is issued or noted, never while it is waited for
         self._lock = threading.Lock()
@@ -206,7 +206,7 @@ class _Sum:
     def __init__(self, values: torch.Tensor) -> None:
         self.values = values
         self.steps: list[int] = []
-        self.added: Point | None = None
+        self.added: CopyEvent | None = None
         self.readers: Points = ()
 
     def add(self, delta: torch.Tensor, step: int, copies: Copies) -> None:

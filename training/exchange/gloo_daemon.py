@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 from training.exchange.averaging import Averager
 from training.exchange.control import Control
 from training.exchange.mailbox import Mailbox
-from training.exchange.protocol import Pending, Protocol, Request
+from training.exchange.protocol import ChunkRequest, Pending, Protocol
 from training.exchange.reporting import Report
-from training.processes import exit_at_once
+from training.processes.children import exit_at_once
 
 _MEET_S = 120.0  # until all are there in the beginning
 _BEAT_S = 0.05
@@ -128,7 +128,7 @@ class GlooDaemon:
             return
         self._greet(peer)
         asking = protocol.begin(peer, Pending(lambda length: np.empty(length, np.uint8)), time.monotonic())
-        underway: deque[tuple[Request, NDArray[np.uint8], list[dist.Work]]] = deque()
+        underway: deque[tuple[ChunkRequest, NDArray[np.uint8], list[dist.Work]]] = deque()
         with self._watch.limit(self._timeout_s) as alarm:
             while not protocol.complete:
                 # weights may be replaced in the middle: the other side waits for all chunks all the same
@@ -172,7 +172,7 @@ class GlooDaemon:
         if errors:
             raise errors[0]
 
-    def _swap(self, request: Request, peer: int) -> "tuple[NDArray[np.uint8], list[dist.Work]]":
+    def _swap(self, request: ChunkRequest, peer: int) -> "tuple[NDArray[np.uint8], list[dist.Work]]":
         """Begin to send a chunk, and to receive the other side's."""
         theirs = np.empty(len(request.chunk), np.uint8)
         out, into = torch.from_numpy(request.chunk), torch.from_numpy(theirs)

@@ -3,7 +3,7 @@
 import random
 from typing import Literal
 
-from training.membership import View
+from training.coordinator.membership import View
 
 Kind = Literal["ring", "random-ring", "exponential", "auto"]
 FIXED_RING = 8

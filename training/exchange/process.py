@@ -13,14 +13,14 @@ import torch
 from typing_extensions import override
 
 from training.config import ExchangeConfig
+from training.coordinator.membership import Member, View
 from training.exchange.base import ExchangeError, ExchangeSetup, FetchedReplica, PortTakenError
 from training.exchange.client import MailboxExchange
 from training.exchange.control import Control
 from training.exchange.mailbox import make_memory
 from training.exchange.replicas import ReplicaMemory, replica_bytes, replica_length
 from training.exchange.wire import chunk_weights
-from training.membership import Member, View
-from training.processes import end_of_log, log_size, stop
+from training.processes.children import end_of_log, log_size, stop
 
 log = logging.getLogger(__name__)
 START_S = 60.0

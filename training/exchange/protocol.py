@@ -10,18 +10,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from training.coordinator.membership import View
 from training.exchange.averaging import Averager
 from training.exchange.mailbox import Mailbox
 from training.exchange.messages import AVERAGE, CROSSED, MEANING, MISMATCH, NOT_READY, OK, OUTDATED, Header
 from training.exchange.reporting import Report
 from training.exchange.wire import Buffer
-from training.membership import View
 
 Outcome = Literal["ignored", "averaged", "crossed", "refused"]
 """What became of an answer; `crossed`: both asked for the same chunk, and theirs has the right of way."""
 
 
-class Request(NamedTuple):
+class ChunkRequest(NamedTuple):
     """A chunk to be sent to the neighbour that is asked."""
 
     header: Header
@@ -174,7 +174,7 @@ class Protocol:
         """There is nobody to ask: the permit is used up all the same."""
         self._permits -= 1
 
-    def next_request(self) -> Request | None:
+    def next_request(self) -> ChunkRequest | None:
         """The next chunk to be sent; None if the exchange has none left or has enough under way.
 
         The message counts only once `sent` was called.
@@ -186,9 +186,9 @@ class Protocol:
         chunk = asking.pending.buffer(averager.count(index) * averager.wire.itemsize)
         averager.ask(index, chunk)
         last = asking.sent == averager.chunks - 1
-        return Request(self.header(AVERAGE, asking.token, index=index, last=last), chunk)
+        return ChunkRequest(self.header(AVERAGE, asking.token, index=index, last=last), chunk)
 
-    def sent(self, request: Request) -> None:
+    def sent(self, request: ChunkRequest) -> None:
         """A request is on its way."""
         assert self.asking is not None
         self.asking.pending.add(request.header, request.chunk, self._averager.step)

@@ -9,11 +9,11 @@ import time
 import torch
 from torch import Tensor
 
+from training.coordinator.membership import View
 from training.exchange.base import Exchange, ExchangeError, ExchangeStats
-from training.flat import FlatParameters
-from training.group import NodeGroup
-from training.membership import View
-from training.optim import Moments
+from training.learner.flat import FlatParameters
+from training.learner.optim import Moments
+from training.node.process_group import NodeGroup
 
 FETCH_S = 30.0
 """How long a newcomer waits for a neighbour's weights at a time."""

@@ -9,8 +9,8 @@ from itertools import pairwise
 import torch
 from typing_extensions import override
 
+from training.coordinator.membership import View
 from training.exchange.base import Exchange, ExchangeError, ExchangeSetup, ExchangeStats
-from training.membership import View
 
 
 class SeveralExchanges(Exchange):

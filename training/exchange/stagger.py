@@ -5,7 +5,7 @@ import random
 _MOST_S = 1.0
 
 
-class Apart:
+class Stagger:
     """Draws how long the first exchange of a step waits: up to half of the time that a step leaves beside it.
 
     Learners whose steps begin at the same moment would otherwise be in two exchanges at once, one begun on either side,

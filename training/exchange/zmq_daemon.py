@@ -6,10 +6,10 @@ from typing import Any
 
 import zmq
 
-from training.exchange.allowance import Allowance
-from training.exchange.apart import Apart
+from training.coordinator.membership import View
 from training.exchange.averaging import Averager
 from training.exchange.control import Control
+from training.exchange.cpu_budget import CpuBudget
 from training.exchange.keys import RingKey
 from training.exchange.mailbox import Mailbox
 from training.exchange.messages import AGREE, FETCH, MISMATCH, NOT_READY, OK, REPLICA, Header
@@ -17,11 +17,11 @@ from training.exchange.neighbours import Kind, by_distance, neighbour
 from training.exchange.protocol import Protocol
 from training.exchange.replicas import ReplicaGiver
 from training.exchange.reporting import Report
+from training.exchange.stagger import Stagger
 from training.exchange.wire import Buffer
 from training.exchange.zmq_fetch import Fetching
 from training.exchange.zmq_peer import WINDOW_BYTES, Address, Links, Peer, Peers
 from training.exchange.zmq_router import Incoming, Router, SealedRouter
-from training.membership import View
 
 _TURN = 16  # messages from one connection before the others have their turn
 _UPDATE_S = 0.1  # requests wait for the weights after an update for so long at most
@@ -51,7 +51,7 @@ class ZmqDaemon:
         self._node, self._seed = int(setup["node"]), int(setup["seed"])
         self._kind: Kind = setup["neighbours"]
         self._timeout_s = float(setup["timeout_s"])
-        self._allowance = Allowance(float(setup["cpu_share"]))
+        self._allowance = CpuBudget(float(setup["cpu_share"]))
         self._mailbox, self._control = mailbox, control
         self._averager = averager = Averager(mailbox, int(setup["chunk"]), setup["wire"])
         self._report = Report(mailbox)
@@ -61,7 +61,7 @@ class ZmqDaemon:
         self._asked: Peer | None = None
         self._fetching: Fetching | None = None
         self._old_since, self._listens, self._try_at = math.inf, True, 0.0
-        self._apart = Apart(self._seed, self._node, time.monotonic())
+        self._apart = Stagger(self._seed, self._node, time.monotonic())
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         key = RingKey(setup["public"].encode(), setup["secret"].encode()) if setup.get("secret") else None
         longest = 4 * averager.chunk + 1024

@@ -8,7 +8,7 @@ import zmq
 
 from training.exchange.keys import RingKey, call_by_name, secure_client
 from training.exchange.messages import AGREE, OK, Header, unpack
-from training.exchange.protocol import Pending, Request
+from training.exchange.protocol import ChunkRequest, Pending
 from training.exchange.sealing import TAG_BYTES, Session, draw
 from training.exchange.wire import Buffer
 
@@ -96,7 +96,7 @@ class Peer:
         self._poller.register(socket, zmq.POLLIN)
         return socket
 
-    def send(self, request: Request) -> bool:
+    def send(self, request: ChunkRequest) -> bool:
         """Send a chunk; False if that is not possible now."""
         return self._send(request.header.pack(), request.chunk)
 
@@ -156,7 +156,7 @@ class SealedPeer(Peer):
     def _expect(self) -> Pending:
         return Pending()
 
-    def send(self, request: Request) -> bool:
+    def send(self, request: ChunkRequest) -> bool:
         """Send a chunk, sealed; False if that is not possible now, or not yet."""
         if not self._has_agreed:
             return False

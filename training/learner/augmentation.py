@@ -15,7 +15,7 @@ from torch import Tensor
 from speech.features import SpecAugment, WaveAugment
 from speech.features.augment import AugmentConfig, utterance_seeds
 from speech.frontend import FrontEnd
-from training.data import Batch
+from training.learner.data import Batch
 
 
 def distinct(ids: list[str]) -> list[str]:

@@ -35,7 +35,7 @@ def cpu_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True)
-class Kept:
+class ReplicaState:
     """What a replica needs to go on later as if nothing had been."""
 
     weights: dict[str, Tensor]
@@ -44,7 +44,7 @@ class Kept:
     """What its strategy remembers."""
 
 
-def pack_replica(folder: str, kept: Kept) -> dict[str, bytes]:
+def pack_replica(folder: str, kept: ReplicaState) -> dict[str, bytes]:
     """A replica as objects: name to content."""
     parts = {"model": kept.weights, "optimizer": kept.optimizer}
     if kept.state:
@@ -63,7 +63,7 @@ def write_objects(store: ObjectStore, objects: dict[str, bytes]) -> None:
         store.write(name, data)
 
 
-def load_replica(store: ObjectStore, files: dict[str, str]) -> Kept:
+def load_replica(store: ObjectStore, files: dict[str, str]) -> ReplicaState:
     """Read what was written of a replica.
 
     Args:
@@ -82,7 +82,7 @@ def load_replica(store: ObjectStore, files: dict[str, str]) -> Kept:
         if hashlib.sha256(data).hexdigest() != digest:
             raise CheckpointError(f"{store.join(name)} is damaged: remove the checkpoint it belongs to")
         found[name.rsplit("/", 1)[1]] = load(data)
-    return Kept(found["model.safetensors"], found["optimizer.safetensors"], found.get("state.safetensors", {}))
+    return ReplicaState(found["model.safetensors"], found["optimizer.safetensors"], found.get("state.safetensors", {}))
 
 
 def files_by_rank(files: dict[str, str]) -> list[dict[str, str]]:

@@ -21,16 +21,16 @@ from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.quarantine import ShardQuarantine
 from storage.reading import ShardReader
-from training.augmenting import Augmenter
-from training.batching import derive_seed
 from training.config import OptimizerConfig
-from training.data import Batch, SpeechDataset
-from training.devices import is_out_of_memory
-from training.flat import FlatParameters
 from training.job import TrainJob
-from training.optim import Moments, build_optimizer, moment_names, set_learning_rate
-from training.portions import Portions, cut, undivided
-from training.shapes import frame_multiple, rounded_up
+from training.learner.augmentation import Augmenter
+from training.learner.batching import derive_seed
+from training.learner.data import Batch, SpeechDataset
+from training.learner.devices import is_out_of_memory
+from training.learner.flat import FlatParameters
+from training.learner.microbatches import Portions, cut, undivided
+from training.learner.optim import Moments, build_optimizer, moment_names, set_learning_rate
+from training.learner.padding import frame_multiple, rounded_up
 
 log = logging.getLogger(__name__)
 

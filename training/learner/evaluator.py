@@ -19,9 +19,10 @@ from speech.bundle import save_bundle
 from speech.decoding import DecodeError
 from storage.objects import ObjectMissingError, ObjectStore
 from storage.quarantine import TooManyShardsError
-from training import logs
-from training.batching import derive_seed
-from training.checkpoint import (
+from training.coordinator.messages import replica_name
+from training.job import TrainJob
+from training.learner.batching import derive_seed
+from training.learner.checkpoint import (
     COMPUTE,
     best_epochs,
     evaluation_name,
@@ -31,14 +32,13 @@ from training.checkpoint import (
     snapshot_name,
     write_weights,
 )
-from training.compute import open_set, use_threads
-from training.devices import claim, is_out_of_memory, release_memory, spare_device
-from training.job import TrainJob
-from training.last_words import end_told
-from training.processes import end_with_parent, exit_at_once
-from training.rank import DIVERGED
-from training.store.messages import replica_name
-from training.validation import validate
+from training.learner.compute import open_set, use_threads
+from training.learner.devices import claim, is_out_of_memory, release_memory, spare_device
+from training.learner.validation import validate
+from training.node.rank import DIVERGED
+from training.processes import logs
+from training.processes.children import end_with_parent, exit_at_once
+from training.processes.exit_reason import end_told
 
 log = logging.getLogger(__name__)
 POLL_S = 0.3
@@ -272,8 +272,10 @@ def run(evaluator: Evaluator, ask: Callable[[dict[str, Any]], dict[str, Any]]) -
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point of `python -m training.evaluator`."""
-    parser = argparse.ArgumentParser(prog="training.evaluator", description="Validate the replicas of a training.")
+    """Entry point of `python -m training.learner.evaluator`."""
+    parser = argparse.ArgumentParser(
+        prog="training.learner.evaluator", description="Validate the replicas of a training."
+    )
     parser.add_argument("--job", type=Path, required=True)
     parser.add_argument("--store", required=True)
     parser.add_argument("--key-file", type=Path)
@@ -281,11 +283,11 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     end_with_parent(args.parent)
     logs.setup("evaluator")
+    from training.coordinator.client import CoordinatorClient
     from training.exchange.keys import RingKey
-    from training.store.client import StoreClient
 
     job = TrainJob.model_validate_json(args.job.read_bytes())
-    client = StoreClient(args.store, RingKey.load(args.key_file) if args.key_file else None)
+    client = CoordinatorClient(args.store, RingKey.load(args.key_file) if args.key_file else None)
     evaluator = Evaluator(job)
     patience_s = job.train.membership.store_patience_s
     try:

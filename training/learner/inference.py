@@ -13,9 +13,9 @@ from speech.recognizer import Recognizer, Scores
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.reading import ShardError, ShardReader
-from training.batching import plan_epoch
-from training.data import Batch, SpeechDataset, read_ahead
-from training.portions import Portions
+from training.learner.batching import plan_epoch
+from training.learner.data import Batch, SpeechDataset, read_ahead
+from training.learner.microbatches import Portions
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from training.data import Batch
-from training.devices import is_out_of_memory
+from training.learner.data import Batch
+from training.learner.devices import is_out_of_memory
 
 log = logging.getLogger(__name__)
 

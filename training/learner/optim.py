@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from training.config import OptimizerConfig
-from training.flat import FlatParameters
+from training.learner.flat import FlatParameters
 
 
 def build_optimizer(cfg: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:

@@ -20,14 +20,14 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from speech.models import AcousticModel
-from speech.models.stages import Stage, split_model
-from training.checkpoint import cpu_weights
-from training.compute import Learner, Losses
-from training.data import Batch
-from training.group import NodeGroup
+from speech.models.stages import ModelStage, split_model
 from training.job import TrainJob
-from training.portions import undivided
-from training.shapes import rounded_up
+from training.learner.checkpoint import cpu_weights
+from training.learner.compute import Learner, Losses
+from training.learner.data import Batch
+from training.learner.microbatches import undivided
+from training.learner.padding import rounded_up
+from training.node.process_group import NodeGroup
 
 # a schedule is made for every batch, and says so every time
 logging.getLogger("torch.distributed.pipelining").setLevel(logging.WARNING)
@@ -42,7 +42,7 @@ class Transcripts:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BatchPlan:
     """What all ranks know of a batch, from rank 0.
 
     Attributes:
@@ -71,7 +71,7 @@ class Plan:
         }
 
     @classmethod
-    def from_message(cls, message: dict[str, Any]) -> "Plan":
+    def from_message(cls, message: dict[str, Any]) -> "BatchPlan":
         """From what `to_message` gave."""
         rest = {name: message[name] for name in ("width", "seconds", "unreadable")}
         # the type is stated for lists without a number
@@ -88,7 +88,7 @@ class Plan:
 class _Mixed(nn.Module):
     """A stage in mixed precision, forward only."""
 
-    def __init__(self, stage: Stage, amp: bool) -> None:
+    def __init__(self, stage: ModelStage, amp: bool) -> None:
         super().__init__()
         self.stage, self.amp = stage, amp
 
@@ -99,7 +99,7 @@ class _Mixed(nn.Module):
 
 
 class PipelineLearner(Learner):
-    """One rank's stage of a model; used as a `training.compute.Learner` is, by all ranks of the node together.
+    """One rank's stage of a model; used as a `training.learner.compute.Learner` is, by all ranks of the node together.
 
     `model`, `flat` and `optimizer` are those of the stage.
 
@@ -116,8 +116,8 @@ class PipelineLearner(Learner):
         self.group = group
         self._shapes: list[dict[str, Tensor]] = []
         super().__init__(job, device)
-        assert isinstance(self.model, Stage)
-        self.stage: Stage = self.model
+        assert isinstance(self.model, ModelStage)
+        self.stage: ModelStage = self.model
 
     def _initial_model(self) -> nn.Module:
         whole = super()._initial_model()
@@ -144,7 +144,7 @@ class PipelineLearner(Learner):
         self.flat.zero_grad()
         torch.manual_seed(seed)
         feats, message = self._front(batch) if self.group.rank == 0 else (None, {})
-        plan = Plan.from_message(self.group.tell(message))
+        plan = BatchPlan.from_message(self.group.tell(message))
         if not len(plan.frames):
             return Losses(unreadable=plan.unreadable)
         # the other stages wait for this batch's parts: it cannot be divided any more
@@ -161,13 +161,13 @@ class PipelineLearner(Learner):
         lost = batch.unreadable if batch else 0
         if batch is None or not batch.ids:
             none = torch.zeros(0, dtype=torch.int64)
-            return None, Plan(none, 0, Transcripts(none[:, None], none), 0.0, lost).to_message()
+            return None, BatchPlan(none, 0, Transcripts(none[:, None], none), 0.0, lost).to_message()
         feats, frames = self.augmenter.features(self.frontend, batch, self.device)
         feats = rounded_up(feats, self.frame_multiple)
         transcripts = Transcripts(batch.tokens, batch.token_lengths)
-        return feats, Plan(frames.cpu(), feats.shape[1], transcripts, batch.seconds, lost).to_message()
+        return feats, BatchPlan(frames.cpu(), feats.shape[1], transcripts, batch.seconds, lost).to_message()
 
-    def _pass(self, feats: Tensor | None, plan: Plan) -> tuple[float, float]:
+    def _pass(self, feats: Tensor | None, plan: BatchPlan) -> tuple[float, float]:
         """All micro-batches forward and backward; the loss and the unalignable utterances, at the last stage."""
         size, parts = plan.cut(self.cfg.pipeline.micro_batches)
         fill = size * parts - len(plan.frames)

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from training.augmenting import Augmenter
-from training.data import Batch, SpeechDataset
+from training.learner.augmentation import Augmenter
+from training.learner.data import Batch, SpeechDataset
 
 Rows = NDArray[np.int64]
 

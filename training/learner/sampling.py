@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from storage.index import ShardIndex
-from training.batching import derive_seed
+from training.learner.batching import derive_seed
 
 Rows = NDArray[np.int64]
 

@@ -9,10 +9,10 @@ from speech.models import AcousticModel
 from speech.objectives import Objective, build_objective
 from speech.scoring import score_sets
 from speech.tokens import Tokenizer
-from training.batching import plan_epoch
 from training.config import TrainConfig
-from training.data import Batch, SpeechDataset, read_ahead
-from training.shapes import frame_multiple, rounded_up
+from training.learner.batching import plan_epoch
+from training.learner.data import Batch, SpeechDataset, read_ahead
+from training.learner.padding import frame_multiple, rounded_up
 
 
 class Validation:

@@ -8,8 +8,8 @@
 
 The stages are the library's own, but for opening shards on any fsspec URL, decoding without pickle, and batches of
 utterances of similar length. Nodes (`torch.distributed`) and loader workers each read shards of their own. Unlike
-Starling's own reader (`training.data`), this one reads whole shards in order, takes what a shard holds as it is, and
-may give nodes different numbers of batches.
+Starling's own reader (`training.learner.data`), this one reads whole shards in order, takes what a shard holds as it
+is, and may give nodes different numbers of batches.
 """
 
 import io
@@ -26,7 +26,7 @@ import webdataset
 from speech.audio import decode_audio, resample
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
-from training.batching import plan_epoch
+from training.learner.batching import plan_epoch
 
 Item = dict[str, Any]
 

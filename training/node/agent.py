@@ -17,10 +17,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from training import logs
-from training.last_words import end_told, leave, read, reserve
-from training.processes import end_with_parent, stop
-from training.rank import DIVERGED, GAVE_UP, START, STOPPED, NodeSetup
+from training.node.rank import DIVERGED, GAVE_UP, START, STOPPED, NodeSetup
+from training.processes import logs
+from training.processes.children import end_with_parent, stop
+from training.processes.exit_reason import end_told, leave, read, reserve
 
 log = logging.getLogger(__name__)
 JOB_PATIENCE_S = 120.0
@@ -62,22 +62,22 @@ def fetch_job(
     Raises:
         NodeError: If the store does not answer.
     """
+    from training.coordinator.client import CoordinatorClient
+    from training.coordinator.messages import CoordinatorUnreachableError
     from training.exchange.keys import RingKey
-    from training.store.client import StoreClient
-    from training.store.messages import StoreUnreachableError
 
     key = RingKey.load(key_file) if key_file else None
-    client = StoreClient(store, key)
+    client = CoordinatorClient(store, key)
     deadline = time.monotonic() + patience_s
     try:
         while stop is None or not stop.is_set():
             try:
                 return dict(client.request({"op": "job"}, patience_s=1.0)["job"])
-            except StoreUnreachableError:
+            except CoordinatorUnreachableError:
                 if time.monotonic() > deadline:
                     raise
         return None
-    except StoreUnreachableError as error:
+    except CoordinatorUnreachableError as error:
         raise NodeError(
             f"no answer from the store at {store} in {patience_s:.0f} s: is it running, is the address right (--store),"
             f" and is {key_file} the key that it was started with?"
@@ -160,7 +160,7 @@ class Node:
         return child.returncode
 
     def _command(self, ranks: int, start: str) -> list[str]:
-        rank = ["-m", "training.rank", str(self.setup.folder / "node.json"), str(os.getpid())]
+        rank = ["-m", "training.node.rank", str(self.setup.folder / "node.json"), str(os.getpid())]
         if ranks == 1:
             return [sys.executable, *rank]
         # one agent a machine: the agents of several would restart each other. Its own meeting point is a file, so that
@@ -176,7 +176,7 @@ class Node:
 
     @staticmethod
     def _environment(start: str) -> dict[str, str]:
-        root = str(Path(__file__).resolve().parents[1])
+        root = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
         return {
             **os.environ,
@@ -241,8 +241,8 @@ def run_node(
 
 
 def main(argv: list[str]) -> int:
-    """Entry point of `python -m training.node`."""
-    parser = argparse.ArgumentParser(prog="training.node", description="Run one node of a training.")
+    """Entry point of `python -m training.node.agent`."""
+    parser = argparse.ArgumentParser(prog="training.node.agent", description="Run one node of a training.")
     parser.add_argument("--store", required=True, help="HOST:PORT of the store")
     parser.add_argument("--key-file", type=Path, help="file with the ring's key")
     parser.add_argument("--folder", type=Path, required=True)

@@ -1,10 +1,10 @@
 """How gradients travel within a node: communication hooks with the signature of DistributedDataParallel's.
 
 A hook gets a bucket of gradients and gives a future of their mean over the ranks. The same hooks run in
-`DistributedDataParallel.register_comm_hook` and in this engine's `training.group.GradientReducer`: `codec_hook` of
-this module, for the codecs of strategies, and PyTorch's own `bf16_compress_hook` and `powerSGD_hook`. A hook that
-remembers something from step to step (what compression has left out so far) keeps it in its state, which goes into
-checkpoints.
+`DistributedDataParallel.register_comm_hook` and in this engine's `training.node.process_group.GradientReducer`:
+`codec_hook` of this module, for the codecs of strategies, and PyTorch's own `bf16_compress_hook` and `powerSGD_hook`. A
+hook that remembers something from step to step (what compression has left out so far) keeps it in its state, which
+goes into checkpoints.
 """
 
 from collections.abc import Callable, Sequence
@@ -77,7 +77,7 @@ class CommHook:
             self.state.forget()
 
 
-class Bucket:
+class GradientBucket:
     """Gradients that travel together, with the methods of `torch.distributed.GradBucket`.
 
     Args:
@@ -116,7 +116,7 @@ class Bucket:
         return list(self._parameters)
 
 
-def run_hook(hook: Hook, bucket: Bucket) -> Tensor:
+def run_hook(hook: Hook, bucket: GradientBucket) -> Tensor:
     """Exchange a bucket, and wait: the mean over the ranks [values]."""
     return hook(cast(GradBucket, bucket)).wait()
 
@@ -133,7 +133,7 @@ def codec_hook(codec: Codec, bucket: GradBucket) -> Future[Tensor]:
 
     Args:
         codec: Of this rank; the same configuration at all.
-        bucket: Gradients; as one gets them from DistributedDataParallel or from `training.group.GradientReducer`.
+        bucket: Gradients, from DistributedDataParallel or from `training.node.process_group.GradientReducer`.
 
     Returns:
         The mean over the ranks of the decoded gradients [values].

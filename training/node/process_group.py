@@ -17,9 +17,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import FileStore, Store  # type: ignore[attr-defined]
 
-from training.comm_hooks import Bucket, Hook, run_hook
-from training.devices import SideStream
-from training.flat import FlatParameters, share
+from training.learner.devices import SideStream
+from training.learner.flat import FlatParameters, share
+from training.node.comm_hooks import GradientBucket, Hook, run_hook
 
 TIMEOUT = datetime.timedelta(seconds=300)
 """For collectives: a rank that has died is noticed at once (its connection closes), a stopped one after this time."""
@@ -38,7 +38,7 @@ class NodeGroup:
         rank: Own number, from 0.
         size: Ranks of the node.
         meeting_point: Where all ranks of this start of the node, and nobody else, find each other: a file, or what
-            `training.meeting` has found; unused if the node has one rank.
+            `training.node.rendezvous` has found; unused if the node has one rank.
         device: Where the gradients are.
     """
 
@@ -241,7 +241,7 @@ class GradientReducer:
     def _exchange(self, hook: Hook, number: int, grads: Tensor, ready: torch.cuda.Event | None) -> None:
         parameters = [p for p, of in zip(self._flat.parameters, self._bucket_of, strict=True) if of == number]
         with self._stream.after(ready):
-            mean = run_hook(hook, Bucket(number, number == len(self._buckets) - 1, grads, parameters))
+            mean = run_hook(hook, GradientBucket(number, number == len(self._buckets) - 1, grads, parameters))
             torch.mul(mean, self._group.size, out=grads)
 
     @contextmanager

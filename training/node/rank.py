@@ -1,4 +1,4 @@
-"""The process of one rank: joins its node, the ring and the store, and trains; started by `training.node`."""
+"""The process of one rank: joins its node, the ring and the store, and trains; started by `training.node.agent`."""
 
 import logging
 import os
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
 
-from training import logs
-from training.last_words import end_told, leave
-from training.processes import end_with_parent, exit_at_once
+from training.processes import logs
+from training.processes.children import end_with_parent, exit_at_once
+from training.processes.exit_reason import end_told, leave
 
 if TYPE_CHECKING:
     from training.job import TrainJob
@@ -76,17 +76,17 @@ def main(argv: list[str]) -> int:
 
 def _run(job: "TrainJob", setup: NodeSetup, rank: int, here: int) -> int:
     from storage.quarantine import TooManyShardsError
-    from training.compute import use_threads
-    from training.devices import claim, inventory, rank_device
-    from training.exchange import ExchangeSetup, World, build_exchange
+    from training.coordinator.node_client import NodeClient
+    from training.exchange import ExchangeSetup, RingRendezvous, build_exchange
     from training.exchange.keys import RingKey
-    from training.group import NodeGroup
-    from training.meeting import Meeting, MeetingError, Place
-    from training.portions import TooLargeError
-    from training.store.node_client import NodeClient
-    from training.strategy_setup import build_learner, connect, share_memory
-    from training.system import SystemFigures
-    from training.worker import DivergedError, NoWeightsError, Worker
+    from training.learner.compute import use_threads
+    from training.learner.devices import claim, inventory, rank_device
+    from training.learner.microbatches import TooLargeError
+    from training.node.process_group import NodeGroup
+    from training.node.rendezvous import RankPlacement, Rendezvous, RendezvousError
+    from training.node.system_figures import SystemFigures
+    from training.node.worker import DivergedError, NoWeightsError, Worker
+    from training.strategies.setup import build_learner, connect, share_memory
 
     size, start = here * setup.machines, os.environ[START]
     use_threads(job.train.threads, setup.learners_here or here)
@@ -101,10 +101,10 @@ def _run(job: "TrainJob", setup: NodeSetup, rank: int, here: int) -> int:
         claim(device)
         if setup.machines > 1:
             patience = job.train.membership.store_patience_s
-            meeting = Meeting(setup, Place(rank, size, start), key, patience)
+            meeting = Rendezvous(setup, RankPlacement(rank, size, start), key, patience)
         group = NodeGroup(rank, size, meeting.store if meeting else setup.folder / f"meet-{start}", device)
         learner = build_learner(job, device, group)
-    except (ValueError, MeetingError, TooLargeError) as error:
+    except (ValueError, RendezvousError, TooLargeError) as error:
         log.error("%s", error)
         leave(str(error), setup.folder / GAVE_UP)
         return DIVERGED
@@ -122,7 +122,7 @@ def _run(job: "TrainJob", setup: NodeSetup, rank: int, here: int) -> int:
                 bind_host=setup.bind_host,
                 advertise_host=setup.advertise_host,
                 seed=job.seed,
-                world=World(setup.meeting, job.train.nodes) if setup.meeting else None,
+                world=RingRendezvous(setup.meeting, job.train.nodes) if setup.meeting else None,
                 moments=len(moments.names) if job.train.exchange.newcomer == "weights+optimizer" else 0,
                 optimizer=moments.optimizer,
             ),

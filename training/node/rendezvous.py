@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
+from training.coordinator.client import CoordinatorClient
+from training.coordinator.messages import CoordinatorError, CoordinatorUnreachableError, Message
 from training.exchange.keys import RingKey
-from training.rank import NodeSetup
-from training.sockets import interface_of, split_address
-from training.store.client import StoreClient
-from training.store.messages import Message, StoreError, StoreUnreachableError
+from training.node.rank import NodeSetup
+from training.processes.sockets import interface_of, split_address
 
 log = logging.getLogger(__name__)
 TIMEOUT = datetime.timedelta(seconds=60)
@@ -32,12 +32,12 @@ LOST = 1
 """Exit status when the meeting is over: the node's processes are started again."""
 
 
-class MeetingError(RuntimeError):
+class RendezvousError(RuntimeError):
     """The node's other machines did not come."""
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlacement:
     """A learner's place in its node.
 
     Attributes:
@@ -51,7 +51,7 @@ class Place:
     token: str
 
 
-class Meeting:
+class Rendezvous:
     """The learners of one node on several machines.
 
     Args:
@@ -71,13 +71,13 @@ class Meeting:
     """
 
     def __init__(
-        self, setup: NodeSetup, place: Place, key: RingKey | None, patience_s: float, ask_s: float = 1.0
+        self, setup: NodeSetup, place: RankPlacement, key: RingKey | None, patience_s: float, ask_s: float = 1.0
     ) -> None:
         self._setup, self._place, self._patience_s, self._ask_s = setup, place, patience_s, ask_s
         self.wants_to_leave, self.told_to_leave = threading.Event(), threading.Event()
         self._closed = threading.Event()
         self._met: list[str] = []
-        self._client = StoreClient(setup.store, key)
+        self._client = CoordinatorClient(setup.store, key)
         host = setup.advertise_host or setup.bind_host
         # the interface that the exchanges use; who launches may have chosen another
         if unset := [name for name in INTERFACES if name not in os.environ]:
@@ -119,7 +119,7 @@ class Meeting:
         while time.monotonic() < deadline:
             try:
                 answer = self._ask(min(10.0, self._patience_s), address=address)
-            except StoreUnreachableError as error:
+            except CoordinatorUnreachableError as error:
                 log.warning("%s", error)
                 continue
             if answer["met"]:
@@ -130,7 +130,7 @@ class Meeting:
                 told = time.monotonic()
                 log.info("node %d waits for %s", self._setup.node, missing)
             time.sleep(ASK_S)
-        raise MeetingError(
+        raise RendezvousError(
             f"node {self._setup.node} has waited {self._patience_s:g} s for {missing}: start a process on each machine "
             "(`starling train --node-rank`), or lower train.machines_per_node"
         )
@@ -140,7 +140,7 @@ class Meeting:
         while not self._closed.wait(self._ask_s):
             try:
                 answer = self._ask(5.0, met=self._met, leaving=self.wants_to_leave.is_set())
-            except StoreError as error:
+            except CoordinatorError as error:
                 log.warning("%s", error)  # the learners know each other: they go on without the store
                 continue
             if answer["leave"]:

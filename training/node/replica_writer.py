@@ -16,11 +16,18 @@ from typing import Any, TextIO
 
 from storage.objects import ObjectStore
 from storage.retries import DiskError
-from training.checkpoint import Kept, digests, evaluation_name, pack_replica, write_objects, write_weights
-from training.group import NodeGroup
-from training.stepper import Stepper, Weights
-from training.store.messages import checkpoint_folder, replica_name
-from training.store.node_client import NodeClient
+from training.coordinator.messages import checkpoint_folder, replica_name
+from training.coordinator.node_client import NodeClient
+from training.learner.checkpoint import (
+    ReplicaState,
+    digests,
+    evaluation_name,
+    pack_replica,
+    write_objects,
+    write_weights,
+)
+from training.node.process_group import NodeGroup
+from training.strategies.stepper import Stepper, Weights
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +48,7 @@ class Wanted:
         return self.epoch is not None or self.checkpoint is not None
 
 
-class Traces:
+class ReplicaWriter:
     """Writes what the store asks for.
 
     Args:
@@ -150,7 +157,9 @@ class Traces:
             whole = {**record, "seq": client.seq, "files": files}
             self._submit(lambda: self._write_together(client, number, whole, objects))
 
-    def _write_alone(self, client: NodeClient, number: int, record: dict[str, Any], folder: str, kept: Kept) -> None:
+    def _write_alone(
+        self, client: NodeClient, number: int, record: dict[str, Any], folder: str, kept: ReplicaState
+    ) -> None:
         objects = pack_replica(folder, kept)
         write_objects(self.output, objects)
         client.checkpoint_done(number, {**record, "files": digests(objects)})
@@ -184,7 +193,7 @@ class Traces:
         self._writer.shutdown(wait=True)
 
 
-def open_trace(name: str) -> TextIO | None:
+def open_replica_writer(name: str) -> TextIO | None:
     """The file that takes the ids of every step of a learner, if `STARLING_TRACE_IDS` names a folder for it."""
     folder = os.environ.get("STARLING_TRACE_IDS", "")
     # every line is out at once: it must outlive a kill

@@ -6,17 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from training.accounts import Accounts
-from training.batching import derive_seed, plan_node
-from training.data import SpeechDataset
+from training.coordinator.messages import Progress
+from training.coordinator.node_client import NodeClient
+from training.coordinator.worklist import WHOLE, Assignment
 from training.job import TrainJob
-from training.sampling import Draws
-from training.schedule import learning_rate
-from training.stepper import Rows, Stepped, Stepper
-from training.store.messages import Progress
-from training.store.node_client import NodeClient
-from training.store.worklist import WHOLE, Assignment
-from training.traces import Traces, Wanted
+from training.learner.batching import derive_seed, plan_node
+from training.learner.data import SpeechDataset
+from training.learner.sampling import Draws
+from training.learner.schedule import learning_rate
+from training.node.replica_writer import ReplicaWriter, Wanted
+from training.node.step_counters import StepCounters
+from training.strategies.stepper import Rows, Stepped, Stepper
 
 Orders = dict[str, Any]
 
@@ -42,7 +42,7 @@ def count_batches(job: TrainJob, data: SpeechDataset, draws: Draws) -> int:
     return len(plan_node(job.train, data.durations[draws.rows(0, np.arange(len(data)))], job.seed))
 
 
-class Decider:
+class Scheduler:
     """Rank 0's mind.
 
     Args:
@@ -63,8 +63,8 @@ class Decider:
         data: SpeechDataset,
         draws: Draws,
         stepper: Stepper,
-        traces: Traces,
-        accounts: Accounts,
+        traces: ReplicaWriter,
+        accounts: StepCounters,
         batches: int,
     ) -> None:
         self.job, self.cfg, self.client, self.data, self.draws = job, job.train, client, data, draws

@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from typing import Any
 
-from training.compute import Losses
+from training.coordinator.node_client import NodeClient
+from training.coordinator.worklist import Assignment
 from training.exchange.base import ExchangeStats
-from training.store.node_client import NodeClient
-from training.store.worklist import Assignment
+from training.learner.compute import Losses
 
 
 @dataclass
-class Part:
+class StepReport:
     """One rank's part of a step; all ranks' parts go to all ranks."""
 
     losses: Losses
@@ -28,7 +28,7 @@ class Part:
     @classmethod
     def of(
         cls, losses: Losses, ready: bool, stats: ExchangeStats | None, per_step: float = 0.0, lost: bool = False
-    ) -> "Part":
+    ) -> "StepReport":
         """Put together from a step's sums and the exchange's figures."""
         if stats is None:
             return cls(losses, ready, lost=lost)
@@ -47,18 +47,18 @@ class Part:
         ]
 
     @classmethod
-    def from_list(cls, values: list[float]) -> "Part":
+    def from_list(cls, values: list[float]) -> "StepReport":
         """From what `to_list` gave."""
         *losses, ready, exchange_s, staleness, distance, per_step, lost = values
         return cls(Losses(*losses), bool(ready), exchange_s, staleness, distance, per_step, bool(lost))
 
 
-def together(parts: list[Part]) -> Losses:
+def together(parts: list[StepReport]) -> Losses:
     """Sums over the ranks; a loss that is no number makes the sum none."""
     return Losses(*(sum(column) for column in zip(*(part.losses.to_list() for part in parts), strict=True)))
 
 
-class Accounts:
+class StepCounters:
     """Counters of a node's learners, kept at rank 0.
 
     Args:
@@ -66,7 +66,7 @@ class Accounts:
         ranks: Its learners.
         epochs: Epochs to train.
         client: Where reports and journal lines go.
-        measured: Fields of `Part` that a strategy measures and the journal tells.
+        measured: Fields of `StepReport` that a strategy measures and the journal tells.
     """
 
     def __init__(self, node: int, ranks: int, epochs: int, client: NodeClient, measured: tuple[str, ...] = ()) -> None:
@@ -87,7 +87,7 @@ class Accounts:
         if len(totals) == len(self.totals):
             self.totals = [Losses(**total) for total in totals]
 
-    def step(self, assignment: Assignment, parts: list[Part], good: bool) -> None:
+    def step(self, assignment: Assignment, parts: list[StepReport], good: bool) -> None:
         """A batch is trained.
 
         Args:
@@ -112,7 +112,7 @@ class Accounts:
             unreadable=int(sums.unreadable),
         )
 
-    def journal(self, parts: list[Part], **shared: Any) -> None:
+    def journal(self, parts: list[StepReport], **shared: Any) -> None:
         """A line for each learner.
 
         Args:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training.store.messages import StoreError
+from training.coordinator.messages import CoordinatorError
 
 EVERY_S = 10.0
 """Seconds between samples."""
@@ -189,7 +189,7 @@ class SystemFigures:
                 at = self._time()
                 self._journal({**self._about, "elapsed": at, **self._sample()})
                 self._latest = at
-            except StoreError:  # it has not joined yet
+            except CoordinatorError:  # it has not joined yet
                 wait_s = min(_SOON_S, self._every_s)
             except (OSError, ValueError) as error:  # figures are worth no training
                 _log.warning("the machine's figures could not be noted: %s", error)

@@ -1,7 +1,7 @@
 """One learner at work: takes batches from the store's leases, computes gradients, and has its strategy apply them.
 
-Rank 0 of a node decides, with the store, what the node does next, and tells the others (`training.deciding`). What
-happens between a gradient and the next is the strategy's (`training.stepper`).
+Rank 0 of a node decides, with the store, what the node does next, and tells the others (`training.node.scheduler`).
+What happens between a gradient and the next is the strategy's (`training.strategies.stepper`).
 """
 
 import json
@@ -14,26 +14,26 @@ import numpy as np
 
 from storage.objects import ObjectStore
 from storage.quarantine import TooManyShardsError
-from training.accounts import Accounts
-from training.batching import derive_seed
-from training.checkpoint import CheckpointError, compute_name, files_by_rank, load_replica
-from training.compute import Learner, open_set
-from training.data import Batch
-from training.deciding import Decider, Orders, count_batches
-from training.devices import claim
+from training.coordinator.membership import View
+from training.coordinator.node_client import NodeClient
 from training.exchange.base import Exchange
-from training.group import NodeGroup
+from training.exchange.ring import Ring
 from training.job import TrainJob
-from training.membership import View
+from training.learner.batching import derive_seed
+from training.learner.checkpoint import CheckpointError, compute_name, files_by_rank, load_replica
+from training.learner.compute import Learner, open_set
+from training.learner.data import Batch
+from training.learner.devices import claim
+from training.learner.prefetch import Loader, Prefetcher
+from training.learner.sampling import Draws
+from training.node.process_group import NodeGroup
+from training.node.replica_writer import ReplicaWriter, Wanted, open_replica_writer
+from training.node.scheduler import Orders, Scheduler, count_batches
+from training.node.step_counters import StepCounters
 from training.parameter_server.client import ServerClient
-from training.prefetch import Loader, Prefetcher
-from training.ring import Ring
-from training.sampling import Draws
-from training.shared_weights import SharedWeights
-from training.stepper import Rows, Stepped
-from training.store.node_client import NodeClient
-from training.strategy_setup import build_stepper
-from training.traces import Traces, Wanted, open_trace
+from training.strategies.setup import build_stepper
+from training.strategies.shared_weights import SharedWeights
+from training.strategies.stepper import Rows, Stepped
 
 log = logging.getLogger(__name__)
 IDLE_S = 0.02
@@ -90,19 +90,19 @@ class Worker:
         load = Loader(self.data, learner.augmenter, learner.device)
         self.prefetch = Prefetcher(load, self.cfg.loader_threads, begin=lambda: claim(learner.device))
         self.step = 0
-        self.traces = Traces(node, self.stepper, group, self.output, client)
-        self.accounts: Accounts | None = None
-        self.decider: Decider | None = None
+        self.traces = ReplicaWriter(node, self.stepper, group, self.output, client)
+        self.accounts: StepCounters | None = None
+        self.decider: Scheduler | None = None
         if client:
-            self.accounts = Accounts(node, group.size, self.cfg.epochs, client, self.stepper.measured)
-            self.decider = Decider(
+            self.accounts = StepCounters(node, group.size, self.cfg.epochs, client, self.stepper.measured)
+            self.decider = Scheduler(
                 job, client, self.data, self.draws, self.stepper, self.traces, self.accounts, batches
             )
         self.stop_requested = self.decider.stop_requested if self.decider else threading.Event()
         self.slow = 1.0
         self._rested: float | None = None
         self._bad = self._recoveries = 0
-        self._ids = open_trace(self.name)
+        self._ids = open_replica_writer(self.name)
 
     # --- joining
 

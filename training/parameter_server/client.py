@@ -28,7 +28,7 @@ from training.parameter_server.messages import (
     state_of,
     unpack,
 )
-from training.sockets import Connection, end_context
+from training.processes.sockets import Connection, end_context
 
 REPEAT_S = 20.0
 """A request over a connection that holds is sent again after this time, then after twice the time, and so on. Over a
@@ -180,8 +180,8 @@ class ServerClient:
         Args:
             session: Name of the session of training; those of an earlier one are replaced.
             weights: Of the whole model [num_weights].
-            optimizer: The whole model's optimizer state, as `state` or `training.optim.optimizer_tensors` gives it;
-                empty for an optimizer without a past.
+            optimizer: The whole model's optimizer state, as `state` or `training.learner.optim.optimizer_tensors` gives
+                it; empty for an optimizer without a past.
 
         Returns:
             Whether all shares have taken these weights; if not, `pull` theirs.
@@ -242,7 +242,7 @@ class ServerClient:
             return self._together().to(vector.device)
 
     def state(self) -> dict[str, Tensor]:
-        """The servers' optimizer state by the names of `training.optim.optimizer_tensors` of the whole model."""
+        """The servers' optimizer state, with the names of `training.learner.optim.optimizer_tensors`."""
         with self._lock:
             self._meet()
             whole: dict[str, Tensor] = {}

@@ -4,7 +4,7 @@ import math
 
 from pydantic import BaseModel, ConfigDict
 
-from training.flat import FlatParameters, share
+from training.learner.flat import FlatParameters, share
 
 ALIGNMENT = 64
 """A parameter is cut after a multiple of this many values. An optimizer's kernel treats the values behind the last full
@@ -17,7 +17,7 @@ class Piece(BaseModel):
     """The part of one parameter that lies in a share.
 
     Attributes:
-        number: Of the parameter, as `training.optim.optimizer_tensors` counts for the whole model.
+        number: Of the parameter, as `training.learner.optim.optimizer_tensors` counts for the whole model.
         first: Its first value, counted within the flattened parameter.
         stop: Behind its last value.
         shape: Of the whole parameter.
@@ -109,6 +109,6 @@ def _aligned(flat: FlatParameters, edge: int) -> int:
 
 
 def _optimizer_numbers(flat: FlatParameters) -> dict[int, int]:
-    """Position of each parameter in the whole model's optimizer: matrices first (`training.optim.build_optimizer`)."""
+    """Position of each parameter in the optimizer: matrices first (`training.learner.optim.build_optimizer`)."""
     order = sorted(range(len(flat.parameters)), key=lambda index: flat.parameters[index].ndim <= 1)
     return {index: number for number, index in enumerate(order)}

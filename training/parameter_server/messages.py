@@ -166,7 +166,7 @@ def state_of(tensors: dict[str, Tensor], piece: Piece) -> Iterator[tuple[str, Te
     """A piece's part of a whole model's optimizer tensors.
 
     Args:
-        tensors: As `training.optim.optimizer_tensors` gives them.
+        tensors: As `training.learner.optim.optimizer_tensors` gives them.
         piece: Of a parameter.
 
     Raises:

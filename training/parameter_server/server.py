@@ -20,18 +20,18 @@ from typing import Any
 import torch
 import zmq
 
-from training import logs
 from training.exchange.keys import RingKey
-from training.flat import FlatParameters
 from training.job import TrainJob
-from training.last_words import end_told
+from training.learner.flat import FlatParameters
 from training.parameter_server.layout import layout
 from training.parameter_server.messages import LONGEST, SILENCE_S
-from training.parameter_server.service import Service
+from training.parameter_server.service import ShareService
 from training.parameter_server.share import Share
-from training.parts import CANNOT_WORK
-from training.processes import end_with_parent
-from training.sockets import announce, bind, end_context, listening_endpoint, server_parser
+from training.processes import logs
+from training.processes.children import end_with_parent
+from training.processes.exit_reason import end_told
+from training.processes.managed import CANNOT_WORK
+from training.processes.sockets import announce, bind, end_context, listening_endpoint, server_parser
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ def note_file(folder: Path, number: int) -> Path:
     return folder / f"server-{number}.json"
 
 
-def open_service(job: TrainJob, folder: Path, number: int, servers: int, fresh: bool) -> Service:
+def open_service(job: TrainJob, folder: Path, number: int, servers: int, fresh: bool) -> ShareService:
     """The share of a server, as it was saved or empty.
 
     Args:
@@ -62,10 +62,10 @@ def open_service(job: TrainJob, folder: Path, number: int, servers: int, fresh: 
         raise ValueError(f"--number is {number} of {servers} servers: give 0 to {servers - 1}")
     # the model tells where its parameters lie; its weights come from the first learner
     share = Share(layout(FlatParameters(job.spec.build_model()), number, servers), job.train.optimizer)
-    return Service(share, job.run, folder / f"server-{number}.safetensors", fresh)
+    return ShareService(share, job.run, folder / f"server-{number}.safetensors", fresh)
 
 
-class Server:
+class ShareServer:
     """Answers requests to one share.
 
     Args:
@@ -78,7 +78,7 @@ class Server:
         ValueError: If it cannot listen there.
     """
 
-    def __init__(self, service: Service, endpoint: str, key: RingKey | None, note: Path) -> None:
+    def __init__(self, service: ShareService, endpoint: str, key: RingKey | None, note: Path) -> None:
         self.service = service
         self._stop = False
         self._context: zmq.Context[Any] = zmq.Context()
@@ -141,7 +141,7 @@ def main() -> int:
         key = RingKey.load(arguments.key_file) if arguments.key_file else None
         arguments.folder.mkdir(parents=True, exist_ok=True)
         service = open_service(job, arguments.folder, arguments.number, arguments.servers, arguments.fresh)
-        server = Server(service, listening_endpoint(arguments.listen, note, arguments.fresh), key, note)
+        server = ShareServer(service, listening_endpoint(arguments.listen, note, arguments.fresh), key, note)
     except (OSError, ValueError) as error:
         print(f"parameter server {arguments.number} cannot start: {error}", file=sys.stderr, flush=True)
         return CANNOT_WORK

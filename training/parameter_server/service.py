@@ -58,7 +58,7 @@ class _Last:
     vector: Tensor | None = None
 
 
-class Service:
+class ShareService:
     """One share's server, without its socket.
 
     Args:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from training.config import OptimizerConfig
-from training.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors, set_learning_rate
+from training.learner.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors, set_learning_rate
 from training.parameter_server.layout import SCALARS, Layout
 
 _STATE = {"adamw": {"step", "exp_avg", "exp_avg_sq"}, "sgd": {"momentum_buffer"}}

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from training.config import TrainConfig
-from training.parts import Part
-from training.sockets import AddressError, split_address
+from training.processes.managed import ManagedProcess
+from training.processes.sockets import AddressError, split_address
 
 MAX_RESTARTS = 20
 """Of each server."""
@@ -37,7 +37,7 @@ def server_parts(cfg: TrainConfig, words: Sequence[str]) -> list[tuple[str, list
     return parts
 
 
-def await_servers(parts: Sequence[Part], folder: Path, listen: str) -> tuple[str, ...]:
+def await_servers(parts: Sequence[ManagedProcess], folder: Path, listen: str) -> tuple[str, ...]:
     """Wait until servers that were started listen; from then on they are started again where they are.
 
     Args:
@@ -46,7 +46,7 @@ def await_servers(parts: Sequence[Part], folder: Path, listen: str) -> tuple[str
         listen: As the store's.
 
     Returns:
-        HOST:PORT of each. A loopback address stands for the machine of the store (`training.sockets.beside`).
+        HOST:PORT of each. A loopback address stands for the machine of the store (`training.processes.sockets.beside`).
 
     Raises:
         SupervisorError: If one does not start.

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from storage.disks import system_folders
 from storage.retries import DiskError, disk_named
-from training.logs import redact
+from training.processes.logs import redact
 
 log = logging.getLogger(__name__)
 VARIABLE = "STARLING_LAST_WORDS"

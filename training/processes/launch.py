@@ -9,8 +9,8 @@ from pathlib import Path
 
 from storage.retries import check_disk
 from training.job import TrainJob
-from training.last_words import read, reserve
-from training.processes import end_of_log, log_size, stop
+from training.processes.children import end_of_log, log_size, stop
+from training.processes.exit_reason import read, reserve
 
 END_S = 9.0
 """How long training may take to end when it is asked to: time for a last checkpoint."""
@@ -40,7 +40,7 @@ def run_training(job: TrainJob, folder: Path, on_poll: Callable[[], None] | None
     begin = log_size(log)
     with log.open("ab") as out:
         child = subprocess.Popen(
-            [sys.executable, "-m", "training.supervise", str(job_file), str(os.getpid())],
+            [sys.executable, "-m", "training.processes.supervisor", str(job_file), str(os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,

@@ -1,6 +1,6 @@
 """Logs: readable lines, or one JSON object a line where STARLING_LOG=json asks for it; never with a secret.
 
-Every process of a training calls `setup` first; `tasks.logs` does the same for flows and commands.
+Every process of a training calls `setup` first; `tasks.orchestration.logs` does the same for flows and commands.
 """
 
 import base64

@@ -8,8 +8,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.last_words import read, reserve
-from training.processes import end_of_log, log_size
+from training.processes.children import end_of_log, log_size
+from training.processes.exit_reason import read, reserve
 
 START_S = 120.0
 """How long a server may take until it listens."""
@@ -26,7 +26,7 @@ class SupervisorError(RuntimeError):
 
 
 @dataclass
-class Part:
+class ManagedProcess:
     """A process that belongs to the training."""
 
     name: str
@@ -44,7 +44,7 @@ class Part:
 
     def start(self) -> None:
         """Start it, with its output in its log."""
-        root = str(Path(__file__).resolve().parents[1])
+        root = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
         named = reserve(self.note)
         self.log_begin = log_size(self.log)

@@ -15,16 +15,16 @@ from typing import Any
 
 from storage.locks import file_lock
 from storage.objects import ObjectStore
-from training import logs
+from training.coordinator.client import CoordinatorClient
+from training.coordinator.messages import CoordinatorUnreachableError
 from training.exchange.keys import RingKey
 from training.job import TrainJob
-from training.last_words import end_told, leave, read
+from training.node.rank import DIVERGED, GAVE_UP, STOPPED
 from training.parameter_server.starting import await_servers, server_parts
-from training.parts import Part, SupervisorError
-from training.processes import end_of_log, end_with_parent, log_size, stop
-from training.rank import DIVERGED, GAVE_UP, STOPPED
-from training.store.client import StoreClient
-from training.store.messages import StoreUnreachableError
+from training.processes import logs
+from training.processes.children import end_of_log, end_with_parent, log_size, stop
+from training.processes.exit_reason import end_told, leave, read
+from training.processes.managed import ManagedProcess, SupervisorError
 
 log = logging.getLogger(__name__)
 PREDECESSOR_S = 300.0
@@ -39,7 +39,7 @@ MEETING = "meeting"
 """Begins the names of files in which local nodes meet."""
 
 
-class Supervisor:
+class TrainingSupervisor:
     """Store, parameter server, evaluator and nodes of one training.
 
     Args:
@@ -54,10 +54,10 @@ class Supervisor:
         self.watching = False
         self.local = self.cfg.launch.kind == "local"
         self.key_file = self._key()
-        self.nodes: list[Part] = []
-        self.servers: list[Part] = []
-        self.evaluator: Part | None = None
-        self.store: Part | None = None
+        self.nodes: list[ManagedProcess] = []
+        self.servers: list[ManagedProcess] = []
+        self.evaluator: ManagedProcess | None = None
+        self.store: ManagedProcess | None = None
         self._logs_begin: dict[str, int] = {}
 
     def request_stop(self, *_: object) -> None:
@@ -108,9 +108,9 @@ class Supervisor:
             self.watching = True  # whoever asks now to end need not hurry
             self._end_all()
 
-    def _part(self, name: str, words: list[str], restarts: int) -> Part:
+    def _part(self, name: str, words: list[str], restarts: int) -> ManagedProcess:
         parent = ["--parent", str(os.getpid())]
-        return Part(
+        return ManagedProcess(
             name, [sys.executable, "-m", *words, *parent], self.folder / f"{name}.log", restarts, lock=self.lock
         )
 
@@ -132,7 +132,14 @@ class Supervisor:
         """Start the store and wait until it listens; returns its address."""
         note = self.folder / "store.json"
         note.unlink(missing_ok=True)
-        words = ["training.store.server", "--folder", str(self.folder / "store"), "--job", str(job_file), "--fresh"]
+        words = [
+            "training.coordinator.server",
+            "--folder",
+            str(self.folder / "store"),
+            "--job",
+            str(job_file),
+            "--fresh",
+        ]
         words += ["--listen", self.cfg.launch.listen, *self._key_words()]
         self.store = self._part("store", words, MAX_STORE_RESTARTS)
         self.store.start()
@@ -143,16 +150,16 @@ class Supervisor:
         return address
 
     def _evaluator(self, job_file: Path, address: str) -> list[str]:
-        return ["training.evaluator", "--job", str(job_file), "--store", address, *self._key_words()]
+        return ["training.learner.evaluator", "--job", str(job_file), "--store", address, *self._key_words()]
 
-    def _node(self, number: int, address: str) -> Part:
+    def _node(self, number: int, address: str) -> ManagedProcess:
         here = self.cfg.learners_per_node // self.cfg.machines_per_node
         more: dict[str, Any] = {"first_gpu": number * here, "learners_here": self.cfg.learners}
         more |= {"meeting": str(self.folder / f"{MEETING}-{os.getpid()}")} | self._faults(number)
         name = f"node-{number:03d}"
         (self.folder / name / GAVE_UP).unlink(missing_ok=True)
         self._logs_begin[name] = log_size(self.folder / name / "node.log")
-        words = ["training.node", "--store", address, *self._key_words()]
+        words = ["training.node.agent", "--store", address, *self._key_words()]
         words += ["--folder", str(self.folder / name), "--node-rank", str(number)]
         words += ["--max-restarts", str(self.cfg.membership.max_restarts), "--more", json.dumps(more)]
         return self._part(name, words, self.cfg.membership.max_restarts)
@@ -186,7 +193,7 @@ class Supervisor:
                     raise SupervisorError(f"the nodes have ended, the evaluator has not:\n{self.evaluator.tail()}")
             time.sleep(0.1)
 
-    def _revive(self, part: Part, final: tuple[int, ...] = (), fatal: bool = True) -> None:
+    def _revive(self, part: ManagedProcess, final: tuple[int, ...] = (), fatal: bool = True) -> None:
         """Restart a part that died, unless it ended with one of the final statuses or too often."""
         status = part.died()
         if status is None:
@@ -231,20 +238,20 @@ class Supervisor:
 
     def _stop_training(self, address: str) -> int:
         """Somebody asked to end: a last checkpoint, if the nodes manage it in time."""
-        client = StoreClient(address, RingKey.load(self.key_file) if self.key_file else None)
+        client = CoordinatorClient(address, RingKey.load(self.key_file) if self.key_file else None)
         try:
             client.request({"op": "stop"}, patience_s=2.0)
             deadline = time.monotonic() + STOP_S
             # members may be elsewhere: the store knows when all have left
             while time.monotonic() < deadline and client.request({"op": "status"}, patience_s=2.0)["members"]:
                 time.sleep(0.1)
-        except StoreUnreachableError:
+        except CoordinatorUnreachableError:
             log.warning("the store does not answer: no last checkpoint")
         finally:
             client.close()
         return STOPPED
 
-    def _wait(self, part: Part, patience_s: float) -> None:
+    def _wait(self, part: ManagedProcess, patience_s: float) -> None:
         if part.process is not None and part.ended is None:
             try:
                 part.process.wait(patience_s)
@@ -283,7 +290,7 @@ def main(argv: list[str]) -> int:
     job = TrainJob.model_validate_json(Path(argv[0]).read_bytes())
     # a killed parent's successor may be quicker than the end of these processes: only one may write checkpoints
     with file_lock(job.journal.parent / "training.lock", PREDECESSOR_S) as lock:
-        supervisor = Supervisor(job, job.journal.parent, lock)
+        supervisor = TrainingSupervisor(job, job.journal.parent, lock)
         signal.signal(signal.SIGTERM, supervisor.request_stop)
         signal.signal(signal.SIGINT, supervisor.request_stop)
         try:

@@ -1,15 +1,15 @@
 """N learners in one process on a virtual clock, running the same programs as real ones."""
 
-from training.simulation.cluster import Cluster, Happening
+from training.simulation.cluster import Cluster, MembershipChange
 from training.simulation.problem import Activations, Problem, Timing
 from training.simulation.result import Observation, Outcome
-from training.simulation.running import simulate
-from training.simulation.world import Simulation, SimulationError
+from training.simulation.simulate import simulate
+from training.simulation.simulator import Simulation, SimulationError
 
 __all__ = [
     "Activations",
     "Cluster",
-    "Happening",
+    "MembershipChange",
     "Observation",
     "Outcome",
     "Problem",

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from training.simulation.cluster import Cluster
 from training.simulation.problem import Timing
-from training.simulation.world import Simulation
+from training.simulation.simulator import Simulation
 
 SLOW_DOWNS = (1.0, 2.0, 10.0, 100.0)
 STRAGGLERS = {

@@ -10,7 +10,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class Happening(BaseModel):
+class MembershipChange(BaseModel):
     """A learner comes or goes."""
 
     model_config = _MODEL_CONFIG
@@ -49,9 +49,9 @@ class Cluster(BaseModel):
     """Latency of a message within a machine, milliseconds."""
     timeout_s: Positive = 5.0
     """Seconds until a dead learner is known to be dead."""
-    losses: tuple[Happening, ...] = ()
+    losses: tuple[MembershipChange, ...] = ()
     """Learners that die; with h-adpsgd, each takes its whole node with it."""
-    joins: tuple[Happening, ...] = ()
+    joins: tuple[MembershipChange, ...] = ()
     """Learners that are not there from the beginning, and take over a neighbour's weights; with h-adpsgd, each brings
     its whole node."""
 

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from training.simulation.clock import Clock
-from training.simulation.network import Network
+from training.simulation.network import LinkModel
 from training.strategies.base import StrategyError
 from training.strategies.registry import Joins
 from training.strategies.requests import AllReduce, Gather, Mix, Reduced, Ticket
 
 
-class Presence:
+class Participants:
     """Learners that collectives wait for, by node and in a ring."""
 
     def __init__(self, node_of: Callable[[int], int]) -> None:
@@ -54,13 +54,13 @@ Finish = Callable[[int, Ticket, Any], None]
 
 
 @dataclass
-class Meeting:
+class PendingCollective:
     """A collective that waits for those who are missing."""
 
     tickets: dict[int, Ticket] = field(default_factory=dict)
 
 
-class Collectives:
+class VirtualCollectives:
     """All-reduce, all-gather and synchronous mixing in virtual time.
 
     Args:
@@ -75,15 +75,15 @@ class Collectives:
     def __init__(
         self,
         clock: Clock,
-        network: Network,
-        present: "Presence",
+        network: LinkModel,
+        present: "Participants",
         node_of: Callable[[int], int],
         finish: Finish,
         moment: Callable[[Joins], None],
     ) -> None:
         self._clock, self._network, self._present = clock, network, present
         self._node_of, self._finish, self._moment = node_of, finish, moment
-        self._meetings: dict[tuple[str, int], Meeting] = defaultdict(Meeting)
+        self._meetings: dict[tuple[str, int], PendingCollective] = defaultdict(PendingCollective)
         self._rounds: dict[int, int] = defaultdict(int)
         self._posted: dict[int, dict[int, Tensor]] = defaultdict(dict)
         self._mixing: dict[int, Ticket] = {}

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from typing_extensions import override
 
+from training.coordinator.membership import View
 from training.exchange.averaging import Averager
 from training.exchange.base import ExchangeStats
 from training.exchange.client import MailboxExchange
@@ -16,9 +17,8 @@ from training.exchange.neighbours import Kind, by_distance, hop, resolve, ring_o
 from training.exchange.protocol import Asking, Pending, Protocol
 from training.exchange.reporting import Report
 from training.exchange.wire import chunk_weights
-from training.membership import View
 from training.simulation.clock import Clock
-from training.simulation.network import Network
+from training.simulation.network import LinkModel
 
 _CHUNK_KB = 1024
 """Of a chunk at most, as `ExchangeConfig.chunk_kb` has it."""
@@ -27,7 +27,7 @@ _RINGS = 64
 
 
 @dataclass
-class Ether:
+class VirtualNetwork:
     """What the exchanges of a simulation share.
 
     Attributes:
@@ -43,7 +43,7 @@ class Ether:
     """
 
     clock: Clock
-    network: Network
+    network: LinkModel
     ranks: dict[int, int]
     neighbours: Kind
     seed: int
@@ -101,7 +101,7 @@ class VirtualExchange(MailboxExchange):
     two exchanges that a node is in at once add up to more than a mean of three.
     """
 
-    def __init__(self, ether: Ether, node: int, size: int) -> None:
+    def __init__(self, ether: VirtualNetwork, node: int, size: int) -> None:
         super().__init__(size, shared=False)  # the files of a thousand would use up the descriptors
         self.node, self._ether = node, ether
         self._averager = Averager(self._mailbox, size)

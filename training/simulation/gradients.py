@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from training.exchange.base import Exchange
-from training.strategies.base import Seat, average_all, perform, reduce, weight_of
+from training.strategies.base import LearnerContext, average_all, perform, reduce, weight_of
 from training.strategies.requests import AllReduce, Codec, Compute, Gather, Idle, Program, Reduced, Request, Start, Work
 
 _EMPTY = torch.zeros(0)
 
 
-def spelled_out(seat: Seat, program: Program) -> Program:
+def spelled_out(seat: LearnerContext, program: Program) -> Program:
     """A program whose `Compute` asks for this learner's own gradient only; all else is requests of its own.
 
     At the end of a method that averages weights, all learners take their mean.
@@ -48,7 +48,7 @@ def spelled_out(seat: Seat, program: Program) -> Program:
         yield from _end(seat, steps - 1)
 
 
-def _offer(seat: Seat, step: int, first: bool) -> None:
+def _offer(seat: LearnerContext, step: int, first: bool) -> None:
     """Give the weights after a number of steps to the exchange."""
     if seat.exchange is None:
         return
@@ -59,7 +59,7 @@ def _offer(seat: Seat, step: int, first: bool) -> None:
         seat.exchange.tick(step)
 
 
-def _reduced(seat: Seat, work: Work | None, request: Compute) -> Generator[Request, Any, Work | None]:
+def _reduced(seat: LearnerContext, work: Work | None, request: Compute) -> Generator[Request, Any, Work | None]:
     """Average gradients; the sum of the weights, or None if no learner had any work left."""
     assert request.reduce != "own"
     grads, codec = seat.replica.grads, request.codec
@@ -77,7 +77,7 @@ def _reduced(seat: Seat, work: Work | None, request: Compute) -> Generator[Reque
     return Work(mean.weight)
 
 
-class _Whole:
+class _WholeBuffer:
     """All gradients of a replica in one bucket; see `Bucket`."""
 
     def __init__(self, grads: Tensor) -> None:
@@ -100,9 +100,9 @@ class _Whole:
         return [self._grads]
 
 
-def _gathered(seat: Seat, codec: Codec, weight: float) -> Generator[Request, Any, Reduced]:
+def _gathered(seat: LearnerContext, codec: Codec, weight: float) -> Generator[Request, Any, Reduced]:
     """The weighted mean of what all messages stand for, and the weights' sum."""
-    one = codec.bucket(_Whole(seat.replica.grads))
+    one = codec.bucket(_WholeBuffer(seat.replica.grads))
     message = one.encode(seat.replica.grads) if weight else one.blank()
 
     def combine(payloads: list[tuple[Tensor, ...]]) -> Reduced:
@@ -114,7 +114,7 @@ def _gathered(seat: Seat, codec: Codec, weight: float) -> Generator[Request, Any
     return mean
 
 
-def _averaged(seat: Seat) -> Program:
+def _averaged(seat: LearnerContext) -> Program:
     """Add what the node's exchange has brought to the weights of all its learners."""
     weights, exchange = seat.replica.weights, seat.exchange
     if seat.nodes == 1:
@@ -134,19 +134,19 @@ def _averaged(seat: Seat) -> Program:
         weights.add_(brought.vector)
 
 
-def _take(seat: Seat, exchange: Exchange) -> None:
+def _take(seat: LearnerContext, exchange: Exchange) -> None:
     with torch.no_grad():
         delta: Tensor = exchange.take()
         seat.replica.weights.add_(delta)
     _release(seat, exchange)
 
 
-def _release(seat: Seat, exchange: Exchange) -> None:
+def _release(seat: LearnerContext, exchange: Exchange) -> None:
     seat.stale(exchange.stats().staleness)
     exchange.release()
 
 
-def _end(seat: Seat, step: int) -> Program:
+def _end(seat: LearnerContext, step: int) -> Program:
     """Let every exchange in flight end on both sides, then take the mean of all learners."""
     if seat.nodes == 1:
         return
@@ -166,7 +166,7 @@ def _end(seat: Seat, step: int) -> Program:
     yield from average_all(seat)
 
 
-def _linger(seat: Seat, channel: str, step: int) -> Program:
+def _linger(seat: LearnerContext, channel: str, step: int) -> Program:
     """Wait for all learners, and go on averaging meanwhile."""
     exchange = seat.exchange
     ticket = yield Start(AllReduce(_EMPTY, 1.0, 0.0, channel=channel))
@@ -176,7 +176,7 @@ def _linger(seat: Seat, channel: str, step: int) -> Program:
             _settle(seat, exchange, step)
 
 
-def _settle(seat: Seat, exchange: Exchange, step: int) -> None:
+def _settle(seat: LearnerContext, exchange: Exchange, step: int) -> None:
     while exchange.ready():
         _take(seat, exchange)
         exchange.give(seat.replica.weights, step)

@@ -8,31 +8,31 @@ from typing import Literal
 from training.exchange.neighbours import Kind
 from training.simulation.clock import Clock
 from training.simulation.cluster import Cluster, chance_of
-from training.simulation.exchange import Ether, VirtualExchange
+from training.simulation.exchange import VirtualExchange, VirtualNetwork
 from training.simulation.gradients import spelled_out
-from training.simulation.network import Network
-from training.simulation.pool import Lease
+from training.simulation.leases import BatchLease
+from training.simulation.network import LinkModel
 from training.simulation.problem import Job, Problem, Trainable
-from training.strategies.base import Seat, StrategyError
+from training.strategies.base import LearnerContext, StrategyError
+from training.strategies.config import StrategyConfig
 from training.strategies.registry import Method
 from training.strategies.requests import Program, Ticket
-from training.strategy_config import StrategyConfig
 
 State = Literal["away", "running", "computing", "starved", "waiting", "idle", "ended", "dead"]
 
 
 @dataclass
-class Learner:
+class SimulatedLearner:
     """One learner in the simulation."""
 
     rank: int
     node: int
-    seat: Seat
+    seat: LearnerContext
     replica: Trainable
     program: Program
     random: random.Random
     state: State = "away"
-    lease: Lease | None = None
+    lease: BatchLease | None = None
     job: Job | None = None
     ticket: Ticket | None = None
     steps: int = 0
@@ -52,37 +52,37 @@ def check(cluster: Cluster, method: Method, config: StrategyConfig) -> None:
         raise StrategyError(f"{method.name} needs all learners on one machine: set per_machine={cluster.learners}")
 
 
-def make_ether(
+def make_network(
     clock: Clock,
-    network: Network,
+    network: LinkModel,
     node_of: Callable[[int], int],
     config: StrategyConfig,
     seed: int,
     news: Callable[[int], None],
-) -> Ether:
+) -> VirtualNetwork:
     """What the nodes' exchanges share; the first learner of a node speaks for it."""
     ranks: dict[int, int] = {}
     for rank in range(network.cluster.learners):
         ranks.setdefault(node_of(rank), rank)
     neighbours: Kind = getattr(config, "neighbours", "ring")
     per_step = int(getattr(config, "per_step", 1))
-    return Ether(clock, network, ranks, neighbours, seed, per_step, 0.0, network.cluster.timeout_s, news)
+    return VirtualNetwork(clock, network, ranks, neighbours, seed, per_step, 0.0, network.cluster.timeout_s, news)
 
 
-def seat_learners(
+def make_learners(
     method: Method,
     config: StrategyConfig,
     problem: Problem,
-    ether: Ether,
+    ether: VirtualNetwork,
     node_of: Callable[[int], int],
     stale: Callable[[float], None],
-) -> list[Learner]:
+) -> list[SimulatedLearner]:
     """All learners, those that come later included; theirs get no exchange yet."""
     cluster = ether.network.cluster
     late, nodes = {node_of(one.rank) for one in cluster.joins}, len(ether.ranks)
     if len(late) == nodes:
         raise StrategyError("every node has a newcomer, which brings the whole of it: leave one node out of joins")
-    learners: list[Learner] = []
+    learners: list[SimulatedLearner] = []
     for rank in range(cluster.learners):
         replica, node = problem.replica(), node_of(rank)
         if method.traits.shared and learners:
@@ -90,7 +90,7 @@ def seat_learners(
         ether.num_bytes, exchange = replica.num_bytes, None
         if method.traits.exchange and nodes > 1 and rank == ether.ranks[node] and node not in late:
             exchange = VirtualExchange(ether, node, replica.weights.numel())
-        seat = Seat(
+        seat = LearnerContext(
             replica=replica,
             rank=rank,
             size=cluster.learners,
@@ -104,5 +104,5 @@ def seat_learners(
         )
         chance = chance_of(ether.seed, rank)
         program = spelled_out(seat, method.program(seat, config))
-        learners.append(Learner(rank, node, seat, replica, program, chance))
+        learners.append(SimulatedLearner(rank, node, seat, replica, program, chance))
     return learners

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Lease:
+class BatchLease:
     """A batch that somebody trains on.
 
     Attributes:
@@ -29,8 +29,8 @@ class LeasePool:
         self.batches, self.epochs = batches, epochs
         self.trained = self.repeated = 0
         self._given = 0
-        self._returned: deque[Lease] = deque()
-        self._underway: set[Lease] = set()
+        self._returned: deque[BatchLease] = deque()
+        self._underway: set[BatchLease] = set()
 
     @property
     def total(self) -> int:
@@ -47,24 +47,24 @@ class LeasePool:
         """Whether everything has been trained on."""
         return self.trained == self.total
 
-    def take(self) -> Lease | None:
+    def take(self) -> BatchLease | None:
         """The next batch; None if there is none at present."""
         if self._returned:
             lease = self._returned.popleft()
         elif self._given < self.total:
             epoch, number = divmod(self._given, self.batches)
-            lease, self._given = Lease(number, epoch), self._given + 1
+            lease, self._given = BatchLease(number, epoch), self._given + 1
         else:
             return None
         self._underway.add(lease)
         return lease
 
-    def finish(self, lease: Lease) -> None:
+    def finish(self, lease: BatchLease) -> None:
         """A batch has been trained on."""
         self._underway.remove(lease)
         self.trained += 1
 
-    def give_back(self, lease: Lease) -> None:
+    def give_back(self, lease: BatchLease) -> None:
         """A batch will not be finished by whoever had it."""
         self._underway.remove(lease)
         self._returned.append(lease)

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from training.config import OptimizerConfig
-from training.flat import FlatParameters
-from training.optim import build_optimizer, drop_momentum, set_learning_rate
+from training.learner.flat import FlatParameters
+from training.learner.optim import build_optimizer, drop_momentum, set_learning_rate
 
 
-class _Whole(nn.Module):
+class _WholeModel(nn.Module):
     """All trainable parameters of a model as one."""
 
     def __init__(self, flat: FlatParameters) -> None:
@@ -32,7 +32,7 @@ class ModelReplica:
 
     def __init__(self, model: nn.Module, cfg: OptimizerConfig) -> None:
         self._flat = FlatParameters(model)
-        self._cfg, self._whole = cfg, _Whole(self._flat)
+        self._cfg, self._whole = cfg, _WholeModel(self._flat)
         # without weight decay all parameters are alike: one long one is updated in a tenth of the time
         self._optimizer = build_optimizer(cfg, model if cfg.weight_decay else self._whole)
         self._count = [0]

@@ -6,7 +6,7 @@ from training.simulation.clock import Clock
 from training.simulation.cluster import Cluster
 
 
-class Network:
+class LinkModel:
     """Links of machines, and what they have carried.
 
     Attributes:

@@ -3,12 +3,12 @@
 from typing import TYPE_CHECKING, Any
 
 from training.simulation.exchange import VirtualExchange
-from training.simulation.seating import Learner
+from training.simulation.learners import SimulatedLearner
 from training.strategies.registry import Joins
 from training.strategies.requests import Wait
 
 if TYPE_CHECKING:
-    from training.simulation.world import Simulation
+    from training.simulation.simulator import Simulation
 
 
 class Arrivals:
@@ -22,7 +22,7 @@ class Arrivals:
 
     def __init__(self, world: "Simulation") -> None:
         self._world = world
-        self._here: list[list[Learner]] = []
+        self._here: list[list[SimulatedLearner]] = []
 
     def come(self, rank: int) -> None:
         """A learner, and its node with it, asks for the weights; they travel."""
@@ -37,12 +37,12 @@ class Arrivals:
             arrival = max(arrival, world.network.send(first, other.rank, size))
         world.clock.at(arrival, lambda: self._arrive(newcomers))
 
-    def _arrive(self, newcomers: list[Learner]) -> None:
+    def _arrive(self, newcomers: list[SimulatedLearner]) -> None:
         self._here.append(newcomers)
         self.admit("at once")
         self.admit("during a gradient")
 
-    def _giver(self, rank: int) -> Learner | None:
+    def _giver(self, rank: int) -> SimulatedLearner | None:
         there = [one for one in self._world.learners if one.state not in ("dead", "away", "ended")]
         return min(there, key=lambda one: (abs(one.rank - rank), one.rank), default=None)
 
@@ -62,7 +62,7 @@ class Arrivals:
                 self._equip(one, giver)
             self._world.enter(newcomers, giver)
 
-    def _equip(self, learner: Learner, giver: Learner) -> None:
+    def _equip(self, learner: SimulatedLearner, giver: SimulatedLearner) -> None:
         """Weights, optimizer (by option where there is one) and what the method keeps, as the giver has them now."""
         world = self._world
         if getattr(world.config, "newcomer", "weights+optimizer") == "weights":
@@ -77,7 +77,7 @@ class Arrivals:
             learner.seat.exchange = VirtualExchange(world.ether, learner.node, learner.replica.weights.numel())
 
 
-def _settle(giver: Learner) -> None:
+def _settle(giver: SimulatedLearner) -> None:
     """Have a learner put what is under way into its state; at this moment it has arrived."""
     settling = giver.seat.settle()
     outcome: Any = None

@@ -6,14 +6,14 @@ from typing import Any
 import torch
 
 from training.simulation.clock import Clock
-from training.simulation.network import Network
+from training.simulation.network import LinkModel
 from training.simulation.problem import Trainable
 from training.strategies.requests import Elastic, Pull, Pulled, Push, Pushed, Ticket
 
 Finish = Callable[[int, Ticket, Any], None]
 
 
-class Server:
+class VirtualParameterServer:
     """Weights with an optimizer, on some processes with a link each.
 
     Args:
@@ -30,7 +30,7 @@ class Server:
         replica: Trainable,
         servers: int,
         clock: Clock,
-        network: Network,
+        network: LinkModel,
         rate: Callable[[], float],
         finish: Finish,
     ) -> None:

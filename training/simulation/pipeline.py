@@ -6,19 +6,19 @@ import torch
 
 from training.simulation.clock import Clock
 from training.simulation.cluster import Cluster, chance_of
-from training.simulation.network import Network
+from training.simulation.leases import BatchLease, LeasePool
+from training.simulation.network import LinkModel
 from training.simulation.observer import Observer
-from training.simulation.pool import Lease, LeasePool
+from training.simulation.pipeline_stages import Stages
 from training.simulation.problem import Job, Problem
 from training.simulation.result import Outcome, Staleness
-from training.simulation.stages import Stages
 from training.strategies.base import StrategyError
+from training.strategies.config import LayerPipelineConfig
 from training.strategies.registry import PIPELINE
-from training.strategy_config import LayerPipelineConfig
 
 
 class PipelineSimulation:
-    """N learners that are the stages of one model (`training.pipeline`).
+    """N learners that are the stages of one model (`training.learner.pipeline`).
 
     A step takes the batches of all learners together through all stages, and updates the weights once, by the mean
     gradient: what `scpsgd` does to its replicas. Every stage has 1/N of the layers, so what it computes of all batches
@@ -56,7 +56,7 @@ class PipelineSimulation:
         self.cluster, self.problem = cluster, problem
         self.activations = problem.activations(cluster.learners)
         self.clock, self.pool = Clock(), LeasePool(problem.batches, problem.epochs)
-        self.network = Network(cluster, self.clock)
+        self.network = LinkModel(cluster, self.clock)
         self.stages = Stages(self.clock, self.network, cluster.learners)
         self.replica = problem.replica()
         self.steps = 0
@@ -74,7 +74,7 @@ class PipelineSimulation:
             self._observer.look(self.clock.now, self.pool.progress, lambda: [self.replica], lambda mean: mean)
         return self._outcome()
 
-    def _pass(self, leases: Sequence[Lease]) -> None:
+    def _pass(self, leases: Sequence[BatchLease]) -> None:
         """Let time pass until the batches have been through all stages."""
         learners, most = self.cluster.learners, self.config.micro_batches
         if self.activations.utterances:
@@ -88,7 +88,7 @@ class PipelineSimulation:
         ]
         self.stages.run(kind, most, seconds, len(leases) * self.activations.num_bytes)
 
-    def _update(self, leases: Sequence[Lease]) -> None:
+    def _update(self, leases: Sequence[BatchLease]) -> None:
         """One optimizer step with the mean gradient of some batches."""
         at = self.replica.weights
         jobs = [

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 from training.simulation.clock import Clock
-from training.simulation.network import Network
+from training.simulation.network import LinkModel
 
 FORWARD = 1 / 3
 """Share of a step that the forward pass takes: the backward pass computes two products where the forward one has one,
@@ -54,7 +54,7 @@ class Stages:
         stages: How many.
     """
 
-    def __init__(self, clock: Clock, network: Network, stages: int) -> None:
+    def __init__(self, clock: Clock, network: LinkModel, stages: int) -> None:
         self._clock, self._network, self._stages = clock, network, stages
         self._orders: list[list[Pass]] = []
         self._seconds: Sequence[float] = ()

@@ -7,10 +7,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from training.simulation.cluster import Cluster, Positive, Seconds
 from training.simulation.problem import Timing
-from training.simulation.running import simulate
+from training.simulation.simulate import simulate
 from training.strategies.base import StrategyError
+from training.strategies.config import GossipConfig, LayerPipelineConfig, StrategyConfig
 from training.strategies.registry import PIPELINE, STRATEGIES
-from training.strategy_config import GossipConfig, LayerPipelineConfig, StrategyConfig
 
 STEPS = 24
 """Steps of each learner that are simulated; blocks of 8 end thrice in them."""

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from training.simulation.pool import Lease
+from training.simulation.leases import BatchLease
 from training.strategies.base import Replica
 
 
@@ -37,7 +37,7 @@ class Job:
     """
 
     replica: Trainable
-    lease: Lease
+    lease: BatchLease
     rank: int
     step: int
     weights: Tensor | None = None

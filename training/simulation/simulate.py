@@ -3,12 +3,12 @@
 from typing import cast
 
 from training.simulation.cluster import Cluster
+from training.simulation.pipeline import PipelineSimulation
 from training.simulation.problem import Problem
 from training.simulation.result import Outcome
-from training.simulation.split import PipelineSimulation
-from training.simulation.world import Simulation
+from training.simulation.simulator import Simulation
+from training.strategies.config import LayerPipelineConfig, StrategyConfig
 from training.strategies.registry import PIPELINE, find_strategy
-from training.strategy_config import LayerPipelineConfig, StrategyConfig
 
 
 def simulate(

@@ -3,22 +3,22 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from training.membership import Member, View
-from training.simulation.arrivals import Arrivals
+from training.coordinator.membership import Member, View
 from training.simulation.clock import Clock
 from training.simulation.cluster import Cluster
-from training.simulation.collectives import Collectives, Presence
-from training.simulation.network import Network
+from training.simulation.collectives import Participants, VirtualCollectives
+from training.simulation.learners import SimulatedLearner, check, make_learners, make_network
+from training.simulation.leases import LeasePool
+from training.simulation.network import LinkModel
+from training.simulation.newcomers import Arrivals
 from training.simulation.observer import Observer
-from training.simulation.pool import LeasePool
+from training.simulation.parameter_server import VirtualParameterServer
 from training.simulation.problem import Job, Problem, Trainable
 from training.simulation.result import Outcome, Staleness
-from training.simulation.seating import Learner, check, make_ether, seat_learners
-from training.simulation.server import Server
 from training.strategies.base import StrategyError
+from training.strategies.config import StrategyConfig
 from training.strategies.registry import find_method
 from training.strategies.requests import AllReduce, Compute, Gather, Idle, Mix, Start, Ticket, Wait, Work
-from training.strategy_config import StrategyConfig
 
 
 class SimulationError(RuntimeError):
@@ -54,7 +54,7 @@ class Simulation:
         self.config = config or self.method.config()
         check(cluster, self.method, self.config)
         self.clock, self.pool = Clock(), LeasePool(problem.batches, problem.epochs)
-        self.network = Network(cluster, self.clock)
+        self.network = LinkModel(cluster, self.clock)
         self.staleness = Staleness()
         self._observer = Observer(problem, observe)
         self._nodes = cluster.machines if self.method.traits.grouped else cluster.learners
@@ -62,18 +62,20 @@ class Simulation:
         self._taken = 0
         self._views = self._active = 0
         self._rounds = [0]
-        self._starved: list[Learner] = []
-        self.present = Presence(self._node_of)
+        self._starved: list[SimulatedLearner] = []
+        self.present = Participants(self._node_of)
         self._arrivals = Arrivals(self)
-        self.collectives = Collectives(
+        self.collectives = VirtualCollectives(
             self.clock, self.network, self.present, self._node_of, self._finish, self._arrivals.admit
         )
-        self.ether = make_ether(self.clock, self.network, self._node_of, self.config, seed, self._news)
-        self._server: Server | None = None
+        self.ether = make_network(self.clock, self.network, self._node_of, self.config, seed, self._news)
+        self._server: VirtualParameterServer | None = None
         if self.method.traits.server:
             servers = int(getattr(self.config, "servers", 1))
-            self._server = Server(problem.replica(), servers, self.clock, self.network, self._rate, self._finish)
-        self.learners = seat_learners(self.method, self.config, problem, self.ether, self._node_of, self.staleness.add)
+            self._server = VirtualParameterServer(
+                problem.replica(), servers, self.clock, self.network, self._rate, self._finish
+            )
+        self.learners = make_learners(self.method, self.config, problem, self.ether, self._node_of, self.staleness.add)
 
     def _node_of(self, rank: int) -> int:
         return self.cluster.machine(rank) if self.method.traits.grouped else rank
@@ -111,7 +113,7 @@ class Simulation:
         held = [f"learner {one.rank} is {one.state}" for one in self.learners if one.state not in ("ended", "dead")]
         return f"{self.method.name} stands still at {self.clock.now:.3f} s: {', '.join(held[:8])}"
 
-    def _resume(self, learner: Learner, value: Any) -> None:
+    def _resume(self, learner: SimulatedLearner, value: Any) -> None:
         """Let a program go on until it has to wait."""
         if learner.state in ("dead", "ended"):
             return
@@ -143,13 +145,13 @@ class Simulation:
                 learner.state = "idle"
                 return
 
-    def _end(self, learner: Learner) -> None:
+    def _end(self, learner: SimulatedLearner) -> None:
         learner.state = "ended"
         self._active -= 1
         self.present.remove(learner.rank)
         self.collectives.leave(learner.rank)
 
-    def _start(self, learner: Learner, request: Start) -> Ticket:
+    def _start(self, learner: SimulatedLearner, request: Start) -> Ticket:
         ticket = Ticket(request.op)
         if isinstance(request.op, AllReduce | Gather | Mix):
             self.collectives.join(learner.rank, ticket)
@@ -178,7 +180,7 @@ class Simulation:
 
     # --- computing
 
-    def _compute(self, learner: Learner) -> None:
+    def _compute(self, learner: SimulatedLearner) -> None:
         lease = self.pool.take()
         if lease is None:  # others still have some: should one of them die, its work is for whoever is there
             learner.state = "starved"
@@ -195,7 +197,7 @@ class Simulation:
         self.clock.after(self.cluster.step_seconds(learner.rank, learner.random), _later(self._computed, learner))
         self._arrivals.admit("during a gradient")
 
-    def _computed(self, learner: Learner) -> None:
+    def _computed(self, learner: SimulatedLearner) -> None:
         if learner.state != "computing":
             return
         assert learner.lease is not None
@@ -225,7 +227,7 @@ class Simulation:
     def _rate(self) -> float:
         return self.problem.rate(self.pool.progress)
 
-    def _rate_of(self, learner: Learner) -> float:
+    def _rate_of(self, learner: SimulatedLearner) -> float:
         """Where all wait for each other, the rate follows from the round, or replicas would drift apart.
 
         A round trains a batch of each learner that was there when the first of them began it.
@@ -254,7 +256,7 @@ class Simulation:
                 learner.lease, learner.job = None, None
         self.clock.after(self.cluster.timeout_s, _later(self._forget, lost))
 
-    def _forget(self, lost: Sequence[Learner]) -> None:
+    def _forget(self, lost: Sequence[SimulatedLearner]) -> None:
         """The others know now."""
         for learner in lost:
             if learner.state == "dead":
@@ -270,7 +272,7 @@ class Simulation:
             if not self.pool.over:
                 self._compute(one)
 
-    def enter(self, newcomers: Sequence[Learner], giver: Learner) -> None:
+    def enter(self, newcomers: Sequence[SimulatedLearner], giver: SimulatedLearner) -> None:
         """Newcomers begin, with what they have taken over."""
         for one in newcomers:
             one.state = "running"
@@ -281,7 +283,7 @@ class Simulation:
             self.collectives.enter_ring(one.rank, giver.rank, one.replica.weights)
             self._resume(one, None)
 
-    def _set_views(self, members: list[Learner]) -> None:
+    def _set_views(self, members: list[SimulatedLearner]) -> None:
         self._views += 1
         nodes = sorted({one.node for one in members})
         view = View(self._views, tuple(Member(node, "virtual", (f"virtual://{node}",)) for node in nodes))

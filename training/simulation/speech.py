@@ -11,16 +11,16 @@ from speech.bundle import BundleSpec
 from speech.models import AcousticModel
 from speech.models.stages import border_bytes, split_model
 from speech.objectives import build_objective
-from training.batching import derive_seed
-from training.compute import open_set
-from training.data import Batch, SpeechDataset
-from training.flat import FlatParameters
 from training.job import TrainJob
-from training.schedule import learning_rate
+from training.learner.batching import derive_seed
+from training.learner.compute import open_set
+from training.learner.data import Batch, SpeechDataset
+from training.learner.flat import FlatParameters
+from training.learner.schedule import learning_rate
+from training.learner.validation import Validation
 from training.simulation.model import ModelReplica, Stack, one_by_one
 from training.simulation.problem import Activations, Job
 from training.strategies.base import StrategyError
-from training.validation import Validation
 
 _LOAD = 64
 """Utterances that go through the front end at a time."""

@@ -1,6 +1,6 @@
 """Methods of distributed training as programs: what one learner does, apart from who makes it happen."""
 
-from training.strategies.base import Replica, Seat, StrategyError
+from training.strategies.base import LearnerContext, Replica, StrategyError
 from training.strategies.registry import (
     METHODS,
     STRATEGIES,
@@ -36,13 +36,13 @@ __all__ = [
     "Facts",
     "Gather",
     "Idle",
+    "LearnerContext",
     "Method",
     "Mix",
     "Program",
     "Pull",
     "Push",
     "Replica",
-    "Seat",
     "Start",
     "Strategy",
     "StrategyError",

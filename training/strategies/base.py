@@ -72,7 +72,7 @@ def settled() -> Program:
 
 
 @dataclass
-class Seat:
+class LearnerContext:
     """A learner's place among the others.
 
     A program that is suspended at a `Compute` can be stopped there and restarted later with a seat that has the same
@@ -119,7 +119,7 @@ class Seat:
         return self.replica.num_bytes
 
 
-def kept(seat: Seat, name: str, fresh: Tensor) -> Tensor:
+def kept(seat: LearnerContext, name: str, fresh: Tensor) -> Tensor:
     """A tensor of the program's state: what a checkpoint has brought, or else `fresh`; on the device of `fresh`.
 
     Raises:
@@ -134,7 +134,7 @@ def kept(seat: Seat, name: str, fresh: Tensor) -> Tensor:
     return seat.state[name]
 
 
-def counter(seat: Seat, name: str) -> Tensor:
+def counter(seat: LearnerContext, name: str) -> Tensor:
     """A number of the program's state, to be changed in place; 0 at the beginning."""
     return kept(seat, name, torch.zeros((), dtype=torch.float64))
 
@@ -151,7 +151,7 @@ def weight_of(work: Work | None) -> float:
 
 
 def reduce(
-    seat: Seat, vector: Tensor, weight: float, scope: Literal["all", "node"] = "all"
+    seat: LearnerContext, vector: Tensor, weight: float, scope: Literal["all", "node"] = "all"
 ) -> Generator[Request, Any, Reduced]:
     """All-reduce a vector as large as the weights; alone, nothing is sent."""
     if (seat.size if scope == "all" else seat.node_size) == 1:
@@ -160,7 +160,7 @@ def reduce(
     return reduced
 
 
-def average_all(seat: Seat) -> Program:
+def average_all(seat: LearnerContext) -> Program:
     """The end of a decentralized training: all learners take their mean (arXiv:2110.11199)."""
     if seat.size == 1:
         return

@@ -3,13 +3,13 @@
 import torch
 from torch import Tensor
 
-from training.strategies.base import Seat, counter, identity, kept, reduce, weight_of
+from training.strategies.base import LearnerContext, counter, identity, kept, reduce, weight_of
+from training.strategies.config import BmufConfig, MaConfig
 from training.strategies.requests import Compute, Program
 from training.strategies.synchronous import apply
-from training.strategy_config import BmufConfig, MaConfig
 
 
-def ma(seat: Seat, cfg: MaConfig) -> Program:
+def ma(seat: LearnerContext, cfg: MaConfig) -> Program:
     """Model averaging: train a block of tau steps, average the weights, repeat.
 
         W_i: tau steps of SGD from W;  W = mean_i(W_i)
@@ -40,7 +40,7 @@ class _Block:
         over: Whether there was no more work.
     """
 
-    def __init__(self, seat: Seat, tau: int) -> None:
+    def __init__(self, seat: LearnerContext, tau: int) -> None:
         self._seat, self._tau = seat, tau
         self.steps, self.weight = counter(seat, "block_steps"), counter(seat, "block_weight")
         self.over = False
@@ -70,7 +70,7 @@ def _set(target: Tensor, value: Tensor) -> None:
         target.copy_(value)
 
 
-def bmuf(seat: Seat, cfg: BmufConfig) -> Program:
+def bmuf(seat: LearnerContext, cfg: BmufConfig) -> Program:
     """Blockwise model-update filtering: model averaging with a momentum over blocks (arXiv:1703.05880, 1904.10584).
 
         G = mean_i(W_i) - S;  Δ <- η Δ + ζ G;  W <- W + Δ
@@ -78,8 +78,8 @@ def bmuf(seat: Seat, cfg: BmufConfig) -> Program:
 
     S is where the block started, W the model. They are kept apart: taking the look-ahead point S for the model would
     add η Δ once more at every block and move (1 + η) times too far. The trained model is W; in the midst of a block,
-    `Seat.finish` says what W would be if the block ended now. With η = 0 and ζ = 1 this is `ma`. η is 1 - 1/N unless
-    given. The optimizer's momentum restarts with every block where there is one over blocks: both together diverge
+    `LearnerContext.finish` says what W would be if the block ended now. With η = 0 and ζ = 1 this is `ma`. η is
+    1 - 1/N unless given. The optimizer's momentum restarts with every block where there is one over blocks: both together diverge
     at learning rates that either bears (`benchmarks/bmuf_stability.py`); the rest of its state lives on. Synchronous
     steps come first (`WarmConfig`), so that blocks begin from weights that are worth averaging.
 
@@ -115,7 +115,7 @@ class _Filter:
         resets: Whether the optimizer's own momentum ends with a block.
     """
 
-    def __init__(self, seat: Seat, cfg: BmufConfig) -> None:
+    def __init__(self, seat: LearnerContext, cfg: BmufConfig) -> None:
         weights = seat.replica.weights
         self._zeta, self._nesterov = cfg.zeta, cfg.kind == "nesterov"
         self._eta = 1.0 - 1.0 / seat.size if cfg.eta is None else cfg.eta
@@ -137,7 +137,7 @@ class _Filter:
         self.start.copy_(model + self._eta * momentum if self._nesterov else model)
 
 
-def _warm_up(seat: Seat, steps: int) -> Program:
+def _warm_up(seat: LearnerContext, steps: int) -> Program:
     """Steps of synchronous SGD."""
     done = counter(seat, "warm_steps")
     while done < steps:

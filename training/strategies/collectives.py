@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from training.group import NodeGroup
+from training.node.process_group import NodeGroup
 from training.strategies.base import StrategyError
 from training.strategies.requests import AllReduce, Mix, Op, Reduced, Ticket
 
@@ -27,7 +27,7 @@ class Underway(Ticket):
     received: list[Tensor] = field(default_factory=list)
 
 
-class Collectives:
+class NodeCollectives:
     """Begins and ends collectives; all ranks must begin the same ones in the same order.
 
     Args:

@@ -1,11 +1,11 @@
 """Asynchronous decentralized SGD: learners average with neighbours during the gradient, and wait for none."""
 
-from training.strategies.base import Seat
+from training.strategies.base import LearnerContext
+from training.strategies.config import GossipConfig
 from training.strategies.requests import Compute, Program
-from training.strategy_config import GossipConfig
 
 
-def adpsgd(seat: Seat, cfg: GossipConfig) -> Program:
+def adpsgd(seat: LearnerContext, cfg: GossipConfig) -> Program:
     """Asynchronous decentralized parallel SGD (AD-PSGD, arXiv:1710.06952, 1904.04956).
 
         g = grad(W_i), while W_i <- (W_i + W_j) / 2 with a neighbour j;  W_i -= lr · g
@@ -21,7 +21,7 @@ def adpsgd(seat: Seat, cfg: GossipConfig) -> Program:
     yield from h_adpsgd(seat, cfg)
 
 
-def h_adpsgd(seat: Seat, cfg: GossipConfig) -> Program:
+def h_adpsgd(seat: LearnerContext, cfg: GossipConfig) -> Program:
     """Hierarchical AD-PSGD (arXiv:1907.05701): a node's learners are one super-learner, super-learners run AD-PSGD.
 
         g = mean over the node of grad(W_node);  W_node <- (W_node + W_other) / 2 meanwhile;  W_node -= lr · g

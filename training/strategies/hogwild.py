@@ -1,11 +1,11 @@
 """Lock-free SGD on shared weights."""
 
-from training.strategies.base import Seat
+from training.strategies.base import LearnerContext
+from training.strategies.config import StrategyConfig
 from training.strategies.requests import Compute, Program
-from training.strategy_config import StrategyConfig
 
 
-def hogwild(seat: Seat, cfg: StrategyConfig) -> Program:
+def hogwild(seat: LearnerContext, cfg: StrategyConfig) -> Program:
     """Hogwild (Niu et al. 2011): the learners of one machine update the same weights without locks.
 
         g = grad(W), at the W of that moment;  W -= lr · g

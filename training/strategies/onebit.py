@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from training.strategies.base import Seat
+from training.strategies.base import LearnerContext
+from training.strategies.config import OneBitConfig
 from training.strategies.requests import Bucket, Compute, Program
-from training.strategy_config import OneBitConfig
 
 LEVEL_BYTES = 8
 """Two fp32 levels a block."""
@@ -195,7 +195,7 @@ def numbered(tensors: Mapping[str, Tensor], name: str) -> dict[int, Tensor]:
     return {int(number): tensor.clone() for (before, _, number), tensor in found if before == name}
 
 
-def onebit(seat: Seat, cfg: OneBitConfig) -> Program:
+def onebit(seat: LearnerContext, cfg: OneBitConfig) -> Program:
     """Synchronous SGD with 1-bit quantized gradients and error feedback (1-bit SGD: Seide et al. 2014).
 
         q_i = quantize(g_i + e_i);  e_i <- g_i + e_i - decode(q_i);  W -= lr · mean_i(decode(q_i))
@@ -219,7 +219,7 @@ def onebit(seat: Seat, cfg: OneBitConfig) -> Program:
             seat.stale(0)
 
 
-def _keep(seat: Seat, codec: OneBit) -> Program:
+def _keep(seat: LearnerContext, codec: OneBit) -> Program:
     """Errors and the count of steps become part of the state."""
     seat.state = codec.state_tensors()
     yield from ()

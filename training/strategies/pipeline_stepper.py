@@ -4,10 +4,10 @@ import math
 
 from typing_extensions import override
 
-from training.accounts import Part
-from training.compute import Losses
-from training.pipeline import PipelineLearner
-from training.stepper import Rows, Stepped, Stepper, Weights
+from training.learner.compute import Losses
+from training.learner.pipeline import PipelineLearner
+from training.node.step_counters import StepReport
+from training.strategies.stepper import Rows, Stepped, Stepper, Weights
 
 
 class PipelineStepper(Stepper):
@@ -28,8 +28,8 @@ class PipelineStepper(Stepper):
 
     def step(self, losses: Losses, lost: bool, lr: float) -> None:
         """See `Stepper.step`; the losses are the whole batch's at all ranks, and count once."""
-        part = Part(losses if self.group.rank == 0 else Losses(), False, lost=lost)
-        parts = [Part.from_list(values) for values in self.group.gather_numbers(part.to_list())]
+        part = StepReport(losses if self.group.rank == 0 else Losses(), False, lost=lost)
+        parts = [StepReport.from_list(values) for values in self.group.gather_numbers(part.to_list())]
         norm = self.learner.scale_gradient(losses.tokens)
         good = math.isfinite(norm) and math.isfinite(losses.loss)
         if good and losses.utterances:

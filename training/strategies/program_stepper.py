@@ -12,20 +12,18 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from training.accounts import Part, together
-from training.checkpoint import Kept, cpu_weights
-from training.collectives import Collectives
-from training.comm_hooks import build_hook, codec_hook
-from training.compute import Learner, Losses
-from training.group import GradientReducer
+from training.exchange.ring import Ring
 from training.job import TrainJob
+from training.learner.checkpoint import ReplicaState, cpu_weights
+from training.learner.compute import Learner, Losses
+from training.node.comm_hooks import build_hook, codec_hook
+from training.node.process_group import GradientReducer
+from training.node.step_counters import StepReport, together
 from training.parameter_server.client import ServerClient
-from training.replica import LearnerReplica
-from training.ring import Ring
-from training.shared_weights import SharedWeights
-from training.stepper import Stepped, Stepper, Weights, keep
-from training.strategies.base import Seat
+from training.strategies.base import LearnerContext
+from training.strategies.collectives import NodeCollectives
 from training.strategies.registry import method_of
+from training.strategies.replica import LearnerReplica
 from training.strategies.requests import (
     AllReduce,
     Compute,
@@ -42,6 +40,8 @@ from training.strategies.requests import (
     Wait,
     Work,
 )
+from training.strategies.shared_weights import SharedWeights
+from training.strategies.stepper import Stepped, Stepper, Weights, keep
 
 MAX_TURNS = 16
 """Batches that learners train on without hearing from the store at most."""
@@ -84,8 +84,8 @@ class ProgramStepper(Stepper):
         self.measured = _EXCHANGED if ring.exchange else () if self.method.equal else ("staleness",)
         self.replica = LearnerReplica(learner, shared)
         rank = ring.node * group.size + group.rank
-        self.seat = Seat(self.replica, rank, cfg.learners, epoch_steps=epoch_steps, stale=self._stale)
-        self._collectives = Collectives(group)
+        self.seat = LearnerContext(self.replica, rank, cfg.learners, epoch_steps=epoch_steps, stale=self._stale)
+        self._collectives = NodeCollectives(group)
         self._program: Program | None = None
         self._request = Compute()
         self._versions: list[int] = []
@@ -168,7 +168,7 @@ class ProgramStepper(Stepper):
                 self.replica.grads.div_(losses.tokens)
         self._go_on(Work(losses.tokens))
         good = good and math.isfinite(self.replica.norm)
-        part = Part(losses, False, staleness=self._staleness, lost=lost)
+        part = StepReport(losses, False, staleness=self._staleness, lost=lost)
         self._rows.append([*part.to_list(), self.replica.norm, float(good)])
 
     def _step_together(self, losses: Losses, lost: bool) -> None:
@@ -176,8 +176,8 @@ class ProgramStepper(Stepper):
         assert self._reducer is not None
         self._reducer.finish()
         ring, request = self.ring, self._request
-        part = Part.of(losses, request.average and ring.ready(), ring.stats(), ring.rate.per_step, lost)
-        parts = [Part.from_list(values) for values in self.group.gather_numbers(part.to_list())]
+        part = StepReport.of(losses, request.average and ring.ready(), ring.stats(), ring.rate.per_step, lost)
+        parts = [StepReport.from_list(values) for values in self.group.gather_numbers(part.to_list())]
         sums = together(parts)
         norm = self.learner.scale_gradient(sums.tokens)
         good = math.isfinite(norm) and math.isfinite(sums.loss)
@@ -211,7 +211,7 @@ class ProgramStepper(Stepper):
         gathered = self.group.gather_numbers(mine)
         for start in range(0, len(mine), width):
             rows = [values[start : start + width] for values in gathered]
-            parts = [Part.from_list(row[:-2]) for row in rows]
+            parts = [StepReport.from_list(row[:-2]) for row in rows]
             results.append(Stepped(parts, rows[0][-2], all(row[-1] for row in rows)))
         return results
 
@@ -298,16 +298,16 @@ class ProgramStepper(Stepper):
         self._play(self.seat.settle(), None)
 
     @override
-    def keep(self) -> Kept:
+    def keep(self) -> ReplicaState:
         self._settle()
         kept = keep(self.learner, self._hook.state_tensors() if self._hook else self.seat.state)
         if self.server:
             served = {f"server.{name}": tensor for name, tensor in self.server.state().items()}
-            return Kept(kept.weights, kept.optimizer, {**kept.state, **served, "server.center": self._pull()})
+            return ReplicaState(kept.weights, kept.optimizer, {**kept.state, **served, "server.center": self._pull()})
         return kept
 
     @override
-    def restore(self, kept: Kept) -> None:
+    def restore(self, kept: ReplicaState) -> None:
         super().restore(kept)
         if self._hook:
             self._hook.load_tensors(kept.state)

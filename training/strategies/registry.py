@@ -6,13 +6,7 @@ from typing import Any, Literal
 
 from training.strategies.base import StrategyError
 from training.strategies.blocks import bmuf, ma
-from training.strategies.gossip import adpsgd, h_adpsgd
-from training.strategies.hogwild import hogwild
-from training.strategies.onebit import onebit, wire_bytes
-from training.strategies.requests import Program
-from training.strategies.servers import asgd, easgd
-from training.strategies.synchronous import d1d, scpsgd, sdpsgd
-from training.strategy_config import (
+from training.strategies.config import (
     TRAITS,
     AsgdConfig,
     BmufConfig,
@@ -25,6 +19,12 @@ from training.strategy_config import (
     StrategyConfig,
     Traits,
 )
+from training.strategies.gossip import adpsgd, h_adpsgd
+from training.strategies.hogwild import hogwild
+from training.strategies.onebit import onebit, wire_bytes
+from training.strategies.requests import Program
+from training.strategies.servers import asgd, easgd
+from training.strategies.synchronous import d1d, scpsgd, sdpsgd
 
 Sent = Callable[[int, float, Any], float]
 Joins = Literal["at once", "during a gradient", "before an outcome is applied", "after an outcome was applied"]
@@ -242,7 +242,7 @@ PIPELINE = Strategy(
         "its layers are missing: training cannot go on without it",
     ),
 )
-"""One model whose layers are split over the learners (`training.pipeline`): there is one replica, so no program."""
+"""One model whose layers are split over the learners (`training.learner.pipeline`): one replica, so no program."""
 STRATEGIES: Mapping[str, Strategy] = {**METHODS, PIPELINE.name: PIPELINE}
 """All ways of training with several learners."""
 

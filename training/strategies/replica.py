@@ -4,9 +4,9 @@ import math
 
 from torch import Tensor
 
-from training.compute import Learner
-from training.optim import drop_momentum
-from training.shared_weights import SharedWeights
+from training.learner.compute import Learner
+from training.learner.optim import drop_momentum
+from training.strategies.shared_weights import SharedWeights
 
 
 class LearnerReplica:

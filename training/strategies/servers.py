@@ -2,14 +2,14 @@
 
 import torch
 
-from training.strategies.base import Seat, counter, perform
+from training.strategies.base import LearnerContext, counter, perform
+from training.strategies.config import AsgdConfig, EasgdConfig
 from training.strategies.requests import AllReduce, Compute, Elastic, Program, Pull, Pulled, Push, Pushed
-from training.strategy_config import AsgdConfig, EasgdConfig
 
 _EMPTY = torch.zeros(0)
 
 
-def asgd(seat: Seat, cfg: AsgdConfig) -> Program:
+def asgd(seat: LearnerContext, cfg: AsgdConfig) -> Program:
     """Asynchronous SGD with a parameter server, sharded over processes (DistBelief: Dean et al. 2012).
 
         pull W;  g = grad(W);  push g: the server makes the step with its own optimizer
@@ -34,7 +34,7 @@ def asgd(seat: Seat, cfg: AsgdConfig) -> Program:
     yield from _take_the_servers(seat)
 
 
-def _take_the_servers(seat: Seat) -> Program:
+def _take_the_servers(seat: LearnerContext) -> Program:
     """When all learners are done, the server's weights are the model."""
     yield from perform(AllReduce(_EMPTY, 1.0, 0.0, channel="end"))
     pulled: Pulled = yield from perform(Pull(seat.num_bytes))
@@ -42,7 +42,7 @@ def _take_the_servers(seat: Seat) -> Program:
         seat.replica.weights.copy_(pulled.vector)
 
 
-def easgd(seat: Seat, cfg: EasgdConfig) -> Program:
+def easgd(seat: LearnerContext, cfg: EasgdConfig) -> Program:
     """Elastic averaging SGD (Zhang et al. 2015): learners and a center draw each other every tau steps.
 
         d = α (x_i - x̃);  x_i -= d;  x̃ += d;  and in between x_i -= lr · grad(x_i)
@@ -72,7 +72,7 @@ def easgd(seat: Seat, cfg: EasgdConfig) -> Program:
     yield from _take_the_servers(seat)
 
 
-def _meet(seat: Seat, alpha: float) -> Program:
+def _meet(seat: LearnerContext, alpha: float) -> Program:
     drawn = yield from perform(Elastic(seat.replica.weights.clone(), alpha, seat.num_bytes))
     with torch.no_grad():
         seat.replica.weights.sub_(drawn)

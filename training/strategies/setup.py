@@ -4,18 +4,18 @@ from pathlib import Path
 
 import torch
 
-from training.compute import Learner
 from training.exchange.keys import RingKey
-from training.group import NodeGroup
+from training.exchange.ring import Ring
 from training.job import TrainJob
+from training.learner.compute import Learner
+from training.learner.pipeline import PipelineLearner
+from training.node.process_group import NodeGroup
 from training.parameter_server.client import ServerClient
-from training.pipeline import PipelineLearner
-from training.pipeline_stepper import PipelineStepper
-from training.program_stepper import ProgramStepper
-from training.ring import Ring
-from training.shared_weights import SharedWeights
-from training.sockets import beside
-from training.stepper import Stepper
+from training.processes.sockets import beside
+from training.strategies.pipeline_stepper import PipelineStepper
+from training.strategies.program_stepper import ProgramStepper
+from training.strategies.shared_weights import SharedWeights
+from training.strategies.stepper import Stepper
 
 
 def build_learner(job: TrainJob, device: torch.device, group: NodeGroup) -> Learner:

@@ -7,11 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from training.accounts import Part
-from training.checkpoint import Kept, cpu_weights, mean_weights
-from training.compute import Learner, Losses
-from training.group import NodeGroup
-from training.optim import load_optimizer_tensors, optimizer_tensors
+from training.learner.checkpoint import ReplicaState, cpu_weights, mean_weights
+from training.learner.compute import Learner, Losses
+from training.learner.optim import load_optimizer_tensors, optimizer_tensors
+from training.node.process_group import NodeGroup
+from training.node.step_counters import StepReport
 
 Weights = dict[str, Tensor]
 Rows = NDArray[np.int64]
@@ -27,7 +27,7 @@ class Stepped:
         good: Whether loss and gradient were finite, so that the weights have changed.
     """
 
-    parts: list[Part]
+    parts: list[StepReport]
     norm: float
     good: bool
 
@@ -42,7 +42,7 @@ class Stepper(ABC):
     Attributes:
         apart: Whether each rank keeps something that the others do not have, so that all leave checkpoints.
         turns: Batches that ranks may train on before they talk to each other again.
-        measured: Fields of `Part` that the journal tells.
+        measured: Fields of `StepReport` that the journal tells.
     """
 
     apart = True
@@ -96,11 +96,11 @@ class Stepper(ABC):
     def model(self) -> Weights | None:
         """The model as it would be if training ended now: at rank 0; all ranks call it together."""
 
-    def keep(self) -> Kept:
+    def keep(self) -> ReplicaState:
         """A copy of everything that a resume needs."""
         return keep(self.learner)
 
-    def restore(self, kept: Kept) -> None:
+    def restore(self, kept: ReplicaState) -> None:
         """Put back what `keep` gave."""
         load_optimizer_tensors(self.learner.optimizer, kept.optimizer)
         self.learner.model.load_state_dict(kept.weights)
@@ -110,7 +110,7 @@ class Stepper(ABC):
         self.learner.model.load_state_dict(mean_weights(replicas))
 
 
-def keep(learner: Learner, state: Weights | None = None) -> Kept:
+def keep(learner: Learner, state: Weights | None = None) -> ReplicaState:
     """A copy of a learner's model and optimizer, and of what its strategy remembers."""
     copied = {name: tensor.detach().clone().cpu() for name, tensor in (state or {}).items()}
-    return Kept(cpu_weights(learner.model), optimizer_tensors(learner.optimizer), copied)
+    return ReplicaState(cpu_weights(learner.model), optimizer_tensors(learner.optimizer), copied)

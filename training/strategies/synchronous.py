@@ -6,12 +6,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from training.strategies.base import Seat, average_all, counter, kept, perform, weight_of
+from training.strategies.base import LearnerContext, average_all, counter, kept, perform, weight_of
+from training.strategies.config import SdpsgdConfig, StrategyConfig
 from training.strategies.requests import AllReduce, Compute, Mix, Program, Reduced, Start, Ticket, Wait
-from training.strategy_config import SdpsgdConfig, StrategyConfig
 
 
-def scpsgd(seat: Seat, cfg: StrategyConfig) -> Program:
+def scpsgd(seat: LearnerContext, cfg: StrategyConfig) -> Program:
     """Synchronous centralized parallel SGD: one all-reduce of the gradients a step.
 
         g_i = grad(W; batch_i);  W -= lr · mean_i(g_i)
@@ -28,7 +28,7 @@ def scpsgd(seat: Seat, cfg: StrategyConfig) -> Program:
             seat.stale(0)
 
 
-def apply(seat: Seat, grads: Tensor) -> None:
+def apply(seat: LearnerContext, grads: Tensor) -> None:
     """An optimizer step with given gradients."""
     with torch.no_grad():
         if grads is not seat.replica.grads:
@@ -36,7 +36,7 @@ def apply(seat: Seat, grads: Tensor) -> None:
     seat.replica.update()
 
 
-def sdpsgd(seat: Seat, cfg: SdpsgdConfig) -> Program:
+def sdpsgd(seat: LearnerContext, cfg: SdpsgdConfig) -> Program:
     """Synchronous decentralized parallel SGD: mean with both neighbours at every step, who wait for each other.
 
         W_i = Σ_j T_ij W_j;  W_i -= lr · grad(W_i; batch_i)
@@ -81,13 +81,13 @@ class _Underway:
     over: bool = False
 
 
-def d1d(seat: Seat, cfg: StrategyConfig) -> Program:
+def d1d(seat: LearnerContext, cfg: StrategyConfig) -> Program:
     """Synchronous SGD whose all-reduce overlaps with the next gradient ("delay by one"; HYBRID in arXiv:1904.04956).
 
         W_{k+1} = W_k - lr · mean_i(g_i(W_{k-1})), while g_i(W_k) is computed     (arXiv:2110.11199)
 
-    A learner that trains alone has nothing to overlap with, and is plain SGD. For a checkpoint, `Seat.settle` waits for
-    the mean gradient under way, which is part of the state; without it, training goes on one gradient short.
+    A learner that trains alone has nothing to overlap with, and is plain SGD. For a checkpoint, `LearnerContext.settle`
+    waits for the mean gradient under way, which is part of the state; without it, training goes on one gradient short.
 
     Synchronizes gradients. Sends 2(N-1)/N of the model a step, hidden as far as a gradient takes as long. Staleness 1,
     always. All wait for the slowest; a dead learner stops all until it is known to be dead, as in `scpsgd`.
@@ -113,14 +113,14 @@ def d1d(seat: Seat, cfg: StrategyConfig) -> Program:
         seat.settle = partial(_keep, seat, underway.ticket)
 
 
-def _keep(seat: Seat, ticket: Ticket) -> Program:
+def _keep(seat: LearnerContext, ticket: Ticket) -> Program:
     """The mean gradient under way becomes part of the state."""
     mean: Reduced = yield Wait(ticket)
     seat.state["late"] = mean.vector.clone()
     seat.state["late_weight"] = torch.tensor(mean.weight, dtype=torch.float64)
 
 
-def _resumed(seat: Seat) -> _Underway | None:
+def _resumed(seat: LearnerContext) -> _Underway | None:
     """The mean gradient that was under way when the state was kept."""
     if "late" not in seat.state:
         return None

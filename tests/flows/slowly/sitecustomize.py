@@ -11,8 +11,8 @@ import sys
 import time
 
 WORK = {
-    "tasks.shard": (("shard_piece",), "STARLING_TEST_SLOW_SHARD"),
-    "training.compute": (("Learner", "update"), "STARLING_TEST_SLOW_STEP"),
+    "tasks.stages.shard": (("shard_piece",), "STARLING_TEST_SLOW_SHARD"),
+    "training.learner.compute": (("Learner", "update"), "STARLING_TEST_SLOW_STEP"),
 }
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from training.simulation.planner import PlanRequest, Prediction, plan, predict, recommend
-from training.strategy_config import GossipConfig, StrategyConfig
+from training.strategies.config import GossipConfig, StrategyConfig
 
 
 def request(**changes):

@@ -6,7 +6,7 @@ from tones import LEARNS, bare
 
 from speech.models.stages import split_model
 from training.simulation import Cluster, Simulation, simulate
-from training.simulation.pool import Lease
+from training.simulation.leases import BatchLease
 from training.simulation.problem import Job
 from training.simulation.speech import Speech
 from training.strategies import StrategyError
@@ -19,7 +19,7 @@ def job(corpus, tmp_path_factory):
 
 
 def gradients(problem):
-    jobs = [Job(problem.replica(), Lease(number, 0), number, 0) for number in range(3)]
+    jobs = [Job(problem.replica(), BatchLease(number, 0), number, 0) for number in range(3)]
     for number, one in enumerate(jobs):
         one.replica.weights.mul_(1 + 0.1 * number)
     weights = problem.gradients(jobs)

@@ -6,15 +6,15 @@ from dataclasses import replace
 import pytest
 from regression import Regression
 
+from training.coordinator.membership import Member, View
 from training.exchange.neighbours import neighbour
-from training.membership import Member, View
-from training.simulation import Cluster, Happening, Simulation, SimulationError, Timing
+from training.simulation import Cluster, MembershipChange, Simulation, SimulationError, Timing
 from training.simulation.clock import Clock
-from training.simulation.exchange import Ether
-from training.simulation.network import Network
-from training.simulation.pool import LeasePool
+from training.simulation.exchange import VirtualNetwork
+from training.simulation.leases import LeasePool
+from training.simulation.network import LinkModel
 from training.strategies import METHODS, Compute, Idle, StrategyError
-from training.strategy_config import GossipConfig
+from training.strategies.config import GossipConfig
 
 
 def test_events_happen_in_the_order_of_their_times_then_of_their_making():
@@ -32,7 +32,7 @@ def test_an_event_that_never_comes_is_refused():
 
 
 def test_a_link_carries_one_message_at_a_time_in_either_direction():
-    network = Network(Cluster(learners=3, link_gbit=8, link_ms=1), Clock())
+    network = LinkModel(Cluster(learners=3, link_gbit=8, link_ms=1), Clock())
     assert network.send(0, 1, 1e9) == pytest.approx(1.001)
     assert network.send(0, 2, 1e9) == pytest.approx(2.001)  # behind the first on 0's uplink
     assert network.send(1, 0, 1e9) == pytest.approx(1.001)  # the other direction is free
@@ -41,7 +41,7 @@ def test_a_link_carries_one_message_at_a_time_in_either_direction():
 
 def test_a_ring_all_reduce_costs_what_the_formula_says():
     cluster = Cluster(learners=8, per_machine=2, link_gbit=8, link_ms=1, local_gbit=80)
-    network = Network(cluster, Clock())
+    network = LinkModel(cluster, Clock())
     assert network.all_reduce(list(range(8)), 1e9) == pytest.approx(14 * (1 / 8 + 1e-3))
     assert network.carried[0] == pytest.approx(14 / 8 * 1e9)
     assert network.all_reduce([0, 1], 1e9) == pytest.approx(2 * (0.5 / 10 + 1e-5))
@@ -52,7 +52,7 @@ def test_a_ring_all_reduce_costs_what_the_formula_says():
 @pytest.mark.parametrize("nodes", [(0,), (0, 1), (0, 2, 3, 7), tuple(range(9))])
 def test_neighbours_are_those_of_the_real_exchange(kind, nodes):
     clock = Clock()
-    ether = Ether(clock, Network(Cluster(learners=9), clock), {}, kind, 5, 1, 0.0, 1.0, lambda node: None)
+    ether = VirtualNetwork(clock, LinkModel(Cluster(learners=9), clock), {}, kind, 5, 1, 0.0, 1.0, lambda node: None)
     view = View(1, tuple(Member(node, "x") for node in nodes))
     for number in range(6):
         for node in range(9):
@@ -76,8 +76,11 @@ def test_a_batch_that_comes_back_is_given_out_again():
     [
         ({"slow": {4: 2.0}}, "there is no learner 4"),
         ({"learners": 6, "per_machine": 4}, "do not fill machines of 4"),
-        ({"joins": tuple(Happening(rank=rank, at_s=1) for rank in range(4))}, "nobody is there at the beginning"),
-        ({"losses": (Happening(rank=1, at_s=1), Happening(rank=1, at_s=2))}, "names a learner twice"),
+        (
+            {"joins": tuple(MembershipChange(rank=rank, at_s=1) for rank in range(4))},
+            "nobody is there at the beginning",
+        ),
+        ({"losses": (MembershipChange(rank=1, at_s=1), MembershipChange(rank=1, at_s=2))}, "names a learner twice"),
     ],
 )
 def test_impossible_clusters_are_refused(fields, message):
@@ -91,19 +94,19 @@ def test_programs_that_wait_for_ever_are_found_out(monkeypatch):
         yield Idle()
 
     changed = replace(METHODS["scpsgd"], program=stuck)
-    monkeypatch.setattr("training.simulation.world.find_method", lambda name: changed)
+    monkeypatch.setattr("training.simulation.simulator.find_method", lambda name: changed)
     with pytest.raises(SimulationError, match="scpsgd stands still at .*learner 0 is idle"):
         Simulation(Cluster(learners=2), "scpsgd", Timing(4)).run()
 
 
 def test_a_training_whose_learners_all_die_says_so():
-    losses = tuple(Happening(rank=rank, at_s=0.1) for rank in range(2))
+    losses = tuple(MembershipChange(rank=rank, at_s=0.1) for rank in range(2))
     with pytest.raises(StrategyError, match="all learners died"):
         Simulation(Cluster(learners=2, losses=losses), "adpsgd", Timing(100)).run()
 
 
 def test_a_dead_node_of_h_adpsgd_takes_all_its_learners_with_it():
-    cluster = Cluster(learners=6, per_machine=2, losses=(Happening(rank=3, at_s=1.05),), timeout_s=0.3)
+    cluster = Cluster(learners=6, per_machine=2, losses=(MembershipChange(rank=3, at_s=1.05),), timeout_s=0.3)
     outcome = Simulation(cluster, "h-adpsgd", Timing(120)).run()
     assert outcome.steps[2] == outcome.steps[3] < outcome.steps[0]
     assert sum(outcome.steps) == 120
@@ -136,7 +139,7 @@ def test_after_a_loss_the_learning_rate_follows_the_work_that_is_left(strategy):
             return 0.1
 
     problem = Told(batches=120)
-    losses = (Happening(rank=1, at_s=0.45), Happening(rank=2, at_s=0.45))
+    losses = (MembershipChange(rank=1, at_s=0.45), MembershipChange(rank=2, at_s=0.45))
     Simulation(Cluster(learners=4, losses=losses, timeout_s=0.1), strategy, problem).run()
     steps = sorted({round(120 * progress) for progress in problem.asked})
     rounds = [later - earlier for earlier, later in itertools.pairwise(steps)]

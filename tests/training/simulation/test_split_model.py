@@ -9,10 +9,10 @@ from ranks import run_ranks
 from regression import Regression
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 
-from training.simulation import Activations, Cluster, Happening, Timing, simulate
-from training.simulation.stages import Pass, schedule
+from training.simulation import Activations, Cluster, MembershipChange, Timing, simulate
+from training.simulation.pipeline_stages import Pass, schedule
 from training.strategies import STRATEGIES, StrategyError, find_method
-from training.strategy_config import LayerPipelineConfig, MaConfig
+from training.strategies.config import LayerPipelineConfig, MaConfig
 
 FREE = {"link_gbit": 1e9, "link_ms": 0.0}
 KINDS = ["gpipe", "1f1b"]
@@ -185,8 +185,8 @@ def test_empty_batches_change_nothing():
 @pytest.mark.parametrize(
     ("cluster", "message"),
     [
-        ({"losses": (Happening(rank=1, at_s=1.0),)}, "a pipeline that loses one of its stages .* stands still"),
-        ({"joins": (Happening(rank=1, at_s=1.0),)}, "a pipeline that waits for one of its stages"),
+        ({"losses": (MembershipChange(rank=1, at_s=1.0),)}, "a pipeline that loses one of its stages .* stands still"),
+        ({"joins": (MembershipChange(rank=1, at_s=1.0),)}, "a pipeline that waits for one of its stages"),
     ],
 )
 def test_a_pipeline_whose_stages_come_or_go_is_refused(cluster, message):
@@ -214,7 +214,7 @@ PROGRAM = textwrap.dedent(
     import torch
     import torch.distributed as dist
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
-    from training.group import NodeGroup
+    from training.node.process_group import NodeGroup
 
     rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     parts, pass_s = int(sys.argv[4]), [float(word) for word in sys.argv[5:]][rank]

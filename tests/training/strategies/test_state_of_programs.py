@@ -8,7 +8,7 @@ from safetensors.torch import load, save
 from training.simulation.gradients import spelled_out
 from training.simulation.model import one_by_one
 from training.strategies import METHODS, AllReduce, Compute, Elastic, Gather, Mix, Start, StrategyError, Wait
-from training.strategies.base import Seat, kept
+from training.strategies.base import LearnerContext, kept
 from training.strategies.requests import Pull, Pulled, Push, Pushed, Reduced, Ticket, Work
 
 LEARNERS = 3
@@ -36,7 +36,8 @@ class Table:
         self.center = problem.replica().weights.clone()
         self.epoch_steps = problem.batches / LEARNERS
         self.seats = [
-            Seat(problem.replica(), rank=rank, size=LEARNERS, epoch_steps=self.epoch_steps) for rank in range(LEARNERS)
+            LearnerContext(problem.replica(), rank=rank, size=LEARNERS, epoch_steps=self.epoch_steps)
+            for rank in range(LEARNERS)
         ]
         for seat in self.seats:
             seat.replica.set_rate(problem.lr)
@@ -56,7 +57,7 @@ class Table:
         for program in self.programs:
             program.close()
         self.seats = [
-            Seat(seat.replica, rank=seat.rank, size=LEARNERS, epoch_steps=self.epoch_steps, state=load(state))
+            LearnerContext(seat.replica, rank=seat.rank, size=LEARNERS, epoch_steps=self.epoch_steps, state=load(state))
             for seat, state in zip(self.seats, kept_bytes, strict=True)
         ]
         self.begin()
@@ -214,6 +215,6 @@ def test_without_settling_d1d_is_one_gradient_short():
 
 
 def test_the_state_of_another_model_is_refused():
-    seat = Seat(Regression().replica(), state={"model": torch.zeros(3)})
+    seat = LearnerContext(Regression().replica(), state={"model": torch.zeros(3)})
     with pytest.raises(StrategyError, match="checkpoint's 'model' has 3 values, not 5"):
         kept(seat, "model", torch.zeros(5))

@@ -7,9 +7,9 @@ import torch
 from regression import Regression
 
 from training.config import Strategy
-from training.simulation import Cluster, Happening, Simulation, Timing
-from training.strategies import METHODS, STRATEGIES, Compute, Seat, StrategyError, find_method, method_of
-from training.strategy_config import (
+from training.simulation import Cluster, MembershipChange, Simulation, Timing
+from training.strategies import METHODS, STRATEGIES, Compute, LearnerContext, StrategyError, find_method, method_of
+from training.strategies.config import (
     TRAITS,
     BmufConfig,
     EasgdConfig,
@@ -80,7 +80,7 @@ def test_every_method_learns(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_dead_learners_work_is_done_by_the_others(name):
     problem = Regression(batches=40)
-    cluster = {"losses": (Happening(rank=2, at_s=0.35),), "timeout_s": 0.5}
+    cluster = {"losses": (MembershipChange(rank=2, at_s=0.35),), "timeout_s": 0.5}
     outcome = simulate(name, problem=problem, **cluster)
     assert sum(outcome.steps) == 40
     assert set(problem.seen) == {(0, number) for number in range(40)}
@@ -92,7 +92,10 @@ def test_a_dead_learners_work_is_done_by_the_others(name):
 @pytest.mark.parametrize("link_gbit", [10.0, 1e-5])
 def test_newcomers_join(name, link_gbit):
     problem = Regression(batches=80, momentum=0.9)
-    cluster = {"joins": (Happening(rank=3, at_s=0.55), Happening(rank=0, at_s=0.7)), "link_gbit": link_gbit}
+    cluster = {
+        "joins": (MembershipChange(rank=3, at_s=0.55), MembershipChange(rank=0, at_s=0.7)),
+        "link_gbit": link_gbit,
+    }
     config = METHODS[name].config(tau=4) if name in ("ma", "bmuf") else None
     outcome = simulate(name, problem=problem, config=config, **cluster)
     assert sorted(problem.seen) == [(0, number) for number in range(80)]
@@ -104,7 +107,7 @@ def test_newcomers_join(name, link_gbit):
 @pytest.mark.parametrize("name", ["scpsgd", "onebit"])
 @pytest.mark.parametrize("link_gbit", [10.0, 1e-5])
 def test_newcomers_of_waiting_methods_have_everybodys_weights_at_once(name, link_gbit):
-    joins = (Happening(rank=3, at_s=0.55),)
+    joins = (MembershipChange(rank=3, at_s=0.55),)
     cluster = Cluster(learners=4, joins=joins, link_gbit=link_gbit, jitter=0.2)
     problem = Regression(batches=80, momentum=0.9)
     outcome = Simulation(cluster, name, problem, observe=40).run()
@@ -112,7 +115,7 @@ def test_newcomers_of_waiting_methods_have_everybodys_weights_at_once(name, link
 
 
 def test_bmufs_newcomer_knows_model_momentum_and_block():
-    cluster = Cluster(learners=4, joins=(Happening(rank=3, at_s=0.55),))
+    cluster = Cluster(learners=4, joins=(MembershipChange(rank=3, at_s=0.55),))
     simulation = Simulation(cluster, "bmuf", Regression(batches=78), BmufConfig(tau=4, eta=0.5))
     simulation.run()
     for name in ("model", "start", "momentum"):
@@ -122,7 +125,7 @@ def test_bmufs_newcomer_knows_model_momentum_and_block():
 
 @pytest.mark.parametrize("takes", ["weights", "weights+optimizer"])
 def test_a_newcomer_that_averages_takes_the_optimizers_state_by_option(takes):
-    cluster = Cluster(learners=4, joins=(Happening(rank=3, at_s=0.55),))
+    cluster = Cluster(learners=4, joins=(MembershipChange(rank=3, at_s=0.55),))
     simulation = Simulation(cluster, "adpsgd", Regression(batches=80, momentum=0.9), GossipConfig(newcomer=takes))
     newcomer, began = simulation.learners[3].replica, []
     enter = simulation.enter
@@ -142,13 +145,13 @@ def velocity(replica):
 
 
 def test_a_newcomer_of_h_adpsgd_brings_its_node():
-    joins = (Happening(rank=3, at_s=0.55),)
+    joins = (MembershipChange(rank=3, at_s=0.55),)
     problem = Regression(batches=80)
     outcome = simulate("h-adpsgd", learners=6, problem=problem, per_machine=2, joins=joins)
     assert outcome.steps[2] == outcome.steps[3] > 0
     assert outcome.steps[2] < outcome.steps[0]
     assert outcome.spread < 1e-6
-    everywhere = tuple(Happening(rank=rank, at_s=1.0) for rank in (0, 2, 4))
+    everywhere = tuple(MembershipChange(rank=rank, at_s=1.0) for rank in (0, 2, 4))
     with pytest.raises(StrategyError, match="every node has a newcomer"):
         simulate("h-adpsgd", learners=6, per_machine=2, joins=everywhere)
 
@@ -177,7 +180,7 @@ def test_all_names_have_their_traits():
 @pytest.mark.parametrize("name", NAMES)
 def test_replicas_are_equal_where_the_program_averages_gradients_as_they_are_computed(name):
     """The engine must know it before the program has begun: by what it makes of checkpoints."""
-    method, seats = METHODS[name], [Seat(Regression().replica(), rank=rank, size=2) for rank in range(2)]
+    method, seats = METHODS[name], [LearnerContext(Regression().replica(), rank=rank, size=2) for rank in range(2)]
     request = next(method.program(seats[0], method.config()))
     reduces = isinstance(request, Compute) and request.reduce != "own"
     assert method.equal == reduces
@@ -374,7 +377,11 @@ def test_a_warm_up_in_epochs_without_an_epochs_length_is_refused():
 
 def test_newcomers_and_the_dead_change_nothing_of_a_warm_up():
     """Who comes in the midst of it, or after a loss, warms up to the same step as the others."""
-    cluster = {"joins": (Happening(rank=3, at_s=0.55),), "losses": (Happening(rank=1, at_s=0.35),), "timeout_s": 0.2}
+    cluster = {
+        "joins": (MembershipChange(rank=3, at_s=0.55),),
+        "losses": (MembershipChange(rank=1, at_s=0.35),),
+        "timeout_s": 0.2,
+    }
     for config in (BmufConfig(warm_epochs=1, tau=2), OneBitConfig(warm_epochs=1)):
         name = "bmuf" if isinstance(config, BmufConfig) else "onebit"
         weights = finals(name, problem=Regression(batches=80, momentum=0.9), config=config, **cluster)

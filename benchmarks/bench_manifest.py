@@ -186,7 +186,7 @@ def plan(folder: Path, count: int) -> None:
 
 
 def leases(folder: Path, count: int, nodes: int = 16) -> dict[str, object]:
-    """A whole epoch in the store's ledger: leases for 16 nodes, their batches, and reports of the batches."""
+    """A whole epoch in the coordinator's ledger: leases for 16 nodes, their batches, and reports of the batches."""
     index = read_index(folder)
     shards, durations = ShardMap(Draws(index, SamplingConfig(), 1).shard), index.column("duration")
     ledger = Ledger(shards, lambda _, rows: [index.values("id")[row].as_py() for row in rows], 1, 1)

@@ -42,7 +42,7 @@ def write(store: ObjectStore, shards: int, flac: bytes) -> list[ShardPart]:
 
 
 def lease(index: ShardIndex) -> int:
-    """Lease and train an epoch among 16 nodes, as the store does."""
+    """Lease and train an epoch among 16 nodes, as the coordinator does."""
     epoch, number = Epoch(0, ShardMap(index.column("shard")), 1), 0
     while not epoch.done:
         number += 1

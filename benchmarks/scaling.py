@@ -1,6 +1,6 @@
 """How training scales over learners, and what slow learners and slow links cost: `python -m benchmarks.scaling`.
 
-Processes, exchanges, all-reduces, leases and the store are real; only forward and backward passes are replaced by
+Processes, exchanges, all-reduces, leases and the coordinator are real; only forward and backward passes are replaced by
 waiting, so that many learners fit on few cores. Each strategy runs
 
 - undisturbed with 1 to 16 learners, in the middle of an epoch (the speed-up is in utterances per second over one
@@ -18,8 +18,8 @@ waiting, so that many learners fit on few cores. Each strategy runs
     python -m benchmarks.scaling --neighbours random-ring --wire bf16 --plain                 # other exchanges
 
 `steps_per_s` is the median over learners that are not slowed. `epoch_ratio` compares the time of an epoch with the same
-strategy's, undisturbed: with a slow learner, the time from the start to the last closing of an epoch in the store's
-journal, over the number of closings, so that waiting for the slow one's last batch counts; otherwise, and for scpsgd
+strategy's, undisturbed: with a slow learner, the time from the start to the last closing of an epoch in the journal,
+over the number of closings, so that waiting for the slow one's last batch counts; otherwise, and for scpsgd
 (whose disturbed epochs take hours), the utterances trained per second, as `throughput_ratio` does in any case.
 `cpu_share` is the busy share of all cores: near 1, the cores are the limit and not the method, and the row says so.
 """

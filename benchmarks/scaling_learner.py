@@ -48,7 +48,7 @@ class Setup:
         batch: Utterances in a step of one learner.
         shard: Each row's shard [rows].
         exchange: Between nodes.
-        store: HOST:PORT of the store.
+        coordinator: HOST:PORT of the coordinator.
         key: The ring's key.
         folder: For logs and meeting points.
         host: Address that it listens at.
@@ -65,7 +65,7 @@ class Setup:
     batch: int
     shard: NDArray[np.int64]
     exchange: ExchangeConfig
-    store: str
+    coordinator: str
     key: Path
     folder: Path
     host: str = "127.0.0.1"
@@ -113,7 +113,7 @@ class _Learner:
         self.mine = self.weights[first:last]
         key = RingKey.load(setup.key)
         self.exchange = self._exchange(key) if setup.nodes > 1 else None
-        self.client = NodeClient(setup.store, key, setup.node, folder=setup.folder) if setup.rank == 0 else None
+        self.client = NodeClient(setup.coordinator, key, setup.node, folder=setup.folder) if setup.rank == 0 else None
         self.view = View()
         self.work: Assignment | None = None
         self._done: set[tuple[str, int]] = set()
@@ -158,7 +158,7 @@ class _Learner:
         client = self.client
         assert client is not None
         if client.dropped():
-            raise RuntimeError("the store has dropped this node")
+            raise RuntimeError("the coordinator has dropped this node")
         self._leave_traces(client)
         if client.finish():
             return {"do": "end"}

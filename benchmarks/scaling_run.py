@@ -1,7 +1,7 @@
-"""One run of `benchmarks.scaling`: a store, learners, perhaps machines between shaped links; and what was measured.
+"""One run of `benchmarks.scaling`: a coordinator, learners, perhaps machines with shaped links; and its figures.
 
-A run is a process of its own (the stage), in whose network namespace the store lives. Learners are forked from it, so
-that torch is loaded once; all of them, and what they start, end with it, however it ends.
+A run is a process of its own (the stage), in whose network namespace the coordinator lives. Learners are forked from
+it, so that torch is loaded once; all of them, and what they start, end with it, however it ends.
 """
 
 import json
@@ -22,10 +22,10 @@ import numpy as np
 
 from benchmarks import netns
 from benchmarks.board import Board
+from benchmarks.scaling_coordinator import coordinator_address, start_coordinator
 from benchmarks.scaling_learner import Setup, run
 from benchmarks.scaling_probes import machine_cpu, rate, tree_cpu
 from benchmarks.scaling_scenario import Measured, Scenario
-from benchmarks.scaling_store import start_store, store_address
 from training.config import TrainConfig
 from training.processes.children import end_with_parent, stop
 
@@ -85,7 +85,7 @@ class _Stage:
         self.shard = np.repeat(np.arange(scenario.num_shards), scenario.per_shard)
         self.boards = [Board() for _ in range(scenario.learners)]
         self.learners: list[BaseProcess] = []
-        self.store: subprocess.Popen[bytes] | None = None
+        self.coordinator: subprocess.Popen[bytes] | None = None
         self.start = _FORK.Event()
         self.switch: netns.Switch | None = None
         self.began = 0.0
@@ -97,8 +97,8 @@ class _Stage:
             if self.scenario.rate:
                 machines = self.scenario.learners if self.scenario.apart else self.scenario.nodes
                 self.switch = netns.Switch(machines, self.scenario.rate)
-            self._start_store()
-            address = self._store_address()
+            self._start_coordinator()
+            address = self._coordinator_address()
             for number in range(self.scenario.learners):
                 self._start_learner(number, address)
             self._await(lambda: all(board.ready for board in self.boards), "the learners are not ready")
@@ -115,12 +115,12 @@ class _Stage:
             learner.kill()  # their exchanges end with them
         for learner in self.learners:
             learner.join()
-        if self.store is not None:
-            stop(self.store, 3.0)
+        if self.coordinator is not None:
+            stop(self.coordinator, 3.0)
 
     # --- starting
 
-    def _start_store(self) -> None:
+    def _start_coordinator(self) -> None:
         scenario = self.scenario
         train = {
             "strategy": scenario.strategy,
@@ -128,13 +128,13 @@ class _Stage:
             "learners_per_node": scenario.ranks,
         }
         host = netns.SWITCH_HOST if self.switch else "127.0.0.1"
-        self.store = start_store(self.folder, train, scenario.num_shards, scenario.per_shard, host)
+        self.coordinator = start_coordinator(self.folder, train, scenario.num_shards, scenario.per_shard, host)
 
-    def _store_address(self) -> str:
-        self._await(lambda: store_address(self.folder), "the store does not listen")
-        return store_address(self.folder)
+    def _coordinator_address(self) -> str:
+        self._await(lambda: coordinator_address(self.folder), "the coordinator does not listen")
+        return coordinator_address(self.folder)
 
-    def _start_learner(self, number: int, store: str) -> None:
+    def _start_learner(self, number: int, coordinator: str) -> None:
         scenario = self.scenario
         node, rank = divmod(number, scenario.ranks)
         machine = number if scenario.apart else node
@@ -155,7 +155,7 @@ class _Stage:
             batch=scenario.batch,
             shard=self.shard,
             exchange=exchange,
-            store=store,
+            coordinator=coordinator,
             key=self.folder / "ring.key",
             folder=self.folder,
             host=netns.address(machine) if self.switch else "127.0.0.1",
@@ -175,7 +175,9 @@ class _Stage:
             time.sleep(0.05)
 
     def _check(self) -> None:
-        if any(learner.exitcode is not None for learner in self.learners) or (self.store and self.store.poll()):
+        if any(learner.exitcode is not None for learner in self.learners) or (
+            self.coordinator and self.coordinator.poll()
+        ):
             raise RunError(f"a process has ended:\n{self._logs()}")
 
     def _logs(self) -> str:

@@ -30,16 +30,16 @@ class NodeRunError(RuntimeError):
     """A node's processes failed."""
 
 
-def node_folder(node_rank: int, store: str) -> Path:
+def node_folder(node_rank: int, coordinator: str) -> Path:
     """Local folder of a node: log, and what it has to remember."""
-    name = "".join(c if c.isalnum() else "-" for c in store)
+    name = "".join(c if c.isalnum() else "-" for c in coordinator)
     return home() / "work" / f"node-{node_rank}-{name}"
 
 
 @flow(name="node", flow_run_name="node {node_rank}", persist_result=False)
 def node(
     node_rank: int,
-    store: str,
+    coordinator: str,
     key_file: str = "",
     folder: str = "",
     bind: str = "",
@@ -51,29 +51,29 @@ def node(
 
     Args:
         node_rank: The node's number, from 0.
-        store: HOST:PORT of the training's store.
+        coordinator: HOST:PORT of the training's coordinator.
         key_file: File of the ring's key on this machine; empty for a ring without encryption.
         folder: Local folder; by default below the data folder.
-        bind: Address to listen on for neighbours; by default the one that leads to the store.
+        bind: Address to listen on for neighbours; by default the one that leads to the coordinator.
         advertise: Address that neighbours are told; by default the same.
         max_restarts: How often the node's processes are restarted after they died.
         credentials: Name of the Prefect block with the object store's key and secret, which only this process and its
             children get to know; by default the AWS_... variables of this machine count.
     """
     outlive_reader()
-    split_address(store, "store")
+    split_address(coordinator, "coordinator")
     if key_file:
         check_key_file(Path(key_file), "key_file")
     export_credentials(StorageConfig(credentials=credentials))
-    place = Path(folder) if folder else node_folder(node_rank, store)
+    place = Path(folder) if folder else node_folder(node_rank, coordinator)
     place.mkdir(parents=True, exist_ok=True)
-    address = bind or own_address(store)
+    address = bind or own_address(coordinator)
     command = [
         sys.executable,
         "-m",
         "training.node.agent",
-        "--store",
-        store,
+        "--coordinator",
+        coordinator,
         *(["--key-file", key_file] if key_file else []),
     ]
     command += ["--folder", str(place), "--node-rank", str(node_rank), "--max-restarts", str(max_restarts)]

@@ -62,7 +62,7 @@ def test_a_process_has_the_role_of_its_module(line, role):
 
 
 def test_a_child_that_has_not_begun_its_program_has_no_role():
-    words = ["python", "-m", "training.node.agent", "--store", "x"]
+    words = ["python", "-m", "training.node.agent", "--coordinator", "x"]
     assert role_of(words, parent=words) == OTHER
 
 

@@ -93,9 +93,9 @@ def test_a_draw_is_reproducible_and_meets_every_folder_once_a_line():
 
 def test_the_nearest_tests_come_first_and_a_name_in_a_command_counts_as_an_import():
     related = mutants.Related(mutants.ROOT)
-    assert related.files("training/coordinator/leasing.py", 1) == ["tests/training/test_store_coordinator.py"]
-    assert "tests/training/test_store_server.py" in related.files("training/coordinator/server.py", 4)  # `-m`
-    assert related.files("flows/deploy/concurrency.py", 1) == ["tests/flows/test_turns.py"]
+    assert related.files("training/coordinator/leasing.py", 1) == ["tests/training/test_coordinator.py"]
+    assert "tests/training/test_coordinator_server.py" in related.files("training/coordinator/server.py", 4)  # `-m`
+    assert related.files("flows/deploy/concurrency.py", 1) == ["tests/flows/test_concurrency.py"]
 
 
 @pytest.fixture

@@ -113,15 +113,15 @@ class MembershipConfig(BaseModel):
     model_config = _MODEL_CONFIG
 
     beat_s: float = Field(default=0.5, gt=0)
-    """Seconds between a node's reports to the store."""
+    """Seconds between a node's reports to the coordinator."""
     dead_after_s: float = Field(default=10.0, gt=0)
     """A node that has not reported for so long is dropped; its unfinished leases return to the pool."""
     start_patience_s: float = Field(default=120.0, gt=0)
     """Training begins with those that are there when not all nodes have joined after this time."""
-    store_grace_s: float = Field(default=10.0, gt=0)
-    """A node without work and without an answer from the store goes on with a share of its own after this time."""
-    store_patience_s: float = Field(default=600.0, gt=0)
-    """Without any answer from the store for so long, a node gives up."""
+    coordinator_grace_s: float = Field(default=10.0, gt=0)
+    """A node that has no work and gets no answer from the coordinator trains a share of its own after this time."""
+    coordinator_patience_s: float = Field(default=600.0, gt=0)
+    """Without any answer from the coordinator for so long, a node gives up."""
     max_restarts: int = Field(default=3, ge=0)
     """Restarts of a node's processes at most; each rejoins the ring as a newcomer."""
     max_bad_steps: int = Field(default=20, ge=1)
@@ -137,8 +137,8 @@ class LaunchConfig(BaseModel):
     """`local`: all on this machine; `external`: `starling train --node-rank ...` under any launcher; `prefect`: one run
     of the `node` deployment for each, on a work pool."""
     listen: str = "127.0.0.1:0"
-    """HOST:PORT of the store; port 0 takes a free one, and a parameter server's processes take the ports behind it.
-    Other hosts than loopback need the ring's key."""
+    """HOST:PORT of the coordinator; port 0 takes a free one. A parameter server's processes take the next ports. Hosts
+    other than loopback need the ring's key."""
     key_file: str = ""
     """File of the ring's key (`starling key FILE` makes one); empty makes a new key for each local run."""
     pool: str = "starling"

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from benchmarks.peers.base import LR, Setup, System, await_file
 from benchmarks.peers.emulation import EmulatedModel
-from benchmarks.scaling_store import start_store, store_address
+from benchmarks.scaling_coordinator import coordinator_address, start_coordinator
 from training.config import ExchangeConfig
 from training.coordinator.node_client import NodeClient
 from training.exchange import ExchangeSetup, build_exchange
@@ -45,8 +45,8 @@ class Starling(System):
         )
         group = NodeGroup(0, 1, setup.folder / "unused", torch.device("cpu"))
         self.ring = Ring(setup.number, group, self.flat, build_exchange(cfg, one))
-        await_file(setup.folder / "store" / "store.json")
-        self.client = NodeClient(store_address(setup.folder), key, setup.number, folder=setup.folder)
+        await_file(setup.folder / "coordinator" / "coordinator.json")
+        self.client = NodeClient(coordinator_address(setup.folder), key, setup.number, folder=setup.folder)
         self.steps = 0
         self._join()
 
@@ -54,7 +54,7 @@ class Starling(System):
     def serve(cls, setup: Setup) -> None:
         """The coordinator."""
         train = {"strategy": "adpsgd", "nodes": setup.learners, "learners_per_node": 1}
-        start_store(setup.folder, train, _SHARDS, _per_shard(setup)).wait()
+        start_coordinator(setup.folder, train, _SHARDS, _per_shard(setup)).wait()
 
     def _join(self) -> None:
         reply = self.client.join(self.ring.endpoints())

@@ -16,15 +16,17 @@ _DASH = "–"
 def picture(watched: Watched) -> dict[str, Any]:
     """Everything that is shown, as JSON."""
     found = {"training": watched.name, **watched.view.to_dict(), "trouble": watched.trouble}
-    store = watched.store
-    if store is None:
+    coordinator = watched.coordinator
+    if coordinator is None:
         return found
-    leases = {member["node"]: member for member in store["members"]}
+    leases = {member["node"]: member for member in coordinator["members"]}
     for learner in found["learners"]:
         member = leases.get(learner["node"], {})
         learner |= {name: member.get(name) for name in ("leases", "leased")}
     names = ("pool", "wanted", "view", "session", "finish", "failure", "checkpoint")
-    return found | {"store": {name: store.get(name) for name in names} | {"members": store["members"]}}
+    return found | {
+        "coordinator": {name: coordinator.get(name) for name in names} | {"members": coordinator["members"]}
+    }
 
 
 def render(shown: dict[str, Any]) -> RenderableType:
@@ -53,10 +55,10 @@ def number(value: Any, form: str = ".2f", unit: str = "") -> str:
 
 
 def _headline(shown: dict[str, Any]) -> Text:
-    nodes, store = shown["nodes"], shown.get("store", {})
+    nodes, coordinator = shown["nodes"], shown.get("coordinator", {})
     count = f"{len(shown['learners'])} learners" + (f" on {len(nodes)} nodes" if nodes is not None else "")
-    if store.get("wanted") and nodes is not None and len(nodes) < store["wanted"]:
-        count += f" of {store['wanted']}"
+    if coordinator.get("wanted") and nodes is not None and len(nodes) < coordinator["wanted"]:
+        count += f" of {coordinator['wanted']}"
     words = [
         f"epoch {shown['epoch']:.2f} of {shown['epochs']:g}",
         f"loss {number(shown['loss'], '.3f')}",
@@ -68,14 +70,14 @@ def _headline(shown: dict[str, Any]) -> Text:
     ]
     if (valid := shown["valid"]) is not None:
         words.append(f"validation loss {number(valid['valid_loss'], '.3f')}, WER {number(valid['valid_wer'], '.1%')}")
-    if "pool" in store and not shown["ended"]:
-        words.append(f"{store['pool']} utterances unleased")
+    if "pool" in coordinator and not shown["ended"]:
+        words.append(f"{coordinator['pool']} utterances unleased")
     return Text.assemble((shown["training"], "bold"), "\n", ", ".join(words))
 
 
 def _learners(shown: dict[str, Any]) -> Table:
     table = _table()
-    leases = "store" in shown
+    leases = "coordinator" in shown
     columns = ["learner", "step", "steps/s", "loss", "stale", "exch.", "/step", "dist.", "failed"]
     # 80 columns are enough for these; a node's host stands in the table of machines
     for name in columns + (["leases", "left"] if leases else []):

@@ -9,7 +9,7 @@ import typer
 from flows.cli.common import JsonOption, SetOption, friendly, out, print_json
 from flows.cli.run import PlainOption, execute, finish
 
-STORE, KEY_FILE = "STARLING_STORE", "STARLING_RING_KEY_FILE"
+COORDINATOR, KEY_FILE = "STARLING_COORDINATOR", "STARLING_RING_KEY_FILE"
 RANKS = ("SLURM_NODEID", "JOB_COMPLETION_INDEX")
 """Where launchers say which node this is: Slurm, Kubernetes' indexed jobs."""
 
@@ -24,14 +24,15 @@ def train(
         int | None,
         typer.Option("--node-rank", min=0, help=f"Be this node of a ring. Default: {' or '.join(RANKS)}."),
     ] = None,
-    store: Annotated[
-        str, typer.Option("--store", metavar="HOST:PORT", help=f"The ring's store. Default: {STORE}.")
+    coordinator: Annotated[
+        str, typer.Option("--coordinator", metavar="HOST:PORT", help=f"The ring's coordinator. Default: {COORDINATOR}.")
     ] = "",
     key_file: Annotated[
         Path | None, typer.Option("--key-file", help=f"The ring's key (see `starling key`). Default: {KEY_FILE}.")
     ] = None,
     bind: Annotated[
-        str, typer.Option("--bind", metavar="HOST", help="Listen here. Default: the address that leads to the store.")
+        str,
+        typer.Option("--bind", metavar="HOST", help="Listen here. Default: the address that leads to the coordinator."),
     ] = "",
     advertise: Annotated[
         str, typer.Option("--advertise", metavar="HOST", help="Neighbours reach this node here. Default: --bind.")
@@ -44,12 +45,12 @@ def train(
 ) -> None:
     """Train the acoustic model of a configuration, or be one node of a training that runs elsewhere.
 
-    Without a configuration, and with --node-rank and --store, this process and its children are one node; the training
-    itself runs where `starling train CONFIG` or `starling run CONFIG` does, with train.launch.kind=external.
+    Without a configuration, and with --node-rank and --coordinator, this process and its children are one node; the
+    training itself runs where `starling train CONFIG` or `starling run CONFIG` does, with train.launch.kind=external.
     """
     node_options = {
         "--node-rank": node_rank,
-        "--store": store or None,
+        "--coordinator": coordinator or None,
         "--key-file": key_file,
         "--bind": bind or None,
         "--advertise": advertise or None,
@@ -60,24 +61,30 @@ def train(
     if config is not None:
         if given:
             raise ValueError(
-                f"{given[0]} is for a node, which takes no configuration (it gets it from the store): leave out "
+                f"{given[0]} is for a node, which takes no configuration (it gets it from the coordinator): leave out "
                 f"{config}, or {given[0]}"
             )
         finish(execute(config, overrides or [], "train" if again else "", "train", plain), json_output)
         return
-    if not given and not os.environ.get(STORE):
-        raise ValueError("give a configuration to train, or --node-rank and --store to be a node of a training")
+    if not given and not os.environ.get(COORDINATOR):
+        raise ValueError("give a configuration to train, or --node-rank and --coordinator to be a node of a training")
     foreign = {"--set": bool(overrides), "--again": again, "--plain": plain, "--json": json_output}
     for name, used in foreign.items():
         if used:
-            raise ValueError(f"{name} needs a configuration; a node takes none (it gets it from the store)")
+            raise ValueError(f"{name} needs a configuration; a node takes none (it gets it from the coordinator)")
     raise typer.Exit(
-        _node(node_rank, store, key_file, bind, advertise, folder, 3 if max_restarts is None else max_restarts)
+        _node(node_rank, coordinator, key_file, bind, advertise, folder, 3 if max_restarts is None else max_restarts)
     )
 
 
 def _node(
-    rank: int | None, store: str, key: Path | None, bind: str, advertise: str, folder: Path | None, max_restarts: int
+    rank: int | None,
+    coordinator: str,
+    key: Path | None,
+    bind: str,
+    advertise: str,
+    folder: Path | None,
+    max_restarts: int,
 ) -> int:
     from flows.node import node_folder
     from tasks.config.preflight import check_key_file, is_loopback, split_address
@@ -86,19 +93,21 @@ def _node(
     from training.processes import logs
 
     rank = _rank() if rank is None else rank
-    store = store or os.environ.get(STORE, "")
-    if not store:
-        raise ValueError(f"--store is missing: give the HOST:PORT of the training's store, or set {STORE}")
-    host, _ = split_address(store, "--store")
+    coordinator = coordinator or os.environ.get(COORDINATOR, "")
+    if not coordinator:
+        raise ValueError(
+            f"--coordinator is missing: give the HOST:PORT of the training's coordinator, or set {COORDINATOR}"
+        )
+    host, _ = split_address(coordinator, "--coordinator")
     key = key or (Path(os.environ[KEY_FILE]) if os.environ.get(KEY_FILE) else None)
     if key is not None:
         check_key_file(key, "--key-file")
     elif not is_loopback(host):
-        raise ValueError(f"--key-file is missing: a store at {host} wants the ring's key (or set {KEY_FILE})")
-    address = bind or own_address(store)
+        raise ValueError(f"--key-file is missing: a coordinator at {host} wants the ring's key (or set {KEY_FILE})")
+    address = bind or own_address(coordinator)
     logs.setup()
-    place = folder or node_folder(rank, store)
-    return run_node(store, key, place, rank, max_restarts, address, advertise or address)
+    place = folder or node_folder(rank, coordinator)
+    return run_node(coordinator, key, place, rank, max_restarts, address, advertise or address)
 
 
 def _rank() -> int:

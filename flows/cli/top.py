@@ -1,4 +1,4 @@
-"""`starling top`: watch a running training, on this machine or through its store."""
+"""`starling top`: watch a running training, on this machine or through its coordinator."""
 
 import os
 import time
@@ -19,7 +19,7 @@ def top(
     target: Annotated[
         str,
         typer.Argument(
-            help="Training's folder, name or key, a data folder, or HOST:PORT of a store. Default: the one here.",
+            help="Training's folder, name or key, a data folder, or HOST:PORT of a coordinator. Default: the one here.",
             show_default=False,
         ),
     ] = "",

@@ -57,7 +57,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_launch(cfg: TrainConfig) -> None:
-    """The store's address and the ring's key.
+    """The coordinator's address and the ring's key.
 
     Raises:
         StageError: If the address is none, or others could reach it who need no key.

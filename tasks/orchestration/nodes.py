@@ -1,8 +1,8 @@
 """Nodes as Prefect runs: the train stage asks for one run of the `node` deployment for each node, and watches them.
 
 A run that crashes is replaced alone, by a new run for the same node, which rejoins the ring while the others train on.
-Parameters hold the store's address and the path of the key file, never the key. Trouble with Prefect costs no training
-step: nodes train on whether Prefect is there or not, and what was missed is made up for later.
+Parameters hold the coordinator's address and the path of the key file, never the key. If Prefect fails, nodes keep
+training; their runs are brought up to date when it answers again.
 """
 
 import json
@@ -66,7 +66,7 @@ class NodeRuns:
     """The node runs of one training.
 
     Args:
-        job: The training; its folder is where the store writes `store.json`.
+        job: The training; its folder is where the coordinator writes `coordinator.json`.
         api: Prefect.
         clock: Seconds, from any beginning.
         credentials: Name of the Prefect block that node runs take the object store's credentials from, if any.
@@ -111,9 +111,9 @@ class NodeRuns:
             _log.warning("Prefect does not answer about node runs, asking again: %s", error)
 
     def _store(self) -> str:
-        """The store's address, as nodes reach it; empty while there is none."""
+        """The coordinator's address, as nodes reach it; empty while there is none."""
         try:
-            note = json.loads((self._folder / "store.json").read_text(encoding="utf-8"))
+            note = json.loads((self._folder / "coordinator.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return ""
         address = str(note["address"])
@@ -137,11 +137,11 @@ class NodeRuns:
             )
 
     def _take_over(self, address: str) -> None:
-        """Runs of a former process: kept if they can reach this store, else ended."""
+        """Runs of a former process: kept if they can reach this coordinator, else ended."""
         for run, parameters in self._api.left().items():
             rank = parameters.get("node_rank")
             slot = self._slots.get(rank) if isinstance(rank, int) else None
-            mine = bool(self._job.train.launch.key_file) and parameters.get("store") == address
+            mine = bool(self._job.train.launch.key_file) and parameters.get("coordinator") == address
             if slot is not None and slot.run is None and mine:
                 slot.run, slot.attempts, slot.state = run, 1, "RUNNING"
             else:
@@ -171,7 +171,7 @@ class NodeRuns:
             return
         if slot.attempts:
             _log.warning("node %d: %s; replacing it (%d of %d)", rank, slot.message, slot.attempts, restarts)
-        parameters = {"node_rank": rank, "store": address, "key_file": self.key_file, "max_restarts": restarts}
+        parameters = {"node_rank": rank, "coordinator": address, "key_file": self.key_file, "max_restarts": restarts}
         parameters |= self._credentials
         # the same request, repeated after an answer that got lost, gives the same run
         key = f"{self._job.run}-{self._session}-{rank}-{slot.attempts}"
@@ -191,7 +191,7 @@ class NodeRuns:
                         self._api.cancel(slot.run)
                 if not self._wait(_CANCEL_S):
                     _log.warning("some node runs are still ending")
-        except Exception as error:  # they end by themselves when the store is gone for long
+        except Exception as error:  # they end by themselves when the coordinator is gone for long
             _log.warning("node runs could not be ended: %s", error)
 
     def _wait(self, patience_s: float) -> bool:
@@ -220,13 +220,13 @@ def node_runs(run: Run, job: TrainJob) -> Iterator[NodeRuns]:
         runs.close(_END_S)
 
 
-def own_address(store: str) -> str:
-    """The address under which this machine reaches a store, and so its neighbours it; loopback for a local store.
+def own_address(coordinator: str) -> str:
+    """This machine's address on the route to the coordinator, where neighbours can reach it; loopback for a local one.
 
     Args:
-        store: HOST:PORT.
+        coordinator: HOST:PORT.
     """
-    host, _, port = store.rpartition(":")
+    host, _, port = coordinator.rpartition(":")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:  # no packet is sent: the system only picks a route
         try:

@@ -1,4 +1,4 @@
-"""Where an onlooker finds a training: its folder on this machine, or its store on any; it only reads."""
+"""Where an onlooker finds a training: its folder on this machine, or its coordinator on any; it only reads."""
 
 import json
 import re
@@ -19,7 +19,7 @@ _ANSWER_S = 2.0
 _LOCAL_ANSWER_S = 0.5
 _ASK_AGAIN_S = 10.0
 GONE_S = 30.0
-"""A store that has not answered for so long has ended."""
+"""A coordinator that has not answered for so long has ended."""
 
 
 class WatchError(ValueError):
@@ -32,8 +32,8 @@ class Watched(Protocol):
     name: str
     """What to call it."""
     view: TrainingView
-    store: Message | None
-    """What its store last said of itself (`status`), if it can be asked."""
+    coordinator: Message | None
+    """What its coordinator last said of itself (`status`), if it can be asked."""
     trouble: str
     """Why it cannot be seen at present."""
 
@@ -54,7 +54,7 @@ class LocalTraining:
     def __init__(self, folder: Path) -> None:
         self.folder, self.view = folder, TrainingView()
         self.name = training_name(folder)
-        self.store: Message | None = None
+        self.coordinator: Message | None = None
         self.trouble = ""
         self._tail = JournalTail(folder / "journal.jsonl")
         self._client: CoordinatorClient | None = None
@@ -71,28 +71,28 @@ class LocalTraining:
         return running
 
     def _ask(self) -> None:
-        """The store tells of leases; the journal has everything else, so its silence is no trouble."""
+        """The coordinator tells of leases; the journal has everything else, so its silence is no trouble."""
         try:
-            address = str(_read_json(self.folder / "store.json").get("address", ""))
+            address = str(_read_json(self.folder / "coordinator.json").get("address", ""))
             if address != self._address:
                 self.close()
                 self._address = address
             if self._client is None and address:
                 self._client = CoordinatorClient(address, _key_of(self.folder))
             if self._client is not None:
-                self.store = self._client.request({"op": "status"}, _LOCAL_ANSWER_S)
+                self.coordinator = self._client.request({"op": "status"}, _LOCAL_ANSWER_S)
         except (CoordinatorError, KeyFileError, ValueError):
-            self.store, self._not_before = None, time.monotonic() + _ASK_AGAIN_S
+            self.coordinator, self._not_before = None, time.monotonic() + _ASK_AGAIN_S
 
     def close(self) -> None:
-        """Close the connection to the store."""
+        """Close the connection to the coordinator."""
         if self._client is not None:
             self._client.close()
             self._client = None
 
 
 class RemoteTraining:
-    """A training that is seen through its store.
+    """A training that is seen through its coordinator.
 
     Args:
         address: HOST:PORT.
@@ -105,7 +105,7 @@ class RemoteTraining:
 
     def __init__(self, address: str, key_file: Path | None, gone_s: float = GONE_S) -> None:
         self.name, self.view = address, TrainingView()
-        self.store: Message | None = None
+        self.coordinator: Message | None = None
         self.trouble = ""
         if key_file is not None:
             check_key_file(key_file, "--key-file")
@@ -117,16 +117,17 @@ class RemoteTraining:
         """Look for what is new; returns whether it still runs.
 
         Raises:
-            StoreError: If the store does not know what it is asked.
+            CoordinatorError: If the coordinator does not know what it is asked.
         """
         try:
             self._read()
-            self.store = self._client.request({"op": "status"}, _ANSWER_S)
+            self.coordinator = self._client.request({"op": "status"}, _ANSWER_S)
         except CoordinatorUnreachableError as error:
             self.trouble = str(error)
             return time.monotonic() - self._heard < self._gone_s
         self.trouble, self._heard = "", time.monotonic()
-        return not (self.store["finish"] and (self.store["result"] is not None or not self.store["members"]))
+        told = self.coordinator
+        return not (told["finish"] and (told["result"] is not None or not told["members"]))
 
     def _read(self) -> None:
         while True:
@@ -138,7 +139,7 @@ class RemoteTraining:
                 return
 
     def close(self) -> None:
-        """Close the connection to the store."""
+        """Close the connection to the coordinator."""
         self._client.close()
 
 
@@ -179,8 +180,8 @@ def find_training(target: str, key_file: Path | None = None) -> Watched:
     """The training that somebody means.
 
     Args:
-        target: A training's folder, a data folder, HOST:PORT of a store, the configuration's name or the beginning of
-            the training's key; empty for the one that runs here.
+        target: A training's folder, a data folder, HOST:PORT of a coordinator, the configuration's name or the first
+            digits of the training's key; empty for the one that runs here.
         key_file: The ring's key, for HOST:PORT.
 
     Raises:
@@ -189,7 +190,9 @@ def find_training(target: str, key_file: Path | None = None) -> Watched:
     if re.fullmatch(r"(\S+|\[\S+\]):\d{1,5}", target) and not Path(target).exists():
         return RemoteTraining(target, key_file)
     if key_file is not None:
-        raise WatchError("--key-file is for a store elsewhere (HOST:PORT); here the training's folder has its key")
+        raise WatchError(
+            "--key-file is for a coordinator elsewhere (HOST:PORT); here the training's folder has its key"
+        )
     folder = Path(target).expanduser() if target else home()
     if (folder / "journal.jsonl").is_file():
         return LocalTraining(folder)

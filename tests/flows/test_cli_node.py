@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from flows.cli.app import app
 from training.exchange.keys import RingKey
 
-ENVIRONMENT = ("STARLING_STORE", "STARLING_RING_KEY_FILE", "SLURM_NODEID", "JOB_COMPLETION_INDEX")
+ENVIRONMENT = ("STARLING_COORDINATOR", "STARLING_RING_KEY_FILE", "SLURM_NODEID", "JOB_COMPLETION_INDEX")
 
 
 def invoke(*words, code=0):
@@ -61,13 +61,13 @@ def test_a_key_is_made_once_and_only_its_owner_may_read_it(tmp_path):
 
 
 def test_a_node_takes_what_it_is_given(node, key, tmp_path):
-    invoke("train", "--node-rank", 3, "--store", "127.0.0.1:7100", "--key-file", key, "--bind", "127.0.0.2",
+    invoke("train", "--node-rank", 3, "--coordinator", "127.0.0.1:7100", "--key-file", key, "--bind", "127.0.0.2",
            "--advertise", "me", "--folder", tmp_path / "n", "--max-restarts", 0)  # fmt: skip
     assert node == [("127.0.0.1:7100", key, tmp_path / "n", 3, 0, "127.0.0.2", "me")]
 
 
 def test_a_node_takes_the_rest_from_its_surroundings(node, key, monkeypatch, home):
-    monkeypatch.setenv("STARLING_STORE", "127.0.0.1:7100")
+    monkeypatch.setenv("STARLING_COORDINATOR", "127.0.0.1:7100")
     monkeypatch.setenv("STARLING_RING_KEY_FILE", str(key))
     for name, rank in (("JOB_COMPLETION_INDEX", 2), ("SLURM_NODEID", 5)):
         monkeypatch.setenv(name, str(rank))
@@ -81,23 +81,29 @@ def test_a_node_takes_the_rest_from_its_surroundings(node, key, monkeypatch, hom
 
 def test_the_nodes_exit_status_is_the_commands(key, monkeypatch):
     monkeypatch.setattr("training.node.agent.run_node", lambda *_: 75)
-    invoke("train", "--node-rank", 0, "--store", "127.0.0.1:1", "--key-file", key, code=75)
+    invoke("train", "--node-rank", 0, "--coordinator", "127.0.0.1:1", "--key-file", key, code=75)
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "give a configuration to train, or --node-rank and --store"),
-        (["--node-rank", "0"], "--store is missing"),
-        (["--store", "127.0.0.1:7100"], "--node-rank is missing"),
-        (["--store", "nonsense", "--node-rank", "0"], "--store is 'nonsense': write HOST:PORT"),
-        (["--store", "head:7100", "--node-rank", "0"], "--key-file is missing"),
-        (["--store", "head:7100", "--node-rank", "0", "--key-file", "{}/no"], "--key-file is {}/no, where there is no"),
-        (["--store", "head:7100", "--node-rank", "0", "--key-file", "{}/bad"], "bad"),
+        ([], "give a configuration to train, or --node-rank and --coordinator"),
+        (["--node-rank", "0"], "--coordinator is missing"),
+        (["--coordinator", "127.0.0.1:7100"], "--node-rank is missing"),
+        (["--coordinator", "nonsense", "--node-rank", "0"], "--coordinator is 'nonsense': write HOST:PORT"),
+        (["--coordinator", "head:7100", "--node-rank", "0"], "--key-file is missing"),
+        (
+            ["--coordinator", "head:7100", "--node-rank", "0", "--key-file", "{}/no"],
+            "--key-file is {}/no, where there is no",
+        ),
+        (["--coordinator", "head:7100", "--node-rank", "0", "--key-file", "{}/bad"], "bad"),
         (["{}/c.yaml", "--node-rank", "0"], "--node-rank is for a node, which takes no configuration"),
-        (["{}/c.yaml", "--store", "h:1"], "--store is for a node"),
-        (["--node-rank", "0", "--store", "127.0.0.1:1", "--set", "train.epochs=1"], "--set needs a configuration"),
-        (["--node-rank", "0", "--store", "127.0.0.1:1", "--plain"], "--plain needs a configuration"),
+        (["{}/c.yaml", "--coordinator", "h:1"], "--coordinator is for a node"),
+        (
+            ["--node-rank", "0", "--coordinator", "127.0.0.1:1", "--set", "train.epochs=1"],
+            "--set needs a configuration",
+        ),
+        (["--node-rank", "0", "--coordinator", "127.0.0.1:1", "--plain"], "--plain needs a configuration"),
     ],
 )
 def test_a_wrong_combination_names_the_option(words, message, tmp_path, node):
@@ -111,11 +117,11 @@ def test_a_wrong_combination_names_the_option(words, message, tmp_path, node):
 @pytest.mark.parametrize("name", ["SLURM_NODEID", "JOB_COMPLETION_INDEX"])
 def test_a_launchers_number_must_be_one(name, monkeypatch, node):
     monkeypatch.setenv(name, "first")
-    assert f"{name} is 'first'" in invoke("train", "--store", "127.0.0.1:1", code=1).stderr
+    assert f"{name} is 'first'" in invoke("train", "--coordinator", "127.0.0.1:1", code=1).stderr
 
 
 def test_a_negative_rank_is_answered_with_usage(node):
-    assert "Usage:" in invoke("train", "--node-rank", -1, "--store", "127.0.0.1:1", code=2).stderr
+    assert "Usage:" in invoke("train", "--node-rank", -1, "--coordinator", "127.0.0.1:1", code=2).stderr
 
 
 def test_a_configuration_is_trained_as_before(monkeypatch, tmp_path):
@@ -123,6 +129,6 @@ def test_a_configuration_is_trained_as_before(monkeypatch, tmp_path):
     monkeypatch.setattr("flows.cli.node.execute", lambda *given: seen.append(given) or {})
     monkeypatch.setattr("flows.cli.node.finish", lambda summary, json_output: None)
     path = write_config(tmp_path / "c.yaml", tiny_document())
-    monkeypatch.setenv("STARLING_STORE", "127.0.0.1:1")  # a whole training pays no heed to it
+    monkeypatch.setenv("STARLING_COORDINATOR", "127.0.0.1:1")  # a whole training pays no heed to it
     invoke("train", path, "--plain", "--again", "--set", "train.epochs=1")
     assert seen == [(path, ["train.epochs=1"], "train", "train", True)]

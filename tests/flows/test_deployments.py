@@ -105,7 +105,7 @@ def test_a_ring_of_prefect_runs_has_a_deployment_for_its_nodes_and_no_other_conf
     assert entry["entrypoint"] == "flows/node.py:node"
     assert (entry["work_pool"]["name"], entry["work_pool"]["work_queue_name"]) == ("gpus", "nodes")
     assert entry["tags"][0] == PART_TAG  # the train flow replaces a node that crashes: nobody need be told
-    sent = {"node_rank": 1, "store": "127.0.0.1:1", "key_file": "/k", "max_restarts": 3}
+    sent = {"node_rank": 1, "coordinator": "127.0.0.1:1", "key_file": "/k", "max_restarts": 3}
     assert node.node.validate_parameters(sent).items() >= sent.items()
 
 

@@ -101,7 +101,7 @@ def test_the_child_is_told_who_it_is_but_not_the_key(home, key, monkeypatch):
     options = dict(zip(words[3::2], words[4::2], strict=True))
     assert words[1:3] == ["-m", "training.node.agent"]
     assert options == {
-        "--store": "127.0.0.1:7100",
+        "--coordinator": "127.0.0.1:7100",
         "--key-file": str(key),
         "--folder": str(node_folder(2, "127.0.0.1:7100")),
         "--node-rank": "2",
@@ -155,11 +155,11 @@ def test_a_node_that_was_stopped_is_no_failure_and_one_that_failed_says_why(home
 
 
 @pytest.mark.parametrize(
-    ("store", "key_file", "word"), [("x", "", "HOST:PORT"), ("h:1", "/no/key", "key_file is /no/key")]
+    ("coordinator", "key_file", "word"), [("x", "", "HOST:PORT"), ("h:1", "/no/key", "key_file is /no/key")]
 )
-def test_wrong_parameters_are_refused_before_anything_starts(home, store, key_file, word):
+def test_wrong_parameters_are_refused_before_anything_starts(home, coordinator, key_file, word):
     with pytest.raises(StageError, match=word):
-        node.fn(0, store, key_file)
+        node.fn(0, coordinator, key_file)
 
 
 class Pool:
@@ -219,7 +219,7 @@ def pool(tmp_path_factory):
 
 @pytest.mark.slow
 def test_a_crashed_node_run_is_replaced_alone_and_cancelling_ends_all(pool, tmp_path):
-    """Nobody listens at the store's address: the nodes wait for it, which is all that this test needs of them."""
+    """Nobody listens at the coordinator's address: the nodes wait for it, which is all that this test needs of them."""
     check_pool("starling", "ring")
     with pytest.raises(StageError, match=r"train\.launch\.pool is 'nowhere'.*starling deploy"):
         check_pool("nowhere", "ring")
@@ -227,7 +227,7 @@ def test_a_crashed_node_run_is_replaced_alone_and_cancelling_ends_all(pool, tmp_
         check_pool("starling", "other")
     folder = tmp_path / "train"
     folder.mkdir()
-    (folder / "store.json").write_text(f'{{"address": "127.0.0.1:{free_port()}", "pid": 1}}')
+    (folder / "coordinator.json").write_text(f'{{"address": "127.0.0.1:{free_port()}", "pid": 1}}')
     RingKey.generate().save(folder / "ring.key")
     train: TrainConfig = pool.config.train
     job = type("Job", (), {"run": "k1", "train": train, "journal": folder / "journal.jsonl"})()

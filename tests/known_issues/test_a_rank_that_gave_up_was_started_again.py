@@ -18,7 +18,7 @@ def test_it_is_not(tmp_path, monkeypatch, gives_up, status, starts):
     code = f"{note}open({str(tmp_path / 'starts')!r}, 'a').write('x'); raise SystemExit(1)"
     monkeypatch.setattr(Node, "_command", lambda *_: [sys.executable, "-c", code])
     (tmp_path / GAVE_UP).write_text("of an earlier time")
-    node = Node(NodeSetup(node=0, store="127.0.0.1:1", key_file=None, folder=tmp_path), max_restarts=2)
+    node = Node(NodeSetup(node=0, coordinator="127.0.0.1:1", key_file=None, folder=tmp_path), max_restarts=2)
     assert node.run() == status
     assert (tmp_path / "starts").read_text() == "x" * starts
 
@@ -27,6 +27,6 @@ def test_a_node_elsewhere_has_its_own_cache(tmp_path, monkeypatch):
     job = {"train": {"learners_per_node": 1}, "cache": "/of/the/head", "cache_bytes": 5}
     monkeypatch.setattr(module, "fetch_job", lambda *_, **__: dict(job))
     monkeypatch.setattr(Node, "_command", lambda *_: [sys.executable, "-c", ""])
-    setup = NodeSetup(node=0, store="127.0.0.1:1", key_file=None, folder=tmp_path)
+    setup = NodeSetup(node=0, coordinator="127.0.0.1:1", key_file=None, folder=tmp_path)
     assert Node(setup, 0, tmp_path / "cache").run() == 0
     assert f'"cache": "{tmp_path / "cache"}", "cache_bytes": 5' in (tmp_path / "job.json").read_text()

@@ -151,7 +151,7 @@ def test_a_rank_whose_model_does_not_fit_is_not_started_again(corpus, tmp_path, 
 
     monkeypatch.setattr(strategy_setup, "build_learner", full)
     monkeypatch.setenv(START, "1")
-    setup = NodeSetup(node=0, store="127.0.0.1:1", key_file=None, folder=tmp_path)
+    setup = NodeSetup(node=0, coordinator="127.0.0.1:1", key_file=None, folder=tmp_path)
     assert rank._run(corpus.job(tmp_path), setup, 0, 1) == DIVERGED
     assert "use a smaller model" in (tmp_path / GAVE_UP).read_text()
 

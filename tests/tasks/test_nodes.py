@@ -85,7 +85,7 @@ class World:
         self.nodes = NodeRuns(self.job, self.prefect, self.clock, credentials)
 
     def listen(self, address="127.0.0.1:7100"):
-        (self.folder / "store.json").write_text(json.dumps({"address": address, "pid": 1}))
+        (self.folder / "coordinator.json").write_text(json.dumps({"address": address, "pid": 1}))
 
     def poll(self, seconds=3.0):
         self.clock.now += seconds
@@ -95,7 +95,7 @@ class World:
 def test_nothing_is_asked_before_the_store_listens(world):
     world.poll()
     assert world.prefect.runs == {}
-    (world.folder / "store.json").write_text("{")
+    (world.folder / "coordinator.json").write_text("{")
     world.poll()
     assert world.prefect.runs == {}
 
@@ -107,7 +107,7 @@ def test_each_node_gets_a_run_with_the_stores_address_and_the_keys_path_but_not_
     key_file = world.folder / "ring.key"
     assert list(world.prefect.parameters.values())[1] == {
         "node_rank": 1,
-        "store": "127.0.0.1:7100",
+        "coordinator": "127.0.0.1:7100",
         "key_file": str(key_file),
         "max_restarts": 2,
     }
@@ -257,8 +257,8 @@ def test_runs_that_a_killed_flow_left_are_kept_if_they_reach_the_store_and_ended
     mine, other, strange = (UUID(int=n) for n in (101, 102, 103))
     world.prefect.runs |= dict.fromkeys((mine, other, strange), ("RUNNING", ""))
     world.prefect.leftovers = {
-        mine: {"node_rank": 1, "store": "127.0.0.1:7100"},
-        other: {"node_rank": 2, "store": "127.0.0.1:9"},
+        mine: {"node_rank": 1, "coordinator": "127.0.0.1:7100"},
+        other: {"node_rank": 2, "coordinator": "127.0.0.1:9"},
         strange: {},
     }
     world.poll()
@@ -279,7 +279,7 @@ def test_of_two_runs_of_a_node_that_were_left_one_is_kept(tmp_path):
     world.listen()
     first, second = (UUID(int=n) for n in (101, 102))
     world.prefect.runs |= dict.fromkeys((first, second), ("RUNNING", ""))
-    world.prefect.leftovers = {run: {"node_rank": 1, "store": "127.0.0.1:7100"} for run in (first, second)}
+    world.prefect.leftovers = {run: {"node_rank": 1, "coordinator": "127.0.0.1:7100"} for run in (first, second)}
     world.poll()
     assert world.prefect.cancelled == [second]
     assert world.prefect.ranks() == [0, 2]
@@ -288,7 +288,7 @@ def test_of_two_runs_of_a_node_that_were_left_one_is_kept(tmp_path):
 def test_with_a_key_of_its_own_every_session_ends_what_a_former_one_left(world):
     world.listen()
     left = UUID(int=101)
-    world.prefect.leftovers = {left: {"node_rank": 1, "store": "127.0.0.1:7100"}}
+    world.prefect.leftovers = {left: {"node_rank": 1, "coordinator": "127.0.0.1:7100"}}
     world.poll()
     assert world.prefect.cancelled == [left]
     assert world.prefect.ranks() == [0, 1, 2]
@@ -308,9 +308,9 @@ def test_the_end_of_training_waits_for_nodes_and_a_cancellation_ends_them_at_onc
 
 def test_a_store_that_listens_everywhere_is_given_by_this_machines_own_address(tmp_path):
     world = World(tmp_path, listen="0.0.0.0:7100")
-    world.listen("127.0.0.1:7100")  # what the store says of itself is for this machine
+    world.listen("127.0.0.1:7100")  # what the coordinator says of itself is for this machine
     world.poll()
-    assert {parameters["store"] for parameters in world.prefect.parameters.values()} == {
+    assert {parameters["coordinator"] for parameters in world.prefect.parameters.values()} == {
         f"{own_address('192.0.2.1:9')}:7100"
     }
 
@@ -320,6 +320,6 @@ def test_without_encryption_there_is_no_key_to_hand_over(tmp_path):
     assert world.nodes.key_file == ""
 
 
-@pytest.mark.parametrize(("store", "own"), [("127.0.0.1:80", "127.0.0.1"), ("nowhere.invalid:1", "127.0.0.1")])
-def test_neighbours_reach_this_machine_as_it_reaches_the_store(store, own):
-    assert own_address(store) == own
+@pytest.mark.parametrize(("coordinator", "own"), [("127.0.0.1:80", "127.0.0.1"), ("nowhere.invalid:1", "127.0.0.1")])
+def test_neighbours_reach_this_machine_as_it_reaches_the_coordinator(coordinator, own):
+    assert own_address(coordinator) == own

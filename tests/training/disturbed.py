@@ -14,7 +14,7 @@ from training.processes.launch import TrainingFailedError
 
 SLOW = 4
 """Each learner so many times slower: an epoch takes half a second or more."""
-QUICK = {"beat_s": 0.2, "dead_after_s": 3.0, "start_patience_s": 60.0, "store_grace_s": 5.0}
+QUICK = {"beat_s": 0.2, "dead_after_s": 3.0, "start_patience_s": 60.0, "coordinator_grace_s": 5.0}
 
 
 class Running:

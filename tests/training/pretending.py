@@ -57,8 +57,8 @@ class Store:
             "beat_s": 0.05,
             "dead_after_s": 1.0,
             "start_patience_s": 30.0,
-            "store_grace_s": 0.3,
-            "store_patience_s": 30.0,
+            "coordinator_grace_s": 0.3,
+            "coordinator_patience_s": 30.0,
         }
         member |= {name: train.pop(name) for name in list(train) if name in member}
         self.job = {
@@ -89,18 +89,18 @@ class Store:
         return RingKey.load(self.key_file) if self.key_file else None
 
     def command(self, *more, listen="127.0.0.1:0"):
-        words = ["--folder", self.folder / "store", "--job", self.folder / "job.json", "--listen", listen, *more]
+        words = ["--folder", self.folder / "coordinator", "--job", self.folder / "job.json", "--listen", listen, *more]
         words += ["--key-file", self.key_file] if self.key_file else []
         return [sys.executable, "-m", "training.coordinator.server", *map(str, words), "--parent", str(os.getpid())]
 
     def start(self, *more):
-        (self.folder / "store" / "store.json").unlink(missing_ok=True) if "--fresh" in more else None
+        (self.folder / "coordinator" / "coordinator.json").unlink(missing_ok=True) if "--fresh" in more else None
         self.process = subprocess.Popen(self.command(*more), cwd=ROOT, stderr=subprocess.DEVNULL)
         wait_for(lambda: self.note().get("pid") == self.process.pid)
         return self
 
     def note(self):
-        path = self.folder / "store" / "store.json"
+        path = self.folder / "coordinator" / "coordinator.json"
         return json.loads(path.read_text()) if path.exists() else {}
 
     @property

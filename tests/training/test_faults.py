@@ -68,10 +68,10 @@ def test_the_store_may_be_killed(corpus, tmp_path):
     with Running(fault_job(corpus, tmp_path)) as running:
         for epochs in (2, 5):
             running.wait_for_epoch(epochs)
-            (store,) = wait_until(lambda: running.processes("training.coordinator.server"))
-            with_signal(store, signal.SIGKILL)
+            (coordinator,) = wait_until(lambda: running.processes("training.coordinator.server"))
+            with_signal(coordinator, signal.SIGKILL)
         trained = running.finish()
-    # nodes that wait longer than their grace for the store train shares of their own, which may come twice
+    # nodes that wait longer than their grace for the coordinator train shares of their own, which may come twice
     check(running, trained, len(corpus.train))
     assert lefts(running) == []
 
@@ -81,9 +81,11 @@ def test_the_store_may_be_killed_while_it_starts(corpus, tmp_path):
     with Running(fault_job(corpus, tmp_path)) as running:
         killed = set()
         for _ in range(2):
-            (store,) = wait_until(lambda: set(running.processes("training.coordinator.server")) - killed, every_s=0.02)
-            with_signal(store, signal.SIGKILL)
-            killed.add(store)
+            (coordinator,) = wait_until(
+                lambda: set(running.processes("training.coordinator.server")) - killed, every_s=0.02
+            )
+            with_signal(coordinator, signal.SIGKILL)
+            killed.add(coordinator)
         trained = running.finish()
     check(running, trained, len(corpus.train))
 
@@ -152,8 +154,8 @@ def test_a_learner_may_join_in_the_middle(corpus, tmp_path):
             for pid in running.processes(module, 3):
                 with_signal(pid, signal.SIGKILL)
         wait_until(lambda: lefts(running))
-        store = json.loads((tmp_path / "store.json").read_text())["address"]
-        words = ["--store", store, "--key-file", str(tmp_path / "ring.key"), "--node-rank", "3"]
+        store = json.loads((tmp_path / "coordinator.json").read_text())["address"]
+        words = ["--coordinator", store, "--key-file", str(tmp_path / "ring.key"), "--node-rank", "3"]
         words += ["--folder", str(tmp_path / "by-hand"), "--more", json.dumps({"slow": 20})]
         joiner = subprocess.Popen([sys.executable, "-m", "training.node.agent", *words], cwd=ROOT)
         try:

@@ -42,7 +42,7 @@ from training.node.rendezvous import Meeting, Place
 from training.node.rank import NodeSetup
 
 rank, size, folder, address = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
-setup = NodeSetup(node=0, machine=rank, machines=size, store=address, key_file=None, folder=folder)
+setup = NodeSetup(node=0, machine=rank, machines=size, coordinator=address, key_file=None, folder=folder)
 meeting = Meeting(setup, Place(rank, size, f"start of {rank}"), None, patience_s=60.0, ask_s=0.05)
 group = NodeGroup(rank, size, meeting.store, torch.device("cpu"))
 assert group.gather_text(f"I am {rank}") == [f"I am {number}" for number in range(size)]
@@ -65,7 +65,7 @@ def test_a_machine_whose_node_stays_incomplete_gives_up_with_the_reason(corpus, 
     for name in INTERFACES:
         monkeypatch.setenv(name, "lo")  # else this process would keep what is set here
     with store_here(machines_job(corpus, tmp_path)) as address:
-        setup = NodeSetup(node=0, machine=0, machines=2, store=address, key_file=None, folder=tmp_path)
+        setup = NodeSetup(node=0, machine=0, machines=2, coordinator=address, key_file=None, folder=tmp_path)
         with pytest.raises(RendezvousError, match=r"has waited 1 s for its machine\(s\) 1: start a process on each"):
             Rendezvous(setup, RankPlacement(0, 2, "alone"), None, patience_s=1.0)
         unknown = setup.model_copy(update={"node": 1})
@@ -172,7 +172,7 @@ def test_machines_with_networks_of_their_own_train_together(corpus, tmp_path):
         switch = Switch(2, "1gbit")  # this thread, and what it starts, is behind it now
         nodes = []
         for number, namespace in enumerate(switch.machines):
-            command = ["-m", "training.node.agent", "--store", f"{SWITCH_HOST}:7155", "--key-file", str(key)]
+            command = ["-m", "training.node.agent", "--coordinator", f"{SWITCH_HOST}:7155", "--key-file", str(key)]
             command += ["--folder", str(tmp_path / f"machine-{number}"), "--node-rank", str(number)]
             command += ["--bind", address(number)]
             environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

@@ -542,7 +542,7 @@ def test_a_training_starts_its_servers_tells_their_addresses_and_restarts_them(c
     supervisor = subprocess.Popen(words, cwd=ROOT, stderr=subprocess.DEVNULL)
     note = tmp_path / "servers" / "server-1.json"
     try:
-        store = wait_for(lambda: read_address(tmp_path / "store.json"), 120)
+        store = wait_for(lambda: read_address(tmp_path / "coordinator.json"), 120)
         key = RingKey.load(tmp_path / "ring.key")
         with CoordinatorClient(store, key) as client:
             addresses = client.request({"op": "job"})["job"]["servers"]

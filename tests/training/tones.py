@@ -205,7 +205,7 @@ def train(job: TrainJob, on_poll: Callable[[], None] | None = None) -> Trained:
 
 @contextmanager
 def store_here(job: TrainJob) -> Iterator[str]:
-    """A job's store in a thread; its address."""
+    """A job's coordinator in a thread; its address."""
     folder = job.journal.parent / "store"
     folder.mkdir(parents=True, exist_ok=True)
     begun: Future[CoordinatorServer] = Future()
@@ -248,7 +248,7 @@ class StopsAt(NodeClient):
 
 
 def ask_here(address: str, message: dict[str, Any]) -> dict[str, Any]:
-    """Ask a store that needs no key."""
+    """Ask a coordinator that needs no key."""
     client = CoordinatorClient(address, None)
     try:
         return client.request(message, patience_s=240)

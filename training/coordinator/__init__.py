@@ -1,1 +1,1 @@
-"""The store: who takes part, who trains what, and how far training is; a process of its own, on no learner."""
+"""The coordinator: who takes part, who trains what, and how far training is; a process of its own, on no learner."""

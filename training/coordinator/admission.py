@@ -29,7 +29,7 @@ class Admission:
             damaged: Folder of a checkpoint whose files turned out to be damaged.
 
         Raises:
-            StoreError: If the checkpoint is of another run or another index.
+            CoordinatorError: If the checkpoint is of another run or another index.
         """
         core, ledger = self.core, self.core.ledger
         if damaged:
@@ -61,7 +61,7 @@ class Admission:
         """Let a node in.
 
         Raises:
-            StoreError: If its number is taken, or not a node number.
+            CoordinatorError: If its number is taken, or not a node number.
         """
         core, ledger = self.core, self.core.ledger
         node, name, previous = int(message["node"]), str(message["incarnation"]), str(message["previous"])

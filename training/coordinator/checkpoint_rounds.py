@@ -47,7 +47,7 @@ class CheckpointRounds:
         self.reset()
 
     def reset(self) -> None:
-        """Forget what is under way: the session has changed, or the store was started."""
+        """Forget what is under way: the session has changed, or the coordinator was started."""
         self.current = None
         self.ledger.accepted = None
         self._steps, self._closed = self.ledger.totals.steps, self.ledger.values.closed

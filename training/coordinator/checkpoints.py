@@ -1,4 +1,4 @@
-"""Checkpoints as the store sees them: what the nodes wrote, and exactly the rows that are in those weights.
+"""Checkpoints as the coordinator sees them: what the nodes wrote, and exactly the rows that are in those weights.
 
 Layout below the training's output: `checkpoints/<number>/...` with the nodes' files, then `complete.json`, without
 which the checkpoint does not exist.
@@ -46,7 +46,7 @@ def find_checkpoint(store: ObjectStore, run: str) -> tuple[int, Message] | None:
     """Number and document of the newest complete checkpoint; documents that cannot be read are passed over.
 
     Raises:
-        StoreError: If it is of another run.
+        CoordinatorError: If it is of another run.
     """
     for number in sorted(_numbers(store)[1], reverse=True):
         try:
@@ -133,7 +133,7 @@ def restored_state(ledger: Ledger, run: str, session: str, number: int, document
         document: What `complete.json` said; None for a start from nothing.
 
     Raises:
-        StoreError: If the checkpoint is of another index.
+        CoordinatorError: If the checkpoint is of another index.
     """
     old = ledger.values
     values = Counters(

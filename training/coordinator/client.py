@@ -1,4 +1,4 @@
-"""Requests to the store: each with a number, repeated until it is answered or time is up."""
+"""Requests to the coordinator: each with a number, repeated until it is answered or time is up."""
 
 import threading
 import time
@@ -18,21 +18,21 @@ from training.exchange.keys import RingKey
 from training.processes.sockets import Connection, end_context
 
 REPEAT_S = 0.5
-"""An unanswered request is sent again after this time: the store may have been killed with it in hand."""
+"""An unanswered request is sent again after this time: the coordinator may have been killed with it in hand."""
 
 
 class CoordinatorClient:
-    """Asks the store. One request at a time; threads may share it.
+    """Asks the coordinator. One request at a time; threads may share it.
 
         with StoreClient("127.0.0.1:5555", key) as client:
             client.request({"op": "status"})
 
     Args:
         address: HOST:PORT.
-        key: The ring's key; None only for a store on this machine that has none.
+        key: The ring's key; None only for a coordinator on this machine that has none.
 
     Raises:
-        ValueError: If there is no key and the store is on another machine, or the address is malformed.
+        ValueError: If there is no key and the coordinator is on another machine, or the address is malformed.
     """
 
     def __init__(self, address: str, key: RingKey | None) -> None:
@@ -62,7 +62,7 @@ class CoordinatorClient:
 
         Raises:
             StoreUnreachableError: No answer in time.
-            StoreError: The store refused; the message says why.
+            CoordinatorError: The coordinator refused; the message says why.
         """
         with self._lock:
             self._number += 1
@@ -99,8 +99,10 @@ class CoordinatorClient:
     def _reason(self, patience_s: float) -> str:
         self._connection.look()
         if self._connection.refused:
-            return f"the store at {self.address} refused the key: use the key file that the store was started with"
-        return f"the store at {self.address} has not answered for {patience_s:g} s: does it run, and is it its key?"
+            return f"the coordinator at {self.address} refused the key: use the key file that it was started with"
+        return (
+            f"the coordinator at {self.address} has not answered for {patience_s:g} s: does it run, and is it its key?"
+        )
 
     def close(self) -> None:
         """Close the connection."""

@@ -1,4 +1,4 @@
-"""What the store decides: who is in the ring, who trains what, when to checkpoint, when training is over.
+"""What the coordinator decides: who is in the ring, who trains what, when to checkpoint, when training is over.
 
 It owns no socket: `handle` answers one request, `tick` does what time asks for. Whatever changes the ledger is an
 event; the server commits the events of a request before it sends the answer.
@@ -25,14 +25,14 @@ NOTE_S = 1.0
 
 
 class Coordinator:
-    """The store's decisions.
+    """The coordinator's decisions.
 
     Args:
         core: Job, ledger, clocks.
         fresh: Begin a session, from the newest checkpoint or from nothing; else go on where the ledger stands.
 
     Raises:
-        StoreError: If the newest checkpoint is of another run.
+        CoordinatorError: If the newest checkpoint is of another run.
     """
 
     def __init__(self, core: Core, fresh: bool) -> None:
@@ -43,7 +43,7 @@ class Coordinator:
         if fresh:
             self.admission.begin_session()
         elif self.ledger.values.running and self.ledger.values.at and not self.ledger.values.finish:
-            # the nodes trained on while the store was away
+            # the nodes trained on while the coordinator was away
             core.note_elapsed(max(0.0, core.wall() - self.ledger.values.at))
         self._enter_session()
 
@@ -66,7 +66,7 @@ class Coordinator:
         """Answer a request.
 
         Raises:
-            StoreError: If it makes no sense; the message is for the one who asked.
+            CoordinatorError: If it makes no sense; the message is for the one who asked.
         """
         handler = {
             "join": self._join,
@@ -83,7 +83,7 @@ class Coordinator:
             "finished": self._finished,
         }.get(str(message.get("op")))
         if handler is None:
-            raise CoordinatorError(f"unknown request {message.get('op')!r}: are store and node of one version?")
+            raise CoordinatorError(f"unknown request {message.get('op')!r}: are coordinator and node of one version?")
         try:
             return handler(message)
         except CoordinatorError:
@@ -274,7 +274,7 @@ class Coordinator:
         gap, self._last = now - self._last, now
         if gap > self.settings.dead_after_s / 2:
             # this process was stopped, not the others: their beats are still in the queue
-            log.warning("the store was stopped for %.1f s", gap)
+            log.warning("the coordinator was stopped for %.1f s", gap)
             self._deadlines = {name: deadline + gap for name, deadline in self._deadlines.items()}
         values = self.ledger.values
         if values.running and not values.finish and now - self._noted >= NOTE_S:

@@ -1,4 +1,4 @@
-"""What the parts of the store's coordinator share: job, ledger, clocks, and the events of the request under way."""
+"""What the parts of the coordinator share: job, ledger, clocks, and the events of the request under way."""
 
 import math
 import time
@@ -60,7 +60,7 @@ class Core:
         """Number of rows that a node reports as trained, after a look at whether the report can be.
 
         Raises:
-            StoreError: If it cannot.
+            CoordinatorError: If it cannot.
         """
         counts = entry["counts"]
         if int(entry["seq"]) < 1 or not all(math.isfinite(counts[name]) for name in COUNTS):
@@ -72,7 +72,7 @@ class Core:
         """See that a checkpoint's record says whose it is, and what its weights contain.
 
         Raises:
-            StoreError: If it does not.
+            CoordinatorError: If it does not.
         """
         if not all(isinstance(record.get(name), int) and record[name] >= 0 for name in ("node", "step", "seq")):
             raise CoordinatorError("a checkpoint's record needs node, step and seq, whole numbers")
@@ -81,7 +81,7 @@ class Core:
         """Number of rows that a node names, after a look at whether they can be.
 
         Raises:
-            StoreError: If epoch or rows do not exist.
+            CoordinatorError: If epoch or rows do not exist.
         """
         rows = unpack_rows(entry["rows"])
         if not 0 <= int(entry["epoch"]) < self.ledger.total:

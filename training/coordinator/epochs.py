@@ -1,7 +1,7 @@
 """One epoch's rows: which are trained, which are leased to whom, and in what order the rest is given out.
 
 Pure state, no clock and no input or output: the same calls in the same order give the same state, which is how the
-store finds its state again after it was killed.
+coordinator finds its state again after it was killed.
 """
 
 from dataclasses import dataclass, field

@@ -1,7 +1,8 @@
-"""The store's log in SQLite: events are in it before anybody hears of them, so that a killed store forgets nothing.
+"""The coordinator's log in SQLite: events are committed before they are answered, so a kill loses nothing.
 
-Journal lines go through the same transactions. A line is written to the journal after the commit that holds it; a store
-that was killed between the two finds it in `outbox` and, by the journal's size at that commit, whether it was written.
+Journal lines go through the same transactions. A line is written to the journal after the commit that holds it; a
+coordinator that was killed between the two finds it in `outbox`, and knows from the journal's size at that commit
+whether it was written.
 Lines that a full disk does not take stay in `outbox`, too, until it does.
 """
 
@@ -18,7 +19,7 @@ from training.coordinator.ledger import Event
 from training.coordinator.messages import Message
 
 FULL_S = 30.0
-"""How long the store waits for space before it ends."""
+"""How long the coordinator waits for space before it ends."""
 RETRY_S = 1.0
 _log = logging.getLogger(__name__)
 _SCHEMA = """
@@ -103,7 +104,7 @@ class EventLog:
                 if error.sqlite_errorcode != sqlite3.SQLITE_FULL or time.monotonic() > deadline:
                     raise
             if not told:
-                _log.error("no space for %s: the store waits", self._path)
+                _log.error("no space for %s: the coordinator waits", self._path)
             told = True
             time.sleep(RETRY_S)
 
@@ -114,7 +115,7 @@ class EventLog:
         except OSError as error:
             self._behind, self._retry_at = True, time.monotonic() + RETRY_S
             if not self._told:
-                _log.error("%s takes no more lines, they wait in the store's log: %s", self.journal.path, error)
+                _log.error("%s takes no more lines, they wait in the coordinator's log: %s", self.journal.path, error)
             self._told = True
 
     def _compact(self, state: Message) -> None:
@@ -125,7 +126,7 @@ class EventLog:
         self._db.execute("delete from events where number < ?", (last,))
 
     def _catch_up(self) -> None:
-        """Write the lines that were promised and not written: by a killed store, or because the disk was full."""
+        """Write the lines that were promised and not written: by a killed coordinator, or because the disk was full."""
         rows = self._db.execute("select line, offset from outbox order by number").fetchall()
         self._behind = False
         if rows:

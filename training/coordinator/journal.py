@@ -1,8 +1,8 @@
 """The journal: metrics appended to a local JSON-lines file, so that no tracking server can cost a training step.
 
-The store writes it, with what the learners tell it; each learner counts its own steps. A resumed run appends a `resume`
-line with the steps that its learners start from, or `start` if no checkpoint was left; what was written beyond those
-steps is void, and readers drop it.
+The coordinator writes it from what the learners report; each learner counts its own steps. A resumed run appends a
+`resume` line with the steps that its learners start from, or `start` if there is no checkpoint; readers drop what was
+written beyond those steps.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The store's memory: members, epochs, counts, all changed by events only, so that a log of events is the whole truth.
+"""The coordinator's state: members, epochs, counts. Only events change it, so replaying the event log restores it.
 
 `Ledger.apply` is the one way to change it, and depends on nothing but the event and what came before. Journal lines
 that an event brings about are collected in `lines`.

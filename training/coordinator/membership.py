@@ -1,4 +1,4 @@
-"""Who trains together at a moment: the members of the ring, as the store last told."""
+"""Who trains together at a moment: the members of the ring, as the coordinator last told."""
 
 from dataclasses import dataclass
 from typing import Any

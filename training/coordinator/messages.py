@@ -1,4 +1,4 @@
-"""What nodes and store tell each other: JSON objects, with rows of the index packed into short strings."""
+"""What nodes and coordinator tell each other: JSON objects, with rows of the index packed into short strings."""
 
 import base64
 import json
@@ -22,7 +22,7 @@ COUNTS = ("utterances", "seconds", "loss_sum", "tokens", "unalignable", "skipped
 
 
 class CoordinatorError(ValueError):
-    """The store refused a request, or is not what was expected."""
+    """The coordinator refused a request, or is not what was expected."""
 
 
 class CoordinatorUnreachableError(CoordinatorError):
@@ -39,11 +39,11 @@ def unpack_rows(text: str) -> Rows:
     """What `pack_rows` was given.
 
     Raises:
-        StoreError: If the text is no such thing.
+        CoordinatorError: If the text is no such thing.
     """
     data = _inflate(text)
     if len(data) % 4:
-        raise CoordinatorError("packed rows are damaged: are store and nodes of one version?")
+        raise CoordinatorError("packed rows are damaged: are coordinator and nodes of one version?")
     return np.cumsum(np.frombuffer(data, dtype="<i4"), dtype=np.int64)
 
 
@@ -56,7 +56,7 @@ def unpack_bits(text: str, count: int) -> NDArray[np.bool_]:
     """What `pack_bits` was given: a mask of `count`.
 
     Raises:
-        StoreError: If the text is no mask of that length.
+        CoordinatorError: If the text is no mask of that length.
     """
     octets = np.frombuffer(_inflate(text), dtype=np.uint8)
     if len(octets) != (count + 7) // 8:
@@ -71,9 +71,11 @@ def _inflate(text: str) -> bytes:
         expand = zlib.decompressobj()
         data = expand.decompress(base64.b64decode(text, validate=True), MAX_MESSAGE)
     except (ValueError, zlib.error) as error:
-        raise CoordinatorError(f"packed rows are damaged ({error}): are store and nodes of one version?") from error
+        raise CoordinatorError(
+            f"packed rows are damaged ({error}): are coordinator and nodes of one version?"
+        ) from error
     if expand.unconsumed_tail or not expand.eof:
-        raise CoordinatorError("packed rows are damaged or too long: are store and nodes of one version?")
+        raise CoordinatorError("packed rows are damaged or too long: are coordinator and nodes of one version?")
     return data
 
 
@@ -86,7 +88,7 @@ def decode(data: bytes) -> Message:
     """A message from the wire.
 
     Raises:
-        StoreError: If it is no JSON object.
+        CoordinatorError: If it is no JSON object.
     """
     try:
         message = json.loads(data)
@@ -135,7 +137,7 @@ class Progress:
 
     @classmethod
     def from_dict(cls, value: Message) -> "Progress":
-        """From the store's JSON."""
+        """From the coordinator's JSON."""
         names = ("trained", "size", "total", "closed", "live")
         return cls(**{name: int(value[name]) for name in names}, elapsed=float(value["elapsed"]))
 
@@ -190,7 +192,7 @@ class JoinReply:
 
     @classmethod
     def from_dict(cls, value: Message) -> "JoinReply":
-        """From the store's JSON."""
+        """From the coordinator's JSON."""
         return cls(
             incarnation=str(value["incarnation"]),
             session=str(value["session"]),

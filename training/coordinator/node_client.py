@@ -1,4 +1,4 @@
-"""A node's line to the store: a thread that reports and asks every `beat_s`, so that training never waits for it.
+"""A node's connection to the coordinator: a thread sends a heartbeat every `beat_s`, so training never waits for it.
 
 Without an answer the node goes on: with the leases that it has, then with a share of its own. It tells of it later.
 """
@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from training.coordinator.epochs import ShardMap
 from training.coordinator.membership import View
 from training.coordinator.messages import CoordinatorError, JoinReply, Progress, checkpoint_folder
-from training.coordinator.session import STORE_LOST, CoordinatorSession
+from training.coordinator.session import COORDINATOR_LOST, CoordinatorSession
 from training.coordinator.worklist import Arrived, Assignment, Planner, Worklist
 
-__all__ = ["STORE_LOST", "Assignment", "JoinReply", "NodeClient", "Planner", "Progress", "checkpoint_folder"]
+__all__ = ["COORDINATOR_LOST", "Assignment", "JoinReply", "NodeClient", "Planner", "Progress", "checkpoint_folder"]
 
 
 class NodeClient(CoordinatorSession):
-    """Rank 0's line to the store. All methods but `join`, `rejoin`, `fail`, `leave` and `close` return at once.
+    """Rank 0's connection to the coordinator. Only `join`, `rejoin`, `fail`, `leave` and `close` may wait.
 
         client = NodeClient("host:port", key, node=0, folder=folder)
         reply = client.join(endpoints)        # job, where weights come from; beats go out from now on
@@ -37,8 +37,8 @@ class NodeClient(CoordinatorSession):
         client.leave(); client.close()
 
     Args:
-        address: HOST:PORT of the store.
-        key: The ring's key; None for a store on this machine that has none.
+        address: HOST:PORT of the coordinator.
+        key: The ring's key; None for a coordinator on this machine that has none.
         node: Number of the node.
         folder: The node's, for journal lines on their way.
     """
@@ -52,11 +52,11 @@ class NodeClient(CoordinatorSession):
             arrived: Told the batches of a new lease before any of them is given out; from the client's thread.
 
         Raises:
-            StoreError: If the index is not the store's.
+            CoordinatorError: If the index is not the coordinator's.
         """
         if len(shard_of_row) != self._progress.size:
             raise CoordinatorError(
-                f"this node's index has {len(shard_of_row)} utterances, the store's {self._progress.size}: "
+                f"this node's index has {len(shard_of_row)} utterances, the coordinator's {self._progress.size}: "
                 "is train_url the same?"
             )
         with self._lock:
@@ -72,7 +72,7 @@ class NodeClient(CoordinatorSession):
         """Take the next batch to train; None if there is nothing now.
 
         Raises:
-            StoreError: If this node cannot go on: its planner failed, or the store does not understand it.
+            CoordinatorError: If this node cannot go on: its planner failed, or the coordinator does not understand it.
         """
         with self._lock:
             if self._error:
@@ -82,7 +82,7 @@ class NodeClient(CoordinatorSession):
                 self._idle, self._last_step = True, None
                 return None
             key = (first[0].lease, first[0].number)
-            # while no store answers, a batch is begun though the store does not know of it
+            # while no coordinator answers, a batch is begun though the coordinator does not know of it
             self._idle, self._urgent = False, key not in self._safe and not self._alone
             if self._urgent:
                 self._wake.set()
@@ -91,7 +91,7 @@ class NodeClient(CoordinatorSession):
             return self._work.next()
 
     def peek(self, count: int) -> list[Assignment]:
-        """The next batches, for reading ahead; the store may yet give them to somebody else."""
+        """The next batches, for reading ahead; the coordinator may yet give them to somebody else."""
         with self._lock:
             return self._work.peek(count) if self._work is not None else []
 
@@ -158,14 +158,14 @@ class NodeClient(CoordinatorSession):
         """Local steps that this node has made, in all its incarnations."""
         return self._step
 
-    # --- what the store says
+    # --- what the coordinator says
 
     def view(self) -> View:
-        """The ring, as the store last told."""
+        """The ring, as the coordinator last told."""
         return self._view
 
     def progress(self) -> Progress:
-        """How far training is: what the store last told, and this node's own steps since."""
+        """How far training is: what the coordinator last told, and this node's own steps since."""
         with self._lock:
             known, silent = self._progress, time.monotonic() - self._heard
             trained = min(known.trained + sum(self._unacked.values()), known.size * known.total)
@@ -173,15 +173,15 @@ class NodeClient(CoordinatorSession):
         return Progress(trained, known.size, known.total, known.closed, known.live, elapsed)
 
     def finish(self) -> str:
-        """Why training has ended: `done`, `time`, `stop`, `failed: ...` or `store lost`; "" while it goes on.
+        """Why training has ended: `done`, `time`, `stop`, `failed: ...` or `coordinator lost`; "" while it goes on.
 
-        It goes on until `snapshot_wanted` and `checkpoint_wanted` have told the store's last wishes.
+        It goes on until `snapshot_wanted` and `checkpoint_wanted` have told the coordinator's last wishes.
         """
         with self._lock:
-            return "" if self._unseen and self._finish != STORE_LOST else self._finish
+            return "" if self._unseen and self._finish != COORDINATOR_LOST else self._finish
 
     def dropped(self) -> bool:
-        """Whether the store has given this node up: it must `rejoin`."""
+        """Whether the coordinator has given this node up: it must `rejoin`."""
         return self._dropped
 
     def checkpoint_wanted(self) -> int | None:
@@ -225,7 +225,7 @@ class NodeClient(CoordinatorSession):
         """Add a line, with its `kind`, to the training's journal, by way of a file of this node's.
 
         Raises:
-            StoreError: Before `join`.
+            CoordinatorError: Before `join`.
         """
         with self._lock:
             if self._spool is None:

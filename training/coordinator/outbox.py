@@ -1,4 +1,4 @@
-"""What a node has to tell the store: kept until the store has answered, so that nothing is lost while it is away."""
+"""What a node has to tell the coordinator, kept until it is acknowledged, so that an outage loses nothing."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,7 +47,7 @@ class Outbox:
         }
 
     def forget(self, sent: Message) -> None:
-        """The store has answered a message."""
+        """The coordinator has answered a message."""
         self.reports = self.reports[len(sent["reports"]) :]
         self.begun = self.begun[len(sent["begun"]) :]
         self.back = self.back[len(sent["back"]) :]

@@ -3,7 +3,7 @@
 A node's learners on several machines are one process group: when one machine's processes die, all begin anew together.
 A machine comes to the table with a token that its processes have for this start only. When all machines of a node are
 there, the tokens are a meeting; it is over as soon as one of its machines comes with another token or is silent.
-Nothing of it outlives the store: machines tell a new store which meeting they are in.
+Nothing of it outlives the coordinator: machines tell a new coordinator which meeting they are in.
 """
 
 from collections.abc import Callable
@@ -68,7 +68,7 @@ class Meetings:
             `leave`, whether one of its machines was told to leave.
 
         Raises:
-            StoreError: If there is no such node or machine.
+            CoordinatorError: If there is no such node or machine.
         """
         node, machine, token = int(message["node"]), int(message["machine"]), str(message["token"])
         address, met = str(message.get("address", "")), [str(one) for one in message.get("met", [])]
@@ -79,7 +79,7 @@ class Meetings:
             )
         if not token or max(map(len, (token, address))) > LONGEST or (met and len(met) != self._machines):
             raise CoordinatorError(
-                "a machine has a token, and its meeting all tokens: are store and node of one version?"
+                "a machine has a token, and its meeting all tokens: are coordinator and node of one version?"
             )
         self._forgive()
         table = self._tables.setdefault(node, _Table())
@@ -88,7 +88,7 @@ class Meetings:
         return self._look(table, machine, token, address)
 
     def _forgive(self) -> None:
-        """Everybody was silent for long: it was the store that was stopped."""
+        """Everybody was silent for long: it was the coordinator that was stopped."""
         gap, self._last = self._clock() - self._last, self._clock()
         if gap > self._silent_s / 2:
             for table in self._tables.values():
@@ -119,7 +119,7 @@ class Meetings:
 
     def _go_on(self, table: _Table, machine: int, token: str, met: list[str], leaving: bool) -> Message:
         now = self._clock()
-        if not table.met:  # of a store that is no more
+        if not table.met:  # of a coordinator that is no more
             table.met, table.seen = met, dict.fromkeys(range(self._machines), now)
         if table.met != met or met[machine] != token:
             return {"over": "the others have met anew", "leave": False}

@@ -1,10 +1,11 @@
-"""The store's process: one socket, one loop.
+"""The coordinator's process: one socket, one loop.
 
     python -m training.coordinator.server --folder F --job job.json --listen HOST:PORT --key-file K [--parent PID]
         [--fresh]
 
 It may be killed at any moment and started again on the same folder: every answer was committed before it was sent, and
-nodes repeat what was not answered. `F/store.json` tells where it listens. Exit status 2: it cannot work as configured.
+nodes repeat what was not answered. `F/coordinator.json` tells where it listens. Exit status 2 means that it cannot work
+as configured.
 """
 
 import argparse
@@ -37,8 +38,8 @@ from training.processes.sockets import announce, bind, end_context, listening_en
 
 log = logging.getLogger(__name__)
 
-NOTE = "store.json"
-"""In the store's folder: where it listens."""
+NOTE = "coordinator.json"
+"""In the coordinator's folder: where it listens."""
 POLL_S = 0.1
 TOGETHER = 256
 """Requests that one commit may hold."""
@@ -50,7 +51,7 @@ def open_ledger(settings: Settings) -> Ledger:
     """An empty ledger over the training set's index.
 
     Raises:
-        StoreError: If there are fewer shards than nodes.
+        CoordinatorError: If there are fewer shards than nodes.
     """
     index = ShardIndex.read(ObjectStore(settings.train_url))
     draws = Draws(index, settings.sampling, settings.seed)
@@ -74,7 +75,7 @@ class CoordinatorServer:
 
     Args:
         settings: The job.
-        folder: Where the log and `store.json` are.
+        folder: Where the log and `coordinator.json` are.
         endpoint: Where to listen.
         key: The ring's key.
         fresh: Begin a session, whatever the log holds.
@@ -94,7 +95,7 @@ class CoordinatorServer:
     def _open(self, settings: Settings, fresh: bool) -> None:
         """Find the state that was, or begin a session."""
         folder, ledger = self.folder, open_ledger(settings)
-        self.log = EventLog(folder / "store.sqlite", settings.journal)
+        self.log = EventLog(folder / "coordinator.sqlite", settings.journal)
         state, events = self.log.load()
         if state is None or state["values"]["run"] != settings.run:
             fresh = True
@@ -113,8 +114,8 @@ class CoordinatorServer:
         self._announce()
 
     def _announce(self) -> None:
-        """Tell where the store is, once it listens and its state stands."""
-        log.info("the store listens at %s", announce(self.socket, self.folder / NOTE))
+        """Tell where the coordinator is, once it listens and its state stands."""
+        log.info("the coordinator listens at %s", announce(self.socket, self.folder / NOTE))
 
     def stop(self) -> None:
         """End the loop soon."""
@@ -166,26 +167,26 @@ class CoordinatorServer:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = server_parser("training.coordinator.server", "The store of a training.")
-    parser.add_argument("--folder", type=Path, required=True, help="where the log and store.json are")
+    parser = server_parser("training.coordinator.server", "The coordinator of a training.")
+    parser.add_argument("--folder", type=Path, required=True, help="where the log and coordinator.json are")
     parser.add_argument("--fresh", action="store_true", help="begin from the newest checkpoint, not from the log")
     return parser.parse_args()
 
 
 def main() -> int:
-    """Run the store until it is told to end (SIGTERM, SIGINT)."""
+    """Run the coordinator until it is told to end (SIGTERM, SIGINT)."""
     arguments = _arguments()
     if arguments.parent:
         end_with_parent(arguments.parent)
-    logs.setup("store")
+    logs.setup("coordinator")
     try:
         settings = Settings.read(arguments.job)
         key = RingKey.load(arguments.key_file) if arguments.key_file else None
         arguments.folder.mkdir(parents=True, exist_ok=True)
         endpoint = listening_endpoint(arguments.listen, arguments.folder / NOTE, arguments.fresh)
         server = CoordinatorServer(settings, arguments.folder, endpoint, key, arguments.fresh)
-    except ValueError as error:  # what the user did: StoreError, AddressError, KeyFileError, ShardIndexError, ...
-        print(f"the store cannot start: {error}", file=sys.stderr, flush=True)
+    except ValueError as error:  # what the user did: CoordinatorError, AddressError, KeyFileError, ShardIndexError, ...
+        print(f"the coordinator cannot start: {error}", file=sys.stderr, flush=True)
         return CANNOT_WORK
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop())

@@ -1,4 +1,4 @@
-"""The talk between a node and the store: joining, beats, leaving, and what a node does while there is no answer."""
+"""A node's session with the coordinator: joining, heartbeats, leaving, and what a node does during an outage."""
 
 import logging
 import threading
@@ -26,24 +26,24 @@ from training.exchange.keys import RingKey
 
 log = logging.getLogger(__name__)
 
-STORE_LOST = "store lost"
-"""What `finish` says after `membership.store_patience_s` without an answer."""
+COORDINATOR_LOST = "coordinator lost"
+"""What `finish` says after `membership.coordinator_patience_s` without an answer."""
 AHEAD_BEATS = 3
-"""The store is told of batches this many beats before they are begun."""
+"""The coordinator is told of batches this many beats before they are begun."""
 WANT_BEATS = 4
 """Work is asked for when less than this many beats' worth is left."""
 ANSWER_S = 1.0
 """A beat is given up after this time at least; what it brought is told by the next one."""
 STOPPED_S = 0.5
-"""A request that took so much longer than it may was held up by this process being stopped, not by the store."""
+"""A request that took so much longer than it may was held up by this process being stopped, not by the coordinator."""
 
 
 class CoordinatorSession:
     """See `NodeClient`, the public part.
 
     Args:
-        address: HOST:PORT of the store.
-        key: The ring's key; None for a store on this machine that has none.
+        address: HOST:PORT of the coordinator.
+        key: The ring's key; None for a coordinator on this machine that has none.
         node: Number of the node.
         folder: The node's, for journal lines on their way.
     """
@@ -96,12 +96,12 @@ class CoordinatorSession:
 
         Args:
             endpoints: Where the exchanges of this node's ranks answer.
-            patience_s: How long the store may take to answer.
+            patience_s: How long the coordinator may take to answer.
             damaged: `JoinReply.resume` of an earlier reply, if its files turned out to be damaged.
 
         Raises:
             StoreUnreachableError: No answer in time.
-            StoreError: The store refused.
+            CoordinatorError: The coordinator refused.
         """
         return self._join(endpoints, patience_s, damaged, "")
 
@@ -129,7 +129,7 @@ class CoordinatorSession:
             with self._lock:
                 self._enter(reply, value)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="store-line", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
             self._thread.start()
         return reply
 
@@ -145,7 +145,7 @@ class CoordinatorSession:
         train = reply.job["train"]
         member = train["membership"]
         self._seed, self._beat_s = int(reply.job["seed"]), float(member["beat_s"])
-        self._grace_s, self._patience_s = float(member["store_grace_s"]), float(member["store_patience_s"])
+        self._grace_s, self._patience_s = float(member["coordinator_grace_s"]), float(member["coordinator_patience_s"])
         size = reply.progress.size
         self._trained_before = {int(epoch): unpack_bits(bits, size) for epoch, bits in value["trained"].items()}
         if self._spool is not None:
@@ -153,17 +153,17 @@ class CoordinatorSession:
         self._spool = JournalSpool(self._folder, reply.session, reply.incarnation)
 
     def fail(self, reason: str, *, patience_s: float = 5.0) -> None:
-        """Give up for good: this node has diverged, or cannot work. Waits for the store no longer than told."""
+        """Give up for good: this node has diverged, or cannot work. Waits for the coordinator no longer than told."""
         self._end({"op": "fail", "reason": reason}, patience_s)
 
     def leave(self, *, patience_s: float = 5.0) -> None:
-        """Leave the ring after everything is told. Waits for the store no longer than told."""
+        """Leave the ring after everything is told. Waits for the coordinator no longer than told."""
         self._end({"op": "leave", "reason": ""}, patience_s)
 
     def _end(self, message: Message, patience_s: float) -> None:
         self._stopping.set()
         self._wake.set()
-        if self._finish == STORE_LOST:
+        if self._finish == COORDINATOR_LOST:
             return
         deadline = time.monotonic() + patience_s
         with self._talk:
@@ -180,7 +180,7 @@ class CoordinatorSession:
             return bool(self._news) or (self._spool is not None and bool(self._spool.portions()))
 
     def close(self) -> None:
-        """End the thread and the connection; without `leave`, the store takes the node for lost."""
+        """End the thread and the connection; without `leave`, the coordinator takes the node for lost."""
         self._stopping.set()
         self._wake.set()
         if self._thread is not None:
@@ -253,10 +253,10 @@ class CoordinatorSession:
         work = self._work
         for assignment in self._in_hand.values():
             self._announce(assignment)
-        # the store must know of a batch before it is begun, or nobody could tell that a killed node had begun it
+        # the coordinator must know of a batch before it is begun, or nobody could tell that a killed node had begun it
         ahead = int(AHEAD_BEATS * self._beat_s / self._step_s) if self._step_s else 2
         for assignment in work.peek(max(ahead, int(self._urgent))) if work else []:
-            if not assignment.own:  # as soon as the store answers, those that are not begun are dropped
+            if not assignment.own:  # as soon as the coordinator answers, those that are not begun are dropped
                 self._announce(assignment)
         return {
             "op": "beat",
@@ -307,7 +307,7 @@ class CoordinatorSession:
                 self._give_back(self._work, value["revoke"])
 
     def _hear_wishes(self, value: Message) -> None:
-        """Replicas and checkpoints that the store wants; training must look at them before it hears of the end."""
+        """Replicas and checkpoints that the coordinator wants; the worker sees them before it sees the end."""
         snapshot, checkpoint = value["snapshot"], value["checkpoint"]
         snapshot = snapshot if snapshot not in self._written else None
         checkpoint = checkpoint if checkpoint not in self._answered else None
@@ -330,7 +330,7 @@ class CoordinatorSession:
         with self._lock:
             work, planner, nodes = self._work, self._planner, self._view.nodes
             if silent > self._patience_s:
-                self._finish = STORE_LOST
+                self._finish = COORDINATOR_LOST
             busy = work is None or planner is None or len(work) > 0 or self._finish
             if busy or silent <= self._grace_s or not self._running or self._node not in nodes:
                 return
@@ -339,5 +339,5 @@ class CoordinatorSession:
             place = nodes.index(self._node)
             share = work.own_share(self._progress.closed, self._pools, place, len(nodes))
         if share is not None:
-            log.warning("node %d has not heard of the store for %.0f s and takes its share", self._node, silent)
+            log.warning("node %d has not heard of the coordinator for %.0f s and takes its share", self._node, silent)
             self._add(work, work.take_own(planner, *share))

@@ -1,4 +1,4 @@
-"""What the store needs to know of a job. Read from its JSON, because the job's own class imports torch."""
+"""What the coordinator needs to know of a job. Read from its JSON, because the job's own class imports torch."""
 
 import json
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from training.learner.sampling import SamplingConfig
 
 @dataclass(frozen=True)
 class Settings:
-    """The part of a `TrainJob` that concerns the store; names and units are those of `TrainConfig`."""
+    """The part of a `TrainJob` that concerns the coordinator; names and units are those of `TrainConfig`."""
 
     run: str
     seed: int
@@ -36,7 +36,7 @@ class Settings:
         """From a job's JSON.
 
         Raises:
-            StoreError: If something is missing.
+            CoordinatorError: If something is missing.
         """
         try:
             train = job["train"]
@@ -70,7 +70,7 @@ class Settings:
         """From a job's file.
 
         Raises:
-            StoreError: If there is none, or it is no job.
+            CoordinatorError: If there is none, or it is no job.
         """
         try:
             job = json.loads(path.read_text(encoding="utf-8"))

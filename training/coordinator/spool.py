@@ -1,4 +1,4 @@
-"""A node's own copy of its journal lines: they reach the store late when it is away, but they reach it, each once."""
+"""A node's own copy of its journal lines, so that each reaches the coordinator exactly once, also after an outage."""
 
 import json
 import logging
@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class JournalSpool:
-    """Files of journal lines, and how much of each the store has.
+    """Files of journal lines, and how much of each the coordinator has.
 
     Args:
         folder: The node's.
@@ -31,7 +31,7 @@ class JournalSpool:
         for path in folder.glob("lines-*.jsonl"):
             if not path.name.startswith(f"lines-{session}-"):
                 path.unlink(missing_ok=True)
-        # a predecessor that was killed may have left lines that the store does not have
+        # a predecessor that was killed may have left lines that the coordinator does not have
         self._sent = {path.name: 0 for path in folder.glob(f"lines-{session}-*.jsonl")}
         self._name = f"lines-{session}-{incarnation}.jsonl"
         self._sent[self._name] = 0
@@ -62,7 +62,7 @@ class JournalSpool:
         self._told, self._dropped = False, 0
 
     def portions(self) -> list[Message]:
-        """What to send next: for one file, lines that the store does not have."""
+        """What to send next: for one file, lines that the coordinator does not have."""
         if self._waiting:
             self._write_out()
         for name, offset in self._sent.items():
@@ -87,7 +87,7 @@ class JournalSpool:
             return b""
 
     def arrived(self, offsets: Mapping[str, Any]) -> None:
-        """The store has told how much of a file it has."""
+        """The coordinator has told how much of a file it has."""
         for name, offset in offsets.items():
             if name in self._sent:
                 self._sent[name] = int(offset)

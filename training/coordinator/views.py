@@ -1,4 +1,4 @@
-"""What the store shows to onlookers: the journal, piece by piece, and who holds how much work. It changes nothing."""
+"""Read-only views of the coordinator: the journal, piece by piece, and the leases of each node."""
 
 from pathlib import Path
 

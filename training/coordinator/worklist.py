@@ -1,4 +1,4 @@
-"""What a node has been given to train: batches of its leases, oldest epoch first; and its own share without a store.
+"""The batches that a node is to train: those of its leases, oldest epoch first, and its own share during an outage.
 
 Pure state; `NodeClient` guards it with a lock.
 """
@@ -41,7 +41,7 @@ class Assignment:
 
     @property
     def own(self) -> bool:
-        """Whether the node took it by itself, because no store answered."""
+        """Whether the node took it by itself, because no coordinator answered."""
         return self.lease.startswith(OWN)
 
 
@@ -54,7 +54,7 @@ def plan_lease(planner: Planner, lease: Message, size: int) -> list[Assignment]:
 
     Args:
         planner: Makes batches.
-        lease: As the store sent it.
+        lease: As the coordinator sent it.
         size: Utterances in an epoch.
     """
     epoch, rows = int(lease["epoch"]), unpack_rows(lease["rows"])
@@ -147,7 +147,7 @@ class Worklist:
         return given
 
     def drop_own(self) -> None:
-        """The store is back: what this node took by itself and has not begun is given out by the store again."""
+        """Drop what this node took by itself and has not started: the coordinator is back and leases it again."""
         self._remove([waiting for waiting in self._queue if waiting.own])
 
     def _remove(self, assignments: list[Assignment]) -> None:
@@ -157,7 +157,7 @@ class Worklist:
             self._mask(assignment.epoch)[assignment.rows] = False
 
     def own_share(self, closed: int, pools: dict[int, int], place: int, nodes: int) -> tuple[int, Rows] | None:
-        """What a node may train without a store: every n-th of the shards that nobody had when the store last spoke.
+        """What a node may train during an outage: every n-th shard of those that were free when it began.
 
         Args:
             closed: Epochs that were closed.

@@ -1,6 +1,7 @@
 """Averages the replicas of each finished epoch, validates the average and every replica, and makes the final model.
 
-A process of its own: the learners never stop for it. Replicas come through the object store, results go to the store.
+A process of its own, so learners never wait for it. It reads replicas from the object store and reports results to the
+coordinator.
 """
 
 import argparse
@@ -247,7 +248,7 @@ def run(evaluator: Evaluator, ask: Callable[[dict[str, Any]], dict[str, Any]]) -
 
     Args:
         evaluator: Does the work.
-        ask: Sends a request to the store and returns its answer.
+        ask: Sends a request to the coordinator and returns its answer.
 
     Returns:
         Why training ended.
@@ -277,7 +278,7 @@ def main(argv: list[str] | None = None) -> int:
         prog="training.learner.evaluator", description="Validate the replicas of a training."
     )
     parser.add_argument("--job", type=Path, required=True)
-    parser.add_argument("--store", required=True)
+    parser.add_argument("--coordinator", required=True)
     parser.add_argument("--key-file", type=Path)
     parser.add_argument("--parent", type=int, required=True)
     args = parser.parse_args(argv)
@@ -287,9 +288,9 @@ def main(argv: list[str] | None = None) -> int:
     from training.exchange.keys import RingKey
 
     job = TrainJob.model_validate_json(args.job.read_bytes())
-    client = CoordinatorClient(args.store, RingKey.load(args.key_file) if args.key_file else None)
+    client = CoordinatorClient(args.coordinator, RingKey.load(args.key_file) if args.key_file else None)
     evaluator = Evaluator(job)
-    patience_s = job.train.membership.store_patience_s
+    patience_s = job.train.membership.coordinator_patience_s
     try:
         why = run(evaluator, lambda request: client.request(request, patience_s=patience_s))
         if why.startswith("failed"):

@@ -45,14 +45,14 @@ class NodeError(RuntimeError):
 
 
 def fetch_job(
-    store: str, key_file: Path | None, patience_s: float = JOB_PATIENCE_S, stop: threading.Event | None = None
+    coordinator: str, key_file: Path | None, patience_s: float = JOB_PATIENCE_S, stop: threading.Event | None = None
 ) -> dict[str, Any] | None:
-    """Ask the store what to train.
+    """Ask the coordinator what to train.
 
     Args:
-        store: HOST:PORT.
+        coordinator: HOST:PORT.
         key_file: The ring's key; None for a ring without authentication on loopback.
-        patience_s: How long the store may take to answer.
+        patience_s: How long the coordinator may take to answer.
         stop: Ends the waiting when it is set.
 
     Returns:
@@ -60,14 +60,14 @@ def fetch_job(
         told to stop.
 
     Raises:
-        NodeError: If the store does not answer.
+        NodeError: If the coordinator does not answer.
     """
     from training.coordinator.client import CoordinatorClient
     from training.coordinator.messages import CoordinatorUnreachableError
     from training.exchange.keys import RingKey
 
     key = RingKey.load(key_file) if key_file else None
-    client = CoordinatorClient(store, key)
+    client = CoordinatorClient(coordinator, key)
     deadline = time.monotonic() + patience_s
     try:
         while stop is None or not stop.is_set():
@@ -79,8 +79,8 @@ def fetch_job(
         return None
     except CoordinatorUnreachableError as error:
         raise NodeError(
-            f"no answer from the store at {store} in {patience_s:.0f} s: is it running, is the address right (--store),"
-            f" and is {key_file} the key that it was started with?"
+            f"no answer from the coordinator at {coordinator} in {patience_s:.0f} s: is it running, is the address "
+            f"right (--coordinator), and is {key_file} the key that it was started with?"
         ) from error
     finally:
         client.close()
@@ -90,7 +90,7 @@ class Node:
     """One node's processes on this machine.
 
     Args:
-        setup: Who it is and where the store is; `node` counts machines, which the job deals out to nodes.
+        setup: Who it is and where the coordinator is; `node` counts machines, which the job deals out to nodes.
         max_restarts: How often its processes are restarted after they died.
         cache: This machine's folder for copies of remote shards; by default the job's, if it can be had here.
     """
@@ -112,7 +112,7 @@ class Node:
         """
         folder = self.setup.folder
         folder.mkdir(parents=True, exist_ok=True)
-        job = fetch_job(self.setup.store, self.setup.key_file, stop=self._stop)
+        job = fetch_job(self.setup.coordinator, self.setup.key_file, stop=self._stop)
         if job is None:
             return STOPPED
         if self.cache is not None:
@@ -190,7 +190,7 @@ class Node:
 
 
 def run_node(
-    store: str,
+    coordinator: str,
     key_file: Path | None,
     folder: Path,
     node: int,
@@ -203,7 +203,7 @@ def run_node(
     """Run one node until training is over; SIGTERM and SIGINT make it leave the ring within ten seconds.
 
     Args:
-        store: HOST:PORT of the store.
+        coordinator: HOST:PORT of the coordinator.
         key_file: The ring's key.
         folder: For logs, the local journal and meeting points.
         node: Number of the machine among those of all nodes: of the node, where a node is one machine. One of the same
@@ -218,11 +218,11 @@ def run_node(
         0 when training is over, 75 if it was stopped, otherwise the status of its ranks.
 
     Raises:
-        NodeError: If the store does not answer.
+        NodeError: If the coordinator does not answer.
     """
     setup = NodeSetup(
         node=node,
-        store=store,
+        coordinator=coordinator,
         key_file=key_file,
         folder=folder,
         bind_host=bind_host,
@@ -243,7 +243,7 @@ def run_node(
 def main(argv: list[str]) -> int:
     """Entry point of `python -m training.node.agent`."""
     parser = argparse.ArgumentParser(prog="training.node.agent", description="Run one node of a training.")
-    parser.add_argument("--store", required=True, help="HOST:PORT of the store")
+    parser.add_argument("--coordinator", required=True, help="HOST:PORT of the coordinator")
     parser.add_argument("--key-file", type=Path, help="file with the ring's key")
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--node-rank", type=int, required=True)
@@ -259,7 +259,7 @@ def main(argv: list[str]) -> int:
     logs.setup()
     try:
         return run_node(
-            args.store,
+            args.coordinator,
             args.key_file,
             args.folder,
             args.node_rank,

@@ -1,4 +1,4 @@
-"""The process of one rank: joins its node, the ring and the store, and trains; started by `training.node.agent`."""
+"""The process of one rank, started by `training.node.agent`: joins its node, ring and coordinator, and trains."""
 
 import logging
 import os
@@ -30,8 +30,8 @@ class NodeSetup(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     node: int
-    store: str
-    """HOST:PORT of the store."""
+    coordinator: str
+    """HOST:PORT of the coordinator."""
     key_file: Path | None
     folder: Path
     bind_host: str = "127.0.0.1"
@@ -100,7 +100,7 @@ def _run(job: "TrainJob", setup: NodeSetup, rank: int, here: int) -> int:
         device = rank_device(wanted, setup.first_gpu + rank % here, here, found)
         claim(device)
         if setup.machines > 1:
-            patience = job.train.membership.store_patience_s
+            patience = job.train.membership.coordinator_patience_s
             meeting = Rendezvous(setup, RankPlacement(rank, size, start), key, patience)
         group = NodeGroup(rank, size, meeting.store if meeting else setup.folder / f"meet-{start}", device)
         learner = build_learner(job, device, group)
@@ -131,9 +131,9 @@ def _run(job: "TrainJob", setup: NodeSetup, rank: int, here: int) -> int:
     worker: Worker | None = None
     try:
         if rank == 0:
-            client = line = NodeClient(setup.store, key, setup.node, folder=setup.folder)
+            client = line = NodeClient(setup.coordinator, key, setup.node, folder=setup.folder)
             figures = SystemFigures(setup.node, line.journal, lambda: line.progress().elapsed)
-        server = connect(job, setup.node, setup.store, key, learner.flat.weights.numel())
+        server = connect(job, setup.node, setup.coordinator, key, learner.flat.weights.numel())
         shared = share_memory(job, setup.node, setup.meeting, learner.flat.weights.numel())
         worker = Worker(job, setup.node, learner, group, exchange, client, server, shared)
         worker.slow = setup.slow

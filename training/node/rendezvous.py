@@ -67,7 +67,7 @@ class Rendezvous:
 
     Raises:
         MeetingError: If the others do not come.
-        StoreError: If the store does not know of this machine.
+        CoordinatorError: If the coordinator does not know of this machine.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Rendezvous:
         self.wants_to_leave, self.told_to_leave = threading.Event(), threading.Event()
         self._closed = threading.Event()
         self._met: list[str] = []
-        self._client = CoordinatorClient(setup.store, key)
+        self._client = CoordinatorClient(setup.coordinator, key)
         host = setup.advertise_host or setup.bind_host
         # the interface that the exchanges use; who launches may have chosen another
         if unset := [name for name in INTERFACES if name not in os.environ]:
@@ -115,7 +115,7 @@ class Rendezvous:
 
     def _await(self, address: str) -> str:
         """Wait until all machines are there; the address at which they meet."""
-        deadline, told, missing = time.monotonic() + self._patience_s, 0.0, "an answer of the store"
+        deadline, told, missing = time.monotonic() + self._patience_s, 0.0, "an answer of the coordinator"
         while time.monotonic() < deadline:
             try:
                 answer = self._ask(min(10.0, self._patience_s), address=address)
@@ -141,7 +141,7 @@ class Rendezvous:
             try:
                 answer = self._ask(5.0, met=self._met, leaving=self.wants_to_leave.is_set())
             except CoordinatorError as error:
-                log.warning("%s", error)  # the learners know each other: they go on without the store
+                log.warning("%s", error)  # the learners know each other: they go on without the coordinator
                 continue
             if answer["leave"]:
                 self.told_to_leave.set()

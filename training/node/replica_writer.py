@@ -39,7 +39,7 @@ PAUSE_S = 0.1
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the store asks for: the replica at an epoch's end (1 is the first), a checkpoint."""
+    """What the coordinator asks for: the replica at an epoch's end (1 is the first), a checkpoint."""
 
     epoch: int | None = None
     checkpoint: int | None = None
@@ -49,7 +49,7 @@ class Wanted:
 
 
 class ReplicaWriter:
-    """Writes what the store asks for.
+    """Writes what the coordinator asks for.
 
     Args:
         node: Number of the node.
@@ -69,10 +69,10 @@ class ReplicaWriter:
         self._failed: DiskError | None = None
 
     def wanted(self) -> Wanted:
-        """What the store asks for and has not been given; each thing once.
+        """What the coordinator asks for and has not been given; each thing once.
 
         Raises:
-            DiskError: A replica could not be written: its epoch gives no model, and the store would wait for it.
+            DiskError: A replica could not be written: its epoch gives no model, and the coordinator would wait for it.
         """
         assert self.client is not None
         if self._failed is not None:
@@ -85,7 +85,7 @@ class ReplicaWriter:
         return Wanted(epoch, checkpoint)
 
     def end_of(self, epoch: int) -> Wanted:
-        """An epoch has ended: its replica, without being asked; the store asks a beat later, after some more steps.
+        """An epoch has ended: write its replica at once. The coordinator would ask a heartbeat later, some steps on.
 
         Args:
             epoch: The epoch that has just ended (1 is the first).

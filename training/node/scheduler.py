@@ -1,4 +1,4 @@
-"""What a node does next: rank 0 decides, with the store, and tells the other ranks."""
+"""What a node does next: rank 0 decides, with the coordinator, and tells the other ranks."""
 
 import threading
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ class Scheduler:
 
     Args:
         job: What to train.
-        client: Speaks with the store.
+        client: Speaks with the coordinator.
         data: The training set.
         draws: Which utterance a position of an epoch is.
         stepper: How the ranks work together.

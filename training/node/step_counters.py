@@ -1,4 +1,4 @@
-"""What a node tells of its steps: to the store what was trained, to the journal how each of its learners fares."""
+"""A node's step counters: what it reports to the coordinator, and each learner's figures for the journal."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -161,7 +161,7 @@ class SystemFigures:
 
     Args:
         node: Number of the node.
-        journal: Takes a line; may refuse with StoreError while the node has not joined.
+        journal: Takes a line; may refuse with CoordinatorError while the node has not joined.
         elapsed: Seconds of training.
         every_s: Seconds between samples.
     """

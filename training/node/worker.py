@@ -1,7 +1,7 @@
-"""One learner at work: takes batches from the store's leases, computes gradients, and has its strategy apply them.
+"""The training loop of one learner: takes leased batches, computes gradients, and lets its strategy apply them.
 
-Rank 0 of a node decides, with the store, what the node does next, and tells the others (`training.node.scheduler`).
-What happens between a gradient and the next is the strategy's (`training.strategies.stepper`).
+Rank 0 of a node decides with the coordinator what the node does next, and tells the others
+(`training.node.scheduler`). What happens between two gradients is up to the strategy (`training.strategies.stepper`).
 """
 
 import json
@@ -37,7 +37,7 @@ from training.strategies.stepper import Rows, Stepped
 
 log = logging.getLogger(__name__)
 IDLE_S = 0.02
-"""Between two looks at the store's answers when there is nothing to train."""
+"""Between two looks at the coordinator's answers when there is nothing to train."""
 JOIN_TRIES = 5
 MAX_RECOVERIES = 3
 """Times that a node takes a neighbour's weights after non-finite losses before it gives up."""
@@ -61,7 +61,7 @@ class Worker:
         learner: Model and optimizer.
         group: The node's ranks.
         exchange: Averages with other nodes; None if there is one node only, or the strategy averages otherwise.
-        client: Speaks with the store; at rank 0 only.
+        client: Speaks with the coordinator; at rank 0 only.
         server: The parameter server, for strategies that have one.
         shared: Memory for the weights, for hogwild.
     """
@@ -107,7 +107,7 @@ class Worker:
     # --- joining
 
     def run(self) -> str:
-        """Train until the store says that training is over.
+        """Train until the coordinator says that training is over.
 
         Returns:
             Why it ended: `done`, `time`, `stop`, or `left` if this node alone was asked to go.
@@ -191,7 +191,7 @@ class Worker:
         self.stepper.merge([load_replica(self.output, lot).weights for lot in replicas])
 
     def _rejoin(self, _: Orders) -> None:
-        """The store had given this node up, because it was stopped or cut off: come back as a newcomer."""
+        """The coordinator had given this node up, because it was stopped or cut off: come back as a newcomer."""
         log.warning("node %d was dropped from the ring and rejoins", self.node)
         self._join(again=True)
 

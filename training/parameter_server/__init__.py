@@ -1,1 +1,1 @@
-"""The parameter server of `asgd` and `easgd`: processes beside the store that hold a share of the weights each."""
+"""The parameter server of `asgd` and `easgd`: processes beside the coordinator, each with a share of the weights."""

@@ -1,4 +1,4 @@
-"""How a training's parameter server is started: as processes beside the store."""
+"""How a training's parameter server is started: as processes beside the coordinator."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ MAX_RESTARTS = 20
 def server_parts(cfg: TrainConfig, words: Sequence[str]) -> list[tuple[str, list[str], int]]:
     """Name, command line (behind `python -m`) and number of restarts of each server.
 
-    They listen where the store does: at free ports, or at those that follow the store's.
+    They listen where the coordinator does: at free ports, or at those that follow the coordinator's.
 
     Args:
         cfg: The training.
@@ -43,10 +43,10 @@ def await_servers(parts: Sequence[ManagedProcess], folder: Path, listen: str) ->
     Args:
         parts: The servers, in order.
         folder: Theirs.
-        listen: As the store's.
+        listen: As the coordinator's.
 
     Returns:
-        HOST:PORT of each. A loopback address stands for the machine of the store (`training.processes.sockets.beside`).
+        HOST:PORT of each. A loopback address stands for the coordinator's machine (`sockets.beside`).
 
     Raises:
         SupervisorError: If one does not start.

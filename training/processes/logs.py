@@ -108,7 +108,7 @@ def setup(about: str = "", **values: str) -> None:
     """Log to standard error, as the environment asks.
 
     Args:
-        about: What a readable line says between time and level, such as `store`.
+        about: What a readable line says between time and level, such as `coordinator`.
         **values: Fields of every JSON line of this process, such as its rank.
     """
     handler = logging.StreamHandler()

@@ -31,7 +31,7 @@ PREDECESSOR_S = 300.0
 """How long a training waits for an earlier one of the same job to end."""
 STOP_S = 6.0
 """How long the nodes may take for a last checkpoint when they are asked to stop."""
-MAX_STORE_RESTARTS = 20
+MAX_COORDINATOR_RESTARTS = 20
 MAX_EVALUATOR_RESTARTS = 3
 LEFT_BEHIND_S = 120.0
 """How long the evaluator may take after the last node has ended."""
@@ -40,11 +40,11 @@ MEETING = "meeting"
 
 
 class TrainingSupervisor:
-    """Store, parameter server, evaluator and nodes of one training.
+    """Coordinator, parameter server, evaluator and nodes of one training.
 
     Args:
         job: What to train.
-        folder: For logs, the store's database, keys and the nodes' folders.
+        folder: For logs, the coordinator's database, keys and the nodes' folders.
         lock: Descriptor of the training's lock, which every process of the training inherits.
     """
 
@@ -57,7 +57,7 @@ class TrainingSupervisor:
         self.nodes: list[ManagedProcess] = []
         self.servers: list[ManagedProcess] = []
         self.evaluator: ManagedProcess | None = None
-        self.store: ManagedProcess | None = None
+        self.coordinator: ManagedProcess | None = None
         self._logs_begin: dict[str, int] = {}
 
     def request_stop(self, *_: object) -> None:
@@ -96,7 +96,7 @@ class TrainingSupervisor:
         try:
             if self.cfg.servers:
                 self._start_servers(job_file)
-            address = self._start_store(job_file)
+            address = self._start_coordinator(job_file)
             self.evaluator = self._part("evaluator", self._evaluator(job_file, address), MAX_EVALUATOR_RESTARTS)
             self.nodes = [self._node(number, address) for number in range(self.cfg.places)] if self.local else []
             # the nodes first: they decide how long it takes
@@ -128,29 +128,29 @@ class TrainingSupervisor:
         self.job = self.job.model_copy(update={"servers": addresses})
         job_file.write_text(self.job.model_dump_json(indent=2), encoding="utf-8")
 
-    def _start_store(self, job_file: Path) -> str:
-        """Start the store and wait until it listens; returns its address."""
-        note = self.folder / "store.json"
+    def _start_coordinator(self, job_file: Path) -> str:
+        """Start the coordinator and wait until it listens; returns its address."""
+        note = self.folder / "coordinator.json"
         note.unlink(missing_ok=True)
         words = [
             "training.coordinator.server",
             "--folder",
-            str(self.folder / "store"),
+            str(self.folder / "coordinator"),
             "--job",
             str(job_file),
             "--fresh",
         ]
         words += ["--listen", self.cfg.launch.listen, *self._key_words()]
-        self.store = self._part("store", words, MAX_STORE_RESTARTS)
-        self.store.start()
-        address = self.store.address(self.folder / "store" / "store.json")
+        self.coordinator = self._part("coordinator", words, MAX_COORDINATOR_RESTARTS)
+        self.coordinator.start()
+        address = self.coordinator.address(self.folder / "coordinator" / "coordinator.json")
         host = address.rpartition(":")[0] if self.local else self.cfg.launch.listen.rpartition(":")[0]
-        self.store.go_on_at(f"{host}:{address.rpartition(':')[2]}")
-        note.write_text(json.dumps({"address": address, "pid": self.store.process.pid}), encoding="utf-8")  # type: ignore[union-attr]
+        self.coordinator.go_on_at(f"{host}:{address.rpartition(':')[2]}")
+        note.write_text(json.dumps({"address": address, "pid": self.coordinator.process.pid}), encoding="utf-8")  # type: ignore[union-attr]
         return address
 
     def _evaluator(self, job_file: Path, address: str) -> list[str]:
-        return ["training.learner.evaluator", "--job", str(job_file), "--store", address, *self._key_words()]
+        return ["training.learner.evaluator", "--job", str(job_file), "--coordinator", address, *self._key_words()]
 
     def _node(self, number: int, address: str) -> ManagedProcess:
         here = self.cfg.learners_per_node // self.cfg.machines_per_node
@@ -159,7 +159,7 @@ class TrainingSupervisor:
         name = f"node-{number:03d}"
         (self.folder / name / GAVE_UP).unlink(missing_ok=True)
         self._logs_begin[name] = log_size(self.folder / name / "node.log")
-        words = ["training.node.agent", "--store", address, *self._key_words()]
+        words = ["training.node.agent", "--coordinator", address, *self._key_words()]
         words += ["--folder", str(self.folder / name), "--node-rank", str(number)]
         words += ["--max-restarts", str(self.cfg.membership.max_restarts), "--more", json.dumps(more)]
         return self._part(name, words, self.cfg.membership.max_restarts)
@@ -173,12 +173,12 @@ class TrainingSupervisor:
 
     def _watch(self, address: str) -> int:
         assert self.evaluator is not None
-        assert self.store is not None
+        assert self.coordinator is not None
         alone_since: float | None = None
         while True:
             if self.stop_requested:
                 return self._stop_training(address)
-            for part in [*self.servers, self.store]:
+            for part in [*self.servers, self.coordinator]:
                 self._revive(part)
             self._revive(self.evaluator, final=(0, DIVERGED))
             for part in self.nodes:
@@ -216,7 +216,7 @@ class TrainingSupervisor:
             for part in self.nodes:
                 self._wait(part, STOP_S)
             return 0
-        if self.evaluator.ended == 0:  # somebody else asked the store to stop
+        if self.evaluator.ended == 0:  # somebody else asked the coordinator to stop
             return STOPPED
         print(self.evaluator.tail(), file=sys.stderr)
         leave(read(self.evaluator.note))
@@ -242,11 +242,11 @@ class TrainingSupervisor:
         try:
             client.request({"op": "stop"}, patience_s=2.0)
             deadline = time.monotonic() + STOP_S
-            # members may be elsewhere: the store knows when all have left
+            # members may be elsewhere: the coordinator knows when all have left
             while time.monotonic() < deadline and client.request({"op": "status"}, patience_s=2.0)["members"]:
                 time.sleep(0.1)
         except CoordinatorUnreachableError:
-            log.warning("the store does not answer: no last checkpoint")
+            log.warning("the coordinator does not answer: no last checkpoint")
         finally:
             client.close()
         return STOPPED
@@ -262,7 +262,7 @@ class TrainingSupervisor:
         """End every process: all are asked at once, so that together they take no longer than one."""
         parts = [
             part
-            for part in [*self.nodes, self.evaluator, *self.servers, self.store]
+            for part in [*self.nodes, self.evaluator, *self.servers, self.coordinator]
             if part is not None and part.process
         ]
         for part in parts:

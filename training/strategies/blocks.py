@@ -79,9 +79,9 @@ def bmuf(seat: LearnerContext, cfg: BmufConfig) -> Program:
     S is where the block started, W the model. They are kept apart: taking the look-ahead point S for the model would
     add η Δ once more at every block and move (1 + η) times too far. The trained model is W; in the midst of a block,
     `LearnerContext.finish` says what W would be if the block ended now. With η = 0 and ζ = 1 this is `ma`. η is
-    1 - 1/N unless given. The optimizer's momentum restarts with every block where there is one over blocks: both together diverge
-    at learning rates that either bears (`benchmarks/bmuf_stability.py`); the rest of its state lives on. Synchronous
-    steps come first (`WarmConfig`), so that blocks begin from weights that are worth averaging.
+    1 - 1/N unless given. The optimizer's momentum restarts with every block where there is one over blocks: both
+    together diverge at learning rates that either bears (`benchmarks/bmuf_stability.py`); the rest of its state lives
+    on. Synchronous steps come first (`WarmConfig`), so that blocks begin from weights that are worth averaging.
 
     Synchronizes weights. Sends 2(N-1)/N of the model every tau steps. Staleness 0; within a block, replicas drift
     apart. All wait for the slowest at the end of a block; a dead learner stops all until it is known to be dead.

@@ -44,7 +44,7 @@ from training.strategies.shared_weights import SharedWeights
 from training.strategies.stepper import Stepped, Stepper, Weights, keep
 
 MAX_TURNS = 16
-"""Batches that learners train on without hearing from the store at most."""
+"""Batches that learners train on without hearing from the coordinator at most."""
 _EXCHANGED = ("exchange_s", "staleness", "distance", "exchanges_per_step")
 
 

@@ -52,13 +52,13 @@ def build_stepper(
     return ProgramStepper(job, learner, ring, server, shared, epoch_steps)
 
 
-def connect(job: TrainJob, node: int, store: str, key: RingKey | None, size: int) -> ServerClient | None:
+def connect(job: TrainJob, node: int, coordinator: str, key: RingKey | None, size: int) -> ServerClient | None:
     """A node's line to the parameter server, where the strategy has one.
 
     Args:
         job: What to train.
         node: Number of the node.
-        store: HOST:PORT of the store, beside which the server runs.
+        coordinator: HOST:PORT of the coordinator, beside which the server runs.
         key: The ring's key.
         size: Weights.
 
@@ -70,10 +70,10 @@ def connect(job: TrainJob, node: int, store: str, key: RingKey | None, size: int
     if not job.servers:
         raise ValueError(
             f"{job.train.strategy} needs a parameter server, and the job names none: `starling train` starts it beside "
-            "the store"
+            "the coordinator"
         )
-    addresses = [beside(address, store) for address in job.servers]
-    return ServerClient(addresses, key, f"node-{node}", size, job.train.membership.store_patience_s)
+    addresses = [beside(address, coordinator) for address in job.servers]
+    return ServerClient(addresses, key, f"node-{node}", size, job.train.membership.coordinator_patience_s)
 
 
 def share_memory(job: TrainJob, node: int, meeting: str, size: int) -> SharedWeights | None:

@@ -17,7 +17,7 @@ from pretending import (
 
 from training.coordinator.client import CoordinatorClient
 from training.coordinator.messages import CoordinatorError, CoordinatorUnreachableError
-from training.coordinator.node_client import STORE_LOST, NodeClient
+from training.coordinator.node_client import COORDINATOR_LOST, NodeClient
 from training.coordinator.server import CoordinatorServer
 from training.coordinator.settings import Settings
 from training.exchange.keys import RingKey
@@ -84,12 +84,12 @@ def test_without_a_store_a_node_takes_its_own_share(make_store, make_node):
 
 
 def test_a_store_that_stays_away_ends_the_node(make_store, make_node):
-    store = make_store(epochs=1, store_patience_s=1.0).start("--fresh")
+    store = make_store(epochs=1, coordinator_patience_s=1.0).start("--fresh")
     node = make_node(store, step_s=0.001)
     node.start()
     wait_for(lambda: node.trained)
     store.kill()
-    assert finish(node) == {STORE_LOST}
+    assert finish(node) == {COORDINATOR_LOST}
 
 
 def test_a_lost_node_is_dropped_and_its_rows_are_trained_by_others(make_store, make_node):
@@ -244,8 +244,8 @@ def test_a_log_of_another_run_is_begun_anew(make_store, tmp_path):
     sessions = []
     for run in ("run-1", "run-1", "run-2"):
         settings = Settings.from_job({**store.job, "run": run})
-        (tmp_path / "store").mkdir(exist_ok=True)
-        server = CoordinatorServer(settings, tmp_path / "store", "tcp://127.0.0.1:0", None, fresh=False)
+        (tmp_path / "coordinator").mkdir(exist_ok=True)
+        server = CoordinatorServer(settings, tmp_path / "coordinator", "tcp://127.0.0.1:0", None, fresh=False)
         sessions.append(server.coordinator.ledger.values.session)
         server.close()
     assert sessions[0] == sessions[1] != sessions[2]

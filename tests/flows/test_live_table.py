@@ -87,11 +87,11 @@ def test_a_store_is_watched_with_its_key_only(make_store, make_node, tmp_path):
     watched = find_training(store.address, store.key_file)
     assert isinstance(watched, RemoteTraining)
     assert watched.poll()
-    assert watched.store["wanted"] == 2
+    assert watched.coordinator["wanted"] == 2
     for node in nodes:
         node.start()
-    pretending.wait_for(lambda: watched.poll() and sum(m["leased"] for m in watched.store["members"]))
-    assert picture(watched)["store"]["pool"] < store.size
+    pretending.wait_for(lambda: watched.poll() and sum(m["leased"] for m in watched.coordinator["members"]))
+    assert picture(watched)["coordinator"]["pool"] < store.size
     assert "unleased" in text_of(watched)
     assert pretending.finish(*nodes) == {"done"}
     pretending.wait_for(lambda: not watched.poll() or len(watched.view.events) > 3)
@@ -137,7 +137,7 @@ def test_every_figure_of_a_ring_stands_in_its_place():
     shown |= {"ended": False, "eta_s": 3600.0, "valid": {"valid_loss": 1.5, "valid_wer": 0.25}, "trouble": "no answer"}
     shown |= {"systems": [{"node": 3, "host": "lab", "cpu": 41.0, "memory": 7.0, "gpus": [gpu]}]}
     shown |= {"events": [{"elapsed": float(n), "text": f"event {n}"} for n in range(12)]}
-    shown |= {"store": {"wanted": 2, "pool": 33}}
+    shown |= {"coordinator": {"wanted": 2, "pool": 33}}
     console = Console(width=300, no_color=True)
     with console.capture() as capture:
         console.print(render(shown))
@@ -172,8 +172,8 @@ def test_a_ring_is_watched_from_its_beginning_to_its_end(tmp_path):
     with environment(STARLING_SLOW_NODES="1:3"):
         trainer = threading.Thread(target=tones.train, args=(job,))
         trainer.start()
-    wait_until(lambda: is_running(work) and (work / "store.json").exists())
-    address = json.loads((work / "store.json").read_text())["address"]
+    wait_until(lambda: is_running(work) and (work / "coordinator.json").exists())
+    address = json.loads((work / "coordinator.json").read_text())["address"]
     here = starling("top", "--json", "--every", "0.3", home=tmp_path / "home")
     there = starling("top", address, "--key-file", work / "ring.key", "--json", "--every", "0.3", home=tmp_path)
     trainer.join(240)

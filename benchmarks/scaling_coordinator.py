@@ -15,7 +15,7 @@ from training.exchange.keys import RingKey
 _ROOT = Path(__file__).resolve().parents[1]
 
 
-def start_store(
+def start_coordinator(
     folder: Path, train: Mapping[str, Any], num_shards: int, per_shard: int, host: str = "127.0.0.1"
 ) -> "subprocess.Popen[bytes]":
     """Start a coordinator, which ends with this process; its key is `folder/ring.key`.
@@ -34,14 +34,14 @@ def start_store(
     job |= {"train_url": str(folder / "train"), "output_url": str(folder / "output")}
     (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
     RingKey.generate().save(folder / "ring.key")
-    words = ["--folder", str(folder / "store"), "--job", str(folder / "job.json"), "--listen", f"{host}:0"]
+    words = ["--folder", str(folder / "coordinator"), "--job", str(folder / "job.json"), "--listen", f"{host}:0"]
     words += ["--key-file", str(folder / "ring.key"), "--fresh", "--parent", str(os.getpid())]
-    with (folder / "store.log").open("ab") as log:
+    with (folder / "coordinator.log").open("ab") as log:
         command = [sys.executable, "-m", "training.coordinator.server", *words]
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=_ROOT)
 
 
-def store_address(folder: Path) -> str:
+def coordinator_address(folder: Path) -> str:
     """HOST:PORT of the coordinator; empty until it listens."""
-    note = folder / "store" / "store.json"
+    note = folder / "coordinator" / "coordinator.json"
     return str(json.loads(note.read_text(encoding="utf-8"))["address"]) if note.exists() else ""

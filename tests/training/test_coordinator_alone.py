@@ -10,7 +10,7 @@ from training.coordinator.epochs import ShardMap
 from training.coordinator.membership import Member, View
 from training.coordinator.messages import Progress
 from training.coordinator.node_client import NodeClient
-from training.coordinator.session import STORE_LOST
+from training.coordinator.session import COORDINATOR_LOST
 from training.coordinator.worklist import Worklist
 
 SIZE = 6 * PER_SHARD
@@ -71,5 +71,5 @@ def test_a_node_that_was_dropped_takes_none(client):
 def test_a_long_silence_ends_training(client):
     client._heard = time.monotonic() - 601.0
     client._go_on_alone()
-    assert client.finish() == STORE_LOST
+    assert client.finish() == COORDINATOR_LOST
     assert client.peek(9) == []

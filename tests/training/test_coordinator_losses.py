@@ -35,7 +35,7 @@ def test_a_stopped_node_is_dropped_and_rejoins_when_it_wakes(make_store, make_no
 
 @pytest.mark.slow
 def test_a_stopped_store_drops_nobody_when_it_wakes(make_store, make_node):
-    store = make_store(nodes=2, epochs=2, dead_after_s=0.8, store_grace_s=30.0).start("--fresh")
+    store = make_store(nodes=2, epochs=2, dead_after_s=0.8, coordinator_grace_s=30.0).start("--fresh")
     nodes = [make_node(store, number, step_s=0.03) for number in range(2)]
     for node in nodes:
         node.start()

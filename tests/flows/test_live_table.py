@@ -1,4 +1,4 @@
-"""`starling top` on real trainings: from the folder, from the data folder, over the store; it ends with them."""
+"""`starling top` on real trainings: from the folder, from the data folder, over the coordinator; it ends with them."""
 
 import json
 import os
@@ -66,7 +66,7 @@ def test_what_is_not_there_or_not_clear_is_said(home, tmp_path):
         find_training("")
     with pytest.raises(WatchError, match="'nobody' is no folder, no HOST:PORT and no training"):
         find_training("nobody")
-    with pytest.raises(WatchError, match="--key-file is for a store elsewhere"):
+    with pytest.raises(WatchError, match="--key-file is for a coordinator elsewhere"):
         find_training("tiny", tmp_path / "key")
     locks = [open(folder / "training.lock", "w") for folder in (first, second)]  # noqa: SIM115
     import fcntl

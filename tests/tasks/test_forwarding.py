@@ -26,7 +26,7 @@ def about(training="t-1", **params):
 
 
 class Writer:
-    """Writes a journal as the store does."""
+    """Writes a journal as the coordinator does."""
 
     def __init__(self, path):
         self.path, self.steps = path, Counter()

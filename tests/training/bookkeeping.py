@@ -24,7 +24,7 @@ def empty_ledger(shards=6, epochs=2):
 class Player:
     """Nodes over one ledger, with a record of what they truly did.
 
-    Every event passes through JSON, as through the store's log, to a second ledger, too, which `reload` writes and
+    Every event passes through JSON, as through the coordinator's log, to a second ledger, too, which `reload` writes and
     reads again.
     """
 
@@ -49,7 +49,7 @@ class Player:
         return result
 
     def reload(self):
-        """Write the second ledger, and read it again, as a store does that was killed."""
+        """Write the second ledger, and read it again, as a coordinator does that was killed."""
         fresh = empty_ledger()
         fresh.load(json.loads(json.dumps(self.mirror.to_dict())))
         self.mirror = fresh
@@ -93,7 +93,7 @@ class Player:
         self.do("begin", incarnation=name, epoch=number, rows=pack_rows(np.array(rows, dtype=np.int64)))
         self.done.update((number, row) for row in rows)
         self.untold[name].append((number, rows))
-        # of rows that somebody else has reported, a loss is not noticed: the store takes them for done
+        # of rows that somebody else has reported, a loss is not noticed: the coordinator takes them for done
         epoch = self.ledger.epochs.get(number)
         if told or epoch is None or epoch.trained[rows].any():
             self.tell(name)
@@ -118,7 +118,7 @@ class Player:
                 self.work[name].append((number, lease, rows[:-amount]))
 
     def own(self, name, start, amount):
-        """Train without a lease, as without a store; known before it is reported."""
+        """Train without a lease, as without a coordinator; known before it is reported."""
         number = self.ledger.values.closed
         hidden = {row for entries in self.untold.values() for epoch, rows in entries if epoch == number for row in rows}
         rows = sorted({(start + k) % self.ledger.size for k in range(amount)} - hidden)

@@ -26,7 +26,7 @@ PER_SHARD = 8
 
 
 def write_index(url, shards):
-    """An index without its shards: the store reads nothing else. Returns shard_of_row."""
+    """An index without its shards: the coordinator reads nothing else. Returns shard_of_row."""
     count = shards * PER_SHARD
     values = {name: [0] * count for name in SCHEMA.names}
     values |= {name: [""] * count for name in ("text", "speaker", "corpus", "domain", "language")}

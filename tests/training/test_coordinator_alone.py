@@ -1,4 +1,4 @@
-"""What a node does while the store does not answer, without processes."""
+"""What a node does while the coordinator does not answer, without processes."""
 
 import time
 
@@ -22,7 +22,7 @@ def by_fours(epoch, rows, plan):
 
 @pytest.fixture
 def client(tmp_path):
-    """Node 1 of 2, which trains, and has not heard of the store for 20 s: longer than the grace of 10 s."""
+    """Node 1 of 2, which trains, and has not heard of the coordinator for 20 s: longer than the grace of 10 s."""
     found = NodeClient("127.0.0.1:9", None, 1, folder=tmp_path)
     found._work = Worklist(ShardMap(np.repeat(np.arange(6), PER_SHARD)), 7, 1, {})
     found._planner, found._running, found._progress = by_fours, True, Progress(0, SIZE, 1)

@@ -204,7 +204,7 @@ def test_a_failure_tells_the_end_of_the_log(corpus, tmp_path):
         schedule={"kind": "constant", "warmup_epochs": 0},
         epochs=ENDLESS,
     )
-    (tmp_path / "train.log").write_text("the store ended with status 1 in an older session\n")
+    (tmp_path / "train.log").write_text("the coordinator ended with status 1 in an older session\n")
     said = r"status 3(.|\n)*train\.log(.|\n)*lower train\.optimizer\.lr"
     with pytest.raises(TrainingFailedError, match=said) as caught:
         run_training(job, tmp_path, poll_s=0.05)

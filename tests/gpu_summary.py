@@ -15,7 +15,7 @@ def machine() -> list[str]:
     import torch
 
     from training.learner.devices import inventory
-    from training.node.system_figures import Gpus
+    from training.learner.gpus import Gpus
 
     found = inventory()
     if not found.gpus:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import gpu_summary
 import torch
 
-from training.node.system_figures import Driver, Gpus
+from training.learner.gpus import Driver, Gpus
 
 
 def report(nodeid="t.py::test", longrepr="", **properties):

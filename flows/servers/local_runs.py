@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from flows.servers.services import Service
-from flows.servers.shutdown import descendants, family
+from training.processes.children import children
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -42,7 +42,7 @@ def end_runs(workers: list[Service], patience_s: float) -> None:
             _send(pid, signal.SIGTERM)  # theirs are for them to end
         if time.monotonic() > deadline:
             for pid in flows:
-                for below in [*descendants(pid), pid]:
+                for below in [*children(pid, all_generations=True), pid]:
                     _send(below, signal.SIGKILL)
             break
         time.sleep(_POLL_S)
@@ -51,8 +51,7 @@ def end_runs(workers: list[Service], patience_s: float) -> None:
 
 
 def _flows_of(workers: list[Service]) -> list[int]:
-    children = family()
-    return [pid for worker in workers for pid in children.get(worker.process.pid, ())]
+    return [pid for worker in workers for pid in children(worker.process.pid)]
 
 
 def _send(pid: int, number: signal.Signals) -> None:

@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -25,7 +24,7 @@ from flows.servers.credentials import SecretError, client_environment
 from storage.retries import check_disk
 from tasks.config.home import home, mlflow_artifacts
 from tasks.tracking.embedded_database import make_ready
-from training.processes.children import bind_to_parent, end_of_log, see_end
+from training.processes.children import Child, bind_to_parent, children, see_end
 
 LOOPBACK = "127.0.0.1"
 START_S = 180.0
@@ -45,8 +44,7 @@ class Service:
     name: str
     url: str
     health: str
-    process: "subprocess.Popen[bytes]"
-    log: Path
+    process: Child
     end: signal.Signals = signal.SIGTERM
     """What asks it to end; PostgreSQL, told to terminate, would wait for its clients to leave."""
 
@@ -87,9 +85,14 @@ class Service:
         """Wait for the end of what was asked to, and kill it after that time."""
         see_end(self.process, patience_s)
 
+    @property
+    def log(self) -> Path:
+        """Takes its output."""
+        return self.process.log
+
     def log_end(self) -> str:
         """The end of its log, for a message."""
-        return f"the end of {self.log}:\n{end_of_log(self.log, lines=12)}"
+        return f"the end of {self.log}:\n{self.process.tail(12)}"
 
 
 def answers(url: str, timeout_s: float = 2.0) -> bool:
@@ -148,29 +151,25 @@ def spawn(
         listener: Socket that the server inherits.
     """
     log = home() / "logs" / f"{name}.log"
-    log.parent.mkdir(exist_ok=True)
     if log.exists():
         log.replace(log.with_name(f"{name}.log.1"))
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            env={**os.environ, **(env or {})},
-            start_new_session=True,  # Ctrl-C is for this process, which needs its servers until it has ended
-            preexec_fn=partial(bind_to_parent, end),
-            pass_fds=[listener.fileno()] if listener else [],
-            **(account or {}),
-        )
-    return Service(name, url, health, process, log, end)
+    process = Child(
+        command,
+        log,
+        env,
+        start_new_session=True,  # Ctrl-C is for this process, which needs its servers until it has ended
+        preexec_fn=partial(bind_to_parent, end),
+        pass_fds=[listener.fileno()] if listener else [],
+        **(account or {}),
+    )
+    return Service(name, url, health, process, end)
 
 
 def end_orphans(keep: set[int], patience_s: float = 15.0) -> None:
     """End the children of this process other than those to keep: politely, then not; theirs end with them."""
     deadline = time.monotonic() + patience_s
     sent: dict[int, int] = {}
-    while orphans := children() - keep:
+    while orphans := set(children()) - keep:
         late = time.monotonic() > deadline
         wanted = signal.SIGKILL if late else signal.SIGTERM
         for pid in orphans:
@@ -179,19 +178,6 @@ def end_orphans(keep: set[int], patience_s: float = 15.0) -> None:
                 sent[pid] = wanted
             os.waitpid(pid, os.WNOHANG)
         time.sleep(0.1)
-
-
-def children() -> set[int]:
-    """Process numbers of this process's children, ended ones included."""
-    found = set()
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = entry.read_text().rpartition(")")[2].split()
-        except OSError:  # it has ended meanwhile
-            continue
-        if int(fields[1]) == os.getpid():
-            found.add(int(entry.parent.name))
-    return found
 
 
 def prefect_environment() -> dict[str, str]:

@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from rich.console import Console
+
+from training.processes.children import children
 
 END_S = 9.2
 """Of the ten; a busy machine needs the rest. A training that is asked to end has a little less, for a checkpoint."""
@@ -231,33 +232,10 @@ def end_hard(number: int = signal.SIGTERM) -> None:
     Args:
         number: The signal that is the reason; it shows in the exit status, unless there is another one.
     """
-    for pid in descendants(os.getpid()):
+    for pid in children(all_generations=True):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     os._exit((_countdown and _countdown.status) or 128 + number)
-
-
-def descendants(root: int) -> list[int]:
-    """Numbers of the processes below one, as far as the system tells."""
-    children = family()
-    found, waiting = [], [root]
-    while waiting:
-        below = children.get(waiting.pop(), [])
-        found += below
-        waiting += below
-    return found
-
-
-def family() -> dict[int, list[int]]:
-    """Numbers of each process's children, as far as the system tells."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parent = int(entry.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1])
-        except (OSError, IndexError):  # it has ended meanwhile
-            continue
-        children.setdefault(parent, []).append(int(entry.parent.name))
-    return children
 
 
 def outlive_reader() -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from flows.servers import services
 from flows.servers.services import START_S, STARTS, Service, ServiceError
 from flows.servers.shutdown import END_S
+from training.processes.children import children
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 
@@ -99,7 +100,7 @@ class Supervisor:
 
     def reap(self) -> None:
         """Let other children that have ended go, in a process that adopts and waits for none: a table fills up."""
-        for pid in services.children() - {service.process.pid for service in self.services}:
+        for pid in set(children()) - {service.process.pid for service in self.services}:
             try:
                 os.waitpid(pid, os.WNOHANG)
             except ChildProcessError:

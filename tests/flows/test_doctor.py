@@ -17,7 +17,7 @@ def test_doctor_on_gpus(monkeypatch):
     import torch
 
     from flows.cli import doctor
-    from training.node.system_figures import Driver, Gpus
+    from training.learner.gpus import Driver, Gpus
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(Gpus, "driver", lambda self: Driver())
@@ -40,7 +40,7 @@ def test_doctor_on_a_driver_that_is_too_old_for_torch(monkeypatch):
     import torch
 
     from flows.cli import doctor
-    from training.node.system_figures import Driver, Gpus
+    from training.learner.gpus import Driver, Gpus
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -9,7 +9,8 @@ import pytest
 from support import ROOT, wait_until
 
 from flows.servers import shutdown
-from flows.servers.shutdown import _Handler, bounded_end, descendants
+from flows.servers.shutdown import _Handler, bounded_end
+from training.processes.children import children
 
 BUSY = """
 import subprocess, sys, threading, time
@@ -41,7 +42,7 @@ def test_a_process_ends_soon_whatever_its_threads_do(busy_s, status):
     parent = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     child = int(parent.stdout.readline())
     if child:
-        assert descendants(parent.pid) == [child]
+        assert children(parent.pid, all_generations=True) == [child]
     parent.send_signal(signal.SIGTERM)
     assert parent.wait(30) == status
     parent.stdout.close()

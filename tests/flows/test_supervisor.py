@@ -11,8 +11,8 @@ from support import ROOT, wait_until
 
 from flows.servers.local_runs import end_runs
 from flows.servers.services import ServiceError, answers, free_port, spawn
-from flows.servers.shutdown import descendants
 from flows.servers.supervisor import Supervisor
+from training.processes.children import children
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(100)"]
 
@@ -115,8 +115,8 @@ def test_the_flows_of_workers_are_told_to_end_but_not_what_those_have_started(ho
     """A flow asks its training for a last checkpoint, for which all its processes are needed."""
     worker = spawn("worker", [sys.executable, "-c", WORKER], "", "")
     try:
-        wait_until(lambda: len(descendants(worker.process.pid)) == 2)
-        flow, training = descendants(worker.process.pid)
+        wait_until(lambda: len(children(worker.process.pid, all_generations=True)) == 2)
+        flow, training = children(worker.process.pid, all_generations=True)
         end_runs([worker], 60)
         worker.process.wait(20)
         assert not Path(f"/proc/{flow}").exists()
@@ -154,9 +154,9 @@ def test_a_port_answers_when_something_listens():
 
 ADOPTER = """
 import subprocess, sys, time
-from flows.servers.services import children, spawn
+from flows.servers.services import spawn
 from flows.servers.supervisor import Supervisor
-from training.processes.children import adopt_orphans
+from training.processes.children import adopt_orphans, children
 adopt_orphans()
 keeper = Supervisor()
 kept = keeper.add(lambda: spawn("sleeper", [sys.executable, "-c", "import time; time.sleep(100)"], "", ""))

@@ -26,7 +26,7 @@ from tasks.orchestration.failures import passes
 from tasks.orchestration.stage_tasks import ALL
 from tasks.stages.base import Run
 from tasks.stages.shard import warn_of_room
-from training.processes.exit_reason import leave, read, reserve
+from training.processes.exit_reason import leave_reason, read_reason, reserve_note
 
 REMEDY = "Free some space there .*STARLING_HOME.*run the same command again"
 
@@ -188,26 +188,26 @@ def test_our_own_errors_stay_what_they_are():
             raise error
 
 
-def test_last_words_fit_on_a_full_disk(disk):
+def test_an_exit_reason_fits_on_a_full_disk(disk):
     note = disk / "note.txt"
-    env = os.environ | reserve(note) | {"PYTHONPATH": str(ROOT)}
+    env = os.environ | reserve_note(note) | {"PYTHONPATH": str(ROOT)}
     hog = fill(disk)
     code = (
-        "import sys; from pathlib import Path; from training.processes.exit_reason import end_told\n"
-        f"sys.exit(end_told(lambda: Path({str(disk / 'weights')!r}).write_text('x' * 100_000), 3))"
+        "import sys; from pathlib import Path; from training.processes.exit_reason import run_with_reason\n"
+        f"sys.exit(run_with_reason(lambda: Path({str(disk / 'weights')!r}).write_text('x' * 100_000), 3))"
     )
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=240)
     assert (done.returncode, "Traceback" in done.stderr) == (3, False)
-    assert read(note).startswith(f"{disk}/weights: no space is left on the disk of {disk} (0 B of 2.1 MB free)")
-    leave("a second reason", note)
-    assert "second" not in read(note)
+    assert read_reason(note).startswith(f"{disk}/weights: no space is left on the disk of {disk} (0 B of 2.1 MB free)")
+    leave_reason("a second reason", note)
+    assert "second" not in read_reason(note)
     hog.unlink()
-    reserve(note)
-    assert read(note) == ""
+    reserve_note(note)
+    assert read_reason(note) == ""
 
 
-def test_last_words_without_secrets(tmp_path, monkeypatch):
+def test_an_exit_reason_has_no_secrets(tmp_path, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "very-secret-indeed")
-    leave("it said very-secret-indeed", tmp_path / "note")
-    assert read(tmp_path / "note") == "it said ***"
-    assert read(tmp_path / "nothing") == ""
+    leave_reason("it said very-secret-indeed", tmp_path / "note")
+    assert read_reason(tmp_path / "note") == "it said ***"
+    assert read_reason(tmp_path / "nothing") == ""

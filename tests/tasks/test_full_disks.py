@@ -114,9 +114,9 @@ def test_the_command_says_it_in_one_line(disk, tmp_path, words):
 def test_full_shared_memory_refuses_hogwild_instead_of_killing_it(tmp_path):
     with small_disk(tmp_path / "shm", "1m") as folder:
         code = (
-            "import sys; from pathlib import Path; from training.processes.exit_reason import end_told\n"
+            "import sys; from pathlib import Path; from training.processes.exit_reason import run_with_reason\n"
             "from training.strategies.shared_weights import SharedWeights\n"
-            f"sys.exit(end_told(lambda: SharedWeights(Path({str(folder / 'weights')!r}), 10**6, 0, 1) and 0, 3))"
+            f"sys.exit(run_with_reason(lambda: SharedWeights(Path({str(folder / 'weights')!r}), 10**6, 0, 1) and 0, 3))"
         )
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 3, done

@@ -24,8 +24,8 @@ def empty_ledger(shards=6, epochs=2):
 class Player:
     """Nodes over one ledger, with a record of what they truly did.
 
-    Every event passes through JSON, as through the coordinator's log, to a second ledger, too, which `reload` writes and
-    reads again.
+    Every event also passes through JSON, as through the coordinator's log, to a second ledger, which `reload` writes
+    and reads again.
     """
 
     def __init__(self, ledger=None, done=()):

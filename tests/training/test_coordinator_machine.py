@@ -16,7 +16,7 @@ NODES, AMOUNTS = st.integers(0, 3), st.integers(1, 7)
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """Four nodes that come, train, are late with their reports, and are lost; checkpoints; a coordinator that is killed."""
+    """Four nodes that come, train, report late, and are lost; checkpoints; a coordinator that is killed."""
 
     def __init__(self):
         super().__init__()

@@ -16,8 +16,8 @@ from training.learner.devices import (
     rank_device,
     spare_device,
 )
+from training.learner.gpus import Driver, Gpus
 from training.node.agent import Node, allocator_settings
-from training.node.system_figures import Driver, Gpus
 
 CPU = torch.device("cpu")
 

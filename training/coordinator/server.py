@@ -32,7 +32,7 @@ from training.exchange.keys import RingKey
 from training.learner.sampling import Draws
 from training.processes import logs
 from training.processes.children import end_with_parent
-from training.processes.exit_reason import end_told
+from training.processes.exit_reason import run_with_reason
 from training.processes.managed import CANNOT_WORK
 from training.processes.sockets import announce, bind, end_context, listening_endpoint, server_parser
 
@@ -195,4 +195,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(end_told(main, CANNOT_WORK))
+    sys.exit(run_with_reason(main, CANNOT_WORK))

@@ -3,11 +3,9 @@
 import logging
 import os
 import socket
-import subprocess
 import sys
 import time
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from typing_extensions import override
@@ -20,13 +18,12 @@ from training.exchange.control import Control
 from training.exchange.mailbox import make_memory
 from training.exchange.replicas import ReplicaMemory, replica_bytes, replica_length
 from training.exchange.wire import chunk_weights
-from training.processes.children import end_of_log, log_size, stop
+from training.processes.children import Child, stop
 
 log = logging.getLogger(__name__)
 START_S = 60.0
 """How long a daemon may take to begin."""
 
-_ROOT = str(Path(__file__).resolve().parents[2])
 _WILDCARDS = ("0.0.0.0", "::", "*")  # noqa: S104
 
 
@@ -69,7 +66,6 @@ class ProcessExchange(MailboxExchange):
             message["replica"] = {"file": self._replica_file, "length": length, "optimizer": setup.optimizer}
         if setup.key is not None and cfg.encrypt:
             message |= {"public": setup.key.public.decode(), "secret": setup.key.secret.decode()}
-        self._log_begin = log_size(self._log)
         self._process = self._launch()
         self._control.send(message | extra)
         try:
@@ -144,31 +140,22 @@ class ProcessExchange(MailboxExchange):
         """The daemon's process number."""
         return self._process.pid
 
-    def _launch(self) -> "subprocess.Popen[bytes]":
+    def _launch(self) -> Child:
         ours, theirs = socket.socketpair()
         self._control = Control(ours)
         files = (self._file, theirs.fileno(), self._bell.rings)
         command = [sys.executable, "-m", "training.exchange.daemon", *map(str, files), str(os.getpid())]
         # arithmetic on chunks gains nothing from threads, and must leave the cores to training
         threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        path = os.pathsep.join(filter(None, (_ROOT, os.environ.get("PYTHONPATH"))))
-        self._log.parent.mkdir(parents=True, exist_ok=True)
-        log: IO[bytes]
-        with theirs, self._log.open("ab") as log:
-            return subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=[*files, *([self._replica_file] if self._replicas else [])],
-                env=os.environ | threads | {"PYTHONPATH": path},
-            )
+        inherited = [*files, *([self._replica_file] if self._replicas else [])]
+        with theirs:
+            return Child(command, self._log, threads, pass_fds=inherited)
 
     def _listening(self) -> str:
         answer = self._await("listening", START_S)
         if answer is not None:
             return str(answer["listening"])
-        tail = end_of_log(self._log, self._log_begin) or "(nothing)"
+        tail = self._process.tail() or "(nothing)"
         raise ExchangeError(f"the exchange's daemon did not begin; the end of {self._log}:\n{tail}")
 
     def _await(self, name: str, timeout_s: float, value: object = None) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from training.node.system_figures import Driver, Gpus
+from training.learner.gpus import Driver, Gpus
 
 log = logging.getLogger(__name__)
 _DRIVERS = {12: "525", 13: "580"}

@@ -39,7 +39,7 @@ from training.learner.validation import validate
 from training.node.rank import DIVERGED
 from training.processes import logs
 from training.processes.children import end_with_parent, exit_at_once
-from training.processes.exit_reason import end_told
+from training.processes.exit_reason import run_with_reason
 
 log = logging.getLogger(__name__)
 POLL_S = 0.3
@@ -305,4 +305,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    exit_at_once(end_told(main, DIVERGED))
+    exit_at_once(run_with_reason(main, DIVERGED))

@@ -8,7 +8,6 @@ import logging
 import os
 import secrets
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -19,8 +18,8 @@ from typing import Any
 
 from training.node.rank import DIVERGED, GAVE_UP, START, STOPPED, NodeSetup
 from training.processes import logs
-from training.processes.children import end_with_parent, stop
-from training.processes.exit_reason import end_told, leave, read, reserve
+from training.processes.children import Child, end_with_parent, stop
+from training.processes.exit_reason import leave_reason, read_reason, run_with_reason
 
 log = logging.getLogger(__name__)
 JOB_PATIENCE_S = 120.0
@@ -98,7 +97,6 @@ class Node:
     def __init__(self, setup: NodeSetup, max_restarts: int, cache: Path | None = None) -> None:
         self.setup, self.max_restarts, self.cache = setup, max_restarts, cache
         self._stop = threading.Event()
-        self._child: subprocess.Popen[bytes] | None = None
 
     def request_stop(self, *_: object) -> None:
         """Ask the ranks to leave the ring and end; `run` then returns."""
@@ -125,9 +123,9 @@ class Node:
         (folder / "node.json").write_text(setup.model_dump_json(), encoding="utf-8")
         for attempt in range(self.max_restarts + 1):
             status = self._attempt(int(train["learners_per_node"]) // machines, attempt)
-            if status and (words := read(folder / GAVE_UP)):
+            if status and (words := read_reason(folder / GAVE_UP)):
                 log.error("node %d gave up: %s", self.setup.node, words)
-                leave(words)
+                leave_reason(words)
                 return DIVERGED
             if status in (0, STOPPED, DIVERGED) or self._stop.is_set():
                 return status
@@ -137,17 +135,14 @@ class Node:
 
     def _attempt(self, ranks: int, attempt: int) -> int:
         start = f"{os.getpid()}-{attempt}-{secrets.token_hex(4)}"
-        command, named = self._command(ranks, start), reserve(self.setup.folder / GAVE_UP)
-        with (self.setup.folder / "node.log").open("ab") as out:
-            child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=self._environment(start) | named
-            )
+        folder = self.setup.folder
+        child = Child(self._command(ranks, start), folder / "node.log", _environment(start), folder / GAVE_UP)
         try:
             return self._watch(child)
         finally:
             stop(child, END_S)
 
-    def _watch(self, child: "subprocess.Popen[bytes]") -> int:
+    def _watch(self, child: Child) -> int:
         told = 0.0
         while child.poll() is None:
             if self._stop.is_set():
@@ -174,19 +169,15 @@ class Node:
             *rank,
         ]
 
-    @staticmethod
-    def _environment(start: str) -> dict[str, str]:
-        root = str(Path(__file__).resolve().parents[2])
-        path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
-        return {
-            **os.environ,
-            "PYTHONPATH": path,
-            START: start,
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-            **allocator_settings(os.environ),
-            # otherwise torchrun's agent opens a TCP port on all addresses, which nobody here needs
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        }
+
+def _environment(start: str) -> dict[str, str]:
+    return {
+        START: start,
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        **allocator_settings(os.environ),
+        # otherwise torchrun's agent opens a TCP port on all addresses, without need
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    }
 
 
 def run_node(
@@ -275,4 +266,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(end_told(lambda: main(sys.argv[1:]), DIVERGED))
+    raise SystemExit(run_with_reason(lambda: main(sys.argv[1:]), DIVERGED))

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from training.processes import logs
 from training.processes.children import end_with_parent, exit_at_once
-from training.processes.exit_reason import end_told, leave
+from training.processes.exit_reason import leave_reason, run_with_reason
 
 if TYPE_CHECKING:
     from training.job import TrainJob
@@ -106,7 +106,7 @@ def _run(job: "TrainJob", setup: NodeSetup, rank: int, here: int) -> int:
         learner = build_learner(job, device, group)
     except (ValueError, RendezvousError, TooLargeError) as error:
         log.error("%s", error)
-        leave(str(error), setup.folder / GAVE_UP)
+        leave_reason(str(error), setup.folder / GAVE_UP)
         return DIVERGED
     begin, end = group.share(learner.flat.weights.numel())
     exchange, moments = None, learner.moments
@@ -149,7 +149,7 @@ def _run(job: "TrainJob", setup: NodeSetup, rank: int, here: int) -> int:
         log.error("%s", error)
         if isinstance(error, NoWeightsError):
             return 1  # another try may find some
-        leave(str(error), setup.folder / GAVE_UP)
+        leave_reason(str(error), setup.folder / GAVE_UP)
         if client:
             client.fail(str(error))
         return DIVERGED
@@ -168,4 +168,4 @@ def _run(job: "TrainJob", setup: NodeSetup, rank: int, here: int) -> int:
 
 
 if __name__ == "__main__":
-    exit_at_once(end_told(lambda: main(sys.argv[1:]), DIVERGED))
+    exit_at_once(run_with_reason(lambda: main(sys.argv[1:]), DIVERGED))

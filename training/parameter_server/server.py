@@ -29,7 +29,7 @@ from training.parameter_server.service import ShareService
 from training.parameter_server.share import Share
 from training.processes import logs
 from training.processes.children import end_with_parent
-from training.processes.exit_reason import end_told
+from training.processes.exit_reason import run_with_reason
 from training.processes.managed import CANNOT_WORK
 from training.processes.sockets import announce, bind, end_context, listening_endpoint, server_parser
 
@@ -152,4 +152,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(end_told(main, CANNOT_WORK))
+    sys.exit(run_with_reason(main, CANNOT_WORK))

@@ -1,4 +1,4 @@
-"""Child processes that end with their parent, and that are ended within a bounded time."""
+"""Child processes: started with a log, ended with their parent or within a bounded time."""
 
 import ctypes
 import logging
@@ -8,11 +8,16 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+import psutil
+
+from training.processes.exit_reason import read_reason, reserve_note
+
+_ROOT = str(Path(__file__).resolve().parents[2])
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -96,8 +101,20 @@ def see_end(process: "subprocess.Popen[bytes]", patience_s: float) -> None:
         process.wait()
 
 
+def children(process: int | None = None, *, all_generations: bool = False) -> list[int]:
+    """Numbers of a process's children, those included that have ended and were not waited for.
+
+    Args:
+        process: Its number; by default this process.
+        all_generations: Whether the children's children count, too.
+    """
+    with suppress(psutil.NoSuchProcess):
+        return [child.pid for child in psutil.Process(process).children(recursive=all_generations)]
+    return []
+
+
 def log_size(log: Path) -> int:
-    """Bytes that a log has, noted when a process is started with it: what comes after is from this start."""
+    """Bytes that a log has; 0 if there is none."""
     return log.stat().st_size if log.exists() else 0
 
 
@@ -114,6 +131,43 @@ def end_of_log(log: Path, since: int = 0, lines: int = 15) -> str:
     with log.open("rb") as file:
         file.seek(since)
         return "\n".join(file.read().decode("utf-8", errors="replace").splitlines()[-lines:])
+
+
+class Child(subprocess.Popen[bytes]):
+    """A child process without input whose output is appended to a log.
+
+    It imports the same Starling as this process, installed or not.
+
+    Args:
+        command: Words.
+        log: The file; its folder is made.
+        environment: Variables besides those of this process.
+        note: Takes the child's exit reason, see `training.processes.exit_reason`.
+        **options: Of `subprocess.Popen`.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        note: Path | None = None,
+        **options: Any,
+    ) -> None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self.log, self.note, self.log_begin = log, note, log_size(log)
+        path = os.pathsep.join(part for part in (_ROOT, os.environ.get("PYTHONPATH", "")) if part)
+        variables = {**os.environ, "PYTHONPATH": path, **(reserve_note(note) if note else {}), **(environment or {})}
+        with log.open("ab") as out:
+            super().__init__(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=variables, **options)
+
+    def reason(self) -> str:
+        """The exit reason that the child left; empty if it left none."""
+        return read_reason(self.note) if self.note else ""
+
+    def tail(self, lines: int = 15) -> str:
+        """The child's exit reason, or the last lines of its output."""
+        return self.reason() or end_of_log(self.log, self.log_begin, lines)
 
 
 def exit_at_once(status: int) -> NoReturn:

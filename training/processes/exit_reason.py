@@ -1,7 +1,7 @@
-"""Why a process of a training ended, said where its parent finds it, also on a full disk.
+"""Why a process of a training ended: a note that its parent reads, and that can be written when the disk is full.
 
-A log cannot grow on a full disk, so the one thing that must be said would be lost. The parent therefore makes a note
-whose room is taken beforehand, and names it in the child's environment; the child writes over it in place.
+A log cannot grow on a full disk, so the reason would be lost. The parent therefore makes a file of fixed size and
+names it in the child's environment; the child overwrites it in place.
 """
 
 import logging
@@ -15,17 +15,17 @@ from storage.retries import DiskError, disk_named
 from training.processes.logs import redact
 
 log = logging.getLogger(__name__)
-VARIABLE = "STARLING_LAST_WORDS"
+VARIABLE = "STARLING_EXIT_REASON"
 """Environment variable with the path of a process's note."""
 ROOM = 4096
 """Bytes of a note: a block of most file systems."""
 
 
-def reserve(note: Path) -> dict[str, str]:
-    """Make an empty note.
+def reserve_note(note: Path) -> dict[str, str]:
+    """Make an empty note of full size.
 
     Args:
-        note: Where; what it said is forgotten.
+        note: Its path; an earlier reason is erased.
 
     Returns:
         The environment that names it to a child.
@@ -38,31 +38,31 @@ def reserve(note: Path) -> dict[str, str]:
     return {VARIABLE: str(note)}
 
 
-def leave(text: str, note: Path | None = None) -> None:
-    """Say why this process ends.
+def leave_reason(text: str, note: Path | None = None) -> None:
+    """Write why this process ends; the first reason stays.
 
     Args:
         text: The reason.
-        note: Where; by default what the environment names. The first reason stays.
+        note: By default the one that the environment names.
     """
     place = note or (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
-    if place is None or read(place):
+    if place is None or read_reason(place):
         return
     data = redact(text).encode()[: ROOM - 1]
     with suppress(OSError), place.open("r+b" if place.exists() else "wb") as file:
         file.write(data.ljust(ROOM, b"\n"))
 
 
-def read(note: Path) -> str:
-    """What a note says; empty if its process has said nothing."""
+def read_reason(note: Path) -> str:
+    """The reason in a note; empty if its process left none."""
     try:
         return note.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""
 
 
-def end_told(work: Callable[[], int], status: int) -> int:
-    """Run a process's work; a full, read-only or forbidden disk ends it with last words instead of a traceback.
+def run_with_reason(work: Callable[[], int], status: int) -> int:
+    """Run a process's work; a full, read-only or forbidden disk ends it with a reason instead of a traceback.
 
     Args:
         work: All of it; returns the exit status.
@@ -73,6 +73,6 @@ def end_told(work: Callable[[], int], status: int) -> int:
         with disk_named(*([Path(named).parent] if named else []), *system_folders()):
             return work()
     except DiskError as error:
-        leave(str(error))
+        leave_reason(str(error))
         log.error("%s", error)
         return status

@@ -1,7 +1,6 @@
 """Training in a process of its own, which ends with its parent and whenever the parent says so."""
 
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -9,8 +8,7 @@ from pathlib import Path
 
 from storage.retries import check_disk
 from training.job import TrainJob
-from training.processes.children import end_of_log, log_size, stop
-from training.processes.exit_reason import read, reserve
+from training.processes.children import Child, stop
 
 END_S = 9.0
 """How long training may take to end when it is asked to: time for a last checkpoint."""
@@ -30,37 +28,32 @@ def run_training(job: TrainJob, folder: Path, on_poll: Callable[[], None] | None
         poll_s: Seconds between polls.
 
     Raises:
-        TrainingFailedError: If the child fails; the message ends with its last words, or the last lines of its log.
+        TrainingFailedError: If the child fails; the message ends with its exit reason, or the last lines of its log.
         DiskError: If it fails because the folder's disk is full, and could not even say so.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    job_file, log, note = folder / "job.json", folder / "train.log", folder / "last-words.txt"
-    named = reserve(note)
+    job_file, log = folder / "job.json", folder / "train.log"
     job_file.write_text(job.model_dump_json(indent=2), encoding="utf-8")
-    begin = log_size(log)
-    with log.open("ab") as out:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "training.processes.supervisor", str(job_file), str(os.getpid())],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            env={**os.environ, **named},
-            start_new_session=True,  # Ctrl-C is for this process, which then asks for a last checkpoint
-        )
-        try:
-            while child.poll() is None:
-                if on_poll:
-                    on_poll()
-                time.sleep(poll_s)
-        except BaseException:
-            stop(child, END_S)
-            raise
+    child = Child(
+        [sys.executable, "-m", "training.processes.supervisor", str(job_file), str(os.getpid())],
+        log,
+        note=folder / "exit-reason.txt",
+        start_new_session=True,  # Ctrl-C is for this process, which then asks for a last checkpoint
+    )
+    try:
+        while child.poll() is None:
+            if on_poll:
+                on_poll()
+            time.sleep(poll_s)
+    except BaseException:
+        stop(child, END_S)
+        raise
     if on_poll:
         on_poll()
     if child.returncode:
-        if words := read(note):
-            raise TrainingFailedError(f"training ended with status {child.returncode} (its log: {log}): {words}")
-        tail = end_of_log(log, begin)
+        if reason := child.reason():
+            raise TrainingFailedError(f"training ended with status {child.returncode} (its log: {log}): {reason}")
+        tail = child.tail()
         if not tail.strip():
             check_disk(folder)  # a log cannot say that its disk is full
         raise TrainingFailedError(f"training ended with status {child.returncode}; the end of {log}:\n{tail}")

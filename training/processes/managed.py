@@ -2,14 +2,11 @@
 
 import json
 import logging
-import os
-import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.processes.children import end_of_log, log_size
-from training.processes.exit_reason import read, reserve
+from training.processes.children import Child
 
 START_S = 120.0
 """How long a server may take until it listens."""
@@ -34,42 +31,28 @@ class ManagedProcess:
     log: Path
     restarts: int
     """How often it may still be restarted."""
-    process: "subprocess.Popen[bytes] | None" = None
+    process: Child | None = None
     ended: int | None = None
     """Exit status after which it is not started again."""
     lock: int | None = None
     """Descriptor of the training's lock: who has it open still holds it when the supervisor is killed."""
-    log_begin: int = 0
-    """Where in the log the last start begins."""
 
     def start(self) -> None:
         """Start it, with its output in its log."""
-        root = str(Path(__file__).resolve().parents[2])
-        path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
-        named = reserve(self.note)
-        self.log_begin = log_size(self.log)
-        with self.log.open("ab") as out:
-            self.process = subprocess.Popen(
-                self.command,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                env={**os.environ, "PYTHONPATH": path, **named},
-                pass_fds=() if self.lock is None else (self.lock,),
-            )
-
-    @property
-    def note(self) -> Path:
-        """Takes its last words."""
-        return self.log.with_suffix(".last-words.txt")
+        inherited = () if self.lock is None else (self.lock,)
+        self.process = Child(self.command, self.log, note=self.log.with_suffix(".exit-reason.txt"), pass_fds=inherited)
 
     def died(self) -> int | None:
         """Its exit status if it has ended since it was last started, else None."""
         return self.process.poll() if self.process is not None and self.ended is None else None
 
+    def reason(self) -> str:
+        """The exit reason that it left; empty if there is none."""
+        return self.process.reason() if self.process is not None else ""
+
     def tail(self, lines: int = 15) -> str:
-        """Its last words, or the end of its log, as far as it is from the last start."""
-        return read(self.note) or end_of_log(self.log, self.log_begin, lines)
+        """Its exit reason, or the end of its log since the last start."""
+        return self.process.tail(lines) if self.process is not None else ""
 
     def address(self, note: Path) -> str:
         """Wait until a server that was started listens; one that dies meanwhile is started again, a few times.
@@ -84,7 +67,7 @@ class ManagedProcess:
         deadline, starts = time.monotonic() + START_S, 1
         while time.monotonic() < deadline:
             if (status := self.died()) is not None:
-                if status == CANNOT_WORK or starts == STARTS or read(self.note):
+                if status == CANNOT_WORK or starts == STARTS or self.process.reason():
                     often = f" at each of {starts} starts" if starts > 1 else ""
                     raise SupervisorError(f"{self.name} ended with status {status}{often}:\n{self.tail()}")
                 log.warning("%s ended with status %d while it started, and is started again", self.name, status)

@@ -23,7 +23,7 @@ from training.node.rank import DIVERGED, GAVE_UP, STOPPED
 from training.parameter_server.starting import await_servers, server_parts
 from training.processes import logs
 from training.processes.children import end_of_log, end_with_parent, log_size, stop
-from training.processes.exit_reason import end_told, leave, read
+from training.processes.exit_reason import leave_reason, read_reason, run_with_reason
 from training.processes.managed import ManagedProcess, SupervisorError
 
 log = logging.getLogger(__name__)
@@ -200,7 +200,7 @@ class TrainingSupervisor:
             return
         if status in final:
             part.ended = status
-        elif part.restarts > 0 and not read(part.note):  # which says that another try would not help
+        elif part.restarts > 0 and not part.reason():  # which says that another try would not help
             part.restarts -= 1
             log.warning("%s ended with status %d and is started again", part.name, status)
             part.start()
@@ -219,7 +219,7 @@ class TrainingSupervisor:
         if self.evaluator.ended == 0:  # somebody else asked the coordinator to stop
             return STOPPED
         print(self.evaluator.tail(), file=sys.stderr)
-        leave(read(self.evaluator.note))
+        leave_reason(self.evaluator.reason())
         return DIVERGED
 
     def _all_failed(self) -> int:
@@ -227,13 +227,11 @@ class TrainingSupervisor:
         reasons = []
         for part in self.nodes:
             folder = self.folder / part.name
-            gave_up = folder / GAVE_UP
-            detail = read(part.note) or (
-                read(gave_up) if gave_up.exists() else end_of_log(folder / "node.log", self._logs_begin[part.name])
-            )
+            detail = part.reason() or read_reason(folder / GAVE_UP)
+            detail = detail or end_of_log(folder / "node.log", self._logs_begin[part.name])
             reasons.append(f"{part.name}: {detail.strip().splitlines()[-1] if detail.strip() else part.tail(3)}")
         print("\n".join([*reasons, "all nodes have failed"]), file=sys.stderr)
-        leave("; ".join([*reasons, "all nodes have failed"]))
+        leave_reason("; ".join([*reasons, "all nodes have failed"]))
         return DIVERGED if any(part.ended == DIVERGED for part in self.nodes) else 1
 
     def _stop_training(self, address: str) -> int:
@@ -297,9 +295,9 @@ def main(argv: list[str]) -> int:
             return supervisor.run()
         except (SupervisorError, ValueError) as error:
             print(error, file=sys.stderr)
-            leave(str(error))
+            leave_reason(str(error))
             return 1
 
 
 if __name__ == "__main__":
-    raise SystemExit(end_told(lambda: main(sys.argv[1:]), DIVERGED))
+    raise SystemExit(run_with_reason(lambda: main(sys.argv[1:]), DIVERGED))

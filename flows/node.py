@@ -19,7 +19,7 @@ from tasks.config.pipeline import StorageConfig
 from tasks.config.preflight import check_key_file, split_address
 from tasks.orchestration.nodes import own_address
 from training.node.rank import STOPPED
-from training.processes.children import Child, stop
+from training.processes.children import Child, end_of_log, log_size, stop
 from training.processes.logs import redact
 
 _PATIENCE_S = 9.0
@@ -80,17 +80,23 @@ def node(
     # the job names the cache of the machine that it comes from
     command += ["--cache", str(home() / "cache")]
     log = place / "node.log"
-    child = Child(
-        command, log
-    )  # with a log: holding the worker's pipe open would hide this process's end from the worker
-    try:
-        status = child.wait()
-    except BaseException:
-        stop(child, _PATIENCE_S)
-        raise
+    begin = log_size(log)
+    status = _run(command, log)
     if status == STOPPED:
         return Completed(name="Stopped", message="stopped after a checkpoint")
     if status:
         # the state of the run shows the message, and a traceback in the log may quote anything
-        raise NodeRunError(redact(f"node {node_rank} ended with status {status}: the end of {log}:\n{child.tail()}"))
+        tail = end_of_log(log, begin)
+        raise NodeRunError(redact(f"node {node_rank} ended with status {status}: the end of {log}:\n{tail}"))
     return Completed(message="the training has ended")
+
+
+def _run(command: list[str], log: Path) -> int:
+    """Run a child to its end; it ends when this process is told to, and when it dies."""
+    # with a log of its own: holding the worker's pipe open would hide this process's end from the worker
+    child = Child(command, log)
+    try:
+        return child.wait()
+    except BaseException:
+        stop(child, _PATIENCE_S)
+        raise

@@ -163,7 +163,7 @@ kept = keeper.add(lambda: spawn("sleeper", [sys.executable, "-c", "import time; 
 subprocess.run([sys.executable, "-c", "import subprocess; subprocess.Popen(['sleep', '0'])"])
 for _ in range(1000):
     keeper.reap()
-    if children() == {kept.process.pid}:
+    if children() == [kept.process.pid]:
         print("only the kept one is left")
         break
     time.sleep(0.01)

@@ -311,7 +311,7 @@ def test_the_first_judgement_freezes_the_test_sets_whoever_wins(api, monkeypatch
 def test_others_hear_of_moves_and_of_nothing_else(api, monkeypatch):
     told = []
     for module in ("promotion", "registry"):
-        monkeypatch.setattr(f"tasks.{module}.emit", lambda *given: told.append(given))
+        monkeypatch.setattr(f"tasks.tracking.{module}.emit", lambda *given: told.append(given))
     crowned(api, 2)
     add(api)
     judge_as(monkeypatch, False)

@@ -17,7 +17,8 @@ from training.learner.devices import (
     spare_device,
 )
 from training.learner.gpus import Driver, Gpus
-from training.node.agent import Node, allocator_settings
+from training.node import agent
+from training.node.agent import allocator_settings
 
 CPU = torch.device("cpu")
 
@@ -113,7 +114,7 @@ def test_the_allocator_is_configured_unless_somebody_has_done_so(monkeypatch):
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         assert allocator_settings({name: "max_split_size_mb:128"}) == {}
         monkeypatch.delenv(name, raising=False)
-    assert Node._environment("start")["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    assert agent._environment("start")["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
 
 
 @pytest.mark.parametrize(

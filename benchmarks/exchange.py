@@ -27,6 +27,7 @@ from benchmarks.exchange_raw import RawPair
 from training.config import ExchangeConfig
 from training.exchange import Exchange, ExchangeSetup, RingRendezvous, build_exchange
 from training.exchange.keys import RingKey
+from training.strategies.config import GossipConfig
 
 PUBLISHED = 43_000_000
 """Parameters of the published acoustic model (arXiv:1904.04956: "over 43 M")."""
@@ -44,11 +45,12 @@ class Pair:
     """Two nodes' exchanges."""
 
     def __init__(self, count: int, folder: Path, options: dict[str, object]) -> None:
-        cfg = ExchangeConfig.model_validate({"timeout_s": 60.0, "per_step": 1, **options})
+        cfg, gossip = ExchangeConfig.model_validate({"timeout_s": 60.0, **options}), GossipConfig(per_step=1)
         key = RingKey.generate() if cfg.encrypt else None
         world = RingRendezvous(str(folder / "meet"), 2)
         self.both = cfg.kind == "gloo"
-        self.ends = [build_exchange(cfg, ExchangeSetup(node, 0, count, key, folder, world=world)) for node in range(2)]
+        setups = [ExchangeSetup(node, 0, count, key, folder, world=world, gossip=gossip) for node in range(2)]
+        self.ends = [build_exchange(cfg, setup) for setup in setups]
         view = view_of([end.endpoint for end in self.ends])
         weights = torch.from_numpy(np.random.default_rng(0).normal(size=count).astype(np.float32))
         for node, end in enumerate(self.ends):

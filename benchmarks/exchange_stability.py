@@ -37,6 +37,7 @@ from training.config import ExchangeConfig
 from training.exchange import Exchange, ExchangeSetup, build_exchange
 from training.exchange.keys import RingKey
 from training.exchange.neighbours import Kind, neighbour
+from training.strategies.config import GossipConfig
 
 _FORK = multiprocessing.get_context("fork")
 _SEEN = 64
@@ -101,8 +102,8 @@ def measure(options: argparse.Namespace, learners: int, neighbours: str, curvatu
 
 def _stage(options: argparse.Namespace, learners: int, neighbours: str, curvature: float, writer: Connection) -> None:
     switch = netns.Switch(learners, options.rate) if options.rate else None
-    values = {"neighbours": neighbours, "per_step": options.per_step, "encrypt": switch is not None, "cpu_share": 1.0}
-    config = ExchangeConfig.model_validate(values)
+    config = ExchangeConfig(encrypt=switch is not None, cpu_share=1.0)
+    gossip = GossipConfig.model_validate({"neighbours": neighbours, "per_step": options.per_step})
     key = RingKey.generate()
     with tempfile.TemporaryDirectory(prefix="stability-") as folder:
         pipes: list[Connection] = []
@@ -115,6 +116,7 @@ def _stage(options: argparse.Namespace, learners: int, neighbours: str, curvatur
                 key=key if switch else None,
                 folder=Path(folder),
                 bind_host=netns.address(number) if switch else "127.0.0.1",
+                gossip=gossip,
             )
             namespace = switch.machines[number] if switch else None
             words = (config, setup, theirs, namespace, curvature, options)

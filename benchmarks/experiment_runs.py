@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from training.config import OptimizerConfig, ScheduleConfig
+from training.config import OPTIMIZERS, ScheduleConfig
 from training.job import TrainJob
 from training.simulation import Cluster, MembershipChange, Simulation
 from training.simulation.problem import Job, Problem
 from training.simulation.speech import Speech
-from training.strategies import find_method
+from training.strategies.registry import find_method
 
 WARMUP = 10 / 16
 """The published recipe for large batches (arXiv:1904.04956): 10 of 16 epochs of linear warm-up, then 1/sqrt(2) each."""
@@ -113,9 +113,9 @@ class Digits:
 
     def __call__(self, run: Run) -> Problem:
         """See `Problems`."""
-        optimizer = OptimizerConfig(
-            kind=run.optimizer, lr=run.lr, momentum=run.momentum, weight_decay=0.0, clip_norm=run.clip
-        )
+        common = {"lr": run.lr, "weight_decay": 0.0, "clip_norm": run.clip}
+        own = {"momentum": run.momentum} if run.optimizer == "sgd" else {}
+        optimizer = OPTIMIZERS[run.optimizer].model_validate(common | own)
         warmup = WARMUP * run.epochs
         schedule = ScheduleConfig(kind="published", warmup_epochs=warmup, hold_epochs=warmup)
         changes = {"max_batch": run.batch, "batch_seconds": 1e9, "optimizer": optimizer, "schedule": schedule}

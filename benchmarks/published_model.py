@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from benchmarks.common import BenchmarkError, Watched
 from speech.models.blstm import run_lstm
 from speech.models.precision import describe
-from training.config import ExchangeConfig, OptimizerConfig
+from training.config import ExchangeConfig, SgdConfig
 from training.coordinator.membership import Member, View
 from training.exchange.base import Exchange
 from training.learner.devices import claim, inventory, pick_device
@@ -82,7 +82,7 @@ class Bench:
         torch.manual_seed(0)
         self.model = PublishedBlstm(options.layers, options.cells, options.outputs).to(self.device)
         self.flat = FlatParameters(self.model)
-        self.optimizer = build_optimizer(OptimizerConfig(kind="sgd", lr=0.01), self.model)
+        self.optimizer = build_optimizer(SgdConfig(lr=0.01), self.model)
         self.steps = 0
         generator = torch.Generator().manual_seed(number)
         self.inputs = torch.randn(options.batch, SEGMENT, DIMENSION, generator=generator).to(self.device)

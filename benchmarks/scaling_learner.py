@@ -30,6 +30,7 @@ from training.exchange import Exchange, ExchangeSetup, build_exchange
 from training.exchange.keys import RingKey
 from training.node.process_group import NodeGroup
 from training.processes.children import end_with_parent
+from training.strategies.config import GossipConfig
 
 IDLE_S = 0.02
 
@@ -48,6 +49,7 @@ class Setup:
         batch: Utterances in a step of one learner.
         shard: Each row's shard [rows].
         exchange: Between nodes.
+        gossip: With whom nodes average.
         coordinator: HOST:PORT of the coordinator.
         key: The ring's key.
         folder: For logs and meeting points.
@@ -65,6 +67,7 @@ class Setup:
     batch: int
     shard: NDArray[np.int64]
     exchange: ExchangeConfig
+    gossip: GossipConfig
     coordinator: str
     key: Path
     folder: Path
@@ -129,6 +132,7 @@ class _Learner:
                 key=key if setup.exchange.encrypt else None,
                 folder=setup.folder,
                 bind_host=setup.host,
+                gossip=setup.gossip,
             ),
         )
 

@@ -28,6 +28,7 @@ from benchmarks.scaling_probes import machine_cpu, rate, tree_cpu
 from benchmarks.scaling_scenario import Measured, Scenario
 from training.config import TrainConfig
 from training.processes.children import end_with_parent, stop
+from training.strategies.config import GossipConfig
 
 START_S = 120.0
 _FORK = multiprocessing.get_context("fork")
@@ -140,7 +141,6 @@ class _Stage:
         machine = number if scenario.apart else node
         exchange = TrainConfig().exchange.model_copy(
             update={
-                "neighbours": scenario.neighbours,
                 "wire": scenario.wire,
                 "encrypt": scenario.encrypt or self.switch is not None,
             }
@@ -155,6 +155,7 @@ class _Stage:
             batch=scenario.batch,
             shard=self.shard,
             exchange=exchange,
+            gossip=GossipConfig.model_validate({"neighbours": scenario.neighbours}),
             coordinator=coordinator,
             key=self.folder / "ring.key",
             folder=self.folder,

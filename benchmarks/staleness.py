@@ -24,6 +24,7 @@ import torch
 from benchmarks.common import view_of
 from training.config import ExchangeConfig
 from training.exchange import Exchange, ExchangeSetup, build_exchange
+from training.strategies.config import GossipConfig
 
 _WARM_UP = 10
 
@@ -73,11 +74,11 @@ class Learner(threading.Thread):
 
 def measure(options: argparse.Namespace, per_step: int) -> dict[str, Any]:
     """Train with at most `per_step` exchanges a step; returns means over learners and steps."""
-    cfg = ExchangeConfig.model_validate({"encrypt": options.encrypt, "per_step": per_step})
+    cfg, gossip = ExchangeConfig(encrypt=options.encrypt), GossipConfig(per_step=per_step)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         exchanges = [
-            build_exchange(cfg, ExchangeSetup(node, 0, options.weights, None, folder))
+            build_exchange(cfg, ExchangeSetup(node, 0, options.weights, None, folder, gossip=gossip))
             for node in range(options.learners)
         ]
         for exchange in exchanges:
@@ -114,7 +115,7 @@ def main() -> None:
     parser.add_argument("--weights", type=int, nargs="+", default=[100_000, 1_000_000])
     parser.add_argument("--step-ms", type=float, default=60.0)
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--per-step", type=int, nargs="+", default=[1, 4], help="train.exchange.per_step")
+    parser.add_argument("--per-step", type=int, nargs="+", default=[1, 4], help="train.strategy.per_step")
     parser.add_argument("--encrypt", action="store_true")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

@@ -37,10 +37,19 @@ RIVALS = {
 ALL = WORLDS | RIVALS
 
 
-def run(config: Path, world: str, overrides: list[str]) -> dict[str, Any]:
-    """Train and score one world; the row for the table."""
+def run(config: Path, world: str, overrides: list[str], options: list[str]) -> dict[str, Any]:
+    """Train and score one world; the row for the table.
+
+    Args:
+        config: YAML file.
+        world: Name of the world.
+        overrides: Assignments for all worlds.
+        options: Assignments to fields of strategies, such as `bmuf.tau=8`; each counts for its strategy.
+    """
     strategy, nodes, learners = ALL[world]
-    changes = [f"train.strategy={strategy}", f"train.nodes={nodes}", f"train.learners_per_node={learners}", *overrides]
+    own = [f"train.strategy.{text.removeprefix(f'{strategy}.')}" for text in options if text.startswith(f"{strategy}.")]
+    changes = [f"train.strategy={strategy}", *own, f"train.nodes={nodes}", f"train.learners_per_node={learners}"]
+    changes += overrides
     command = [sys.executable, "-m", "flows.cli.app", "run", str(config), "--plain", "--until", "score", "--json"]
     for change in changes:
         command += ["--set", change]
@@ -66,12 +75,13 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--config", type=Path, default=ROOT / "configs" / "fsdd.yaml")
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="FIELD=VALUE")
+    parser.add_argument("--option", action="append", default=[], dest="options", metavar="STRATEGY.FIELD=VALUE")
     parser.add_argument("--worlds", nargs="+", choices=ALL, default=list(WORLDS))
     parser.add_argument("--rivals", action="store_true", help="the other methods' worlds of two")
     args = parser.parse_args()
     rows = []
     for world in RIVALS if args.rivals else args.worlds:
-        row = run(args.config, world, args.overrides)
+        row = run(args.config, world, args.overrides, args.options)
         rows.append(row)
         if not args.json:
             interval = f"{row['wer_low']:.2%}-{row['wer_high']:.2%}"

@@ -12,16 +12,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from speech.decoding import DecodeConfig
+from speech.choices import own_fields
+from speech.decoding import DECODERS, DecodeChoice, GreedyConfig
 from speech.features import FeatureConfig
 from speech.features.cmvn import CmvnStats
 from speech.frontend import FrontEnd
-from speech.models import AcousticModel, ModelConfig, build_model
+from speech.models import MODELS, AcousticModel, ModelChoice, build_model
 from speech.text import NormalizerConfig
 from speech.tokens import Tokenizer, tokenizer_from_dict
 
@@ -44,10 +45,20 @@ class BundleSpec(BaseModel):
     features: FeatureConfig
     stats: dict[str, Any] | None
     tokenizer: dict[str, Any]
-    model: ModelConfig
+    model: ModelChoice
     normalizer: NormalizerConfig = NormalizerConfig()
-    decode: DecodeConfig = DecodeConfig()
+    decode: DecodeChoice = GreedyConfig()
     provenance: dict[str, Any] = {}
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _own_model_fields(cls, value: Any) -> Any:
+        return own_fields(value, {kind: model.config for kind, model in MODELS.items()})
+
+    @field_validator("decode", mode="before")
+    @classmethod
+    def _own_decode_fields(cls, value: Any) -> Any:
+        return own_fields(value, {kind: decoder.config for kind, decoder in DECODERS.items()})
 
     def build_frontend(self, speakers: dict[str, CmvnStats] | None = None) -> FrontEnd:
         """The front end with this bundle's statistics."""

@@ -1,61 +1,47 @@
 """What one can choose about training: optimizer, schedule, batches, checkpoints, and where to stop."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from speech.choices import Choice, OneOf
 from speech.features.augment import AugmentConfig
 from speech.objectives.base import ObjectiveConfig
 from training.learner.sampling import SamplingConfig
-from training.strategies.config import (
-    TRAITS,
-    AsgdConfig,
-    BmufConfig,
-    EasgdConfig,
-    LayerPipelineConfig,
-    MaConfig,
-    Newcomer,
-    OneBitConfig,
-    SdpsgdConfig,
-    Traits,
-)
-
-Strategy = Literal[
-    "single",
-    "scpsgd",
-    "sdpsgd",
-    "d1d",
-    "adpsgd",
-    "h-adpsgd",
-    "ma",
-    "bmuf",
-    "asgd",
-    "easgd",
-    "onebit",
-    "hogwild",
-    "pipeline",
-]
+from training.strategies.config import STRATEGY_CONFIGS, GossipConfig, SingleConfig, StrategyConfig, Traits
 
 _MODEL_CONFIG = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
 
-class OptimizerConfig(BaseModel):
-    """The optimizer and its constants."""
+class OptimizerConfig(Choice):
+    """What all optimizers can be told."""
 
-    model_config = _MODEL_CONFIG
-
-    kind: Literal["adamw", "sgd"] = "adamw"
-    """`adamw`, or `sgd` with momentum as in the published recipes."""
     lr: float = Field(default=2e-3, gt=0)
     """Learning rate for a batch of `reference_batch` utterances (the published recipe's `base`)."""
-    momentum: float = Field(default=0.9, ge=0, lt=1)
-    """Momentum of SGD."""
-    betas: tuple[float, float] = (0.9, 0.98)
-    """Decay of AdamW's running moments."""
     weight_decay: float = Field(default=1e-2, ge=0)
     """Weight decay; not applied to biases and normalization gains."""
     clip_norm: float = Field(default=5.0, ge=0)
     """Gradients are scaled down to this global L2 norm; 0 never clips."""
+
+
+class AdamWConfig(OptimizerConfig):
+    """AdamW (arXiv:1711.05101)."""
+
+    kind: Literal["adamw"] = "adamw"
+    betas: tuple[float, float] = (0.9, 0.98)
+    """Decay of the running moments."""
+
+
+class SgdConfig(OptimizerConfig):
+    """Stochastic gradient descent with momentum, as in the published recipes."""
+
+    kind: Literal["sgd"] = "sgd"
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    """Momentum; 0 is plain SGD."""
+
+
+OPTIMIZERS: dict[str, type[OptimizerConfig]] = {"adamw": AdamWConfig, "sgd": SgdConfig}
+"""Optimizers by kind; `training.learner.optim` builds them."""
 
 
 class ScheduleConfig(BaseModel):
@@ -83,13 +69,8 @@ class ExchangeConfig(BaseModel):
 
     kind: Literal["zmq", "gloo"] = "zmq"
     """`zmq`: elastic and encrypted; `gloo`: torch.distributed between fixed neighbours: nodes may not join or leave."""
-    neighbours: Literal["auto", "ring", "random-ring", "exponential"] = "auto"
-    """`ring` alternates left and right; `random-ring` shuffles the ring at every exchange; `exponential` asks at
-    distance 1, 2, 4, ... by turns; `auto` is `ring` below eight nodes and `random-ring` from eight on."""
     wire: Literal["fp32", "bf16"] = "fp32"
     """Weights on the wire; bf16 halves the bytes and cannot average out differences below its rounding."""
-    per_step: int = Field(default=4, ge=1)
-    """Exchanges that a node begins per training step at most, one after the other: more keep replicas closer."""
     cpu_share: float = Field(default=0.05, ge=0, le=1)
     """Share of one core that a learner's exchanges may take when it begins another one in the same step; the first one
     of a step always begins."""
@@ -100,9 +81,6 @@ class ExchangeConfig(BaseModel):
     network so fast that the core of one process is what limits them."""
     timeout_s: float = Field(default=5.0, gt=0)
     """A neighbour that does not answer for this long is left alone for a while."""
-    newcomer: Newcomer = "weights"
-    """What a node that joins a running training, or comes back, takes from a neighbour: its weights, or the weights and
-    the optimizer's state of one step (momentum; AdamW's moments), for which the neighbour copies them once."""
     encrypt: bool = True
     """Authenticate and encrypt; without it only loopback addresses are allowed."""
 
@@ -153,10 +131,10 @@ class TrainConfig(BaseModel):
 
     model_config = _MODEL_CONFIG
 
-    strategy: Strategy = "single"
+    strategy: Annotated[StrategyConfig, OneOf(STRATEGY_CONFIGS, "single")] = SingleConfig()
     """How learners work together. `single` is one process. One node of several learners: `scpsgd`, `onebit`, `d1d`
     average gradients, `sdpsgd`, `ma`, `bmuf` weights, `pipeline` splits the layers. Several nodes of one: `adpsgd`
-    averages weights with neighbours, `asgd` and `easgd` meet at a parameter server, `hogwild` shares memory.
+    averages weights with neighbours, `asgd` and `easgd` use a parameter server, `hogwild` shares memory.
     `h-adpsgd`: several nodes of several. See docs/strategies.md."""
     nodes: int = Field(default=1, ge=1, le=4096)
     """Nodes in the ring (super-learners)."""
@@ -171,20 +149,6 @@ class TrainConfig(BaseModel):
     """What is minimized."""
     comm_hook: Literal["none", "bf16", "powersgd"] = "none"
     """How gradients travel within a node of `scpsgd` or `h-adpsgd`: as they are, or by PyTorch's hook of that name."""
-    sdpsgd: SdpsgdConfig = SdpsgdConfig()
-    """For `sdpsgd`."""
-    ma: MaConfig = MaConfig()
-    """For `ma`."""
-    bmuf: BmufConfig = BmufConfig()
-    """For `bmuf`."""
-    asgd: AsgdConfig = AsgdConfig()
-    """For `asgd`."""
-    easgd: EasgdConfig = EasgdConfig()
-    """For `easgd`."""
-    onebit: OneBitConfig = OneBitConfig()
-    """For `onebit`."""
-    pipeline: LayerPipelineConfig = LayerPipelineConfig()
-    """For `pipeline`."""
     membership: MembershipConfig = MembershipConfig()
     """When nodes count as lost."""
     launch: LaunchConfig = LaunchConfig()
@@ -207,7 +171,7 @@ class TrainConfig(BaseModel):
     """Utterances in a batch over all learners at most."""
     bucket_batches: int = Field(default=16, ge=1)
     """Batches' worth of shuffled utterances sorted by duration together: more pads less, less shuffles better."""
-    optimizer: OptimizerConfig = OptimizerConfig()
+    optimizer: Annotated[OptimizerConfig, OneOf(OPTIMIZERS, "adamw")] = AdamWConfig()
     """Optimizer and its constants."""
     schedule: ScheduleConfig = ScheduleConfig()
     """Learning rate over training."""
@@ -245,30 +209,29 @@ class TrainConfig(BaseModel):
     @property
     def servers(self) -> int:
         """Processes of the parameter server; 0 without one."""
-        return int(getattr(self, self.strategy).servers) if self.traits.server else 0
+        return int(getattr(self.strategy, "servers", 0))
 
     @property
-    def unread(self) -> list[str]:
-        """Fields that this strategy does not read: those of other strategies, and of exchanges where there are none."""
-        others = [name for name in TRAITS if name != self.strategy and name in type(self).model_fields]
-        return others + ([] if self.traits.exchange else ["exchange"])
+    def gossip(self) -> GossipConfig:
+        """How nodes average with neighbours; the defaults for a strategy that does not."""
+        return self.strategy if isinstance(self.strategy, GossipConfig) else GossipConfig()
 
     @property
     def traits(self) -> Traits:
         """What the strategy needs."""
-        return TRAITS[self.strategy]
+        return self.strategy.traits
 
     @model_validator(mode="after")
     def _check_world(self) -> "TrainConfig":
         if self.traits.one_node and self.nodes > 1:
             raise ValueError(
-                f"nodes is {self.nodes} but {self.strategy} has one node: use nodes=1, or adpsgd (machines_per_node "
-                "spreads the learners of a node over several machines)"
+                f"nodes is {self.nodes} but {self.strategy.kind} has one node: use nodes=1, or adpsgd "
+                "(machines_per_node spreads the learners of a node over several machines)"
             )
         if self.traits.one_learner and self.learners_per_node > 1:
             other = "scpsgd" if self.traits.one_node else "h-adpsgd"
             raise ValueError(
-                f"learners_per_node is {self.learners_per_node} but {self.strategy} has nodes of one: use "
+                f"learners_per_node is {self.learners_per_node} but {self.strategy.kind} has nodes of one: use "
                 f"learners_per_node=1, or {other}"
             )
         return self
@@ -290,39 +253,41 @@ class TrainConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check_exchange(self) -> "TrainConfig":
-        if self.exchange.kind == "gloo" and self.exchange.neighbours not in ("auto", "ring"):
-            raise ValueError("exchange.kind gloo has fixed neighbours: use exchange.neighbours=ring, or kind=zmq")
-        if self.exchange.kind == "gloo" and self.exchange.newcomer != "weights":
-            raise ValueError("exchange.kind gloo has no newcomers: use exchange.newcomer=weights, or kind=zmq")
-        if self.exchange.daemons > 1 and self.exchange.newcomer != "weights":
+        gossip = self.gossip
+        if self.exchange.kind == "gloo" and gossip.neighbours not in ("auto", "ring"):
+            raise ValueError("exchange.kind gloo has fixed neighbours: use strategy.neighbours=ring, or zmq")
+        if self.exchange.kind == "gloo" and gossip.newcomer != "weights":
+            raise ValueError("exchange.kind gloo has no newcomers: use strategy.newcomer=weights, or zmq")
+        if self.exchange.daemons > 1 and gossip.newcomer != "weights":
             raise ValueError(
                 f"exchange.daemons is {self.exchange.daemons}, and only a single one gives newcomers the optimizer's "
-                "state: use exchange.newcomer=weights, or daemons=1"
+                "state: use strategy.newcomer=weights, or daemons=1"
             )
         if self.exchange.kind == "gloo" and self.launch.kind != "local":
             raise ValueError(
                 f"exchange.kind gloo is for nodes of one machine (launch.kind=local), not {self.launch.kind}: use zmq"
             )
         if self.comm_hook != "none" and not self.traits.buckets:
+            able = " or ".join(kind for kind, cfg in STRATEGY_CONFIGS.items() if cfg.traits.buckets)
             raise ValueError(
-                f"comm_hook is {self.comm_hook} but {self.strategy} does not all-reduce gradients by buckets: use "
-                f"comm_hook=none, or {' or '.join(name for name, traits in TRAITS.items() if traits.buckets)}"
+                f"comm_hook is {self.comm_hook} but {self.strategy.kind} does not all-reduce gradients by buckets: use "
+                f"comm_hook=none, or {able}"
             )
         return self
 
     @model_validator(mode="after")
     def _check_compile(self) -> "TrainConfig":
         if self.compile and self.traits.split:
-            raise ValueError(f"compile is for whole models, and {self.strategy} splits them: use compile=false")
+            raise ValueError(f"compile is for whole models, and {self.strategy.kind} splits them: use compile=false")
         return self
 
     @model_validator(mode="after")
     def _check_shared(self) -> "TrainConfig":
         if self.traits.shared and self.launch.kind != "local":
             raise ValueError(
-                f"{self.strategy} shares one machine's memory (launch.kind=local), not {self.launch.kind}: use local, "
-                "or adpsgd"
+                f"{self.strategy.kind} shares one machine's memory (launch.kind=local), not {self.launch.kind}: use "
+                "local, or adpsgd"
             )
         if self.traits.shared and self.device == "cuda":
-            raise ValueError(f"{self.strategy} shares weights in main memory: use device=cpu, or adpsgd")
+            raise ValueError(f"{self.strategy.kind} shares weights in main memory: use device=cpu, or adpsgd")
         return self

@@ -84,7 +84,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--kill-s", type=float, default=Times.kill_s, help="survivors are watched for so long")
     parser.add_argument("--join-s", type=float, default=Times.join_s, help="most seconds for a newcomer's first step")
     parser.add_argument("--repeat", type=int, default=1, help="runs of each pair")
-    parser.add_argument("--exchange", nargs="+", default=[], metavar="FIELD=VALUE", help="of Starling's train.exchange")
+    parser.add_argument(
+        "--exchange",
+        nargs="+",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="of Starling's train.exchange or train.strategy",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON only")
     options = parser.parse_args(argv)
     if options.learners < 2 or options.repeat < 1 or options.windows < 1:

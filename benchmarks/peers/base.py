@@ -48,7 +48,7 @@ class Setup:
         folder: For logs, and for what learners of this system tell each other; all have the same.
         ports: Free ports, the same for all learners.
         slow: Factor by which its gradients take longer.
-        exchange: Fields of Starling's `train.exchange`.
+        exchange: Fields of Starling's `train.exchange` and `train.strategy`.
         joining: Whether it comes to a running training.
     """
 

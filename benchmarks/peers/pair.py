@@ -99,7 +99,7 @@ def measure(
         scenario: What they do.
         times: How long.
         number: Of the run.
-        exchange: Fields of Starling's `train.exchange`.
+        exchange: Fields of Starling's `train.exchange` and `train.strategy`.
 
     Raises:
         BenchmarkError: Learners ended or did not get ready.

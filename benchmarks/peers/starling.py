@@ -18,6 +18,7 @@ from training.exchange.keys import RingKey
 from training.exchange.ring import Ring
 from training.learner.flat import FlatParameters
 from training.node.process_group import NodeGroup
+from training.strategies.config import GossipConfig
 
 _BATCH, _SHARDS = 8, 96
 _SHARD_S = 10.0
@@ -35,13 +36,14 @@ class Starling(System):
         self.flat = FlatParameters(model)
         self.optimizer = torch.optim.SGD(model.parameters(), lr=LR)
         key = RingKey.load(await_file(setup.folder / "ring.key"))
-        cfg = exchange_config(setup.exchange)
+        cfg, gossip = exchange_config(setup.exchange)
         one = ExchangeSetup(
             node=setup.number,
             rank=0,
             size=self.flat.weights.numel(),
             key=key if cfg.encrypt else None,
             folder=setup.folder,
+            gossip=gossip,
         )
         group = NodeGroup(0, 1, setup.folder / "unused", torch.device("cpu"))
         self.ring = Ring(setup.number, group, self.flat, build_exchange(cfg, one))
@@ -83,13 +85,15 @@ class Starling(System):
         return True
 
 
-def exchange_config(fields: Mapping[str, str]) -> ExchangeConfig:
-    """The exchange: by default it does not encrypt, as the other systems do not.
+def exchange_config(fields: Mapping[str, str]) -> tuple[ExchangeConfig, GossipConfig]:
+    """The exchange, which by default does not encrypt, as the other systems do not; and with whom to average.
 
     Raises:
         ValueError: A field is unknown, or its value is none that it can have.
     """
-    return ExchangeConfig.model_validate({"encrypt": False, **fields})
+    gossip = {name: value for name, value in fields.items() if name in GossipConfig.model_fields and name != "kind"}
+    others = {name: value for name, value in fields.items() if name not in gossip}
+    return ExchangeConfig.model_validate({"encrypt": False, **others}), GossipConfig.model_validate(gossip)
 
 
 def _per_shard(setup: Setup) -> int:

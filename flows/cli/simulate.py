@@ -65,7 +65,8 @@ def simulate(
 ) -> None:
     """Simulate methods of distributed training on a virtual clock: the same programs, without the machines."""
     from training.simulation import simulate as run
-    from training.strategies import METHODS, STRATEGIES, StrategyError
+    from training.strategies.base import StrategyError
+    from training.strategies.registry import METHODS, STRATEGIES
 
     if config is None and not timing:
         raise ValueError("give a configuration to train, or --timing to simulate time and bytes without a model")
@@ -135,7 +136,7 @@ def _cluster(learners: int, per_machine: int, fields: dict[str, Any]) -> "Cluste
 
 def _constants(name: str, texts: list[str]) -> "StrategyConfig":
     """A method's configuration from `name.field=value` options."""
-    from training.strategies import find_strategy
+    from training.strategies.registry import find_strategy
 
     values: dict[str, Any] = {}
     for text in texts:

@@ -58,7 +58,7 @@ def _training(run: Run) -> dict[str, Any]:
     """Who trained together, and what was trained twice because a node was lost."""
     cfg, result = run.config.train, run.result("train").record["result"]
     return {
-        "strategy": cfg.strategy,
+        "strategy": cfg.strategy.kind,
         "nodes": cfg.nodes,
         "learners_per_node": cfg.learners_per_node,
         "utterances": result["utterances"],

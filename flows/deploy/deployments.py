@@ -108,7 +108,7 @@ def _entry(item: Scheduled, config: PipelineConfig, options: Options, pool: str,
     return {
         "name": config.name,
         "description": item.about,
-        "tags": [PART_TAG if item is _NODE else TAG, config.model.kind, config.train.strategy],
+        "tags": [PART_TAG if item is _NODE else TAG, config.model.kind, config.train.strategy.kind],
         "entrypoint": item.entrypoint,
         "parameters": {},
         "schedules": [schedule] if item.cron else [],

@@ -1,30 +1,38 @@
 """Decoding: from a model's log posteriors to hypotheses.
 
-    decoder = build_decoder(DecodeConfig(kind="beam"), tokenizer)
+    decoder = build_decoder(BeamConfig(beam=16), tokenizer)
     hypotheses = decoder.decode(log_probs, lengths)
 
-A new kind of decoder is one file beside `greedy.py` and one line in `DECODERS`.
+A new kind of decoder is one file with its configuration beside `greedy.py`, and one line in `DECODERS`.
 """
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from speech.choices import OneOf
 from speech.decoding.base import DecodeConfig, DecodeError, Decoder, Hypothesis
-from speech.decoding.beam import BeamDecoder
-from speech.decoding.greedy import GreedyDecoder
+from speech.decoding.beam import BeamConfig, BeamDecoder
+from speech.decoding.greedy import GreedyConfig, GreedyDecoder
 from speech.tokens import Tokenizer
 
 __all__ = [
     "DECODERS",
+    "BeamConfig",
     "BeamDecoder",
+    "DecodeChoice",
     "DecodeConfig",
     "DecodeError",
     "Decoder",
+    "GreedyConfig",
     "GreedyDecoder",
     "Hypothesis",
     "build_decoder",
 ]
 
 DECODERS: dict[str, type[Decoder]] = {"greedy": GreedyDecoder, "beam": BeamDecoder}
+DecodeChoice = Annotated[DecodeConfig, OneOf({kind: decoder.config for kind, decoder in DECODERS.items()}, "greedy")]
+"""A field that takes the configuration of any decoder."""
 
 
 def build_decoder(cfg: DecodeConfig, tokenizer: Tokenizer) -> Decoder:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from speech.choices import Choice
 from speech.tokens import Tokenizer
 
 
@@ -18,25 +18,8 @@ class DecodeError(ValueError):
     """Log posteriors that cannot be decoded: a wrong shape, a wrong number of tokens, impossible lengths, or NaN."""
 
 
-class DecodeConfig(BaseModel):
+class DecodeConfig(Choice):
     """How hypotheses are searched."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
-
-    kind: Literal["greedy", "beam"] = "greedy"
-    """`greedy` takes the best token of every frame; `beam` searches the best token sequence over all its alignments."""
-    beam: int = Field(default=16, ge=1)
-    """Number of partial hypotheses that a beam search keeps after each frame."""
-    beam_tokens: int = Field(default=0, ge=0)
-    """Number of tokens tried in each frame, the most probable ones; 0 for all. 20 makes a search over 500 tokens
-    some ten times as fast."""
-    beam_threshold: float = Field(default=25.0, gt=0)
-    """A partial hypothesis is dropped when its natural log probability is this much below the best one's."""
-
-    @property
-    def unread(self) -> tuple[str, ...]:
-        """Fields that this kind of decoder does not read."""
-        return () if self.kind == "beam" else ("beam", "beam_tokens", "beam_threshold")
 
 
 @dataclass(frozen=True)
@@ -61,7 +44,13 @@ class Hypothesis:
 
 
 class Decoder(ABC):
-    """Searches hypotheses in CTC log posteriors (Graves 2006). Subclasses decode one batch that has been checked."""
+    """Searches hypotheses in CTC log posteriors (Graves 2006). Subclasses decode one batch that has been checked.
+
+    Attributes:
+        config: Class of its configuration.
+    """
+
+    config: ClassVar[type[DecodeConfig]]
 
     def __init__(self, cfg: DecodeConfig, tokenizer: Tokenizer) -> None:
         self.cfg = cfg

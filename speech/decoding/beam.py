@@ -13,13 +13,14 @@ It holds Python's interpreter lock, so decode in several processes, not in threa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 from torch import Tensor
 
-from speech.decoding.base import Decoder, Hypothesis
+from speech.decoding.base import DecodeConfig, Decoder, Hypothesis
 from speech.decoding.paths import collapse
 
 _NEVER = -1e9
@@ -37,8 +38,24 @@ class _Search(Protocol):
     def decode(self, emissions: int, num_frames: int, num_tokens: int, /) -> list[_Result]: ...
 
 
+class BeamConfig(DecodeConfig):
+    """The best token sequence over all its alignments."""
+
+    kind: Literal["beam"] = "beam"
+    beam: int = Field(default=16, ge=1)
+    """Number of partial hypotheses that are kept after each frame."""
+    beam_tokens: int = Field(default=0, ge=0)
+    """Number of tokens tried in each frame, the most probable ones; 0 for all. 20 makes a search over 500 tokens
+    some ten times as fast."""
+    beam_threshold: float = Field(default=25.0, gt=0)
+    """A partial hypothesis is dropped when its natural log probability is this much below the best one's."""
+
+
 class BeamDecoder(Decoder):
     """Prefix beam search (Graves 2012, "Supervised Sequence Labelling", section 7.5; Hannun 2014, arXiv 1408.2873)."""
+
+    config = BeamConfig
+    cfg: BeamConfig
 
     def _decode(self, log_probs: Tensor, lengths: Sequence[int]) -> list[Hypothesis]:
         search = self._search()

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 from torch import Tensor
 
-from speech.decoding.base import Decoder, Hypothesis
+from speech.decoding.base import DecodeConfig, Decoder, Hypothesis
 from speech.decoding.paths import collapse
+
+
+class GreedyConfig(DecodeConfig):
+    """The best token of every frame."""
+
+    kind: Literal["greedy"] = "greedy"
 
 
 class GreedyDecoder(Decoder):
@@ -16,6 +23,8 @@ class GreedyDecoder(Decoder):
 
     It is fast, and nearly as good as a search when the posteriors are sharp.
     """
+
+    config = GreedyConfig
 
     def _decode(self, log_probs: Tensor, lengths: Sequence[int]) -> list[Hypothesis]:
         if log_probs.shape[1] == 0:

@@ -1,48 +1,29 @@
 """What every acoustic model promises, its configuration, and the front end that shortens the frame sequence."""
 
 from abc import ABC, abstractmethod
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 
+from speech.choices import Choice
 from speech.features.cmvn import frame_mask
 
 
-class ModelConfig(BaseModel):
-    """Size and kind of an acoustic model; the defaults make a Conformer of about four million parameters."""
+class ModelConfig(Choice):
+    """What all acoustic models can be told."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
-
-    kind: Literal["blstm", "conformer"] = "conformer"
-    """Encoder: `blstm` (the published recipe's kind) or `conformer`."""
     dim: int = Field(default=144, ge=8)
     """Width: model dimension of a Conformer, cells per direction of a BLSTM."""
     layers: int = Field(default=8, ge=1)
     """Encoder layers."""
-    heads: int = Field(default=4, ge=1)
-    """Attention heads of a Conformer layer; `dim` must be a multiple of twice this number."""
-    kernel: int = Field(default=15, ge=3)
-    """Frames that a Conformer's depthwise convolution sees; odd."""
-    feed_forward: int = Field(default=4, ge=1)
-    """Hidden width of a Conformer's feed-forward modules, as a multiple of `dim`."""
-    bottleneck: int = Field(default=0, ge=0)
-    """Width of a BLSTM's linear bottleneck before the output layer; 0 leaves it out (published: 256)."""
     subsampling: Literal[1, 2, 4, 8] = 4
     """Feature frames per output frame. An utterance needs at least as many output frames as tokens."""
     channels: int = Field(default=32, ge=1)
     """Channels of the subsampling convolutions."""
     dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
     """Dropout probability throughout the encoder."""
-
-    @model_validator(mode="after")
-    def _check_shape(self) -> "ModelConfig":
-        if self.kind == "conformer" and self.dim % (2 * self.heads):
-            raise ValueError(f"model.dim={self.dim} must be a multiple of 2 x heads={2 * self.heads}")
-        if self.kernel % 2 == 0:
-            raise ValueError(f"model.kernel={self.kernel} must be odd")
-        return self
 
 
 def halved(lengths: Tensor, times: int = 1) -> Tensor:
@@ -86,7 +67,13 @@ class Subsampling(nn.Module):
 
 
 class AcousticModel(nn.Module, ABC):
-    """Feature frames in, natural log probabilities over tokens (index 0: CTC's blank) out."""
+    """Feature frames in, natural log probabilities over tokens (index 0: CTC's blank) out.
+
+    Attributes:
+        config: Class of its configuration.
+    """
+
+    config: ClassVar[type[ModelConfig]]
 
     def __init__(self, cfg: ModelConfig, num_features: int, vocab_size: int) -> None:
         super().__init__()

@@ -4,7 +4,10 @@ The published model (arXiv:1904.04956) has 6 layers of 512 cells per direction a
 context-dependent states frame by frame; this one predicts tokens with CTC, behind convolutional subsampling.
 """
 
+from typing import Literal
+
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
@@ -21,10 +24,20 @@ def run_lstm(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor) -> Tensor:
     return x_BTH
 
 
+class BlstmConfig(ModelConfig):
+    """Bidirectional LSTM, the published recipe's kind of encoder."""
+
+    kind: Literal["blstm"] = "blstm"
+    bottleneck: int = Field(default=0, ge=0)
+    """Width of the linear bottleneck before the output layer; 0 leaves it out (published: 256)."""
+
+
 class Blstm(AcousticModel):
     """`cfg.layers` bidirectional LSTM layers of `cfg.dim` cells per direction."""
 
-    def __init__(self, cfg: ModelConfig, num_features: int, vocab_size: int) -> None:
+    config = BlstmConfig
+
+    def __init__(self, cfg: BlstmConfig, num_features: int, vocab_size: int) -> None:
         super().__init__(cfg, num_features, vocab_size)
         self.lstm = nn.LSTM(
             input_size=cfg.dim,

@@ -7,9 +7,11 @@ padding and neighbours in the batch leak into an utterance, and would have to be
 """
 
 from collections.abc import Iterable
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from speech.features.cmvn import frame_mask
@@ -17,10 +19,30 @@ from speech.models.base import AcousticModel, ModelConfig
 from speech.models.dropout import Dropout
 
 
+class ConformerConfig(ModelConfig):
+    """Conformer; the defaults make one of about four million parameters."""
+
+    kind: Literal["conformer"] = "conformer"
+    heads: int = Field(default=4, ge=1)
+    """Attention heads of a layer; `dim` must be a multiple of twice this number."""
+    kernel: int = Field(default=15, ge=3)
+    """Frames that the depthwise convolution sees; odd."""
+    feed_forward: int = Field(default=4, ge=1)
+    """Hidden width of the feed-forward modules, as a multiple of `dim`."""
+
+    @model_validator(mode="after")
+    def _check_shape(self) -> "ConformerConfig":
+        if self.dim % (2 * self.heads):
+            raise ValueError(f"model.dim={self.dim} must be a multiple of 2 x heads={2 * self.heads}")
+        if self.kernel % 2 == 0:
+            raise ValueError(f"model.kernel={self.kernel} must be odd")
+        return self
+
+
 class FeedForward(nn.Module):
     """Pre-normalized two-layer perceptron with SiLU; the caller adds half of it (a macaron half-step)."""
 
-    def __init__(self, cfg: ModelConfig) -> None:
+    def __init__(self, cfg: ConformerConfig) -> None:
         super().__init__()
         self.net = nn.Sequential(
             nn.LayerNorm(cfg.dim),
@@ -73,7 +95,7 @@ def attend(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, key_mask: Tensor, mul
 class SelfAttention(nn.Module):
     """Pre-normalized multi-head self-attention over the utterance's own frames."""
 
-    def __init__(self, cfg: ModelConfig) -> None:
+    def __init__(self, cfg: ConformerConfig) -> None:
         super().__init__()
         self.heads = cfg.heads
         self.dropout = Dropout(cfg.dropout)
@@ -96,7 +118,7 @@ class SelfAttention(nn.Module):
 class ConvModule(nn.Module):
     """Gated pointwise convolution, depthwise convolution over `kernel` frames, pointwise convolution."""
 
-    def __init__(self, cfg: ModelConfig) -> None:
+    def __init__(self, cfg: ConformerConfig) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(cfg.dim)
         self.gate = nn.Linear(cfg.dim, 2 * cfg.dim)
@@ -116,7 +138,7 @@ class ConvModule(nn.Module):
 class ConformerLayer(nn.Module):
     """Half feed-forward, attention, convolution, half feed-forward, normalization."""
 
-    def __init__(self, cfg: ModelConfig) -> None:
+    def __init__(self, cfg: ConformerConfig) -> None:
         super().__init__()
         self.feed_forward_in = FeedForward(cfg)
         self.attention = SelfAttention(cfg)
@@ -134,7 +156,7 @@ class ConformerLayer(nn.Module):
         return out
 
 
-def run_layers(layers: Iterable[nn.Module], x_BTD: Tensor, lengths: Tensor, cfg: ModelConfig) -> Tensor:
+def run_layers(layers: Iterable[nn.Module], x_BTD: Tensor, lengths: Tensor, cfg: ConformerConfig) -> Tensor:
     """Subsampled frames [B, T, D], of which `lengths` [B] count, through Conformer layers, one after the other."""
     # a length of 0 would mask every key and turn the softmax into NaN; one zero frame hides nothing else
     mask_BT = frame_mask(lengths.clamp(min=1), x_BTD.shape[1])
@@ -147,7 +169,10 @@ def run_layers(layers: Iterable[nn.Module], x_BTD: Tensor, lengths: Tensor, cfg:
 class Conformer(AcousticModel):
     """`cfg.layers` Conformer layers of width `cfg.dim` and a linear output layer."""
 
-    def __init__(self, cfg: ModelConfig, num_features: int, vocab_size: int) -> None:
+    config = ConformerConfig
+    cfg: ConformerConfig
+
+    def __init__(self, cfg: ConformerConfig, num_features: int, vocab_size: int) -> None:
         super().__init__(cfg, num_features, vocab_size)
         self.dropout = Dropout(cfg.dropout)
         self.layers = nn.ModuleList(ConformerLayer(cfg) for _ in range(cfg.layers))

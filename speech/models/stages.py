@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from speech.models.base import AcousticModel, halved
 from speech.models.blstm import Blstm, run_lstm
-from speech.models.conformer import Conformer, run_layers
+from speech.models.conformer import Conformer, ConformerConfig, run_layers
 
 
 class ModelStage(nn.Module, ABC):
@@ -65,6 +65,8 @@ class ModelStage(nn.Module, ABC):
 
 class ConformerStage(ModelStage):
     """Layers of a Conformer."""
+
+    cfg: ConformerConfig
 
     def __init__(self, model: Conformer, layers: range) -> None:
         super().__init__(model, layers, hidden_width(model))

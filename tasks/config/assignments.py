@@ -52,6 +52,8 @@ def _assign(document: dict[str, Any], assignment: str) -> None:
         if isinstance(node, list) and name.isdigit() and int(name) < len(node):
             node = node[int(name)]
         elif isinstance(node, dict):
+            if isinstance(node.get(name), str):  # the short form of a kind, see `speech.choices`
+                node[name] = {"kind": node[name]}
             node = node.setdefault(name, {})
         else:
             raise ValueError(f"--set {assignment!r}: there is no {name!r} to set a field of")

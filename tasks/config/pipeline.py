@@ -6,23 +6,24 @@ applies overrides and turns a mistake into a message that names the field and th
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from speech.decoding import DecodeConfig
+from speech.decoding import DecodeChoice, GreedyConfig
 from speech.features import FeatureConfig
-from speech.models import ModelConfig
+from speech.models import ConformerConfig, ModelChoice
 from speech.objectives import check_decoder
 from speech.text import NormalizerConfig
 from speech.tokens import TokenConfig
 from tasks.config.assignments import assign
+from tasks.config.mistakes import explained
 from tasks.config.yaml_text import parse_yaml
 from tasks.dataset.policies import DuplicatesConfig, SlotsConfig
-from tasks.dataset.sources import SourceConfig, checked_name, nearest
+from tasks.dataset.sources import SourceConfig, checked_name
 from training.config import TrainConfig
 
 _CLUSTER_WORKERS = 64
@@ -187,11 +188,11 @@ class PipelineConfig(BaseModel):
     """What the acoustic model sees."""
     tokens: TokenConfig = TokenConfig()
     """What the acoustic model says."""
-    model: ModelConfig = ModelConfig()
+    model: ModelChoice = ConformerConfig()
     """The acoustic model."""
     train: TrainConfig = TrainConfig()
     """Training."""
-    decode: DecodeConfig = DecodeConfig()
+    decode: DecodeChoice = GreedyConfig()
     """Decoding."""
     score: ScoreConfig = ScoreConfig()
     """Scoring."""
@@ -258,8 +259,8 @@ def parse_config(document: dict[str, Any], source: str = "the configuration") ->
     try:
         return PipelineConfig.model_validate(document)
     except ValidationError as error:
-        lines = [f"  {_explain(problem)}" for problem in _own_problems(error)]
-        raise ConfigError(f"{source} has {len(lines)} wrong field(s):\n" + "\n".join(lines)) from error
+        lines = explained(error, PipelineConfig)
+        raise ConfigError(f"{source} has {len(lines)} wrong field(s):\n  " + "\n  ".join(lines)) from error
 
 
 def _anchor_paths(config: PipelineConfig, folder: Path) -> PipelineConfig:
@@ -273,42 +274,3 @@ def _anchor_paths(config: PipelineConfig, folder: Path) -> PipelineConfig:
     data = config.data.model_copy(update={"sources": sources})
     train = config.train.model_copy(update={"augment": config.train.augment.with_files(absolute)})
     return config.model_copy(update={"data": data, "train": train})
-
-
-def _own_problems(error: ValidationError) -> list[Any]:
-    """Problems without those that only echo a deeper one (a list counts as too short when an item of it is wrong)."""
-    problems = error.errors()
-    places = [problem["loc"] for problem in problems]
-    return [p for p in problems if not any(len(q) > len(p["loc"]) and q[: len(p["loc"])] == p["loc"] for q in places)]
-
-
-def _explain(problem: Any) -> str:
-    location = [part for part in problem["loc"] if not (isinstance(part, str) and part.startswith("function-"))]
-    field = ".".join(str(part) for part in location)
-    if problem["type"] == "extra_forbidden":
-        return f"{field}: there is no such field{nearest(str(location[-1]), _siblings(location[:-1]))}"
-    if problem["type"] == "missing":
-        return f"{field}: this field is required"
-    message = str(problem["msg"]).removeprefix("Value error, ")
-    given = "" if problem["type"] == "value_error" else f" (given: {problem['input']!r})"
-    return f"{field}: {message}{given}" if field else message
-
-
-def _siblings(location: Sequence[str | int]) -> list[str]:
-    """Field names at a place in the configuration."""
-    model: Any = PipelineConfig
-    for part in location:
-        if isinstance(part, int):
-            continue
-        fields = {(f.alias or name): f.annotation for name, f in model.model_fields.items()}
-        model = next((m for m in _models_in(fields.get(part)) if m), None)
-        if model is None:
-            return []
-    return [f.alias or name for name, f in model.model_fields.items()]
-
-
-def _models_in(annotation: Any) -> Iterable[Any]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for part in getattr(annotation, "__args__", ()):
-        yield from _models_in(part)

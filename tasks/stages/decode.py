@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pydantic import TypeAdapter
 
 from speech.bundle import load_spec
-from speech.decoding import DecodeConfig
+from speech.decoding import DecodeChoice, DecodeConfig
 from speech.features.cmvn import CmvnStats
 from speech.scoring import format_trn
 from storage.index import ShardIndex
@@ -101,9 +102,8 @@ def decode_with(
 def _inputs(run: Run) -> Inputs:
     sets = scored_sets(run)
     digests = {name: set_digest(run, name) for name in sets}
-    cfg = run.config.decode
-    # what this kind of decoder reads, as far as it is not the default: see `tasks.stages.train`
-    config = {"kind": cfg.kind, **cfg.model_dump(mode="json", exclude={"kind", *cfg.unread}, exclude_defaults=True)}
+    # what is not the default: see `tasks.stages.train`
+    config = run.config.decode.model_dump(mode="json", exclude_defaults=True)
     return {"decode": config}, digests | {"model": run.result("train").record["digest"]}
 
 
@@ -171,7 +171,7 @@ def decode_piece(piece: Piece) -> dict[str, Any]:
     found = decode_set(
         Path(_fetched(piece["model"], piece["digest"]).name),
         piece["url"],
-        decode=DecodeConfig.model_validate(piece["decode"]),
+        decode=TypeAdapter(DecodeChoice).validate_python(piece["decode"]),
         cache=home() / "cache",
         device=str(best_device(piece["device"])),
         speakers={who: CmvnStats.from_dict(value) for who, value in piece["speakers"].items()},

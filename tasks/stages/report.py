@@ -34,9 +34,9 @@ def strategy_text(run: Run) -> str:
     """How the learners of a run work together, in one line."""
     cfg = run.config.train
     if cfg.traits.one_node and cfg.traits.one_learner:
-        return cfg.strategy
+        return cfg.strategy.kind
     nodes = "1 node" if cfg.nodes == 1 else f"{cfg.nodes} nodes"
-    return f"{cfg.strategy}, {nodes} of {cfg.learners_per_node} learner{'s' if cfg.learners_per_node > 1 else ''}"
+    return f"{cfg.strategy.kind}, {nodes} of {cfg.learners_per_node} learner{'s' if cfg.learners_per_node > 1 else ''}"
 
 
 def counts_text(counts: dict[str, Any]) -> str:

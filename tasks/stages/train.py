@@ -37,7 +37,8 @@ from training.processes.launch import run_training
 _NOT_CONTENT: dict[str, Any] = {
     **dict.fromkeys(("threads", "checkpoint_steps", "checkpoint_keep", "log_steps", "launch", "membership"), True),
     **dict.fromkeys(("loader_threads", "max_unreadable", "machines_per_node", "compile"), True),
-    "exchange": {"encrypt", "timeout_s", "chunk_kb", "newcomer", "daemons"},
+    "exchange": {"encrypt", "timeout_s", "chunk_kb", "daemons"},
+    "strategy": {"newcomer"},
 }
 _IDENTITY = "tracking.json"
 _COUNTED = {"epochs": "epoch", "steps": "step", "utterances": "utterances", "unalignable": "unalignable"}
@@ -50,7 +51,7 @@ def _content(run: Run) -> dict[str, Any]:
     default raises the stage's version.
     """
     config = run.config
-    apart = _NOT_CONTENT | dict.fromkeys(config.train.unread, True)
+    apart = _NOT_CONTENT if config.train.traits.exchange else {**_NOT_CONTENT, "exchange": True}
     parts: dict[str, BaseModel] = {
         "model": config.model,
         "tokens": config.tokens,
@@ -58,7 +59,6 @@ def _content(run: Run) -> dict[str, Any]:
         "normalizer": config.data.normalizer,
     }
     return {
-        "strategy": config.train.strategy,
         "train": _without_empty(config.train.model_dump(mode="json", exclude=apart, exclude_defaults=True)),
         **{name: part.model_dump(mode="json", exclude_defaults=True) for name, part in parts.items()},
         "sample_rate": config.data.sample_rate,
@@ -234,4 +234,4 @@ def model_digest(store: ObjectStore) -> str:
     return both.hexdigest()
 
 
-TRAIN = Stage("train", 3, _inputs, _work)
+TRAIN = Stage("train", 4, _inputs, _work)

@@ -75,7 +75,7 @@ def contents(run: Run) -> dict[str, Any]:
         "model": config.model.model_dump(mode="json"),
         "decode": config.decode.model_dump(mode="json"),
         "training": {
-            "strategy": config.train.strategy,
+            "strategy": config.train.strategy.kind,
             "nodes": config.train.nodes,
             "learners_per_node": config.train.learners_per_node,
             **{name: result.get(name) for name in ("epoch", "step", "parameters", "utterances", "elapsed")},

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli.app import app
-from training.strategies import STRATEGIES
+from training.strategies.registry import STRATEGIES
 
 COLUMNS = {
     "strategy",

@@ -5,7 +5,7 @@ from support import load_beside
 
 from speech.bundle import BundleSpec, save_bundle
 from speech.features import FeatureConfig
-from speech.models import ModelConfig
+from speech.models import BlstmConfig
 from speech.tokens import TokenConfig, train_tokenizer
 
 
@@ -34,7 +34,7 @@ def bundle(tmp_path):
         features=FeatureConfig(num_mels=6, cmvn="none"),
         stats=None,
         tokenizer=train_tokenizer(TokenConfig(), ["a b"]).to_dict(),
-        model=ModelConfig(kind="blstm", dim=8, layers=1, channels=1),
+        model=BlstmConfig(dim=8, layers=1, channels=1),
         provenance={"loss": 1.25},
     )
     save_bundle(tmp_path, spec, dict(spec.build_model().state_dict()))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from speech import recognizer
-from speech.decoding import DecodeConfig
+from speech.decoding import GreedyConfig
 from training.learner import inference
 from training.learner.microbatches import TooLargeError
 
@@ -35,7 +35,7 @@ def decode(corpus, tmp_path, tones, monkeypatch):
         found = inference.decode_set(
             tmp_path,
             corpus.url("valid"),
-            decode=DecodeConfig(kind="greedy"),
+            decode=GreedyConfig(),
             cache=tmp_path / "cache",
             batch_seconds=1000,
         )

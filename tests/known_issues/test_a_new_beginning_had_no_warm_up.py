@@ -14,7 +14,7 @@ from training.strategies.program_stepper import ProgramStepper
 def test_it_has_one(tmp_path):
     group = NodeGroup(0, 1, tmp_path / "meet", torch.device("cpu"))
     group.size = 2  # as if there were another learner: nothing is sent here
-    cfg = TrainConfig(strategy="onebit", learners_per_node=2, onebit={"warm_epochs": 1})
+    cfg = TrainConfig(strategy={"kind": "onebit", "warm_epochs": 1}, learners_per_node=2)
     learner = SimpleNamespace(cfg=cfg, flat=FlatParameters(torch.nn.Linear(3, 2)))
     ring = Ring(0, group, learner.flat, None)
     stepper = ProgramStepper(SimpleNamespace(train=cfg), learner, ring, epoch_steps=2.5)

@@ -12,7 +12,7 @@ from training.exchange.ring import Ring
 from training.node.process_group import NodeGroup
 from training.simulation import Cluster, Simulation
 from training.simulation.problem import Timing
-from training.strategies.config import GossipConfig
+from training.strategies.registry import METHODS
 
 
 @pytest.mark.parametrize("neighbours", ["ring", "random-ring"])
@@ -20,7 +20,7 @@ from training.strategies.config import GossipConfig
 def test_every_average_is_applied_at_the_next_update_if_an_exchange_fits_into_a_step(strategy, neighbours):
     cluster = Cluster(learners=16, per_machine=2 if strategy == "h-adpsgd" else 1, jitter=0.1, link_gbit=10)
     problem = Timing(batches=800, num_bytes=1e6)
-    staleness = Simulation(cluster, strategy, problem, GossipConfig(neighbours=neighbours)).run().staleness
+    staleness = Simulation(cluster, strategy, problem, METHODS[strategy].config(neighbours=neighbours)).run().staleness
     assert staleness.count > 300
     # a node of several adds its averages up before the update: a request in that moment gets the weights from before
     assert staleness.most == 1 or strategy == "h-adpsgd"

@@ -5,7 +5,7 @@ import torch
 
 from speech.bundle import BundleSpec, save_bundle
 from speech.features import FeatureConfig
-from speech.models import ModelConfig
+from speech.models import ConformerConfig
 from speech.tokens import TokenConfig, train_tokenizer
 from speech.transcriber import Transcriber
 
@@ -17,7 +17,7 @@ def transcriber(folder):
         features=FeatureConfig(num_mels=16, cmvn="none"),
         stats=None,
         tokenizer=train_tokenizer(TokenConfig(), ["abc"]).to_dict(),
-        model=ModelConfig(dim=16, layers=1, heads=2, channels=4),
+        model=ConformerConfig(dim=16, layers=1, heads=2, channels=4),
     )
     save_bundle(folder, spec, spec.build_model().state_dict())
     return Transcriber(folder)

@@ -22,7 +22,7 @@ from flows.cli.app import app
 from speech.audio import MAX_AMPLITUDE, AudioError, check_samples, decode_audio, stream_audio
 from speech.bundle import BundleSpec, save_bundle
 from speech.features import FeatureConfig
-from speech.models import ModelConfig
+from speech.models import BlstmConfig
 from speech.tokens import TokenConfig, train_tokenizer
 from speech.transcriber import Transcriber
 from tasks.tracking import pyfunc_model
@@ -39,7 +39,7 @@ def bundle(tmp_path_factory):
         features=FeatureConfig(num_mels=6, cmvn="none"),
         stats=None,
         tokenizer=train_tokenizer(TokenConfig(), ["a b"]).to_dict(),
-        model=ModelConfig(kind="blstm", dim=8, layers=1, channels=1),
+        model=BlstmConfig(dim=8, layers=1, channels=1),
     )
     save_bundle(folder, spec, dict(spec.build_model().state_dict()))
     return folder

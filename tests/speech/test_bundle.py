@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from speech.bundle import BundleError, BundleSpec, load_bundle, load_spec, save_bundle
-from speech.decoding import DecodeConfig
+from speech.decoding import BeamConfig
 from speech.features import CmvnStats, FeatureConfig
-from speech.models import ModelConfig
+from speech.models import BlstmConfig, ConformerConfig
 from speech.text import NormalizerConfig
 from speech.tokens import TokenConfig, train_tokenizer
 
 TEXTS = ["one two three", "four five six", "seven eight nine", "ten eleven twelve", "it's half past one"]
 MODELS = {
-    "blstm": ModelConfig(kind="blstm", dim=8, layers=2, bottleneck=5, channels=2),
-    "conformer": ModelConfig(kind="conformer", dim=8, layers=1, heads=2, kernel=3, channels=2),
+    "blstm": BlstmConfig(dim=8, layers=2, bottleneck=5, channels=2),
+    "conformer": ConformerConfig(dim=8, layers=1, heads=2, kernel=3, channels=2),
 }
 
 
@@ -28,7 +28,7 @@ def make_spec(kind="blstm", tokens="characters", **changes):
         "tokenizer": train_tokenizer(TokenConfig(kind=tokens, vocab_size=30), TEXTS).to_dict(),
         "model": MODELS[kind],
         "normalizer": NormalizerConfig(case="lower"),
-        "decode": DecodeConfig(kind="beam", beam=7),
+        "decode": BeamConfig(beam=7),
         "provenance": {"run": "r", "epochs": [1, 2], "note": "naïve – ✓"},
     }
     return BundleSpec.model_validate({**values, **changes})

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from speech.decoding import DECODERS, DecodeConfig, DecodeError, Hypothesis, build_decoder
+from speech.decoding import DECODERS, BeamConfig, DecodeConfig, DecodeError, GreedyConfig, Hypothesis, build_decoder
 from speech.decoding.paths import collapse
 from speech.tokens import CharacterTokenizer, TokenConfig, WordTokenizer, train_tokenizer
 
@@ -154,7 +154,7 @@ class DecoderSuite:
 
 
 class TestGreedy(DecoderSuite):
-    cfg = DecodeConfig(kind="greedy")
+    cfg = GreedyConfig()
 
     @given(seed=st.integers(0, 10_000), size=st.integers(2, 6), num_frames=st.integers(1, 12))
     @settings(max_examples=60)
@@ -166,11 +166,11 @@ class TestGreedy(DecoderSuite):
 
 
 class TestBeam(DecoderSuite):
-    cfg = DecodeConfig(kind="beam")
+    cfg = BeamConfig()
 
 
 class TestNarrowBeam(DecoderSuite):
-    cfg = DecodeConfig(kind="beam", beam=4, beam_tokens=3, beam_threshold=10.0)
+    cfg = BeamConfig(beam=4, beam_tokens=3, beam_threshold=10.0)
 
 
 def all_sequences(log_probs):
@@ -192,7 +192,7 @@ def all_sequences(log_probs):
 @settings(max_examples=120)
 def test_wide_beam_equals_all_paths(seed, shape, sharpness):
     log_probs = posteriors(1, *shape, seed=seed, sharpness=sharpness)
-    decoder = build_decoder(DecodeConfig(kind="beam", beam=2000, beam_threshold=1e4), alphabet(shape[1]))
+    decoder = build_decoder(BeamConfig(beam=2000, beam_threshold=1e4), alphabet(shape[1]))
     (found,) = decoder.decode(log_probs, torch.tensor([shape[0]]))
     totals = all_sequences(log_probs[0].double().numpy())
     best = max(totals, key=totals.get)
@@ -205,7 +205,7 @@ def test_wide_beam_equals_all_paths(seed, shape, sharpness):
 @settings(max_examples=20)
 def test_score_approaches_the_ctc_likelihood_of_its_tokens(seed):
     log_probs = posteriors(1, 20, 5, seed=seed, sharpness=4.0)
-    decoder = build_decoder(DecodeConfig(kind="beam", beam=1000, beam_threshold=200.0), alphabet(5))
+    decoder = build_decoder(BeamConfig(beam=1000, beam_threshold=200.0), alphabet(5))
     (found,) = decoder.decode(log_probs, torch.tensor([20]))
     lengths, targets = torch.tensor([20]), torch.tensor([found.tokens])
     loss = torch.nn.functional.ctc_loss(
@@ -219,8 +219,8 @@ def test_beam_adds_up_alignments_where_greedy_cannot():
     # The blank wins each frame, yet "a" wins over silence: 0.4 · 0.4 + 2 · 0.4 · 0.6 against 0.6 · 0.6.
     log_probs = torch.tensor([[[0.6, 0.4], [0.6, 0.4]]]).log()
     lengths = torch.tensor([2])
-    (greedy,) = build_decoder(DecodeConfig(kind="greedy"), alphabet(2)).decode(log_probs, lengths)
-    (beam,) = build_decoder(DecodeConfig(kind="beam"), alphabet(2)).decode(log_probs, lengths)
+    (greedy,) = build_decoder(GreedyConfig(), alphabet(2)).decode(log_probs, lengths)
+    (beam,) = build_decoder(BeamConfig(), alphabet(2)).decode(log_probs, lengths)
     assert greedy.tokens == []
     assert beam.tokens == [1]
     assert beam.score == pytest.approx(np.log(0.64), abs=1e-6)
@@ -229,7 +229,7 @@ def test_beam_adds_up_alignments_where_greedy_cannot():
 def test_a_wider_beam_is_never_less_probable():
     log_probs, lengths = posteriors(4, 60, 20, sharpness=1.0), torch.tensor([60] * 4)
     scores = [
-        [h.score for h in build_decoder(DecodeConfig(kind="beam", beam=beam), alphabet(20)).decode(log_probs, lengths)]
+        [h.score for h in build_decoder(BeamConfig(beam=beam), alphabet(20)).decode(log_probs, lengths)]
         for beam in (1, 8, 64)
     ]
     assert np.all(np.diff(scores, axis=0) >= -1e-6)
@@ -247,7 +247,7 @@ def test_bpe_hypothesis_is_text():
 def test_long_utterance():
     tokenizer = alphabet(5)
     log_probs = posteriors(1, 20_000, 5, sharpness=4.0)
-    decoder = build_decoder(DecodeConfig(kind="beam", beam=2), tokenizer)
+    decoder = build_decoder(BeamConfig(beam=2), tokenizer)
     assert len(decoder.decode(log_probs, torch.tensor([20_000]))[0].tokens) > 5000
 
 

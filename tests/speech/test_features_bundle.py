@@ -7,7 +7,7 @@ import torch
 
 from speech.bundle import BundleSpec, load_bundle, save_bundle
 from speech.features import FEATURES, CmvnStats, FeatureConfig, build_features
-from speech.models import ModelConfig
+from speech.models import ConformerConfig
 from speech.tokens import TokenConfig, train_tokenizer
 from speech.transcriber import Transcriber
 
@@ -23,7 +23,7 @@ def make_spec(features):
         features=features,
         stats=stats.to_dict(),
         tokenizer=train_tokenizer(TokenConfig(kind="characters"), ["one two"]).to_dict(),
-        model=ModelConfig(kind="conformer", dim=8, layers=1, heads=2, kernel=3, channels=2, subsampling=2),
+        model=ConformerConfig(dim=8, layers=1, heads=2, kernel=3, channels=2, subsampling=2),
     )
 
 

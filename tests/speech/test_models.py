@@ -5,7 +5,7 @@ import torch
 from pydantic import ValidationError
 
 from speech.features.cmvn import frame_mask
-from speech.models import MODELS, AcousticModel, ModelConfig, build_model
+from speech.models import MODELS, AcousticModel, BlstmConfig, ConformerConfig, ModelConfig, build_model
 from speech.models.base import Subsampling
 from speech.models.conformer import rotary_tables, rotate
 
@@ -157,11 +157,11 @@ class AcousticModelContract:
 
 
 class TestBlstm(AcousticModelContract):
-    config = ModelConfig(kind="blstm", dim=10, layers=2, bottleneck=6, subsampling=4, channels=3, dropout=0.2)
+    config = BlstmConfig(dim=10, layers=2, bottleneck=6, subsampling=4, channels=3, dropout=0.2)
 
     def test_the_published_size(self):
         """Six layers of 512 cells a direction and a bottleneck of 256 (arXiv:1904.04956), input and output aside."""
-        cfg = ModelConfig(kind="blstm", dim=512, layers=6, bottleneck=256, subsampling=1)
+        cfg = BlstmConfig(dim=512, layers=6, bottleneck=256, subsampling=1)
         model = build_model(cfg, 260, 100)
         assert model.lstm.num_layers == 6
         assert model.lstm.hidden_size == 512
@@ -180,8 +180,8 @@ class TestBlstm(AcousticModelContract):
 
 
 class TestConformer(AcousticModelContract):
-    config = ModelConfig(
-        kind="conformer", dim=16, layers=2, heads=2, kernel=5, feed_forward=2, subsampling=4, channels=3, dropout=0.2
+    config = ConformerConfig(
+        dim=16, layers=2, heads=2, kernel=5, feed_forward=2, subsampling=4, channels=3, dropout=0.2
     )
 
     def test_attention_depends_on_relative_positions_only(self):
@@ -200,7 +200,7 @@ class TestConformer(AcousticModelContract):
         torch.testing.assert_close(turned.norm(dim=-1), vectors.norm(dim=-1))
 
     def test_the_default_has_about_four_million_parameters(self):
-        assert 3.5e6 < build_model(ModelConfig(), 80, 30).num_parameters() < 4.5e6
+        assert 3.5e6 < build_model(ConformerConfig(), 80, 30).num_parameters() < 4.5e6
 
 
 def test_every_registered_model_is_under_contract():

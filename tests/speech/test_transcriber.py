@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from speech.audio import encode_flac
 from speech.bundle import BundleError, BundleSpec, save_bundle
-from speech.decoding import DecodeConfig
+from speech.decoding import BeamConfig
 from speech.features import FeatureConfig
-from speech.models import ModelConfig
+from speech.models import BlstmConfig
 from speech.tokens import TokenConfig, train_tokenizer
 from speech.transcriber import Transcriber, split_blocks
 
@@ -43,7 +43,7 @@ def folder(tmp_path_factory):
         features=FeatureConfig(num_mels=6, cmvn="none"),
         stats=None,
         tokenizer=train_tokenizer(TokenConfig(kind="words"), WORDS).to_dict(),
-        model=ModelConfig(kind="blstm", dim=8, layers=1, channels=2, subsampling=1),
+        model=BlstmConfig(dim=8, layers=1, channels=2, subsampling=1),
     )
     save_bundle(folder, spec, dict(spec.build_model().state_dict()))
     return folder
@@ -167,7 +167,7 @@ def test_long_audio_is_cut_in_its_pauses(transcriber):
 
 
 def test_decoding_can_be_chosen(folder):
-    transcriber = Transcriber(folder, decode=DecodeConfig(kind="beam", beam=4))
+    transcriber = Transcriber(folder, decode=BeamConfig(beam=4))
     transcriber.recognizer.model = LoudestBand()
     assert transcriber.transcribe([speak(TEXT)])[0].text == TEXT
     assert transcriber.sample_rate == RATE

@@ -24,7 +24,7 @@ from flows.servers.services import answers, free_port
 from speech.bundle import BundleSpec, save_bundle
 from speech.decoding import DecodeConfig
 from speech.features import FeatureConfig
-from speech.models import ModelConfig
+from speech.models import ConformerConfig
 from speech.tokens import TokenConfig, train_tokenizer
 from tasks.config.pipeline import parse_config
 from tasks.stages import register
@@ -51,7 +51,7 @@ def untrained(folder, tokens="words", decode="greedy"):
         features=FeatureConfig(num_mels=16, cmvn="none"),
         stats=None,
         tokenizer=train_tokenizer(TokenConfig(kind=tokens, vocab_size=32), texts).to_dict(),
-        model=ModelConfig(kind="conformer", dim=16, layers=1, heads=2, kernel=5, channels=4),
+        model=ConformerConfig(dim=16, layers=1, heads=2, kernel=5, channels=4),
         decode=DecodeConfig(kind=decode),
     )
     save_bundle(folder, spec, dict(spec.build_model().state_dict()))

@@ -7,7 +7,7 @@ from mlflow.exceptions import MlflowException
 from support import copy_finished, finished, tiny_document
 
 from speech.bundle import load_spec
-from speech.decoding import DecodeConfig
+from speech.decoding import BeamConfig
 from storage.stages import StageOutput
 from tasks.config.pipeline import parse_config
 from tasks.stages import register
@@ -197,7 +197,7 @@ def test_a_model_asks_only_for_the_packages_that_it_uses(finished, tmp_path):
         return {line.partition("==")[0] for line in register.requirements(spec)}
 
     pieces = spec.model_copy(update={"tokenizer": {"kind": "bpe"}})
-    beam = spec.model_copy(update={"decode": DecodeConfig(kind="beam")})
+    beam = spec.model_copy(update={"decode": BeamConfig()})
     common = {"torch", "torchaudio", "numpy", "soundfile", "safetensors", "pydantic", "pandas", "mlflow"}
     assert names(spec) == common
     assert names(pieces) == {*common, "sentencepiece"}

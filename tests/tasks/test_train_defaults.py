@@ -7,19 +7,22 @@ import json
 from pathlib import Path
 
 from speech.features import FeatureConfig
-from speech.models import ModelConfig
+from speech.models import MODELS
 from speech.text import NormalizerConfig
 from speech.tokens import TokenConfig
 from tasks.stages.train import TRAIN
-from training.config import TrainConfig
+from training.config import OPTIMIZERS, TrainConfig
+from training.strategies.config import STRATEGY_CONFIGS
 
 FILE = Path(__file__).with_name("train_defaults.json")
 PARTS = {
     "train": TrainConfig,
-    "model": ModelConfig,
     "tokens": TokenConfig,
     "features": FeatureConfig,
     "normalizer": NormalizerConfig,
+    **{f"model {kind}": model.config for kind, model in MODELS.items()},
+    **{f"strategy {kind}": config for kind, config in STRATEGY_CONFIGS.items()},
+    **{f"optimizer {kind}": config for kind, config in OPTIMIZERS.items()},
 }
 
 

@@ -61,8 +61,8 @@ def test_tokens_come_from_the_training_transcripts_only(finished):
         ({"checkpoint_steps": 3}, True),
         ({"checkpoint_keep": 5}, True),
         ({"log_steps": 2}, True),
-        ({"bmuf": {"tau": 3}}, True),  # of another strategy
-        ({"exchange": {"per_step": 2}}, True),  # there is none
+        ({"strategy": "single"}, True),
+        ({"exchange": {"wire": "bf16"}}, True),  # there is none
         ({"objective": {"kind": "ctc"}, "average": 1}, True),  # the defaults
         ({"optimizer": {"lr": 0.1}}, False),
         ({"epochs": 3}, False),

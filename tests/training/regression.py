@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from training.config import OptimizerConfig
+from training.config import OPTIMIZERS
 from training.learner.flat import FlatParameters
 from training.simulation.model import ModelReplica, one_by_one
 from training.simulation.problem import Activations
@@ -14,8 +14,9 @@ class Regression:
 
     def __init__(self, batches=24, epochs=1, rows=4, lr=0.1, **optimizer):
         self.batches, self.epochs, self.lr = batches, epochs, lr
-        values = {"kind": "sgd", "momentum": 0.0, "weight_decay": 0.0, "clip_norm": 0.0, "lr": lr}
-        self.optimizer = OptimizerConfig.model_validate(values | optimizer)
+        kind = optimizer.get("kind", "sgd")
+        values = {"weight_decay": 0.0, "clip_norm": 0.0, "lr": lr} | ({"momentum": 0.0} if kind == "sgd" else {})
+        self.optimizer = OPTIMIZERS[kind](**values | optimizer)
         generator = torch.Generator().manual_seed(5)
         self.x = torch.randn(batches, rows, 6, generator=generator)
         self.y = torch.tanh(self.x @ torch.randn(6, 2, generator=generator))

@@ -6,7 +6,7 @@ from safetensors.torch import load, save
 from torch import nn
 
 from storage.objects import ObjectStore
-from training.config import OptimizerConfig
+from training.config import AdamWConfig
 from training.learner.checkpoint import (
     CheckpointError,
     ReplicaState,
@@ -40,7 +40,7 @@ class Learner:
     def __init__(self, steps=0, seed=0):
         torch.manual_seed(seed)
         self.model = nn.Linear(3, 2)
-        self.optimizer = build_optimizer(OptimizerConfig(lr=0.1), self.model)
+        self.optimizer = build_optimizer(AdamWConfig(lr=0.1), self.model)
         self.train(steps)
 
     def train(self, steps):

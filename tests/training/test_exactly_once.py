@@ -36,7 +36,7 @@ WORLDS = {
     "one": {"strategy": "single"},
     "two": {"strategy": "adpsgd", "nodes": 2},
     "two by two": {"strategy": "h-adpsgd", "nodes": 2, "learners_per_node": 2},
-    "two in blocks": {"strategy": "bmuf", "learners_per_node": 2, "bmuf": {"tau": 5}},
+    "two in blocks": {"strategy": {"kind": "bmuf", "tau": 5}, "learners_per_node": 2},
     "two at a server": {"strategy": "asgd", "nodes": 2},
 }
 SLOW = ("two by two", "two in blocks", "two at a server")

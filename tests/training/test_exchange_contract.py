@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from exchange_configs import configs
 from pretended_copies import DeviceExchange
 from support import wait_until
 
@@ -16,6 +17,7 @@ from training.coordinator.membership import Member, View
 from training.exchange import ExchangeError, ExchangeSetup, ExchangeStats, RingRendezvous, build_exchange
 from training.exchange.keys import RingKey
 from training.exchange.several import combined
+from training.strategies.config import GossipConfig
 
 SIZE = 10_000
 CONFIG = {"chunk_kb": 16, "timeout_s": 1.0, "per_step": 1}  # three chunks
@@ -315,11 +317,11 @@ class TestZmq(ExchangeContract):
     key = None
 
     def make(self, count, folder, **config):
-        cfg = ExchangeConfig.model_validate(CONFIG | {"encrypt": self.key is not None} | config)
+        cfg, gossip = configs(**CONFIG | {"encrypt": self.key is not None} | config)
         made = []
         try:
             for n in range(count):
-                made.append(build_exchange(cfg, ExchangeSetup(n, 0, SIZE, self.key, folder)))
+                made.append(build_exchange(cfg, ExchangeSetup(n, 0, SIZE, self.key, folder, gossip=gossip)))
         except BaseException:
             for exchange in made:
                 exchange.close()
@@ -329,8 +331,8 @@ class TestZmq(ExchangeContract):
 
 def test_several_exchanges_begin_in_a_step_as_far_as_the_processor_time_goes(tmp_path):
     for share, wanted in ((1.0, 3), (0.0, 1)):
-        cfg = ExchangeConfig.model_validate(CONFIG | {"encrypt": False, "per_step": 3, "cpu_share": share})
-        ring = Ring(build_exchange(cfg, ExchangeSetup(n, 0, SIZE, None, tmp_path)) for n in range(2))
+        cfg, gossip = configs(**CONFIG | {"encrypt": False, "per_step": 3, "cpu_share": share})
+        ring = Ring(build_exchange(cfg, ExchangeSetup(n, 0, SIZE, None, tmp_path, gossip=gossip)) for n in range(2))
         try:
             ring.start()
             ring.loaded()
@@ -353,8 +355,8 @@ class TestZmqOfADevice(TestZmq):
         return super().all_there(exchange) and exchange._mailbox.offered == exchange._mailbox.released
 
     def make(self, count, folder, **config):
-        cfg = ExchangeConfig.model_validate(CONFIG | {"encrypt": False} | config)
-        return [DeviceExchange(cfg, ExchangeSetup(n, 0, SIZE, None, folder)) for n in range(count)]
+        cfg, gossip = configs(**CONFIG | {"encrypt": False} | config)
+        return [DeviceExchange(cfg, ExchangeSetup(n, 0, SIZE, None, folder, gossip=gossip)) for n in range(count)]
 
 
 class TestZmqSecureBf16RandomRing(TestZmq):
@@ -386,9 +388,12 @@ class TestGloo(ExchangeContract):
     meets = True
 
     def make(self, count, folder, **config):
-        cfg = ExchangeConfig.model_validate(CONFIG | {"kind": "gloo"} | config)
+        cfg, gossip = configs(**CONFIG | {"kind": "gloo"} | config)
         world = RingRendezvous(str(folder / "meet"), count)
-        return [build_exchange(cfg, ExchangeSetup(n, 0, SIZE, None, folder, world=world)) for n in range(count)]
+        return [
+            build_exchange(cfg, ExchangeSetup(n, 0, SIZE, None, folder, world=world, gossip=gossip))
+            for n in range(count)
+        ]
 
     def test_a_lost_neighbour_ends_the_ring_but_not_training(self, tmp_path):
         with self.ring(3, tmp_path) as ring:
@@ -403,8 +408,9 @@ class TestGloo(ExchangeContract):
 
 
 def test_ranks_exchange_with_the_same_rank(tmp_path):
-    cfg = ExchangeConfig.model_validate(CONFIG | {"encrypt": False})
-    made = {(n, r): build_exchange(cfg, ExchangeSetup(n, r, SIZE, None, tmp_path)) for n in (0, 1) for r in (0, 1)}
+    cfg, gossip = configs(**CONFIG | {"encrypt": False})
+    setups = {(n, r): ExchangeSetup(n, r, SIZE, None, tmp_path, gossip=gossip) for n in (0, 1) for r in (0, 1)}
+    made = {place: build_exchange(cfg, setup) for place, setup in setups.items()}
     try:
         view = View(1, tuple(Member(n, "x", (made[n, 0].endpoint, made[n, 1].endpoint)) for n in (0, 1)))
         live = {key: torch.full((SIZE,), 10.0 * key[1] + key[0]) for key in made}
@@ -428,8 +434,8 @@ def test_ranks_exchange_with_the_same_rank(tmp_path):
 
 
 def test_two_daemons_average_what_one_would(tmp_path):
-    cfg = ExchangeConfig.model_validate(CONFIG | {"encrypt": False, "daemons": 2})
-    ring = Ring(build_exchange(cfg, ExchangeSetup(n, 0, SIZE, None, tmp_path)) for n in range(2))
+    cfg, gossip = configs(**CONFIG | {"encrypt": False, "daemons": 2})
+    ring = Ring(build_exchange(cfg, ExchangeSetup(n, 0, SIZE, None, tmp_path, gossip=gossip)) for n in range(2))
     try:
         ring.start()
         ring.loaded()
@@ -478,6 +484,6 @@ def test_figures_of_parts_add_up():
     ],
 )
 def test_gloo_refuses_what_a_fixed_ring_cannot_do(tmp_path, node, world, neighbours, message):
-    cfg = ExchangeConfig(kind="gloo", neighbours=neighbours, encrypt=False)
+    cfg, gossip = ExchangeConfig(kind="gloo", encrypt=False), GossipConfig(neighbours=neighbours)
     with pytest.raises(ValueError, match=message):
-        build_exchange(cfg, ExchangeSetup(node, 0, SIZE, None, tmp_path, world=world))
+        build_exchange(cfg, ExchangeSetup(node, 0, SIZE, None, tmp_path, world=world, gossip=gossip))

@@ -13,7 +13,7 @@ import zmq
 from ranks import run_ranks
 from torch import nn
 
-from training.config import ExchangeConfig, OptimizerConfig, TrainConfig
+from training.config import AdamWConfig, ExchangeConfig, SgdConfig, TrainConfig
 from training.coordinator.membership import Member, View
 from training.exchange import ExchangeSetup, build_exchange
 from training.exchange.keys import RingKey
@@ -25,7 +25,7 @@ from training.learner.flat import FlatParameters
 from training.learner.optim import Moments, build_optimizer
 from training.node.process_group import NodeGroup
 
-ADAMW, SGD = OptimizerConfig(kind="adamw", lr=0.01), OptimizerConfig(kind="sgd", lr=0.01)
+ADAMW, SGD = AdamWConfig(lr=0.01), SgdConfig(lr=0.01)
 
 
 class Node:
@@ -272,8 +272,8 @@ def test_memory_is_given_back_when_nobody_reads(giver):
 
 @pytest.mark.parametrize("other", [{"kind": "gloo"}, {"daemons": 2}])
 def test_what_gives_no_optimizer_state_is_not_asked_for_it(other):
-    with pytest.raises(ValueError, match=r"exchange\.newcomer=weights"):
-        TrainConfig.model_validate({"exchange": other | {"newcomer": "weights+optimizer"}})
+    with pytest.raises(ValueError, match=r"strategy\.newcomer=weights"):
+        TrainConfig(exchange=other, strategy={"kind": "adpsgd", "newcomer": "weights+optimizer"})
     TrainConfig.model_validate({"exchange": other})
 
 
@@ -297,7 +297,7 @@ PROGRAM = textwrap.dedent(
     rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)
     group = NodeGroup(rank, size, folder / "meet", device_of(rank))
-    exchange_cfg, cfg = ExchangeConfig(encrypt=False, chunk_kb=16), OptimizerConfig()
+    exchange_cfg, cfg = ExchangeConfig(encrypt=False, chunk_kb=16), AdamWConfig()
 
     def learner(node):
         torch.manual_seed(node)

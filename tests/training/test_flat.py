@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load, save
 from torch import nn
 
-from training.config import OptimizerConfig
+from training.config import AdamWConfig
 from training.learner.checkpoint import cpu_weights
 from training.learner.flat import FlatParameters, share
 from training.learner.optim import build_optimizer
@@ -23,7 +23,7 @@ def forward(model, x):
 def test_training_on_flat_parameters_is_training():
     plain, flat_model = network(), network()
     flat = FlatParameters(flat_model)
-    optimizers = [build_optimizer(OptimizerConfig(lr=0.05), model) for model in (plain, flat_model)]
+    optimizers = [build_optimizer(AdamWConfig(lr=0.05), model) for model in (plain, flat_model)]
     for step in range(5):
         x = torch.randn(4, 5, generator=torch.Generator().manual_seed(step))
         optimizers[0].zero_grad()

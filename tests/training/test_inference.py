@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from speech.audio import encode_flac
-from speech.decoding import DecodeConfig
+from speech.decoding import DecodeConfig, GreedyConfig
 from storage.objects import ObjectStore
 from storage.shards import Sample, build_index, write_shard
 from training.learner.batching import BatchError
 from training.learner.inference import decode_set
 
-GREEDY = DecodeConfig(kind="greedy")
+GREEDY = GreedyConfig()
 
 
 def decode(trained, url, tmp_path, **options):

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load, save
 from torch import nn
 
-from training.config import OptimizerConfig
+from training.config import AdamWConfig, SgdConfig
 from training.learner.flat import FlatParameters
 from training.learner.optim import (
     Moments,
@@ -16,9 +16,9 @@ from training.learner.optim import (
 )
 
 KINDS = [
-    OptimizerConfig(kind="adamw", lr=0.01),
-    OptimizerConfig(kind="sgd", lr=0.1),
-    OptimizerConfig(kind="sgd", lr=0.1, momentum=0.0),
+    AdamWConfig(lr=0.01),
+    SgdConfig(lr=0.1),
+    SgdConfig(lr=0.1, momentum=0.0),
 ]
 ids = ["adamw", "momentum", "plain"]
 
@@ -85,7 +85,7 @@ def update(flat, optimizer, numbers):
 
 def test_only_matrices_decay():
     model = small_model()
-    optimizer = build_optimizer(OptimizerConfig(weight_decay=0.5), model)
+    optimizer = build_optimizer(AdamWConfig(weight_decay=0.5), model)
     decayed, plain = optimizer.param_groups
     assert decayed["weight_decay"] == 0.5
     assert plain["weight_decay"] == 0
@@ -97,7 +97,7 @@ def test_only_matrices_decay():
 def test_frozen_parameters_stay_out():
     model = small_model()
     model[0].weight.requires_grad_(False)
-    optimizer = build_optimizer(OptimizerConfig(), model)
+    optimizer = build_optimizer(AdamWConfig(), model)
     assert all(p is not model[0].weight for group in optimizer.param_groups for p in group["params"])
 
 
@@ -106,7 +106,7 @@ def test_momentum_is_the_textbook_one():
     weight = nn.Parameter(torch.zeros(1, 1))
     module = nn.Module()
     module.weight = weight
-    optimizer = build_optimizer(OptimizerConfig(kind="sgd", lr=0.1, weight_decay=0.0), module)
+    optimizer = build_optimizer(SgdConfig(lr=0.1, weight_decay=0.0), module)
     for _ in range(3):
         weight.grad = torch.ones(1, 1)
         optimizer.step()
@@ -115,7 +115,7 @@ def test_momentum_is_the_textbook_one():
 
 def test_the_rate_reaches_every_group_and_survives_a_resume():
     model = small_model()
-    optimizer = build_optimizer(OptimizerConfig(), model)
+    optimizer = build_optimizer(AdamWConfig(), model)
     steps(model, optimizer, 1, seed=1)
     set_learning_rate(optimizer, 0.123)
     assert {group["lr"] for group in optimizer.param_groups} == {0.123}

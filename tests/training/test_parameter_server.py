@@ -20,7 +20,7 @@ from torch import nn
 from speech.bundle import BundleSpec
 from speech.features import CmvnStats
 from speech.tokens import TokenConfig, train_tokenizer
-from training.config import OptimizerConfig
+from training.config import AdamWConfig, SgdConfig
 from training.coordinator.client import CoordinatorClient
 from training.exchange.keys import RingKey
 from training.job import TrainJob
@@ -36,8 +36,8 @@ from training.parameter_server.service import SavedError, ShareService
 from training.parameter_server.share import Share
 from training.processes.sockets import beside, read_address
 
-ADAMW = OptimizerConfig(kind="adamw", weight_decay=0.5)
-SGD = OptimizerConfig(kind="sgd", weight_decay=0.5, momentum=0.9)
+ADAMW = AdamWConfig(weight_decay=0.5)
+SGD = SgdConfig(weight_decay=0.5, momentum=0.9)
 
 
 def network(seed=0):
@@ -489,7 +489,7 @@ class Process:
 @pytest.mark.slow
 def test_a_killed_server_goes_on_at_its_address_with_what_it_saved(tmp_path):
     flat = FlatParameters(make_job(tmp_path).spec.build_model())
-    optimizer = build_optimizer(OptimizerConfig(), flat.model)
+    optimizer = build_optimizer(AdamWConfig(), flat.model)
     processes = [Process(tmp_path, number, 2) for number in range(2)]
     saved = tmp_path / "servers" / "server-0.safetensors"
     try:
@@ -535,7 +535,7 @@ def test_a_server_that_cannot_work_says_why(tmp_path, number, more, message):
 @pytest.mark.slow
 def test_a_training_starts_its_servers_tells_their_addresses_and_restarts_them(corpus, tmp_path):
     launch = {"kind": "external"}
-    job = corpus.job(tmp_path, strategy="easgd", nodes=2, easgd={"servers": 2}, launch=launch)
+    job = corpus.job(tmp_path, strategy={"kind": "easgd", "servers": 2}, nodes=2, launch=launch)
     flat = FlatParameters(job.spec.build_model())
     (tmp_path / "job.json").write_text(job.model_dump_json())
     words = [sys.executable, "-m", "training.processes.supervisor", str(tmp_path / "job.json"), str(os.getpid())]

@@ -100,9 +100,8 @@ def job_of(corpus, folder, kind, schedule, ranks, amp="off"):
     return corpus.job(
         folder,
         spec=corpus.spec(kind, model=model),
-        strategy="pipeline",
+        strategy={"kind": "pipeline", "schedule": schedule, "micro_batches": MICRO_BATCHES},
         learners_per_node=ranks,
-        pipeline={"schedule": schedule, "micro_batches": MICRO_BATCHES},
         optimizer={"kind": "sgd", "lr": 0.05, "clip_norm": 1.0},
         amp=amp,
     )

@@ -39,7 +39,7 @@ PROGRAM = textwrap.dedent(
     reducer = GradientReducer(group, flat, bucket=20)  # several buckets
     assert len(reducer._buckets) > 3
     ddp = DistributedDataParallel(theirs)
-    cfg = OptimizerConfig(lr=0.02)
+    cfg = AdamWConfig(lr=0.02)
     optimizers = build_optimizer(cfg, ours), build_optimizer(cfg, theirs)
     for step in range(20):
         generator = torch.Generator().manual_seed(1000 * step + rank)

@@ -27,7 +27,7 @@ PROGRAM = textwrap.dedent(
     from training.learner.optim import build_optimizer
     from training.exchange.ring import Ring
     from training.simulation import Cluster, Simulation
-    from training.strategies import find_method
+    from training.strategies.registry import find_method
     from training.strategies.setup import build_stepper
 
     rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])

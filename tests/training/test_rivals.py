@@ -11,14 +11,14 @@ from tones import bare, train
 from training.processes.launch import TrainingFailedError
 
 RIVALS = {
-    "sdpsgd": (1, 3, {"sdpsgd": {"graph": "ring"}}),
+    "sdpsgd": (1, 3, {"graph": "ring"}),
     "d1d": (1, 2, {}),
-    "ma": (1, 2, {"ma": {"tau": 4}}),
-    "bmuf": (1, 2, {"bmuf": {"tau": 4, "warm_epochs": 0.5}}),
-    "onebit": (1, 2, {"onebit": {"block": 64, "warm_epochs": 2}}),
-    "pipeline": (1, 2, {"pipeline": {"micro_batches": 2}}),
-    "asgd": (2, 1, {"asgd": {"servers": 2}}),
-    "easgd": (2, 1, {"easgd": {"servers": 2}}),
+    "ma": (1, 2, {"tau": 4}),
+    "bmuf": (1, 2, {"tau": 4, "warm_epochs": 0.5}),
+    "onebit": (1, 2, {"block": 64, "warm_epochs": 2}),
+    "pipeline": (1, 2, {"micro_batches": 2}),
+    "asgd": (2, 1, {"servers": 2}),
+    "easgd": (2, 1, {"servers": 2}),
     "hogwild": (2, 1, {}),
 }
 EPOCHS = 16
@@ -27,7 +27,7 @@ EPOCHS = 16
 def rival_job(corpus, folder, strategy, **changes):
     nodes, ranks, constants = RIVALS[strategy]
     options = {
-        "strategy": strategy,
+        "strategy": {"kind": strategy, **constants},
         "nodes": nodes,
         "learners_per_node": ranks,
         "epochs": EPOCHS,
@@ -36,7 +36,6 @@ def rival_job(corpus, folder, strategy, **changes):
         "optimizer": {"lr": 1e-2},
         "augment": {"enabled": False},
         "schedule": {"kind": "cosine", "warmup_epochs": 0.5},
-        **constants,
     }
     model = bare("conformer").model_copy(update={"layers": 2 if strategy == "pipeline" else 1})
     return corpus.job(folder, spec=corpus.spec("conformer", model=model), **(options | changes))

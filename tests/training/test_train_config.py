@@ -50,12 +50,12 @@ def test_worlds_that_cannot_be_are_refused_with_the_remedy(strategy, nodes, per_
         ({"exchange": {"kind": "mpi"}}, r"exchange\.kind"),
         ({"exchange": {"wire": "fp16"}}, r"exchange\.wire"),
         ({"exchange": {"chunk_kb": 1}}, r"exchange\.chunk_kb"),
-        ({"exchange": {"per_step": 0}}, r"exchange\.per_step"),
+        ({"strategy": {"kind": "adpsgd", "per_step": 0}}, r"strategy\.adpsgd\.per_step"),
         ({"membership": {"beat_s": 0}}, r"membership\.beat_s"),
         ({"membership": {"dead_after": 3}}, r"membership\.dead_after"),
         ({"launch": {"kind": "slurm"}}, r"launch\.kind"),
-        ({"bmuf": {"eta": 1.0}}, r"bmuf\.eta"),
-        ({"onebit": {"block": 12}}, r"onebit\.block"),
+        ({"strategy": {"kind": "bmuf", "eta": 1.0}}, r"strategy\.bmuf\.eta"),
+        ({"strategy": {"kind": "onebit", "block": 12}}, r"strategy\.onebit\.block"),
         ({"strategy": "bmuf", "comm_hook": "bf16"}, "comm_hook is bf16 but bmuf .* scpsgd or h-adpsgd"),
         ({"strategy": "hogwild", "launch": {"kind": "external"}}, "hogwild shares one machine's memory"),
         ({"strategy": "hogwild", "device": "cuda"}, "hogwild shares weights in main memory"),
@@ -80,9 +80,9 @@ def test_a_node_of_several_machines_needs_a_trusted_network():
 
 def test_the_default_is_one_learner():
     cfg = TrainConfig()
-    assert (cfg.strategy, cfg.nodes, cfg.learners_per_node) == ("single", 1, 1)
+    assert (cfg.strategy.kind, cfg.nodes, cfg.learners_per_node) == ("single", 1, 1)
 
 
 def test_only_strategies_with_a_parameter_server_have_processes_of_one():
     assert [TrainConfig(strategy=name).servers for name in ("single", "adpsgd", "asgd", "easgd")] == [0, 0, 1, 1]
-    assert TrainConfig.model_validate({"strategy": "easgd", "easgd": {"servers": 3}}).servers == 3
+    assert TrainConfig.model_validate({"strategy": {"kind": "easgd", "servers": 3}}).servers == 3

@@ -17,7 +17,7 @@ import torch
 from speech.audio import decode_audio, encode_flac
 from speech.bundle import BundleSpec
 from speech.features import CmvnStats, FeatureConfig, build_features
-from speech.models import ModelConfig
+from speech.models import BlstmConfig, ConformerConfig, ModelConfig
 from speech.tokens import TokenConfig, train_tokenizer
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
@@ -42,9 +42,9 @@ WORDS = ("ba", "ce", "di", "fu", "gu", "ly")
 RATE = 8000
 FEATURES = FeatureConfig(num_mels=16)
 TINY = {
-    "blstm": ModelConfig(kind="blstm", dim=24, layers=1, subsampling=2, channels=4, dropout=0.1),
-    "conformer": ModelConfig(
-        kind="conformer", dim=16, layers=1, heads=2, kernel=5, feed_forward=2, subsampling=2, channels=4, dropout=0.1
+    "blstm": BlstmConfig(dim=24, layers=1, subsampling=2, channels=4, dropout=0.1),
+    "conformer": ConformerConfig(
+        dim=16, layers=1, heads=2, kernel=5, feed_forward=2, subsampling=2, channels=4, dropout=0.1
     ),
 }
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training.coordinator.membership import View
+from training.strategies.config import GossipConfig
 
 if TYPE_CHECKING:
     import torch
@@ -67,6 +68,7 @@ class ExchangeSetup:
         world: Where fixed neighbours meet; only `gloo` needs it.
         moments: Values of optimizer state for each weight that newcomers take with the weights; 0: they take none.
         optimizer: Names these; nodes that name others take weights alone from each other.
+        gossip: With whom to average, and how often.
     """
 
     node: int
@@ -80,6 +82,7 @@ class ExchangeSetup:
     world: RingRendezvous | None = None
     moments: int = 0
     optimizer: str = ""
+    gossip: GossipConfig = field(default_factory=GossipConfig)
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ class GlooExchange(ProcessExchange):
         """
         if setup.world is None:
             raise ValueError("gloo needs to know where its ring meets: give ExchangeSetup.world")
-        if cfg.neighbours not in ("auto", "ring"):
-            raise ValueError("gloo has fixed neighbours: use neighbours: ring, or kind: zmq")
+        if setup.gossip.neighbours not in ("auto", "ring"):
+            raise ValueError("gloo has fixed neighbours: use strategy.neighbours=ring, or exchange.kind=zmq")
         if not 0 <= setup.node < setup.world.nodes:
             raise ValueError(f"node {setup.node} is not among the {setup.world.nodes} nodes of the fixed ring")
         world = {"store": setup.world.store, "nodes": setup.world.nodes, "serve": setup.world.serve}

@@ -54,8 +54,8 @@ class ProcessExchange(MailboxExchange):
             "advertise": setup.advertise_host,
             "chunk": chunk_weights(setup.size, cfg.chunk_kb),
             "wire": cfg.wire,
-            "neighbours": cfg.neighbours,
-            "per_step": cfg.per_step,
+            "neighbours": setup.gossip.neighbours,
+            "per_step": setup.gossip.per_step,
             "cpu_share": cfg.cpu_share,
             "timeout_s": cfg.timeout_s,
         }

@@ -21,7 +21,7 @@ from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.quarantine import ShardQuarantine
 from storage.reading import ShardReader
-from training.config import OptimizerConfig
+from training.config import OptimizerConfig, SgdConfig
 from training.job import TrainJob
 from training.learner.augmentation import Augmenter
 from training.learner.batching import derive_seed
@@ -128,7 +128,7 @@ class Learner:
     @property
     def _updates(self) -> OptimizerConfig:
         """The optimizer of this learner's own updates; without any it needs no state."""
-        return self.cfg.optimizer if self.cfg.traits.own_updates else OptimizerConfig(kind="sgd", momentum=0.0)
+        return self.cfg.optimizer if self.cfg.traits.own_updates else SgdConfig(momentum=0.0)
 
     def _in_memory(self) -> AbstractContextManager[None]:
         """In its block everything is made that must fit into memory beside batches."""

@@ -209,7 +209,7 @@ class Evaluator:
             "averaged_epochs": sorted(chosen),
             "valid": final,
             **self._computed(),
-            "strategy": self.cfg.strategy,
+            "strategy": self.cfg.strategy.kind,
             "nodes": self.cfg.nodes,
             "learners_per_node": self.cfg.learners_per_node,
         }

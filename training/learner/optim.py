@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from training.config import OptimizerConfig
+from training.config import AdamWConfig, OptimizerConfig, SgdConfig
 from training.learner.flat import FlatParameters
 
 
@@ -18,8 +18,9 @@ def build_optimizer(cfg: OptimizerConfig, model: nn.Module) -> torch.optim.Optim
         {"params": plain, "weight_decay": 0.0},
     ]
     fused = in_one_pass(cfg, decayed[0].device if decayed else None)
-    if cfg.kind == "sgd":
+    if isinstance(cfg, SgdConfig):
         return torch.optim.SGD(groups, lr=cfg.lr, momentum=cfg.momentum, fused=fused)
+    assert isinstance(cfg, AdamWConfig), cfg.kind
     return torch.optim.AdamW(groups, lr=cfg.lr, betas=cfg.betas, fused=fused)
 
 
@@ -49,9 +50,9 @@ def drop_momentum(optimizer: torch.optim.Optimizer) -> None:
 
 def moment_names(cfg: OptimizerConfig) -> tuple[str, ...]:
     """What an optimizer keeps for every weight, by torch's names."""
-    if cfg.kind == "adamw":
-        return ("exp_avg", "exp_avg_sq")
-    return ("momentum_buffer",) if cfg.momentum else ()
+    if isinstance(cfg, SgdConfig):
+        return ("momentum_buffer",) if cfg.momentum else ()
+    return ("exp_avg", "exp_avg_sq")
 
 
 class Moments:

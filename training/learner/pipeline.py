@@ -28,6 +28,7 @@ from training.learner.data import Batch
 from training.learner.microbatches import undivided
 from training.learner.padding import rounded_up
 from training.node.process_group import NodeGroup
+from training.strategies.config import LayerPipelineConfig
 
 # a schedule is made for every batch, and says so every time
 logging.getLogger("torch.distributed.pipelining").setLevel(logging.WARNING)
@@ -118,6 +119,8 @@ class PipelineLearner(Learner):
         super().__init__(job, device)
         assert isinstance(self.model, ModelStage)
         self.stage: ModelStage = self.model
+        assert isinstance(job.train.strategy, LayerPipelineConfig)
+        self.constants = job.train.strategy
 
     def _initial_model(self) -> nn.Module:
         whole = super()._initial_model()
@@ -148,7 +151,7 @@ class PipelineLearner(Learner):
         if not len(plan.frames):
             return Losses(unreadable=plan.unreadable)
         # the other stages wait for this batch's parts: it cannot be divided any more
-        remedy = f"raise train.pipeline.micro_batches ({self.cfg.pipeline.micro_batches}), or lower train.batch_seconds"
+        remedy = f"raise train.strategy.micro_batches ({self.constants.micro_batches}), or lower train.batch_seconds"
         with undivided("this stage's share of a batch", remedy):
             loss, unalignable = self._pass(feats, plan)
         # the last stage alone has seen the loss
@@ -169,7 +172,7 @@ class PipelineLearner(Learner):
 
     def _pass(self, feats: Tensor | None, plan: BatchPlan) -> tuple[float, float]:
         """All micro-batches forward and backward; the loss and the unalignable utterances, at the last stage."""
-        size, parts = plan.cut(self.cfg.pipeline.micro_batches)
+        size, parts = plan.cut(self.constants.micro_batches)
         fill = size * parts - len(plan.frames)
         lengths = F.pad(plan.frames, (0, fill))
         unalignable = 0
@@ -184,7 +187,7 @@ class PipelineLearner(Learner):
             return losses.sum()
 
         # 1F1B needs as many micro-batches as stages
-        one = self.cfg.pipeline.schedule == "1f1b" and parts >= self.group.size
+        one = self.constants.schedule == "1f1b" and parts >= self.group.size
         kind = Schedule1F1B if one else ScheduleGPipe
         schedule = kind(self._place(plan.width, size), parts, loss_of, scale_grads=False)
         inputs = () if feats is None else (F.pad(feats, (0, 0, 0, 0, 0, fill)),)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from speech.decoding import DecodeConfig, build_decoder
+from speech.decoding import GreedyConfig, build_decoder
 from speech.frontend import FrontEnd
 from speech.models import AcousticModel
 from speech.objectives import Objective, build_objective
@@ -25,7 +25,7 @@ class Validation:
 
     def __init__(self, objective: Objective, tokenizer: Tokenizer) -> None:
         self._objective = objective
-        self._decoder = build_decoder(DecodeConfig(kind="greedy"), tokenizer)
+        self._decoder = build_decoder(GreedyConfig(), tokenizer)
         self._loss, self._items = 0.0, 0
         self._rows: list[tuple[str, str, str, str, str]] = []
 

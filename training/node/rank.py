@@ -123,8 +123,9 @@ def _run(job: "TrainJob", setup: NodeSetup, rank: int, here: int) -> int:
                 advertise_host=setup.advertise_host,
                 seed=job.seed,
                 world=RingRendezvous(setup.meeting, job.train.nodes) if setup.meeting else None,
-                moments=len(moments.names) if job.train.exchange.newcomer == "weights+optimizer" else 0,
+                moments=len(moments.names) if job.train.gossip.newcomer == "weights+optimizer" else 0,
                 optimizer=moments.optimizer,
+                gossip=job.train.gossip,
             ),
         )
     client, figures, server = None, None, None

@@ -9,7 +9,7 @@ from training.simulation.cluster import Cluster, Positive, Seconds
 from training.simulation.problem import Timing
 from training.simulation.simulate import simulate
 from training.strategies.base import StrategyError
-from training.strategies.config import GossipConfig, LayerPipelineConfig, StrategyConfig
+from training.strategies.config import LayerPipelineConfig, StrategyConfig
 from training.strategies.registry import PIPELINE, STRATEGIES
 
 STEPS = 24
@@ -170,8 +170,14 @@ def _candidates(request: PlanRequest) -> list[tuple[str, str, StrategyConfig]]:
         if (method.traits.grouped and request.gpus_per_node == 1) or (method.traits.shared and request.nodes > 1):
             continue
         if method.traits.exchange:  # one exchange a step: the least that a learner makes, however large the model
-            chosen.append((name, name, GossipConfig(neighbours="ring", per_step=1)))
-            chosen.append((f"{name} random-ring", name, GossipConfig(neighbours="random-ring", per_step=1)))
+            chosen.append((name, name, method.config.model_validate({"neighbours": "ring", "per_step": 1})))
+            chosen.append(
+                (
+                    f"{name} random-ring",
+                    name,
+                    method.config.model_validate({"neighbours": "random-ring", "per_step": 1}),
+                )
+            )
         elif name in ("ma", "bmuf", "easgd"):
             chosen.append((name, name, method.config.model_validate({"tau": 8})))
         else:

@@ -117,7 +117,7 @@ class _Filter:
 
     def __init__(self, seat: LearnerContext, cfg: BmufConfig) -> None:
         weights = seat.replica.weights
-        self._zeta, self._nesterov = cfg.zeta, cfg.kind == "nesterov"
+        self._zeta, self._nesterov = cfg.zeta, cfg.block_start == "nesterov"
         self._eta = 1.0 - 1.0 / seat.size if cfg.eta is None else cfg.eta
         self.resets = cfg.momentum == "reset" or (cfg.momentum == "auto" and self._eta > 0)
         self.model, self.start = kept(seat, "model", weights.clone()), kept(seat, "start", weights.clone())

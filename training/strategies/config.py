@@ -3,9 +3,11 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from speech.choices import Choice
 
 
 @dataclass(frozen=True)
@@ -35,53 +37,77 @@ class Traits:
     own_updates: bool = True
 
 
-TRAITS: Mapping[str, Traits] = {
-    "single": Traits(one_node=True, one_learner=True),
-    "scpsgd": Traits(one_node=True, buckets=True),
-    "sdpsgd": Traits(one_node=True),
-    "d1d": Traits(one_node=True),
-    "adpsgd": Traits(one_learner=True, exchange=True),
-    "h-adpsgd": Traits(exchange=True, grouped=True, buckets=True),
-    "ma": Traits(one_node=True),
-    "bmuf": Traits(one_node=True),
-    "asgd": Traits(one_learner=True, server=True, own_updates=False),
-    "easgd": Traits(one_learner=True, server=True),
-    "onebit": Traits(one_node=True),
-    "hogwild": Traits(one_learner=True, shared=True),
-    "pipeline": Traits(one_node=True, split=True),
-}
 Newcomer = Literal["weights", "weights+optimizer"]
 """What a node that joins a running training takes from a neighbour."""
 
 
-class StrategyConfig(BaseModel):
-    """A method without constants of its own."""
+class StrategyConfig(Choice):
+    """A strategy's constants.
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
+    Attributes:
+        traits: What it needs of machines and of the rest of the configuration.
+    """
+
+    traits: ClassVar[Traits] = Traits()
+
+
+class SingleConfig(StrategyConfig):
+    """One learner alone."""
+
+    kind: Literal["single"] = "single"
+    traits: ClassVar[Traits] = Traits(one_node=True, one_learner=True)
+
+
+class ScpsgdConfig(StrategyConfig):
+    """Synchronous centralized SGD: gradients are all-reduced."""
+
+    kind: Literal["scpsgd"] = "scpsgd"
+    traits: ClassVar[Traits] = Traits(one_node=True, buckets=True)
 
 
 class SdpsgdConfig(StrategyConfig):
     """Synchronous decentralized SGD."""
 
+    kind: Literal["sdpsgd"] = "sdpsgd"
+    traits: ClassVar[Traits] = Traits(one_node=True)
     graph: Literal["ring", "complete"] = "ring"
     """Whom a learner averages with at every step: both neighbours, or all learners."""
 
 
-class GossipConfig(StrategyConfig):
-    """Asynchronous decentralized SGD."""
+class D1dConfig(StrategyConfig):
+    """Synchronous SGD whose all-reduce overlaps with the next gradient."""
 
+    kind: Literal["d1d"] = "d1d"
+    traits: ClassVar[Traits] = Traits(one_node=True)
+
+
+class GossipConfig(StrategyConfig):
+    """Asynchronous decentralized SGD between nodes of one learner."""
+
+    kind: Literal["adpsgd", "h-adpsgd"] = "adpsgd"
+    traits: ClassVar[Traits] = Traits(one_learner=True, exchange=True)
     neighbours: Literal["auto", "ring", "random-ring", "exponential"] = "auto"
-    """As `train.exchange.neighbours`: `ring` alternates left and right; `random-ring` shuffles the ring at every
-    exchange; `exponential` asks at distance 1, 2, 4, ... by turns; `auto` is `random-ring` from eight nodes on."""
+    """`ring` alternates left and right; `random-ring` shuffles the ring at every exchange; `exponential` asks at
+    distance 1, 2, 4, ... by turns; `auto` is `ring` below eight nodes and `random-ring` from eight on."""
     per_step: int = Field(default=4, ge=1)
-    """As `train.exchange.per_step`: exchanges of a node a step at most, as far as the link allows."""
+    """Exchanges that a node starts per training step at most, one after the other: more keep replicas closer."""
     newcomer: Newcomer = "weights"
-    """As `train.exchange.newcomer`: what a newcomer takes from its neighbour."""
+    """What a node that joins a running training, or comes back, takes from a neighbour: its weights, or the weights and
+    the optimizer's state of one step (momentum; AdamW's moments), for which the neighbour copies them once."""
+
+
+class HierarchicalGossipConfig(GossipConfig):
+    """Asynchronous decentralized SGD between nodes of several learners, which all-reduce gradients within a node."""
+
+    kind: Literal["h-adpsgd"] = "h-adpsgd"
+    traits: ClassVar[Traits] = Traits(exchange=True, grouped=True, buckets=True)
 
 
 class MaConfig(StrategyConfig):
     """Model averaging."""
 
+    kind: Literal["ma"] = "ma"
+    traits: ClassVar[Traits] = Traits(one_node=True)
     tau: int = Field(default=16, ge=1)
     """Steps of a block."""
 
@@ -112,13 +138,15 @@ class WarmConfig(StrategyConfig):
 class BmufConfig(WarmConfig):
     """Blockwise model-update filtering."""
 
+    kind: Literal["bmuf"] = "bmuf"
+    traits: ClassVar[Traits] = Traits(one_node=True)
     tau: int = Field(default=16, ge=1)
     """Steps of a block."""
     eta: float | None = Field(default=None, ge=0, lt=1)
     """Block momentum; empty means 1 - 1/N for N learners."""
     zeta: float = Field(default=1.0, gt=0)
     """Block learning rate."""
-    kind: Literal["nesterov", "classical"] = "nesterov"
+    block_start: Literal["nesterov", "classical"] = "nesterov"
     """Where a block starts: at the look-ahead point (nesterov), or at the model."""
     momentum: Literal["auto", "keep", "reset"] = "auto"
     """What becomes of the optimizer's momentum at a block's end. Kept beside the momentum over blocks it counts twice
@@ -128,6 +156,8 @@ class BmufConfig(WarmConfig):
 class AsgdConfig(StrategyConfig):
     """Asynchronous SGD with a parameter server."""
 
+    kind: Literal["asgd"] = "asgd"
+    traits: ClassVar[Traits] = Traits(one_learner=True, server=True, own_updates=False)
     servers: int = Field(default=1, ge=1)
     """Processes that the server is divided into, each with a link of its own."""
 
@@ -135,6 +165,8 @@ class AsgdConfig(StrategyConfig):
 class EasgdConfig(StrategyConfig):
     """Elastic averaging SGD."""
 
+    kind: Literal["easgd"] = "easgd"
+    traits: ClassVar[Traits] = Traits(one_learner=True, server=True)
     tau: int = Field(default=4, ge=1)
     """Steps between two meetings with the center."""
     beta: float = Field(default=0.9, gt=0, le=1)
@@ -146,15 +178,47 @@ class EasgdConfig(StrategyConfig):
 class OneBitConfig(WarmConfig):
     """Synchronous SGD with 1-bit gradients."""
 
+    kind: Literal["onebit"] = "onebit"
+    traits: ClassVar[Traits] = Traits(one_node=True)
     block: int = Field(default=512, ge=8, multiple_of=8)
     """Gradient values that share two reconstruction levels."""
+
+
+class HogwildConfig(StrategyConfig):
+    """Lock-free SGD on shared weights."""
+
+    kind: Literal["hogwild"] = "hogwild"
+    traits: ClassVar[Traits] = Traits(one_learner=True, shared=True)
 
 
 class LayerPipelineConfig(StrategyConfig):
     """Layers of one model on several learners."""
 
+    kind: Literal["pipeline"] = "pipeline"
+    traits: ClassVar[Traits] = Traits(one_node=True, split=True)
     micro_batches: int = Field(default=4, ge=1)
     """Parts of a batch that follow each other through the layers; more keep more learners busy at a time."""
     schedule: Literal["gpipe", "1f1b"] = "1f1b"
     """`gpipe`: all parts forward, then all backward; `1f1b`: backward as soon as possible, which holds fewer
     activations."""
+
+
+STRATEGY_CONFIGS: Mapping[str, type[StrategyConfig]] = {
+    str(config.model_fields["kind"].default): config
+    for config in (
+        SingleConfig,
+        ScpsgdConfig,
+        SdpsgdConfig,
+        D1dConfig,
+        GossipConfig,
+        HierarchicalGossipConfig,
+        MaConfig,
+        BmufConfig,
+        AsgdConfig,
+        EasgdConfig,
+        OneBitConfig,
+        HogwildConfig,
+        LayerPipelineConfig,
+    )
+}
+"""Strategies by kind."""

@@ -72,8 +72,8 @@ class ProgramStepper(Stepper):
         group, cfg = ring.group, job.train
         super().__init__(learner, group)
         self.ring, self.server, self.shared = ring, server, shared
-        self.method = method_of(cfg.strategy)
-        self.constants = getattr(cfg, self.method.name, None) or self.method.config()
+        self.method = method_of(cfg.strategy.kind)
+        self.constants = cfg.strategy if isinstance(cfg.strategy, self.method.config) else self.method.config()
         self.turns = min(MAX_TURNS, getattr(self.constants, "tau", 1)) if group.size > 1 else 1
         self._hook = build_hook(cfg, group.device) if group.size > 1 else None
         self._reducer: GradientReducer | None = None

@@ -7,14 +7,17 @@ from typing import Any, Literal
 from training.strategies.base import StrategyError
 from training.strategies.blocks import bmuf, ma
 from training.strategies.config import (
-    TRAITS,
     AsgdConfig,
     BmufConfig,
+    D1dConfig,
     EasgdConfig,
     GossipConfig,
+    HierarchicalGossipConfig,
+    HogwildConfig,
     LayerPipelineConfig,
     MaConfig,
     OneBitConfig,
+    ScpsgdConfig,
     SdpsgdConfig,
     StrategyConfig,
     Traits,
@@ -68,7 +71,7 @@ class Strategy:
     @property
     def traits(self) -> Traits:
         """What it needs of machines."""
-        return TRAITS[self.name]
+        return self.config.traits
 
     @property
     def free(self) -> bool:
@@ -122,7 +125,7 @@ _BLOCKS = Facts(
 _METHODS = (
     Method(
         "scpsgd",
-        StrategyConfig,
+        ScpsgdConfig,
         Facts("gradients, with all", lambda n, size, _: _ring(n, size), "0", _ALL_WAIT, _STOPS),
         program=scpsgd,
         equal=True,
@@ -138,7 +141,7 @@ _METHODS = (
     ),
     Method(
         "d1d",
-        StrategyConfig,
+        D1dConfig,
         Facts("gradients, with all", lambda n, size, _: _ring(n, size), "1", _ALL_WAIT, _STOPS),
         program=d1d,
         joins="before an outcome is applied",
@@ -159,7 +162,7 @@ _METHODS = (
     ),
     Method(
         "h-adpsgd",
-        GossipConfig,
+        HierarchicalGossipConfig,
         Facts(
             "gradients in a node, weights with a neighbouring node",
             lambda n, size, cfg: 2 * size * cfg.per_step * (n > 1),
@@ -225,7 +228,7 @@ _METHODS = (
     ),
     Method(
         "hogwild",
-        StrategyConfig,
+        HogwildConfig,
         Facts("nothing: shared memory", lambda n, size, _: 0.0, "about N - 1", _FREE, "costs its work only"),
         program=hogwild,
     ),

@@ -69,8 +69,8 @@ def connect(job: TrainJob, node: int, coordinator: str, key: RingKey | None, siz
         return None
     if not job.servers:
         raise ValueError(
-            f"{job.train.strategy} needs a parameter server, and the job names none: `starling train` starts it beside "
-            "the coordinator"
+            f"{job.train.strategy.kind} needs a parameter server, and the job names none: `starling train` starts it "
+            "beside the coordinator"
         )
     addresses = [beside(address, coordinator) for address in job.servers]
     return ServerClient(addresses, key, f"node-{node}", size, job.train.membership.coordinator_patience_s)
@@ -91,5 +91,5 @@ def share_memory(job: TrainJob, node: int, meeting: str, size: int) -> SharedWei
     if not job.train.traits.shared:
         return None
     if not meeting:
-        raise ValueError(f"{job.train.strategy} shares one machine's memory: use launch.kind=local")
+        raise ValueError(f"{job.train.strategy.kind} shares one machine's memory: use launch.kind=local")
     return SharedWeights(Path(f"{meeting}-weights"), size, node, job.train.nodes)

@@ -3,7 +3,8 @@
 import pytest
 
 from training.simulation.planner import PlanRequest, Prediction, plan, predict, recommend
-from training.strategies.config import GossipConfig, StrategyConfig
+from training.strategies.config import GossipConfig, ScpsgdConfig
+from training.strategies.registry import STRATEGIES
 
 
 def request(**changes):
@@ -41,8 +42,11 @@ def test_many_uneven_learners_get_random_neighbours():
 def test_fast_nodes_on_slow_links_get_super_learners():
     found = plan(request(nodes=4, gpus_per_node=4, link_gbit=1))
     assert found.choice.startswith("h-adpsgd")
-    fast, config = request(nodes=4, gpus_per_node=4, link_gbit=25), GossipConfig(neighbours="random-ring", per_step=1)
-    grouped, single = (predict(fast, name, name, config) for name in ("h-adpsgd", "adpsgd"))
+    fast = request(nodes=4, gpus_per_node=4, link_gbit=25)
+    grouped, single = (
+        predict(fast, name, name, STRATEGIES[name].config(neighbours="random-ring", per_step=1))
+        for name in ("h-adpsgd", "adpsgd")
+    )
     assert grouped.nic_gb < 0.5 * single.nic_gb
 
 
@@ -53,7 +57,7 @@ def test_one_learner_needs_no_method():
 def test_deaths_cost_those_who_wait():
     calm, deadly = (request(nodes=4, losses_per_day=losses) for losses in (0, 200))
     lost = {}
-    for name, config in (("scpsgd", StrategyConfig()), ("adpsgd", GossipConfig())):
+    for name, config in (("scpsgd", ScpsgdConfig()), ("adpsgd", GossipConfig())):
         lost[name] = predict(deadly, name, name, config).epoch_s / predict(calm, name, name, config).epoch_s
     assert lost["scpsgd"] > 1.1 > 1.05 > lost["adpsgd"]
 

@@ -6,7 +6,7 @@ import pytest
 
 from training.simulation.calibrate import SLOW_DOWNS, STRAGGLERS, calibrate, straggler_hours
 from training.simulation.planner import PlanRequest, predict
-from training.strategies.config import GossipConfig
+from training.strategies.config import HierarchicalGossipConfig
 
 hours = functools.cache(functools.partial(straggler_hours, steps=40))
 
@@ -48,5 +48,5 @@ def test_h_adpsgd_scales_as_published(gpus, published):
         local_gbit=1e6,
         link_ms=0,
     )
-    predicted = predict(request, "h-adpsgd", "h-adpsgd", GossipConfig()).epoch_s
+    predicted = predict(request, "h-adpsgd", "h-adpsgd", HierarchicalGossipConfig()).epoch_s
     assert predicted == pytest.approx(published, rel=0.15)

@@ -5,7 +5,7 @@ import torch
 from regression import Regression
 from torch import nn
 
-from training.config import OptimizerConfig
+from training.config import OPTIMIZERS
 from training.simulation.model import ModelReplica
 
 
@@ -15,8 +15,8 @@ def test_one_long_parameter_is_updated_as_all_of_them_are(optimizer):
         torch.manual_seed(1)
         return nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3))
 
-    whole = ModelReplica(model(), OptimizerConfig(weight_decay=0.0, **optimizer))
-    parts = ModelReplica(model(), OptimizerConfig(weight_decay=1e-30, **optimizer))
+    whole = ModelReplica(model(), OPTIMIZERS[optimizer["kind"]](weight_decay=0.0, **optimizer))
+    parts = ModelReplica(model(), OPTIMIZERS[optimizer["kind"]](weight_decay=1e-30, **optimizer))
     for step in range(5):
         grads = torch.randn(whole.grads.shape, generator=torch.Generator().manual_seed(step))
         for replica in (whole, parts):

@@ -9,7 +9,7 @@ from training.simulation import Cluster, Simulation, simulate
 from training.simulation.leases import BatchLease
 from training.simulation.problem import Job
 from training.simulation.speech import Speech
-from training.strategies import StrategyError
+from training.strategies.base import StrategyError
 
 
 @pytest.fixture(scope="module")

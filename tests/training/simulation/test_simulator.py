@@ -13,8 +13,10 @@ from training.simulation.clock import Clock
 from training.simulation.exchange import VirtualNetwork
 from training.simulation.leases import LeasePool
 from training.simulation.network import LinkModel
-from training.strategies import METHODS, Compute, Idle, StrategyError
+from training.strategies.base import StrategyError
 from training.strategies.config import GossipConfig
+from training.strategies.registry import METHODS
+from training.strategies.requests import Compute, Idle
 
 
 def test_events_happen_in_the_order_of_their_times_then_of_their_making():

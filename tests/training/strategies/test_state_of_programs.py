@@ -7,9 +7,24 @@ from safetensors.torch import load, save
 
 from training.simulation.gradients import spelled_out
 from training.simulation.model import one_by_one
-from training.strategies import METHODS, AllReduce, Compute, Elastic, Gather, Mix, Start, StrategyError, Wait
-from training.strategies.base import LearnerContext, kept
-from training.strategies.requests import Pull, Pulled, Push, Pushed, Reduced, Ticket, Work
+from training.strategies.base import LearnerContext, StrategyError, kept
+from training.strategies.registry import METHODS
+from training.strategies.requests import (
+    AllReduce,
+    Compute,
+    Elastic,
+    Gather,
+    Mix,
+    Pull,
+    Pulled,
+    Push,
+    Pushed,
+    Reduced,
+    Start,
+    Ticket,
+    Wait,
+    Work,
+)
 
 LEARNERS = 3
 

@@ -8,7 +8,7 @@ from regression import Regression
 
 from training.config import Strategy
 from training.simulation import Cluster, MembershipChange, Simulation, Timing
-from training.strategies import METHODS, STRATEGIES, Compute, LearnerContext, StrategyError, find_method, method_of
+from training.strategies.base import LearnerContext, StrategyError
 from training.strategies.config import (
     TRAITS,
     BmufConfig,
@@ -16,9 +16,11 @@ from training.strategies.config import (
     GossipConfig,
     MaConfig,
     OneBitConfig,
+    ScpsgdConfig,
     SdpsgdConfig,
-    StrategyConfig,
 )
+from training.strategies.registry import METHODS, STRATEGIES, find_method, method_of
+from training.strategies.requests import Compute
 
 NAMES = sorted(METHODS)
 
@@ -266,8 +268,9 @@ def test_h_adpsgd_of_one_node_is_synchronous_sgd(momentum):
 
 @pytest.mark.parametrize("neighbours", ["ring", "random-ring"])
 def test_h_adpsgd_of_nodes_of_one_is_adpsgd(neighbours):
-    config = GossipConfig(neighbours=neighbours)
-    assert torch.equal(simulate("h-adpsgd", config=config).weights, simulate("adpsgd", config=config).weights)
+    both = ("h-adpsgd", "adpsgd")
+    grouped, single = (simulate(name, config=METHODS[name].config(neighbours=neighbours)) for name in both)
+    assert torch.equal(grouped.weights, single.weights)
 
 
 @pytest.mark.parametrize("cluster", [{}, {"slow": {1: 10.0}}, {"jitter": 0.5}, {"link_gbit": 1e-6}])
@@ -437,5 +440,5 @@ def test_gossip_conserves_the_sum_of_all_gradient_steps(neighbours):
 
 
 def test_plain_constants_only():
-    assert StrategyConfig() == find_method("scpsgd").config()
+    assert ScpsgdConfig() == find_method("scpsgd").config()
     assert OneBitConfig().block % 8 == 0

@@ -1,0 +1,65 @@
+"""Configurations of components of which one is chosen: every kind has its own class, with its own fields.
+
+A registry maps kinds to classes; a field annotated with `OneOf(registry, default)` takes a mapping with a `kind`, or
+the name alone:
+
+    model: {kind: conformer, layers: 4}
+    model: blstm
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, SerializerFunctionWrapHandler, model_serializer
+from pydantic_core import CoreSchema, core_schema
+
+
+class Choice(BaseModel):
+    """What one kind of component can be told; a subclass has a literal `kind`."""
+
+    model_config = ConfigDict(
+        extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True, protected_namespaces=()
+    )
+
+    kind: str = ""
+    """Which component it is."""
+
+    @model_serializer(mode="wrap")
+    def _keep_kind(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """With the kind even where defaults are left out: the other fields mean nothing without it."""
+        return {"kind": self.kind, **serialize(self)}
+
+
+class OneOf:
+    """Annotates a field whose value is one of a registry's choices.
+
+    Args:
+        kinds: Kind to class; looked up when a model with such a field is defined.
+        default: Kind of a mapping that names none.
+    """
+
+    def __init__(self, kinds: Mapping[str, type[Choice]], default: str) -> None:
+        self.kinds, self.default = kinds, default
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        choices = {kind: handler.generate_schema(choice) for kind, choice in self.kinds.items()}
+        union = core_schema.tagged_union_schema(choices, discriminator="kind")
+        return core_schema.no_info_before_validator_function(self._named, union)
+
+    def _named(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"kind": value}
+        if isinstance(value, Mapping) and "kind" not in value:
+            return {"kind": self.default, **value}
+        return value
+
+
+def own_fields(value: Any, kinds: Mapping[str, type[Choice]]) -> Any:
+    """A mapping without the fields that only other kinds have.
+
+    Bundles written before kinds had classes of their own hold the fields of all kinds, and the others had no effect.
+    """
+    if not isinstance(value, Mapping) or value.get("kind") not in kinds:
+        return value
+    others = {name for choice in kinds.values() for name in choice.model_fields}
+    return {name: item for name, item in value.items() if name not in others - set(kinds[value["kind"]].model_fields)}

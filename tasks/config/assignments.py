@@ -1,6 +1,6 @@
 """Assignments on the command line: `--set train.optimizer.lr=0.001` changes a field of a configuration."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import yaml
@@ -8,19 +8,20 @@ import yaml
 from tasks.config.yaml_text import parse_yaml
 
 
-def assign(document: dict[str, Any], assignments: Sequence[str]) -> None:
+def assign(document: dict[str, Any], assignments: Sequence[str], choices: Container[str] = ()) -> None:
     """Change a configuration's document in place.
 
     Args:
         document: As YAML has it.
         assignments: `field.field=value`; values are YAML, list items are reached by number.
+        choices: Fields whose value may be the name of a kind alone; below it its fields can be set all the same.
 
     Raises:
         ValueError: An assignment is malformed, or undoes another one.
     """
     _check_assignments(assignments)
     for assignment in assignments:
-        _assign(document, assignment)
+        _assign(document, assignment, choices)
 
 
 def _check_assignments(overrides: Sequence[str]) -> None:
@@ -38,7 +39,7 @@ def _check_assignments(overrides: Sequence[str]) -> None:
         given[key] = assignment
 
 
-def _assign(document: dict[str, Any], assignment: str) -> None:
+def _assign(document: dict[str, Any], assignment: str, choices: Container[str]) -> None:
     key, sign, text = assignment.partition("=")
     if not sign or not key:
         raise ValueError(f"--set {assignment!r}: write field=value, for example train.optimizer.lr=0.001")
@@ -48,11 +49,11 @@ def _assign(document: dict[str, Any], assignment: str) -> None:
         raise ValueError(f"--set {assignment!r}: {text!r} is no YAML value; quote it if it is text") from error
     *parents, last = key.strip().split(".")
     node: Any = document
-    for name in parents:
+    for depth, name in enumerate(parents, start=1):
         if isinstance(node, list) and name.isdigit() and int(name) < len(node):
             node = node[int(name)]
         elif isinstance(node, dict):
-            if isinstance(node.get(name), str):  # the short form of a kind, see `speech.choices`
+            if isinstance(node.get(name), str) and ".".join(parents[:depth]) in choices:
                 node[name] = {"kind": node[name]}
             node = node.setdefault(name, {})
         else:

@@ -1,6 +1,7 @@
 """Mistakes in a configuration: one line each, with the field, what is wrong, and what to write instead."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -15,6 +16,16 @@ MOVED = {
     **{f"train.membership.store_{name}_s": f"train.membership.coordinator_{name}_s" for name in ("grace", "patience")},
 }
 """Fields of earlier versions, and what is written today."""
+
+
+def choices(model: type[BaseModel], place: str = "") -> Iterator[str]:
+    """Fields below a model that take one of several kinds, as dotted names."""
+    for name, field in model.model_fields.items():
+        here = f"{place}{field.alias or name}"
+        if any(isinstance(one, OneOf) for one in field.metadata):
+            yield here
+        for below in _models_in(field.annotation):
+            yield from choices(below, f"{here}.")
 
 
 def explained(error: ValidationError, root: type[BaseModel]) -> list[str]:
@@ -43,7 +54,8 @@ def _explain(problem: Any, root: type[BaseModel]) -> str:
         return f"{field}: this field is required"
     if problem["type"] == "union_tag_invalid":
         tag, kinds = problem["ctx"]["tag"], problem["ctx"]["expected_tags"].replace("'", "").split(", ")
-        return f"{field}: there is no kind {tag!r}{nearest(tag, kinds)}"
+        hint = next((f", did you mean {kind!r}?" for kind in get_close_matches(tag, kinds, 1)), "")
+        return f"{field}.kind: {tag!r} is none of {', '.join(map(repr, kinds))}{hint}"
     message = str(problem["msg"]).removeprefix("Value error, ")
     given = "" if problem["type"] == "value_error" else f" (given: {problem['input']!r})"
     return f"{field}: {message}{given}" if field else message

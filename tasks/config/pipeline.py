@@ -20,7 +20,7 @@ from speech.objectives import check_decoder
 from speech.text import NormalizerConfig
 from speech.tokens import TokenConfig
 from tasks.config.assignments import assign
-from tasks.config.mistakes import explained
+from tasks.config.mistakes import choices, explained
 from tasks.config.yaml_text import parse_yaml
 from tasks.dataset.policies import DuplicatesConfig, SlotsConfig
 from tasks.dataset.sources import SourceConfig, checked_name
@@ -244,7 +244,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> PipelineConfig:
     if not isinstance(document, dict):
         raise ConfigError(f"{path} must be a mapping of fields, such as 'name: my-model'")
     try:
-        assign(document, overrides)
+        assign(document, overrides, frozenset(choices(PipelineConfig)))
     except ValueError as error:
         raise ConfigError(str(error)) from error
     return _anchor_paths(parse_config(document, str(path)), path.resolve().parent)

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from speech.features.cmvn import frame_mask
-from speech.models import MODELS, AcousticModel, BlstmConfig, ConformerConfig, ModelConfig, build_model
+from speech.models import MODELS, AcousticModel, BlstmConfig, ConformerConfig, ModelChoice, ModelConfig, build_model
 from speech.models.base import Subsampling
 from speech.models.conformer import rotary_tables, rotate
 
@@ -228,4 +228,4 @@ def test_subsampling_lengths_are_those_of_the_convolutions(factor, length):
 )
 def test_impossible_sizes_are_refused(values, name):
     with pytest.raises(ValidationError, match=name):
-        ModelConfig(**values)
+        TypeAdapter(ModelChoice).validate_python(values)

@@ -34,7 +34,7 @@ def test_the_smallest_configuration_has_defaults_for_all_else():
     [
         (minimal(modelx={}), "modelx", "'model'"),
         (minimal(train={"epoch": 3}), "train.epoch", "'epochs'"),
-        (minimal(train={"optimizer": {"zzz": 1}}), "train.optimizer.zzz", "there are: kind, lr, momentum"),
+        (minimal(train={"optimizer": {"zzz": 1}}), "train.optimizer.zzz", "there are: kind, lr, weight_decay"),
         (minimal(train={"augment": {"time_mask": 1}}), "train.augment.time_mask", "'time_masks'"),
         (minimal(registers={}), "registers", "'register'"),
         (minimal(register={"significanse": 0.1}), "register.significanse", "'significance'"),

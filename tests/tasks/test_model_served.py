@@ -22,7 +22,7 @@ from support import environment, tiny_document, write_tone
 
 from flows.servers.services import answers, free_port
 from speech.bundle import BundleSpec, save_bundle
-from speech.decoding import DecodeConfig
+from speech.decoding import DECODERS
 from speech.features import FeatureConfig
 from speech.models import ConformerConfig
 from speech.tokens import TokenConfig, train_tokenizer
@@ -52,7 +52,7 @@ def untrained(folder, tokens="words", decode="greedy"):
         stats=None,
         tokenizer=train_tokenizer(TokenConfig(kind=tokens, vocab_size=32), texts).to_dict(),
         model=ConformerConfig(dim=16, layers=1, heads=2, kernel=5, channels=4),
-        decode=DecodeConfig(kind=decode),
+        decode=DECODERS[decode].config(),
     )
     save_bundle(folder, spec, dict(spec.build_model().state_dict()))
     return folder

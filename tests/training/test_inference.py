@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from speech.audio import encode_flac
-from speech.decoding import DecodeConfig, GreedyConfig
+from speech.decoding import DECODERS, GreedyConfig
 from storage.objects import ObjectStore
 from storage.shards import Sample, build_index, write_shard
 from training.learner.batching import BatchError
@@ -36,7 +36,7 @@ def test_a_trained_model_recognizes_the_set(trained, corpus, tmp_path):
 
 @pytest.mark.parametrize("kind", ["greedy", "beam"])
 def test_batches_do_not_change_hypotheses(trained, corpus, tmp_path, kind):
-    cfg = DecodeConfig(kind=kind)
+    cfg = DECODERS[kind].config()
     one = decode(trained, corpus.url("valid"), tmp_path, decode=cfg, batch_seconds=0.1)
     all_at_once = decode(trained, corpus.url("valid"), tmp_path, decode=cfg, batch_seconds=1000)
     assert [entry.hyp for entry in one] == [entry.hyp for entry in all_at_once]

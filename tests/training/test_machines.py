@@ -38,12 +38,12 @@ import sys, time
 from pathlib import Path
 import torch
 from training.node.process_group import NodeGroup
-from training.node.rendezvous import Meeting, Place
+from training.node.rendezvous import RankPlacement, Rendezvous
 from training.node.rank import NodeSetup
 
 rank, size, folder, address = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
 setup = NodeSetup(node=0, machine=rank, machines=size, coordinator=address, key_file=None, folder=folder)
-meeting = Meeting(setup, Place(rank, size, f"start of {rank}"), None, patience_s=60.0, ask_s=0.05)
+meeting = Rendezvous(setup, RankPlacement(rank, size, f"start of {rank}"), None, patience_s=60.0, ask_s=0.05)
 group = NodeGroup(rank, size, meeting.store, torch.device("cpu"))
 assert group.gather_text(f"I am {rank}") == [f"I am {number}" for number in range(size)]
 if rank == 1:

@@ -74,7 +74,7 @@ PROGRAM = textwrap.dedent(
 
     CASES = [
         ("sdpsgd", {"graph": "ring"}), ("sdpsgd", {"graph": "complete"}), ("d1d", {}), ("ma", {"tau": 3}),
-        ("bmuf", {"tau": 3}), ("bmuf", {"tau": 3, "kind": "classical", "warm_steps": 2}),
+        ("bmuf", {"tau": 3}), ("bmuf", {"tau": 3, "block_start": "classical", "warm_steps": 2}),
         ("bmuf", {"tau": 2, "warm_epochs": 0.5}),
         # these overlap with the backward pass
         ("scpsgd", {}), ("onebit", {"block": 16, "warm_steps": 2}), ("onebit", {"block": 16, "warm_epochs": 0.5}),

@@ -172,8 +172,8 @@ def train(name, steps=9, restarts=(), **constants):
     ("name", "constants"),
     [
         ("ma", {"tau": 4}),
-        ("bmuf", {"tau": 4, "kind": "classical", "eta": 0.5}),
-        ("bmuf", {"tau": 4, "kind": "nesterov", "eta": 0.5}),
+        ("bmuf", {"tau": 4, "block_start": "classical", "eta": 0.5}),
+        ("bmuf", {"tau": 4, "block_start": "nesterov", "eta": 0.5}),
         ("bmuf", {"tau": 2, "warm_steps": 3}),
         ("bmuf", {"tau": 2, "warm_epochs": 0.6}),
         ("easgd", {"tau": 3, "beta": 0.6}),
@@ -204,7 +204,7 @@ def test_an_empty_batch_makes_no_update_of_its_own(name):
 
 
 def test_bmufs_model_is_neither_the_mean_nor_the_look_ahead_point():
-    table = Table("bmuf", Regression(batches=30), tau=2, eta=0.5, kind="nesterov")
+    table = Table("bmuf", Regression(batches=30), tau=2, eta=0.5, block_start="nesterov")
     for number in range(2):
         table.step(number)
     model = table.seats[0].state["model"].clone()

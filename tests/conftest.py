@@ -1,8 +1,11 @@
 """Fixtures that every room's tests share."""
 
+import atexit
 import importlib.util
 import os
+import shutil
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +16,11 @@ import pytest
 
 # Two cores serve the whole suite: a test must not oversubscribe them with one thread pool per process.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# What is made once for all test processes: the first process, which starts the others, has the folder and removes it.
+if "STARLING_TESTS_SHARED" not in os.environ:
+    os.environ["STARLING_TESTS_SHARED"] = tempfile.mkdtemp(prefix="starling-tests-")
+    atexit.register(shutil.rmtree, os.environ["STARLING_TESTS_SHARED"], ignore_errors=True)
 
 # The one place that sets what all property tests share. They depend on no idle machine: nothing is too slow for them.
 # A suite that is inherited runs as several tests. Why a case fails is for a person to find out: it takes minutes here.
@@ -58,9 +66,39 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
             terminalreporter.write_line(line)
 
 
+_load("forks").install(dict(os.environ))
 _load("support")
 _load("gpu_summary")
 s3_server = _load("s3").s3_server
+
+
+# The files that take longest, dearest first. A file is one test process's (--dist loadfile): if a dear one came last,
+# the other process would have nothing left to do.
+DEAREST = (
+    "flows/test_end_to_end.py",
+    "tasks/test_forward.py",
+    "test_docs.py",
+    "tasks/test_training_run.py",
+    "training/test_launch.py",
+    "tasks/test_train_stage.py",
+    "training/test_exactly_once.py",
+    "flows/test_cli.py",
+    "training/test_faults.py",
+    "known_issues/test_mlflows_database_broke_when_its_maker_was_killed.py",
+    "tasks/test_registry_moves.py",
+    "known_issues/test_remedies_that_did_not_help.py",
+    "tasks/test_register.py",
+    "training/test_store_server.py",
+    "training/test_engine.py",
+    "test_duplicates_measured.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let the dearest files begin first."""
+    folder = Path(__file__).parent
+    places = {folder / name: place for place, name in enumerate(DEAREST)}
+    items.sort(key=lambda item: places.get(item.path, len(DEAREST)))
 
 
 def find_shared_data() -> Path | None:

@@ -1,7 +1,7 @@
-"""What the tests of tasks/ and flows/ share: a tiny configuration, corpora, and one finished run per test process."""
+"""What the tests of tasks/ and flows/ share: a tiny configuration, corpora, and one finished run."""
 
-import atexit
 import csv
+import fcntl
 import functools
 import importlib.util
 import json
@@ -11,7 +11,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -116,17 +115,27 @@ def environment(**values):
         put(before)
 
 
+@contextmanager
+def made_once(name):
+    """A folder that the test processes of one run of pytest share; the block is one process's at a time."""
+    folder = Path(os.environ["STARLING_TESTS_SHARED"]) / name
+    folder.mkdir(exist_ok=True)
+    with (folder.parent / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
+
+
 @functools.cache
 def finished():
-    """Home folder and result of one whole tiny run without Prefect, made once per test process."""
+    """Home folder and result of one whole tiny run without Prefect; the second test process finds all stages done."""
     from tasks.config import parse_config
     from tasks.orchestration import run_plainly
     from tasks.stage import Run
 
-    home = Path(tempfile.mkdtemp(prefix="starling-tests-"))
-    atexit.register(shutil.rmtree, home, ignore_errors=True)
-    with environment(STARLING_HOME=home, MLFLOW_TRACKING_URI=None):
-        run = Run(parse_config(tiny_document()), "tiny-run")
+    run = Run(parse_config(tiny_document()), "tiny-run")
+    with made_once("finished") as home, environment(STARLING_HOME=home, MLFLOW_TRACKING_URI=None):
+        if not (home / "mlflow").exists():
+            give_mlflow(home)
         run_plainly(run)
     return home, run
 
@@ -147,12 +156,13 @@ def copy_database(source, target):
 
 @functools.cache
 def _empty_mlflow():
-    import mlflow
+    with made_once("mlflow") as folder:
+        if not (folder / "made").exists():
+            import mlflow
 
-    folder = Path(tempfile.mkdtemp(prefix="starling-mlflow-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    uri = f"sqlite:///{folder}/mlflow.db"
-    mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri).search_experiments()
+            uri = f"sqlite:///{folder}/mlflow.db"
+            mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri).search_experiments()
+            (folder / "made").touch()
     return folder / "mlflow.db"
 
 

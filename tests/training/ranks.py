@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
+from forks import FORKED
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -34,7 +36,8 @@ def run_ranks(program: str, ranks: int, folder: Path, *words: str) -> None:
         folder: For whatever the ranks share.
         words: Further arguments.
     """
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)])}
+    path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
+    env = {**os.environ, **FORKED, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", program, str(rank), str(ranks), str(folder), *words],

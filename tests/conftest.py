@@ -7,6 +7,8 @@ import shutil
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -48,6 +50,13 @@ def _load(name: str) -> ModuleType:
     return sys.modules[name]
 
 
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Give tests marked `real_interpreter`, and the fixtures that they are the first to need, no forks."""
+    with forks.switched_off() if item.get_closest_marker("real_interpreter") else nullcontext():
+        yield
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip tests marked `gpu`, or `gpu(2)`, where there are not as many GPUs."""
     if (marker := item.get_closest_marker("gpu")) is not None:
@@ -66,7 +75,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
             terminalreporter.write_line(line)
 
 
-_load("forks").install(dict(os.environ))
+forks = _load("forks")
+if os.environ.get("STARLING_TESTS_FORK", "1" if "PYTEST_XDIST_WORKER" in os.environ else "0") != "0":
+    forks.install(dict(os.environ))
 _load("support")
 _load("gpu_summary")
 s3_server = _load("s3").s3_server

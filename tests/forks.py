@@ -1,468 +1,364 @@
-"""Python processes for the tests without the seconds that an interpreter's imports cost.
+"""Child processes of tests without the seconds that an interpreter's imports cost.
 
-    python tests/forks.py          a fork server, on the socket that is its standard input
-    forks.install()                lets `subprocess.Popen` of this process use one
+    forks.install(environment)     lets `subprocess.Popen` of this process use a fork server
+    python tests/forks.py FD …     a fork server, which is asked over socket FD
 
-torch, MLflow and Prefect take an interpreter some five seconds of CPU time, and the tests start hundreds. A fork server
-imports them once for each test process and forks. What a test gets is a process as any other: a child of the process
-that asked for it (its intermediate parent ends at once, while the asking process is the subreaper), with its own
-session, environment, signals, working folder, standard streams and exit status, and with its command and environment in
-/proc. Processes that start others themselves (SPAWNERS) keep a fork server of their own.
+torch, MLflow and Prefect take an interpreter five seconds of CPU time, and the tests start hundreds. Under xdist, as
+`make test` runs them, each test process therefore has a fork server: an interpreter that has imported the libraries,
+and nothing of ours, and forks. What a test gets is a child like any other: its own process number, working folder,
+environment, streams, signals, session and exit status. It is a child of the process that asked, because that process
+is the subreaper for as long as it asks, and the process in between ends at once. A fork that starts processes itself
+has a fork server of its own.
 
-Only known modules (`python -m MODULE`) are forked, and programs (`python -c`) whose environment has FORKED. Scripts and
-everything out of the ordinary (a preexec_fn, another user, variables that libraries read when they are loaded) get an
-interpreter of their own, and with STARLING_TESTS_FORK=0 everything does.
+Only `python -m` of MODULES and `python -c` of a `Forked` program are forked, if nothing else is out of the ordinary:
+`Server.request` lists what a fork must have in common with its server. Everything else gets an interpreter of its own.
+A fork differs from one in this: the forks of a server have one hash seed, libraries are in memory before they are
+imported, and they have read their settings (names other than LATE) in the server's environment, which is the same.
+
+A test whose point is how an interpreter starts or ends is marked `real_interpreter`. With STARLING_TESTS_FORK=0, which
+`make test-all` sets, and for tests that run without xdist, nothing is forked; STARLING_TESTS_FORK=1 forks there, too.
 """
 
-import array
+import atexit
 import contextlib
 import ctypes
 import fcntl
 import functools
 import gc
-import importlib
 import importlib.abc
 import importlib.machinery
+import inspect
 import json
+import logging
 import os
 import runpy
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
+import time
 import types
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-# those that spend seconds on imports; what a subprocess of these imports is imported beforehand
-MODULES = {
-    "flows.cli.app",
-    "mlflow",
-    "training.evaluator",
-    "training.exchange.daemon",
-    "training.node",
-    "training.parameter_server.server",
-    "training.rank",
-    "training.store.server",
-    "training.supervise",
-    "uvicorn",
-}
-FORKED = {"STARLING_TESTS_FORK": "1"}
-SPAWNERS = {"-c", "flows.cli.app", "mlflow", "training.node", "training.rank", "training.supervise"}
+SPAWNERS = {"flows.cli.app", "mlflow", "training.node", "training.rank", "training.supervise"}
+MODULES = SPAWNERS | {"training.evaluator", "training.parameter_server.server", "training.store.server", "uvicorn"}
 IMPORTED = (
     "torch",
-    "s3fs",
     "scipy.signal",
     "matplotlib.pyplot",
     "pandas",
+    "s3fs",
     "alembic.command",
     "flask_cors",
     "uvicorn.main",
     "mlflow.pyfunc",
     "mlflow.store.tracking.sqlalchemy_store",
     "mlflow.store.model_registry.sqlalchemy_store",
-    "flows.cli.app",
-    "tasks.config",
-    "training.evaluator",
-    "training.exchange.daemon",
-    "training.parameter_server.server",
-    "training.rank",
-    "training.store.server",
-    "training.supervise",
+    "prefect.server.api.server",
+    "prefect.task_runners",
+    "prefect.artifacts",
 )
-# Prefect reads its settings when it is imported, which a process may do after it has set them
-LATE, LATE_IMPORTED = "prefect", ("prefect.server.api.server", "prefect.task_runners", "prefect.artifacts")
-# read when a library is loaded: a process that has another value is no fork
-EARLY = (
-    "PYTHON",
-    "OMP_",
-    "MKL_",
-    "KMP_",
-    "OPENBLAS_",
-    "LD_",
-    "MALLOC_",
-    "GLIBC_",
-    "TORCH_LOG",
-    "CUDA_",
-    "GLOO_",
-    "MPL",
-    "LC_",
-    "LANG",
+# beginnings of environment variables that are read when they are used; others are read while libraries are loaded
+LATE = (
+    "AWS_",
+    "COLUMNS",
+    "DO_NOT_TRACK",
+    "MLFLOW_DISABLE_TELEMETRY",
+    "MLFLOW_SERVER_",
+    "MLFLOW_TRACKING_",
+    "NO_COLOR",
+    "PREFECT_API_URL",
+    "PREFECT_FLOWS_HEARTBEAT_FREQUENCY",
+    "PREFECT_HOME",
+    "PREFECT_LOGGING_HANDLERS_",
+    "PREFECT_RESULTS_DEFAULT_SERIALIZER",
+    "PREFECT_SERVER_ANALYTICS_ENABLED",
+    "PREFECT_UI_API_URL",
+    "PYTEST_",
+    "PYTHONPATH",
+    "STARLING_",
+    "_MLFLOW_",
 )
-ROOM = 64 << 10
-"""Bytes that a server keeps in its command line, for the commands and environments of its forks."""
-_PDEATHSIG, _SUBREAPER, _GET_SUBREAPER, _SET_MM, _MM_MAP = 1, 36, 37, 35, 14
+ROOM = " " * (64 << 10)
+"""Makes a server's command line and environment long enough for those of its forks, which /proc shows in their place."""
+_LARGEST = 96 << 10  # bytes of a request
+_PATIENCE_S = 240.0
+_PDEATHSIG, _SUBREAPER, _GET_SUBREAPER = 1, 36, 37
 _libc = ctypes.CDLL(None, use_errno=True)
-_libc.sbrk.restype = ctypes.c_void_p
 _execute = subprocess.Popen._execute_child
+_switch = {"on": True}
 
 
-def _early(environment):
-    return {k: v for k, v in environment.items() if k.startswith(EARLY) and k != "PYTHONPATH"}
+class Forked(str):
+    """A program for `python -c` that may run in a fork."""
 
 
 class Server:
-    """A fork server, as a process that has it as its child sees it."""
+    """A fork server, as the process sees it that has it as its child.
 
-    def __init__(self, channel, early):
-        self.channel = channel
-        self.early = early
-        self.owner = os.getpid()
-        self.lock = threading.Lock()
+    Args:
+        channel: To the server; a request or an answer is one packet.
+        environment: That in which the server has imported the libraries.
+    """
 
-    @classmethod
-    def start(cls, environment):
-        """An interpreter that imports everything first.
+    def __init__(self, channel: socket.socket, environment: dict[str, str]) -> None:
+        self.channel, self.environment, self.state = _put_away(channel), environment, _state()
+        self.channel.settimeout(_PATIENCE_S)
+
+    def request(self, asked: dict[str, Any]) -> tuple[dict[str, Any], list[int]] | None:
+        """What to ask the server for, and the files to give; None if it takes an interpreter of its own.
 
         Args:
-            environment: Its environment: one that names no test's folder.
+            asked: The arguments of `Popen._execute_child`.
         """
-        ours, theirs = socket.socketpair()
-        environment = environment | {"PYTHONPATH": os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")])}
-        with theirs:
-            command = [sys.executable, __file__, " " * ROOM]
-            process = subprocess.Popen(command, stdin=theirs, cwd=ROOT, env=environment | {"ROOM": " " * ROOM})
-        server = cls(_put_away(ours), _early(environment))
-        server.process = process
-        return server
+        usual = {"executable": None, "close_fds": True, "shell": False, "restore_signals": True, "umask": -1}
+        usual |= {"uid": None, "gid": None, "gids": None}
+        preexec = asked["preexec_fn"]
+        bound = isinstance(preexec, functools.partial) and preexec.func.__name__ == "bind_to_parent"
+        if any(asked[name] != value for name, value in usual.items()) or not (preexec is None or bound):
+            return None
+        # Linux tells a child when the thread ends that started it; for a fork that is the main thread
+        if threading.current_thread() is not threading.main_thread() or _state() != self.state:
+            return None
+        env = {os.fsdecode(k): os.fsdecode(v) for k, v in (os.environ if asked["env"] is None else asked["env"]).items()}
+        cwd = Path(os.fsdecode(asked["cwd"] or "")).absolute()
+        path = [str(cwd / folder) for folder in env.get("PYTHONPATH", "").split(os.pathsep) if folder]
+        if _early(env) != _early(self.environment) or any(Path(p, "sitecustomize.py").exists() for p in path):
+            return None
+        streams = (asked["p2cread"], asked["c2pwrite"], asked["errwrite"])
+        files = [number if fd == -1 else fd for number, fd in enumerate(streams)]
+        request = {
+            "args": [os.fsdecode(word) for word in asked["args"]],
+            "env": env,
+            "path": path,
+            "cwd": str(cwd),
+            "session": bool(asked["start_new_session"]),
+            "group": asked["process_group"],
+            "death": int(preexec.args[0]) if bound else 0,
+            "targets": [0, 1, 2, *asked["pass_fds"]],
+        }
+        return (request, [*files, *asked["pass_fds"]]) if cwd.is_dir() else None
 
-    @classmethod
-    def fork(cls, early):
-        """A server with all that this process, itself a fork, has imported; this process has no threads yet."""
-        ours, theirs = socket.socketpair()
-        if os.fork() == 0:
-            ours.close()
-            return _put_away(theirs)
-        theirs.close()
-        return cls(_put_away(ours), early)
-
-    def spawn(self, request, fds):
-        """Ask for a fork.
-
-        Returns:
-            Its process number: it is a child of this process.
-
-        Raises:
-            OSError: The fork could not be set up as asked (a folder that is not there).
-            EOFError: The server is gone.
-        """
+    def fork(self, request: dict[str, Any], files: list[int]) -> int:
+        """Number of a new process, a child of this one; 0 if the server is gone or the request is too long for it."""
+        data = json.dumps(request).encode()
+        if len(data) > _LARGEST:
+            return 0
         before = ctypes.c_int()
-        with self.lock:
-            _libc.prctl(_GET_SUBREAPER, ctypes.byref(before))
-            _libc.prctl(_SUBREAPER, 1)
-            try:
-                _send(self.channel, request, fds)
-                answer, _ = _receive(self.channel)
-            except OSError as error:
-                raise EOFError from error
-            except BaseException:
-                self.channel.close()  # the answer would be taken for the next one's
-                raise
-            finally:
-                _libc.prctl(_SUBREAPER, before.value)
-        if "errno" in answer:
-            raise OSError(answer["errno"], os.strerror(answer["errno"]), request["cwd"])
-        return answer["pid"]
+        _libc.prctl(_GET_SUBREAPER, ctypes.byref(before))
+        _libc.prctl(_SUBREAPER, 1)
+        try:
+            socket.send_fds(self.channel, [data], files)
+            return int(self.channel.recv(64) or 0)
+        except ConnectionError:
+            return 0
+        except BaseException:
+            self.channel.shutdown(socket.SHUT_RDWR)  # the answer would be taken for the next one's
+            raise
+        finally:
+            _libc.prctl(_SUBREAPER, before.value)
 
 
-def _put_away(channel):
+def _put_away(channel: socket.socket) -> socket.socket:
     """The same socket by a number that no child process is given a file by."""
     with channel:
         return socket.socket(fileno=fcntl.fcntl(channel, fcntl.F_DUPFD_CLOEXEC, 900))
 
 
-def _send(channel, document, fds=()):
-    data = json.dumps(document).encode()
-    head = len(data).to_bytes(4, "big")
-    channel.sendmsg([head], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else [])
-    channel.sendall(data)
+def _early(environment: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if not name.startswith(LATE)}
 
 
-def _receive(channel):
-    fds = array.array("i")
-    head, ancillary, _, _ = channel.recvmsg(4, socket.CMSG_SPACE(64 * fds.itemsize))
-    if not head:
-        raise EOFError
-    for _, _, data in ancillary:
-        fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
-    size, parts = int.from_bytes(head, "big"), b""
-    while len(parts) < size:
-        more = channel.recv(size - len(parts))
-        if not more:
-            raise EOFError
-        parts += more
-    return json.loads(parts), list(fds)
+def _state() -> tuple[object, ...]:
+    """What a process has from its parent, besides files, folder and environment: a fork has it from its server."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    inherited = [line for line in status if line.startswith(("Pid:", "Umask:", "Uid:", "Gid:", "SigBlk:", "SigIgn:"))]
+    group = (os.getsid(0), os.getpgrp(), os.getpriority(os.PRIO_PROCESS, 0), os.readlink("/proc/self/ns/net"))
+    return inherited, Path("/proc/self/limits").read_text(), group, os.sched_getaffinity(0)
 
 
-# the asking side
-
-
-def install(environment):
-    """Let `subprocess.Popen` of this process fork the known modules, from a server that the first of them starts.
+def install(environment: dict[str, str]) -> None:
+    """Let `subprocess.Popen` of this process fork, from a server that the first call that can starts.
 
     Args:
         environment: The server's: one that names no test's folder.
     """
-    if sys.platform != "linux" or os.environ.get("STARLING_TESTS_FORK") == "0":
-        return
-    found, lock = [], threading.Lock()
+    base = environment | {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "1"}  # as the command sets them
+    base.pop("PYTHONPATH", None)
 
-    def server():
-        with lock:
-            if not found or found[0].owner != os.getpid() or found[0].channel.fileno() < 0:
-                found[:] = [Server.start(environment)]
-            return found[0]
+    @functools.cache
+    def server() -> Server:
+        ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        with theirs:
+            command = [sys.executable, __file__, str(theirs.fileno()), ROOM]
+            options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "pass_fds": [theirs.fileno()]}
+            process = subprocess.Popen(command, env=base | {"ROOM": ROOM}, **options)
+        started = Server(ours, base)
+        atexit.register(lambda: (started.channel.close(), process.wait()))
+        return started
 
-    _intercept(server, threads=True)
+    _intercept(server)
 
 
-def _intercept(server, threads=False):
-    """Let Popen ask a server.
+def installed() -> bool:
+    """Whether processes of this one are forked."""
+    return subprocess.Popen._execute_child is not _execute
 
-    Args:
-        server: Gives it.
-        threads: Whether any thread may: Linux tells a child of the end of the thread that started it, and a fork's is
-            the main one. Of the code under test this must stay true.
-    """
 
-    def execute(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest):
-        _, _, shell, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, restore, *user, session, group = rest
-        usual = (executable, close_fds, shell, restore, *user) == (None, True, False, True, None, None, None, -1)
-        bound = _death_signal(preexec_fn)
-        here = threads or threading.current_thread() is threading.main_thread()
-        environment = {os.fsdecode(k): os.fsdecode(v) for k, v in (os.environ if env is None else env).items()}
-        if usual and bound is not None and here and _known(args, environment):
-            request = {"env": environment, "cwd": os.fsdecode(cwd or os.getcwd()), "targets": [0, 1, 2, *pass_fds]}
-            request |= {"session": bool(session), "group": group, "bound": bound, **_inherited()}
-            request["args"] = [os.fsdecode(word) for word in args]
-            streams = [n if fd == -1 else fd for n, fd in enumerate((p2cread, c2pwrite, errwrite))]
-            if pid := _ask(server(), request, [*streams, *pass_fds]):
-                self.pid, self._child_created = pid, True
-                self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
-                return
-        _execute(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest)
+def _intercept(server: Callable[[], Server]) -> None:
+    names = inspect.signature(_execute)
+
+    def execute(self: Any, *arguments: Any) -> None:
+        asked = names.bind(self, *arguments).arguments
+        found = server().request(asked) if _switch["on"] and _is_known(asked["args"]) else None
+        if found and (pid := server().fork(*found)):
+            self.pid, self._child_created = pid, True
+            self._close_pipe_fds(*(asked[f"{name}{end}"] for name in ("p2c", "c2p", "err") for end in ("read", "write")))
+        else:
+            _execute(self, *arguments)
 
     subprocess.Popen._execute_child = execute
 
 
-def _ask(server, request, fds):
-    """The number of a new process; 0 if it needs an interpreter of its own."""
-    shown = [*request["args"], *request["env"], *request["env"].values()]
-    if sum(map(len, shown)) > ROOM // 2 or server.early != _early(request["env"]):
-        return 0
-    try:
-        return server.spawn(request, fds)
-    except EOFError:
-        return 0
-
-
-def _inherited():
-    """What a process has from its parent, besides files and folders."""
-    umask = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("Umask:"))
-    return {
-        "ignored": [int(number) for number in signal.valid_signals() if signal.getsignal(number) == signal.SIG_IGN],
-        "blocked": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
-        "umask": int(umask.split()[1], 8),
-    }
-
-
-def _death_signal(preexec_fn):
-    """What a child is to be sent when its parent dies, 0 for nothing; None if the function does something else."""
-    if preexec_fn is None:
-        return 0
-    known = isinstance(preexec_fn, functools.partial) and preexec_fn.func.__name__ == "bind_to_parent"
-    return int(preexec_fn.args[0]) if known else None
-
-
-def _known(args, environment):
-    if not isinstance(args, list | tuple) or len(args) < 3 or os.fspath(args[0]) != sys.executable:
+def _is_known(words: Any) -> bool:
+    if not isinstance(words, list) or len(words) < 3 or words[0] != sys.executable:
         return False
-    return (args[1] == "-m" and args[2] in MODULES) or (args[1] == "-c" and FORKED.items() <= environment.items())
+    return (words[1] == "-m" and words[2] in MODULES) or (words[1] == "-c" and isinstance(words[2], Forked))
 
 
-# the server's side
+@contextlib.contextmanager
+def switched_off() -> Iterator[None]:
+    """Every process that is started in the block is an interpreter of its own, and so are those that it starts."""
+    before, _switch["on"] = _switch["on"], False
+    try:
+        yield
+    finally:
+        _switch["on"] = before
 
 
-def serve(channel, early):
-    """Fork as asked until nobody can ask any more.
+def serve(channel: socket.socket, environment: dict[str, str]) -> dict[str, Any]:
+    """Fork as asked until the process that asks ends.
 
     Returns:
-        In a fork, what it was asked to be.
+        In a fork, what it is to be.
     """
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C is for those that ask
     while True:
-        try:
-            request, fds = _receive(channel)
-        except (EOFError, ConnectionError):
+        data, fds, *_ = socket.recv_fds(channel, 2 * _LARGEST, 64)
+        if not data:
             os._exit(0)
-        alive, end = os.pipe()
-        middle = os.fork()
-        if middle == 0:
+        between = os.fork()
+        if between == 0:
+            between = os.getpid()
             if os.fork():
                 os._exit(0)
-            os.close(end)
-            os.read(alive, 1)  # until the middle one is dead, and the asking process this one's parent
-            os.close(alive)
-            return _begin(channel, early, request, fds)
-        os.waitpid(middle, 0)
-        for fd in (alive, end, *fds):
+            while os.getppid() == between:
+                time.sleep(0.0005)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            try:
+                return _become(json.loads(data), fds, channel, environment)
+            except BaseException:
+                channel.send(b"0")
+                raise
+        os.waitpid(between, 0)
+        for fd in fds:
             os.close(fd)
 
 
-def _begin(channel, early, request, fds):
-    """Become what was asked for, and say so."""
-    own = None
-    if SPAWNERS & set(request["args"][1:3]):
-        own = Server.fork(early)
-        if isinstance(own, socket.socket):
-            channel.close()
-            _close_all([own.fileno()])
-            return serve(own, early)
-    try:
-        os.chdir(request["cwd"])
-    except OSError as error:
-        _send(channel, {"errno": error.errno})
-        os._exit(1)
+def _become(
+    request: dict[str, Any], fds: list[int], channel: socket.socket, environment: dict[str, str]
+) -> dict[str, Any]:
+    """Take on what an interpreter would have from its parent; and start an own server, which returns in its forks."""
     if request["session"]:
         os.setsid()
     if request["group"] >= 0:
         os.setpgid(0, request["group"])
-    os.umask(request["umask"])
-    high = [os.dup2(fd, 512 + n) for n, fd in enumerate(fds)]
-    keep = [channel.fileno(), *([own.channel.fileno()] if own else [])]
-    for fd, target in zip(high, request["targets"], strict=True):
-        os.dup2(fd, target, inheritable=True)
-    _close_all([*keep, *request["targets"]])
-    _set_signals(request)
-    if request["bound"]:
-        _libc.prctl(_PDEATHSIG, request["bound"])
-    _set_environment(request)
-    _send(channel, {"pid": os.getpid()})
-    channel.close()
-    if own:
+    if request["args"][2] in SPAWNERS or request["args"][1] == "-c":
+        ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        if os.fork() == 0:
+            for fd in (ours, channel):
+                fd.close()
+            for fd in fds:
+                os.close(fd)
+            return serve(_put_away(theirs), environment)
+        theirs.close()
+        own = Server(ours, environment)
         _intercept(lambda: own)
+    os.chdir(request["cwd"])
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 512) for fd in fds]
+    for fd in fds:
+        os.close(fd)
+    for fd, target in zip(high, request["targets"], strict=True):
+        os.dup2(fd, target)
+        os.close(fd)
+    if request["death"]:
+        _libc.prctl(_PDEATHSIG, request["death"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    _show(request["args"], [f"{name}={value}" for name, value in request["env"].items()])
+    channel.send(str(os.getpid()).encode())
+    channel.close()
     return request
 
 
-def _close_all(keep):
-    before = 2
-    for fd in [*sorted(fd for fd in keep if fd > 2), os.sysconf("SC_OPEN_MAX")]:
-        os.closerange(before + 1, fd)
-        before = fd
+def _show(words: list[str], environment: list[str]) -> None:
+    """Put a command and an environment where /proc shows them: over those of the server, which have room for it."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    begin, end, env_begin, env_end = (int(field) for field in fields[45:49])
+    for text, first, last in ((words, begin, end), (environment, env_begin, env_end)):
+        shown = b"".join(os.fsencode(word) + b"\0" for word in text)
+        ctypes.memmove(first, shown.ljust(last - first, b"\0"), last - first)
 
 
-def _set_signals(request):
-    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        with contextlib.suppress(OSError, ValueError):
-            signal.signal(number, signal.SIG_IGN if number in request["ignored"] else signal.SIG_DFL)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_IGN)  # as every interpreter does
-    if signal.SIGINT not in request["ignored"]:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
+class _Prefect(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Prefect reads its settings when it is imported, and some code asks whether it is: a fork imports it by this."""
 
+    def __init__(self) -> None:
+        self.modules = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "prefect"}
 
-def _set_environment(request):
-    os.environ.clear()
-    os.environ.update(request["env"])
-    words = request["args"]
-    _show([os.fsencode(w) for w in words], [os.fsencode(f"{k}={v}") for k, v in request["env"].items()])
-    sys.orig_argv = list(words)
-    sys.argv = [words[1], *words[3:]]
-    added = [str(Path(p).absolute()) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
-    sys.path[:] = ["" if words[1] == "-c" else os.getcwd(), *added, *_SITE]
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        old = getattr(sys, name)
-        kept = {"encoding": old.encoding, "errors": old.errors}
-        file = open(number, "r" if number == 0 else "w", closefd=False, **kept)  # noqa: SIM115
-        file.reconfigure(line_buffering=old.line_buffering or file.isatty(), write_through=old.write_through)
-        setattr(sys, name, file)
-        setattr(sys, f"__{name}__", file)
-    import numpy
-    import torch
+    def find_spec(self, name: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
+        return importlib.machinery.ModuleSpec(name, self) if name == "prefect" else None
 
-    numpy.random.seed()
-    torch.seed()
-    sys.meta_path.insert(0, _Late())
-
-
-class _Late(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds what was imported beforehand when it is first imported, and lets it read its settings then."""
-
-    def __init__(self):
-        self.modules = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == LATE}
-        for name in self.modules:
-            del sys.modules[name]
-
-    def find_spec(self, name, path=None, target=None):
-        return importlib.machinery.ModuleSpec(name, self) if name == LATE else None
-
-    def create_module(self, spec):
-        self.spec = self.modules[LATE].__spec__
-        return self.modules[LATE]
-
-    def exec_module(self, module):
-        module.__spec__ = self.spec
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
         sys.meta_path.remove(self)
+        self.spec = self.modules["prefect"].__spec__
+        return self.modules["prefect"]
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        module.__spec__ = self.spec
         sys.modules.update(self.modules)
-        import prefect.context
-        import prefect.logging.configuration
-
-        prefect.context.refresh_global_settings_context()
-        prefect.logging.configuration.setup_logging(incremental=False)
+        importlib.import_module("prefect.context").refresh_global_settings_context()
 
 
-def _show(words, environment):
-    """Put a command and an environment where /proc shows them: over those of this process, which have room for it."""
-    stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    code, data, stack = stat[23:25], stat[42:44], stat[25]
-    begin, end, env_begin, env_end = (int(n) for n in stat[45:49])
-    shown = [b"".join(w + b"\0" for w in text) for text in (words, environment)]
-    for text, first, last in zip(shown, (begin, env_begin), (end, env_end), strict=True):
-        assert len(text) < last - first
-        ctypes.memmove(first, text.ljust(last - first, b"\0"), last - first)
-    areas = [*code, *data, stat[44], _libc.sbrk(0), stack, begin, begin + len(shown[0]), env_begin]
-    where = struct.pack("11QQII", *map(int, areas), env_begin + len(shown[1]), 0, 0, 0xFFFFFFFF)
-    _libc.prctl(_SET_MM, _MM_MAP, where, ctypes.c_ulong(len(where)), 0)  # where it is not allowed, zeros follow
-
-
-_SITE: list[str] = []
-
-
-def main():
-    """Import everything, then fork; a fork runs its module as the interpreter's own, and ends as an interpreter."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    added = {str(Path(p).absolute()) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p}
-    _SITE[:] = [p for p in sys.path[1:] if p not in added]
-    sys.path[0] = str(ROOT)
-    channel = _put_away(socket.socket(fileno=os.dup(0)))
-    with open(os.devnull) as nothing:
-        os.dup2(nothing.fileno(), 0)
-    early = _early(os.environ)
+def main(channel: socket.socket) -> None:
+    """Import the libraries, then fork; a fork runs its module as the interpreter's own, and ends as an interpreter."""
     del os.environ["ROOM"]
-    os.environ |= {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "1"}
+    site, environment = sys.path[1:], dict(os.environ)
     for name in IMPORTED:
         importlib.import_module(name)
-    assert LATE not in sys.modules
-    for name in LATE_IMPORTED:
-        importlib.import_module(name)
-    sys.argv = [""]
+    assert threading.active_count() == 1, threading.enumerate()
+    assert not logging.root.handlers, logging.root.handlers
+    assert os.environ == environment, set(os.environ.items()) ^ set(environment.items())
+    sys.meta_path.insert(0, _Prefect())
     gc.collect()
     gc.freeze()
-    return serve(channel, early)["args"][1:3]
+    request = serve(_put_away(channel), environment)
+    words = request["args"]
+    sys.orig_argv, sys.argv = list(words), [words[1], *words[3:]]
+    sys.path[:] = ["" if words[1] == "-c" else os.getcwd(), *request["path"], *site]
+    importlib.import_module("numpy.random").seed()
+    importlib.import_module("torch").seed()
+    sys.modules["forks"], module = sys.modules["__main__"], types.ModuleType("__main__")
+    module.__dict__.update(__builtins__=__builtins__, __annotations__={}, __loader__=importlib.machinery.BuiltinImporter)
+    sys.modules["__main__"] = module
+    if words[1] == "-c":
+        exec(compile(words[2], "<string>", "exec"), module.__dict__)
+    else:
+        runpy._run_module_as_main(words[2])
 
 
 if __name__ == "__main__":
-    import forks
-
-    how, chosen = forks.main()
-    main = sys.modules["__main__"] = types.ModuleType("__main__")
-    main.__builtins__, main.__annotations__ = __builtins__, {}
-    if how == "-c":
-        exec(compile(chosen, "<string>", "exec"), main.__dict__)
-    else:
-        if not hasattr(sys.modules.get(chosen), "__path__"):
-            sys.modules.pop(chosen, None)
-        runpy._run_module_as_main(chosen)
+    main(socket.socket(fileno=int(sys.argv[1])))

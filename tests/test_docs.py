@@ -1,6 +1,5 @@
 """Every code block of README.md and docs/ is true: Python runs, YAML configures, shell lines name what there is."""
 
-import os
 import re
 import shlex
 import shutil
@@ -12,7 +11,7 @@ import click
 import pytest
 import typer
 import yaml
-from forks import FORKED
+from forks import Forked
 
 from tasks.config import ConfigError, parse_config
 
@@ -208,17 +207,18 @@ def test_yaml_is_a_configuration_or_a_part_of_one(text):
 
 @pytest.mark.parametrize("text", blocks(("python", "py")))
 def test_python_runs(text, tmp_path, request):
-    env = dict(os.environ)
+    env = None
     if "models:/" in text or "load_model" in text or ".wav" in text:
         env = registry_environment(text, tmp_path)
-    command = [sys.executable, "-c", text]
-    done = subprocess.run(command, cwd=tmp_path, env=env | FORKED, capture_output=True, text=True, timeout=240)
+    command = [sys.executable, "-c", Forked(text)]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
 def registry_environment(text, folder):
     """A registry that has a model under the names that a block uses, and the audio files that it mentions."""
     import importlib.util
+    import os
 
     if "support" not in sys.modules:
         spec = importlib.util.spec_from_file_location("support", ROOT / "tests" / "support.py")

@@ -1,41 +1,58 @@
 """A process that a fork server makes is as one of an interpreter of its own."""
 
+import functools
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
+import forks
 import pytest
-from forks import FORKED
+from forks import Forked
 from support import ROOT, processes_naming, wait_until
 
+from training.processes import bind_to_parent
+
 SHOW = """
-import json, os, signal, sys, threading
+import json, logging, os, random, signal, sys, tempfile, threading
+state = open("/proc/self/status").read().splitlines()
 print(json.dumps({
     "parent": os.getppid(), "leader": os.getsid(0) == os.getpid(), "group": os.getpgid(0) == os.getpid(),
-    "folder": os.getcwd(), "environment": dict(os.environ), "umask": os.umask(0),
-    "argv": sys.argv, "words": sys.orig_argv[1:], "path": sys.path,
-    "signals": [str(signal.getsignal(n)) for n in signal.valid_signals()],
-    "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
-    "files": [n for n in range(64) if os.path.exists(f"/proc/self/fd/{n}")][:5],
-    "threads": threading.active_count(), "main": sorted(globals()),
-    "streams": [[f.encoding, f.errors, f.line_buffering, f.fileno()] for f in (sys.stdin, sys.stdout, sys.stderr)],
-    "said": sys.stdin.read(),
+    "folder": os.getcwd(), "environment": dict(os.environ), "limits": open("/proc/self/limits").read(),
+    "state": [line for line in state if line.startswith(("Umask", "SigBlk", "SigIgn", "Uid", "Gid", "NoNewPrivs", "Cpus"))],
+    "argv": sys.argv, "words": sys.orig_argv[1:], "path": sys.path, "flags": str(sys.flags), "nice": os.nice(0),
+    "signals": [str(signal.getsignal(n)) for n in sorted(signal.valid_signals())],
+    "files": sorted(n for n in os.listdir("/proc/self/fd") if int(n) < 900 and n != "3"),
+    "threads": threading.active_count(), "main": sorted(globals()), "logging": str(logging.root.handlers),
+    "streams": [[f.encoding, f.errors, f.line_buffering, f.write_through] for f in (sys.stdin, sys.stdout, sys.stderr)],
+    "folders": [tempfile.gettempdir(), os.path.expanduser("~")], "locale": __import__("locale").getlocale(),
+    "hidden": "prefect" in sys.modules, "said": sys.stdin.read(),
     "shown": [open(f"/proc/self/{name}", "rb").read().decode() for name in ("cmdline", "environ")],
 }))
 """
+CHANCE = "import random, numpy, torch; print(random.random(), numpy.random.rand(), torch.rand(1), numpy.__file__)"
 
 
-@pytest.fixture(params=["forked", "plain"])
+@pytest.fixture(scope="module", autouse=True)
+def server():
+    """A fork server even where the test runs by itself."""
+    if not forks.installed():
+        forks.install(dict(os.environ))
+
+
+@pytest.fixture(params=[Forked, str])
 def python(request, tmp_path):
     """Starts `python -c`, either way."""
     started = []
 
     def start(code, *words, **options):
-        env = os.environ | {"HERE": str(tmp_path)} | (FORKED if request.param == "forked" else {})
-        started.append(subprocess.Popen([sys.executable, "-c", code, *words], env=env, text=True, **options))
+        env = os.environ | {"STARLING_HERE": str(tmp_path)}
+        command = [sys.executable, "-c", request.param(code), *words]
+        started.append(subprocess.Popen(command, env=env, text=True, **options))
         return started[-1]
 
     yield start
@@ -44,28 +61,76 @@ def python(request, tmp_path):
         process.wait()
 
 
-def test_it_finds_what_an_interpreter_finds(tmp_path):
-    command = [sys.executable, "-c", SHOW, "a", "b c", ""]
-    env = {**os.environ, "WHERE": "x", "STARLING_TESTS_FORK": ""}
+def is_fork(**options):
+    """Whether such a process has the libraries that its server has imported."""
+    code = Forked("import sys; sys.exit('torch' in sys.modules)")
+    return subprocess.run([sys.executable, "-c", code], **options).returncode == 1
+
+
+@pytest.mark.parametrize("session", [True, False])
+def test_it_finds_what_an_interpreter_finds(tmp_path, session):
+    env = {**os.environ, "STARLING_X": "y", "PYTHONPATH": f"{ROOT}:relative"}
+    options = {"cwd": tmp_path, "env": env, "input": "told", "capture_output": True, "text": True, "check": True}
     found = []
-    for more in ({}, FORKED):
-        options = {"cwd": tmp_path, "env": env | more, "input": "told", "capture_output": True, "text": True}
-        done = subprocess.run(command, check=True, start_new_session=True, **options)
-        found.append(json.loads(done.stdout))
-        one = found[-1]
+    for kind in (str, Forked):
+        command = [sys.executable, "-c", kind(SHOW), "a", "b c", ""]
+        found.append(one := json.loads(subprocess.run(command, start_new_session=session, **options).stdout))
         assert one["parent"] == os.getpid()
-        assert "\0" + "\0".join(one["words"]) + "\0" in one["shown"].pop(0)
+        assert "\0".join(one["words"]) + "\0" in one["shown"].pop(0)
         shown = one["shown"].pop().rstrip("\0").split("\0")
-        assert dict(entry.split("=", 1) for entry in shown) == env | more
-        assert one["environment"].pop("STARLING_TESTS_FORK") == more.get("STARLING_TESTS_FORK", "")
+        assert dict(entry.split("=", 1) for entry in shown) == env
     assert found[0] == found[1]
 
 
-def test_forks_are_fast():
-    """They do not import what their server has imported."""
-    code = "import sys; sys.exit(7 if 'torch' in sys.modules else 0)"
-    assert subprocess.run([sys.executable, "-c", code], env=os.environ | FORKED).returncode == 7
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+def test_each_draws_numbers_of_its_own():
+    command = [sys.executable, "-c", Forked(CHANCE)]
+    drawn = [subprocess.run(command, check=True, capture_output=True, text=True).stdout.split() for _ in range(2)]
+    assert drawn[0][-1] == drawn[1][-1]
+    assert not set(drawn[0][:-1]) & set(drawn[1][:-1])
+
+
+def test_what_is_out_of_the_ordinary_gets_an_interpreter_of_its_own(tmp_path):
+    assert is_fork()
+    assert is_fork(preexec_fn=functools.partial(bind_to_parent, signal.SIGKILL))
+    assert not is_fork(preexec_fn=lambda: None)
+    assert not is_fork(env=os.environ | {"OMP_NUM_THREADS": "3"})
+    assert not is_fork(env={name: value for name, value in os.environ.items() if name != "PATH"})
+    assert not is_fork(umask=0o77)
+    assert not is_fork(close_fds=False)
+    (tmp_path / "sitecustomize.py").touch()
+    assert not is_fork(env=os.environ | {"PYTHONPATH": str(tmp_path)})
+    with forks.switched_off():
+        assert not is_fork()
+    found = []
+    thread = threading.Thread(target=lambda: found.append(is_fork()))
+    thread.start()
+    thread.join()
+    assert found == [False]
+
+
+def test_what_a_process_has_from_its_parent_is_the_servers_or_it_is_no_fork():
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 40, hard))
+    try:
+        assert not is_fork()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert not is_fork()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    mask = os.umask(0o77)
+    try:
+        assert not is_fork()
+    finally:
+        os.umask(mask)
+    assert is_fork()
+
+
+@pytest.mark.real_interpreter
+def test_the_marker_gives_an_interpreter_of_its_own():
+    assert not is_fork()
 
 
 @pytest.mark.parametrize(
@@ -77,6 +142,7 @@ def test_forks_are_fast():
         ("import atexit, sys; atexit.register(sys.stderr.write, 'bye')", 0, "bye"),
         ("import os; os.kill(os.getpid(), 9)", -9, ""),
         ("import os; os._exit(5)", 5, ""),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGINT)", -2, "KeyboardInterrupt\n"),
     ],
 )
 def test_it_ends_as_it_says(python, code, status, said):
@@ -85,34 +151,36 @@ def test_it_ends_as_it_says(python, code, status, said):
     assert process.returncode == status
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, -signal.SIGINT)])
-def test_signals_end_it(python, number, status):
-    process = python(
-        "import time; print(1, flush=True); time.sleep(600)", stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_end_it(python, number):
+    code = "import time; print(1, flush=True); time.sleep(600)"
+    process = python(code, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     process.stdout.readline()
     process.send_signal(number)
-    assert process.wait(240) == status
+    assert process.wait(240) == -number
     process.stdout.close()
 
 
 PARENT = """
 import os, subprocess, sys, time
-from training.processes import end_with_parent
-code = "import sys, time; from training.processes import end_with_parent; end_with_parent(int(sys.argv[1]));"
-code += "print(1, flush=True); time.sleep(600)"
-child = subprocess.Popen([sys.executable, "-c", code, str(os.getpid())], stdout=subprocess.PIPE)
-child.stdout.readline()
-print(child.pid, flush=True)
+sys.path.insert(0, sys.argv[1])
+from forks import Forked
+code = "import os, sys, time; from training.processes import end_with_parent; end_with_parent(int(sys.argv[1]));"
+code += "print(os.getsid(0), os.getpgrp(), 'torch' in sys.modules, flush=True); time.sleep(600)"
+child = subprocess.Popen([sys.executable, "-c", Forked(code), str(os.getpid())], stdout=subprocess.PIPE, text=True)
+print(child.pid, child.stdout.readline(), flush=True)
 time.sleep(600)
 """
 
 
-def test_a_child_of_its_own_ends_with_it(python, tmp_path):
-    process = python(PARENT, stdout=subprocess.PIPE, cwd=ROOT)
-    child = int(process.stdout.readline())
+def test_a_child_of_its_own_is_in_its_session_and_ends_with_it(python, tmp_path):
+    options = {"stdout": subprocess.PIPE, "cwd": ROOT, "start_new_session": True}
+    process = python(PARENT, str(ROOT / "tests"), **options)
+    child, session, group, forked = process.stdout.readline().split()
+    assert int(session) == int(group) == process.pid
+    assert forked == str(isinstance(process.args[2], Forked))
     assert Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[1] == str(process.pid)
-    assert {process.pid, child} <= set(processes_naming(str(tmp_path)))
+    assert {process.pid, int(child)} <= set(processes_naming(str(tmp_path)))
     process.kill()
     process.wait(240)
     process.stdout.close()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-from forks import FORKED
+from forks import Forked
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -37,10 +37,10 @@ def run_ranks(program: str, ranks: int, folder: Path, *words: str) -> None:
         words: Further arguments.
     """
     path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
-    env = {**os.environ, **FORKED, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", program, str(rank), str(ranks), str(folder), *words],
+            [sys.executable, "-c", Forked(program), str(rank), str(ranks), str(folder), *words],
             env=env,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -23,7 +23,7 @@ state = open("/proc/self/status").read().splitlines()
 print(json.dumps({
     "parent": os.getppid(), "leader": os.getsid(0) == os.getpid(), "group": os.getpgid(0) == os.getpid(),
     "folder": os.getcwd(), "environment": dict(os.environ), "limits": open("/proc/self/limits").read(),
-    "state": [line for line in state if line.startswith(("Umask", "SigBlk", "SigIgn", "Uid", "Gid", "NoNewPrivs", "Cpus"))],
+    "state": [line for line in state if line.startswith(("Umask", "SigBlk", "SigIgn", "Uid", "Gid", "NoNew"))],
     "argv": sys.argv, "words": sys.orig_argv[1:], "path": sys.path, "flags": str(sys.flags), "nice": os.nice(0),
     "signals": [str(signal.getsignal(n)) for n in sorted(signal.valid_signals())],
     "files": sorted(n for n in os.listdir("/proc/self/fd") if int(n) < 900 and n != "3"),

@@ -12,12 +12,11 @@ between two stages; weights never travel. All wait for the slowest stage; a dead
 import logging
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from speech.features.augment import utterance_seeds
 from speech.models import AcousticModel
@@ -31,6 +30,9 @@ from training.job import TrainJob
 from training.portions import TooLargeError
 from training.shapes import rounded_up
 from training.validation import ctc_losses
+
+if TYPE_CHECKING:
+    from torch.distributed.pipelining import PipelineStage
 
 # a schedule is made for every batch, and says so every time
 logging.getLogger("torch.distributed.pipelining").setLevel(logging.WARNING)
@@ -193,6 +195,9 @@ class PipelineLearner(Learner):
             unalignable += count
             return losses.sum()
 
+        # every rank imports this module, and torch.distributed.pipelining takes a second
+        from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
+
         # 1F1B needs as many micro-batches as stages
         one = self.cfg.pipeline.schedule == "1f1b" and parts >= self.group.size
         kind = Schedule1F1B if one else ScheduleGPipe
@@ -203,8 +208,10 @@ class PipelineLearner(Learner):
         schedule.step(*inputs, target=rows, losses=losses, return_outputs=False, lengths=lengths.to(self.device))
         return sum(float(loss.detach()) for loss in losses), unalignable
 
-    def _place(self, width: int, size: int) -> PipelineStage:
+    def _place(self, width: int, size: int) -> "PipelineStage":
         """This stage for micro-batches of a shape: stated here, since torch would pickle shapes to tell them."""
+        from torch.distributed.pipelining import PipelineStage
+
         stage = self.stage
         inner = int(stage.num_frames(torch.tensor(max(1, width))))
         shape_in = (size, width if stage.is_first else inner, stage.in_width)

@@ -52,8 +52,9 @@ def _load(name: str) -> ModuleType:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Give tests marked `real_interpreter`, and the fixtures that they are the first to need, no forks."""
-    with forks.switched_off() if item.get_closest_marker("real_interpreter") else nullcontext():
+    """Give no forks to tests marked `real_interpreter` or `gpu`, nor to fixtures that they are the first to use."""
+    real = any(item.get_closest_marker(name) for name in ("real_interpreter", "gpu"))
+    with forks.switched_off() if real else nullcontext():
         yield
 
 

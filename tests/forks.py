@@ -36,11 +36,12 @@ SPAWNERS = {"flows.cli.app", "mlflow", "training.node", "training.rank", "traini
 MODULES = SPAWNERS | {"training.evaluator", "uvicorn"}  # others start as fast by themselves
 # beginnings of the names of variables that a library reads when it is used; others may be read while it is loaded
 LATE = (
-    *("AWS_", "COLUMNS", "DO_NOT_TRACK", "MLFLOW_DISABLE_TELEMETRY", "MLFLOW_SERVER_", "MLFLOW_TRACKING_", "NO_COLOR"),
+    *("AWS_", "COLUMNS", "DO_NOT_TRACK", "MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "MLFLOW_DISABLE_TELEMETRY"),
+    *("MLFLOW_ENABLE_ARTIFACTS_", "MLFLOW_SERVER_", "MLFLOW_SUPPRESS_PRINTING_", "MLFLOW_TRACKING_", "NO_COLOR"),
     *("PREFECT_API_URL", "PREFECT_FLOWS_HEARTBEAT_FREQUENCY", "PREFECT_HOME", "PREFECT_LOGGING_HANDLERS_"),
     *("PREFECT_RESULTS_DEFAULT_SERIALIZER", "PREFECT_SERVER_ANALYTICS_ENABLED", "PREFECT_UI_API_URL", "PYTEST_"),
-    *("PYTHONPATH", "PYTORCH_ALLOC_CONF", "STARLING_", "TORCHINDUCTOR_CACHE_DIR", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"),
-    "_MLFLOW_",
+    *("PYTHONPATH", "PYTORCH_ALLOC_CONF", "STARLING_", "TORCHINDUCTOR_CACHE_DIR"),
+    *("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "_MLFLOW_"),
 )
 USUAL = {"executable": None, "close_fds": True, "shell": False, "restore_signals": True, "umask": -1}
 USUAL |= {"uid": None, "gid": None, "gids": None}

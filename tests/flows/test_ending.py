@@ -23,6 +23,8 @@ def terminate(*_):
     raise Terminated
 
 import signal
+
+pytestmark = pytest.mark.real_interpreter
 signal.signal(signal.SIGTERM, terminate)  # as Prefect does in the process of a flow run
 child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
 with bounded_end(0.5), ThreadPoolExecutor(1) as pool:

@@ -10,6 +10,8 @@ from support import ROOT
 
 PROGRAM = """
 from flows.cli.output import guarded_output
+
+pytestmark = pytest.mark.real_interpreter
 with guarded_output():
     import sys
     {body}

@@ -15,6 +15,8 @@ import sys
 import threading
 import time
 
+pytestmark = pytest.mark.real_interpreter
+
 if sys.argv[0] in ("-m", "-c"):
     import torch
 

@@ -26,6 +26,8 @@ LINE = "ending within ten seconds; the same command then finishes the work"
 PARENT = """
 import sys
 from flows.services import spawn
+
+pytestmark = pytest.mark.real_interpreter
 service = spawn("sleeper", [sys.executable, "-c", "import time; time.sleep(600)"], "", "")
 print(service.process.pid, flush=True)
 service.process.wait()

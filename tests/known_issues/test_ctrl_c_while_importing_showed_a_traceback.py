@@ -22,6 +22,8 @@ class Interrupts:
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.meta_path.insert(0, Interrupts())
 from flows.cli.app import main
+
+pytestmark = pytest.mark.real_interpreter
 print("imported")
 """
 

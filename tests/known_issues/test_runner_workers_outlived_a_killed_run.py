@@ -36,6 +36,8 @@ import signal, time
 from tasks.config import RunnerConfig
 from tasks.runner import map_pieces
 
+pytestmark = pytest.mark.real_interpreter
+
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
     pieces = [{"name": "0", "store": "memory://none", "shards": [], "sample_rate": 8000}]

@@ -11,6 +11,8 @@ from support import ROOT, wait_until
 from flows import ending
 from flows.ending import _Handler, bounded_end, descendants
 
+pytestmark = pytest.mark.real_interpreter
+
 BUSY = """
 import subprocess, sys, threading, time
 from concurrent.futures import ThreadPoolExecutor
@@ -23,8 +25,6 @@ def terminate(*_):
     raise Terminated
 
 import signal
-
-pytestmark = pytest.mark.real_interpreter
 signal.signal(signal.SIGTERM, terminate)  # as Prefect does in the process of a flow run
 child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
 with bounded_end(0.5), ThreadPoolExecutor(1) as pool:

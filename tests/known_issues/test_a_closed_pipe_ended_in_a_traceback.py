@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from support import ROOT
 
+pytestmark = pytest.mark.real_interpreter
+
 PROGRAM = """
 from flows.cli.output import guarded_output
-
-pytestmark = pytest.mark.real_interpreter
 with guarded_output():
     import sys
     {body}

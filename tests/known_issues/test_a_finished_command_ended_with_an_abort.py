@@ -9,13 +9,13 @@ import sys
 import pytest
 from support import ROOT
 
+pytestmark = pytest.mark.real_interpreter
+
 THREAD = """
 import atexit
 import sys
 import threading
 import time
-
-pytestmark = pytest.mark.real_interpreter
 
 if sys.argv[0] in ("-m", "-c"):
     import torch

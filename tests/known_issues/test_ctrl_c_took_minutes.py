@@ -17,6 +17,8 @@ from storage.locks import file_lock
 from tasks.slots import lock_name
 from training.journal import read_journal
 
+pytestmark = pytest.mark.real_interpreter
+
 ENDED_S = 60
 """A fault's bound, on a busy machine; the promise is ten seconds."""
 ENDLESS = 100_000
@@ -26,8 +28,6 @@ LINE = "ending within ten seconds; the same command then finishes the work"
 PARENT = """
 import sys
 from flows.services import spawn
-
-pytestmark = pytest.mark.real_interpreter
 service = spawn("sleeper", [sys.executable, "-c", "import time; time.sleep(600)"], "", "")
 print(service.process.pid, flush=True)
 service.process.wait()

@@ -9,6 +9,8 @@ from support import ROOT
 
 from flows import importing
 
+pytestmark = pytest.mark.real_interpreter
+
 IMPORTS = """
 import os, signal, sys
 sys.path.insert(0, {root!r})
@@ -22,8 +24,6 @@ class Interrupts:
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.meta_path.insert(0, Interrupts())
 from flows.cli.app import main
-
-pytestmark = pytest.mark.real_interpreter
 print("imported")
 """
 

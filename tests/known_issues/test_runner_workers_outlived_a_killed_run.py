@@ -17,6 +17,8 @@ from support import ROOT, end_processes, processes_naming, wait_until
 
 from training.processes import begin_worker, starting_workers
 
+pytestmark = pytest.mark.real_interpreter
+
 POOL = """
 import os, signal, sys, time
 from concurrent.futures import ProcessPoolExecutor
@@ -35,8 +37,6 @@ STAGE = """
 import signal, time
 from tasks.config import RunnerConfig
 from tasks.runner import map_pieces
-
-pytestmark = pytest.mark.real_interpreter
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -14,12 +14,12 @@ from flows import local_runs
 from flows.services import free_port, spawn
 from training.journal import read_journal
 
+pytestmark = pytest.mark.real_interpreter
+
 WORKER = """
 import os, signal, subprocess, sys
 flow = '''
 import signal, sys, time
-
-pytestmark = pytest.mark.real_interpreter
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(open(sys.argv[1], "a").write("flow ended "))
     if sys.argv[2] == "polite" else None)
 print("up", flush=True)

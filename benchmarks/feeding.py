@@ -1,8 +1,10 @@
 """The feeding side of training alone: utterances a second by loader threads and processes, against what GPUs take.
 
     python -m benchmarks.feeding [--json] [--threads 1 2 4 8] [--learners 1] [--wanted 300] [--url SHARDS]
+        [--augment profile]
 
-Each learner's process reads, verifies and decodes batches of an epoch's plan by the threads of `train.loader_threads`,
+Each learner's process reads, verifies and decodes batches of an epoch's plan by the threads of `train.loader_threads`
+and draws what augmentation needs (`--augment none`, that of the profiles for GPUs, or noise and reverberation as well),
 with as many batches ahead as in training, and a consumer that takes them at once. `--wanted` is what one GPU takes: a
 Conformer of 30 M weights on one H100 an estimated 250 to 350 utterances a second. Without `--url` (a folder or s3://
 with a set's shards) the FLAC files of LibriSpeech dev-clean-5 are made into shards.
@@ -23,15 +25,24 @@ import numpy as np
 import torch
 
 from benchmarks.common import Watched
+from speech.features.augment import AugmentConfig, NoiseConfig, PauseConfig, ReverbConfig
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.reading import ShardReader
+from training.augmenting import Augmenter
 from training.batching import plan_epoch
 from training.data import SpeechDataset
 from training.deciding import READ_AHEAD
-from training.prefetch import Prefetcher
+from training.prefetch import Loader, Prefetcher
 from training.processes import end_with_parent
 
+_PAUSES = PauseConfig(edge_s=(0.0, 1.0), inner_s=(0.0, 0.5))
+_PROFILE = AugmentConfig(speed_factors=(0.9, 1.0, 1.1), pauses=_PAUSES)
+AUGMENTS = {
+    "none": AugmentConfig(enabled=False),
+    "profile": _PROFILE,
+    "noisy": _PROFILE.model_copy(update={"noise": NoiseConfig(), "reverb": ReverbConfig()}),
+}
 COPIES = 4
 PATIENCE_S = 300.0
 
@@ -45,6 +56,8 @@ class Options:
     seconds: float = 10.0
     batch_seconds: float = 400.0
     max_batch: int = 64
+    augment: str = "profile"
+    """What is drawn for, of `AUGMENTS`."""
 
 
 def feed(number: int, options: Options, pipe: Connection, parent: int) -> None:
@@ -57,7 +70,8 @@ def feed(number: int, options: Options, pipe: Connection, parent: int) -> None:
     dataset = SpeechDataset(index, ShardReader(store, index))
     for row in dataset.first_of_shards(np.arange(len(dataset))):
         dataset.load(int(row))
-    prefetcher = Prefetcher(dataset.batch, options.threads)
+    augmenter = Augmenter(AUGMENTS[options.augment], int(index.column("sample_rate")[0]), seed=1)
+    prefetcher = Prefetcher(Loader(dataset, augmenter, torch.device("cpu")), options.threads)
     pipe.send("ready")
     pipe.recv()
     pipe.send(_measure(number, options, dataset, prefetcher))
@@ -72,11 +86,10 @@ def _measure(number: int, options: Options, dataset: SpeechDataset, prefetcher: 
     while (elapsed := time.perf_counter() - began) < options.seconds or not batches:
         if len(plan) <= ahead:
             more = {"batch_seconds": options.batch_seconds, "max_batch": options.max_batch}
-            plan += plan_epoch(dataset.durations, **more, seed=1, epoch=epoch)
+            plan += [(rows, epoch) for rows in plan_epoch(dataset.durations, **more, seed=1, epoch=epoch)]
             epoch += 1
-        rows, plan = plan[0], plan[1:]
-        prefetcher.hint([rows, *plan[:ahead]])
-        batch = prefetcher.take(rows)
+        prefetcher.hint(plan[: 1 + ahead])
+        batch = prefetcher.take(*plan.pop(0))
         assert batch is not None
         utterances, audio, batches = utterances + len(batch.ids), audio + batch.seconds, batches + 1
     return {"utterances": utterances, "audio_s": audio, "elapsed": elapsed, "cpu_s": _cpu_seconds() - cpu}
@@ -132,10 +145,11 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--batch-seconds", type=float, default=400.0)
     parser.add_argument("--max-batch", type=int, default=64)
     parser.add_argument("--url", default="", help="a set's shards")
+    parser.add_argument("--augment", default="profile", choices=AUGMENTS)
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         url = args.url or _own_shards(Path(folder))
-        common = {"seconds": args.seconds, "batch_seconds": args.batch_seconds, "max_batch": args.max_batch}
+        common = {name: getattr(args, name) for name in ("seconds", "batch_seconds", "max_batch", "augment")}
         rows = [
             measure(Options(url, threads, **common), learners, args.wanted)
             for learners in args.learners

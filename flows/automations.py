@@ -158,7 +158,7 @@ def apply(configs: list[PipelineConfig], deployed: list[dict[str, Any]], notify_
         configs: The configurations that were deployed.
         deployed: What `flows.deployments.deploy` said of them.
         notify_url: Where notifications go; kept in an encrypted block only. Empty leaves it as it was; without any,
-            nobody is told.
+            no notification is sent.
 
     Returns:
         Their names.
@@ -190,7 +190,7 @@ def _put(api: Any, wanted: dict[str, Any]) -> None:
 
 
 def _is(found: Any, wanted: dict[str, Any]) -> bool:
-    """Whether an automation is as wanted, whatever the server has added to it."""
+    """Whether an automation is as wanted, apart from fields that the server adds."""
     from prefect.events.schemas.automations import AutomationCore
 
     def plain(automation: Any) -> str:

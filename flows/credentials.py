@@ -95,7 +95,7 @@ def read_secret(folder: Path, name: str) -> str:
     except FileNotFoundError:
         raise SecretError(f"{path} is missing: `starling secrets {folder}` makes it") from None
     if not text:
-        raise SecretError(f"{path} is empty: remove it, and `starling secrets {folder}` makes it anew")
+        raise SecretError(f"{path} is empty: remove it, and `starling secrets {folder}` makes a new one")
     open_folder = folder != MOUNTED and folder.stat().st_mode & _READABLE_BY_OTHERS
     if open_folder and path.stat().st_mode & _READABLE_BY_OTHERS:
         raise SecretError(f"{path} can be read by other users: chmod 600 {path}")

@@ -7,6 +7,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from typing_extensions import override
+
 from flows.postgres import PostgresServer
 from flows.services import ServiceError
 from storage.publishing import publish_file
@@ -67,7 +69,7 @@ class SqliteDatabase(Database):
             full = error.sqlite_errorcode in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
             remedy = f"free space in {target.parent}" if full else "restore it from a backup, or move it away"
             raise DatabaseError(f"{self.path} cannot be copied ({error}): {remedy}, and run this again") from error
-        _check_sqlite(target)  # better no backup than one that nobody can restore
+        _check_sqlite(target)  # better no backup than one that cannot be restored
 
     def restore(self, source: Path) -> None:
         """See `Database`; a rename."""
@@ -77,8 +79,8 @@ class SqliteDatabase(Database):
             self.path.with_name(self.path.name + journal).unlink(missing_ok=True)
         publish_file(source, self.path)
 
+    @override
     def has_data(self) -> bool:
-        """See `Database`."""
         return self.path.exists() and self.path.stat().st_size > 0
 
 
@@ -146,8 +148,8 @@ class PostgresDatabase(Database):
             cursor.execute("COMMIT")
             cursor.execute(f'DROP DATABASE "{old}"')
 
+    @override
     def has_data(self) -> bool:
-        """See `Database`."""
         with self.server.admin() as admin, admin.cursor() as cursor:
             cursor.execute("SELECT 1 FROM pg_database WHERE datname = %s", (self.name,))
             if cursor.fetchone() is None:

@@ -22,7 +22,7 @@ FOLDS = 5
 TAG = "starling"
 """On every run of a deployment of ours: what automations look for."""
 PART_TAG = "starling-part"
-"""On runs inside of such runs, on nodes and on runs from a terminal: their silence matters, but nobody is notified."""
+"""On runs inside of such runs, on nodes and on runs from a terminal: their silence matters, but is not notified."""
 HEARTBEAT_S = 30
 """Seconds between the signs of life of a run; Prefect allows no less."""
 SCHEDULE_SLUG = "starling"
@@ -56,7 +56,7 @@ class Scheduled:
 
 
 SCHEDULED = (
-    Scheduled("pipeline", "15 2 * * *", "Every night: whatever has changed, from the corpus to the registry."),
+    Scheduled("pipeline", "15 2 * * *", "Every night: what has changed, from the corpus to the registry."),
     Scheduled(
         "evaluate",
         "5 * * * *",

@@ -26,7 +26,7 @@ class Countdown:
     """Ends this process hard, with all that it started, a while after the first signal that asks it to end.
 
     A thread hears of signals through Python's wakeup descriptor: handlers run between two bytecodes of the main thread
-    only, which may be in the middle of a long call. And what a handler raises is dropped where nobody can catch it, in
+    only, which may be in the middle of a long call. And what a handler raises is dropped where it cannot be caught, in
     a callback from C or a finalizer: then the thread sends the signal again.
 
     Args:
@@ -38,7 +38,7 @@ class Countdown:
         self.number = 0
         """The signal that was heard first."""
         self.raised = False
-        """Whether a handler has begun to end the main thread."""
+        """Whether a handler has started to end the main thread."""
         self.deadline = float("inf")
         """When the process is ended hard."""
         self.status = 0
@@ -104,7 +104,7 @@ _countdown: Countdown | None = None
 class _Handler:
     """What this process does on a signal: what it did before, once; later ones change nothing.
 
-    Whoever is impatient and asks twice would otherwise interrupt the tidying up.
+    A second Ctrl-C would otherwise interrupt the clean-up.
     """
 
     def __init__(self, countdown: Countdown, before: Any) -> None:
@@ -261,7 +261,7 @@ def family() -> dict[int, list[int]]:
 
 
 def outlive_reader() -> None:
-    """Go on when nobody reads this process's output any more, as when its worker has been killed.
+    """Go on when this process's output is not read any more, for example when its worker has been killed.
 
     Prefect's console handler would end the process at its next line, and with it a training of days.
     """
@@ -283,6 +283,6 @@ def _log_consoles() -> set[Console]:
 
 def _fall_silent(console: Console) -> None:
     console.quiet = True
-    nobody = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nobody, console.file.fileno())
-    os.close(nobody)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, console.file.fileno())
+    os.close(null)

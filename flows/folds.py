@@ -49,7 +49,7 @@ def crossvalidate(config: PipelineConfig, folds: int, run_id: str = "", force_fr
         config: The pipeline's configuration.
         folds: How many folds.
         run_id: Name of the run; empty gives it one.
-        force_from: Do the stages from this one on anew.
+        force_from: Run this stage and all later ones again.
 
     Returns:
         What `starling run --folds K --json` prints.
@@ -77,7 +77,7 @@ def crossvalidate_plainly(config: PipelineConfig, folds: int, force_from: str = 
 
 
 def _forced(config: PipelineConfig, force_from: str) -> str:
-    """The stage that a fold begins anew with; what all folds share is made anew for the first one only."""
+    """The first stage that a fold runs again; what all folds share is made again for the first one only."""
     shared = force_from in INGEST and config.data.fold > 1
     return TRAIN[0] if shared else force_from
 

@@ -28,6 +28,6 @@ def imported() -> None:
 
 
 def _end(number: int, _: object) -> None:
-    # nothing has been started or opened yet; an exception could be swallowed by whatever is being imported
+    # nothing has been started or opened yet; an exception could be swallowed by the module that is being imported
     os.write(sys.stderr.fileno(), b"interrupted (Ctrl-C)\n")
     os._exit(128 + number)

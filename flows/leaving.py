@@ -1,4 +1,4 @@
-"""The end of the `starling` command: its status is what the command says, whatever the interpreter's end may do."""
+"""The end of the `starling` command: its status is what the command says, independent of how the interpreter ends."""
 
 import atexit
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The flow `node`: one node of a ring, on whatever machine its Prefect worker runs.
+"""The flow `node`: one node of a ring, on the machine of its Prefect worker.
 
 The train stage asks for one run of it for each node. Training happens in a child process, so that cancelling the run
 (SIGTERM) and killing it (kill -9) both end everything that it started.

@@ -68,7 +68,7 @@ def ingest(config: PipelineConfig, run_id: str = "", force_from: str = "", until
     Args:
         config: The pipeline's configuration.
         run_id: A run of this process to take part in; empty begins a new one.
-        force_from: Do the stages from this one on anew.
+        force_from: Run this stage and all later ones again.
         until: Last stage.
     """
     with _run(config, run_id, force_from, until) as run:
@@ -84,7 +84,7 @@ def train(config: PipelineConfig, run_id: str = "", force_from: str = "") -> dic
     Args:
         config: The pipeline's configuration.
         run_id: A run of this process to take part in; empty begins a new one.
-        force_from: Do the stages from this one on anew.
+        force_from: Run this stage and all later ones again.
     """
     with _run(config, run_id, force_from, TRAIN[-1]) as run:
         _stages(run, [*INGEST, *TRAIN], "report")
@@ -101,7 +101,7 @@ def evaluate(
     Args:
         config: The pipeline's configuration.
         run_id: A run of this process to take part in; empty begins a new one.
-        force_from: Do the stages from this one on anew.
+        force_from: Run this stage and all later ones again.
         until: Last stage.
         only_waiting: End at once unless a registered challenger waits to be judged.
     """
@@ -120,7 +120,7 @@ def pipeline(config: PipelineConfig, run_id: str = "", force_from: str = "", unt
     Args:
         config: The pipeline's configuration.
         run_id: Name of the run; empty gives it one.
-        force_from: Do the stages from this one on anew.
+        force_from: Run this stage and all later ones again.
         until: Last stage.
 
     Returns:

@@ -1,6 +1,6 @@
 """A PostgreSQL server of our own below the data folder: a database for Prefect and one for MLflow, passwords on.
 
-It is Debian's PostgreSQL, or any on the PATH, on a loopback port without a Unix socket. Passwords are set anew at every
+It is Debian's PostgreSQL, or any on the PATH, on a loopback port without a Unix socket. Passwords are set at every
 start, from the files that have them, in PostgreSQL's single-user mode: nothing listens meanwhile, and a password that
 was changed in its file or that came with a restored backup is in force after the next start.
 """
@@ -162,7 +162,7 @@ class Cluster(PostgresServer):
             os.chown(self.folder, as_user["user"], as_user["group"])
         if not (self.folder / "PG_VERSION").exists():
             words = [self.program("initdb"), "-D", str(self.folder), "-U", "postgres", "-E", "UTF8", "--locale=C"]
-            # nobody gets in before there is a password
+            # no connection is possible before there is a password
             _call([*words, "--auth=reject", "--no-instructions"], "", as_user, _INIT_S)
         (self.folder / "pg_hba.conf").write_text(_HBA, encoding="ascii")
         line = f"ALTER ROLE postgres PASSWORD '{_quoted(read_secret(self.secrets, 'postgres_password'))}'\n"

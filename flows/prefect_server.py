@@ -1,7 +1,7 @@
 """Prefect's server with two things added: after a restart it waits before it calls anybody dead, and schedules work.
 
 Prefect keeps the windows in which a run's next heartbeat is due in its database, and judges them two seconds after it
-has started. Whatever ran on while the server was away would be called crashed before it could say a word. So windows
+has started. Runs that went on while the server was away would be called crashed before their next heartbeat. So windows
 that ended meanwhile are opened again, for as long as they were, before the server starts; runs that have really died
 are found when that has passed.
 
@@ -49,7 +49,7 @@ def let_schedules_insert() -> None:
 
 
 async def reopen_windows() -> int:
-    """Let every window of a proactive trigger begin anew, and forget no run whose window has ended meanwhile.
+    """Restart every window of a proactive trigger, and forget no run whose window has ended meanwhile.
 
     Returns:
         How many windows there were.

@@ -48,7 +48,7 @@ class Ports:
 
 
 def postgres_folder() -> Path:
-    """PostgreSQL's files; whoever has them has had the production profile."""
+    """PostgreSQL's files; where they exist, the production profile has been used."""
     return home() / "postgres"
 
 

@@ -42,7 +42,7 @@ def promote(
         config: The pipeline's configuration; it names the registered model.
         model: Registered model, instead of the configuration's.
         version: The version; empty is the waiting challenger.
-        force: Promote whatever the comparison says; needs a reason.
+        force: Promote regardless of the comparison; needs a reason.
         new_tests: Judge on the version's own test sets even if they are not the frozen ones, and freeze them.
         reason: Why.
     """

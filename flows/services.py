@@ -102,7 +102,7 @@ def answers(url: str, timeout_s: float = 2.0) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=timeout_s) as reply:  # noqa: S310 - our own http URLs only
             return bool(200 <= reply.status < 300)
-    except (http.client.HTTPException, OSError, ValueError):  # whatever listens there need not speak HTTP
+    except (http.client.HTTPException, OSError, ValueError):  # another program may listen there
         return False
 
 

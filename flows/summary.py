@@ -106,7 +106,7 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
     if summary["report"]:
         console.print(f"report  {summary['report']}", highlight=False, soft_wrap=True)
     if summary["model_uri"]:
-        # @champion serves whoever just wants the best model; a mere challenger is named by its version
+        # @champion is the best model; a challenger is named by its version
         name = summary["model_uri"].rsplit("/", 1)[0]
         uri = f"{name}@champion" if "champion" in summary["model_aliases"] else summary["model_uri"]
         console.print(f"try     starling transcribe --model {uri} FILE.wav", highlight=False, soft_wrap=True)

@@ -48,7 +48,7 @@ class Supervisor:
         self._restarts, self._window_s, self._say, self._clock = restarts, window_s, say, clock
 
     def add(self, start: Callable[[], Service]) -> Service:
-        """Start one and keep it; whatever is added later is ended earlier."""
+        """Start one and keep it; the last one added is the first one ended."""
         service = start()
         self._kept.append(_Kept(service, start))
         return service

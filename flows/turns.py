@@ -141,7 +141,7 @@ def _as_deployed(run: FlowRun, flow: Callable[[], Any]) -> Any:
 
 
 def _by_schedule(run: FlowRun) -> bool:
-    """Whether a schedule began a run, and nobody has asked for it since (a retry is somebody's wish)."""
+    """Whether a schedule started a run, and no user has asked for it since (a retry is a user's wish)."""
     return run.auto_scheduled and run.run_count <= 1
 
 

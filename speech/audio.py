@@ -68,7 +68,7 @@ def decode_audio(
     """Decode a file, or a segment of it, to one channel.
 
     A segment is found by seeking, to the sample, in all formats: what lies before it is not decoded, apart from a
-    second of Opus. Each call opens the file anew: what MP3 gives differs in the last bit by what was decoded before,
+    second of Opus. Each call opens the file again: what MP3 gives differs in the last bit by what was decoded before,
     and a waveform must be a function of its source alone.
 
     Args:

@@ -111,7 +111,7 @@ def _crc8(data: bytes) -> int:
 
 @lru_cache(maxsize=1)
 def _crc16_tables() -> NDArray[np.uint16]:
-    """What a byte adds to the checksum when so many bytes follow it [_MAX_FRAME, 256]: a CRC is linear.
+    """What a byte adds to the checksum when 0 to _MAX_FRAME - 1 bytes follow it [_MAX_FRAME, 256]: a CRC is linear.
 
     Of the polynomial x^16 + x^15 + x^2 + 1.
     """

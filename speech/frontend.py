@@ -81,7 +81,7 @@ class FrontEnd(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """What recognition reads: as `forward`, but with the same short silence around the speech of all utterances.
 
-        Whatever pause a recording begins and ends with, the model is given the same. `features.trim_db` says what is a
+        The model gets the same pause at both ends of every recording. `features.trim_db` says what is a
         pause; if it is 0, nothing is trimmed.
 
         Args:

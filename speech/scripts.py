@@ -23,7 +23,7 @@ _HAN_GAP = re.compile(r"(?<=[⺀-鿿豈-﫿\U00020000-\U0003ffffー々〆])\s+(?
 
 
 class LanguageError(ValueError):
-    """A language for which something was asked that nobody can give."""
+    """A request that is not supported for a language."""
 
 
 @dataclass(frozen=True)

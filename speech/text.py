@@ -153,7 +153,7 @@ class TextNormalizer:
         Raises:
             TextError: Nothing is left (reason "empty-text"), or a character lies outside the alphabet
                 ("outside-alphabet").
-            LanguageError: Numbers are wanted as words of a language in which nobody can read them.
+            LanguageError: Numbers are wanted as words of a language that is not supported.
         """
         result = self.normalize(text, language)
         if not result:

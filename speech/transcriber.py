@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from speech.audio import AudioError, check_samples, resample, stream_audio
-from speech.bundle import load_bundle
-from speech.decoding import DecodeConfig, DecodeError, Hypothesis, build_decoder
+from speech.decoding import DecodeConfig, DecodeError, Hypothesis
+from speech.recognizer import Recognizer
 from speech.words import Word, timed_words
 
 MAX_SECONDS = 30.0
@@ -108,13 +108,8 @@ class Transcriber:
     def __init__(
         self, folder: Path, decode: DecodeConfig | None = None, device: str = "cpu", batch_seconds: float = 120.0
     ) -> None:
-        self.spec, model = load_bundle(Path(folder))
-        self.device = torch.device(device)
-        self.model = model.to(self.device)
-        self.frontend = self.spec.build_frontend().to(self.device)
-        self.tokenizer = self.spec.build_tokenizer()
-        self.decoder = build_decoder(decode or self.spec.decode, self.tokenizer)
-        self.batch_seconds = batch_seconds
+        self.recognizer = Recognizer.load(folder, decode, device)
+        self.spec, self.batch_seconds = self.recognizer.spec, batch_seconds
 
     @property
     def sample_rate(self) -> int:
@@ -224,23 +219,19 @@ class Transcriber:
             )
             return [_Part(Hypothesis(), [])]
 
-    @torch.inference_mode()
     def _recognize(self, pieces: list[_Piece], words: bool) -> list[_Part]:
-        waves = [piece.wave for piece in pieces]
-        inputs = torch.nn.utils.rnn.pad_sequence(waves, batch_first=True).to(self.device)
-        lengths = torch.tensor([len(wave) for wave in waves], device=self.device)
-        feats, num_frames, starts = self.frontend.trimmed(inputs, lengths)
-        log_probs, frames = self.model(feats, num_frames)
-        log_probs, frames = log_probs.cpu(), frames.cpu()
-        found = self.decoder.decode(log_probs, frames)
+        waves, recognizer = [piece.wave for piece in pieces], self.recognizer
+        inputs = torch.nn.utils.rnn.pad_sequence(waves, batch_first=True)
+        scores = recognizer.scores(inputs, torch.tensor([len(wave) for wave in waves]))
+        found = recognizer.decode(scores)
         if not words:
             return [_Part(one, []) for one in found]
-        step = self.spec.model.subsampling * self.spec.features.stride * self.spec.features.hop_ms / 1000
-        begins = [piece.start + start for piece, start in zip(pieces, starts.tolist(), strict=True)]
-        return [
-            _Part(one, timed_words(one, log_probs[row, : int(frames[row])], self.tokenizer, step, begin))
-            for row, (one, begin) in enumerate(zip(found, begins, strict=True))
-        ]
+        parts = []
+        for row, (one, piece) in enumerate(zip(found, pieces, strict=True)):
+            log_probs, begin = scores.log_probs[row, : int(scores.frames[row])], piece.start + float(scores.starts[row])
+            spoken = timed_words(one, log_probs, recognizer.tokenizer, recognizer.frame_seconds, begin)
+            parts.append(_Part(one, spoken))
+        return parts
 
 
 def _noting(rates: list[int], blocks: Iterator[tuple[Tensor, int]]) -> Iterator[tuple[Tensor, int]]:

@@ -134,7 +134,7 @@ class _Audit:
             index = ShardIndex.read(self.store, name)
             self._digests[name] = index.digest
             if not self.quick:
-                for _ in index.batches():  # columns that nobody has asked for yet may be damaged, too
+                for _ in index.batches():  # columns that were not read yet may be damaged, too
                     pass
             return _named(index, name)
         except DamagedObjectError as error:
@@ -251,7 +251,7 @@ def repair(
 ) -> Repair:
     """Takes away damaged objects and the records of their outputs, so that a run makes them again.
 
-    What was made from a damaged output stays: everybody compares what is read with digests, so nothing was made from
+    What was made from a damaged output stays: readers compare what they read with digests, so nothing was made from
     the damage, and an output that comes out differently the second time has other addresses behind it.
 
     Args:

@@ -1,7 +1,7 @@
 """A folder of copies of remote shards: bounded, the least recently used leave first, shared by processes and runs.
 
 A copy is `<sha256>.tar`, so every run that wants the same bytes finds them. Several that want a shard at once wait for
-one download. Whoever asks for a copy is given it open, checked through the same descriptor: an eviction takes away the
+one download. A reader gets its copy open, checked through the same descriptor: an eviction takes away the
 name only, so it can make a reader fetch again, but never fail. A killed process leaves nothing for long: the system
 frees its locks, and the next one sweeps.
 """
@@ -116,7 +116,7 @@ class ShardCache:
         if (found := self._find(target, check)) is not None:
             return found
         with passing_lock(self.folder / f".lock-{digest}", _DOWNLOAD_WAIT_S):
-            if (found := self._find(target, check)) is not None:  # whoever held the lock has fetched it
+            if (found := self._find(target, check)) is not None:  # the last holder of the lock has fetched it
                 return found
             self.sweep()
             problem = ""
@@ -202,7 +202,7 @@ class ShardCache:
         return removed
 
     def sweep(self, min_age_s: float = 60.0) -> None:
-        """Removes what killed processes have left: unfinished downloads, and the files of locks that nobody holds."""
+        """Removes what killed processes have left: unfinished downloads, and files of locks that are not held."""
         sweep_temporary_files(self.folder, min_age_s)
         for path in self.folder.glob(".lock-*"):
             with contextlib.suppress(OSError):

@@ -1,6 +1,6 @@
 """The columns of an index: of a table in memory, or of a Parquet file that is read column by column when asked.
 
-An index of ten million utterances is 1.5 GB in memory and some 0.3 GB on disk, and nobody needs all of its columns.
+An index of ten million utterances is 1.5 GB in memory and some 0.3 GB on disk, and no reader needs all of its columns.
 """
 
 import tempfile

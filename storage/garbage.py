@@ -1,8 +1,8 @@
-"""What in an object store nobody needs any more: found first, deleted only when asked.
+"""Outputs in an object store that are no longer needed: found first, deleted only when asked.
 
 Garbage is what killed stages have left unfinished, shards that no index names, and, on request, finished outputs that
 no registered model comes from. Never garbage is what a stage is just making, what has changed within an age limit (on
-whatever machine), and what any of these or a registered model stands on, by the notes that runs leave (`uses/`).
+on any machine), and what any of these or a registered model stands on, by the notes that runs leave (`uses/`).
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -22,7 +22,7 @@ class Garbage:
     Attributes:
         name: the output's folder.
         bytes: what it takes.
-        why: why nobody needs it.
+        why: why it is not needed.
         objects: the names to delete; empty for the whole folder.
         modified: time of its last change when it was judged.
     """
@@ -39,7 +39,7 @@ class GarbagePlan:
     """What may go.
 
     Attributes:
-        garbage: what nobody needs.
+        garbage: what is not needed.
         kept: why each of the other outputs stays.
         bytes: sum of the garbage.
     """
@@ -61,7 +61,7 @@ def plan_garbage(
     in_use: Callable[[str, str], bool] = lambda stage, key: False,
     registered: Collection[str] | None = None,
 ) -> GarbagePlan:
-    """Finds what nobody needs; deletes nothing.
+    """Finds what is not needed; deletes nothing.
 
     Args:
         store: the store of all stage outputs.

@@ -147,7 +147,7 @@ class ShardIndex:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the content (shards' digests, ids and texts), the same whatever wrote the Parquet file."""
+        """SHA-256 of the content (shards' digests, ids and texts), not of the Parquet file, whose bytes may vary."""
         digest = hashlib.sha256()
         for shard in self.shards:
             digest.update(f"{shard.sha256}\n".encode())

@@ -1,7 +1,7 @@
 """What is said of an object that is not what it should be: one sentence with its URL and what to do about it.
 
     with readable(store.join("sets.json")):
-        sets = json.loads(data)["sets"]       # whatever is wrong with it becomes a `DamagedObjectError`
+        sets = json.loads(data)["sets"]       # any error becomes a `DamagedObjectError`
 
 Libraries tell of a damaged file in ways of their own ("Received invalid number of bytes"), and never where it is.
 """
@@ -74,7 +74,7 @@ def damaged(url: str, reason: object, what: str = "is damaged") -> DamagedObject
 
 @contextmanager
 def readable(url: str, what: str = "is damaged") -> Iterator[None]:
-    """Turns whatever the content of an object makes a library raise into an error that names it.
+    """Turns an error that a library raises over an object's content into one that names the object.
 
     Put as little as possible into the block: a mistake of our own in there would be taken for the object's.
 

@@ -19,7 +19,7 @@ def file_lock(
 ) -> Iterator[int]:
     """Hold an exclusive lock while the block runs.
 
-    It belongs to whoever has the file descriptor open: a child that inherits it keeps the lock when its parent dies.
+    The lock is held while its file descriptor is open: a child that inherits it keeps the lock when its parent dies.
 
     Args:
         path: Lock file; made if missing, never deleted (deleting it would let two processes hold "the" lock).

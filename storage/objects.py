@@ -230,7 +230,7 @@ class ObjectStore:
         return target
 
     def fetch_into(self, name: str, target: Path) -> Path:
-        """Copies the object over a local file; not atomic: for a file that nobody else knows yet."""
+        """Copies the object over a local file; not atomic: for a file that no other process uses yet."""
 
         def copy(backend: Backend, path: str) -> None:
             with disk_named(target.parent):  # which is not the object's

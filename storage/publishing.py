@@ -22,7 +22,7 @@ TEMP_PREFIX = ".tmp-"
 class _WholeFile(io.FileIO):
     """An unbuffered file that takes all of what it is given, or raises: the system may take a part, as on a full disk.
 
-    Nobody looks at what `write` returns, neither shutil nor pyarrow.
+    Callers such as shutil and pyarrow ignore what `write` returns.
     """
 
     def write(self, data: "ReadableBuffer", /) -> int:

@@ -103,7 +103,7 @@ class ShardQuarantine:
         return frozenset(entry.shard for entry in self.entries())
 
     def check(self) -> None:
-        """Stops whoever has lost too much.
+        """Raises an error if too much is lost.
 
         Raises:
             TooManyShardsError: the shards hold a larger share of the utterances than the limit.

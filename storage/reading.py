@@ -2,7 +2,7 @@
 
 The first use of a shard in a process copies it to the local disk if it is remote, and compares its size and SHA-256
 with the index: WebDataset tars lose samples silently when they are cut or damaged. What fails the comparison raises a
-`ShardError` that carries the shard's record, so that whoever reads may set the shard aside (`storage.quarantine`) and
+`ShardError` that carries the shard's record, so that the caller may set the shard aside (`storage.quarantine`) and
 go on with the others.
 """
 
@@ -167,12 +167,12 @@ class ShardReader:
         return self._paths[shard]
 
     def _open(self, shard: int) -> int | None:
-        """A descriptor of a verified shard, which nobody can take away; None where it must be read in the store."""
+        """A descriptor of a verified shard, which outlives an eviction; None where it must be read in the store."""
         # An open costs microseconds; a kept descriptor would have to survive forks, threads and 10,000 shards.
         for _ in range(5):
             descriptor = self._open_known(shard)
             if descriptor is None:
-                with self._locks[shard]:  # others wait for the first user of a shard, and for nobody else
+                with self._locks[shard]:  # other threads wait for the first user of this shard only
                     descriptor = self._open_known(shard)
                     if descriptor is None and shard not in self._through:
                         descriptor = self._obtain(shard)
@@ -232,7 +232,7 @@ class ShardReader:
             try:
                 self._ensure(shard)
             except (ShardError, OSError):
-                continue  # whoever needs the shard gets the error
+                continue  # the reader that needs the shard gets the error
 
     def _obtain(self, shard: int) -> int | None:
         record = self.index.shards[shard]

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, BinaryIO
 
@@ -40,7 +40,7 @@ class Sample:
         id: unique in the corpus; any text of up to 240 bytes (after escaping).
         members: suffix to content; must contain the payload. `json` is made from `row` when absent.
         row: the index's columns (`duration`, `num_frames`, `sample_rate`, and `text`, `speaker`, `corpus`, `domain`,
-            `language`, which default to ""), and whatever else should stand in the JSON member.
+            `language`, which default to ""), and further fields of the JSON member.
     """
 
     id: str
@@ -79,69 +79,59 @@ def member_key(utterance_id: str) -> str:
     return key
 
 
-class _TarWriter:
-    """A tar stream that knows its digest, its size, and where each member's data begins."""
+class _HashedFile:
+    """The file under a tar: knows its digest and size, and names the object when it cannot be written."""
 
     def __init__(self, file: BinaryIO, url: str) -> None:
-        self._file = file
-        self._url = url
+        self._descriptor, self._url = file.fileno(), url
         self._digest = hashlib.sha256()
+        self.discarded = False
         self.size = 0
 
-    def _put(self, *pieces: bytes) -> None:
+    def write(self, data: bytes) -> int:
+        """Write all of it; nothing once the tar is discarded, which tarfile ends all the same when it is deleted."""
+        if self.discarded:
+            return len(data)
         try:
-            _write_all(self._file.fileno(), pieces)
+            view = memoryview(data)
+            while view:  # a file may take less than it is given
+                view = view[os.write(self._descriptor, view) :]
         except OSError as error:
             raise explain(error, self._url) from error
-        for data in pieces:
-            self._digest.update(data)
-            self.size += len(data)
+        self._digest.update(data)
+        self.size += len(data)
+        return len(data)
 
-    def add(self, name: str, data: bytes) -> int:
-        """Appends a member; returns the offset of its data."""
-        header = _header(name, len(data))
-        offset = self.size + len(header)
-        self._put(header, data, bytes(-len(data) % tarfile.BLOCKSIZE))
-        return offset
-
-    def finish(self) -> str:
-        """Ends the tar and returns its SHA-256 in hex."""
-        self._put(bytes(2 * tarfile.BLOCKSIZE))
-        self._put(bytes(-self.size % tarfile.RECORDSIZE))
+    @property
+    def sha256(self) -> str:
+        """Digest of what was written, in hex."""
         return self._digest.hexdigest()
 
 
-def _write_all(descriptor: int, pieces: Sequence[bytes]) -> None:
-    left = sum(map(len, pieces)) - os.writev(descriptor, pieces)
-    if left:  # a file may take less than it is given
-        view = memoryview(b"".join(pieces))[-left:]
-        while view:
-            view = view[os.write(descriptor, view) :]
+class _Tar:
+    """A tar without times, owners or modes of its own, so that the same samples give the same bytes."""
 
+    def __init__(self, file: _HashedFile) -> None:
+        from webdataset.writer import TarWriter  # loads torch, which readers of indexes do without
 
-def _header(name: str, size: int) -> bytes:
-    """What tarfile writes before a member; where it needs one block only, ten times as fast."""
-    if len(name) > 99 or not name.isascii() or size >= 8**11:
-        info = tarfile.TarInfo(name)
-        info.size, info.mode = size, 0o644
-        return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict")
-    block = bytearray(_PROTOTYPE)
-    block[: len(name)] = name.encode()
-    block[124:135] = b"%011o" % size
-    block[148:156] = b"%06o\0 " % (sum(block) + 8 * 32)  # a checksum over itself as eight spaces
-    return bytes(block)
+        self._file = file
+        self._writer = TarWriter(file, user="", group="", mode=0o644, mtime=0, encoder=False, format="PAX_FORMAT")
 
+    def add(self, key: str, suffix: str, data: bytes) -> int:
+        """Append a member; returns the offset of its data."""
+        self._writer.write({"__key__": key, suffix: data})
+        return int(self._writer.tarstream.offset) - len(data) - (-len(data) % tarfile.BLOCKSIZE)
 
-def _prototype() -> bytes:
-    info = tarfile.TarInfo("x")
-    info.mode = 0o644
-    block = bytearray(info.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict"))
-    block[0], block[148:156] = 0, bytes(8)
-    return bytes(block)
+    def __enter__(self) -> "_Tar":
+        return self
 
-
-_PROTOTYPE = _prototype()
-"""A member's header without name, size and checksum."""
+    def __exit__(self, kind: object, *_: object) -> None:
+        """End the tar; after an error, discard it."""
+        try:
+            if kind is None:
+                self._writer.close()
+        finally:
+            self._file.discarded = True
 
 
 def write_shard(store: ObjectStore, name: str, samples: Iterable[Sample], payload: str) -> ShardPart:
@@ -164,22 +154,22 @@ def write_shard(store: ObjectStore, name: str, samples: Iterable[Sample], payloa
         )
     store.delete(part_name(name))
     rows: dict[str, dict[str, Any]] = {}
-    with store.create(name) as file:
-        tar = _TarWriter(file, store.join(name))
-        for sample in samples:
-            if sample.id in rows:
-                raise ShardWriteError(f"shard {name}: utterance id {sample.id!r} occurs twice: make ids unique")
-            rows[sample.id] = _add_sample(tar, sample, payload)
-        digest = tar.finish()
+    with store.create(name) as raw:
+        file = _HashedFile(raw, store.join(name))
+        with _Tar(file) as tar:
+            for sample in samples:
+                if sample.id in rows:
+                    raise ShardWriteError(f"shard {name}: utterance id {sample.id!r} occurs twice: make ids unique")
+                rows[sample.id] = _add_sample(tar, sample, payload)
     seconds = sum(row["duration"] for row in rows.values())
-    part = ShardPart(ShardRecord(name, len(rows), seconds, tar.size, digest), list(rows.values()), payload)
+    part = ShardPart(ShardRecord(name, len(rows), seconds, file.size, file.sha256), list(rows.values()), payload)
     value = {"record": asdict(part.record), "rows": part.rows, "payload": payload}
-    # one line: what indents JSON is ten times slower, and nobody reads this
+    # one line: indented JSON is ten times slower to write, and only programs read this
     store.write(part_name(name), json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False).encode())
     return part
 
 
-def _add_sample(tar: _TarWriter, sample: Sample, payload: str) -> dict[str, Any]:
+def _add_sample(tar: _Tar, sample: Sample, payload: str) -> dict[str, Any]:
     row = _index_row(sample)
     members = {"json": _row_json(sample), **sample.members}
     if payload not in members:
@@ -189,7 +179,7 @@ def _add_sample(tar: _TarWriter, sample: Sample, payload: str) -> dict[str, Any]
         raise ShardWriteError(f"utterance {sample.id!r} has a member {unknown[0]!r}, which no reader would accept")
     key = member_key(sample.id)
     for suffix in ("json", payload, *sorted(members.keys() - {"json", payload})):
-        offset = tar.add(f"{key}.{suffix}", members[suffix])
+        offset = tar.add(key, suffix, members[suffix])
         if suffix == payload:
             row["offset"], row["length"] = offset, len(members[suffix])
     return row

@@ -201,7 +201,7 @@ class StageOutput:
     def note_use(self, uses: Mapping[str, str], day: str) -> None:
         """Notes that a run uses this output today, and what it stands on: `storage.garbage` leaves both alone.
 
-        Each combination of uses has a note of its own, so that runs on whatever machines may write at once.
+        Each combination of uses has a note of its own, so that runs on several machines may write at once.
 
         Args:
             uses: Stage to key of the run's earlier outputs.

@@ -34,7 +34,7 @@ def artifact_key(*parts: str) -> str:
 def _quietly(action: Callable[[], Any]) -> Any:
     try:
         return action()
-    except Exception as error:  # whatever the server's trouble is, the stage's work is done and published
+    except Exception as error:  # on any error of the server: the stage's work is done and published
         get_run_logger().warning("an artifact could not be written: %s", error)
         return None
 

@@ -16,8 +16,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from speech.decoding import DecodeConfig
 from speech.features import FeatureConfig
 from speech.models import ModelConfig
+from speech.objectives import check_decoder
 from speech.text import NormalizerConfig
 from speech.tokens import TokenConfig
+from tasks.assignments import assign
 from tasks.policies import DuplicatesConfig, SlotsConfig
 from tasks.sources import SourceConfig, checked_name, nearest
 from tasks.yaml_text import parse_yaml
@@ -61,7 +63,7 @@ class DataConfig(BaseModel):
     stratify: tuple[str, ...] = ()
     """Columns of the manifest that every set of a split has its share of, such as `domain`, `duration`, `speaker`."""
     folds: int = Field(default=0, ge=0, le=100)
-    """Divide what is trained on into so many folds for cross-validation (`starling run --folds`); 0 does not."""
+    """Number of folds for cross-validation (`starling run --folds`); 0 makes none."""
     fold: int = Field(default=0, ge=0, le=100)
     """The fold that this run is tested on, from 1; the others are its training set."""
     duplicates: DuplicatesConfig = DuplicatesConfig()
@@ -101,7 +103,7 @@ class StorageConfig(BaseModel):
     credentials: str = ""
     """Name of a Prefect block `storage-credentials` with key and secret; by default the AWS_... variables count."""
     cache_gb: float = Field(default=50.0, gt=0)
-    """Local copies of remote shards take at most so many gigabytes; the least recently used leave first."""
+    """Most gigabytes of local copies of remote shards; the least recently used leave first."""
 
     @field_validator("url")
     @classmethod
@@ -206,9 +208,10 @@ class PipelineConfig(BaseModel):
         return checked_name(name)
 
     @model_validator(mode="after")
-    def _check_stored(self) -> "PipelineConfig":
+    def _check_parts(self) -> "PipelineConfig":
         if self.features.stored:
             self.train.augment.refuse_waves()
+        check_decoder(self.train.objective, self.decode.kind)
         return self
 
     @property
@@ -239,9 +242,10 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> PipelineConfig:
         raise ConfigError(f"{path} cannot be read as YAML: {error}") from error
     if not isinstance(document, dict):
         raise ConfigError(f"{path} must be a mapping of fields, such as 'name: my-model'")
-    _check_assignments(overrides)
-    for assignment in overrides:
-        _assign(document, assignment)
+    try:
+        assign(document, overrides)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     return _anchor_paths(parse_config(document, str(path)), path.resolve().parent)
 
 
@@ -256,46 +260,6 @@ def parse_config(document: dict[str, Any], source: str = "the configuration") ->
     except ValidationError as error:
         lines = [f"  {_explain(problem)}" for problem in _own_problems(error)]
         raise ConfigError(f"{source} has {len(lines)} wrong field(s):\n" + "\n".join(lines)) from error
-
-
-def _check_assignments(overrides: Sequence[str]) -> None:
-    """Refuse an assignment that an earlier one would be lost by: of the same field, or of one below it."""
-    given: dict[str, str] = {}
-    for assignment in overrides:
-        key = assignment.partition("=")[0].strip()
-        for earlier, text in given.items():
-            if earlier == key:
-                raise ConfigError(f"--set {text!r} and --set {assignment!r} set the same field: keep one of them")
-            if earlier.startswith(f"{key}."):
-                raise ConfigError(
-                    f"--set {assignment!r} would undo --set {text!r}: put the one of {key} before that of {earlier}"
-                )
-        given[key] = assignment
-
-
-def _assign(document: dict[str, Any], assignment: str) -> None:
-    key, sign, text = assignment.partition("=")
-    if not sign or not key:
-        raise ConfigError(f"--set {assignment!r}: write field=value, for example train.optimizer.lr=0.001")
-    try:
-        value = parse_yaml(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--set {assignment!r}: {text!r} is no YAML value; quote it if it is text") from error
-    *parents, last = key.strip().split(".")
-    node: Any = document
-    for name in parents:
-        if isinstance(node, list) and name.isdigit() and int(name) < len(node):
-            node = node[int(name)]
-        elif isinstance(node, dict):
-            node = node.setdefault(name, {})
-        else:
-            raise ConfigError(f"--set {assignment!r}: there is no {name!r} to set a field of")
-    if isinstance(node, list) and last.isdigit() and int(last) < len(node):
-        node[int(last)] = value
-    elif isinstance(node, dict):
-        node[last] = value
-    else:
-        raise ConfigError(f"--set {assignment!r}: {'.'.join(parents)} has no field {last!r}")
 
 
 def _anchor_paths(config: PipelineConfig, folder: Path) -> PipelineConfig:

@@ -101,9 +101,10 @@ def decode_with(
 def _inputs(run: Run) -> Inputs:
     sets = scored_sets(run)
     digests = {name: set_digest(run, name) for name in sets}
-    return {"decode": run.config.decode.model_dump(mode="json")}, digests | {
-        "model": run.result("train").record["digest"]
-    }
+    cfg = run.config.decode
+    # what this kind of decoder reads, as far as it is not the default: see `tasks.train`
+    config = {"kind": cfg.kind, **cfg.model_dump(mode="json", exclude={"kind", *cfg.unread}, exclude_defaults=True)}
+    return {"decode": config}, digests | {"model": run.result("train").record["digest"]}
 
 
 def _work(run: Run, output: StageOutput) -> dict[str, Any]:

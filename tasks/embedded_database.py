@@ -223,7 +223,7 @@ def _migrate(path: Path, draft: Path) -> str:
         if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
             raise
         return f"it is half migrated: {error}"
-    except Exception as error:  # whatever a migration trips over, the file is as it was
+    except Exception as error:  # after any error of a migration, the file is as it was
         return f"it is half migrated: {str(error).splitlines()[0]}"
     return "" if _whole(draft) else "it is half migrated: tables are missing"
 

@@ -20,7 +20,7 @@ def emit(event: str, model: str, payload: dict[str, Any]) -> bool:
         payload: JSON values.
 
     Returns:
-        Whether the event was handed over; without a configured server there is nobody to tell.
+        Whether the event was handed over; False without a configured server.
     """
     if not os.environ.get("PREFECT_API_URL"):
         return False

@@ -109,7 +109,7 @@ class Sender:
                 self.known = Acknowledged(self.about.training, str(run.info.run_id))
                 self._rewind()
                 self.known.save(self.note)
-            # from MLflow, so that whoever sends a point again gives it the same time
+            # from MLflow, so that a point that is sent again has the same time
             self._api, self._start_ms = api, int(run.info.start_time)
             self._links = ui_links(run)
         return self._api
@@ -167,7 +167,7 @@ class Sender:
     def _fill(self) -> None:
         """Translate what is new in the journal, up to a bounded amount; what was acknowledged is passed over."""
         size = self.journal.stat().st_size if self.journal.exists() else 0
-        if size < max(self._read, self.known.bytes):  # it was begun anew
+        if size < max(self._read, self.known.bytes):  # it was restarted
             self._rewind()
             self.known.bytes = 0
         while self._read < size and not self._lines:
@@ -263,7 +263,7 @@ class Forwarder:
     def _try(self, action: Callable[[], None]) -> bool:
         try:
             action()
-        except Exception as error:  # whatever MLflow's trouble is, the journal keeps everything
+        except Exception as error:  # on any error of MLflow: the journal keeps everything
             reason = error.message if isinstance(error, MlflowException) else str(error)
             if not self.trouble:
                 # the rest of what SQLAlchemy says are the statement and its values

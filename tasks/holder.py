@@ -36,7 +36,7 @@ class Holder:
 
     @classmethod
     def read(cls, value: Any) -> "Holder":
-        """The holder that a variable's value tells; whoever wrote something else there is unknown."""
+        """The holder that a variable's value names; unknown if the value is something else."""
         known = value if isinstance(value, dict) else {}
         texts = {name: str(known.get(name, "")) for name in ("link", "place", "started", "since", "token")}
         pid = known.get("pid", 0)
@@ -58,7 +58,7 @@ def _place() -> str:
     try:
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
         parts.append(str(Path("/proc/self/ns/pid").readlink()))
-    except OSError:  # not Linux: nobody can tell, and stale leases end by time alone
+    except OSError:  # not Linux: unknown, and stale leases end by time alone
         parts.append(uuid4().hex)
     return "/".join(parts)
 

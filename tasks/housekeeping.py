@@ -17,7 +17,7 @@ def registered_outputs() -> dict[str, str]:
     """Outputs `register/<key>` that MLflow has a registered model of, with the model's name and version.
 
     Raises:
-        StageError: MLflow does not answer, so nobody can say what is registered.
+        StageError: MLflow does not answer, so it is not known what is registered.
     """
     from tasks.tracking import KEY_TAG, client
 
@@ -33,7 +33,7 @@ def registered_outputs() -> dict[str, str]:
             token = page.token
             if not token:
                 return found
-    except Exception as error:  # whatever is wrong with MLflow: without it nothing may be called unregistered
+    except Exception as error:  # any error of MLflow: without it nothing may be called unregistered
         raise StageError(
             f"MLflow at {shown_mlflow_uri()} cannot be asked for registered models ({type(error).__name__}: {error}): "
             "start it, or correct MLFLOW_TRACKING_URI"

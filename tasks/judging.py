@@ -52,10 +52,10 @@ class Decision:
 
 @dataclass(frozen=True)
 class Wish:
-    """What whoever asks for a promotion wants beyond the rule."""
+    """Options of a promotion."""
 
     force: bool = False
-    """Promote whatever the comparison says."""
+    """Promote regardless of the comparison."""
     new_tests: bool = False
     """Judge on the challenger's test sets even if they are not the frozen ones; they are frozen from then on."""
     reason: str = ""

@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 @contextmanager
 def impatient_client() -> Iterator[SyncPrefectClient]:
     """A client whose requests end within seconds: none is repeated for a minute while the server is away."""
-    # for the whole block: Prefect builds all its settings anew, which takes longer than a request
+    # for the whole block: Prefect builds all its settings again, which takes longer than a request
     impatience: Any = temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0})
     with impatience, get_client(httpx_settings={"timeout": _REQUEST_S}, sync_client=True) as client:
         yield client
@@ -120,10 +120,10 @@ def _age_s(reply: httpx.Response) -> float:
 
 
 class Lease:
-    """A lease that a thread keeps until it is given back, whatever becomes of the server meanwhile.
+    """A lease that a thread keeps until it is given back, also while the server is away.
 
     A server that is away costs nothing: the lease is renewed when it is back. Where another has taken it in between,
-    the holder goes on, and takes it anew as soon as it is free.
+    the holder goes on, and takes it again as soon as it is free.
 
     Args:
         name: The lease's.
@@ -170,7 +170,7 @@ class Lease:
         """Do something at the server; trouble there is told once, and is not the holder's."""
         try:
             action()
-        except Exception as error:  # whatever it is, work goes on
+        except Exception as error:  # on any error, work goes on
             if not self._away:
                 self._log.warning(
                     "the lock %s cannot be renewed (%s: %s): the work goes on", self.name, type(error).__name__, error
@@ -192,7 +192,7 @@ class Lease:
         taken = table.take(self.name, self.holder)
         if isinstance(taken, str):
             self._lease, self.lost_to = taken, None
-            self._log.warning("the lock %s had expired, and has been taken anew", self.name)
+            self._log.warning("the lock %s had expired, and has been taken again", self.name)
         elif self.lost_to is None or taken.token != self.lost_to.token:
             self.lost_to = taken
             self._log.warning("the lock %s had expired, and is held by %s: the work goes on", self.name, taken)

@@ -2,7 +2,7 @@
 
 Prefect configures logging when it is imported, in this process and in those that its workers start; so what is wanted
 is told to it through the environment. The same lines go to Prefect's server as ever. Secrets are taken out of the
-records themselves, since nobody can say which handlers there will be.
+records themselves, since handlers may be added later.
 """
 
 import logging
@@ -18,7 +18,7 @@ _CONSOLE = "PREFECT_LOGGING_HANDLERS_CONSOLE"
 
 
 class SafeRecord(logging.LogRecord):
-    """A record whose message and traceback come without secrets, whoever formats them."""
+    """A record whose message and traceback come without secrets, in any format."""
 
     _traceback: str | None = None
 
@@ -84,7 +84,7 @@ class JsonConsole(logging.StreamHandler[TextIO]):
         self.setFormatter(RunFormatter())
 
     def setFormatter(self, fmt: logging.Formatter | None) -> None:  # noqa: N802 - logging's name
-        """Keep to JSON, whatever a configuration says."""
+        """Keep to JSON, regardless of the configuration."""
         super().setFormatter(fmt if isinstance(fmt, JsonFormatter) else RunFormatter())
 
 
@@ -150,7 +150,7 @@ class LogStream:
         return len(text)
 
     def flush(self) -> None:
-        """A line that has begun waits for its end."""
+        """Buffers a line until it is complete."""
 
     def isatty(self) -> bool:
         """No."""

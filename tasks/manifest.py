@@ -99,7 +99,7 @@ def rows_at(path: Path, columns: Sequence[str], rows: Mask) -> Iterator[tuple[in
 
 
 class _Digest:
-    """SHA-256 of rows, whatever batches they come in."""
+    """SHA-256 of rows, independent of how they are batched."""
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()

@@ -42,7 +42,7 @@ def corpora(sources: Iterable[SourceConfig]) -> list[dict[str, str]]:
 
 
 def tests_of(run: Run) -> dict[str, str]:
-    """Digest of each test set: of its utterances and references, however they are packed and whatever is stored."""
+    """Digest of each test set: of its utterances and references, not of how they are stored."""
     found: dict[str, str] = {}
     for name in scored_sets(run):
         index = ShardIndex.read(run.result("shard").store.child(name))

@@ -25,7 +25,7 @@ _END_S = 8.0
 _CANCEL_S = 5.0
 _MISSING_S = 30.0
 _EVERYWHERE = ("0.0.0.0", "[::]", "*")  # noqa: S104 - compared, not bound
-_ELSEWHERE = "192.0.2.1:9"  # an address of nobody (RFC 5737), behind the default route
+_ELSEWHERE = "192.0.2.1:9"  # an unused address (RFC 5737), behind the default route
 _ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 _log = logging.getLogger(__name__)
 

@@ -38,7 +38,7 @@ _runs: dict[str, Run] = {}
 
 
 def open_run(config: PipelineConfig, run_id: str, force_from: str = "") -> Run:
-    """The run of that id in this process, begun if it is new."""
+    """The run of that id in this process, started if it is new."""
     return _runs.setdefault(run_id, Run(config, run_id, force_from))
 
 

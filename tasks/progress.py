@@ -1,4 +1,4 @@
-"""Progress of long work: stages report, whoever runs them may listen (a terminal's progress bar, a test)."""
+"""Progress of long work: stages report, and callers may listen (a terminal's progress bar, a test)."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

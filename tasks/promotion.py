@@ -1,7 +1,7 @@
 """Promotion: a version is judged against the champion, the decision is written down, and then the champion moves.
 
-Whoever is killed in between leaves the old champion or the new one: the move is one transaction of MLflow's, all that
-it stands on comes before it, and a version whose judgement did not end waits for another one.
+A process that is killed in between leaves the old champion or the new one: the move is one transaction of MLflow, all
+that it stands on comes before it, and a version whose comparison did not end is compared again.
 """
 
 import json
@@ -57,7 +57,7 @@ def save_stages(run: Run, folder: Path) -> None:
 
 
 def load_run(version: Any) -> Run:
-    """The run that registered a version, with its results as they were published; nothing is done anew.
+    """The run that registered a version, with its results as they were published; nothing is computed again.
 
     Raises:
         RegistryError: If what it stands on is gone.
@@ -125,9 +125,9 @@ def settle(api: mlflow.MlflowClient, run: Run, name: str, version: str, wish: Wi
         elif not frozen_tests(api, name) and decision.p_value is not None:
             api.set_registered_model_tag(name, TESTS_TAG, tests)
         if str(before or "") != str(version):
-            # last: until then the version waits, and whoever comes next judges it again
+            # last: until then the version waits, and the next comparison judges it again
             api.set_model_version_tag(name, version, JUDGED_TAG, judged_on(champion, tests))
-        elif champion is not None:  # whoever crowned it may have been killed before telling of it
+        elif champion is not None:  # the process that promoted it may have been killed before saying so
             name_previous(api, name, champion.tags.get(REPLACED_TAG, ""))
     if moved:
         emit(PROMOTED, name, {"version": version, "from": decision.champion, "reason": decision.reason})

@@ -3,8 +3,8 @@
 Input is audio: paths, encoded files as bytes or in base64, or arrays of samples in ±1, one recording or many, bare, in
 a list, or in the column `audio` of a table. Output is a table with one row a recording: `text`, `seconds`,
 `confidence`, `error`. A recording that cannot be recognized has its reason in `error`, an empty `text`, and stops no
-other. Behind `mlflow models serve` a path is refused: whoever reaches the port would have it opened. A request of which
-every recording is refused is an error as a whole.
+other. Behind `mlflow models serve` a path is refused: anyone who reaches the port could have it opened. A request whose
+recordings are all refused is an error as a whole.
 """
 
 import base64
@@ -27,7 +27,7 @@ _FRAME = 200  # no recording has fewer samples than a frame of 25 ms at 8 kHz
 
 
 def recordings(model_input: Any) -> list[Any]:
-    """The recordings in whatever MLflow hands over."""
+    """The recordings in the data that MLflow hands over."""
     if isinstance(model_input, pd.DataFrame):
         model_input = model_input["audio" if "audio" in model_input else model_input.columns[0]].tolist()
         if 0 < len(model_input) < _FRAME and all(isinstance(item, int | float) for item in model_input):

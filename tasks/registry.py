@@ -1,8 +1,8 @@
 """The registry's rules: who is champion, who waits to be judged, how `@champion` moves and moves back.
 
-MLflow moves an alias in one transaction: a model has one champion at every moment, whoever is killed. So whatever a
-move stands on is written before it, onto the version that is to reign; what only tells of it comes after, and is made
-good by the next move.
+MLflow moves an alias in one transaction: a model has one champion at every moment, also when a process is killed. So
+what a move stands on is written before it, onto the version that becomes champion; what only records it comes after,
+and is completed by the next move.
 """
 
 import getpass

@@ -1,4 +1,4 @@
-"""A training's progress for whoever started it: terminal, Prefect; from the journal, while training runs."""
+"""A training's progress for its user: terminal, Prefect; from the journal, while training runs."""
 
 from pathlib import Path
 from typing import Any

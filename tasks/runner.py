@@ -76,7 +76,7 @@ def map_pieces(runner: RunnerConfig, name: str, pieces: Iterable[Piece], label: 
     Raises:
         StageError: The runner's package is missing, dask or ray was asked for outside a flow run, or processes die
             repeatedly.
-        Exception: Whatever a piece raised; pieces that have not begun are dropped.
+        Exception: What a piece raised; pieces that have not started are dropped.
     """
     source = iter(pieces)
     window = deque(islice(source, _AHEAD * runner.count))

@@ -49,7 +49,7 @@ def plan_shards(ids: Iterable[str], durations: Iterable[float], shard_seconds: f
     Args:
         ids: Of the utterances.
         durations: Seconds of each.
-        shard_seconds: A shard takes utterances until it has so many.
+        shard_seconds: A shard takes utterances until it has this much audio.
         seed: Chooses among orders.
 
     Returns:

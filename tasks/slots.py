@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tasks.leases import Lease
 
 REFUSE_S = 5.0
-"""How long even those wait that refuse to: whoever only looks whether there is work holds a lock for a moment."""
+"""How long even runs wait that are told not to: a run that only looks for work holds a lock for a moment."""
 OUTAGE_S = 300.0
 """How long a run that wants a lease waits for a Prefect server that is away."""
 _POLL_S = 2.0

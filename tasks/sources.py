@@ -71,7 +71,7 @@ class SourceConfig(BaseModel):
     options: dict[str, Any] = {}
     """What else the layout's reader takes, such as `{subset: S}` for `gigaspeech`; `starling corpus list` names it."""
     limit: int = Field(default=0, ge=0)
-    """Only the first so many utterances; 0 takes all."""
+    """Take only this many utterances, the first ones; 0 takes all."""
     synthesis: SynthesisConfig | None = None
     """For `synthetic`: how much speech, by which voices."""
 

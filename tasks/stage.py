@@ -89,7 +89,7 @@ class Run:
     config: PipelineConfig
     run_id: str
     force_from: str = ""
-    """Stages from this one on are done anew."""
+    """Stages from this one on run again."""
     flow_run_url: str = ""
     """Where the run is seen in the Prefect UI, if there is one."""
     results: dict[str, StageResult] = field(default_factory=dict)
@@ -126,12 +126,12 @@ class Run:
         return runner if runner.workers else runner.model_copy(update={"workers": self.config.storage.workers})
 
     def forced(self, stage: str) -> bool:
-        """Whether a stage is to be done anew."""
+        """Whether a stage has to run again."""
         return bool(self.force_from) and position(stage) >= position(self.force_from)
 
 
 def note_use(run: Run, output: StageOutput) -> None:
-    """Note what a run's output stands on, so that nobody clears it away meanwhile; see `storage.garbage`."""
+    """Note what a run's output stands on, so that it is not deleted meanwhile; see `storage.garbage`."""
     uses = {name: result.key for name, result in run.results.items() if name != output.stage}
     output.note_use(uses, datetime.now(UTC).date().isoformat())
 
@@ -147,7 +147,7 @@ class Stage:
         name: One of STAGES.
         version: Raised whenever the same configuration and inputs give another output.
         inputs: Gives the configuration that shapes the output, and the digests of what it is made from.
-        work: Does the work below the output's store and returns the record: `counts`, and whatever later stages need.
+        work: Does the work below the output's store and returns the record: `counts`, and what later stages need.
         still_valid: Whether a published record may be used; some refer to things outside the object store.
     """
 
@@ -177,7 +177,7 @@ class Stage:
         started = time.monotonic()
         output, slots = self.output(run), run.config.slots
         what = f"the output {self.name}/{output.key}"
-        # one process at a time makes an output; whoever waited then finds it made
+        # one process at a time makes an output; the others wait and then find it made
         lock = machine_lock([lock_path(self.name, output.key)], what, slots, run.holder)
         with fields(run=run.run_id, stage=self.name), lock:
             record = self._made(run, output)
@@ -224,6 +224,6 @@ class Stage:
         note_use(run, output)
         made = self.work(run, output)
         lost = lease is not None and lease.lost_to is not None
-        if not (lost and output.record()):  # whoever took the lock may have published first: that one stands
+        if not (lost and output.record()):  # the new holder of the lock may have published first: that one stands
             output.publish(made)
         return output.record()

@@ -1,7 +1,7 @@
 """MLflow: the client, and the one run that a training and its registration share.
 
 A training has an identity that is drawn when it begins and kept beside its checkpoints; its MLflow run carries it as
-the tag `starling.training`. So whoever resumes the training, or registers its model, finds the run again.
+the tag `starling.training`. So a resumed training, or the registration of its model, finds the run again.
 """
 
 import json
@@ -55,7 +55,7 @@ def impatient(seconds: int, always: bool = False) -> Iterator[None]:
 
     Args:
         seconds: How long one may take.
-        always: Whatever the user has set; otherwise that stays.
+        always: Also over what the user has set.
     """
     wanted = {"MLFLOW_HTTP_REQUEST_TIMEOUT": str(seconds), "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
     changed = {name: os.environ.get(name) for name in wanted if always or name not in os.environ}
@@ -157,7 +157,7 @@ def _run_of(api: mlflow.MlflowClient, training: str, run_id: str) -> Run | None:
         if error.error_code == "RESOURCE_DOES_NOT_EXIST":
             return None
         raise
-    # another MLflow, or one whose database began anew, may have another run under this id
+    # another MLflow, or one with a new database, may have another run under this id
     same = run.data.tags.get(TRAINING_TAG) == training and run.info.lifecycle_stage == "active"
     return run if same else None
 

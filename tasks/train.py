@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from pydantic import BaseModel
+
 from speech.bundle import BundleSpec
 from speech.tokens import train_tokenizer
 from storage.index import ShardIndex
@@ -35,24 +37,39 @@ from training.launch import run_training
 _NOT_CONTENT: dict[str, Any] = {
     **dict.fromkeys(("threads", "checkpoint_steps", "checkpoint_keep", "log_steps", "launch", "membership"), True),
     **dict.fromkeys(("loader_threads", "max_unreadable", "machines_per_node", "compile"), True),
-    "exchange": {"encrypt", "timeout_s", "chunk_kb", "newcomer"},
+    "exchange": {"encrypt", "timeout_s", "chunk_kb", "newcomer", "daemons"},
 }
 _IDENTITY = "tracking.json"
 _COUNTED = {"epochs": "epoch", "steps": "step", "utterances": "utterances", "unalignable": "unalignable"}
 
 
 def _content(run: Run) -> dict[str, Any]:
-    """The configuration that shapes the model."""
+    """The configuration that shapes the model: what its choices read, as far as it is not the default.
+
+    So a field that a later version adds, or one of another strategy, makes no other training of it. Who changes a
+    default raises the stage's version.
+    """
     config = run.config
+    apart = _NOT_CONTENT | dict.fromkeys(config.train.unread, True)
+    parts: dict[str, BaseModel] = {
+        "model": config.model,
+        "tokens": config.tokens,
+        "features": config.features,
+        "normalizer": config.data.normalizer,
+    }
     return {
-        "train": config.train.model_dump(mode="json", exclude=_NOT_CONTENT),
-        "model": config.model.model_dump(mode="json"),
-        "tokens": config.tokens.model_dump(mode="json"),
-        "features": config.features.model_dump(mode="json"),
-        "normalizer": config.data.normalizer.model_dump(mode="json"),
+        "strategy": config.train.strategy,
+        "train": _without_empty(config.train.model_dump(mode="json", exclude=apart, exclude_defaults=True)),
+        **{name: part.model_dump(mode="json", exclude_defaults=True) for name, part in parts.items()},
         "sample_rate": config.data.sample_rate,
         "seed": config.seed,
     }
+
+
+def _without_empty(value: dict[str, Any]) -> dict[str, Any]:
+    """Without parts that differ from the default only in what is left out."""
+    parts = {name: _without_empty(part) if isinstance(part, dict) else part for name, part in value.items()}
+    return {name: part for name, part in parts.items() if part != {}}
 
 
 def _inputs(run: Run) -> Inputs:
@@ -179,7 +196,7 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
         damaged_shards(store, name).clear()  # what a former attempt found may have been mended
     _train(run, job, training)
     result = store.read_json("result.json")
-    # the journal moves beside the model: whoever has the object store has the learning curves
+    # the journal moves beside the model, so that the object store has the learning curves
     store.write_file("journal.jsonl", job.journal)
     for folder in ("checkpoints", "snapshots", "replicas", COMPUTE):
         store.delete_tree(folder)

@@ -108,7 +108,7 @@ def check_devices(cfg: TrainConfig, found: "Inventory | None" = None) -> None:
     Raises:
         StageError: If there are fewer, or none where they are demanded.
     """
-    if cfg.launch.kind != "local" or cfg.device == "cpu" or cfg.strategy == "hogwild":
+    if cfg.launch.kind != "local" or cfg.device == "cpu" or cfg.traits.shared:
         return
     from training.devices import inventory, rank_device
 
@@ -127,7 +127,7 @@ def check_layers(cfg: TrainConfig, layers: int) -> None:
     Raises:
         StageError: If there are fewer.
     """
-    if cfg.strategy == "pipeline" and layers < cfg.learners_per_node:
+    if cfg.traits.split and layers < cfg.learners_per_node:
         raise StageError(
             f"train.learners_per_node is {cfg.learners_per_node} but model.layers is {layers}, and every learner of a "
             f"pipeline needs a layer: use train.learners_per_node={layers} or fewer, or raise model.layers"

@@ -8,7 +8,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from training.group import NodeGroup
-from training.strategies.base import AllReduce, Mix, Op, Reduced, StrategyError, Ticket
+from training.strategies.base import StrategyError
+from training.strategies.requests import AllReduce, Mix, Op, Reduced, Ticket
 
 
 @dataclass

@@ -1,9 +1,10 @@
 """How gradients travel within a node: communication hooks with the signature of DistributedDataParallel's.
 
 A hook gets a bucket of gradients and gives a future of their mean over the ranks. The same hooks run in
-`DistributedDataParallel.register_comm_hook` and in this engine's `training.group.GradientReducer`: `onebit_hook` of
-this module, and PyTorch's own `bf16_compress_hook` and `powerSGD_hook`. A hook that remembers something from step to
-step (what compression has left out so far) keeps it in its state, which goes into checkpoints.
+`DistributedDataParallel.register_comm_hook` and in this engine's `training.group.GradientReducer`: `codec_hook` of
+this module, for the codecs of strategies, and PyTorch's own `bf16_compress_hook` and `powerSGD_hook`. A hook that
+remembers something from step to step (what compression has left out so far) keeps it in its state, which goes into
+checkpoints.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,14 +19,18 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.futures import Future
 
 from training.config import TrainConfig
-from training.strategies.onebit import LEVEL_BYTES, OneBitCodec
-from training.strategy_config import OneBitConfig
+from training.strategies.onebit import numbered
+from training.strategies.requests import Codec
 
 POWERSGD_RANK = 2
 """Columns that stand for a matrix. Two are orthogonalized with an epsilon, which gradients of zero need."""
 POWERSGD_START = 100
 """Steps with full gradients before the first compressed one: directions change fast in the beginning."""
 EPSILON = 1e-8
+
+
+Hook = Callable[[GradBucket], Future[Tensor]]
+"""Begins the exchange of a bucket; its result is the mean over the ranks."""
 
 
 class Memory(Protocol):
@@ -52,6 +57,10 @@ class CommHook:
 
     run: Callable[[Any, GradBucket], Future[Tensor]]
     state: Memory | None = None
+
+    def __call__(self, bucket: GradBucket) -> Future[Tensor]:
+        """Begin the exchange of a bucket."""
+        return self.run(self.state, bucket)
 
     def state_tensors(self) -> dict[str, Tensor]:
         """See `Memory.state_tensors`; empty without memory."""
@@ -107,148 +116,53 @@ class Bucket:
         return list(self._parameters)
 
 
-def run_hook(hook: CommHook, bucket: Bucket) -> Tensor:
+def run_hook(hook: Hook, bucket: Bucket) -> Tensor:
     """Exchange a bucket, and wait: the mean over the ranks [values]."""
-    return hook.run(hook.state, cast(GradBucket, bucket)).wait()
+    return hook(cast(GradBucket, bucket)).wait()
 
 
-class OneBitState:
-    """What `onebit_hook` keeps at one rank: a codec with its error for each bucket.
+def codec_hook(codec: Codec, bucket: GradBucket) -> Future[Tensor]:
+    """Exchange gradients as a strategy's codec says; as one bit a value with `OneBit`, for one.
 
-    Errors belong to parameters. When buckets are cut anew, as DistributedDataParallel does after its first step, each
-    parameter's error moves to its new bucket.
+    Every rank sends its message to all others by all_gather, and decodes what all have sent. What its own message
+    leaves out stays here and is added to its next gradient, so the sum is conserved: at every rank, what was decoded so
+    far plus what was left out is the sum of its gradients. That holds for a rank without a batch, too, which sends what
+    it can of what it has left out.
 
-    Args:
-        cfg: Block size, and steps with full gradients.
-        process_group: Whom gradients are exchanged with; None means everybody.
-        epoch_steps: Steps of an epoch, the same at all ranks; for a warm-up that is counted in epochs.
-
-    Attributes:
-        warm_steps: Steps with full gradients.
-        step: Steps so far.
-        sent: Bytes of compressed gradients so far, to each peer.
-    """
-
-    def __init__(
-        self, cfg: OneBitConfig, process_group: dist.ProcessGroup | None = None, epoch_steps: float = 0.0
-    ) -> None:
-        self.cfg, self.process_group = cfg, process_group
-        self.warm_steps = cfg.warm_up(epoch_steps)
-        self.step = self.sent = 0
-        self._codecs: dict[int, OneBitCodec] = {}
-        self._layouts: dict[int, list[Tensor]] = {}
-        self._restored: dict[int, Tensor] = {}
-        self._moving: dict[Tensor, Tensor] = {}
-
-    def codec(self, bucket: GradBucket) -> OneBitCodec:
-        """The codec of a bucket, with the error of the bucket's parameters.
-
-        Raises:
-            ValueError: If a checkpoint's errors are of another model.
-        """
-        index, parameters = bucket.index(), bucket.parameters()
-        if index in self._codecs and not _same(self._layouts[index], parameters):
-            self._dissolve()
-        if index not in self._codecs:
-            codec = OneBitCodec(bucket.buffer().numel(), self.cfg.block)
-            codec.error = self._first_error(index, bucket)
-            self._codecs[index], self._layouts[index] = codec, list(parameters)
-        return self._codecs[index]
-
-    def _first_error(self, index: int, bucket: GradBucket) -> Tensor:
-        grads = bucket.buffer()
-        restored = self._restored.pop(index, None)
-        if restored is not None:
-            if restored.shape != grads.shape:
-                raise ValueError(
-                    f"a checkpoint's {restored.numel()} errors do not fit a bucket of {grads.numel()} gradients: it is "
-                    "another model's; remove it, or train the model that it belongs to"
-                )
-            return restored.to(grads.device)
-        pieces = [self._moving.pop(p, torch.zeros_like(p)).flatten() for p in bucket.parameters()]
-        return torch.cat(pieces).detach()
-
-    def _dissolve(self) -> None:
-        for index, codec in self._codecs.items():
-            parameters = self._layouts[index]
-            pieces = codec.error.split_with_sizes([p.numel() for p in parameters])
-            self._moving |= dict(zip(parameters, pieces, strict=True))
-        self._codecs, self._layouts = {}, {}
-
-    def state_tensors(self) -> dict[str, Tensor]:
-        """See `Memory.state_tensors`: `step`, and `error.<bucket>` for each bucket."""
-        errors = self._restored | {index: codec.error for index, codec in self._codecs.items()}
-        return {"step": torch.tensor(self.step), **{f"error.{index}": _copy(error) for index, error in errors.items()}}
-
-    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """See `Memory.load_tensors`."""
-        self.forget()
-        self.step = int(tensors.get("step", 0))
-        self._restored = _numbered(tensors, "error")
-
-    def forget(self) -> None:
-        """See `Memory.forget`; the count of steps goes on."""
-        self._codecs, self._layouts, self._restored, self._moving = {}, {}, {}, {}
-
-
-def _same(one: list[Tensor], other: list[Tensor]) -> bool:
-    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone().cpu()
-
-
-def _numbered(tensors: dict[str, Tensor], name: str) -> dict[int, Tensor]:
-    """The tensors called `<name>.<number>`, by number."""
-    found = ((key.rpartition("."), tensor) for key, tensor in tensors.items())
-    return {int(number): tensor.clone() for (before, _, number), tensor in found if before == name}
-
-
-def onebit_hook(state: OneBitState, bucket: GradBucket) -> Future[Tensor]:
-    """Exchange gradients as one bit a value, with error feedback (1-bit SGD: Seide et al. 2014).
-
-    Every rank sends its signs, packed eight a byte, and two fp32 levels a block to all others by all_gather, and
-    decodes what all have sent; what its own bits do not say stays here and is added to its next gradient. The sum is
-    conserved: at every rank, what was decoded so far plus the error is the sum of its gradients. That holds for a rank
-    without a batch, too: it sends what it can of its error.
-
-    Gradients must be finite; after a step in which they are not, `OneBitState.forget`.
+    Gradients must be finite; after a step in which they are not, `Codec.forget`.
 
     Args:
-        state: Of this rank; the same configuration at all.
+        codec: Of this rank; the same configuration at all.
         bucket: Gradients; as one gets them from DistributedDataParallel or from `training.group.GradientReducer`.
 
     Returns:
         The mean over the ranks of the decoded gradients [values].
     """
-    group = state.process_group or dist.group.WORLD
-    warm = state.step < state.warm_steps
-    state.step += bucket.is_last()
+    group = dist.group.WORLD
+    warm = codec.warm
+    if bucket.is_last():
+        codec.next_step()
     if warm:
         return default_hooks.allreduce_hook(cast(dist.ProcessGroup, group), bucket)
-    codec, grads = state.codec(bucket), bucket.buffer()
-    mine = _to_bytes(*codec.encode(grads))
+    one, grads = codec.bucket(bucket), bucket.buffer()
+    message = one.encode(grads)
+    mine = torch.cat([part.contiguous().view(torch.uint8).flatten() for part in message])
     every = torch.empty(dist.get_world_size(group), mine.numel(), dtype=torch.uint8, device=grads.device)
     work = dist.all_gather_into_tensor(every.view(-1), mine, group=group, async_op=True)
-    state.sent += mine.numel()
 
     def decode(done: Future[list[Tensor]]) -> Tensor:
         done.value()  # an exchange that has failed raises here
-        return codec.mean([(*_from_bytes(codec, data), torch.ones(())) for data in every])[0]
+        return one.mean([_parts(data, message) for data in every], [1.0] * len(every))
 
     future: Future[Tensor] = work.get_future().then(decode)
     return future
 
 
-def _to_bytes(bits: Tensor, levels: Tensor) -> Tensor:
-    return torch.cat((levels.view(torch.uint8).flatten(), bits.flatten()))
-
-
-def _from_bytes(codec: OneBitCodec, data: Tensor) -> tuple[Tensor, Tensor]:
-    levels, bits = data.split_with_sizes([codec.blocks * LEVEL_BYTES, data.numel() - codec.blocks * LEVEL_BYTES])
-    # fp32 has to lie at a multiple of four bytes, which a rank's row need not: hence the copy
-    return bits.view(codec.blocks, -1), levels.clone().view(torch.float32).view(codec.blocks, 2)
+def _parts(data: Tensor, like: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """A message from its bytes, as tensors of these shapes and types."""
+    pieces = data.split_with_sizes([part.numel() * part.element_size() for part in like])
+    # wider types have to lie at a multiple of their size, which a rank's bytes need not: hence the copy
+    return tuple(piece.clone().view(part.dtype).view(part.shape) for piece, part in zip(pieces, like, strict=True))
 
 
 class PowerSgdState(powerSGD_hook.PowerSGDState):
@@ -268,7 +182,7 @@ class PowerSgdState(powerSGD_hook.PowerSGDState):
         """See `Memory.state_tensors`: `step`, and for each bucket `error.<n>`, `p.<n>` and `q.<n>`."""
         found = {"step": torch.tensor(self.iter)}
         for name, tensors in self._memories():
-            found |= {f"{name}.{number}": _copy(tensor) for number, tensor in tensors.items()}
+            found |= {f"{name}.{number}": tensor.detach().clone().cpu() for number, tensor in tensors.items()}
         return found
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
@@ -276,7 +190,7 @@ class PowerSgdState(powerSGD_hook.PowerSGDState):
         self.iter = int(tensors.get("step", 0))
         for name, memory in self._memories():
             memory.clear()
-            memory |= {number: tensor.to(self.device) for number, tensor in _numbered(tensors, name).items()}
+            memory |= {number: tensor.to(self.device) for number, tensor in numbered(tensors, name).items()}
 
     def forget(self) -> None:
         """See `Memory.forget`; the matrices start from random ones again, the same at all ranks."""
@@ -287,19 +201,16 @@ class PowerSgdState(powerSGD_hook.PowerSGDState):
         return [("error", self.error_dict), ("p", self.p_memory_dict), ("q", self.q_memory_dict)]
 
 
-def build_hook(cfg: TrainConfig, device: torch.device, epoch_steps: float = 0.0) -> CommHook | None:
+def build_hook(cfg: TrainConfig, device: torch.device) -> CommHook | None:
     """The hook that a configuration asks for; None if gradients travel as they are.
 
     Args:
         cfg: Of the training.
         device: Where gradients are.
-        epoch_steps: Steps of a learner in an epoch.
 
     Raises:
         ValueError: If PyTorch's PowerSGD cannot run there.
     """
-    if cfg.strategy == "onebit":
-        return CommHook(onebit_hook, OneBitState(cfg.onebit, epoch_steps=epoch_steps))
     if cfg.comm_hook == "bf16":
         return CommHook(default_hooks.bf16_compress_hook)
     if cfg.comm_hook == "powersgd":

@@ -1,38 +1,36 @@
 """One learner's arithmetic: batch to gradient, gradient to update. Knows nothing of other learners.
 
-Nothing random survives from step to step: dropout and augmentation draw from the seed that each step is given.
+Nothing random survives from step to step: dropout draws from the seed that each step is given, and what augmentation
+needs of chance comes with the batch.
 """
 
 import logging
 import math
 import os
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
-from speech.features import SpecAugment, WaveAugment
-from speech.features.augment import utterance_seeds
 from speech.models.precision import describe, has_bf16
 from speech.models.stages import LstmLayers
+from speech.objectives import build_objective
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.quarantine import ShardQuarantine
 from storage.reading import ShardReader
+from training.augmenting import Augmenter
 from training.batching import derive_seed
+from training.config import OptimizerConfig
 from training.data import Batch, SpeechDataset
 from training.devices import is_out_of_memory
 from training.flat import FlatParameters
 from training.job import TrainJob
-from training.optim import Moments, build_optimizer, set_learning_rate
-from training.portions import Portions, cut
+from training.optim import Moments, build_optimizer, moment_names, set_learning_rate
+from training.portions import Portions, cut, undivided
 from training.shapes import frame_multiple, rounded_up
-from training.validation import ctc_losses
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +69,7 @@ class Losses:
     """Sums over one learner's part of a step."""
 
     loss: float = 0.0
-    """CTC losses, nats; over several learners `nan` if one of them is."""
+    """Sum of the objective, nats; over several learners `nan` if one of them is."""
     tokens: float = 0.0
     utterances: float = 0.0
     unalignable: float = 0.0
@@ -88,16 +86,6 @@ class Losses:
         return [getattr(self, field.name) for field in fields(self)]
 
 
-def distinct(ids: list[str]) -> list[str]:
-    """The ids with a number behind one that a sampled epoch has drawn before for the same batch."""
-    seen: Counter[str] = Counter()
-    found = []
-    for name in ids:
-        seen[name] += 1
-        found.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
-    return found
-
-
 class Learner:
     """A model with flat parameters and its optimizer.
 
@@ -105,7 +93,11 @@ class Learner:
         job: What to train.
         device: Where.
 
+    Raises:
+        TooLargeError: The device's memory does not hold the model, its gradients and the optimizer's state.
+
     Attributes:
+        augmenter: Draws for batches, which come to `gradient` with what it has drawn.
         frame_multiple: Batches are padded to a multiple of so many feature frames.
         moments: The optimizer's state.
         held: In its block gradients of several backward passes add up before they go to other ranks.
@@ -115,21 +107,38 @@ class Learner:
         self.job, self.cfg, self.device = job, job.train, device
         self.held: Callable[[], AbstractContextManager[None]] = nullcontext
         self.frame_multiple = frame_multiple(device)
+        self.objective = build_objective(self.cfg.objective)
         self._portions = Portions()
         self.amp = mixed_precision(self.cfg.amp, device)
         self.frontend = job.spec.build_frontend(job.speaker_stats()).to(device)
-        self.model = self._initial_model().to(device)
-        self.flat = FlatParameters(self.model)
-        self.optimizer = build_optimizer(self.cfg.optimizer, self.model)
-        self.moments = Moments(self.cfg.optimizer, self.optimizer, self.flat)
-        self.wave_augment = WaveAugment(self.cfg.augment, job.spec.sample_rate)
-        self.spec_augment = SpecAugment(self.cfg.augment)
+        self.model = self._initial_model()
+        with self._in_memory():
+            self.model.to(device)
+            self.flat = FlatParameters(self.model)
+            self.optimizer = build_optimizer(self._updates, self.model)
+            self.moments = Moments(self._updates, self.optimizer, self.flat)
+        self.augmenter = Augmenter(self.cfg.augment, job.spec.sample_rate, job.seed)
         self.model.train()
         self._forward = torch.compile(self.model, dynamic=True) if self.cfg.compile else self.model
 
     def _initial_model(self) -> nn.Module:
         torch.manual_seed(derive_seed("init", self.job.seed))
         return self.job.spec.build_model()
+
+    @property
+    def _updates(self) -> OptimizerConfig:
+        """The optimizer of this learner's own updates; without any it needs no state."""
+        return self.cfg.optimizer if self.cfg.traits.own_updates else OptimizerConfig(kind="sgd", momentum=0.0)
+
+    def _in_memory(self) -> AbstractContextManager[None]:
+        """In its block everything is made that must fit into memory beside batches."""
+        count = sum(parameter.numel() for parameter in self.model.parameters())
+        values = 2 + len(moment_names(self._updates))
+        other = ", train.optimizer.kind=sgd" if self._updates.kind == "adamw" else ""
+        return undivided(
+            f"{count:,} weights with their gradients and optimizer state, {4e-9 * values * count:.2f} GB",
+            f"use a smaller model{other}, fewer learners a GPU, strategy pipeline on more of them, or a larger GPU",
+        )
 
     def describe(self) -> dict[str, str]:
         """`device` and `precision` of this learner, for the record."""
@@ -140,26 +149,25 @@ class Learner:
     def reset(self) -> None:
         """Go back to the initial weights and an optimizer without a past."""
         self.model.load_state_dict(self._initial_model().state_dict())
-        self.optimizer.state.clear()
+        self.moments.clear()
 
-    def gradient(self, batch: Batch | None, seed: int, epoch: int) -> Losses:
+    def gradient(self, batch: Batch | None, seed: int) -> Losses:
         """Add the gradient of a batch's summed loss to the flat gradients, which are cleared first.
 
         Args:
-            batch: Utterances; None leaves the gradients zero (a rank without work in the last step of a lease).
+            batch: Utterances, with what `augmenter` has drawn for them; None leaves the gradients zero (a rank without
+                work in the last step of a lease).
             seed: Of dropout.
-            epoch: Augmentation is a pure function of the run's seed, this and the utterance.
         """
         self.flat.zero_grad()
         if batch is None or not batch.ids:
             return Losses(unreadable=batch.unreadable if batch else 0)
-        seeds = utterance_seeds(self.job.seed, epoch, distinct(batch.ids))
-        loss, unalignable, divided = self._add_gradients(batch, seeds, seed)
-        tokens = int(batch.token_lengths.sum())
+        loss, unalignable, divided = self._add_gradients(batch, seed)
+        tokens = self.objective.items(batch)
         counted = len(batch.ids), unalignable, batch.seconds, batch.unreadable
         return Losses(loss, tokens, *counted, divided=float(divided))
 
-    def _add_gradients(self, batch: Batch, seeds: list[int], seed: int) -> tuple[float, int, bool]:
+    def _add_gradients(self, batch: Batch, seed: int) -> tuple[float, int, bool]:
         """Loss, unalignable utterances, and whether the batch had to be divided since it does not fit into memory.
 
         Raises:
@@ -168,22 +176,22 @@ class Learner:
         size = self._portions.first(batch)
         if size == len(batch.ids):
             try:
-                return *self._backward(batch, seeds, seed), False
+                return *self._backward(batch, seed), False
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
                 size = self._portions.smaller(batch, size)
         # after the handler: the error's traceback holds on to what was computed
         with self.held():
-            return *self._in_portions(batch, seeds, seed, size), True
+            return *self._in_portions(batch, seed, size), True
 
-    def _in_portions(self, batch: Batch, seeds: list[int], seed: int, size: int) -> tuple[float, int]:
+    def _in_portions(self, batch: Batch, seed: int, size: int) -> tuple[float, int]:
         """As `_backward`, some utterances at a time; all again with fewer if these do not fit either."""
         while True:
             self.flat.zero_grad()
             try:
                 sums = [
-                    self._backward(batch.part(some), seeds[some], derive_seed("portion", seed, some.start))
+                    self._backward(batch.part(some), derive_seed("portion", seed, some.start))
                     for some in cut(batch, size)
                 ]
                 return sum(loss for loss, _ in sums), sum(count for _, count in sums)
@@ -192,43 +200,17 @@ class Learner:
                     raise
                 size = self._portions.smaller(batch, size)
 
-    def _backward(self, batch: Batch, seeds: list[int], seed: int) -> tuple[float, int]:
+    def _backward(self, batch: Batch, seed: int) -> tuple[float, int]:
         """Add a batch's gradient; its summed loss, and how many of its utterances are unalignable."""
         torch.manual_seed(seed)
-        feats, frames = self._augmented(batch, seeds)
+        feats, frames = self.augmenter.features(self.frontend, batch, self.device)
         feats = rounded_up(feats, self.frame_multiple)
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.amp):
             log_probs, out_frames = self._forward(feats, frames)
-        losses, unalignable = ctc_losses(log_probs, out_frames, batch)
+        losses, unalignable = self.objective.losses(log_probs, out_frames, batch)
         total = losses.sum()
         total.backward()  # type: ignore[no-untyped-call]
         return float(total.detach()), unalignable
-
-    def heard_seconds(self, ids: Sequence[str], seconds: NDArray[np.float64], epoch: int) -> NDArray[np.float64]:
-        """Seconds of utterances as an epoch trains them, when speed and pauses have changed them.
-
-        Args:
-            ids: Of the utterances.
-            seconds: Of each as it is stored.
-            epoch: Which epoch.
-        """
-        if not self.wave_augment.steps:
-            return seconds
-        rate = self.job.spec.sample_rate
-        samples = torch.from_numpy(np.rint(seconds * rate).astype(np.int64))
-        heard = self.wave_augment.lengths(samples, utterance_seeds(self.job.seed, epoch, ids))
-        return heard.numpy() / rate
-
-    def _augmented(self, batch: Batch, seeds: list[int]) -> tuple[Tensor, Tensor]:
-        inputs, lengths = (x.to(self.device, non_blocking=True) for x in (batch.inputs, batch.lengths))
-        if inputs.ndim == 2:
-            inputs, lengths = self.wave_augment(inputs, lengths, seeds)
-
-        def augment(feats: Tensor, frames: Tensor) -> Tensor:
-            return self.spec_augment(feats, frames, seeds)
-
-        augmented: tuple[Tensor, Tensor] = self.frontend(inputs, lengths, batch.speakers, augment)
-        return augmented
 
     def _grad_norm(self) -> float:
         return float(self.flat.grad_norm())

@@ -5,10 +5,10 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from speech.features.augment import AugmentConfig
+from speech.objectives.base import ObjectiveConfig
 from training.sampling import SamplingConfig
 from training.strategy_config import (
-    NODES_OF_ONE,
-    ONE_NODE,
+    TRAITS,
     AsgdConfig,
     BmufConfig,
     EasgdConfig,
@@ -17,6 +17,7 @@ from training.strategy_config import (
     Newcomer,
     OneBitConfig,
     SdpsgdConfig,
+    Traits,
 )
 
 Strategy = Literal[
@@ -81,7 +82,7 @@ class ExchangeConfig(BaseModel):
     model_config = _MODEL_CONFIG
 
     kind: Literal["zmq", "gloo"] = "zmq"
-    """`zmq`: elastic and encrypted; `gloo`: torch.distributed between fixed neighbours: nobody may join or leave."""
+    """`zmq`: elastic and encrypted; `gloo`: torch.distributed between fixed neighbours: nodes may not join or leave."""
     neighbours: Literal["auto", "ring", "random-ring", "exponential"] = "auto"
     """`ring` alternates left and right; `random-ring` shuffles the ring at every exchange; `exponential` asks at
     distance 1, 2, 4, ... by turns; `auto` is `ring` below eight nodes and `random-ring` from eight on."""
@@ -94,6 +95,9 @@ class ExchangeConfig(BaseModel):
     of a step always begins."""
     chunk_kb: int = Field(default=1024, ge=16, le=65536)
     """Size of a message in KiB at most: sending, receiving and averaging overlap chunk by chunk."""
+    daemons: int = Field(default=1, ge=1, le=16)
+    """Processes of a learner that average its weights, each a part of them: more where a model is so large and a
+    network so fast that the core of one process is what limits them."""
     timeout_s: float = Field(default=5.0, gt=0)
     """A neighbour that does not answer for this long is left alone for a while."""
     newcomer: Newcomer = "weights"
@@ -121,7 +125,7 @@ class MembershipConfig(BaseModel):
     max_restarts: int = Field(default=3, ge=0)
     """Restarts of a node's processes at most; each rejoins the ring as a newcomer."""
     max_bad_steps: int = Field(default=20, ge=1)
-    """After so many steps in a row without a finite loss a node takes its weights from a neighbour."""
+    """After this many steps in a row without a finite loss a node takes its weights from a neighbour."""
 
 
 class LaunchConfig(BaseModel):
@@ -163,6 +167,8 @@ class TrainConfig(BaseModel):
     `launch.trusted_network`."""
     exchange: ExchangeConfig = ExchangeConfig()
     """How nodes average their weights."""
+    objective: ObjectiveConfig = ObjectiveConfig()
+    """What is minimized."""
     comm_hook: Literal["none", "bf16", "powersgd"] = "none"
     """How gradients travel within a node of `scpsgd` or `h-adpsgd`: as they are, or by PyTorch's hook of that name."""
     sdpsgd: SdpsgdConfig = SdpsgdConfig()
@@ -190,7 +196,8 @@ class TrainConfig(BaseModel):
     sampling: SamplingConfig = SamplingConfig()
     """How often an epoch draws each corpus, domain or language."""
     loader_threads: int = Field(default=1, ge=1, le=64)
-    """Threads of each learner that read and decode ahead; without effect on which utterance comes when."""
+    """Threads of each learner that read, decode and draw for augmentation ahead; they do not change which utterance
+    comes when."""
     max_unreadable: float = Field(default=0.05, ge=0, le=1)
     """Training stops when damaged shards hold a larger share of the training set; below it they are left out."""
     batch_seconds: float = Field(default=160.0, gt=0)
@@ -219,11 +226,11 @@ class TrainConfig(BaseModel):
     """CPU threads of the training step; 0 is one per core but one, which reads ahead and serves everything else.
     Results repeat bit for bit only with the same number."""
     checkpoint_steps: int = Field(default=200, ge=1)
-    """A checkpoint is written every so many steps and at every epoch's end."""
+    """Steps between checkpoints; there is also one at every epoch's end."""
     checkpoint_keep: int = Field(default=2, ge=1)
     """Checkpoints kept, the newest ones."""
     log_steps: int = Field(default=10, ge=1)
-    """A line in the journal every so many steps."""
+    """Steps between lines in the journal."""
 
     @property
     def learners(self) -> int:
@@ -238,17 +245,28 @@ class TrainConfig(BaseModel):
     @property
     def servers(self) -> int:
         """Processes of the parameter server; 0 without one."""
-        return {"asgd": self.asgd.servers, "easgd": self.easgd.servers}.get(self.strategy, 0)
+        return int(getattr(self, self.strategy).servers) if self.traits.server else 0
+
+    @property
+    def unread(self) -> list[str]:
+        """Fields that this strategy does not read: those of other strategies, and of exchanges where there are none."""
+        others = [name for name in TRAITS if name != self.strategy and name in type(self).model_fields]
+        return others + ([] if self.traits.exchange else ["exchange"])
+
+    @property
+    def traits(self) -> Traits:
+        """What the strategy needs."""
+        return TRAITS[self.strategy]
 
     @model_validator(mode="after")
     def _check_world(self) -> "TrainConfig":
-        if self.strategy in ("single", *ONE_NODE) and self.nodes > 1:
+        if self.traits.one_node and self.nodes > 1:
             raise ValueError(
                 f"nodes is {self.nodes} but {self.strategy} has one node: use nodes=1, or adpsgd (machines_per_node "
                 "spreads the learners of a node over several machines)"
             )
-        if self.strategy in ("single", *NODES_OF_ONE) and self.learners_per_node > 1:
-            other = "scpsgd" if self.strategy == "single" else "h-adpsgd"
+        if self.traits.one_learner and self.learners_per_node > 1:
+            other = "scpsgd" if self.traits.one_node else "h-adpsgd"
             raise ValueError(
                 f"learners_per_node is {self.learners_per_node} but {self.strategy} has nodes of one: use "
                 f"learners_per_node=1, or {other}"
@@ -276,29 +294,35 @@ class TrainConfig(BaseModel):
             raise ValueError("exchange.kind gloo has fixed neighbours: use exchange.neighbours=ring, or kind=zmq")
         if self.exchange.kind == "gloo" and self.exchange.newcomer != "weights":
             raise ValueError("exchange.kind gloo has no newcomers: use exchange.newcomer=weights, or kind=zmq")
+        if self.exchange.daemons > 1 and self.exchange.newcomer != "weights":
+            raise ValueError(
+                f"exchange.daemons is {self.exchange.daemons}, and only a single one gives newcomers the optimizer's "
+                "state: use exchange.newcomer=weights, or daemons=1"
+            )
         if self.exchange.kind == "gloo" and self.launch.kind != "local":
             raise ValueError(
                 f"exchange.kind gloo is for nodes of one machine (launch.kind=local), not {self.launch.kind}: use zmq"
             )
-        if self.comm_hook != "none" and self.strategy not in ("scpsgd", "h-adpsgd"):
+        if self.comm_hook != "none" and not self.traits.buckets:
             raise ValueError(
                 f"comm_hook is {self.comm_hook} but {self.strategy} does not all-reduce gradients by buckets: use "
-                "comm_hook=none, or scpsgd or h-adpsgd"
+                f"comm_hook=none, or {' or '.join(name for name, traits in TRAITS.items() if traits.buckets)}"
             )
         return self
 
     @model_validator(mode="after")
     def _check_compile(self) -> "TrainConfig":
-        if self.compile and self.strategy == "pipeline":
-            raise ValueError("compile is for whole models, and pipeline splits them: use compile=false")
+        if self.compile and self.traits.split:
+            raise ValueError(f"compile is for whole models, and {self.strategy} splits them: use compile=false")
         return self
 
     @model_validator(mode="after")
-    def _check_hogwild(self) -> "TrainConfig":
-        if self.strategy == "hogwild" and self.launch.kind != "local":
+    def _check_shared(self) -> "TrainConfig":
+        if self.traits.shared and self.launch.kind != "local":
             raise ValueError(
-                f"hogwild shares one machine's memory (launch.kind=local), not {self.launch.kind}: use local, or adpsgd"
+                f"{self.strategy} shares one machine's memory (launch.kind=local), not {self.launch.kind}: use local, "
+                "or adpsgd"
             )
-        if self.strategy == "hogwild" and self.device == "cuda":
-            raise ValueError("hogwild shares weights in main memory: use device=cpu, or adpsgd")
+        if self.traits.shared and self.device == "cuda":
+            raise ValueError(f"{self.strategy} shares weights in main memory: use device=cpu, or adpsgd")
         return self

@@ -5,7 +5,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from speech.audio import decode_audio, resample
+from speech.features.augment import Drawn
 from speech.tokens import TokenError, Tokenizer
 from storage.index import ShardIndex
 from storage.quarantine import ShardQuarantine
@@ -43,11 +44,14 @@ class Batch:
     seconds: float
     unreadable: int = 0
     """Utterances that should be here and are lost with damaged shards."""
+    drawn: dict[str, Drawn] = field(default_factory=dict)
+    """What was drawn for them by each augmentation, where they are to be augmented."""
 
     def pinned(self) -> "Batch":
         """The same in page-locked memory, from which it is copied to a GPU while the CPU goes on."""
         names = ("inputs", "lengths", "tokens", "token_lengths")
-        return replace(self, **{name: getattr(self, name).pin_memory() for name in names})
+        drawn = _each(self.drawn, lambda tensor: tensor.pin_memory())
+        return replace(self, drawn=drawn, **{name: getattr(self, name).pin_memory() for name in names})
 
     def part(self, which: slice) -> "Batch":
         """Some of the utterances, padded to the longest of them; sums stay the whole batch's."""
@@ -62,7 +66,13 @@ class Batch:
             lengths=lengths,
             tokens=self.tokens[which, : int(token_lengths.max())],
             token_lengths=token_lengths,
+            drawn=_each(self.drawn, lambda tensor: tensor[which]),
         )
+
+
+def _each(drawn: dict[str, Drawn], change: Callable[[Tensor], Tensor]) -> dict[str, Drawn]:
+    """Draws of which each tensor is changed."""
+    return {name: {key: change(tensor) for key, tensor in one.items()} for name, one in drawn.items()}
 
 
 def encode(tokenizer: Tokenizer, text: str, lenient: bool = False) -> list[int]:

@@ -12,7 +12,7 @@ from training.data import SpeechDataset
 from training.job import TrainJob
 from training.sampling import Draws
 from training.schedule import learning_rate
-from training.stepping import Rows, Stepped, Stepper
+from training.stepper import Rows, Stepped, Stepper
 from training.store.messages import Progress
 from training.store.node_client import NodeClient
 from training.store.worklist import WHOLE, Assignment
@@ -90,7 +90,7 @@ class Decider:
         seed = self.job.seed if plan == WHOLE else derive_seed(self.job.seed, plan)
         drawn = self.draws.rows(epoch, rows)
         # as long as augmentation makes them: a batch of equally long ones that it lengthens would be mostly padding
-        seconds = self.stepper.learner.heard_seconds(self.data.ids(drawn), self.data.durations[drawn], epoch)
+        seconds = self.stepper.learner.augmenter.heard_seconds(self.data.ids(drawn), self.data.durations[drawn], epoch)
         return [rows[batch] for batch in plan_node(self.cfg, seconds, seed, epoch)]
 
     def _fetch_ahead(self, new: Sequence[Assignment] = ()) -> None:
@@ -172,13 +172,16 @@ class Decider:
         epochs = progress.epochs + (ahead + 0.5 * len(work.rows)) / len(self.data)
         batch = self._mean_batch * max(1, progress.live)
         return {
-            "rows": self.draws.rows(work.epoch, work.rows).tolist(),
-            "epoch": work.epoch,
+            **self._drawn(work),
             "progress": epochs,
             "lr": learning_rate(self.cfg.schedule, self.cfg.optimizer.lr, epochs, self.cfg.epochs, batch),
             "elapsed": progress.elapsed,
-            "next": [self.draws.rows(one.epoch, one.rows).tolist() for one in self.client.peek(self._ahead)],
+            "next": [self._drawn(one) for one in self.client.peek(self._ahead)],
         }
+
+    def _drawn(self, work: Assignment) -> Orders:
+        """Which utterances a batch has, and in which epoch."""
+        return {"rows": self.draws.rows(work.epoch, work.rows).tolist(), "epoch": work.epoch}
 
     def account(self, results: Sequence[Stepped]) -> None:
         """The batches that were given out last have been trained."""

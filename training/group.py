@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import FileStore, Store  # type: ignore[attr-defined]
 
-from training.comm_hooks import Bucket, CommHook, run_hook
+from training.comm_hooks import Bucket, Hook, run_hook
 from training.devices import SideStream
 from training.flat import FlatParameters, share
 
@@ -183,9 +183,7 @@ class GradientReducer:
             same. In a node of one rank it is not used.
     """
 
-    def __init__(
-        self, group: NodeGroup, flat: FlatParameters, bucket: int = BUCKET, hook: CommHook | None = None
-    ) -> None:
+    def __init__(self, group: NodeGroup, flat: FlatParameters, bucket: int = BUCKET, hook: Hook | None = None) -> None:
         self.hook = hook
         self._group, self._flat = group, flat
         self._buckets: list[tuple[int, int]] = []
@@ -240,7 +238,7 @@ class GradientReducer:
         assert work is not None
         self._waits.append(work.wait)
 
-    def _exchange(self, hook: CommHook, number: int, grads: Tensor, ready: torch.cuda.Event | None) -> None:
+    def _exchange(self, hook: Hook, number: int, grads: Tensor, ready: torch.cuda.Event | None) -> None:
         parameters = [p for p, of in zip(self._flat.parameters, self._bucket_of, strict=True) if of == number]
         with self._stream.after(ready):
             mean = run_hook(hook, Bucket(number, number == len(self._buckets) - 1, grads, parameters))

@@ -5,13 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from speech.bundle import load_bundle
-from speech.decoding import DecodeConfig, build_decoder
+from speech.decoding import DecodeConfig
 from speech.features.cmvn import CmvnStats
+from speech.recognizer import Recognizer, Scores
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.reading import ShardError, ShardReader
@@ -35,7 +33,6 @@ class Decoded:
     duration: float
 
 
-@torch.inference_mode()
 def decode_set(
     bundle: Path,
     url: str,
@@ -69,27 +66,22 @@ def decode_set(
     Raises:
         TooLargeError: The device's memory does not hold a single utterance.
     """
-    spec, model = load_bundle(bundle)
-    model.to(device)
-    frontend = spec.build_frontend(dict(speakers or {})).to(device)
-    decoder = build_decoder(decode, spec.build_tokenizer())
+    recognizer = Recognizer.load(bundle, decode, device, speakers)
     store = ObjectStore(url)
     index = ShardIndex.read(store)
-    dataset = SpeechDataset(index, ShardReader(store, index, cache), sample_rate=spec.sample_rate)
+    dataset = SpeechDataset(index, ShardReader(store, index, cache), sample_rate=recognizer.spec.sample_rate)
     shard_of = np.asarray(index.column("shard"))
     rows = np.arange(len(index)) if shards is None else np.flatnonzero(np.isin(shard_of, list(shards)))
     domains, corpora = index.column("domain"), index.column("corpus")
     found: dict[int, Decoded] = {}
     portions = Portions()
 
-    def compute(part: Batch) -> tuple[Tensor, Tensor]:
-        feats, frames, _ = frontend.trimmed(part.inputs.to(device), part.lengths.to(device), part.speakers)
-        log_probs, out_frames = model(feats, frames)
-        return log_probs.cpu(), out_frames.cpu()
+    def compute(part: Batch) -> Scores:
+        return recognizer.scores(part.inputs, part.lengths, part.speakers)
 
     for batch in _whole_batches(dataset, rows, batch_seconds, on_damage):
-        for part, (log_probs, out_frames) in portions.each(batch, compute):
-            for i, hypothesis in enumerate(decoder.decode(log_probs, out_frames)):
+        for part, scores in portions.each(batch, compute):
+            for i, hypothesis in enumerate(recognizer.decode(scores)):
                 row = int(part.rows[i])
                 found[row] = Decoded(
                     id=part.ids[i],

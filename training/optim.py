@@ -17,10 +17,19 @@ def build_optimizer(cfg: OptimizerConfig, model: nn.Module) -> torch.optim.Optim
         {"params": decayed, "weight_decay": cfg.weight_decay},
         {"params": plain, "weight_decay": 0.0},
     ]
+    fused = in_one_pass(cfg, decayed[0].device if decayed else None)
     if cfg.kind == "sgd":
-        return torch.optim.SGD(groups, lr=cfg.lr, momentum=cfg.momentum)
-    # fused: one pass over all parameters; torch's loop over them took an eighth of a small model's step on a CPU
-    return torch.optim.AdamW(groups, lr=cfg.lr, betas=cfg.betas, fused=True)
+        return torch.optim.SGD(groups, lr=cfg.lr, momentum=cfg.momentum, fused=fused)
+    return torch.optim.AdamW(groups, lr=cfg.lr, betas=cfg.betas, fused=fused)
+
+
+def in_one_pass(cfg: OptimizerConfig, device: torch.device | None) -> bool:
+    """Whether an update is one fused pass over all parameters of a device, which needs no memory of its own.
+
+    torch's default on a GPU, `foreach`, takes as much as the gradients once more. Its loop on a CPU takes memory for
+    one parameter at a time; for AdamW it took an eighth of a small model's step. SGD's fused pass rounds otherwise.
+    """
+    return cfg.kind == "adamw" or (device is not None and device.type == "cuda")
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
@@ -46,11 +55,13 @@ def moment_names(cfg: OptimizerConfig) -> tuple[str, ...]:
 
 
 class Moments:
-    """An optimizer's state as flat vectors, laid out as the weights are.
+    """An optimizer's state as flat vectors, laid out as the weights are, and made before the first step.
+
+    torch would make it in that step: too late to know how large a batch a GPU's memory holds.
 
     Args:
         cfg: Of the optimizer.
-        optimizer: Over the model's parameters.
+        optimizer: Over the model's parameters, without state; it gets that of a first step, zeros.
         flat: The model's weights.
 
     Attributes:
@@ -61,30 +72,42 @@ class Moments:
     def __init__(self, cfg: OptimizerConfig, optimizer: torch.optim.Optimizer, flat: FlatParameters) -> None:
         self.names = moment_names(cfg)
         self.optimizer = " ".join((cfg.kind, *self.names))
-        self._optimizer, self._flat = optimizer, flat
+        device = flat.weights.device
+        self._values = torch.zeros(len(self.names), flat.num_parameters, device=device)
+        # the fused kernel counts for each parameter, and on its device; SGD does not count
+        self._steps = torch.zeros(len(flat.parameters) if cfg.kind == "adamw" else 0, device=device)
+        if not self.names:
+            return
+        spans = dict(zip(flat.parameters, flat.spans, strict=True))
+        for number, parameter in enumerate(one for group in optimizer.param_groups for one in group["params"]):
+            start, stop = spans[parameter]
+            views = (row[start:stop].view(parameter.shape) for row in self._values)
+            counted = {"step": self._steps[number]} if len(self._steps) else {}
+            optimizer.state[parameter] = counted | dict(zip(self.names, views, strict=True))
+
+    @torch.no_grad()
+    def clear(self) -> None:
+        """Become the state of an optimizer without a past."""
+        self._values.zero_()
+        self._steps.zero_()
 
     @torch.no_grad()
     def write(self, rows: Tensor, start: int, stop: int) -> float:
         """Write the moments of weights [start, stop).
 
         Args:
-            rows: [names, stop - start], filled in; zero where there is no state, as for averaged buffers.
+            rows: [names, stop - start], filled in; zero for averaged buffers, which have none.
 
         Returns:
-            Steps that the optimizer has made; 0 if it has no state.
+            Steps that the optimizer has made; 0 if it has no past, 1 if it has one and does not count.
         """
         rows.zero_()
-        steps = 0.0
-        for parameter, (first, last) in zip(self._flat.parameters, self._flat.spans, strict=True):
-            entries, low, high = self._optimizer.state.get(parameter), max(first, start), min(last, stop)
-            if not entries:
-                continue
-            steps = steps or float(entries.get("step", 1.0))  # SGD does not count its steps
-            for row, name in zip(rows, self.names, strict=True):
-                if low < high:
-                    row[low - start : high - start].copy_(entries[name].flatten()[low - first : high - first])
-        return steps
+        for row, values in zip(rows, self._values, strict=True):
+            part = values[start:stop]
+            row[: len(part)].copy_(part)
+        return float(self._steps[0]) if len(self._steps) else float(self._values.any())
 
+    @torch.no_grad()
     def load(self, rows: Tensor, steps: float) -> None:
         """Replace the state.
 
@@ -92,33 +115,50 @@ class Moments:
             rows: [names, num_weights], as `write` gives them for all weights.
             steps: Steps that the optimizer has made.
         """
-        groups = self._optimizer.param_groups
-        numbers = {id(p): number for number, p in enumerate(p for group in groups for p in group["params"])}
-        tensors: dict[str, Tensor] = {}
-        for parameter, (first, last) in zip(self._flat.parameters, self._flat.spans, strict=True):
-            number = numbers[id(parameter)]
-            for row, name in zip(rows, self.names, strict=True):
-                tensors[f"{number}.{name}"] = row[first:last].view(parameter.shape).clone()
-            if "exp_avg" in self.names:
-                tensors[f"{number}.step"] = torch.tensor(float(steps))
-        load_optimizer_tensors(self._optimizer, tensors)
+        self._values.copy_(rows[:, : self._values.shape[1]])
+        self._steps.fill_(steps)
 
 
-def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """A copy of the optimizer's state by name: `<parameter number>.<state name>`; scalars become tensors."""
+def _named_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimizer's state by name: `<parameter number>.<state name>`."""
     state: dict[int, dict[str, Any]] = optimizer.state_dict()["state"]
     return {
-        f"{number}.{name}": torch.as_tensor(value).detach().clone().cpu().contiguous()
+        f"{number}.{name}": torch.as_tensor(value)
         for number, entries in state.items()
         for name, value in entries.items()
         if value is not None
     }
 
 
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """A copy of the optimizer's state by name: `<parameter number>.<state name>`; scalars become tensors."""
+    return {name: value.detach().clone().cpu().contiguous() for name, value in _named_state(optimizer).items()}
+
+
+@torch.no_grad()
 def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Put back what `optimizer_tensors` gave; hyper-parameters stay those of the optimizer itself."""
-    state: dict[int, dict[str, Tensor]] = {}
-    for key, tensor in tensors.items():
-        number, name = key.split(".", 1)
-        state.setdefault(int(number), {})[name] = tensor
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    """Put back what `optimizer_tensors` gave, in the memory that the optimizer's state has, if there is some.
+
+    Hyper-parameters stay those of the optimizer itself.
+
+    Args:
+        optimizer: Over parameters of the same shapes.
+        tensors: Its state by name; empty for an optimizer without a past.
+
+    Raises:
+        ValueError: They are not of this model and optimizer.
+    """
+    if not optimizer.state:
+        state: dict[int, dict[str, Tensor]] = {}
+        for key, tensor in tensors.items():
+            number, name = key.split(".", 1)
+            state.setdefault(int(number), {})[name] = tensor
+        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+        return
+    memory = _named_state(optimizer)
+    shapes, given = ({key: one.shape for key, one in part.items()} for part in (memory, tensors))
+    if tensors and given != shapes:
+        name = min(key for key in {**given, **shapes} if given.get(key) != shapes.get(key))
+        raise ValueError(f"optimizer state {name} is missing, unknown or of another shape: is it of another model?")
+    for key, kept in memory.items():
+        kept.copy_(tensors[key]) if tensors else kept.zero_()

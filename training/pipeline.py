@@ -18,18 +18,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from speech.features.augment import utterance_seeds
 from speech.models import AcousticModel
 from speech.models.stages import Stage, split_model
 from training.checkpoint import cpu_weights
-from training.compute import Learner, Losses, distinct
+from training.compute import Learner, Losses
 from training.data import Batch
-from training.devices import is_out_of_memory
 from training.group import NodeGroup
 from training.job import TrainJob
-from training.portions import TooLargeError
+from training.portions import undivided
 from training.shapes import rounded_up
-from training.validation import ctc_losses
 
 if TYPE_CHECKING:
     from torch.distributed.pipelining import PipelineStage
@@ -133,13 +130,12 @@ class PipelineLearner(Learner):
 
     # --- a step
 
-    def gradient(self, batch: Batch | None, seed: int, epoch: int) -> Losses:
+    def gradient(self, batch: Batch | None, seed: int) -> Losses:
         """Add the gradient of a batch's summed loss to the flat gradients of all stages, which are cleared first.
 
         Args:
-            batch: Utterances, or None; only rank 0's counts.
+            batch: Utterances with what was drawn for them, or None; only rank 0's counts.
             seed: Of this rank's dropout.
-            epoch: Augmentation is a pure function of the run's seed, this and the utterance.
 
         Returns:
             The whole batch's sums, the same at all ranks.
@@ -149,32 +145,26 @@ class PipelineLearner(Learner):
         """
         self.flat.zero_grad()
         torch.manual_seed(seed)
-        feats, message = self._front(batch, epoch) if self.group.rank == 0 else (None, {})
+        feats, message = self._front(batch) if self.group.rank == 0 else (None, {})
         plan = Plan.from_message(self.group.tell(message))
         if not len(plan.frames):
             return Losses(unreadable=plan.unreadable)
-        try:
+        # the other stages wait for this batch's parts: it cannot be divided any more
+        remedy = f"raise train.pipeline.micro_batches ({self.cfg.pipeline.micro_batches}), or lower train.batch_seconds"
+        with undivided("this stage's share of a batch", remedy):
             loss, unalignable = self._pass(feats, plan)
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            # the other stages wait for this batch's parts: it cannot be divided any more
-            raise TooLargeError(
-                f"the GPU's memory does not hold this stage's share of a batch ({error}): raise "
-                f"train.pipeline.micro_batches ({self.cfg.pipeline.micro_batches}), or lower train.batch_seconds"
-            ) from error
         # the last stage alone has seen the loss
         loss, unalignable = self.group.gather_numbers([loss, unalignable])[-1]
-        tokens = int(plan.transcripts.token_lengths.sum())
+        tokens = self.objective.items(plan.transcripts)
         return Losses(loss, tokens, len(plan.frames), unalignable, plan.seconds, plan.unreadable)
 
-    def _front(self, batch: Batch | None, epoch: int) -> tuple[Tensor | None, dict[str, Any]]:
+    def _front(self, batch: Batch | None) -> tuple[Tensor | None, dict[str, Any]]:
         """Features of a batch, and what the other ranks need to know of it."""
         lost = batch.unreadable if batch else 0
         if batch is None or not batch.ids:
             none = torch.zeros(0, dtype=torch.int64)
             return None, Plan(none, 0, Transcripts(none[:, None], none), 0.0, lost).to_message()
-        feats, frames = self._augmented(batch, utterance_seeds(self.job.seed, epoch, distinct(batch.ids)))
+        feats, frames = self.augmenter.features(self.frontend, batch, self.device)
         feats = rounded_up(feats, self.frame_multiple)
         transcripts = Transcripts(batch.tokens, batch.token_lengths)
         return feats, Plan(frames.cpu(), feats.shape[1], transcripts, batch.seconds, lost).to_message()
@@ -191,7 +181,7 @@ class PipelineLearner(Learner):
             rows = rows[rows < len(plan.frames)]  # without what only fills up
             transcripts = Transcripts(plan.transcripts.tokens[rows], plan.transcripts.token_lengths[rows])
             frames = self.stage.num_frames(plan.frames[rows]).to(log_probs.device)
-            losses, count = ctc_losses(log_probs[: len(rows)], frames, transcripts)
+            losses, count = self.objective.losses(log_probs[: len(rows)], frames, transcripts)
             unalignable += count
             return losses.sum()
 

@@ -6,6 +6,7 @@ The loss is a sum over utterances, so that nothing but dropout's draws depends o
 import logging
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from training.data import Batch
@@ -17,7 +18,26 @@ T = TypeVar("T")
 
 
 class TooLargeError(RuntimeError):
-    """A single utterance does not fit into the device's memory."""
+    """Something that cannot be divided does not fit into the device's memory."""
+
+
+@contextmanager
+def undivided(what: str, remedy: str) -> Iterator[None]:
+    """Needs its memory as a whole.
+
+    Args:
+        what: It is.
+        remedy: What a user can do.
+
+    Raises:
+        TooLargeError: The memory does not hold it.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise TooLargeError(f"the GPU's memory does not hold {what} ({error}): {remedy}") from error
 
 
 class Portions:

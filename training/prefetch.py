@@ -2,50 +2,77 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from training.data import Batch
+from training.augmenting import Augmenter
+from training.data import Batch, SpeechDataset
 
 Rows = NDArray[np.int64]
 
 
+@dataclass(frozen=True)
+class Loader:
+    """Does the part of a training step that needs no weights: reads, decodes, draws for augmentation, page-locks.
+
+    Attributes:
+        data: The training set.
+        augmenter: Of the training.
+        device: That batches are trained on.
+    """
+
+    data: SpeechDataset
+    augmenter: Augmenter
+    device: torch.device
+
+    def __call__(self, rows: Rows, epoch: int) -> Batch:
+        """The batch of some rows in an epoch."""
+        batch = self.augmenter.drawn(self.data.batch(rows), epoch)
+        return batch.pinned() if self.device.type == "cuda" else batch
+
+
 class Prefetcher:
-    """Batches by their rows, loaded before they are asked for where a hint came in time.
+    """Batches by their rows and epoch, loaded before they are asked for where a hint came in time.
 
     Args:
-        load: Loads the batch of some rows; from several threads if there are several.
+        load: Loads the batch of some rows in an epoch; from several threads if there are several.
         threads: That load. The order in which batches are taken is the caller's, however many there are.
         begin: What each thread does first.
     """
 
     def __init__(
-        self, load: Callable[[Rows], Batch], threads: int = 1, begin: Callable[[], None] | None = None
+        self, load: Callable[[Rows, int], Batch], threads: int = 1, begin: Callable[[], None] | None = None
     ) -> None:
         self._load = load
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="read-ahead", initializer=begin)
-        self._loads: dict[bytes, Future[Batch]] = {}
+        self._loads: dict[tuple[bytes, int], Future[Batch]] = {}
 
-    def hint(self, coming: Sequence[Rows]) -> None:
-        """Say what probably comes next; what was hinted before and is neither here nor taken is dropped."""
-        wanted = {rows.tobytes(): rows for rows in coming if len(rows)}
+    def hint(self, coming: Sequence[tuple[Rows, int]]) -> None:
+        """Say what probably comes next; what was hinted before and is neither here nor taken is dropped.
+
+        Args:
+            coming: Rows and epoch of each batch.
+        """
+        wanted = {(rows.tobytes(), epoch): rows for rows, epoch in coming if len(rows)}
         for key in self._loads.keys() - wanted.keys():
             self._loads.pop(key).cancel()
         for key, rows in wanted.items():
             if key not in self._loads:
-                self._loads[key] = self._pool.submit(self._load, rows)
+                self._loads[key] = self._pool.submit(self._load, rows, key[1])
 
-    def take(self, rows: Rows) -> Batch | None:
-        """The batch of some rows; None for no rows.
+    def take(self, rows: Rows, epoch: int) -> Batch | None:
+        """The batch of some rows in an epoch; None for no rows.
 
         Raises:
-            ValueError: Whatever loading them raises.
+            ValueError: Loading them failed.
         """
         if not len(rows):
             return None
-        future = self._loads.pop(rows.tobytes(), None)
-        return future.result() if future is not None else self._load(rows)
+        future = self._loads.pop((rows.tobytes(), epoch), None)
+        return future.result() if future is not None else self._load(rows, epoch)
 
     def close(self) -> None:
         """Stop loading."""

@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
 
     Returns:
         0 when training is over, 75 if it was stopped, 3 if another try would not help: it diverged, too many shards are
-        damaged, or the model cannot be split as configured.
+        damaged, the GPU is too small, or the model cannot be split as configured.
     """
     setup_file, parent = Path(argv[0]), int(argv[1])
     # torchrun knows this machine only
@@ -84,15 +84,13 @@ def _run(job: "TrainJob", setup: NodeSetup, rank: int, here: int) -> int:
     from training.meeting import Meeting, MeetingError, Place
     from training.portions import TooLargeError
     from training.store.node_client import NodeClient
-    from training.strategies import find_method
     from training.strategy_setup import build_learner, connect, share_memory
     from training.system import SystemFigures
     from training.worker import DivergedError, NoWeightsError, Worker
 
     size, start = here * setup.machines, os.environ[START]
     use_threads(job.train.threads, setup.learners_here or here)
-    # hogwild's weights are in main memory
-    wanted = "cpu" if job.train.strategy == "hogwild" else job.train.device
+    wanted = "cpu" if job.train.traits.shared else job.train.device
     found = inventory()
     if found.trouble and wanted != "cpu":
         log.warning("training on the CPU: %s", found.trouble)
@@ -106,13 +104,13 @@ def _run(job: "TrainJob", setup: NodeSetup, rank: int, here: int) -> int:
             meeting = Meeting(setup, Place(rank, size, start), key, patience)
         group = NodeGroup(rank, size, meeting.store if meeting else setup.folder / f"meet-{start}", device)
         learner = build_learner(job, device, group)
-    except (ValueError, MeetingError) as error:
+    except (ValueError, MeetingError, TooLargeError) as error:
         log.error("%s", error)
         leave(str(error), setup.folder / GAVE_UP)
         return DIVERGED
     begin, end = group.share(learner.flat.weights.numel())
     exchange, moments = None, learner.moments
-    if job.train.nodes > 1 and find_method(job.train.strategy).exchange:
+    if job.train.nodes > 1 and job.train.traits.exchange:
         exchange = build_exchange(
             job.train.exchange,
             ExchangeSetup(

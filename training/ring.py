@@ -182,7 +182,7 @@ class Ring:
         self.exchange.tick(step)
         self._give_replica()
         if self.view.without(self.node).members:
-            self.rate.step(self.exchange.stats().finished)
+            self.rate.step(self.exchange.stats().finished // self.exchange.parts)
 
     def idle(self, step: int) -> None:
         """There is nothing to train: the neighbours' averaging still reaches this replica."""

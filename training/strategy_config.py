@@ -1,14 +1,55 @@
 """What one can choose about each strategy; apart from `training.strategies`, which needs much more than pydantic."""
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-ONE_NODE = ("scpsgd", "sdpsgd", "d1d", "ma", "bmuf", "onebit", "pipeline")
-"""Strategies of one node: all its learners keep step, by collectives."""
-NODES_OF_ONE = ("adpsgd", "asgd", "easgd", "hogwild")
-"""Strategies of several nodes, each a learner that goes on by itself."""
+
+@dataclass(frozen=True)
+class Traits:
+    """What a strategy needs of machines and of the configuration.
+
+    Attributes:
+        one_node: All learners are of one node: they keep step, by collectives.
+        one_learner: Every node has one learner.
+        exchange: Nodes average weights through an exchange.
+        grouped: The learners of a node are one super-learner.
+        server: There is a parameter server.
+        shared: All learners' weights are the same main memory, of one machine.
+        buckets: Gradients travel in buckets, for which there are communication hooks.
+        split: Every learner has some of the model's layers.
+        own_updates: Learners make updates by optimizers of their own, and do not leave it to the servers.
+    """
+
+    one_node: bool = False
+    one_learner: bool = False
+    exchange: bool = False
+    grouped: bool = False
+    server: bool = False
+    shared: bool = False
+    buckets: bool = False
+    split: bool = False
+    own_updates: bool = True
+
+
+TRAITS: Mapping[str, Traits] = {
+    "single": Traits(one_node=True, one_learner=True),
+    "scpsgd": Traits(one_node=True, buckets=True),
+    "sdpsgd": Traits(one_node=True),
+    "d1d": Traits(one_node=True),
+    "adpsgd": Traits(one_learner=True, exchange=True),
+    "h-adpsgd": Traits(exchange=True, grouped=True, buckets=True),
+    "ma": Traits(one_node=True),
+    "bmuf": Traits(one_node=True),
+    "asgd": Traits(one_learner=True, server=True, own_updates=False),
+    "easgd": Traits(one_learner=True, server=True),
+    "onebit": Traits(one_node=True),
+    "hogwild": Traits(one_learner=True, shared=True),
+    "pipeline": Traits(one_node=True, split=True),
+}
 Newcomer = Literal["weights", "weights+optimizer"]
 """What a node that joins a running training takes from a neighbour."""
 
@@ -23,7 +64,7 @@ class SdpsgdConfig(StrategyConfig):
     """Synchronous decentralized SGD."""
 
     graph: Literal["ring", "complete"] = "ring"
-    """Whom a learner averages with at every step: both neighbours, or everybody."""
+    """Whom a learner averages with at every step: both neighbours, or all learners."""
 
 
 class GossipConfig(StrategyConfig):
@@ -60,7 +101,7 @@ class WarmConfig(StrategyConfig):
             epoch_steps: Steps of a learner in an epoch.
 
         Raises:
-            ValueError: The warm-up is counted in epochs, and nobody has said how long one is.
+            ValueError: The warm-up is counted in epochs, and the length of an epoch is not known.
         """
         if self.warm_epochs and not epoch_steps > 0:
             raise ValueError("warm_epochs needs to know how many steps an epoch has: use warm_steps")

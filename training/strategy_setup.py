@@ -10,15 +10,12 @@ from training.group import NodeGroup
 from training.job import TrainJob
 from training.parameter_server.client import ServerClient
 from training.pipeline import PipelineLearner
-from training.playing import PlayedStepper
+from training.pipeline_stepper import PipelineStepper
+from training.program_stepper import ProgramStepper
 from training.ring import Ring
 from training.shared_weights import SharedWeights
 from training.sockets import beside
-from training.staging import PipelineStepper
-from training.stepping import RingStepper, Stepper
-
-OVERLAPPING = ("single", "scpsgd", "onebit", "adpsgd", "h-adpsgd")
-"""Strategies whose communication overlaps with the backward pass, which no program can say; the others are played."""
+from training.stepper import Stepper
 
 
 def build_learner(job: TrainJob, device: torch.device, group: NodeGroup) -> Learner:
@@ -27,7 +24,7 @@ def build_learner(job: TrainJob, device: torch.device, group: NodeGroup) -> Lear
     Raises:
         ValueError: If a pipeline has more ranks than the model layers.
     """
-    if job.train.strategy == "pipeline" and group.size > 1:
+    if job.train.traits.split and group.size > 1:
         return PipelineLearner(job, device, group)
     return Learner(job, device)
 
@@ -52,10 +49,7 @@ def build_stepper(
     """
     if isinstance(learner, PipelineLearner):
         return PipelineStepper(learner)
-    # a pipeline of one learner is the model as a whole
-    if job.train.strategy in (*OVERLAPPING, "pipeline"):
-        return RingStepper(learner, ring.group, ring, epoch_steps)
-    return PlayedStepper(job, ring.node, learner, ring.group, server, shared, epoch_steps)
+    return ProgramStepper(job, learner, ring, server, shared, epoch_steps)
 
 
 def connect(job: TrainJob, node: int, store: str, key: RingKey | None, size: int) -> ServerClient | None:
@@ -94,8 +88,8 @@ def share_memory(job: TrainJob, node: int, meeting: str, size: int) -> SharedWei
     Raises:
         ValueError: If nodes are started one by one.
     """
-    if job.train.strategy != "hogwild":
+    if not job.train.traits.shared:
         return None
     if not meeting:
-        raise ValueError("hogwild shares one machine's memory: use launch.kind=local")
+        raise ValueError(f"{job.train.strategy} shares one machine's memory: use launch.kind=local")
     return SharedWeights(Path(f"{meeting}-weights"), size, node, job.train.nodes)

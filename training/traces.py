@@ -18,7 +18,7 @@ from storage.objects import ObjectStore
 from storage.retries import DiskError
 from training.checkpoint import Kept, digests, evaluation_name, pack_replica, write_objects, write_weights
 from training.group import NodeGroup
-from training.stepping import Stepper, Weights
+from training.stepper import Stepper, Weights
 from training.store.messages import checkpoint_folder, replica_name
 from training.store.node_client import NodeClient
 

@@ -1,67 +1,51 @@
-"""CTC loss and greedy word error rate of a set."""
-
-from typing import Protocol
+"""Loss and greedy word error rate of a set."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from speech.decoding import DecodeConfig, build_decoder
 from speech.frontend import FrontEnd
 from speech.models import AcousticModel
+from speech.objectives import Objective, build_objective
 from speech.scoring import score_sets
 from speech.tokens import Tokenizer
 from training.batching import plan_epoch
 from training.config import TrainConfig
-from training.data import SpeechDataset, read_ahead
+from training.data import Batch, SpeechDataset, read_ahead
 from training.shapes import frame_multiple, rounded_up
 
 
-class Transcribed(Protocol):
-    """Tokens of several utterances.
-
-    Attributes:
-        tokens: [batch, most tokens].
-        token_lengths: [batch].
-    """
-
-    tokens: Tensor
-    token_lengths: Tensor
-
-
-def needed_frames(tokens: Tensor, lengths: Tensor) -> Tensor:
-    """Output frames that CTC needs at least: one a token, and a blank between two equal ones.
+class Validation:
+    """Adds up what a model makes of a set, batch by batch.
 
     Args:
-        tokens: Token numbers [batch, tokens].
-        lengths: Tokens of each utterance [batch].
+        objective: Whose loss counts.
+        tokenizer: Turns what is recognized into text.
     """
-    inside = torch.arange(1, max(1, tokens.shape[1]), device=tokens.device)[None, :] < lengths[:, None]
-    repeats = ((tokens[:, 1:] == tokens[:, :-1]) & inside).sum(dim=1)
-    return lengths + repeats
 
+    def __init__(self, objective: Objective, tokenizer: Tokenizer) -> None:
+        self._objective = objective
+        self._decoder = build_decoder(DecodeConfig(kind="greedy"), tokenizer)
+        self._loss, self._items = 0.0, 0
+        self._rows: list[tuple[str, str, str, str, str]] = []
 
-def ctc_losses(log_probs: Tensor, frames: Tensor, batch: Transcribed) -> tuple[Tensor, int]:
-    """CTC loss of each utterance (Graves et al. 2006), in nats; unalignable ones count as zero.
+    def add(self, batch: Batch, log_probs: Tensor, frames: Tensor) -> None:
+        """Take a batch into account.
 
-    Args:
-        log_probs: Log probabilities [batch, frames, vocab].
-        frames: Output frames of each utterance [batch].
-        batch: Its transcripts.
+        Args:
+            batch: Its utterances.
+            log_probs: What the model says [batch, frames, vocab].
+            frames: Output frames of each utterance [batch].
+        """
+        self._loss += float(self._objective.losses(log_probs, frames, batch)[0].double().sum())
+        self._items += self._objective.items(batch)
+        for i, hypothesis in enumerate(self._decoder.decode(log_probs.float().cpu(), frames.cpu())):
+            self._rows.append((batch.ids[i], batch.texts[i], hypothesis.text, batch.speakers[i], ""))
 
-    Returns:
-        Losses [batch], and how many utterances have more tokens than their frames can hold.
-    """
-    losses = F.ctc_loss(
-        log_probs.transpose(0, 1),
-        batch.tokens.to(log_probs.device, non_blocking=True),
-        frames,
-        batch.token_lengths.to(log_probs.device, non_blocking=True),
-        reduction="none",
-        zero_infinity=True,
-    )
-    unalignable = int((needed_frames(batch.tokens, batch.token_lengths) > frames.cpu()).sum())
-    return losses, unalignable
+    def figures(self) -> dict[str, float]:
+        """`loss` in nats per token (or frame, as the objective counts), and `wer` as a fraction."""
+        wer = score_sets(self._rows).wer
+        return {"loss": self._loss / max(1, self._items), "wer": float("nan") if wer is None else wer}
 
 
 @torch.inference_mode()
@@ -73,29 +57,20 @@ def validate(
     cfg: TrainConfig,
     device: torch.device,
 ) -> dict[str, float]:
-    """Loss per token and greedy WER of a set, without augmentation and in float32.
+    """Figures of a set, without augmentation and in float32.
 
     Returns:
-        `loss` in nats per token, `wer` as a fraction, and `unreadable`, utterances lost with damaged shards, if any.
+        Those of `Validation`, and `unreadable`, utterances lost with damaged shards, if any.
 
     Raises:
         TooManyShardsError: So many are lost that the figures would mean something else.
     """
-    decoder = build_decoder(DecodeConfig(kind="greedy"), tokenizer)
+    found, unreadable = Validation(build_objective(cfg.objective), tokenizer), 0
     plan = plan_epoch(dataset.durations, batch_seconds=cfg.batch_seconds, max_batch=cfg.max_batch)
-    loss, tokens, unreadable = 0.0, 0, 0
-    rows: list[tuple[str, str, str, str, str]] = []
     for batch in read_ahead(dataset.batch, plan):
         unreadable += batch.unreadable
         if not batch.ids:
             continue
         feats, frames = frontend(batch.inputs.to(device), batch.lengths.to(device), batch.speakers)
-        feats = rounded_up(feats, frame_multiple(device))
-        log_probs, out_frames = model(feats, frames)
-        loss += float(ctc_losses(log_probs, out_frames, batch)[0].double().sum())
-        tokens += int(batch.token_lengths.sum())
-        for i, hypothesis in enumerate(decoder.decode(log_probs.float().cpu(), out_frames.cpu())):
-            rows.append((batch.ids[i], batch.texts[i], hypothesis.text, batch.speakers[i], ""))
-    wer = score_sets(rows).wer
-    found = {"loss": loss / max(1, tokens), "wer": float("nan") if wer is None else wer}
-    return found | ({"unreadable": float(unreadable)} if unreadable else {})
+        found.add(batch, *model(rounded_up(feats, frame_multiple(device)), frames))
+    return found.figures() | ({"unreadable": float(unreadable)} if unreadable else {})

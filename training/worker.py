@@ -1,7 +1,7 @@
 """One learner at work: takes batches from the store's leases, computes gradients, and has its strategy apply them.
 
 Rank 0 of a node decides, with the store, what the node does next, and tells the others (`training.deciding`). What
-happens between a gradient and the next is the strategy's (`training.stepping`).
+happens between a gradient and the next is the strategy's (`training.stepper`).
 """
 
 import json
@@ -26,11 +26,11 @@ from training.group import NodeGroup
 from training.job import TrainJob
 from training.membership import View
 from training.parameter_server.client import ServerClient
-from training.prefetch import Prefetcher
+from training.prefetch import Loader, Prefetcher
 from training.ring import Ring
 from training.sampling import Draws
 from training.shared_weights import SharedWeights
-from training.stepping import Rows, Stepped
+from training.stepper import Rows, Stepped
 from training.store.node_client import NodeClient
 from training.strategy_setup import build_stepper
 from training.traces import Traces, Wanted, open_trace
@@ -87,7 +87,8 @@ class Worker:
         batches = count_batches(job, self.data, self.draws)
         self.stepper = build_stepper(job, self.ring, learner, server, shared, batches / self.cfg.nodes)
         # a thread begins with the first GPU, where page-locking would open a context of this process
-        self.prefetch = Prefetcher(self._load, self.cfg.loader_threads, begin=lambda: claim(learner.device))
+        load = Loader(self.data, learner.augmenter, learner.device)
+        self.prefetch = Prefetcher(load, self.cfg.loader_threads, begin=lambda: claim(learner.device))
         self.step = 0
         self.traces = Traces(node, self.stepper, group, self.output, client)
         self.accounts: Accounts | None = None
@@ -233,10 +234,10 @@ class Worker:
 
     def _turn(self, turn: Orders) -> TooManyShardsError | None:
         """One batch: its gradient, and what the strategy makes of it."""
-        batch, lost = self._take(self._share(turn["rows"]))
-        self.prefetch.hint([self._share(rows) for rows in turn["next"]])
+        batch, lost = self._take(self._share(turn["rows"]), turn["epoch"])
+        self.prefetch.hint([(self._share(one["rows"]), one["epoch"]) for one in turn["next"]])
         seed = derive_seed("step", self.job.seed, self.name, self.step)
-        losses = self.learner.gradient(batch, seed, turn["epoch"])
+        losses = self.learner.gradient(batch, seed)
         if self.slow > 1.0:  # a fault that tests inject: a machine that is so many times slower
             worked = 0.0 if self._rested is None else time.thread_time() - self._rested
             time.sleep(worked * (self.slow - 1.0))
@@ -248,17 +249,13 @@ class Worker:
         self.stepper.after(self.step)
         return lost
 
-    def _load(self, rows: Rows) -> Batch:
-        batch = self.data.batch(rows)
-        return batch.pinned() if self.learner.device.type == "cuda" else batch
-
     def _share(self, rows: list[int]) -> Rows:
         return self.stepper.share(np.asarray(rows, dtype=np.int64))
 
-    def _take(self, rows: Rows) -> tuple[Batch | None, TooManyShardsError | None]:
+    def _take(self, rows: Rows, epoch: int) -> tuple[Batch | None, TooManyShardsError | None]:
         """A batch, or why there is none: an error here alone would leave the node's other ranks waiting."""
         try:
-            return self.prefetch.take(rows), None
+            return self.prefetch.take(rows, epoch), None
         except TooManyShardsError as error:
             return None, error
 
@@ -296,7 +293,7 @@ class Worker:
         if self.client:
             self.client.journal({"kind": "bad", "learner": self.name, "step": self.step, "what": what})
         self._recoveries += 1
-        self.learner.optimizer.state.clear()
+        self.learner.moments.clear()
         if self._recoveries > MAX_RECOVERIES or not self.stepper.fetch():
             raise DivergedError(f"{what} (node {self.node}, step {self.step}), and no neighbour can help: {_REMEDY}")
         self.stepper.start(self.step)

@@ -160,7 +160,12 @@ def pace(side: Side, began: float, ended: float, slowed: bool) -> float:
     """Steps per second: the median over all learners but the last one, if that one is slow or dead."""
     stamps = side.stamps()
     chosen = stamps[:-1] if slowed else stamps
-    return statistics.median((progress(one, ended) - progress(one, began)) / (ended - began) for one in chosen)
+    return statistics.median(advance(one, began, ended) / (ended - began) for one in chosen)
+
+
+def advance(stamps: NDArray[np.float64], began: float, ended: float) -> float:
+    """Steps in a window; 0 if a step that was under way in the beginning has not ended, however long it takes."""
+    return max(0.0, progress(stamps, ended) - progress(stamps, began))
 
 
 def progress(stamps: NDArray[np.float64], moment: float) -> float:

@@ -83,7 +83,7 @@ def _sizes(download: Any) -> dict[str, int]:
 def inspect(
     path: Annotated[Path, typer.Argument(help="Folder or table of a corpus.", show_default=False)],
     kind: Annotated[str, typer.Option("--kind", "-k", help="Layout; found out by itself if left out.")] = "",
-    limit: Annotated[int, typer.Option("--limit", help="Look at the first so many utterances; 0 is all.")] = 0,
+    limit: Annotated[int, typer.Option("--limit", help="Look at this many utterances only; 0 is all.")] = 0,
     json_output: JsonOption = False,
 ) -> None:
     """Read a corpus, check every utterance, and say what would be used and what would be quarantined."""

@@ -18,7 +18,7 @@ RANKS = ("SLURM_NODEID", "JOB_COMPLETION_INDEX")
 def train(
     config: Annotated[Path | None, typer.Argument(help="YAML configuration.", show_default=False)] = None,
     overrides: SetOption = None,
-    again: Annotated[bool, typer.Option("--again", help="Do this stage anew even if it is done.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Run this stage again even if it is done.")] = False,
     plain: PlainOption = False,
     node_rank: Annotated[
         int | None,
@@ -119,7 +119,7 @@ def key(
     file: Annotated[Path, typer.Argument(help="File to write; must not exist yet.", show_default=False)],
     json_output: JsonOption = False,
 ) -> None:
-    """Make the key of a ring: whoever has this file may join the training and read and change its weights."""
+    """Make the key of a ring: anyone who has this file may join the training and read and change its weights."""
     from training.exchange.keys import RingKey
 
     made = RingKey.generate()

@@ -1,4 +1,4 @@
-"""Standard output that nobody reads any more, or that cannot be written: a clear end instead of a traceback."""
+"""Standard output that is not read any more, or cannot be written: a clear end instead of a traceback."""
 
 import os
 import sys
@@ -54,9 +54,9 @@ class _Output:
     def _discard(self) -> None:
         """Let what waits go nowhere: the interpreter writes it when it ends."""
         with suppress(OSError, ValueError):
-            nobody = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nobody, self._stream.fileno())
-            os.close(nobody)
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self._stream.fileno())
+            os.close(null)
 
 
 @contextmanager

@@ -35,7 +35,7 @@ def plan(
     link_ms: Annotated[float, typer.Option("--link-ms", help="Its latency, milliseconds.")] = 0.05,
     local_gbit: Annotated[float, typer.Option("--local-gbit", help="Between GPUs of a machine, Gbit/s.")] = 200.0,
     slow: Annotated[
-        list[float] | None, typer.Option("--slow", help="A learner is so many times slower. Repeatable.")
+        list[float] | None, typer.Option("--slow", help="How many times slower a learner is. Repeatable.")
     ] = None,
     losses_per_day: Annotated[float, typer.Option("--losses-per-day", help="Learners that die in a day.")] = 0.0,
     restart_s: Annotated[

@@ -27,7 +27,7 @@ def promote(
         bool, typer.Option("--new-tests", help="Judge both on the version's own test sets, and freeze these.")
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Promote whatever the comparison says; needs --reason.")
+        bool, typer.Option("--force", help="Promote regardless of the comparison; needs --reason.")
     ] = False,
     reason: Annotated[str, typer.Option("--reason", help="Why; kept with the version.")] = "",
     plain: PlainOption = False,
@@ -35,7 +35,7 @@ def promote(
 ) -> None:
     """Compare a version with the champion on the frozen test sets; make it champion if it wins.
 
-    The exit status is 0 whoever wins, and 1 if the two could not be compared.
+    The exit status is 0 whichever wins, and 1 if the two could not be compared.
     """
     with redirect_stdout(sys.stderr):
         found = _promote(_model_name(name, config), version, new_tests, force, reason, plain)
@@ -85,7 +85,7 @@ def _served() -> bool:
 
 
 def _rollback(name: str, to: str, reason: str, plain: bool) -> dict[str, Any]:
-    """As a flow if a Prefect server runs: whoever promotes on another machine then waits; else right here."""
+    """As a flow if a Prefect server runs, so that promotions on other machines wait; else right here."""
     from flows.prefect_api import orchestration
     from flows.services import connect_mlflow
 

@@ -36,7 +36,7 @@ def run(
     overrides: SetOption = None,
     from_stage: Annotated[
         str | None,
-        typer.Option("--from", metavar="STAGE", callback=_stage, help="Do this stage and all later ones anew."),
+        typer.Option("--from", metavar="STAGE", callback=_stage, help="Run this stage and all later ones again."),
     ] = None,
     until: Annotated[
         str, typer.Option("--until", metavar="STAGE", callback=_stage, help="Stop after this stage.")
@@ -61,7 +61,7 @@ def run(
 
 
 def execute(config_path: Path, overrides: list[str], force_from: str, until: str, plain: bool) -> dict[str, Any]:
-    """Run a configuration and return its summary; whatever libraries print meanwhile goes to standard error."""
+    """Run a configuration and return its summary; what libraries print meanwhile goes to standard error."""
     with redirect_stdout(sys.stderr), interruptible():
         return _execute(config_path, overrides, force_from, until, plain)
 
@@ -102,7 +102,7 @@ def _execute(config_path: Path, overrides: list[str], force_from: str, until: st
 
 
 def execute_folds(config_path: Path, overrides: list[str], folds: int, force_from: str, plain: bool) -> dict[str, Any]:
-    """Cross-validate a configuration; whatever libraries print meanwhile goes to standard error."""
+    """Cross-validate a configuration; what libraries print meanwhile goes to standard error."""
     from tasks.config import load_config
     from tasks.folds import fold_configs
     from tasks.reachable import check_servers
@@ -156,7 +156,7 @@ def stage_command(name: str) -> Callable[..., None]:
     def command(
         config: ConfigArgument,
         overrides: SetOption = None,
-        again: Annotated[bool, typer.Option("--again", help="Do this stage anew even if it is done.")] = False,
+        again: Annotated[bool, typer.Option("--again", help="Run this stage again even if it is done.")] = False,
         plain: PlainOption = False,
         json_output: JsonOption = False,
     ) -> None:

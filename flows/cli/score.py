@@ -15,7 +15,7 @@ def score(
     overrides: SetOption = None,
     ref: Annotated[Path | None, typer.Option("--ref", help="NIST trn file of what was said.")] = None,
     hyp: Annotated[Path | None, typer.Option("--hyp", help="NIST trn file of what was recognized.")] = None,
-    again: Annotated[bool, typer.Option("--again", help="Score anew even if it is done.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Score again even if it is done.")] = False,
     plain: PlainOption = False,
     json_output: JsonOption = False,
 ) -> None:

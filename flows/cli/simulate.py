@@ -80,7 +80,7 @@ def simulate(
     for name, option_name, texts in (("losses", "--lose", lose), ("joins", "--join", join)):
         times = _by_rank(option_name, texts, "RANK=SECONDS, such as 3=60")
         fields[name] = [{"rank": rank, "at_s": seconds} for rank, seconds in times.items()]
-    names = strategy or [name for name, method in STRATEGIES.items() if not method.shared]
+    names = strategy or [name for name, method in STRATEGIES.items() if not method.traits.shared]
     constants = {name: _constants(name, option or []) for name in names}
     clusters = [_cluster(count, min(per_machine, count), fields) for count in learners or [4]]
     job = None if timing or config is None else _job(config, overrides or [])
@@ -94,7 +94,7 @@ def simulate(
             except StrategyError as error:
                 if strategy or name in METHODS:
                     raise
-                err.print(f"{name} is left out: {error}", highlight=False)  # nobody has asked for it by name
+                err.print(f"{name} is left out: {error}", highlight=False)  # it was not asked for by name
                 continue
             rows.append(outcome.row(_condition(cluster), problem.batches * cluster.step_s))
             curves.append(outcome.curve())

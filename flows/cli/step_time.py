@@ -21,6 +21,7 @@ from training.batching import plan_epoch
 from training.compute import Learner, open_set, use_threads
 from training.data import Batch
 from training.devices import best_device
+from training.prefetch import Loader
 
 if TYPE_CHECKING:
     from training.job import TrainJob
@@ -36,7 +37,8 @@ class Step:
 
     Attributes:
         parameters: Weights of the model.
-        seconds: Of the median step: forward and backward pass, on real data with front end and augmentation.
+        seconds: Of the median step: forward and backward pass, on real data with front end and augmentation, which has
+            been drawn before.
         data: What it was measured on, for people.
         layers: Of the model.
         border_mb: Megabytes of hidden frames that go from layer to layer, of the mean batch.
@@ -85,9 +87,10 @@ def _on_data(job: "TrainJob", batch_seconds: float) -> Step:
     plan = plan_epoch(dataset.durations, batch_seconds=batch_seconds, max_batch=10**6, seed=job.seed, epoch=0)
     # the last batch of a bucket is a short one
     full = sorted(plan, key=lambda rows: -float(dataset.durations[rows].sum()))[: 1 + _MEASURED]
-    batches = [dataset.batch(full[number % len(full)]) for number in range(1 + _MEASURED)]
+    load = Loader(dataset, learner.augmenter, device)
+    batches = [load(full[number % len(full)], 0) for number in range(1 + _MEASURED)]
     work = iter(batches)
-    seconds = _median(lambda: learner.gradient(next(work), 0, 0), device)
+    seconds = _median(lambda: learner.gradient(next(work), 0), device)
     audio = sum(batch.seconds for batch in batches) / len(batches)
     hours = float(dataset.durations.sum()) / 3600
     said = f"batches of the prepared training set, {audio:.0f} s of audio each"

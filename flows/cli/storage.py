@@ -1,4 +1,4 @@
-"""`starling storage`: verify what is stored, delete what nobody needs, see what takes the space."""
+"""`starling storage`: verify what is stored, delete what is not needed, see what takes the space."""
 
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -118,7 +118,7 @@ def collect_garbage(
         bool, typer.Option("--unregistered", help="Also finished outputs that no registered model comes from.")
     ] = False,
     min_age: Annotated[
-        float, typer.Option("--min-age", min=0, help="Leave alone what was changed or used in the last so many hours.")
+        float, typer.Option("--min-age", min=0, help="Leave alone what was changed or used in the last HOURS.")
     ] = 72.0,
     json_output: JsonOption = False,
 ) -> None:

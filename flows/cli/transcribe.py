@@ -93,12 +93,12 @@ def _progress(count: int) -> Iterator[tuple[Callable[[Path], None], Callable[[fl
     # transcripts on the same terminal go around the bar
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
         task = bar.add_task("", total=count, note="")
-        name, seconds, begun = "", 0.0, 0
+        name, seconds, started = "", 0.0, 0
 
         def show(path: Path) -> None:
-            nonlocal name, begun
-            name, begun = path.name, begun + 1
-            bar.update(task, completed=begun - 1, note=f"{name} ({seconds:,.0f} s of audio done)")
+            nonlocal name, started
+            name, started = path.name, started + 1
+            bar.update(task, completed=started - 1, note=f"{name} ({seconds:,.0f} s of audio done)")
 
         def tell(more: float) -> None:
             nonlocal seconds

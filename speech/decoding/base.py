@@ -33,6 +33,11 @@ class DecodeConfig(BaseModel):
     beam_threshold: float = Field(default=25.0, gt=0)
     """A partial hypothesis is dropped when its natural log probability is this much below the best one's."""
 
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """Fields that this kind of decoder does not read."""
+        return () if self.kind == "beam" else ("beam", "beam_tokens", "beam_threshold")
+
 
 @dataclass(frozen=True)
 class Hypothesis:

@@ -46,7 +46,7 @@ class BeamDecoder(Decoder):
         return [self._one(search, batch[row, :count]) for row, count in enumerate(lengths)]
 
     def _search(self) -> _Search:
-        # Made anew for each batch: it costs microseconds, and a decoder without native state can go to another process.
+        # Made for each batch: it costs microseconds, and a decoder without native state can go to another process.
         from flashlight.lib.text.decoder import CriterionType, LexiconFreeDecoder, LexiconFreeDecoderOptions, ZeroLM
 
         size = self.tokenizer.size

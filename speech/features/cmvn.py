@@ -30,7 +30,7 @@ def frame_mask(lengths: Tensor, num_frames: int, device: torch.device | None = N
 def loud_frames(levels: Tensor, lengths: Tensor, range_db: float) -> Tensor:
     """Which frames are speech rather than a pause: those within some dB of the utterance's loudest.
 
-    The reference is the tenth loudest frame: a click does not reach it, and whatever is quieter does not move it.
+    The reference is the tenth loudest frame: a click does not reach it, and quieter frames do not move it.
 
     Args:
         levels: `[B, T]`, natural logarithms of the frames' energies; padding may hold anything.

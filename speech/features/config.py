@@ -78,24 +78,24 @@ class FeatureConfig(BaseModel):
     cmvn_center: bool = True
     """The window of "sliding" surrounds the frame; else it ends there (recognition may run along with the audio)."""
     cmvn_gate_db: float = Field(default=0.0, ge=0)
-    """Means and variances are those of speech: of the frames within so many dB of the utterance's loudest ones, 20 for
-    example, so that pauses do not move them; 0 takes all frames. A window of "sliding" then counts such frames only."""
+    """Means and variances are those of speech: of frames within this many dB of the utterance's loudest ones, such
+    as 20, so that pauses do not move them; 0 takes all frames. A window of "sliding" then counts such frames only."""
     cmvn_floor: float = Field(default=0.0, ge=0)
-    """No feature is further below its mean than so many standard deviations, 4 for example, so that a pause looks the
+    """No feature is further below its mean than this many standard deviations, 4 for example, so that a pause looks the
     same whether it is digital silence or faint noise; 0 is no floor."""
     trim_db: float = Field(default=0.0, ge=0)
-    """Recognition leaves out what comes before the first and after the last frame within so many dB of the loudest
+    """Recognition leaves out what comes before the first and after the last frame within this many dB of the loudest
     ones, 25 for example, but for 80 ms of silence; 0 leaves in all. Training hears everything."""
     delta_order: int = Field(default=0, ge=0, le=4)
     """Differences that are appended: 1 is deltas, 2 also deltas of deltas."""
     delta_window: int = Field(default=2, ge=1)
-    """A delta is a regression over so many frames to either side."""
+    """A delta is a regression over this many frames to either side."""
     splice_left: int = Field(default=0, ge=0)
     """Frames before each frame that are put in front of it."""
     splice_right: int = Field(default=0, ge=0)
     """Frames after each frame that are appended to it."""
     stride: int = Field(default=1, ge=1)
-    """Only every so manyth frame is kept, beginning with the first (after splicing)."""
+    """Keep every n-th frame, the first one included (after splicing)."""
     stored: bool = False
     """Compute the features once and store them in shards, instead of on the fly while training. What is stored is
     neither normalized nor spliced; augmentation of waveforms is impossible then."""

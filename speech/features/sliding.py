@@ -45,9 +45,9 @@ def sliding_normalize(
 ) -> Tensor:
     """Normalize each frame by the mean (and standard deviation) of the window around it.
 
-    Sums are running sums in float64, so that a frame costs the same whatever the window. With `counted`, a window holds
-    `window` of the frames that count; one that does not has the window of the last one before it that does, or of the
-    first.
+    Sums are running sums in float64, so that the cost of a frame does not depend on the window. With `counted`, a
+    window holds `window` of the frames that count; one that does not has the window of the last one before it that
+    does, or of the first.
 
     Args:
         feats: `[B, T, F]`.
@@ -57,7 +57,7 @@ def sliding_normalize(
         center: the window surrounds the frame; else it ends there.
         variance: divide by the standard deviation (at least `STD_FLOOR`), too.
         counted: bool `[B, T]`, the frames that means are taken of; else all of an utterance's.
-        floor: raise what is further below its mean than so many standard deviations; 0 raises nothing.
+        floor: raise values that are more than this many standard deviations below their mean; 0 raises none.
 
     Returns:
         `[B, T, F]`, zero in the padding; with `variance` zero for a window of one frame.

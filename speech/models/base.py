@@ -46,7 +46,7 @@ class ModelConfig(BaseModel):
 
 
 def halved(lengths: Tensor, times: int = 1) -> Tensor:
-    """Frames that so many stride-2 convolutions leave of each number of frames."""
+    """Output frames of `times` stride-2 convolutions for each number of frames."""
     for _ in range(times):
         lengths = torch.div(lengths + 1, 2, rounding_mode="floor")
     return lengths

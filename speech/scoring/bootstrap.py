@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from speech.scoring.counts import ScoringError
 
-# Utterances drawn at once: bounds the memory to some 10 MB whatever the size of the set.
+# Utterances drawn at once: bounds the memory to some 10 MB for any size of set.
 _CHUNK = 1 << 20
 
 

@@ -40,7 +40,7 @@ class ErrorCounts:
     sub: int = 0
     """Words taken for another."""
     ins: int = 0
-    """Words that nobody said."""
+    """Inserted words: recognized, but not said."""
     dele: int = 0
     """Words that were missed."""
     char_errors: int = 0

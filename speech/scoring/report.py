@@ -3,7 +3,7 @@
     7447-91187-0003  2 errors, 6 words
       the (cat->hat) sat (-down) on the mat (+now)
 
-A word that was missed is `(-word)`, one that nobody said `(+word)`, one taken for another `(said->recognized)`.
+A word that was missed is `(-word)`, an inserted one `(+word)`, one taken for another `(said->recognized)`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Confusions:
     deletions: list[tuple[str, int]]
     """(missed word, count)."""
     insertions: list[tuple[str, int]]
-    """(word that nobody said, count)."""
+    """(inserted word, count)."""
 
     def to_dict(self, limit: int | None = None) -> dict[str, Any]:
         """Returns a JSON value of the first `limit` lines of each table."""

@@ -1,6 +1,6 @@
 """Corpora that anybody may download, with their licences, addresses and checksums.
 
-Digests are those that the publishers or well-known toolkits state; where nobody states one, only the size that the
+Digests are those that the publishers or well-known toolkits state; where none is published, only the size that the
 server announces is checked.
 """
 
@@ -20,7 +20,7 @@ class Archive:
     Attributes:
         url: where it is.
         size: about how many megabytes.
-        digest: "md5:…" or "sha256:…"; empty where nobody states one.
+        digest: "md5:…" or "sha256:…"; empty where none is published.
     """
 
     url: str

@@ -25,7 +25,7 @@ class TedliumReader(CorpusReader):
     are joined. Segments that the corpus itself excludes from scoring become problems.
 
     Options:
-        unknown: what happens to `<unk>`, which stands for speech that nobody could spell: `remove` the mark (default)
+        unknown: what happens to `<unk>`, which stands for untranscribed speech: `remove` the mark (default)
             or `refuse` the segment.
     """
 

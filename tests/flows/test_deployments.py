@@ -63,7 +63,7 @@ def test_the_parameter_form_shows_the_configurations_fields_with_their_descripti
         if not described(entry)
     ]
     assert missing == []
-    assert schema["properties"]["force_from"]["description"].startswith("Do the stages from this one on anew")
+    assert schema["properties"]["force_from"]["description"].startswith("Run this stage and all later ones again")
 
 
 @pytest.mark.parametrize("item", FLOWS, ids=lambda item: item.flow)

@@ -28,7 +28,7 @@ def sure(folder, monkeypatch):
 
     def init(self, *args, **kwargs):
         original(self, *args, **kwargs)
-        self.model = said.LoudestBand()
+        self.recognizer.model = said.LoudestBand()
 
     monkeypatch.setattr(Transcriber, "__init__", init)
     return folder

@@ -10,6 +10,7 @@ import torch
 
 from training.compute import Learner, open_set
 from training.portions import Portions, TooLargeError
+from training.prefetch import Loader
 
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 CPU = torch.device("cpu")
@@ -37,10 +38,11 @@ def refuse(learner, most, sizes=None):
 
 def test_gradients_of_portions_add_up_to_the_batchs(job):
     data, whole, small, sizes = open_set(job, job.train_url), Learner(job, CPU), Learner(job, CPU), []
-    batch = data.batch(range(11))
-    wanted = whole.gradient(batch, 5, 2)
+    load = Loader(data, whole.augmenter, CPU)
+    batch = load(range(11), 2)
+    wanted = whole.gradient(batch, 5)
     refuse(small, 3, sizes)
-    found = small.gradient(batch, 5, 2)
+    found = small.gradient(batch, 5)
     assert sizes == [11, 6, 3, 3, 3, 2]
     assert (wanted.divided, found.divided) == (0, 1)
     assert found.loss == pytest.approx(wanted.loss, rel=1e-5)
@@ -48,17 +50,17 @@ def test_gradients_of_portions_add_up_to_the_batchs(job):
     torch.testing.assert_close(small.flat.grads, whole.flat.grads, rtol=1e-4, atol=1e-4)
     # what did not fit is not tried again; what did, is
     sizes.clear()
-    small.gradient(batch, 6, 2)
+    small.gradient(batch, 6)
     assert max(sizes) == 3
     sizes.clear()
-    assert small.gradient(data.batch(range(2)), 7, 2).divided == 0
+    assert small.gradient(load(range(2), 2), 7).divided == 0
     assert sizes == [2]
 
 
 def test_memory_may_run_out_in_the_middle_of_a_backward_pass(job):
     data, whole, small = open_set(job, job.train_url), Learner(job, CPU), Learner(job, CPU)
-    batch, tries = data.batch(range(6)), []
-    wanted = whole.gradient(batch, 5, 0)
+    batch, tries = Loader(data, whole.augmenter, CPU)(range(6), 0), []
+    wanted = whole.gradient(batch, 5)
 
     def fail(_):
         tries.append(1)
@@ -67,24 +69,24 @@ def test_memory_may_run_out_in_the_middle_of_a_backward_pass(job):
 
     # the first parameters are the last to get their gradients: the others have theirs by then
     small.flat.parameters[0].register_post_accumulate_grad_hook(fail)
-    found = small.gradient(batch, 5, 0)
+    found = small.gradient(batch, 5)
     assert found.loss == pytest.approx(wanted.loss, rel=1e-5)
     torch.testing.assert_close(small.flat.grads, whole.flat.grads, rtol=1e-4, atol=1e-4)
 
 
 def test_an_utterance_that_does_not_fit_is_named_and_not_tried_for_ever(job):
     data, learner = open_set(job, job.train_url), Learner(job, CPU)
-    batch = data.batch(range(4))
+    batch = Loader(data, learner.augmenter, CPU)(range(4), 0)
     refuse(learner, 0)
     with pytest.raises(TooLargeError, match=r"does not fit .*\(t00.\): leave such out by data\.max_seconds"):
-        learner.gradient(batch, 1, 0)
+        learner.gradient(batch, 1)
 
 
 def test_other_errors_stay_what_they_are(job):
     data, learner = open_set(job, job.train_url), Learner(job, CPU)
     learner.model.forward = lambda *_: (_ for _ in ()).throw(RuntimeError("CUDA error: unspecified launch failure"))
     with pytest.raises(RuntimeError, match="unspecified launch failure"):
-        learner.gradient(data.batch(range(4)), 1, 0)
+        learner.gradient(Loader(data, learner.augmenter, CPU)(range(4), 0), 1)
 
 
 def test_a_training_goes_on_and_counts_the_batches_that_it_divided(job, tones, monkeypatch):

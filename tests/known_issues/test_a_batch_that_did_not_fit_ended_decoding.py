@@ -6,6 +6,7 @@ There may be no GPU here: a model that refuses more than so many utterances at a
 import pytest
 import torch
 
+from speech import recognizer
 from speech.decoding import DecodeConfig
 from training import inference
 from training.portions import TooLargeError
@@ -30,7 +31,7 @@ def decode(corpus, tmp_path, tones, monkeypatch):
             return forward(feats, frames)
 
         model.forward = limited
-        monkeypatch.setattr(inference, "load_bundle", lambda path: (spec, model))
+        monkeypatch.setattr(recognizer, "load_bundle", lambda path: (spec, model))
         found = inference.decode_set(
             tmp_path,
             corpus.url("valid"),

@@ -7,7 +7,8 @@ import torch
 from training.config import TrainConfig
 from training.flat import FlatParameters
 from training.group import NodeGroup
-from training.stepping import RingStepper
+from training.program_stepper import ProgramStepper
+from training.ring import Ring
 
 
 def test_it_has_one(tmp_path):
@@ -15,9 +16,13 @@ def test_it_has_one(tmp_path):
     group.size = 2  # as if there were another learner: nothing is sent here
     cfg = TrainConfig(strategy="onebit", learners_per_node=2, onebit={"warm_epochs": 1})
     learner = SimpleNamespace(cfg=cfg, flat=FlatParameters(torch.nn.Linear(3, 2)))
-    stepper = RingStepper(learner, group, SimpleNamespace(exchange=None), epoch_steps=2.5)
-    state = stepper.hook.state
-    assert state.warm_steps == 3
-    state.step = 7
+    ring = Ring(0, group, learner.flat, None)
+    stepper = ProgramStepper(SimpleNamespace(train=cfg), learner, ring, epoch_steps=2.5)
+    stepper.start(0)
+    assert stepper._request.codec.warm_steps == 3
+    stepper._request.codec.step = 7
+    stepper.start(7)
+    assert stepper._request.codec.step == 7
     stepper.forget()
-    assert state.step == 0
+    stepper.start(0)
+    assert stepper._request.codec.step == 0

@@ -132,7 +132,7 @@ class SometimesNan(torch.nn.Module):
 
 def test_a_recording_without_an_answer_costs_only_itself(bundle):
     transcriber = Transcriber(bundle)
-    transcriber.model = SometimesNan()
+    transcriber.recognizer.model = SometimesNan()
     quiet, loud = np.full(4000, 1e-4, dtype=np.float32), np.random.default_rng(0).normal(0, 0.5, 4000)
     found = transcriber.transcribe([quiet, loud, quiet, loud.astype(np.float32)], words=True)
     assert [bool(one.error) for one in found] == [False, True, False, True]

@@ -7,6 +7,7 @@ import torch
 
 import training.compute
 from speech.features import FeatureConfig
+from speech.objectives import Ctc, ObjectiveConfig
 from storage.objects import ObjectStore
 from training.checkpoint import cpu_weights
 from training.compute import Learner
@@ -15,14 +16,16 @@ from training.evaluator import Evaluator, NoModelError
 
 def break_losses(monkeypatch, bad_calls):
     """The loss of some steps, counted from 0, is no number."""
-    calls, real = [], training.compute.ctc_losses
+    calls, real = [], training.compute.build_objective
 
-    def ctc_losses(*args):
-        losses, unalignable = real(*args)
-        calls.append(1)
-        return losses * (math.nan if len(calls) - 1 in bad_calls else 1.0), unalignable
+    class Broken(Ctc):
+        def losses(self, *args):
+            losses, unalignable = super().losses(*args)
+            calls.append(1)
+            return losses * (math.nan if len(calls) - 1 in bad_calls else 1.0), unalignable
 
-    monkeypatch.setattr(training.compute, "ctc_losses", ctc_losses)
+    assert isinstance(real(ObjectiveConfig()), Ctc)
+    monkeypatch.setattr(training.compute, "build_objective", lambda cfg: Broken())
 
 
 def test_one_bad_step_does_not_poison_the_epochs_sum(tones, corpus, tmp_path, monkeypatch):

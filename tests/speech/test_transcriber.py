@@ -52,7 +52,7 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def transcriber(folder):
     transcriber = Transcriber(folder)
-    transcriber.model = LoudestBand()
+    transcriber.recognizer.model = LoudestBand()
     return transcriber
 
 
@@ -104,7 +104,7 @@ def test_order_is_kept_over_lengths_and_batches(folder):
     waves = [speak(text) for text in texts]
     for batch_seconds in (0.1, 3.0, 1000.0):
         transcriber = Transcriber(folder, batch_seconds=batch_seconds)
-        transcriber.model = LoudestBand()
+        transcriber.recognizer.model = LoudestBand()
         assert [one.text for one in transcriber.transcribe(waves)] == texts
 
 
@@ -117,7 +117,7 @@ def test_batches_are_bounded(folder):
             sizes.append(tuple(feats.shape[:2]))
             return super().forward(feats, lengths)
 
-    transcriber.model = Recorder()
+    transcriber.recognizer.model = Recorder()
     transcriber.transcribe([speak(TEXT)[: 1000 * k] for k in range(1, 15)])
     assert sum(rows for rows, _ in sizes) == 14
     assert all(rows == 1 or rows * frames <= 400 for rows, frames in sizes)
@@ -168,7 +168,7 @@ def test_long_audio_is_cut_in_its_pauses(transcriber):
 
 def test_decoding_can_be_chosen(folder):
     transcriber = Transcriber(folder, decode=DecodeConfig(kind="beam", beam=4))
-    transcriber.model = LoudestBand()
+    transcriber.recognizer.model = LoudestBand()
     assert transcriber.transcribe([speak(TEXT)])[0].text == TEXT
     assert transcriber.sample_rate == RATE
 

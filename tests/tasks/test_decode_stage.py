@@ -53,6 +53,14 @@ def test_without_a_test_set_the_validation_set_is_decoded(finished):
     assert scored_sets(run) == ["valid"]
 
 
+def test_what_a_decoder_does_not_read_makes_no_other_output(finished):
+    def key(**decode):
+        return DECODE.output(variant(finished, decode=decode)).key
+
+    assert key(kind="greedy", beam=3) == key(kind="greedy") == key()
+    assert len({key(kind="greedy"), key(kind="beam"), key(kind="beam", beam=3)}) == 3
+
+
 def test_beam_search_is_another_output_of_the_same_model(finished):
     run = variant(finished, decode={"kind": "beam", "beam": 8})
     result = DECODE.execute(run)

@@ -196,7 +196,7 @@ def test_a_lease_that_another_took_meanwhile_is_taken_anew_when_it_is_free(table
         wait_until(lambda: lease.lost_to is not None, every_s=0.01)
         assert "is held by run thief" in caplog.text
         table.drop(other)
-    wait_until(lambda: "taken anew" in caplog.text, every_s=0.01)
+    wait_until(lambda: "taken again" in caplog.text, every_s=0.01)
     wait_until(lambda: variables.kept.get(NAME, {}).get("value", {}).get("run") == "mine", every_s=0.01)
     assert lease.lost_to is None
     lease.give_back()

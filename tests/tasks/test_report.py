@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from tasks.register import client
-from tasks.report import REPORT, counts_text, percent, table
+from tasks.report import REPORT, counts_text, percent, text_html
 from tasks.stage import Run
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}
@@ -59,11 +59,16 @@ def test_a_copy_lies_in_the_data_folder_and_beside_the_model(finished):
 
 
 def test_what_comes_from_data_is_escaped():
-    assert "<script>" not in table(["<script>"], [["<script>alert(1)</script>", 1]])
-    assert (
-        table(["a"], [["<&>"]], {0})
-        == "<table><tr><th class=n>a</th></tr><tr><td class=n>&lt;&amp;&gt;</td></tr></table>"
-    )
+    entry = {
+        "kinds": {"<script>": 1},
+        "examples": {"<script>": [{"was": "<b>&", "became": ""}]},
+        "changed": 1,
+        "utterances": 2,
+    }
+    found = text_html({"<img>": entry})
+    assert "<td>&lt;img&gt;</td><td>&lt;script&gt;</td><td class=n>1</td>" in found
+    assert "&lt;b&gt;&amp; → (nothing)" in found
+    assert not re.search("<(script|img|b)>", found)
 
 
 def test_numbers_are_readable():

@@ -1,6 +1,7 @@
 import shutil
 
 import pytest
+from pydantic import create_model
 from support import copy_finished, processes_naming, small_corpus, tiny_document
 
 from speech.bundle import load_bundle
@@ -14,6 +15,7 @@ from tasks.prepare import PREPARE
 from tasks.shard import SHARD
 from tasks.stage import Run, StageError
 from tasks.train import TRAIN, make_job, model_digest
+from training.config import TrainConfig
 from training.journal import read_journal
 from training.launch import TrainingFailedError
 
@@ -59,6 +61,9 @@ def test_tokens_come_from_the_training_transcripts_only(finished):
         ({"checkpoint_steps": 3}, True),
         ({"checkpoint_keep": 5}, True),
         ({"log_steps": 2}, True),
+        ({"bmuf": {"tau": 3}}, True),  # of another strategy
+        ({"exchange": {"per_step": 2}}, True),  # there is none
+        ({"objective": {"kind": "ctc"}, "average": 1}, True),  # the defaults
         ({"optimizer": {"lr": 0.1}}, False),
         ({"epochs": 3}, False),
         ({"augment": {"enabled": False}}, False),
@@ -71,6 +76,16 @@ def test_what_shapes_the_model_is_part_of_the_address_and_nothing_else(finished,
     assert all(run.result(name).cached for name in ("prepare", "shard", "features"))
     assert (TRAIN.output(run).key == finished.result("train").key) is same
     assert (TRAIN.output(run).record() is not None) is same
+
+
+def test_a_field_that_a_later_version_adds_makes_no_other_training_of_it(finished, tmp_path, monkeypatch):
+    monkeypatch.setenv("STARLING_HOME", str(copy_finished(tmp_path)))
+    run = ready()
+    later = create_model("Later", __base__=TrainConfig, invented=(int, 7))
+    for value, same in ((7, True), (8, False)):
+        train = later.model_validate(run.config.train.model_dump() | {"invented": value})
+        other = Run(run.config.model_copy(update={"train": train}), "r", results=dict(run.results))
+        assert (TRAIN.output(other).key == finished.result("train").key) is same
 
 
 def test_data_without_a_validation_set_is_refused_with_a_remedy(home, tmp_path):

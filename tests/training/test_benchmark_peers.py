@@ -17,7 +17,7 @@ from benchmarks.board import Board
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers.base import OURS, SYSTEMS, MissingError, System, find
 from benchmarks.peers.emulation import SAMPLES, EmulatedModel, sample
-from benchmarks.peers.pair import Figures, Measured, Times, longest_pause, progress
+from benchmarks.peers.pair import Figures, Measured, Times, advance, longest_pause, progress
 from benchmarks.peers.report import ahead, behind, table, to_row
 from benchmarks.peers.side import Scenario
 from benchmarks.scaling_probes import descendants, running
@@ -128,6 +128,13 @@ def test_progress_counts_shares_of_steps_and_no_step_that_may_never_end():
     assert progress(stamps, 6.0) == pytest.approx(4.5)  # half of a step as long as the last one
     assert progress(stamps, 50.0) == 4
     assert progress(np.array([]), 1.0) == 0
+
+
+def test_a_step_that_outlasts_a_window_is_no_step_back():
+    stamps = np.array([1.0, 2.0, 30.0])
+    assert advance(stamps, 3.0, 4.0) == pytest.approx(1 / 28)
+    assert advance(stamps[:2], 2.5, 20.0) == 0  # its share was guessed when the window began
+    assert advance(stamps, 0.0, 2.0) == 2
 
 
 def test_longest_pause_counts_until_the_end_of_watching():

@@ -7,8 +7,9 @@ import torch
 from ranks import run_ranks
 from torch import nn
 
-from training.comm_hooks import Bucket, OneBitState, PowerSgdState, build_hook
+from training.comm_hooks import Bucket, PowerSgdState, build_hook
 from training.config import TrainConfig
+from training.strategies.onebit import OneBit
 from training.strategy_config import OneBitConfig
 
 PROGRAM = textwrap.dedent(
@@ -20,11 +21,11 @@ PROGRAM = textwrap.dedent(
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
     from ranks import device_of
-    from training.comm_hooks import CommHook, OneBitState, PowerSgdState, build_hook, onebit_hook
+    from training.comm_hooks import CommHook, PowerSgdState, build_hook, codec_hook
     from training.config import TrainConfig
     from training.flat import FlatParameters
     from training.group import GradientReducer, NodeGroup
-    from training.strategies.onebit import OneBitCodec, wire_bytes
+    from training.strategies.onebit import OneBit, OneBitCodec, wire_bytes
     from training.strategy_config import OneBitConfig
 
     rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
@@ -63,7 +64,7 @@ PROGRAM = textwrap.dedent(
         return torch.cat([p.grad.flatten() for p in model.parameters()])
 
     # what was decoded so far, plus what all ranks have kept, is the sum of all gradients; a rank may have no batch
-    engine = Engine(CommHook(onebit_hook, OneBitState(ONEBIT)))
+    engine = Engine(CommHook(codec_hook, OneBit(ONEBIT)))
     assert len(engine.reducer._buckets) > 2
     decoded, wanted = 0.0, 0.0
     for step in range(12):
@@ -80,21 +81,21 @@ PROGRAM = textwrap.dedent(
     assert all(torch.equal(one, every[0]) for one in every)
 
     # one bucket does, bit for bit, what the strategy's codecs do with all ranks' gradients
-    engine, codecs = Engine(CommHook(onebit_hook, OneBitState(ONEBIT)), bucket=10**6), []
+    engine, codecs = Engine(CommHook(codec_hook, OneBit(ONEBIT)), bucket=10**6), []
     count = engine.flat.num_parameters
     codecs = [OneBitCodec(count, ONEBIT.block) for _ in range(size)]
     for step in range(3):
-        parts = [(*codec.encode(local(step, who)), torch.ones(())) for who, codec in enumerate(codecs)]
-        assert torch.equal(engine.step(batch(step)), size * codecs[0].mean(parts)[0])
-    sent = engine.reducer.hook.state.sent / 3
+        parts = [codec.encode(local(step, who)) for who, codec in enumerate(codecs)]
+        assert torch.equal(engine.step(batch(step)), size * codecs[0].mean(parts, [1.0] * size))
+    sent = sum(part.numel() * part.element_size() for part in parts[0])
     assert wire_bytes(4 * count, ONEBIT.block) <= sent < wire_bytes(4 * (count + ONEBIT.block), ONEBIT.block)
 
     # in DDP, bit for bit the same; it cuts its buckets anew after the first step, and the errors move along (no block
     # holds values of two parameters here, so that the order of parameters makes no difference)
     small = OneBitConfig(block=8)
-    engine, state = Engine(CommHook(onebit_hook, OneBitState(small))), OneBitState(small)
+    engine, state = Engine(CommHook(codec_hook, OneBit(small))), OneBit(small)
     ddp = DistributedDataParallel(network(), bucket_cap_mb=0.001)
-    ddp.register_comm_hook(state, onebit_hook)
+    ddp.register_comm_hook(state, codec_hook)
     layouts = []
     for step in range(5):
         ddp.zero_grad()
@@ -109,7 +110,7 @@ PROGRAM = textwrap.dedent(
     def config(**values):
         return TrainConfig(learners_per_node=size, **values)
     # half an epoch of three steps, begun steps included, is as long as two steps
-    warm = Engine(build_hook(config(strategy="onebit", onebit={"warm_epochs": 0.5}), group.device, epoch_steps=3))
+    warm = Engine(CommHook(codec_hook, OneBit(OneBitConfig(warm_epochs=0.5), epoch_steps=3)))
     for step in range(2):
         torch.testing.assert_close(warm.step(batch(step)), exact[step], rtol=1e-5, atol=1e-5)
     assert not torch.allclose(warm.step(batch(2)), exact[2], rtol=1e-2)
@@ -124,7 +125,7 @@ PROGRAM = textwrap.dedent(
         sums += low.step(batch(step))
     assert low.reducer.hook.state.compression_stats()[0] > 1.5
     assert 0 < (sums - sum(exact)).norm() < 0.5 * sum(exact).norm()
-    for engine, fresh in ((warm, OneBitState(OneBitConfig(warm_steps=2))), (low, PowerSgdState(group.device, start=2))):
+    for engine, fresh in ((warm, OneBit(OneBitConfig(warm_steps=2))), (low, PowerSgdState(group.device, start=2))):
         kept, again = engine.reducer.hook.state_tensors(), Engine(CommHook(engine.reducer.hook.run, fresh))
         again.reducer.hook.load_tensors(kept)
         assert all(torch.equal(kept[n], t) for n, t in again.reducer.hook.state_tensors().items())
@@ -172,17 +173,17 @@ def test_a_bucket_has_the_methods_of_ddps_own():
 
 
 def test_errors_of_another_model_are_refused():
-    state = OneBitState(OneBitConfig())
+    state = OneBit(OneBitConfig())
     state.load_tensors({"step": torch.tensor(4), "error.0": torch.ones(5)})
     with pytest.raises(ValueError, match=r"5 errors do not fit a bucket of 8 gradients.*remove it"):
-        state.codec(bucket_of(nn.Linear(3, 2), torch.zeros(8)))
+        state.bucket(bucket_of(nn.Linear(3, 2), torch.zeros(8)))
 
 
 def test_errors_that_wait_for_their_bucket_are_in_the_next_checkpoint_too():
-    state = OneBitState(OneBitConfig())
+    state = OneBit(OneBitConfig())
     state.load_tensors({"step": torch.tensor(4), "error.0": torch.ones(8)})
     assert torch.equal(state.state_tensors()["error.0"], torch.ones(8))
-    assert torch.equal(state.codec(bucket_of(nn.Linear(3, 2), torch.zeros(8))).error, torch.ones(8))
+    assert torch.equal(state.bucket(bucket_of(nn.Linear(3, 2), torch.zeros(8))).error, torch.ones(8))
     state.load_tensors({})
     assert state.state_tensors() == {"step": 0}
 
@@ -194,7 +195,6 @@ def hook(device="cpu", **values):
 def test_the_configuration_chooses_the_hook(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert hook(strategy="scpsgd") is None
-    assert isinstance(hook(strategy="onebit").state, OneBitState)
     assert hook(strategy="scpsgd", comm_hook="bf16").state_tensors() == {}
     state = hook(strategy="h-adpsgd", comm_hook="powersgd").state
     assert isinstance(state, PowerSgdState)

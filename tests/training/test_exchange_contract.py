@@ -12,8 +12,9 @@ from pretended_copies import DeviceExchange
 from support import wait_until
 
 from training.config import ExchangeConfig
-from training.exchange import ExchangeError, ExchangeSetup, World, build_exchange
+from training.exchange import ExchangeError, ExchangeSetup, ExchangeStats, World, build_exchange
 from training.exchange.keys import RingKey
+from training.exchange.several import combined
 from training.membership import Member, View
 
 SIZE = 10_000
@@ -90,6 +91,8 @@ class ExchangeContract:
     elastic = True
     meets = False  # whether both sides must have a step to give
     rounding = 0.0  # how far two learners may be apart after an averaging
+    parts = 1
+    chunk_of_5000 = 4096  # its first weight
 
     @abstractmethod
     def make(self, count, folder, **config):
@@ -97,7 +100,10 @@ class ExchangeContract:
 
     def all_there(self, exchange):
         """Whether everything that was averaged waits to be taken; an update would take what there is."""
-        return exchange.ready() and not exchange._mailbox.gathered
+        return exchange.ready() and not any(box.gathered for box in self.mailboxes(exchange))
+
+    def mailboxes(self, exchange):
+        return [exchange._mailbox]
 
     @contextmanager
     def ring(self, count, folder, **config):
@@ -145,8 +151,9 @@ class ExchangeContract:
             wait_until(one.ready, every_s=0.01)
             for _ in range(10):
                 ring.work(tick=False)
-            assert one.stats().initiated <= 2
-            assert ring.exchanges[1].stats().initiated == int(self.meets)
+            assert one.parts == self.parts
+            assert one.stats().initiated <= 2 * self.parts
+            assert ring.exchanges[1].stats().initiated == int(self.meets) * self.parts
 
     def test_an_update_gets_everything_that_was_averaged_until_then(self, tmp_path):
         """Staleness one: also what comes after the first average, and whatever the daemon does at the time."""
@@ -160,7 +167,10 @@ class ExchangeContract:
                     for one in asking:
                         one.tick(step)
                     wait_until(
-                        lambda: all(s.finished + s.answered > n for s, n in zip(ring.stats(), before, strict=True)),  # noqa: B023
+                        lambda: all(
+                            s.finished + s.answered >= n + self.parts
+                            for s, n in zip(ring.stats(), before, strict=True)  # noqa: B023
+                        ),
                         every_s=0.002,
                     )
                     time.sleep(0.01)  # what is handed over too early is handed over now
@@ -171,10 +181,10 @@ class ExchangeContract:
                 assert ring.spread() <= self.rounding
                 for n, one in enumerate(ring.exchanges):
                     ring.live[n] += n + 1
-                    box = one._mailbox
                     wait_until(lambda: one.give(ring.live[n], step + 1), every_s=0.002)  # noqa: B023
                     # on a busy machine, the next exchange could begin before the daemon has seen these weights
-                    wait_until(lambda: box.snapshot_step == step + 1 and box.read == box.written, every_s=0.002)  # noqa: B023
+                    for box in self.mailboxes(one):
+                        wait_until(lambda: box.snapshot_step == step + 1 and box.read == box.written, every_s=0.002)  # noqa: B023
 
     def test_gradient_steps_are_not_lost(self, tmp_path):
         with self.ring(3, tmp_path) as ring:
@@ -214,7 +224,8 @@ class ExchangeContract:
                 lambda: ring.work() or float((ring.live[0][:4096] - ring.live[1][:4096]).norm()) < 0.1, every_s=0.01
             )
             assert torch.isfinite(ring.live[0]).all()
-            assert ring.live[0][4096] == 4096 % 7  # the whole chunk is left as it was
+            begin = self.chunk_of_5000
+            assert ring.live[0][begin] == begin % 7  # the whole chunk is left as it was
 
     def test_new_weights_replace_the_old_ones(self, tmp_path):
         with self.ring(2, tmp_path) as ring:
@@ -355,6 +366,21 @@ class TestZmqSecureBf16RandomRing(TestZmq):
 
 
 @pytest.mark.slow
+class TestZmqSeveral(TestZmq):
+    """Each learner's weights in two parts, which two daemons average."""
+
+    key = RingKey.generate()
+    parts = 2
+    chunk_of_5000 = 5000
+
+    def mailboxes(self, exchange):
+        return [part._mailbox for part in exchange._exchanges]
+
+    def make(self, count, folder, **config):
+        return super().make(count, folder, daemons=2, **config)
+
+
+@pytest.mark.slow
 class TestGloo(ExchangeContract):
     elastic = False
     meets = True
@@ -399,6 +425,47 @@ def test_ranks_exchange_with_the_same_rank(tmp_path):
     finally:
         for exchange in made.values():
             exchange.close()
+
+
+def test_two_daemons_average_what_one_would(tmp_path):
+    cfg = ExchangeConfig.model_validate(CONFIG | {"encrypt": False, "daemons": 2})
+    ring = Ring(build_exchange(cfg, ExchangeSetup(n, 0, SIZE, None, tmp_path)) for n in range(2))
+    try:
+        ring.start()
+        ring.loaded()
+        ring.join()
+        total = ring.total()
+        one = ring.exchanges[0]
+        one._exchanges[0].tick(1)
+        wait_until(lambda: one.stats().finished == 1, every_s=0.01)
+        second = ring.live[0][SIZE // 2 :].clone()
+        # a daemon on a busy machine may be too late with a part for the first update
+        wait_until(lambda: ring.take(0) or ring.live[0][0] == 0.5, every_s=0.01)
+        assert torch.equal(ring.live[0][SIZE // 2 :], second)
+        one._exchanges[1].tick(1)
+        wait_until(lambda: one.stats().finished == 2, every_s=0.01)
+        wait_until(lambda: ring.take(0) or ring.take(1) or ring.spread() == 0, every_s=0.01)
+        assert torch.equal(ring.total(), total)
+        stats = one.stats()
+        assert (stats.finished, stats.failed, stats.bytes_sent) == (2, 0, 4 * SIZE)
+        assert sorted(path.name for path in tmp_path.glob("*.log")) == [
+            f"exchange-{n}.{part}.log" for n in (0, 1) for part in (0, 1)
+        ]
+    finally:
+        for exchange in ring.exchanges:
+            exchange.close()
+    assert not one.alive()
+    with pytest.raises(ValueError, match="use daemons=1"):
+        build_exchange(cfg, ExchangeSetup(0, 0, 1, None, tmp_path))
+
+
+def test_figures_of_parts_add_up():
+    one = ExchangeStats(5, 4, 3, 1, 2, 6, 0.5, 1.0, 100, 200, 3.0, 1.0, 0.25, 0.1, 7)
+    two = ExchangeStats(2, 1, 4, 1, 0, 1, 0.7, 6.0, 10, 20, 4.0, 2.0, 0.5, 0.3, 8)
+    assert combined([one]) == one
+    both = ExchangeStats(7, 5, 7, 2, 2, 7, 0.7, 2.0, 110, 220, 12.5**0.5, 2.0, 0.75, 0.3, 8)
+    assert combined([one, two]) == both
+    assert combined([ExchangeStats()]) == ExchangeStats()
 
 
 @pytest.mark.parametrize(

@@ -270,9 +270,11 @@ def test_memory_is_given_back_when_nobody_reads(giver):
     assert status(ask(giver, now=60.0)) == WAITING
 
 
-def test_a_fixed_ring_has_no_newcomers():
+@pytest.mark.parametrize("other", [{"kind": "gloo"}, {"daemons": 2}])
+def test_what_gives_no_optimizer_state_is_not_asked_for_it(other):
     with pytest.raises(ValueError, match=r"exchange\.newcomer=weights"):
-        TrainConfig.model_validate({"exchange": {"kind": "gloo", "newcomer": "weights+optimizer"}})
+        TrainConfig.model_validate({"exchange": other | {"newcomer": "weights+optimizer"}})
+    TrainConfig.model_validate({"exchange": other})
 
 
 # --- nodes of several

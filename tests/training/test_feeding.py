@@ -2,19 +2,21 @@
 
 import json
 import threading
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tones
 import torch
 from torch import Tensor
 
 from benchmarks import feeding
+from speech.features.augment import AugmentConfig
 from tasks.train import _NOT_CONTENT
 from training import compute, worker
+from training.augmenting import Augmenter
 from training.compute import Learner, open_set
 from training.config import TrainConfig
-from training.prefetch import Prefetcher
+from training.prefetch import Loader, Prefetcher
 from training.worker import Worker
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 1)
@@ -23,29 +25,47 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda", 1)
 def test_every_loader_thread_begins_with_what_it_is_told():
     begun, ready = [], threading.Barrier(3)
 
-    def load(rows):
+    def load(rows, epoch):
         ready.wait(60)  # all three are needed at once
         return threading.get_ident() in begun
 
     prefetcher = Prefetcher(load, 3, begin=lambda: begun.append(threading.get_ident()))
     wanted = [np.array([number]) for number in range(3)]
-    prefetcher.hint(wanted)
-    assert all(prefetcher.take(rows) for rows in wanted)
+    prefetcher.hint([(rows, 0) for rows in wanted])
+    assert all(prefetcher.take(rows, 0) for rows in wanted)
     prefetcher.close()
     assert len(set(begun)) == 3
 
 
 def test_batches_for_a_gpu_are_page_locked_by_the_loader(corpus, tmp_path, monkeypatch):
     data, pinned = open_set(corpus.job(tmp_path), corpus.url("train")), []
-    monkeypatch.setattr(Tensor, "pin_memory", lambda self: (pinned.append(self), self.clone())[1])
-    wanted = data.batch(np.arange(3))
-    found = Worker._load(SimpleNamespace(data=data, learner=SimpleNamespace(device=GPU)), np.arange(3))
-    assert len(pinned) == 4
+    monkeypatch.setattr(Tensor, "pin_memory", lambda self: (pinned.append(self.clone()), pinned[-1])[1])
+    augmenter = Augmenter(AugmentConfig(gain_db=3.0, noise_snr_db=(5, 20)), tones.RATE, 1)
+    wanted = Loader(data, augmenter, CPU)(np.arange(3), 2)
+    assert not pinned
+    found = Loader(data, augmenter, GPU)(np.arange(3), 2)
     assert (found.ids, found.texts, found.seconds) == (wanted.ids, wanted.texts, wanted.seconds)
-    for name in ("inputs", "lengths", "tokens", "token_lengths"):
-        assert torch.equal(getattr(found, name), getattr(wanted, name))
-    Worker._load(SimpleNamespace(data=data, learner=SimpleNamespace(device=CPU)), np.arange(3))
-    assert len(pinned) == 4
+    for given, tensor in zip(tensors(found), tensors(wanted), strict=True):
+        assert torch.equal(given, tensor)
+        assert any(given is one for one in pinned)
+    assert len(pinned) == 4 + 4  # a factor for the gain, noise and its factors, draws of the masks
+
+
+def tensors(batch):
+    """All tensors of a batch."""
+    own = [batch.inputs, batch.lengths, batch.tokens, batch.token_lengths]
+    return [*own, *(tensor for drawn in batch.drawn.values() for tensor in drawn.values())]
+
+
+def test_a_batch_that_was_hinted_for_one_epoch_is_not_taken_in_another():
+    """Augmentation is drawn with the batch, and differs from epoch to epoch."""
+    loads = []
+    prefetcher = Prefetcher(lambda rows, epoch: loads.append(epoch) or epoch)
+    rows = np.arange(2)
+    prefetcher.hint([(rows, 1), (rows, 2)])
+    assert [prefetcher.take(rows, epoch) for epoch in (2, 3, 1)] == [2, 3, 1]
+    prefetcher.close()
+    assert sorted(loads) == [1, 2, 3]
 
 
 def test_a_workers_loader_threads_claim_its_gpu(corpus, tmp_path, monkeypatch):
@@ -55,8 +75,8 @@ def test_a_workers_loader_threads_claim_its_gpu(corpus, tmp_path, monkeypatch):
     learner, claimed = Learner(job, CPU), []
     monkeypatch.setattr(worker, "claim", claimed.append)
     rank = Worker(job, 0, learner, NodeGroup(0, 1, tmp_path / "meet", CPU), None, None)
-    rank.prefetch.hint([np.arange(2)])
-    assert rank.prefetch.take(np.arange(2)).ids
+    rank.prefetch.hint([(np.arange(2), 0)])
+    assert rank.prefetch.take(np.arange(2), 0).ids
     rank.prefetch.close()
     assert claimed == [CPU]
 
@@ -73,8 +93,8 @@ def test_a_model_is_compiled_by_option_and_stays_the_same_model(corpus, tmp_path
     assert not asked
     fast = Learner(corpus.job(tmp_path, compile=True), CPU)
     assert asked == [{"dynamic": True}]
-    batch = open_set(plain.job, plain.job.train_url).batch(range(4))
-    assert fast.gradient(batch, 1, 0) == plain.gradient(batch, 1, 0)
+    batch = Loader(open_set(plain.job, plain.job.train_url), plain.augmenter, CPU)(range(4), 0)
+    assert fast.gradient(batch, 1) == plain.gradient(batch, 1)
     assert list(fast.model.state_dict()) == list(plain.model.state_dict())
     with pytest.raises(ValueError, match="compile=false"):
         TrainConfig(strategy="pipeline", compile=True)
@@ -94,10 +114,9 @@ def test_the_feeding_side_is_measured_by_itself(corpus, capsys):
 def test_a_compiled_model_trains_on_a_gpu(corpus, tmp_path):
     gpu = torch.device("cuda", 0)
     plain, fast = (Learner(corpus.job(tmp_path, "conformer", compile=yes, amp="off"), gpu) for yes in (False, True))
-    data = open_set(plain.job, plain.job.train_url)
+    load = Loader(open_set(plain.job, plain.job.train_url), plain.augmenter, gpu)
     plain.model.eval()
     fast.model.eval()
     for number, count in enumerate((4, 7, 3)):
-        batch = data.batch(range(count)).pinned()
-        wanted, found = (learner.gradient(batch, number, 0) for learner in (plain, fast))
+        wanted, found = (learner.gradient(load(range(count), 0), number) for learner in (plain, fast))
         assert found.loss == pytest.approx(wanted.loss, rel=1e-3)

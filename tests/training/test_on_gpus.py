@@ -13,12 +13,16 @@ import torch
 from support import wait_until
 from tones import LEARNS, bare, train
 
+from speech.features.augment import AugmentConfig
+from training.augmenting import Augmenter
 from training.checkpoint import cpu_weights
 from training.compute import Learner, open_set
 from training.config import ExchangeConfig
 from training.evaluator import Evaluator
 from training.exchange import ExchangeSetup, build_exchange
 from training.membership import Member, View
+from training.portions import TooLargeError
+from training.prefetch import Loader
 
 GPU = torch.device("cuda", 0)
 
@@ -81,8 +85,10 @@ def test_a_gpus_gradient_is_that_of_the_cpu(corpus, tmp_path, kind):
     plain, fast = (
         Learner(job_on(corpus, tmp_path, kind, device, amp="off"), torch.device(device)) for device in ("cpu", "cuda")
     )
-    batch = open_set(plain.job, plain.job.train_url).batch(range(6))
-    wanted, found = plain.gradient(batch, 1, 0), fast.gradient(batch.pinned(), 1, 0)
+    data = open_set(plain.job, plain.job.train_url)
+    wanted, found = (
+        learner.gradient(Loader(data, learner.augmenter, learner.device)(range(6), 0), 1) for learner in (plain, fast)
+    )
     assert found.loss == pytest.approx(wanted.loss, rel=5e-3)  # convolutions in tf32
     difference = fast.flat.grads.cpu() - plain.flat.grads
     assert difference.norm() < 0.02 * plain.flat.grads.norm()
@@ -104,19 +110,45 @@ def test_a_batch_that_does_not_fit_is_divided(corpus, tmp_path):
     model = bare("conformer").model_copy(update={"dim": 256, "layers": 6, "heads": 4})
     job = corpus.job(tmp_path, spec=corpus.spec("conformer", model=model), device="cuda", amp="off")
     learner = Learner(job, GPU)
-    batch = open_set(job, job.train_url).batch(list(range(48)) * 4)
-    learner.gradient(batch.part(slice(0, 2)), 1, 0)  # libraries load, and take what they need
+    batch = Loader(open_set(job, job.train_url), learner.augmenter, GPU)(list(range(48)) * 4, 0)
+    learner.gradient(batch.part(slice(0, 2)), 1)  # libraries load, and take what they need
     torch.cuda.empty_cache()
     base = torch.cuda.memory_reserved(GPU)
     torch.cuda.reset_peak_memory_stats(GPU)
-    wanted = learner.gradient(batch, 1, 0)
+    wanted = learner.gradient(batch, 1)
     grads, peak = learner.flat.grads.clone(), torch.cuda.max_memory_reserved(GPU)
     assert wanted.divided == 0
     with memory_for(base + 0.6 * (peak - base)):
-        found = learner.gradient(batch, 1, 0)
+        found = learner.gradient(batch, 1)
     assert found.divided == 1
     assert found.loss == pytest.approx(wanted.loss, rel=1e-3)
     assert (learner.flat.grads - grads).norm() < 0.01 * grads.norm()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["adamw", "sgd"])
+def test_an_update_takes_no_memory(corpus, tmp_path, kind):
+    model = bare("conformer").model_copy(update={"dim": 256, "layers": 6, "heads": 4})
+    optimizer = {"kind": kind, "lr": 1e-3, "weight_decay": 0.01}
+    job = corpus.job(tmp_path, spec=corpus.spec("conformer", model=model), device="cuda", optimizer=optimizer)
+    learner = Learner(job, GPU)
+    learner.flat.grads.normal_()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats(GPU)
+    before = torch.cuda.memory_allocated(GPU)
+    for _ in range(2):
+        learner.update(1e-3)
+    # but for lists of pointers
+    assert torch.cuda.max_memory_allocated(GPU) - before < 0.05 * 4 * learner.flat.num_parameters
+    assert torch.cuda.memory_allocated(GPU) - before < 2**16
+
+
+@pytest.mark.gpu
+def test_a_model_that_does_not_fit_is_said_so(corpus, tmp_path):
+    model = bare("conformer").model_copy(update={"dim": 512, "layers": 8, "heads": 4})
+    job = corpus.job(tmp_path, spec=corpus.spec("conformer", model=model), device="cuda")
+    with memory_for(2**26), pytest.raises(TooLargeError, match=r"optimizer state.*train\.optimizer\.kind=sgd"):
+        Learner(job, GPU)
 
 
 @pytest.mark.gpu
@@ -172,8 +204,13 @@ def test_averages_through_the_cuda_mover_lose_nothing(tmp_path):
 
 @pytest.mark.gpu
 def test_page_locked_batches_are_what_a_loader_gives(corpus, tmp_path):
-    batch = open_set(job_on(corpus, tmp_path), corpus.url("train")).batch(np.arange(3)).pinned()
+    augment = {"noise_snr_db": [5, 20], "reverb": {"probability": 0.5}, "pauses": {}, "time_warp_frames": 3}
+    augmenter = Augmenter(AugmentConfig.model_validate(augment), 8000, 1)
+    batch = Loader(open_set(job_on(corpus, tmp_path), corpus.url("train")), augmenter, GPU)(np.arange(9), 0)
+    drawn = [tensor for one in batch.drawn.values() for tensor in one.values()]
+    assert len(batch.drawn) == 5
     assert all(tensor.is_pinned() for tensor in (batch.inputs, batch.lengths, batch.tokens, batch.token_lengths))
+    assert all(tensor.is_pinned() for tensor in drawn if tensor.numel())
 
 
 @pytest.mark.gpu

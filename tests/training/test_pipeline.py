@@ -34,7 +34,7 @@ PROGRAM = textwrap.dedent(
     group = NodeGroup(rank, size, folder / "meet", device)
 
     def step(learner, batch, seed):
-        losses = learner.gradient(batch, seed, epoch=0)
+        losses = learner.gradient(batch and learner.augmenter.drawn(batch, 0), seed)
         norm = learner.scale_gradient(losses.tokens)
         learner.update(0.05)
         return losses, norm

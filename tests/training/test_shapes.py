@@ -6,6 +6,7 @@ from tones import bare
 
 from speech.models import conformer
 from training.compute import Learner, open_set
+from training.prefetch import Loader
 from training.shapes import frame_multiple, rounded_up
 
 CPU = torch.device("cpu")
@@ -26,12 +27,12 @@ def test_lengths_are_rounded_up_on_a_gpu_alone():
 @pytest.mark.parametrize("kind", ["blstm", "conformer"])
 def test_a_longer_padding_changes_no_gradient(corpus, tmp_path, kind):
     job = corpus.job(tmp_path, spec=corpus.spec(kind, model=bare(kind)))
-    batch = open_set(job, job.train_url).batch(range(5))
     plain, padded, widths = Learner(job, CPU), Learner(job, CPU), []
+    batch = Loader(open_set(job, job.train_url), plain.augmenter, CPU)(range(5), 1)
     padded.frame_multiple = 64
     forward = padded.model.forward
     padded.model.forward = lambda feats, frames: (widths.append(feats.shape[1]), forward(feats, frames))[1]
-    wanted, found = plain.gradient(batch, 3, 1), padded.gradient(batch, 3, 1)
+    wanted, found = plain.gradient(batch, 3), padded.gradient(batch, 3)
     assert widths[0] % 64 == 0
     assert found.loss == pytest.approx(wanted.loss, rel=1e-5)
     torch.testing.assert_close(padded.flat.grads, plain.flat.grads, rtol=1e-4, atol=1e-4)

@@ -79,6 +79,10 @@ def test_a_node_that_came_later_is_not_asked_for_an_older_epoch(ring):
     assert beat(coordinator, 2)["snapshot"] == 2
 
 
+def time_is_up(coordinator):
+    coordinator.core.set(finish="time", last=coordinator.evaluations.last())
+
+
 def test_the_open_epoch_is_evaluated_when_the_time_is_up(ring):
     coordinator, _ = ring
     close(coordinator, 0)
@@ -87,7 +91,7 @@ def test_the_open_epoch_is_evaluated_when_the_time_is_up(ring):
     evaluated(coordinator, 1)
     beat(coordinator, 0, reports=[report(2, [0], 1)])
     assert beat(coordinator, 0)["snapshot"] is None
-    coordinator.core.set(finish="time")
+    time_is_up(coordinator)
     assert coordinator.evaluations.pending() == [2]
     assert beat(coordinator, 0)["snapshot"] == 2
     coordinator.core.set(finish="stop")

@@ -1,5 +1,6 @@
 """Averaging weights with neighbours while gradients are computed; importing this imports neither torch nor ZeroMQ."""
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -37,5 +38,10 @@ def build_exchange(cfg: "ExchangeConfig", setup: ExchangeSetup) -> Exchange:
         ValueError: If the configuration and the setup do not fit.
     """
     module, _, attribute = _KINDS[cfg.kind].partition(":")
-    exchange: Exchange = getattr(import_module(module), attribute)(cfg, setup)
-    return exchange
+    made: Callable[[ExchangeConfig, ExchangeSetup], Exchange] = getattr(import_module(module), attribute)
+    if cfg.daemons == 1:
+        return made(cfg, setup)
+    from training.exchange.several import SeveralExchanges
+
+    each = cfg.model_copy(update={"cpu_share": cfg.cpu_share / cfg.daemons})
+    return SeveralExchanges(lambda part: made(each, part), setup, cfg.daemons)

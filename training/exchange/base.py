@@ -147,6 +147,8 @@ class Exchange(ABC):
     """Whether nodes may come and go. A fixed ring ends with the first node that leaves it, without an error."""
     moments: int = 0
     """See `ExchangeSetup`; 0 where there is no optimizer state to be had."""
+    parts: int = 1
+    """Parts of the weights that are exchanged by themselves, and counted by themselves in the figures."""
 
     @abstractmethod
     def start(self, weights: "torch.Tensor", step: int) -> None:

@@ -4,6 +4,7 @@ import os
 from abc import abstractmethod
 
 import torch
+from typing_extensions import override
 
 from training.exchange.base import Exchange, ExchangeError, ExchangeStats
 from training.exchange.device_copies import CudaCopies
@@ -39,8 +40,8 @@ class MailboxExchange(Exchange):
             return DeviceMover(self._mailbox, self._wake, weights, CudaCopies(weights.device, self._mailbox))
         return HostMover(self._mailbox, self._wake)
 
+    @override
     def start(self, weights: torch.Tensor, step: int) -> None:
-        """See `Exchange.start`."""
         self._check(weights)
         if self._mover is None:
             self._mover = self._make_mover(weights)
@@ -49,23 +50,23 @@ class MailboxExchange(Exchange):
         self._mailbox.step = self._mailbox.updating = step
         self._mover.give(weights, step)
 
+    @override
     def give(self, weights: torch.Tensor, step: int) -> bool:
-        """See `Exchange.give`."""
         self._check(weights)
         if self._mover is None:
             raise ExchangeError("give() before start()")
         return self._mover.give(weights, step)
 
+    @override
     def tick(self, step: int) -> None:
-        """See `Exchange.tick`."""
         if self._final is not None:
             return
         self._mailbox.step = step
         self._mailbox.ticks += 1
         self._wake()
 
+    @override
     def ready(self) -> bool:
-        """See `Exchange.ready`."""
         if self._mover is None:
             return False
         update = self._mailbox.step + 1
@@ -77,19 +78,19 @@ class MailboxExchange(Exchange):
         self._staleness = float(update - self._mover.oldest)
         return True
 
+    @override
     def take(self) -> torch.Tensor:
-        """See `Exchange.take`."""
         if self._mover is None or not self.ready():
             raise ExchangeError("no delta is ready: ask ready() first")
         return self._mover.take()
 
+    @override
     def release(self) -> None:
-        """See `Exchange.release`."""
         if self._mover is not None:
             self._mover.release()
 
+    @override
     def stats(self) -> ExchangeStats:
-        """See `Exchange.stats`."""
         if self._final is not None:
             return self._final
         mailbox = self._mailbox

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
+from typing_extensions import override
 
 from training.config import ExchangeConfig
 from training.exchange.base import ExchangeError, ExchangeSetup, FetchedReplica, PortTakenError
@@ -77,15 +78,15 @@ class ProcessExchange(MailboxExchange):
             self.close()
             raise
 
+    @override
     def set_view(self, view: View) -> None:
-        """See `Exchange.set_view`."""
         if (me := self._rank) > 0:
             members = (Member(m.node, m.incarnation, m.endpoints[me : me + 1]) for m in view.members)
             view = View(view.number, tuple(members))
         self._control.send({"view": view.to_dict()})
 
+    @override
     def fetch(self, timeout_s: float) -> torch.Tensor | None:
-        """See `Exchange.fetch`."""
         if self._fetch(timeout_s):
             return None
         weights = torch.from_numpy(self._mailbox.fetched.copy())
@@ -124,12 +125,12 @@ class ProcessExchange(MailboxExchange):
         self._replicas.given[-1] = steps
         self._replicas.give()
 
+    @override
     def alive(self) -> bool:
-        """See `Exchange.alive`."""
         return self._process.poll() is None and not self._control.closed
 
+    @override
     def close(self) -> None:
-        """See `Exchange.close`."""
         self._control.close()
         stop(self._process, 2.0)
         self._close_mailbox()

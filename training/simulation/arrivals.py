@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 from training.simulation.exchange import VirtualExchange
 from training.simulation.seating import Learner
-from training.strategies.base import Wait
 from training.strategies.registry import Joins
+from training.strategies.requests import Wait
 
 if TYPE_CHECKING:
     from training.simulation.world import Simulation
@@ -67,13 +67,13 @@ class Arrivals:
         world = self._world
         if getattr(world.config, "newcomer", "weights+optimizer") == "weights":
             learner.replica.weights.copy_(giver.replica.weights)
-        elif not world.method.shared:
+        elif not world.method.traits.shared:
             learner.replica.copy_from(giver.replica)
         if not world.method.free:
             _settle(giver)
             learner.seat.state = {name: tensor.clone() for name, tensor in giver.seat.state.items()}
         learner.asked = giver.asked - 1
-        if world.method.exchange and learner.rank == world.ether.ranks[learner.node]:
+        if world.method.traits.exchange and learner.rank == world.ether.ranks[learner.node]:
             learner.seat.exchange = VirtualExchange(world.ether, learner.node, learner.replica.weights.numel())
 
 

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from training.simulation.clock import Clock
 from training.simulation.network import Network
-from training.strategies.base import AllReduce, Gather, Mix, Reduced, StrategyError, Ticket
+from training.strategies.base import StrategyError
 from training.strategies.registry import Joins
+from training.strategies.requests import AllReduce, Gather, Mix, Reduced, Ticket
 
 
 class Presence:

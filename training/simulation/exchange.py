@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from typing_extensions import override
 
 from training.exchange.averaging import Averager
 from training.exchange.base import ExchangeStats
@@ -194,8 +195,8 @@ class VirtualExchange(MailboxExchange):
 
     # --- the interface
 
+    @override
     def set_view(self, view: View) -> None:
-        """See `Exchange.set_view`."""
         self._protocol.view = view
 
     def fetch(self, timeout_s: float) -> torch.Tensor | None:
@@ -213,11 +214,11 @@ class VirtualExchange(MailboxExchange):
         self._report.publish(self._ether.clock.now, self._averager)
         return replace(super().stats(), cpu_seconds=0.0, silent_s=0.0)
 
+    @override
     def alive(self) -> bool:
-        """See `Exchange.alive`."""
         return self._ether.open.get(self.node) is self
 
+    @override
     def close(self) -> None:
-        """See `Exchange.close`."""
         if self.alive():
             del self._ether.open[self.node]

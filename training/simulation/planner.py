@@ -167,9 +167,9 @@ def _candidates(request: PlanRequest) -> list[tuple[str, str, StrategyConfig]]:
                 micro_batches = MICRO_BATCHES * request.learners
                 chosen.append((name, name, LayerPipelineConfig(micro_batches=micro_batches)))
             continue
-        if (method.grouped and request.gpus_per_node == 1) or (method.shared and request.nodes > 1):
+        if (method.traits.grouped and request.gpus_per_node == 1) or (method.traits.shared and request.nodes > 1):
             continue
-        if method.exchange:  # one exchange a step: the least that a learner makes, however large the model
+        if method.traits.exchange:  # one exchange a step: the least that a learner makes, however large the model
             chosen.append((name, name, GossipConfig(neighbours="ring", per_step=1)))
             chosen.append((f"{name} random-ring", name, GossipConfig(neighbours="random-ring", per_step=1)))
         elif name in ("ma", "bmuf", "easgd"):
@@ -191,7 +191,9 @@ def predict(request: PlanRequest, label: str, name: str, config: StrategyConfig,
     per_batch = (outcome.open_epoch_s or outcome.epoch_s) / problem.batches
     epoch_s = request.batches * per_batch / (1.0 - _lost_share(request, name))
     alone = request.batches * request.step_s
-    averaged = (request.nodes if method.grouped else learners) if method.exchange or name == "sdpsgd" else 1
+    averaged = (
+        (request.nodes if method.traits.grouped else learners) if method.traits.exchange or name == "sdpsgd" else 1
+    )
     return Prediction(
         strategy=label,
         epoch_s=epoch_s,
@@ -208,7 +210,7 @@ def _lost_share(request: PlanRequest, name: str) -> float:
     method = STRATEGIES[name]
     hit = request.learners
     if method.free:
-        hit = request.gpus_per_node if method.grouped else 1
+        hit = request.gpus_per_node if method.traits.grouped else 1
     return min(0.9, request.losses_per_day * request.restart_s / 86400 * hit / request.learners)
 
 

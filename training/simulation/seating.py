@@ -9,11 +9,13 @@ from training.exchange.neighbours import Kind
 from training.simulation.clock import Clock
 from training.simulation.cluster import Cluster, chance_of
 from training.simulation.exchange import Ether, VirtualExchange
+from training.simulation.gradients import spelled_out
 from training.simulation.network import Network
 from training.simulation.pool import Lease
 from training.simulation.problem import Job, Problem, Trainable
-from training.strategies.base import Program, Seat, StrategyError, Ticket
+from training.strategies.base import Seat, StrategyError
 from training.strategies.registry import Method
+from training.strategies.requests import Program, Ticket
 from training.strategy_config import StrategyConfig
 
 State = Literal["away", "running", "computing", "starved", "waiting", "idle", "ended", "dead"]
@@ -46,7 +48,7 @@ def check(cluster: Cluster, method: Method, config: StrategyConfig) -> None:
         StrategyError: It cannot; the message says what to change.
     """
     method.check(config)
-    if method.shared and cluster.machines > 1 and cluster.per_machine > 1:
+    if method.traits.shared and cluster.machines > 1 and cluster.per_machine > 1:
         raise StrategyError(f"{method.name} needs all learners on one machine: set per_machine={cluster.learners}")
 
 
@@ -83,17 +85,17 @@ def seat_learners(
     learners: list[Learner] = []
     for rank in range(cluster.learners):
         replica, node = problem.replica(), node_of(rank)
-        if method.shared and learners:
+        if method.traits.shared and learners:
             replica.share(learners[0].replica)
         ether.num_bytes, exchange = replica.num_bytes, None
-        if method.exchange and nodes > 1 and rank == ether.ranks[node] and node not in late:
+        if method.traits.exchange and nodes > 1 and rank == ether.ranks[node] and node not in late:
             exchange = VirtualExchange(ether, node, replica.weights.numel())
         seat = Seat(
             replica=replica,
             rank=rank,
             size=cluster.learners,
             node_rank=rank - ether.ranks[node],
-            node_size=min(cluster.per_machine, cluster.learners) if method.grouped else 1,
+            node_size=min(cluster.per_machine, cluster.learners) if method.traits.grouped else 1,
             nodes=nodes,
             epoch_steps=problem.batches / cluster.learners,
             exchange=exchange,
@@ -101,5 +103,6 @@ def seat_learners(
             joined=node in late,
         )
         chance = chance_of(ether.seed, rank)
-        learners.append(Learner(rank, node, seat, replica, method.program(seat, config), chance))
+        program = spelled_out(seat, method.program(seat, config))
+        learners.append(Learner(rank, node, seat, replica, program, chance))
     return learners

@@ -8,7 +8,7 @@ import torch
 from training.simulation.clock import Clock
 from training.simulation.network import Network
 from training.simulation.problem import Trainable
-from training.strategies.base import Elastic, Pull, Pulled, Push, Pushed, Ticket
+from training.strategies.requests import Elastic, Pull, Pulled, Push, Pushed, Ticket
 
 Finish = Callable[[int, Ticket, Any], None]
 

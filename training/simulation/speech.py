@@ -8,10 +8,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from speech.bundle import BundleSpec
-from speech.decoding import DecodeConfig, build_decoder
 from speech.models import AcousticModel
 from speech.models.stages import border_bytes, split_model
-from speech.scoring import score_sets
+from speech.objectives import build_objective
 from training.batching import derive_seed
 from training.compute import open_set
 from training.data import Batch, SpeechDataset
@@ -21,7 +20,7 @@ from training.schedule import learning_rate
 from training.simulation.model import ModelReplica, Stack, one_by_one
 from training.simulation.problem import Activations, Job
 from training.strategies.base import StrategyError
-from training.validation import ctc_losses
+from training.validation import Validation
 
 _LOAD = 64
 """Utterances that go through the front end at a time."""
@@ -125,7 +124,7 @@ class Speech:
         stackable = spec.model.kind == "conformer" and self._scratch.weights.numel() == self._scratch.num_parameters
         self._together = (together or max(1, _TOGETHER // self.batch)) if stackable else 1
         self._stack = Stack(self._build()) if self._together > 1 else None
-        self._decoder = build_decoder(DecodeConfig(kind="greedy"), spec.build_tokenizer())
+        self._objective = build_objective(self._cfg.objective)
         self._plans: dict[int, list[NDArray[np.int64]]] = {}
 
     def _build(self) -> AcousticModel:
@@ -174,7 +173,8 @@ class Speech:
         batch = self._train.batch(numbers)
         self._model.train()
         log_probs, frames = self._model(batch.inputs, batch.lengths)
-        return ctc_losses(log_probs, frames, batch)[0].sum() / self._train.tokens(numbers)
+        losses, _ = self._objective.losses(log_probs, frames, batch)
+        return losses.sum() / self._train.tokens(numbers)
 
     def _together_gradients(
         self,
@@ -193,7 +193,7 @@ class Speech:
         inputs = batch.inputs.view(*square.shape, *batch.inputs.shape[1:])
         leaf = torch.stack(list(weights)).requires_grad_()
         log_probs, frames = stack(leaf, inputs, batch.lengths.view(square.shape))
-        losses = ctc_losses(log_probs.flatten(0, 1), frames.flatten(), batch)[0]
+        losses = self._objective.losses(log_probs.flatten(0, 1), frames.flatten(), batch)[0]
         (losses * shares.flatten()).sum().backward()  # type: ignore[no-untyped-call]
         assert leaf.grad is not None
         for place, grads in enumerate(into):
@@ -221,14 +221,9 @@ class Speech:
             return {"loss": float("nan"), "wer": float("nan")}
         self._scratch.load(weights)
         self._model.eval()
-        loss, tokens, rows = 0.0, 0.0, []
+        found = Validation(self._objective, self._spec.build_tokenizer())
         order = np.argsort(self._valid.frames, kind="stable")
         for start in range(0, len(order), _LOAD):
             batch = self._valid.batch(order[start : start + _LOAD])
-            log_probs, frames = self._model(batch.inputs, batch.lengths)
-            loss += float(ctc_losses(log_probs, frames, batch)[0].double().sum())
-            tokens += float(batch.token_lengths.sum())
-            for place, heard in enumerate(self._decoder.decode(log_probs.float(), frames)):
-                rows.append((batch.ids[place], batch.texts[place], heard.text, batch.speakers[place], ""))
-        wer = score_sets(rows).wer
-        return {"loss": loss / max(1.0, tokens), "wer": float("nan") if wer is None else wer}
+            found.add(batch, *self._model(batch.inputs, batch.lengths))
+        return found.figures()

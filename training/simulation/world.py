@@ -15,19 +15,9 @@ from training.simulation.problem import Job, Problem, Trainable
 from training.simulation.result import Outcome, Staleness
 from training.simulation.seating import Learner, check, make_ether, seat_learners
 from training.simulation.server import Server
-from training.strategies.base import (
-    AllReduce,
-    Compute,
-    Gather,
-    Idle,
-    Mix,
-    Start,
-    StrategyError,
-    Ticket,
-    Wait,
-    Work,
-)
+from training.strategies.base import StrategyError
 from training.strategies.registry import find_method
+from training.strategies.requests import AllReduce, Compute, Gather, Idle, Mix, Start, Ticket, Wait, Work
 from training.strategy_config import StrategyConfig
 
 
@@ -67,7 +57,7 @@ class Simulation:
         self.network = Network(cluster, self.clock)
         self.staleness = Staleness()
         self._observer = Observer(problem, observe)
-        self._nodes = cluster.machines if self.method.grouped else cluster.learners
+        self._nodes = cluster.machines if self.method.traits.grouped else cluster.learners
         self._over_at = self._taken_at = self._all_at = 0.0
         self._taken = 0
         self._views = self._active = 0
@@ -80,13 +70,13 @@ class Simulation:
         )
         self.ether = make_ether(self.clock, self.network, self._node_of, self.config, seed, self._news)
         self._server: Server | None = None
-        if self.method.server:
+        if self.method.traits.server:
             servers = int(getattr(self.config, "servers", 1))
             self._server = Server(problem.replica(), servers, self.clock, self.network, self._rate, self._finish)
         self.learners = seat_learners(self.method, self.config, problem, self.ether, self._node_of, self.staleness.add)
 
     def _node_of(self, rank: int) -> int:
-        return self.cluster.machine(rank) if self.method.grouped else rank
+        return self.cluster.machine(rank) if self.method.traits.grouped else rank
 
     # --- running
 
@@ -194,7 +184,7 @@ class Simulation:
             learner.state = "starved"
             self._starved.append(learner)
             return
-        weights = learner.replica.weights.clone() if self.method.shared else None
+        weights = learner.replica.weights.clone() if self.method.traits.shared else None
         self._taken_at = self.clock.now
         self._taken += 1
         if self._taken == self.cluster.learners:

@@ -347,4 +347,4 @@ class Coordinator:
                 self._begin_checkpoint()
                 return
         log.info("training ends: %s", why)
-        self.core.set(finish=why)
+        self.core.set(finish=why, last=self.evaluations.last())

@@ -19,14 +19,17 @@ class Evaluations:
         self.ledger = ledger
         self._first: dict[int, float] = {}
 
+    def last(self) -> int:
+        """The epoch that training is in, or the one before if nothing of it was trained."""
+        closed = self.ledger.values.closed
+        partial = self.ledger.epochs.get(closed)
+        return closed + bool(partial is not None and partial.count)
+
     def _open(self) -> list[int]:
         """Epochs that are over and not evaluated: closed ones, and the one that the time ran out in."""
         values, done = self.ledger.values, {entry["epoch"] for entry in self.ledger.books.history}
-        numbers = list(range(1, values.closed + 1))
-        partial = self.ledger.epochs.get(values.closed)
-        if values.finish == "time" and partial is not None and partial.count:
-            numbers.append(values.closed + 1)
-        return [number for number in numbers if number not in done]
+        last = values.last if values.finish == "time" else values.closed
+        return [number for number in range(1, last + 1) if number not in done]
 
     def _awaited(self, number: int) -> set[int]:
         """Nodes whose replica is still to come."""
@@ -37,10 +40,22 @@ class Evaluations:
             names = [name for name, seat in seats.items() if seat.ready]
         return {seats[name].member.node for name in names} - set(delivered)
 
+    def _at_hand(self, number: int) -> bool:
+        """Whether the nodes' present replicas are those of an epoch's end, or of when the time ran out."""
+        values = self.ledger.values
+        return number >= values.closed or (values.finish == "time" and number == values.last)
+
     def pending(self) -> list[int]:
-        """Epochs that are over, not evaluated, and of which replicas have come or will come."""
-        stored = self.ledger.books.snapshots
-        return [number for number in self._open() if stored.get(str(number)) or number >= self.ledger.values.closed]
+        """Epochs that are over, not evaluated, and of which replicas have come or will come.
+
+        When the time has run out, no node comes back: those that are gone are not waited for.
+        """
+        stored, over = self.ledger.books.snapshots, self.ledger.values.finish == "time"
+        return [
+            number
+            for number in self._open()
+            if stored.get(str(number)) or (self._at_hand(number) and not (over and not self._awaited(number)))
+        ]
 
     def lost(self) -> bool:
         """Whether the last epoch was neither evaluated nor has any node left its replica."""
@@ -50,7 +65,7 @@ class Evaluations:
     def wanted(self, node: int) -> int | None:
         """The newest epoch whose replica a node should leave now."""
         # replicas at hand are those of the last epoch's end, not of any earlier one's
-        newest = [number for number in self._open() if number >= self.ledger.values.closed]
+        newest = [number for number in self._open() if self._at_hand(number)]
         return next((number for number in reversed(newest) if node in self._awaited(number)), None)
 
     def ready(self, now: float) -> list[Message]:

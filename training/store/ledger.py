@@ -77,6 +77,8 @@ class Counters:
     """Whether somebody asked to stop."""
     finish: str = ""
     """Why training has ended."""
+    last: int = 0
+    """The last epoch (1 is the first) to be evaluated, when the time ran out; what is reported later opens no other."""
     elapsed: float = 0.0
     """Seconds of training, over all sessions."""
     at: float = 0.0

@@ -1,6 +1,17 @@
 """Methods of distributed training as programs: what one learner does, apart from who makes it happen."""
 
-from training.strategies.base import (
+from training.strategies.base import Replica, Seat, StrategyError
+from training.strategies.registry import (
+    METHODS,
+    STRATEGIES,
+    Facts,
+    Method,
+    Strategy,
+    find_method,
+    find_strategy,
+    method_of,
+)
+from training.strategies.requests import (
     AllReduce,
     Compute,
     Elastic,
@@ -10,15 +21,11 @@ from training.strategies.base import (
     Program,
     Pull,
     Push,
-    Replica,
-    Seat,
     Start,
-    StrategyError,
     Ticket,
     Wait,
     Work,
 )
-from training.strategies.registry import METHODS, STRATEGIES, Facts, Method, Strategy, find_method, find_strategy
 
 __all__ = [
     "METHODS",
@@ -44,4 +51,5 @@ __all__ = [
     "Work",
     "find_method",
     "find_strategy",
+    "method_of",
 ]

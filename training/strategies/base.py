@@ -1,16 +1,12 @@
 """A learner's program: what it asks of the world, and what it gets back.
 
 A method is a generator. It yields requests and is resumed with their outcomes; it knows no sockets, processes or
-clocks. Whoever runs it performs the requests: the simulator on a virtual clock, an engine on real ones.
+clocks. The training engine performs the requests with real ones, the simulator on a virtual clock.
 
     def program(seat, cfg):                       # synchronous SGD
-        while True:
-            work = yield Compute()
-            mean = yield from reduce(seat, seat.replica.grads, weight_of(work))
-            if mean.weight == 0 and work is None:
-                return
-            seat.replica.grads.copy_(mean.vector)
-            seat.replica.update()
+        while (work := (yield Compute(reduce="all"))) is not None:
+            if work.weight:
+                seat.replica.update()
 
 A vector that was handed to `Start` belongs to the world until its ticket is done.
 """
@@ -23,6 +19,7 @@ import torch
 from torch import Tensor
 
 from training.exchange.base import Exchange
+from training.strategies.requests import AllReduce, Op, Program, Reduced, Request, Start, Wait, Work
 
 
 class StrategyError(ValueError):
@@ -35,7 +32,7 @@ class Replica(Protocol):
     Attributes:
         weights: Flat fp32 weights; writing to them changes the model.
         grads: Flat gradients of the trainable part, which comes first in `weights`.
-        updates: Optimizer steps made on these weights, by whoever shares them.
+        updates: Optimizer steps made on these weights, by all that share them.
         num_bytes: Size of the weights on the wire in fp32; a simulation without a model states another model's.
     """
 
@@ -60,170 +57,6 @@ class Replica(Protocol):
         """Let the next update follow from its gradient alone."""
 
 
-@dataclass(frozen=True)
-class Work:
-    """A gradient has been computed: of the mean loss over `weight` items (tokens, utterances).
-
-    A weight of 0 says that the batch was empty: there is no gradient, and no update of the learner's own.
-    """
-
-    weight: float = 1.0
-
-
-@dataclass(frozen=True)
-class Compute:
-    """Gradient of the next batch's mean loss, at the weights as they are now, into `replica.grads`.
-
-    Outcome: `Work`; None when all work of the training is done.
-    """
-
-
-@dataclass(frozen=True)
-class AllReduce:
-    """Weighted mean of a vector over all learners that are present. Outcome: `Reduced`.
-
-    Attributes:
-        vector: This learner's.
-        weight: 0 takes part without a say.
-        num_bytes: Of the vector on the wire.
-        scope: Everybody, or the learners of this node.
-        channel: Keeps concurrent collectives apart.
-    """
-
-    vector: Tensor
-    weight: float = 1.0
-    num_bytes: float = 0.0
-    scope: Literal["all", "node"] = "all"
-    channel: str = "main"
-
-
-@dataclass(frozen=True)
-class Gather:
-    """Everybody's payload, put together. Outcome: that of `combine`.
-
-    Attributes:
-        payload: Tensors, not changed on the way.
-        combine: Makes the outcome of the payloads in the order of the ranks. It is the same at everybody, so that
-            learners of one process may share it: it must not be changed.
-        num_bytes: Of the payload on the wire.
-    """
-
-    payload: tuple[Tensor, ...]
-    combine: Callable[[list[tuple[Tensor, ...]]], Any]
-    num_bytes: float = 0.0
-
-
-@dataclass(frozen=True)
-class Mix:
-    """Mean with the neighbours, who all wait for each other: one round of a doubly stochastic matrix.
-
-    On the ring both neighbours and oneself count equally (1/3 each); on the complete graph everybody does.
-    Outcome: the mixed vector.
-
-    Attributes:
-        vector: This learner's.
-        graph: Who its neighbours are.
-        num_bytes: Of the vector on the wire.
-        last: The learner takes part no more; neighbours that go on use this vector in all further rounds. The outcome
-            is the vector itself.
-    """
-
-    vector: Tensor
-    graph: Literal["ring", "complete"] = "ring"
-    num_bytes: float = 0.0
-    last: bool = False
-
-
-@dataclass(frozen=True)
-class Push:
-    """Have the parameter server apply a gradient. Outcome: `Pushed`.
-
-    Attributes:
-        grads: The gradient.
-        version: Of the weights that it was computed at.
-        num_bytes: On the wire.
-    """
-
-    grads: Tensor
-    version: int
-    num_bytes: float = 0.0
-
-
-@dataclass(frozen=True)
-class Pull:
-    """The server's weights. Outcome: `Pulled`."""
-
-    num_bytes: float = 0.0
-
-
-@dataclass(frozen=True)
-class Elastic:
-    """Draw the server's center towards a vector x: d = alpha (x - center); center += d. Outcome: d."""
-
-    vector: Tensor
-    alpha: float
-    num_bytes: float = 0.0
-
-
-Op = AllReduce | Gather | Mix | Push | Pull | Elastic
-
-
-@dataclass(frozen=True)
-class Reduced:
-    """A weighted mean and the weights' sum; the mean of no weight at all is zero."""
-
-    vector: Tensor
-    weight: float
-
-
-@dataclass(frozen=True)
-class Pushed:
-    """The server's version after a push; `staleness` updates of others came between pull and push."""
-
-    version: int
-    staleness: float
-
-
-@dataclass(frozen=True)
-class Pulled:
-    """The server's weights and their version."""
-
-    vector: Tensor
-    version: int
-
-
-@dataclass
-class Ticket:
-    """A communication that has begun."""
-
-    op: Op
-    done: bool = False
-    outcome: Any = None
-
-
-@dataclass(frozen=True)
-class Start:
-    """Begin a communication. Outcome, at once: its `Ticket`."""
-
-    op: Op
-
-
-@dataclass(frozen=True)
-class Wait:
-    """Wait for a communication. Outcome: that of its operation."""
-
-    ticket: Ticket
-
-
-@dataclass(frozen=True)
-class Idle:
-    """Let a moment pass: until something of this learner has happened (a ticket is done, its exchange has news)."""
-
-
-Request = Compute | Start | Wait | Idle
-Program = Generator[Request, Any, None]
-
-
 def _nothing(_: float) -> None:
     return
 
@@ -242,8 +75,8 @@ def settled() -> Program:
 class Seat:
     """A learner's place among the others.
 
-    A program that is suspended at a `Compute` can be stopped there, and begun anew later with a seat that has the same
-    weights, optimizer and `state`: it goes on as if nothing had happened.
+    A program that is suspended at a `Compute` can be stopped there and restarted later with a seat that has the same
+    weights, optimizer and `state`: the result is the same as without the interruption.
 
     Attributes:
         replica: Its weights and optimizer.
@@ -252,16 +85,16 @@ class Seat:
         node_rank: Its number within its node; nodes other than h-adpsgd's have one learner.
         node_size: Learners of its node.
         nodes: Nodes when training began.
-        epoch_steps: Steps of a learner in an epoch, where all are equally fast and nobody is lost; the same at all
+        epoch_steps: Steps of a learner in an epoch, where all are equally fast and none is lost; the same at all
             learners, and after a resume.
-        exchange: Averages with neighbours; None for methods that need none, and where there is nobody to average with.
-        stale: Is told the staleness of whatever is applied, in steps.
+        exchange: By which the simulator averages for `Compute.average`; None where there is nothing to average with.
+        stale: Is told the staleness of each applied gradient or average, in steps.
         joined: Whether it came when others were training already.
         finish: The model that training would yield if it ended now, from the mean of the replicas as they are now.
             Programs set it.
-        settle: Makes a short program that waits for whatever is under way and puts it into `state`; whoever runs the
-            programs runs it at all learners before it keeps `state`, while they are suspended at a `Compute`. It
-            yields nothing but `Wait`. Programs set it.
+        settle: Makes a short program that waits for pending communication and puts its outcome into `state`. It runs
+            at all learners before `state` is kept, while they are suspended at a `Compute`, and yields nothing but
+            `Wait`. Programs set it.
         state: What of the program a checkpoint has to keep, by name; programs read it when they begin (empty: from the
             beginning) and keep it up to date. Counters are tensors of no dimension.
     """
@@ -328,7 +161,7 @@ def reduce(
 
 
 def average_all(seat: Seat) -> Program:
-    """The end of a decentralized training: everybody takes the mean of all learners (arXiv:2110.11199)."""
+    """The end of a decentralized training: all learners take their mean (arXiv:2110.11199)."""
     if seat.size == 1:
         return
     op = AllReduce(seat.replica.weights.clone(), 1.0, seat.num_bytes, channel="end")

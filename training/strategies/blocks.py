@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from training.strategies.base import Compute, Program, Seat, counter, identity, kept, reduce, weight_of
+from training.strategies.base import Seat, counter, identity, kept, reduce, weight_of
+from training.strategies.requests import Compute, Program
 from training.strategies.synchronous import apply
 from training.strategy_config import BmufConfig, MaConfig
 
@@ -76,9 +77,9 @@ def bmuf(seat: Seat, cfg: BmufConfig) -> Program:
         the next block starts at S = W (classical), or at S = W + η Δ (nesterov)
 
     S is where the block started, W the model. They are kept apart: taking the look-ahead point S for the model would
-    add η Δ anew at every block and move (1 + η) times too far. The trained model is W; in the midst of a block,
+    add η Δ once more at every block and move (1 + η) times too far. The trained model is W; in the midst of a block,
     `Seat.finish` says what W would be if the block ended now. With η = 0 and ζ = 1 this is `ma`. η is 1 - 1/N unless
-    given. The optimizer's momentum begins anew with every block where there is one over blocks: both together diverge
+    given. The optimizer's momentum restarts with every block where there is one over blocks: both together diverge
     at learning rates that either bears (`benchmarks/bmuf_stability.py`); the rest of its state lives on. Synchronous
     steps come first (`WarmConfig`), so that blocks begin from weights that are worth averaging.
 

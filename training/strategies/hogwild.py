@@ -1,19 +1,20 @@
 """Lock-free SGD on shared weights."""
 
-from training.strategies.base import Compute, Program, Seat
+from training.strategies.base import Seat
+from training.strategies.requests import Compute, Program
 from training.strategy_config import StrategyConfig
 
 
 def hogwild(seat: Seat, cfg: StrategyConfig) -> Program:
     """Hogwild (Niu et al. 2011): the learners of one machine update the same weights without locks.
 
-        g = grad(W), at whatever W is then;  W -= lr · g
+        g = grad(W), at the W of that moment;  W -= lr · g
 
-    The replicas' weights are one memory, which whoever runs the program has to provide; each learner keeps its own
+    The replicas' weights are one memory, which the engine or simulator provides; each learner keeps its own
     optimizer state.
 
     Synchronizes nothing. Sends nothing. Staleness: the updates of others while the gradient was computed, N - 1 when
-    all are equally fast. A slow learner holds up nobody, and its gradients are the stalest; a dead one costs its work.
+    all are equally fast. A slow learner delays no other, and its gradients are the stalest; a dead one costs its work.
     """
     replica = seat.replica
     while True:

@@ -1,17 +1,15 @@
 """Synchronous SGD whose gradients travel as one bit a value."""
 
-from collections.abc import Generator
-from typing import Any
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from training.strategies.base import Compute, Gather, Program, Request, Seat, counter, kept, perform, reduce, weight_of
-from training.strategies.synchronous import apply
+from training.strategies.base import Seat
+from training.strategies.requests import Bucket, Compute, Program
 from training.strategy_config import OneBitConfig
-
-Gathered = Generator[Request, Any, tuple[Tensor, float]]
 
 LEVEL_BYTES = 8
 """Two fp32 levels a block."""
@@ -60,18 +58,22 @@ class OneBitCodec:
         chosen = torch.where(unpack(bits), levels[:, 1:], levels[:, :1])
         return chosen.flatten()[: self.size]
 
-    def mean(self, parts: list[tuple[Tensor, ...]]) -> tuple[Tensor, float]:
-        """The weighted mean [size] of encoded gradients, and the weights' sum.
+    def blank(self) -> tuple[Tensor, Tensor]:
+        """Bits and levels that count for nothing."""
+        return pack(torch.zeros(self.blocks, self.block)), torch.zeros(self.blocks, 2)
+
+    def mean(self, messages: Sequence[tuple[Tensor, ...]], weights: Sequence[float]) -> Tensor:
+        """The weighted mean [size] of encoded gradients.
 
         Args:
-            parts: Bits, levels and weight of each; those of weight 0 are left out.
+            messages: Bits and levels of each.
+            weights: Of each; those of weight 0 are left out.
         """
-        weights = [float(weight) for _, _, weight in parts]
         mean, total = torch.zeros_like(self.error), sum(weights)
-        for (bits, levels, _), weight in zip(parts, weights, strict=True):
+        for (bits, levels), weight in zip(messages, weights, strict=True):
             if weight:
                 mean.add_(self.decode(bits, levels), alpha=weight / total)
-        return mean, total
+        return mean
 
 
 def _mean(values: Tensor, chosen: Tensor) -> Tensor:
@@ -96,12 +98,109 @@ def wire_bytes(num_bytes: float, block: int) -> float:
     return num_bytes / 32 + num_bytes / 4 / block * LEVEL_BYTES
 
 
+class OneBit:
+    """How gradients travel as one bit a value: a codec with its error for each bucket, and the warm-up; see `Codec`.
+
+    Errors belong to parameters. When buckets change, as DistributedDataParallel's do after its first step, each
+    parameter's error moves to its new bucket.
+
+    Args:
+        cfg: Block size, and steps with full gradients.
+        epoch_steps: Steps of an epoch, the same at all ranks; for a warm-up that is counted in epochs.
+
+    Attributes:
+        warm_steps: Steps with full gradients.
+        step: Steps so far.
+    """
+
+    def __init__(self, cfg: OneBitConfig, epoch_steps: float = 0.0) -> None:
+        self.cfg, self.warm_steps, self.step = cfg, cfg.warm_up(epoch_steps), 0
+        self._codecs: dict[int, OneBitCodec] = {}
+        self._layouts: dict[int, list[Tensor]] = {}
+        self._restored: dict[int, Tensor] = {}
+        self._moving: dict[Tensor, Tensor] = {}
+
+    @property
+    def warm(self) -> bool:
+        """Whether gradients still travel in full in this step."""
+        return self.step < self.warm_steps
+
+    def next_step(self) -> None:
+        """All gradients of a step have been sent."""
+        self.step += 1
+
+    def wire_bytes(self, num_bytes: float) -> float:
+        """Bytes of a message for fp32 gradients of `num_bytes` bytes."""
+        return wire_bytes(num_bytes, self.cfg.block)
+
+    def bucket(self, bucket: Bucket) -> OneBitCodec:
+        """The codec of a bucket, with the error of the bucket's parameters.
+
+        Raises:
+            ValueError: If a checkpoint's errors are of another model.
+        """
+        index, parameters = bucket.index(), bucket.parameters()
+        if index in self._codecs and not _same(self._layouts[index], parameters):
+            self._dissolve()
+        if index not in self._codecs:
+            codec = OneBitCodec(bucket.buffer().numel(), self.cfg.block)
+            codec.error = self._first_error(index, bucket)
+            self._codecs[index], self._layouts[index] = codec, list(parameters)
+        return self._codecs[index]
+
+    def _first_error(self, index: int, bucket: Bucket) -> Tensor:
+        grads = bucket.buffer()
+        restored = self._restored.pop(index, None)
+        if restored is not None:
+            if restored.shape != grads.shape:
+                raise ValueError(
+                    f"a checkpoint's {restored.numel()} errors do not fit a bucket of {grads.numel()} gradients: it is "
+                    "another model's; remove it, or train the model that it belongs to"
+                )
+            return restored.to(grads.device)
+        pieces = [self._moving.pop(p, torch.zeros_like(p)).flatten() for p in bucket.parameters()]
+        return torch.cat(pieces).detach()
+
+    def _dissolve(self) -> None:
+        for index, codec in self._codecs.items():
+            parameters = self._layouts[index]
+            pieces = codec.error.split_with_sizes([p.numel() for p in parameters])
+            self._moving |= dict(zip(parameters, pieces, strict=True))
+        self._codecs, self._layouts = {}, {}
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """A copy of `step`, and of `error.<bucket>` for each bucket, on the CPU."""
+        errors = self._restored | {index: codec.error for index, codec in self._codecs.items()}
+        copies = {f"error.{index}": error.detach().clone().cpu() for index, error in errors.items()}
+        return {"step": torch.tensor(self.step), **copies}
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put back what `state_tensors` gave at this rank; without anything, start from the beginning."""
+        self.forget()
+        self.step = int(tensors.get("step", 0))
+        self._restored = numbered(tensors, "error")
+
+    def forget(self) -> None:
+        """Drop all errors; the count of steps goes on."""
+        self._codecs, self._layouts, self._restored, self._moving = {}, {}, {}, {}
+
+
+def _same(one: list[Tensor], other: list[Tensor]) -> bool:
+    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
+
+
+def numbered(tensors: Mapping[str, Tensor], name: str) -> dict[int, Tensor]:
+    """Copies of the tensors called `<name>.<number>`, by number."""
+    found = ((key.rpartition("."), tensor) for key, tensor in tensors.items())
+    return {int(number): tensor.clone() for (before, _, number), tensor in found if before == name}
+
+
 def onebit(seat: Seat, cfg: OneBitConfig) -> Program:
     """Synchronous SGD with 1-bit quantized gradients and error feedback (1-bit SGD: Seide et al. 2014).
 
         q_i = quantize(g_i + e_i);  e_i <- g_i + e_i - decode(q_i);  W -= lr · mean_i(decode(q_i))
 
-    Everybody gets everybody's bits and decodes them, so that nothing is quantized twice. A learner that trains alone
+    All learners get and decode the bits of all others, so that nothing is quantized twice. A learner that trains alone
     sends nothing, and quantizes nothing. A learner without work keeps its error for itself. The first steps send full
     gradients (`WarmConfig`).
 
@@ -109,34 +208,18 @@ def onebit(seat: Seat, cfg: OneBitConfig) -> Program:
     error, which comes later. All wait for the slowest; a dead learner stops all until it is known to be dead, and its
     error is lost.
     """
-    replica, step = seat.replica, counter(seat, "steps")
-    warm_steps = cfg.warm_up(seat.epoch_steps)
-    codec = OneBitCodec(replica.grads.numel(), cfg.block)
-    if seat.joined:
-        seat.state.pop("error", None)  # a neighbour's, which feeds it back itself
-    codec.error = kept(seat, "error", torch.zeros_like(replica.grads))
-    while True:
-        work = yield Compute()
-        step += 1
-        if seat.size == 1 or step <= warm_steps:
-            mean = yield from reduce(seat, replica.grads, weight_of(work))
-            grads, weight = mean.vector, mean.weight
-        else:
-            grads, weight = yield from _gathered(seat, codec, weight_of(work), cfg)
-            seat.state["error"] = codec.error
-        if weight:
-            apply(seat, grads)
+    codec = OneBit(cfg, seat.epoch_steps)
+    if seat.joined:  # the errors are a neighbour's, which feeds them back itself
+        seat.state = {name: tensor for name, tensor in seat.state.items() if not name.startswith("error")}
+    codec.load_tensors(seat.state)
+    seat.settle = partial(_keep, seat, codec)
+    while (work := (yield Compute(reduce="all", codec=codec if seat.size > 1 else None))) is not None:
+        if work.weight:
+            seat.replica.update()
             seat.stale(0)
-        elif work is None:
-            return
 
 
-def _gathered(seat: Seat, codec: OneBitCodec, weight: float, cfg: OneBitConfig) -> Gathered:
-    """The weighted mean of everybody's decoded gradients, and the weights' sum."""
-    if weight:
-        bits, levels = codec.encode(seat.replica.grads)
-    else:
-        bits, levels = pack(torch.zeros(codec.blocks, codec.block)), torch.zeros(codec.blocks, 2)
-    op = Gather((bits, levels, torch.tensor(weight)), codec.mean, wire_bytes(seat.num_bytes, cfg.block))
-    mean: tuple[Tensor, float] = yield from perform(op)
-    return mean
+def _keep(seat: Seat, codec: OneBit) -> Program:
+    """Errors and the count of steps become part of the state."""
+    seat.state = codec.state_tensors()
+    yield from ()

@@ -4,14 +4,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from training.strategies.base import Program, StrategyError
+from training.strategies.base import StrategyError
 from training.strategies.blocks import bmuf, ma
 from training.strategies.gossip import adpsgd, h_adpsgd
 from training.strategies.hogwild import hogwild
 from training.strategies.onebit import onebit, wire_bytes
+from training.strategies.requests import Program
 from training.strategies.servers import asgd, easgd
 from training.strategies.synchronous import d1d, scpsgd, sdpsgd
 from training.strategy_config import (
+    TRAITS,
     AsgdConfig,
     BmufConfig,
     EasgdConfig,
@@ -21,6 +23,7 @@ from training.strategy_config import (
     OneBitConfig,
     SdpsgdConfig,
     StrategyConfig,
+    Traits,
 )
 
 Sent = Callable[[int, float, Any], float]
@@ -56,24 +59,21 @@ class Strategy:
         name: In configurations.
         config: Class of its constants.
         facts: What one chooses by.
-        exchange: Whether it averages through an `Exchange`.
-        grouped: Whether the learners of a node are one super-learner.
-        server: Whether it needs a parameter server.
-        shared: Whether all replicas are views of the same weights.
     """
 
     name: str
     config: type[StrategyConfig]
     facts: Facts
-    exchange: bool = False
-    grouped: bool = False
-    server: bool = False
-    shared: bool = False
+
+    @property
+    def traits(self) -> Traits:
+        """What it needs of machines."""
+        return TRAITS[self.name]
 
     @property
     def free(self) -> bool:
         """Whether learners go on without waiting for each other."""
-        return self.exchange or self.server or self.shared
+        return self.traits.exchange or self.traits.server or self.traits.shared
 
     def check(self, config: StrategyConfig) -> None:
         """See that constants are this strategy's.
@@ -91,12 +91,16 @@ class Method(Strategy):
 
     Attributes:
         program: One learner's.
+        equal: Whether a node's replicas are the same after every step, since gradients are averaged (`Compute.reduce`).
+        apart: Whether each learner of a node keeps something that the others lack, so that all leave checkpoints.
         joins: When a newcomer can take over a neighbour's weights and state: at once where learners are free; when all
             have taken up a collective's outcome where they wait for each other; before they do where it is applied one
             step late; during a gradient where neighbours keep step.
     """
 
     program: Callable[..., Program] = field(kw_only=True)
+    equal: bool = False
+    apart: bool = True
     joins: Joins = "at once"
 
 
@@ -110,7 +114,7 @@ def _mixed(learners: int, size: float, cfg: SdpsgdConfig) -> float:
 
 _ALL_WAIT = "all wait for it at every step"
 _BLOCK_WAITS = "all wait for it at the end of a block"
-_FREE = "trains less, holds up nobody"
+_FREE = "trains less, delays no other"
 _STOPS = "stops all until it is known to be dead"
 _BLOCKS = Facts(
     "weights, with all, after a block", lambda n, size, cfg: _ring(n, size) / cfg.tau, "0", _BLOCK_WAITS, _STOPS
@@ -121,6 +125,8 @@ _METHODS = (
         StrategyConfig,
         Facts("gradients, with all", lambda n, size, _: _ring(n, size), "0", _ALL_WAIT, _STOPS),
         program=scpsgd,
+        equal=True,
+        apart=False,
         joins="after an outcome was applied",
     ),
     Method(
@@ -148,7 +154,8 @@ _METHODS = (
             "costs its neighbours one time-out",
         ),
         program=adpsgd,
-        exchange=True,
+        equal=True,
+        apart=False,
     ),
     Method(
         "h-adpsgd",
@@ -161,8 +168,8 @@ _METHODS = (
             "takes its node with it",
         ),
         program=h_adpsgd,
-        exchange=True,
-        grouped=True,
+        equal=True,
+        apart=False,
     ),
     Method(
         "ma",
@@ -189,7 +196,6 @@ _METHODS = (
             "costs its work only; a dead server stops all until it is back",
         ),
         program=asgd,
-        server=True,
     ),
     Method(
         "easgd",
@@ -202,7 +208,6 @@ _METHODS = (
             "costs its work only; a dead server stops all until it is back",
         ),
         program=easgd,
-        server=True,
     ),
     Method(
         "onebit",
@@ -215,6 +220,7 @@ _METHODS = (
             _STOPS,
         ),
         program=onebit,
+        equal=True,
         joins="after an outcome was applied",
     ),
     Method(
@@ -222,7 +228,6 @@ _METHODS = (
         StrategyConfig,
         Facts("nothing: shared memory", lambda n, size, _: 0.0, "about N - 1", _FREE, "costs its work only"),
         program=hogwild,
-        shared=True,
     ),
 )
 METHODS: Mapping[str, Method] = {method.name: method for method in _METHODS}
@@ -234,7 +239,7 @@ PIPELINE = Strategy(
         lambda n, size, _: 2 * (n - 1) * size,
         "0",
         _ALL_WAIT,
-        "its layers are missing: nobody can go on without it",
+        "its layers are missing: training cannot go on without it",
     ),
 )
 """One model whose layers are split over the learners (`training.pipeline`): there is one replica, so no program."""
@@ -263,3 +268,8 @@ def find_method(name: str) -> Method:
         find_strategy(name)
         raise StrategyError(f"the learners of {name} have no program: choose one of {', '.join(METHODS)}")
     return METHODS[name]
+
+
+def method_of(strategy: str) -> Method:
+    """The method whose program learners run; one that has the whole model for itself trains as those of `scpsgd` do."""
+    return find_method(strategy if strategy in METHODS else "scpsgd")

@@ -2,19 +2,8 @@
 
 import torch
 
-from training.strategies.base import (
-    AllReduce,
-    Compute,
-    Elastic,
-    Program,
-    Pull,
-    Pulled,
-    Push,
-    Pushed,
-    Seat,
-    counter,
-    perform,
-)
+from training.strategies.base import Seat, counter, perform
+from training.strategies.requests import AllReduce, Compute, Elastic, Program, Pull, Pulled, Push, Pushed
 from training.strategy_config import AsgdConfig, EasgdConfig
 
 _EMPTY = torch.zeros(0)
@@ -27,7 +16,7 @@ def asgd(seat: Seat, cfg: AsgdConfig) -> Program:
 
     Synchronizes gradients and weights with the server. A learner sends the model once a step and gets it once; the
     servers together carry N times that, which is the bottleneck. Staleness: the updates of others between pull and
-    push, N - 1 when all are equally fast; measured with version numbers. A slow learner holds up nobody, and its
+    push, N - 1 when all are equally fast; measured with version numbers. A slow learner delays no other, and its
     gradients are the stalest. A dead learner costs its work only; a dead server stops all until it is back, and costs
     the steps since it last saved.
     """
@@ -46,7 +35,7 @@ def asgd(seat: Seat, cfg: AsgdConfig) -> Program:
 
 
 def _take_the_servers(seat: Seat) -> Program:
-    """When everybody is done, the server's weights are the model."""
+    """When all learners are done, the server's weights are the model."""
     yield from perform(AllReduce(_EMPTY, 1.0, 0.0, channel="end"))
     pulled: Pulled = yield from perform(Pull(seat.num_bytes))
     with torch.no_grad():
@@ -61,8 +50,8 @@ def easgd(seat: Seat, cfg: EasgdConfig) -> Program:
     α = beta / N. The trained model is the center x̃. A learner that trains alone is drawn to its own past, too.
 
     Synchronizes weights with the center. A learner sends the model once and gets as much back every tau steps; the
-    servers carry N times that. Staleness: steps since the last meeting, at most tau - 1. A slow learner holds up
-    nobody. A dead learner costs its work only; a dead server stops all until it is back, and costs the meetings since
+    servers carry N times that. Staleness: steps since the last meeting, at most tau - 1. A slow learner delays no
+    other. A dead learner costs its work only; a dead server stops all until it is back, and costs the meetings since
     it last saved.
     """
     replica, alpha = seat.replica, cfg.beta / seat.size

@@ -6,23 +6,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from training.strategies.base import (
-    AllReduce,
-    Compute,
-    Mix,
-    Program,
-    Reduced,
-    Seat,
-    Start,
-    Ticket,
-    Wait,
-    average_all,
-    counter,
-    kept,
-    perform,
-    reduce,
-    weight_of,
-)
+from training.strategies.base import Seat, average_all, counter, kept, perform, weight_of
+from training.strategies.requests import AllReduce, Compute, Mix, Program, Reduced, Start, Ticket, Wait
 from training.strategy_config import SdpsgdConfig, StrategyConfig
 
 
@@ -37,15 +22,10 @@ def scpsgd(seat: Seat, cfg: StrategyConfig) -> Program:
     Synchronizes gradients. Sends 2(N-1)/N of the model a step (ring all-reduce). Staleness 0. All wait for the slowest;
     a dead learner stops all until it is known to be dead, then the others go on.
     """
-    replica = seat.replica
-    while True:
-        work = yield Compute()
-        mean = yield from reduce(seat, replica.grads, weight_of(work))
-        if mean.weight:
-            apply(seat, mean.vector)
+    while (work := (yield Compute(reduce="all"))) is not None:
+        if work.weight:
+            seat.replica.update()
             seat.stale(0)
-        elif work is None:
-            return
 
 
 def apply(seat: Seat, grads: Tensor) -> None:
@@ -64,8 +44,8 @@ def sdpsgd(seat: Seat, cfg: SdpsgdConfig) -> Program:
     T holds 1/3 for oneself and either neighbour on the ring (arXiv:1904.04956). The gradient is taken after the mean,
     so that the complete graph is `scpsgd` with plain SGD, exactly; the mean is not hidden behind it.
 
-    Synchronizes weights with two neighbours. Sends the model twice a step, whatever N is. Staleness 0. A slow learner
-    holds up its neighbours, these theirs, and in the end everybody; a dead one likewise until the ring closes.
+    Synchronizes weights with two neighbours. Sends the model twice a step, for any N. Staleness 0. A slow learner
+    delays its neighbours, these theirs, and in the end all; a dead one likewise until the ring closes.
     """
     replica, mixed = seat.replica, counter(seat, "mixed")
     while True:

@@ -1,12 +1,13 @@
 """Augmentation: speed, reverberation, noise, gain and pauses on waveforms; time warping and masks on features.
 
 Each is an entry of `AUGMENTATIONS` with a configuration of its own; `AugmentConfig` says which are applied. What
-happens to an utterance depends on its seed only (see `draws`), not on batch, device or number of workers.
+happens to an utterance depends on its seed only (see `draws`), not on batch, device or number of workers. It can be
+drawn ahead of its use (`draw`, `apply`), where the audio is loaded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ from speech.features.augment.config import (
     SpeedConfig,
     TimeWarpConfig,
 )
-from speech.features.augment.draws import Draws, seeds_of, utterance_seeds
+from speech.features.augment.draws import Drawn, Draws, seeds_of, utterance_seeds
 from speech.features.augment.levels import Gain, Speed
 from speech.features.augment.masks import Masks, TimeWarp
 from speech.features.augment.noise import Noise
@@ -39,6 +40,7 @@ __all__ = [
     "Augmentation",
     "Bank",
     "BankError",
+    "Drawn",
     "Draws",
     "FeatureAugmentation",
     "GainConfig",
@@ -77,10 +79,10 @@ AUGMENTATIONS: dict[str, Augmentation] = {
 """Augmentations by name, in the order in which they are applied."""
 
 
-def _built(config: AugmentConfig, sample_rate: int, base: type) -> list[Any]:
-    """The configured augmentations of one kind."""
-    wanted = [(AUGMENTATIONS[name].build, part) for name, part in config.parts().items()]
-    return [build(part, sample_rate) for build, part in wanted if issubclass(build, base)]  # type: ignore[call-arg]
+def _built(config: AugmentConfig, sample_rate: int, base: type) -> dict[str, Any]:
+    """The configured augmentations of one kind, by name."""
+    wanted = {name: (AUGMENTATIONS[name].build, part) for name, part in config.parts().items()}
+    return {name: build(part, sample_rate) for name, (build, part) in wanted.items() if issubclass(build, base)}  # type: ignore[call-arg]
 
 
 class WaveAugment:
@@ -101,36 +103,65 @@ class WaveAugment:
     """
 
     def __init__(self, config: AugmentConfig, sample_rate: int) -> None:
-        self.steps: list[WaveAugmentation] = _built(config, sample_rate, WaveAugmentation)
+        self.steps: dict[str, WaveAugmentation] = _built(config, sample_rate, WaveAugmentation)
+
+    def draw(self, lengths: Tensor, seeds: Sequence[int]) -> dict[str, Drawn]:
+        """Draw for a batch, for each augmentation by name.
+
+        Args:
+            lengths: `[B]`, samples of each utterance, on the CPU; at least one utterance.
+            seeds: one for each utterance.
+        """
+        drawn: dict[str, Drawn] = {}
+        for name, step in self.steps.items():
+            drawn[name] = step.draw(lengths, seeds)
+            lengths = drawn[name].get("lengths", lengths)
+        return drawn
 
     @torch.no_grad()
-    def __call__(self, waves: Tensor, lengths: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
-        """Change a batch.
+    def apply(self, waves: Tensor, lengths: Tensor, drawn: Mapping[str, Drawn]) -> tuple[Tensor, Tensor]:
+        """Change a batch by what was drawn for it.
 
         Args:
             waves: `[B, N]` in [-1, 1]; what lies beyond an utterance's length is never looked at.
             lengths: `[B]`, samples of each utterance.
-            draws: a seed for each utterance, or a generator on the CPU.
+            drawn: for these utterances.
 
         Returns:
             Waves `[B, N']`, zero beyond each utterance, and their lengths `[B]`; the inputs if nothing is configured.
 
         Raises:
-            ValueError: these are no waveforms (stored features, perhaps), or there is another number of seeds.
+            ValueError: these are no waveforms (stored features, perhaps).
         """
         if not self.steps or len(waves) == 0:
             return waves, lengths
         if waves.dim() != 2:
             raise ValueError(f"speed, reverb, noise, gain and pauses need waves [B, N], not {tuple(waves.shape)}")
-        seeds = seeds_of(draws, len(waves))
         waves = silence_padding(waves, lengths)
-        for step in self.steps:
-            waves, lengths = step(waves, lengths, seeds)
+        for name, step in self.steps.items():
+            waves, lengths = step.apply(waves, lengths, drawn[name])
         return waves, lengths
+
+    def __call__(self, waves: Tensor, lengths: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+        """Draw for a batch and change it at once.
+
+        Args:
+            waves: as of `apply`.
+            lengths: as of `apply`.
+            draws: a seed for each utterance, or a generator on the CPU.
+
+        Returns:
+            What `apply` does.
+
+        Raises:
+            ValueError: these are no waveforms, or there is another number of seeds.
+        """
+        drawn = self.draw(lengths.cpu(), seeds_of(draws, len(waves))) if len(waves) else {}
+        return self.apply(waves, lengths, drawn)
 
     def lengths(self, lengths: Tensor, draws: Sequence[int]) -> Tensor:
         """What a call makes of the lengths `[B]`, without the waves: for the planning of batches."""
-        for step in self.steps:
+        for step in self.steps.values():
             lengths = step.lengths(lengths, draws)
         return lengths
 
@@ -140,26 +171,31 @@ class SpecAugment:
 
     def __init__(self, config: AugmentConfig) -> None:
         self.config = config
-        self.steps: list[FeatureAugmentation] = _built(config, 0, FeatureAugmentation)
+        self.steps: dict[str, FeatureAugmentation] = _built(config, 0, FeatureAugmentation)
+
+    def draw(self, seeds: Sequence[int]) -> dict[str, Drawn]:
+        """Draw for a batch, with one seed for each utterance, for each augmentation by name."""
+        return {name: step.draw(seeds) for name, step in self.steps.items()}
 
     @torch.no_grad()
-    def __call__(self, feats: Tensor, lengths: Tensor, draws: Draws) -> Tensor:
-        """Change a batch.
+    def apply(self, feats: Tensor, lengths: Tensor, drawn: Mapping[str, Drawn]) -> Tensor:
+        """Change a batch by what was drawn for it.
 
         Args:
             feats: `[B, T, F]`, normalized.
             lengths: `[B]`, frames of each utterance.
-            draws: a seed for each utterance, or a generator on the CPU.
+            drawn: for these utterances.
 
         Returns:
             A changed copy, padding unchanged; `feats` itself if nothing is configured.
         """
-        if not self.steps:
-            return feats
-        seeds = seeds_of(draws, len(feats))
-        for step in self.steps:
-            feats = step(feats, lengths, seeds)
+        for name, step in self.steps.items():
+            feats = step.apply(feats, lengths, drawn[name])
         return feats
+
+    def __call__(self, feats: Tensor, lengths: Tensor, draws: Draws) -> Tensor:
+        """Draw for a batch and change it at once; `draws` are a seed for each utterance, or a generator on the CPU."""
+        return self.apply(feats, lengths, self.draw(seeds_of(draws, len(feats))) if self.steps else {})
 
 
 @lru_cache(maxsize=8)

@@ -90,7 +90,7 @@ class Bank:
         return wave[(int(place * len(wave)) + torch.arange(num_samples)) % len(wave)]
 
     def _read(self, draw: float, cut: Any) -> Tensor:
-        first = min(int(draw * len(self)), len(self) - 1)
+        first, reason = min(int(draw * len(self)), len(self) - 1), ""
         for number in range(first, first + min(_TRIES, len(self))):
             item = self.recordings[number % len(self)]
             try:
@@ -99,10 +99,10 @@ class Bank:
             except (AudioError, OSError, soundfile.SoundFileError) as error:
                 if item not in self.bad:
                     _LOG.warning("%s recording %s is left out: %s", self.what, item.path, error)
-                self.bad[item] = str(error)
+                self.bad[item] = reason = str(error)
         raise BankError(
             f"{min(_TRIES, len(self))} {self.what} recordings in a row cannot be read, the last because "
-            f"{next(reversed(self.bad.values()))}: mend or remove them"
+            f"{reason}: mend or remove them"
         )
 
 

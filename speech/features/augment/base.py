@@ -1,4 +1,8 @@
-"""What an augmentation of waveforms or features is; both kinds keep padding silent and never look at it."""
+"""What an augmentation of waveforms or features is; both kinds keep padding silent and never look at it.
+
+What is random is drawn apart from its use: `draw` needs lengths only and works on the CPU, so that the loader of a
+batch draws for it; `apply` changes the batch on its device by what was drawn. Calling an augmentation does both.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from speech.features.augment.draws import Drawn
 from speech.features.cmvn import frame_mask
 
 
@@ -15,17 +20,33 @@ class WaveAugmentation(ABC):
     """Changes waveforms."""
 
     @abstractmethod
-    def __call__(self, waves: Tensor, lengths: Tensor, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Change a batch.
+    def draw(self, lengths: Tensor, seeds: Sequence[int]) -> Drawn:
+        """Draw for a batch.
+
+        Args:
+            lengths: `[B]`, samples of each utterance, on the CPU.
+            seeds: one for each utterance.
+
+        Returns:
+            What `apply` needs; among it `lengths` `[B]` afterwards, if they change.
+        """
+
+    @abstractmethod
+    def apply(self, waves: Tensor, lengths: Tensor, drawn: Drawn) -> tuple[Tensor, Tensor]:
+        """Change a batch by what was drawn for it.
 
         Args:
             waves: `[B, N]` in [-1, 1], zero beyond each utterance; not modified.
             lengths: `[B]`, samples of each utterance.
-            seeds: one for each utterance.
+            drawn: for these utterances; not modified.
 
         Returns:
             Waves `[B, N']`, zero beyond each utterance, and their lengths `[B]`.
         """
+
+    def __call__(self, waves: Tensor, lengths: Tensor, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Draw for a batch and change it."""
+        return self.apply(waves, lengths, self.draw(lengths.cpu(), seeds))
 
     def lengths(self, lengths: Tensor, seeds: Sequence[int]) -> Tensor:
         """What a call makes of the lengths `[B]`, without the waves: for the planning of batches."""
@@ -36,17 +57,34 @@ class FeatureAugmentation(ABC):
     """Changes normalized features, not their number of frames."""
 
     @abstractmethod
-    def __call__(self, feats: Tensor, lengths: Tensor, seeds: Sequence[int]) -> Tensor:
-        """Change a batch.
+    def draw(self, seeds: Sequence[int]) -> Drawn:
+        """Draw for a batch, with one seed for each utterance.
+
+        Numbers of frames may be known on a device only: what depends on them, `apply` makes of uniform draws there. In
+        float64 all devices make the same of them.
+        """
+
+    @abstractmethod
+    def apply(self, feats: Tensor, lengths: Tensor, drawn: Drawn) -> Tensor:
+        """Change a batch by what was drawn for it.
 
         Args:
             feats: `[B, T, F]`; not modified.
             lengths: `[B]`, frames of each utterance.
-            seeds: one for each utterance.
+            drawn: for these utterances; not modified.
 
         Returns:
             `[B, T, F]`, padding unchanged.
         """
+
+    def __call__(self, feats: Tensor, lengths: Tensor, seeds: Sequence[int]) -> Tensor:
+        """Draw for a batch and change it."""
+        return self.apply(feats, lengths, self.draw(seeds))
+
+
+def beside(drawn: Tensor, batch: Tensor) -> Tensor:
+    """A drawn tensor on a batch's device; from page-locked memory it is copied while the CPU goes on."""
+    return drawn.to(batch.device, non_blocking=True)
 
 
 def silence_padding(waves: Tensor, lengths: Tensor) -> Tensor:

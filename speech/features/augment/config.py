@@ -93,7 +93,7 @@ class GainConfig(BaseModel):
     model_config = _MODEL_CONFIG
 
     db: float = Field(gt=0)
-    """Louder or softer by up to so many dB."""
+    """Louder or softer by up to this many dB."""
 
 
 class PauseConfig(BaseModel):
@@ -129,7 +129,7 @@ class TimeWarpConfig(BaseModel):
     model_config = _MODEL_CONFIG
 
     frames: int = Field(ge=1)
-    """A point of the utterance is moved by up to so many frames."""
+    """A point of the utterance is moved by up to this many frames."""
 
 
 class MaskConfig(BaseModel):
@@ -171,7 +171,7 @@ class AugmentConfig(BaseModel):
     noise_snr_db: Range | None = None
     """Mix white or pink noise in, at a signal-to-noise ratio drawn from this range in dB; short for `noise`."""
     gain_db: float = Field(default=0.0, ge=0)
-    """Change the level by up to so many dB, louder or softer."""
+    """Change the level by up to this many dB, louder or softer."""
     noise: NoiseConfig | None = None
     """Mix noise in: from recordings, or at choice of kind and share."""
     reverb: ReverbConfig | None = None
@@ -179,7 +179,7 @@ class AugmentConfig(BaseModel):
     pauses: PauseConfig | None = None
     """Put pauses before, within and after some utterances."""
     time_warp_frames: int = Field(default=0, ge=0)
-    """Move a point of the utterance by up to so many frames, stretching one side and squeezing the other; 0 is none."""
+    """Move a point of the utterance by up to this many frames, stretching one side and squeezing the other; 0: none."""
 
     @field_validator("speed_factors")
     @classmethod

@@ -15,6 +15,8 @@ from torch import Tensor
 
 Draws = torch.Generator | Sequence[int]
 """A seed for each utterance, or a CPU generator to draw these from."""
+Drawn = dict[str, Tensor]
+"""What an augmentation has drawn for a batch: tensors on the CPU, each with a row for every utterance, by name."""
 
 
 def utterance_seeds(seed: int, epoch: int, ids: Sequence[str]) -> list[int]:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from speech.audio import resample
-from speech.features.augment.base import WaveAugmentation, silence_padding
+from speech.features.augment.base import WaveAugmentation, beside, silence_padding
 from speech.features.augment.config import GainConfig, SpeedConfig
-from speech.features.augment.draws import uniforms
+from speech.features.augment.draws import Drawn, uniforms
 
 
 class Speed(WaveAugmentation):
@@ -20,24 +20,32 @@ class Speed(WaveAugmentation):
     def __init__(self, config: SpeedConfig, sample_rate: int) -> None:
         self.ratios = [Fraction(factor).limit_denominator(100) for factor in config.factors]
 
-    def __call__(self, waves: Tensor, lengths: Tensor, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def draw(self, lengths: Tensor, seeds: Sequence[int]) -> Drawn:
         """See `WaveAugmentation`; lengths change."""
-        choice, new_lengths = self._choice(seeds), self.lengths(lengths, seeds)
-        pieces: list[tuple[Tensor, Tensor]] = []
+        choice = self._choice(seeds)
+        return {"choice": choice, "before": lengths, "lengths": self._changed(lengths, choice)}
+
+    def apply(self, waves: Tensor, lengths: Tensor, drawn: Drawn) -> tuple[Tensor, Tensor]:
+        """See `WaveAugmentation`; lengths change."""
+        choice, pieces = drawn["choice"], []
         for index in sorted(set(choice.tolist())):  # those of one speed are resampled together
             rows = (choice == index).nonzero().squeeze(1)
             up, down = self.ratios[index].denominator, self.ratios[index].numerator
-            longest = int(lengths[rows.to(lengths.device)].max())
-            pieces.append((rows, resample(waves[rows.to(waves.device), :longest], down, up)))
-        result = waves.new_zeros(len(waves), int(new_lengths.max()))
+            longest, rows = int(drawn["before"][rows].max()), beside(rows, waves)
+            pieces.append((rows, resample(waves[rows, :longest], down, up)))
+        result = waves.new_zeros(len(waves), int(drawn["lengths"].max()))
         for rows, piece in pieces:
             kept = piece[:, : result.shape[1]]
-            result[rows.to(waves.device), : kept.shape[1]] = kept
-        return silence_padding(result, new_lengths), new_lengths
+            result[rows, : kept.shape[1]] = kept
+        lengths = beside(drawn["lengths"], lengths)
+        return silence_padding(result, lengths), lengths
 
     def lengths(self, lengths: Tensor, seeds: Sequence[int]) -> Tensor:
         """Lengths [B] in samples at each utterance's drawn speed."""
-        chosen = [self.ratios[index] for index in self._choice(seeds).tolist()]
+        return self._changed(lengths, self._choice(seeds))
+
+    def _changed(self, lengths: Tensor, choice: Tensor) -> Tensor:
+        chosen = [self.ratios[index] for index in choice.tolist()]
         up = torch.tensor([ratio.denominator for ratio in chosen]).to(lengths)
         down = torch.tensor([ratio.numerator for ratio in chosen]).to(lengths)
         return torch.div(lengths * up + down - 1, down, rounding_mode="floor")
@@ -53,7 +61,11 @@ class Gain(WaveAugmentation):
     def __init__(self, config: GainConfig, sample_rate: int) -> None:
         self.db = config.db
 
-    def __call__(self, waves: Tensor, lengths: Tensor, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def draw(self, lengths: Tensor, seeds: Sequence[int]) -> Drawn:
         """See `WaveAugmentation`."""
         gains_db = (uniforms(seeds, "gain", 1) * 2 - 1) * self.db
-        return waves * torch.pow(10.0, gains_db / 20).to(waves), lengths
+        return {"factors": torch.pow(10.0, gains_db / 20)}
+
+    def apply(self, waves: Tensor, lengths: Tensor, drawn: Drawn) -> tuple[Tensor, Tensor]:
+        """See `WaveAugmentation`."""
+        return waves * beside(drawn["factors"], waves).to(waves), lengths

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from speech.features.augment.base import FeatureAugmentation
+from speech.features.augment.base import FeatureAugmentation, beside
 from speech.features.augment.config import MaskConfig, TimeWarpConfig
-from speech.features.augment.draws import uniforms
+from speech.features.augment.draws import Drawn, uniforms
 from speech.features.cmvn import frame_mask
 
 
@@ -23,30 +23,31 @@ class Masks(FeatureAugmentation):
     def __init__(self, config: MaskConfig, sample_rate: int = 0) -> None:
         self.config = config
 
-    def __call__(self, feats: Tensor, lengths: Tensor, seeds: Sequence[int]) -> Tensor:
+    def draw(self, seeds: Sequence[int]) -> Drawn:
         """See `FeatureAugmentation`."""
-        config = self.config
+        return {"draws": uniforms(seeds, "masks", 2 * (self.config.time_masks + self.config.freq_masks))}
+
+    def apply(self, feats: Tensor, lengths: Tensor, drawn: Drawn) -> Tensor:
+        """See `FeatureAugmentation`."""
+        config, draws = self.config, beside(drawn["draws"], feats)
         batch, num_frames, num_bins = feats.shape
-        frames = lengths.to("cpu", torch.float64)
+        frames = lengths.to(feats.device, torch.float64)
         longest = (frames * config.time_mask_share).floor().clamp(max=config.time_mask_frames)
-        draws = uniforms(seeds, "masks", 2 * (config.time_masks + config.freq_masks))
-        masked_time = _spans(frames, longest, draws[:, : 2 * config.time_masks], num_frames, feats.device)
-        bins = torch.full((batch,), num_bins, dtype=torch.float64)
+        masked_time = _spans(frames, longest, draws[:, : 2 * config.time_masks], num_frames)
+        bins = torch.full((batch,), num_bins, dtype=torch.float64, device=feats.device)
         widest = bins.clamp(max=config.freq_mask_bins)
-        masked_bins = _spans(bins, widest, draws[:, 2 * config.time_masks :], num_bins, feats.device)
+        masked_bins = _spans(bins, widest, draws[:, 2 * config.time_masks :], num_bins)
         masked = masked_time.unsqueeze(2) | masked_bins.unsqueeze(1)
         masked &= frame_mask(lengths, num_frames, feats.device).unsqueeze(2)
         return feats.masked_fill(masked, 0.0)
 
 
-def _spans(sizes: Tensor, widest: Tensor, draws: Tensor, total: int, device: torch.device) -> Tensor:
+def _spans(sizes: Tensor, widest: Tensor, draws: Tensor, total: int) -> Tensor:
     """In each row of `sizes[b]` places, spans at most `widest[b]` wide by pairs of draws: bool `[B, total]`."""
     pairs = draws.reshape(len(sizes), -1, 2)
     widths = (pairs[..., 0] * (widest.unsqueeze(1) + 1)).floor()
     starts = (pairs[..., 1] * (sizes.unsqueeze(1) - widths + 1)).floor()
-    # a few numbers go to the device, not the masks that are made of them
-    starts, widths = starts.to(device, non_blocking=True), widths.to(device, non_blocking=True)
-    places = torch.arange(total, dtype=torch.float64, device=device)
+    places = torch.arange(total, dtype=torch.float64, device=sizes.device)
     inside = (places >= starts.unsqueeze(2)) & (places < (starts + widths).unsqueeze(2))
     return inside.any(1)
 
@@ -62,17 +63,22 @@ class TimeWarp(FeatureAugmentation):
     def __init__(self, config: TimeWarpConfig, sample_rate: int = 0) -> None:
         self.frames = config.frames
 
-    def __call__(self, feats: Tensor, lengths: Tensor, seeds: Sequence[int]) -> Tensor:
+    def draw(self, seeds: Sequence[int]) -> Drawn:
+        """See `FeatureAugmentation`."""
+        return {"draws": uniforms(seeds, "time_warp", 2)}
+
+    def apply(self, feats: Tensor, lengths: Tensor, drawn: Drawn) -> Tensor:
         """See `FeatureAugmentation`."""
         num_frames = feats.shape[1]
         if num_frames == 0:
             return feats
-        sources = self._sources(lengths.to("cpu", torch.float64), num_frames, uniforms(seeds, "time_warp", 2))
+        frames = lengths.to(feats.device)
+        sources = self._sources(frames.double(), num_frames, beside(drawn["draws"], feats))
         lower = sources.floor()
         share = (sources - lower).to(feats).unsqueeze(2)
-        last = (lengths.to("cpu") - 1).clamp(min=0).unsqueeze(1)
-        first = lower.long().to(feats.device)
-        second = torch.minimum(lower.long() + 1, last).to(feats.device)
+        last = (frames - 1).clamp(min=0).unsqueeze(1)
+        first = lower.long()
+        second = torch.minimum(first + 1, last)
         shape = (-1, -1, feats.shape[2])
         before = feats.gather(1, first.unsqueeze(2).expand(shape))
         after = feats.gather(1, second.unsqueeze(2).expand(shape))
@@ -87,7 +93,8 @@ class TimeWarp(FeatureAugmentation):
         center = reach + (draws[:, :1] * (last - 2 * reach + 1)).floor()
         moved = center + ((draws[:, 1:] * (2 * reach + 1)).floor() - reach)
         moved = torch.minimum(moved.clamp(min=1), (last - 1).clamp(min=1))
-        places = torch.minimum(torch.arange(num_frames, dtype=torch.float64).unsqueeze(0), last)
+        places = torch.arange(num_frames, dtype=torch.float64, device=lengths.device)
+        places = torch.minimum(places.unsqueeze(0), last)
         left = places * center / moved
         right = last - (last - places) * (last - center) / (last - moved).clamp(min=1)
         warped = torch.where(places <= moved, left, right)

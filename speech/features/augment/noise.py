@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from speech.features.augment.bank import Bank
-from speech.features.augment.base import WaveAugmentation, between, power
+from speech.features.augment.base import WaveAugmentation, beside, between, power
 from speech.features.augment.config import NoiseConfig
-from speech.features.augment.draws import uniforms
+from speech.features.augment.draws import Drawn, uniforms
 
 _POOL = 1 << 20  # samples of generated noise: 65 s at 16 kHz, 4 MB
 
@@ -24,17 +25,23 @@ class Noise(WaveAugmentation):
         self.sample_rate = sample_rate
         self.bank = Bank(config.files, sample_rate) if config.files else None
 
-    def __call__(self, waves: Tensor, lengths: Tensor, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """See `WaveAugmentation`."""
+    def draw(self, lengths: Tensor, seeds: Sequence[int]) -> Drawn:
+        """See `WaveAugmentation`; recorded noise is read here."""
         draws = uniforms(seeds, "noise", 6)
-        noise = torch.zeros(waves.shape)
+        noise = torch.zeros(len(seeds), int(lengths.max()))
         for row, length in enumerate(lengths.tolist()):
             if length and draws[row, 0] < self.config.probability:
                 noise[row, :length] = self._noise(length, draws[row, 2:].tolist())
-        noise = noise.to(waves)
         ratio_db = between(self.config.snr_db, draws[:, 1:2])
+        return {"noise": noise, "factors": torch.pow(10.0, -ratio_db / 20)}
+
+    def apply(self, waves: Tensor, lengths: Tensor, drawn: Drawn) -> tuple[Tensor, Tensor]:
+        """See `WaveAugmentation`."""
+        noise = beside(drawn["noise"], waves).to(waves)
+        if extra := waves.shape[1] - noise.shape[1]:  # less than was drawn for, in a part of a batch
+            noise = F.pad(noise, (0, extra))
         ratio = power(waves, lengths) / power(noise, lengths).clamp(min=torch.finfo(torch.float32).tiny)
-        return noise.mul_(ratio.sqrt() * torch.pow(10.0, -ratio_db / 20).to(waves)).add_(waves), lengths
+        return (noise * (ratio.sqrt() * beside(drawn["factors"], waves).to(waves))).add_(waves), lengths
 
     def _noise(self, length: int, draws: list[float]) -> Tensor:
         """Noise of any level: `[length]`."""

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from speech.features.augment.base import WaveAugmentation, between, fft_size
+from speech.features.augment.base import WaveAugmentation, beside, between, fft_size
 from speech.features.augment.config import PauseConfig
-from speech.features.augment.draws import uniforms
+from speech.features.augment.draws import Drawn, uniforms
 from speech.features.augment.noise import cut_noise
 
 _BLOCK_S = 0.05  # in which quiet places are looked for
 _DRAWS = 5  # for each pause
+
+
+class _Pause(NamedTuple):
+    """A drawn pause: what it is made of, which of the configured kinds it is, its level if it is noise."""
+
+    noise: Tensor
+    kind: int
+    level_db: float
 
 
 class Pauses(WaveAugmentation):
@@ -31,16 +40,36 @@ class Pauses(WaveAugmentation):
         self.sample_rate = sample_rate
         self.block = max(1, int(_BLOCK_S * sample_rate))
 
-    def __call__(self, waves: Tensor, lengths: Tensor, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Insert the drawn pauses; lengths change."""
+    def draw(self, lengths: Tensor, seeds: Sequence[int]) -> Drawn:
+        """See `WaveAugmentation`; lengths change, the noise of an utterance's pauses is drawn one behind the other."""
         draws = self._draws(seeds)
         added = self._added(lengths, draws)
-        rows = zip(waves, lengths.tolist(), added.tolist(), draws, strict=True)
-        changed = [
-            self._interrupted(wave[:length], pauses, draw[1:].view(3, _DRAWS)) if any(pauses) else wave[:length]
-            for wave, length, pauses, draw in rows
+        _, kinds, levels, colors, places = draws[:, 1:].view(-1, 3, _DRAWS).unbind(2)
+        kinds = (kinds * len(self.config.kinds)).long()
+        noises = [
+            torch.cat([self._noise(*pause) for pause in zip(*row, strict=True)]) if any(row[0]) else torch.zeros(0)
+            for row in zip(added.tolist(), kinds.tolist(), colors.tolist(), places.tolist(), strict=True)
         ]
-        return torch.nn.utils.rnn.pad_sequence(changed, batch_first=True), lengths + added.sum(1).to(lengths)
+        return {
+            "before": lengths,
+            "lengths": lengths + added.sum(1).to(lengths),
+            "added": added,
+            "kinds": kinds,
+            "levels_db": self.config.level_db[0] + levels * (self.config.level_db[1] - self.config.level_db[0]),
+            "noise": torch.nn.utils.rnn.pad_sequence(noises, batch_first=True),
+        }
+
+    def apply(self, waves: Tensor, lengths: Tensor, drawn: Drawn) -> tuple[Tensor, Tensor]:
+        """Insert the drawn pauses; lengths change."""
+        changed = [wave[:length] for wave, length in zip(waves, drawn["before"].tolist(), strict=True)]
+        added, noise = drawn["added"].tolist(), beside(drawn["noise"], waves).to(waves)
+        kinds, levels_db = drawn["kinds"].tolist(), drawn["levels_db"].tolist()
+        rows = [row for row, pauses in enumerate(added) if any(pauses)]
+        for row, energies in zip(rows, self._energies([changed[row] for row in rows]), strict=True):
+            parts = noise[row, : sum(added[row])].split_with_sizes(added[row])
+            pauses = [_Pause(*pause) for pause in zip(parts, kinds[row], levels_db[row], strict=True)]
+            changed[row] = self._interrupted(changed[row], energies, pauses)
+        return torch.nn.utils.rnn.pad_sequence(changed, batch_first=True), beside(drawn["lengths"], lengths)
 
     def lengths(self, lengths: Tensor, seeds: Sequence[int]) -> Tensor:
         """Lengths [B] in samples with each utterance's drawn pauses."""
@@ -57,37 +86,42 @@ class Pauses(WaveAugmentation):
         given = (draws[:, 0] < self.config.probability) & (lengths.to(draws.device) > 0)
         return (torch.stack(seconds, dim=1) * self.sample_rate).long() * given.unsqueeze(1)
 
-    def _interrupted(self, wave: Tensor, added: list[int], draws: Tensor) -> Tensor:
-        """An utterance with pauses of `added` samples before, within and after it; `draws` `[3, 5]` are theirs."""
-        energies = self._energies(wave)
+    def _noise(self, num_samples: int, kind: int, color: float, place: float) -> Tensor:
+        """What a pause is made of, at any level: `[num_samples]`."""
+        chosen = self.config.kinds[kind]
+        if chosen == "zeros":
+            return torch.zeros(num_samples)
+        return cut_noise("white" if chosen == "room" or color < 0.5 else "pink", self.sample_rate, place, num_samples)
+
+    def _energies(self, utterances: list[Tensor]) -> list[list[float]]:
+        """Mean squares of each utterance's whole blocks, at least one; a GPU is waited for once."""
+        found = [
+            wave.unfold(0, self.block, self.block).square().mean(1) if len(wave) >= self.block else wave.new_zeros(1)
+            for wave in utterances
+        ]
+        return (
+            [part.tolist() for part in torch.cat(found).cpu().split_with_sizes([len(one) for one in found])]
+            if found
+            else []
+        )
+
+    def _interrupted(self, wave: Tensor, energies: list[float], pauses: list[_Pause]) -> Tensor:
+        """An utterance, whose blocks have these energies, with pauses before, within and after it."""
         quiet = _quietest(energies, 0, len(energies)) * self.block
         middle = _quietest(energies, len(energies) // 4, len(energies) - len(energies) // 4)
         cut = min(int((middle + 0.5) * self.block), len(wave))
         tone = wave[quiet : quiet + self.block]
-        before, within, after = (
-            self._pause(wave, tone, num_samples, draw) for num_samples, draw in zip(added, draws, strict=True)
-        )
+        before, within, after = (self._leveled(pause, wave, tone) for pause in pauses)
         return torch.cat([before, wave[:cut], within, wave[cut:], after])
 
-    def _energies(self, wave: Tensor) -> list[float]:
-        """Mean squares of the whole blocks, at least one."""
-        if len(wave) < self.block:
-            return [0.0]
-        found: list[float] = wave.unfold(0, self.block, self.block).square().mean(1).tolist()
-        return found
-
-    def _pause(self, wave: Tensor, tone: Tensor, num_samples: int, draws: Tensor) -> Tensor:
-        """A pause for an utterance whose quietest part is `tone`: `[num_samples]`."""
-        _, kind, level, color, place = draws.tolist()
-        chosen = self.config.kinds[int(kind * len(self.config.kinds))]
-        if chosen == "zeros" or num_samples == 0:
-            return wave.new_zeros(num_samples)
-        name = "white" if chosen == "room" or color < 0.5 else "pink"
-        noise = cut_noise(name, self.sample_rate, place, num_samples).to(wave)
+    def _leveled(self, pause: _Pause, wave: Tensor, tone: Tensor) -> Tensor:
+        """A pause for an utterance whose quietest part is `tone`."""
+        chosen = self.config.kinds[pause.kind]
+        if chosen == "zeros" or len(pause.noise) == 0:
+            return pause.noise
         if chosen == "room":
-            return _scaled(_shaped(noise, tone), tone)
-        gain_db = self.config.level_db[0] + level * (self.config.level_db[1] - self.config.level_db[0])
-        return _scaled(noise, wave) * math.pow(10.0, gain_db / 20)
+            return _scaled(_shaped(pause.noise, tone), tone)
+        return _scaled(pause.noise, wave) * math.pow(10.0, pause.level_db / 20)
 
 
 def _quietest(energies: list[float], first: int, end: int) -> int:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from speech.features.augment.bank import Bank
-from speech.features.augment.base import WaveAugmentation, fft_size, power, silence_padding
+from speech.features.augment.base import WaveAugmentation, beside, fft_size, power, silence_padding
 from speech.features.augment.config import ReverbConfig
-from speech.features.augment.draws import uniforms
+from speech.features.augment.draws import Drawn, uniforms
 from speech.features.augment.rooms import simulate
 
 _LONGEST_S = 2.0  # of a measured response
@@ -28,18 +28,25 @@ class Reverb(WaveAugmentation):
         self.count = len(self.bank) if self.bank else config.rooms
         self.response = lru_cache(maxsize=_KEPT)(self._response)
 
-    def __call__(self, waves: Tensor, lengths: Tensor, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """See `WaveAugmentation`."""
+    def draw(self, lengths: Tensor, seeds: Sequence[int]) -> Drawn:
+        """See `WaveAugmentation`; measured responses are read here, and simulated ones computed."""
         draws = uniforms(seeds, "reverb", 2)
-        rows = (draws[:, 0] < self.config.probability).nonzero().squeeze(1)
+        given = draws[:, 0] < self.config.probability
+        numbers = (draws[:, 1] * self.count).long()
+        pairs = zip(given.tolist(), numbers.tolist(), strict=True)
+        responses = [self.response(number) if some else torch.zeros(0) for some, number in pairs]
+        sizes = torch.tensor([len(response) for response in responses])
+        return {"responses": torch.nn.utils.rnn.pad_sequence(responses, batch_first=True), "sizes": sizes}
+
+    def apply(self, waves: Tensor, lengths: Tensor, drawn: Drawn) -> tuple[Tensor, Tensor]:
+        """See `WaveAugmentation`."""
+        rows = drawn["sizes"].nonzero().squeeze(1)
         if len(rows) == 0 or waves.shape[1] == 0:
             return waves, lengths
-        numbers = (draws[rows, 1] * self.count).long().tolist()
-        responses = [self.response(number) for number in numbers]
-        rows, some = rows.to(waves.device), lengths.to(waves.device)[rows.to(waves.device)]
-        padded = torch.nn.utils.rnn.pad_sequence(responses, batch_first=True).to(waves)
+        longest, rows = int(drawn["sizes"].max()), beside(rows, waves)
+        responses = beside(drawn["responses"], waves).to(waves)[rows, :longest]
         result = waves.clone()
-        result[rows] = convolve(waves[rows], some, padded)
+        result[rows] = convolve(waves[rows], lengths.to(waves.device)[rows], responses)
         return result, lengths
 
     def _response(self, number: int) -> Tensor:

@@ -5,9 +5,11 @@ import torch
 from regression import Regression
 from safetensors.torch import load, save
 
+from training.simulation.gradients import spelled_out
 from training.simulation.model import one_by_one
 from training.strategies import METHODS, AllReduce, Compute, Elastic, Gather, Mix, Start, StrategyError, Wait
-from training.strategies.base import Pull, Pulled, Push, Pushed, Reduced, Seat, Ticket, Work, kept
+from training.strategies.base import Seat, kept
+from training.strategies.requests import Pull, Pulled, Push, Pushed, Reduced, Ticket, Work
 
 LEARNERS = 3
 
@@ -41,7 +43,7 @@ class Table:
         self.begin()
 
     def begin(self):
-        self.programs = [self.method.program(seat, self.config) for seat in self.seats]
+        self.programs = [spelled_out(seat, self.method.program(seat, self.config)) for seat in self.seats]
         self.asked = [[] for _ in self.seats]
         self.held = [next(program) for program in self.programs]
         self.go_on()

@@ -1,12 +1,16 @@
 """Every method's program: what all promise, and the identities between them."""
 
+from typing import get_args
+
 import pytest
 import torch
 from regression import Regression
 
+from training.config import Strategy
 from training.simulation import Cluster, Happening, Simulation, Timing
-from training.strategies import METHODS, StrategyError, find_method
+from training.strategies import METHODS, STRATEGIES, Compute, Seat, StrategyError, find_method, method_of
 from training.strategy_config import (
+    TRAITS,
     BmufConfig,
     EasgdConfig,
     GossipConfig,
@@ -164,6 +168,27 @@ def test_the_facts_bytes_are_what_is_sent_after_blocks(name):
     simulation = Simulation(Cluster(learners=8), name, Timing(batches=100 * 8, num_bytes=1e6), config)
     expected = METHODS[name].facts.sent(8, 1e6, config)
     assert simulation.run().bytes_per_step == pytest.approx(expected, rel=0.12)
+
+
+def test_all_names_have_their_traits():
+    assert set(get_args(Strategy)) == set(TRAITS) == {"single", *STRATEGIES}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_replicas_are_equal_where_the_program_averages_gradients_as_they_are_computed(name):
+    """The engine must know it before the program has begun: by what it makes of checkpoints."""
+    method, seats = METHODS[name], [Seat(Regression().replica(), rank=rank, size=2) for rank in range(2)]
+    request = next(method.program(seats[0], method.config()))
+    reduces = isinstance(request, Compute) and request.reduce != "own"
+    assert method.equal == reduces
+    assert method.apart or method.equal
+    assert method.traits.exchange == (isinstance(request, Compute) and request.average)
+    assert method.traits.buckets == (reduces and request.codec is None and not method.traits.one_learner)
+    assert method_of(name) is method
+
+
+def test_who_has_the_model_alone_trains_as_scpsgds_learners_do():
+    assert method_of("single") is method_of("pipeline") is METHODS["scpsgd"]
 
 
 def test_an_unknown_method_is_refused_with_those_that_exist():

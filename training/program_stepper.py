@@ -1,26 +1,32 @@
-"""Runs the program of a strategy (`training.strategies`) for real: the same that the simulator runs on a virtual clock.
+"""Runs the program of a strategy (`training.strategies`) on real learners; the simulator runs the same on virtual ones.
 
-The worker computes gradients; between two of them the program goes on until it wants the next one. Whatever it asks of
-others is done by torch.distributed within the node, or by the parameter server.
+The worker computes gradients; between two of them the program goes on until it wants the next one. What it asks of
+others is done by torch.distributed within the node, by the node's exchange, or by the parameter server.
 """
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from training.accounts import Part
+from training.accounts import Part, together
 from training.checkpoint import Kept, cpu_weights
 from training.collectives import Collectives
+from training.comm_hooks import build_hook, codec_hook
 from training.compute import Learner, Losses
-from training.group import NodeGroup
+from training.group import GradientReducer
 from training.job import TrainJob
-from training.optim import drop_momentum
 from training.parameter_server.client import ServerClient
+from training.replica import LearnerReplica
+from training.ring import Ring
 from training.shared_weights import SharedWeights
-from training.stepping import Stepped, Stepper, Weights, keep
-from training.strategies.base import (
+from training.stepper import Stepped, Stepper, Weights, keep
+from training.strategies.base import Seat
+from training.strategies.registry import method_of
+from training.strategies.requests import (
     AllReduce,
     Compute,
     Elastic,
@@ -31,113 +37,70 @@ from training.strategies.base import (
     Push,
     Pushed,
     Request,
-    Seat,
     Start,
     Ticket,
     Wait,
     Work,
 )
-from training.strategies.registry import find_method
 
 MAX_TURNS = 16
 """Batches that learners train on without hearing from the store at most."""
+_EXCHANGED = ("exchange_s", "staleness", "distance", "exchanges_per_step")
 
 
-class PlayedReplica:
-    """A learner's weights and optimizer, as a program sees them.
-
-    Args:
-        learner: Model and optimizer.
-        shared: Memory that the weights are in, for hogwild.
-    """
-
-    def __init__(self, learner: Learner, shared: SharedWeights | None = None) -> None:
-        self.learner, self.shared = learner, shared
-        self.num_bytes = 4.0 * learner.flat.weights.numel()
-        self.lr = self.norm = 0.0
-        self._updates = 0
-
-    @property
-    def weights(self) -> Tensor:
-        """See `Replica`."""
-        return self.learner.flat.weights
-
-    @property
-    def grads(self) -> Tensor:
-        """See `Replica`."""
-        return self.learner.flat.grads
-
-    @property
-    def updates(self) -> int:
-        """See `Replica`."""
-        return self.shared.updates() if self.shared else self._updates
-
-    def clip(self) -> bool:
-        """Clip the gradients; whether they are finite."""
-        self.norm = self.learner.scale_gradient(1.0)
-        return math.isfinite(self.norm)
-
-    def update(self) -> None:
-        """See `Replica`; a gradient that is not finite changes nothing."""
-        if self.clip():
-            self.learner.update(self.lr)
-            self._updates += 1
-            if self.shared:
-                self.shared.count()
-
-    def drop_momentum(self) -> None:
-        """See `Replica`."""
-        drop_momentum(self.learner.optimizer)
-
-
-class PlayedStepper(Stepper):
-    """A strategy's program at one rank; see `Stepper`.
+class ProgramStepper(Stepper):
+    """A strategy's program at one rank.
 
     Args:
         job: What to train.
-        node: Number of the node.
         learner: Model and optimizer.
-        group: The node's ranks.
+        ring: The node's ranks, and the exchange with other nodes.
         server: The parameter server, where the strategy has one.
         shared: Memory for the weights, for hogwild.
         epoch_steps: Steps of a learner in an epoch.
     """
 
-    measured = ("staleness",)
-
     def __init__(
         self,
         job: TrainJob,
-        node: int,
         learner: Learner,
-        group: NodeGroup,
+        ring: Ring,
         server: ServerClient | None = None,
         shared: SharedWeights | None = None,
         epoch_steps: float = 0.0,
     ) -> None:
+        group, cfg = ring.group, job.train
         super().__init__(learner, group)
-        cfg = job.train
-        self.method = find_method(cfg.strategy)
-        self.constants = getattr(cfg, cfg.strategy, None) or self.method.config()
+        self.ring, self.server, self.shared = ring, server, shared
+        self.method = method_of(cfg.strategy)
+        self.constants = getattr(cfg, self.method.name, None) or self.method.config()
         self.turns = min(MAX_TURNS, getattr(self.constants, "tau", 1)) if group.size > 1 else 1
-        self.server, self.shared = server, shared
-        self.replica = PlayedReplica(learner, shared)
-        rank = node * group.size + group.rank
+        self._hook = build_hook(cfg, group.device) if group.size > 1 else None
+        self._reducer: GradientReducer | None = None
+        if self.method.equal:
+            self._reducer = GradientReducer(group, learner.flat, hook=self._hook)
+            learner.held = self._reducer.held
+        self.apart = self.method.apart or (self._hook is not None and self._hook.state is not None)
+        self.measured = _EXCHANGED if ring.exchange else () if self.method.equal else ("staleness",)
+        self.replica = LearnerReplica(learner, shared)
+        rank = ring.node * group.size + group.rank
         self.seat = Seat(self.replica, rank, cfg.learners, epoch_steps=epoch_steps, stale=self._stale)
         self._collectives = Collectives(group)
         self._program: Program | None = None
+        self._request = Compute()
         self._versions: list[int] = []
         self._server_state: Weights = {}
         self._staleness = 0.0
         self._rows: list[list[float]] = []
+        self._results: list[Stepped] = []
 
     def _stale(self, steps: float) -> None:
         self._staleness = steps
 
     # --- beginning
 
+    @override
     def begin(self, session: str) -> None:
-        """See `Stepper.begin`."""
         flat, self.seat.joined = self.learner.flat, False
         if self.server:
             center = self._server_state.pop("center", flat.weights.cpu())
@@ -146,85 +109,144 @@ class PlayedStepper(Stepper):
         if self.shared:
             flat.move(self.shared.enter(session, flat.weights))
 
+    @override
     def start(self, step: int) -> None:
-        """See `Stepper.start`."""
+        if self._program is not None:
+            self._settle()
+        self.ring.start(step)
+        self._start_program()
+
+    def _start_program(self) -> None:
         self._program = self.method.program(self.seat, self.constants)
         self._go_on(None)
 
+    @override
     def fetch(self) -> bool:
-        """See `Stepper.fetch`."""
+        if self.ring.exchange:
+            return self.ring.take_from_neighbour()
         if self.server:
             self.learner.flat.load(self._pull())
         elif self.shared:
             self.learner.flat.move(self.shared.enter("", self.replica.weights))
         else:
             return False
-        self.seat.state.clear()
+        self._drop_state()
         self.seat.joined = True
         return bool(torch.isfinite(self.replica.weights).all())
 
+    @override
     def forget(self) -> None:
-        """See `Stepper.forget`."""
-        self.seat.state.clear()
+        self._drop_state()
+        if self._hook:
+            self._hook.load_tensors({})
         if self.shared:  # what is written next must not reach those who train already
             self.learner.flat.move(self.replica.weights.clone())
 
+    def _drop_state(self) -> None:
+        self.seat.state.clear()
+        self._program = None
+
     # --- training
 
+    @override
     def step(self, losses: Losses, lost: bool, lr: float) -> None:
-        """See `Stepper.step`."""
-        self.replica.lr, good = lr, math.isfinite(losses.loss)
+        self.replica.lr = lr
+        if self._program is None:  # all was done, and then a node's loss has made new work
+            self._start_program()
+        if self._request.reduce == "own":
+            self._step_alone(losses, lost)
+        else:
+            self._step_together(losses, lost)
+
+    def _step_alone(self, losses: Losses, lost: bool) -> None:
+        """Let the program have this rank's own gradient."""
+        good = math.isfinite(losses.loss)
         with torch.no_grad():
             if not good:
-                self.replica.grads.fill_(math.nan)  # so that whoever gets a part of it leaves it out, too
+                self.replica.grads.fill_(math.nan)  # so that all that get a part of it leave it out, too
             elif losses.tokens:
                 self.replica.grads.div_(losses.tokens)
-        if self._program is None:  # all was done, and then a node's loss has made new work
-            self.start(0)
         self._go_on(Work(losses.tokens))
         good = good and math.isfinite(self.replica.norm)
         part = Part(losses, False, staleness=self._staleness, lost=lost)
         self._rows.append([*part.to_list(), self.replica.norm, float(good)])
 
+    def _step_together(self, losses: Losses, lost: bool) -> None:
+        """Let the program have the mean gradient of the node, and add what its exchanges have brought meanwhile."""
+        assert self._reducer is not None
+        self._reducer.finish()
+        ring, request = self.ring, self._request
+        part = Part.of(losses, request.average and ring.ready(), ring.stats(), ring.rate.per_step, lost)
+        parts = [Part.from_list(values) for values in self.group.gather_numbers(part.to_list())]
+        sums = together(parts)
+        norm = self.learner.scale_gradient(sums.tokens)
+        good = math.isfinite(norm) and math.isfinite(sums.loss)
+        if any(one.ready for one in parts):
+            ring.average(part.ready)
+        self._results.append(Stepped(parts, norm, good))
+        if not good:
+            if self._hook:
+                self._hook.forget()
+            if request.codec:
+                request.codec.forget()
+        self.replica.scaled = True
+        self._go_on(Work(max(1.0, sums.tokens) if good and sums.utterances else 0.0))
+        self.replica.scaled = False
+
+    @override
+    def after(self, step: int) -> None:
+        self.ring.after_step(step)
+
+    @override
+    def idle(self, step: int) -> None:
+        self.ring.idle(step)
+
+    @override
     def results(self) -> list[Stepped]:
-        """See `Stepper.results`."""
+        results, self._results = self._results, []
+        if not self._rows:
+            return results
         width, mine = len(self._rows[0]), [value for row in self._rows for value in row]
         self._rows = []
-        everybody = self.group.gather_numbers(mine)
-        results = []
+        gathered = self.group.gather_numbers(mine)
         for start in range(0, len(mine), width):
-            rows = [values[start : start + width] for values in everybody]
+            rows = [values[start : start + width] for values in gathered]
             parts = [Part.from_list(row[:-2]) for row in rows]
             results.append(Stepped(parts, rows[0][-2], all(row[-1] for row in rows)))
         return results
 
+    @override
     def conclude(self) -> None:
-        """See `Stepper.conclude`."""
         while self._program is not None:
             self._go_on(None)
 
     def _go_on(self, value: Work | None) -> None:
         assert self._program is not None
-        if not self._play(self._program, value):
+        request = self._play(self._program, value)
+        if request is None:
             self._program = None
+            return
+        self._request = request
+        if self._reducer:
+            self._reducer.hook = partial(codec_hook, request.codec) if request.codec else self._hook
 
-    def _play(self, program: Program, value: Work | None) -> bool:
-        """Let a program go on until it wants a gradient; whether it does, and has not ended."""
+    def _play(self, program: Program, value: Work | None) -> Compute | None:
+        """Let a program go on until it wants a gradient; None if it has ended."""
         answer: Any = value
         while True:
             try:
                 request: Request = program.send(answer)
             except StopIteration:
-                return False
+                return None
             if isinstance(request, Compute):
-                return True
+                return request
             if isinstance(request, Start):
-                answer = self._start(request.op)
+                answer = self._begin_op(request.op)
             else:
-                assert isinstance(request, Wait), "programs that idle average through an exchange"
+                assert isinstance(request, Wait), "only the simulator's own programs let time pass"
                 answer = self._collectives.finish(request.ticket)
 
-    def _start(self, op: Op) -> Ticket:
+    def _begin_op(self, op: Op) -> Ticket:
         if isinstance(op, Push):
             return Ticket(op, done=True, outcome=self._push(op))
         if isinstance(op, Pull):
@@ -249,12 +271,14 @@ class PlayedStepper(Stepper):
 
     # --- what is left behind
 
+    @override
     def model(self) -> Weights | None:
-        """See `Stepper.model`."""
         if self.shared:
             return cpu_weights(self.learner.model)
         if self.server:
             return self._named(self._pull())
+        if self.method.equal:
+            return cpu_weights(self.learner.model) if self.group.rank == 0 else None
         op = AllReduce(self.replica.weights)
         mean: Tensor = self._collectives.finish(self._collectives.begin(op)).vector
         return self._named(self.seat.finish(mean)) if self.group.rank == 0 else None
@@ -269,18 +293,25 @@ class PlayedStepper(Stepper):
         weights.copy_(mine)
         return named
 
-    def keep(self) -> Kept:
-        """See `Stepper.keep`."""
+    def _settle(self) -> None:
+        """Put what of the program is under way into its state."""
         self._play(self.seat.settle(), None)
-        kept = keep(self.learner, self.seat.state)
+
+    @override
+    def keep(self) -> Kept:
+        self._settle()
+        kept = keep(self.learner, self._hook.state_tensors() if self._hook else self.seat.state)
         if self.server:
             served = {f"server.{name}": tensor for name, tensor in self.server.state().items()}
             return Kept(kept.weights, kept.optimizer, {**kept.state, **served, "server.center": self._pull()})
         return kept
 
+    @override
     def restore(self, kept: Kept) -> None:
-        """See `Stepper.restore`."""
         super().restore(kept)
+        if self._hook:
+            self._hook.load_tensors(kept.state)
+            return
         for name, tensor in kept.state.items():
             if name.startswith("server."):
                 self._server_state[name.removeprefix("server.")] = tensor

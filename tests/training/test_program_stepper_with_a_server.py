@@ -11,7 +11,8 @@ from training.config import TrainConfig
 from training.flat import FlatParameters
 from training.group import NodeGroup
 from training.optim import build_optimizer
-from training.playing import PlayedStepper
+from training.program_stepper import ProgramStepper
+from training.ring import Ring
 
 SIZE = sum(parameter.numel() for parameter in Regression().build().parameters())
 
@@ -54,8 +55,9 @@ def make(tmp_path):
             self.optimizer = build_optimizer(cfg.optimizer, self.model)
 
     def stepper():
-        server, group = NotedServer(), NodeGroup(0, 1, tmp_path, torch.device("cpu"))
-        return PlayedStepper(SimpleNamespace(train=cfg), 0, Toy(), group, server=server, epoch_steps=24.0), server
+        server, group, learner = NotedServer(), NodeGroup(0, 1, tmp_path, torch.device("cpu")), Toy()
+        ring = Ring(0, group, learner.flat, None)
+        return ProgramStepper(SimpleNamespace(train=cfg), learner, ring, server, epoch_steps=24.0), server
 
     return stepper
 

@@ -10,7 +10,7 @@ import torch
 from ranks import run_ranks
 
 from training.flat import FlatParameters
-from training.playing import PlayedReplica
+from training.replica import LearnerReplica
 from training.shared_weights import SharedWeights
 
 PROGRAM = textwrap.dedent(
@@ -182,7 +182,7 @@ def test_an_update_counts_for_all_who_share_the_weights_unless_its_gradient_is_n
     learner = SimpleNamespace(
         flat=SimpleNamespace(weights=torch.zeros(8)), scale_gradient=lambda scale: norm * scale, update=made.append
     )
-    one, other, alone = (PlayedReplica(learner, shared) for shared in (*memories, None))
+    one, other, alone = (LearnerReplica(learner, shared) for shared in (*memories, None))
     for replica in (one, other, alone):
         replica.lr = 0.5
         replica.update()

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from training.compute import Losses
-from training.staging import PipelineStepper
+from training.pipeline_stepper import PipelineStepper
 
 
 def stage(rank, norm=2.0):

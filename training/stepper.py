@@ -1,6 +1,5 @@
 """What a rank does between a gradient and the next: reach the other learners, and change the weights."""
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -8,13 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from training.accounts import Part, together
+from training.accounts import Part
 from training.checkpoint import Kept, cpu_weights, mean_weights
-from training.comm_hooks import build_hook
 from training.compute import Learner, Losses
-from training.group import GradientReducer, NodeGroup
+from training.group import NodeGroup
 from training.optim import load_optimizer_tensors, optimizer_tensors
-from training.ring import Ring
 
 Weights = dict[str, Tensor]
 Rows = NDArray[np.int64]
@@ -67,7 +64,7 @@ class Stepper(ABC):
 
     @abstractmethod
     def step(self, losses: Losses, lost: bool, lr: float) -> None:
-        """Apply the gradient that was just computed, in whatever way.
+        """Apply the gradient that was just computed, as the strategy does.
 
         Args:
             losses: Of this rank's part of the batch.
@@ -86,7 +83,7 @@ class Stepper(ABC):
         """There is nothing to train at present."""
 
     def fetch(self) -> bool:
-        """Take over what others have, as a newcomer; False if nobody has finite weights."""
+        """Take over what others have, as a newcomer; False if no neighbour has finite weights."""
         return False
 
     def forget(self) -> None:  # noqa: B027
@@ -111,85 +108,6 @@ class Stepper(ABC):
     def merge(self, replicas: list[Weights]) -> None:
         """Begin with what another number of ranks has left."""
         self.learner.model.load_state_dict(mean_weights(replicas))
-
-
-class RingStepper(Stepper):
-    """Gradients are all-reduced within the node; other nodes' weights are averaged into its own meanwhile.
-
-    The path of `single`, `scpsgd`, `onebit`, `adpsgd` and `h-adpsgd` (arXiv:1904.04956, 1710.06952, 1907.05701).
-
-    Args:
-        learner: Model and optimizer.
-        group: The node's ranks.
-        ring: Other nodes.
-        epoch_steps: Steps of a learner in an epoch.
-    """
-
-    def __init__(self, learner: Learner, group: NodeGroup, ring: Ring, epoch_steps: float = 0.0) -> None:
-        super().__init__(learner, group)
-        self.ring = ring
-        hook = build_hook(learner.cfg, group.device, epoch_steps) if group.size > 1 else None
-        self.reducer, self.hook = GradientReducer(group, learner.flat, hook=hook), hook
-        learner.held = self.reducer.held
-        self.apart = hook is not None and hook.state is not None
-        self.measured = ("exchange_s", "staleness", "distance", "exchanges_per_step") if ring.exchange else ()
-        self._results: list[Stepped] = []
-
-    def start(self, step: int) -> None:
-        """See `Stepper.start`."""
-        self.ring.start(step)
-
-    def step(self, losses: Losses, lost: bool, lr: float) -> None:
-        """See `Stepper.step`."""
-        self.reducer.finish()
-        part = Part.of(losses, self.ring.ready(), self.ring.stats(), self.ring.rate.per_step, lost)
-        parts = [Part.from_list(values) for values in self.group.gather_numbers(part.to_list())]
-        sums = together(parts)
-        norm = self.learner.scale_gradient(sums.tokens)
-        good = math.isfinite(norm) and math.isfinite(sums.loss)
-        if any(one.ready for one in parts):
-            self.ring.average(part.ready)
-        if good and sums.utterances:
-            self.learner.update(lr)
-        elif self.hook:
-            self.hook.forget()
-        self._results.append(Stepped(parts, norm, good))
-
-    def after(self, step: int) -> None:
-        """See `Stepper.after`."""
-        self.ring.after_step(step)
-
-    def results(self) -> list[Stepped]:
-        """See `Stepper.results`."""
-        results, self._results = self._results, []
-        return results
-
-    def idle(self, step: int) -> None:
-        """See `Stepper.idle`."""
-        self.ring.idle(step)
-
-    def fetch(self) -> bool:
-        """See `Stepper.fetch`."""
-        return self.ring.take_from_neighbour()
-
-    def forget(self) -> None:
-        """See `Stepper.forget`; a warm-up begins anew, too."""
-        if self.hook:
-            self.hook.load_tensors({})
-
-    def model(self) -> Weights | None:
-        """See `Stepper.model`: all ranks have the same weights."""
-        return cpu_weights(self.learner.model) if self.group.rank == 0 else None
-
-    def keep(self) -> Kept:
-        """See `Stepper.keep`."""
-        return keep(self.learner, self.hook.state_tensors() if self.hook else None)
-
-    def restore(self, kept: Kept) -> None:
-        """See `Stepper.restore`."""
-        super().restore(kept)
-        if self.hook:
-            self.hook.load_tensors(kept.state)
 
 
 def keep(learner: Learner, state: Weights | None = None) -> Kept:

@@ -2,10 +2,12 @@
 
 import math
 
+from typing_extensions import override
+
 from training.accounts import Part
 from training.compute import Losses
 from training.pipeline import PipelineLearner
-from training.stepping import Rows, Stepped, Stepper, Weights
+from training.stepper import Rows, Stepped, Stepper, Weights
 
 
 class PipelineStepper(Stepper):
@@ -34,13 +36,13 @@ class PipelineStepper(Stepper):
             self.learner.update(lr)
         self._results.append(Stepped(parts, norm, good))
 
+    @override
     def results(self) -> list[Stepped]:
-        """See `Stepper.results`."""
         results, self._results = self._results, []
         return results
 
+    @override
     def model(self) -> Weights | None:
-        """See `Stepper.model`."""
         return self.learner.gather_state()
 
     def merge(self, replicas: list[Weights]) -> None:

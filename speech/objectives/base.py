@@ -1,0 +1,55 @@
+"""What training minimizes: losses of a batch from a model's outputs and the utterances' transcripts."""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+
+
+class ObjectiveConfig(BaseModel):
+    """What training minimizes."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
+
+    kind: Literal["ctc"] = "ctc"
+    """`ctc`: connectionist temporal classification (Graves et al. 2006), over all alignments of the tokens."""
+
+
+class Targets(Protocol):
+    """Transcripts of several utterances.
+
+    Attributes:
+        tokens: Token numbers [batch, most tokens].
+        token_lengths: Tokens of each utterance [batch].
+    """
+
+    tokens: Tensor
+    token_lengths: Tensor
+
+
+class Objective(ABC):
+    """One objective.
+
+    Attributes:
+        decoders: Kinds of decoders (`DecodeConfig.kind`) that read the outputs of models trained with it.
+    """
+
+    decoders: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def losses(self, outputs: Tensor, frames: Tensor, targets: Targets) -> tuple[Tensor, int]:
+        """Loss of each utterance, in nats.
+
+        Args:
+            outputs: Log probabilities [batch, frames, vocab].
+            frames: Output frames of each utterance [batch].
+            targets: Transcripts of the same utterances.
+
+        Returns:
+            Losses [batch], zero for an utterance that its outputs cannot stand for, and how many of these there are.
+        """
+
+    @abstractmethod
+    def items(self, targets: Targets) -> int:
+        """What the sum of losses is divided by: a number of tokens, or of frames."""

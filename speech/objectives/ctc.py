@@ -1,0 +1,43 @@
+"""Connectionist temporal classification (Graves et al. 2006)."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from typing_extensions import override
+
+from speech.objectives.base import Objective, Targets
+
+
+class Ctc(Objective):
+    """The negative log probability of a transcript over all its alignments with the frames, blanks between tokens."""
+
+    decoders = ("greedy", "beam")
+
+    @override
+    def losses(self, outputs: Tensor, frames: Tensor, targets: Targets) -> tuple[Tensor, int]:
+        losses = F.ctc_loss(
+            outputs.transpose(0, 1),
+            targets.tokens.to(outputs.device, non_blocking=True),
+            frames,
+            targets.token_lengths.to(outputs.device, non_blocking=True),
+            reduction="none",
+            zero_infinity=True,
+        )
+        unalignable = int((needed_frames(targets.tokens, targets.token_lengths) > frames.cpu()).sum())
+        return losses, unalignable
+
+    @override
+    def items(self, targets: Targets) -> int:
+        return int(targets.token_lengths.sum())
+
+
+def needed_frames(tokens: Tensor, lengths: Tensor) -> Tensor:
+    """Output frames that CTC needs at least: one a token, and a blank between two equal ones.
+
+    Args:
+        tokens: Token numbers [batch, tokens].
+        lengths: Tokens of each utterance [batch].
+    """
+    inside = torch.arange(1, max(1, tokens.shape[1]), device=tokens.device)[None, :] < lengths[:, None]
+    repeats = ((tokens[:, 1:] == tokens[:, :-1]) & inside).sum(dim=1)
+    return lengths + repeats

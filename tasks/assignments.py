@@ -1,0 +1,63 @@
+"""Assignments on the command line: `--set train.optimizer.lr=0.001` changes a field of a configuration."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from tasks.yaml_text import parse_yaml
+
+
+def assign(document: dict[str, Any], assignments: Sequence[str]) -> None:
+    """Change a configuration's document in place.
+
+    Args:
+        document: As YAML has it.
+        assignments: `field.field=value`; values are YAML, list items are reached by number.
+
+    Raises:
+        ValueError: An assignment is malformed, or undoes another one.
+    """
+    _check_assignments(assignments)
+    for assignment in assignments:
+        _assign(document, assignment)
+
+
+def _check_assignments(overrides: Sequence[str]) -> None:
+    """Refuse an assignment that an earlier one would be lost by: of the same field, or of one below it."""
+    given: dict[str, str] = {}
+    for assignment in overrides:
+        key = assignment.partition("=")[0].strip()
+        for earlier, text in given.items():
+            if earlier == key:
+                raise ValueError(f"--set {text!r} and --set {assignment!r} set the same field: keep one of them")
+            if earlier.startswith(f"{key}."):
+                raise ValueError(
+                    f"--set {assignment!r} would undo --set {text!r}: put the one of {key} before that of {earlier}"
+                )
+        given[key] = assignment
+
+
+def _assign(document: dict[str, Any], assignment: str) -> None:
+    key, sign, text = assignment.partition("=")
+    if not sign or not key:
+        raise ValueError(f"--set {assignment!r}: write field=value, for example train.optimizer.lr=0.001")
+    try:
+        value = parse_yaml(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"--set {assignment!r}: {text!r} is no YAML value; quote it if it is text") from error
+    *parents, last = key.strip().split(".")
+    node: Any = document
+    for name in parents:
+        if isinstance(node, list) and name.isdigit() and int(name) < len(node):
+            node = node[int(name)]
+        elif isinstance(node, dict):
+            node = node.setdefault(name, {})
+        else:
+            raise ValueError(f"--set {assignment!r}: there is no {name!r} to set a field of")
+    if isinstance(node, list) and last.isdigit() and int(last) < len(node):
+        node[int(last)] = value
+    elif isinstance(node, dict):
+        node[last] = value
+    else:
+        raise ValueError(f"--set {assignment!r}: {'.'.join(parents)} has no field {last!r}")

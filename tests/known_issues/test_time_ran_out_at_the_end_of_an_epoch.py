@@ -1,0 +1,66 @@
+"""A training whose time ran out hung for ever if steps that came in after that closed an epoch and began another.
+
+The evaluator waited for replicas of the other epoch, which no node was asked for any more. Nor did it go on when the
+nodes were gone before they had left the replicas that they had been asked for.
+"""
+
+import pytest
+from support import load_beside
+
+books = load_beside(__file__, "../training/bookkeeping.py")
+beat, report = books.beat, books.report
+SIZE = 30
+
+
+@pytest.fixture
+def coordinator(tmp_path):
+    made, clock = books.make_coordinator(tmp_path, nodes=1, epochs=5, max_minutes=0.1)
+    books.join(made, 0)
+    beat(made, 0)
+    beat(made, 0, reports=[report(1, [0, 1], 0)])
+    clock.now += 10.0
+    while not made.ledger.values.finish:
+        made.tick()
+        clock.now += 10.0
+        for number in [] if made.rounds.current is None else [made.rounds.current.number]:
+            made.rounds.answer("n0", number, {"node": 0, "step": 1, "seq": 1})
+        beat(made, 0)
+    assert made.ledger.values.finish == "time"
+    return made
+
+
+def leave(coordinator):
+    coordinator.handle({"op": "leave", "incarnation": "n0"})
+
+
+def ready(coordinator):
+    return [(item["epoch"], item["nodes"]) for item in coordinator.handle({"op": "evaluations"})["ready"]]
+
+
+def status(coordinator):
+    return coordinator.handle({"op": "status"})["to_evaluate"]
+
+
+def test_steps_that_come_in_late_open_no_other_epoch(coordinator):
+    assert beat(coordinator, 0)["snapshot"] == 1
+    beat(coordinator, 0, reports=[report(2, list(range(2, SIZE)), 0), report(3, [0], 1)])
+    assert coordinator.ledger.values.closed == 1
+    beat(coordinator, 0, snapshots=[1])
+    leave(coordinator)
+    assert ready(coordinator) == [(1, [0])]
+    coordinator.handle({"op": "evaluated", "epoch": 1, "result": {"loss": 2.0}})
+    assert status(coordinator) == 0
+
+
+def test_the_replica_is_still_wanted_when_late_steps_have_closed_two_epochs(coordinator):
+    beat(coordinator, 0, reports=[report(2, list(range(2, SIZE)), 0), report(3, list(range(SIZE)), 1)])
+    assert coordinator.ledger.values.closed == 2
+    assert beat(coordinator, 0)["snapshot"] == 1
+    assert status(coordinator) == 1
+
+
+def test_nodes_that_are_gone_are_not_waited_for(coordinator):
+    assert status(coordinator) == 1
+    leave(coordinator)
+    assert ready(coordinator) == []
+    assert status(coordinator) == 0

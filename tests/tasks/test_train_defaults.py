@@ -1,0 +1,51 @@
+"""A training's address leaves out what is the default: a default that changes needs a new version of the stage.
+
+After raising the version, `python tests/tasks/test_train_defaults.py` records the defaults.
+"""
+
+import json
+from pathlib import Path
+
+from speech.features import FeatureConfig
+from speech.models import ModelConfig
+from speech.text import NormalizerConfig
+from speech.tokens import TokenConfig
+from tasks.train import TRAIN
+from training.config import TrainConfig
+
+FILE = Path(__file__).with_name("train_defaults.json")
+PARTS = {
+    "train": TrainConfig,
+    "model": ModelConfig,
+    "tokens": TokenConfig,
+    "features": FeatureConfig,
+    "normalizer": NormalizerConfig,
+}
+
+
+def defaults():
+    return {name: part().model_dump(mode="json") for name, part in PARTS.items()}
+
+
+def changed(recorded, present, place=""):
+    """Fields whose default is another one than was recorded; new fields do not count."""
+    if isinstance(recorded, dict) and isinstance(present, dict):
+        return [one for name, value in recorded.items() for one in changed(value, present.get(name), f"{place}.{name}")]
+    return [] if recorded == present else [place.removeprefix(".")]
+
+
+def test_no_default_has_changed_without_a_new_version():
+    recorded = json.loads(FILE.read_text())
+    assert recorded["version"] == TRAIN.version, "record the defaults of the new version, see above"
+    assert changed(recorded["defaults"], defaults()) == [], "raise the version of the stage `train`"
+
+
+def test_a_changed_or_missing_default_is_found_and_a_new_one_is_none():
+    recorded = {"a": {"b": 1, "c": None}, "d": 2}
+    assert changed(recorded, {"a": {"b": 1, "c": None, "new": 5}, "d": 2}) == []
+    assert changed(recorded, {"a": {"b": 2, "c": None}, "d": 3}) == ["a.b", "d"]
+    assert changed(recorded, {"a": {"b": 1, "c": 0}}) == ["a.c", "d"]
+
+
+if __name__ == "__main__":
+    FILE.write_text(json.dumps({"version": TRAIN.version, "defaults": defaults()}, indent=1, sort_keys=True) + "\n")

@@ -1,0 +1,79 @@
+"""A training's augmentation: drawn where batches are loaded, ahead of the step, and applied where they are trained.
+
+What happens to an utterance is a pure function of the run's seed, the epoch and its id, in any process.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from speech.features import SpecAugment, WaveAugment
+from speech.features.augment import AugmentConfig, utterance_seeds
+from speech.frontend import FrontEnd
+from training.data import Batch
+
+
+def distinct(ids: list[str]) -> list[str]:
+    """The ids with a number behind one that a sampled epoch has drawn before for the same batch."""
+    seen: Counter[str] = Counter()
+    found = []
+    for name in ids:
+        seen[name] += 1
+        found.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return found
+
+
+class Augmenter:
+    """The configured augmentation; threads may share it.
+
+    Args:
+        config: `train.augment`.
+        sample_rate: Of the waveforms, in Hz.
+        seed: The run's.
+    """
+
+    def __init__(self, config: AugmentConfig, sample_rate: int, seed: int) -> None:
+        self._waves, self._feats = WaveAugment(config, sample_rate), SpecAugment(config)
+        self._rate, self._seed = sample_rate, seed
+
+    def drawn(self, batch: Batch, epoch: int) -> Batch:
+        """A batch with the random draws of its augmentation in an epoch, recorded noise included."""
+        if not batch.ids:
+            return batch
+        seeds = utterance_seeds(self._seed, epoch, distinct(batch.ids))
+        waves = self._waves.draw(batch.lengths, seeds) if batch.inputs.ndim == 2 else {}
+        return replace(batch, drawn=waves | self._feats.draw(seeds))
+
+    def features(self, frontend: FrontEnd, batch: Batch, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Augmented features [batch, frames, dim] of a batch that `drawn` gave, or of a part of it, and frames [batch].
+
+        Augmentation waits for a GPU only to see where an utterance is quiet, if it gets pauses.
+        """
+        inputs, lengths = (x.to(device, non_blocking=True) for x in (batch.inputs, batch.lengths))
+        if inputs.ndim == 2:
+            inputs, lengths = self._waves.apply(inputs, lengths, batch.drawn)
+
+        def augment(feats: Tensor, frames: Tensor) -> Tensor:
+            return self._feats.apply(feats, frames, batch.drawn)
+
+        augmented: tuple[Tensor, Tensor] = frontend(inputs, lengths, batch.speakers, augment)
+        return augmented
+
+    def heard_seconds(self, ids: Sequence[str], seconds: NDArray[np.float64], epoch: int) -> NDArray[np.float64]:
+        """Seconds of utterances as an epoch trains them, when speed and pauses have changed them.
+
+        Args:
+            ids: Of the utterances.
+            seconds: Of each as it is stored.
+            epoch: Which epoch.
+        """
+        if not self._waves.steps:
+            return seconds
+        samples = torch.from_numpy(np.rint(seconds * self._rate).astype(np.int64))
+        heard = self._waves.lengths(samples, utterance_seeds(self._seed, epoch, ids))
+        return heard.numpy() / self._rate

@@ -1,0 +1,123 @@
+"""Our shards as a pipeline of the webdataset library, for training loops other than Starling's own.
+
+    data = open_webdataset("s3://bucket/shards/train", cache=Path("/tmp/shards"), batch_seconds=240)
+    loader = torch.utils.data.DataLoader(data, batch_size=None, num_workers=4, persistent_workers=True)
+    for epoch in range(10):
+        for batch in loader:
+            batch["waves"], batch["lengths"], batch["text"]
+
+The stages are the library's own, but for opening shards on any fsspec URL, decoding without pickle, and batches of
+utterances of similar length. Nodes (`torch.distributed`) and loader workers each read shards of their own. Unlike
+Starling's own reader (`training.data`), this one reads whole shards in order, takes what a shard holds as it is, and
+may give nodes different numbers of batches.
+"""
+
+import io
+import json
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import webdataset
+
+from speech.audio import decode_audio, resample
+from storage.index import ShardIndex
+from storage.objects import ObjectStore
+from training.batching import plan_epoch
+
+Item = dict[str, Any]
+
+
+def open_webdataset(
+    url: str,
+    *,
+    cache: Path,
+    sample_rate: int | None = None,
+    shuffle: int = 2000,
+    seed: int = 0,
+    batch_seconds: float = 0.0,
+    max_batch: int = 64,
+) -> webdataset.DataPipeline:
+    """Utterances or batches of a set of shards; iterating again gives the next epoch, in another order.
+
+    Each process counts epochs by itself: with loader workers, have them persist.
+
+    Args:
+        url: Folder or object store with the set's index and shards, any URL that fsspec knows.
+        cache: Folder for copies of remote shards.
+        sample_rate: Rate that audio is brought to, Hz; None leaves it as stored.
+        shuffle: Utterances among which the order is random, beside the order of shards; 0 keeps both as stored.
+        seed: Of the order.
+        batch_seconds: Longest utterance times number of utterances of a batch; 0 gives single utterances.
+        max_batch: Utterances in a batch at most.
+
+    Returns:
+        A pipeline of dicts: each utterance's JSON (`id`, `text`, `speaker`, `duration`, ...) with `wave` [samples], or
+        `feats` [frames, F] where features are stored; batches have lists of these fields, `waves` or `feats` [batch,
+        longest, ...] and `lengths` [batch].
+
+    Raises:
+        ShardIndexError: There is no index, or a damaged one.
+    """
+    store = ObjectStore(url)
+    names = [record.name for record in ShardIndex.read(store).shards]
+    stages: list[Any] = [webdataset.SimpleShardList(names)]
+    if shuffle:
+        stages.append(webdataset.detshuffle(len(names), len(names), seed=seed))
+    stages += [
+        webdataset.split_by_node,
+        webdataset.split_by_worker,
+        partial(_opened, store, cache),
+        webdataset.tariterators.tar_file_expander,
+        webdataset.tariterators.group_by_keys,
+    ]
+    if shuffle:
+        stages.append(webdataset.detshuffle(shuffle, shuffle, seed=seed))
+    stages.append(webdataset.map(partial(_decoded, sample_rate)))
+    if batch_seconds:
+        stages.append(partial(_batched, batch_seconds, max_batch, max(shuffle, max_batch)))
+    return webdataset.DataPipeline(*stages)
+
+
+def _opened(store: ObjectStore, cache: Path, shards: Iterable[Item]) -> Iterator[Item]:
+    for shard in shards:
+        with store.fetch(shard["url"], cache).open("rb") as stream:
+            yield {"url": store.join(shard["url"]), "stream": stream}
+
+
+def _decoded(sample_rate: int | None, sample: Item) -> Item:
+    """An utterance from the members of its tar."""
+    found: Item = json.loads(sample.pop("json"))
+    if "npy" in sample:
+        stored = np.load(io.BytesIO(sample["npy"]), allow_pickle=False)
+        return found | {"feats": torch.from_numpy(stored.astype(np.float32))}
+    payload = next(data for suffix, data in sample.items() if not suffix.startswith("__"))
+    wave, rate = decode_audio(payload)
+    return found | {"wave": resample(wave, rate, sample_rate) if sample_rate else wave}
+
+
+def _batched(batch_seconds: float, max_batch: int, window: int, items: Iterable[Item]) -> Iterator[Item]:
+    """Batches of utterances of similar length, out of some at a time."""
+    waiting: list[Item] = []
+    for item in items:
+        waiting.append(item)
+        if len(waiting) == window:
+            yield from _batches(waiting, batch_seconds, max_batch)
+            waiting = []
+    if waiting:
+        yield from _batches(waiting, batch_seconds, max_batch)
+
+
+def _batches(items: list[Item], batch_seconds: float, max_batch: int) -> Iterator[Item]:
+    durations = [float(item["duration"]) for item in items]
+    for rows in plan_epoch(durations, batch_seconds=batch_seconds, max_batch=max_batch, seed=len(items), epoch=0):
+        some = [items[row] for row in rows]
+        name = "feats" if "feats" in some[0] else "wave"
+        inputs = [item[name] for item in some]
+        batch: Item = {key: [item[key] for item in some] for key in some[0] if key != name}
+        batch["lengths"] = torch.tensor([len(one) for one in inputs])
+        batch["feats" if name == "feats" else "waves"] = torch.nn.utils.rnn.pad_sequence(inputs, batch_first=True)
+        yield batch

@@ -19,7 +19,8 @@ import pytest
 # Two cores serve the whole suite: a test must not oversubscribe them with one thread pool per process.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# What is made once for all test processes: the first process, which starts the others, has the folder and removes it.
+# Test processes share expensive results in this folder. The first process, which starts the others, creates it and
+# removes it.
 if "STARLING_TESTS_SHARED" not in os.environ:
     os.environ["STARLING_TESTS_SHARED"] = tempfile.mkdtemp(prefix="starling-tests-")
     atexit.register(shutil.rmtree, os.environ["STARLING_TESTS_SHARED"], ignore_errors=True)
@@ -52,7 +53,7 @@ def _load(name: str) -> ModuleType:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Give no forks to tests marked `real_interpreter` or `gpu`, nor to fixtures that they are the first to use."""
+    """Switch forks off for tests marked `real_interpreter` or `gpu` and for fixtures that they use first."""
     real = any(item.get_closest_marker(name) for name in ("real_interpreter", "gpu"))
     with forks.switched_off() if real else nullcontext():
         yield
@@ -77,16 +78,17 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 forks = _load("forks")
-if os.environ.get("STARLING_TESTS_FORK", "1" if "PYTEST_XDIST_WORKER" in os.environ else "0") != "0":
+wanted = os.environ.get("STARLING_TESTS_FORK", "1" if "PYTEST_XDIST_WORKER" in os.environ else "0")
+if sys.platform == "linux" and wanted != "0":
     forks.install(dict(os.environ))
 _load("support")
 _load("gpu_summary")
 s3_server = _load("s3").s3_server
 
 
-# The files that take longest, dearest first. A file is one test process's (--dist loadfile): if a dear one came last,
-# the other process would have nothing left to do.
-DEAREST = (
+# The slowest files, slowest first. A file runs in one test process (--dist loadfile): if a slow one came last, the
+# other process would be idle.
+SLOWEST = (
     "flows/test_end_to_end.py",
     "tasks/test_forward.py",
     "test_docs.py",
@@ -107,10 +109,10 @@ DEAREST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let the dearest files begin first."""
+    """Start the slowest files first."""
     folder = Path(__file__).parent
-    places = {folder / name: place for place, name in enumerate(DEAREST)}
-    items.sort(key=lambda item: places.get(item.path, len(DEAREST)))
+    places = {folder / name: place for place, name in enumerate(SLOWEST)}
+    items.sort(key=lambda item: places.get(item.path, len(SLOWEST)))
 
 
 def find_shared_data() -> Path | None:

@@ -1,4 +1,7 @@
-"""A fork server: `python tests/fork_server.py FD …`, which `tests/forks.py` starts; FD is the socket of its channel."""
+"""A fork server: an interpreter that imports the libraries once and forks on request.
+
+Started by tests/forks.py as `python tests/fork_server.py FD PADDING`; FD is the socket of its channel.
+"""
 
 import atexit
 import ctypes
@@ -14,7 +17,6 @@ import runpy
 import signal
 import socket
 import sys
-import threading
 import time
 import types
 from pathlib import Path
@@ -27,26 +29,25 @@ LIBRARIES = """
     matplotlib.pyplot alembic.command flask_cors uvicorn.main mlflow.pyfunc mlflow.store.tracking.sqlalchemy_store
     mlflow.store.model_registry.sqlalchemy_store prefect.server.api.server prefect.flows prefect.variables
 """
-PDEATHSIG = 1
 
 
 def serve(channel, environment):
-    """Fork as asked until the process that asks has ended.
+    """Fork on request until the client exits.
 
     Returns:
-        In a fork, what it is to be.
+        In a fork, its request.
     """
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C is for the process that asks
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the client handles Ctrl-C
     while True:
-        data, fds, *_ = socket.recv_fds(channel, len(forks.ROOM), 64)
+        data, fds, *_ = socket.recv_fds(channel, forks.MAX_REQUEST, 64)
         if not data:
             os._exit(0)
-        between = os.fork()
-        if between == 0:
-            between = os.getpid()
+        middle = os.fork()
+        if middle == 0:
+            middle = os.getpid()
             if os.fork():
                 os._exit(0)
-            while os.getppid() == between:
+            while os.getppid() == middle:  # until this process is the client's child
                 time.sleep(0.0005)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             try:
@@ -54,36 +55,35 @@ def serve(channel, environment):
             except BaseException:
                 channel.send(b"0")
                 raise
-        os.waitpid(between, 0)
+        os.waitpid(middle, 0)
         for fd in fds:
             os.close(fd)
 
 
 def become(request, fds, channel, environment):
-    """Take over what was asked for; a fork server of its own may be started here, and returns in its forks, too."""
+    """Turn this process into the requested one and tell the client.
+
+    Returns:
+        The request; in forks of this process's own fork server, theirs.
+    """
     if request["session"]:
         os.setsid()
     if request["group"] >= 0:
         os.setpgid(0, request["group"])
-    if request["args"][1] == "-c" or request["args"][2] in forks.SPAWNERS:
+    if request["args"][1] == "-c" or request["args"][2] in forks.STARTERS:
         ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         if os.fork() == 0:
             ours.close()
             channel.close()
             for fd in fds:
                 os.close(fd)
-            return serve(forks.put_away(theirs), environment)
+            return serve(forks.move_up(theirs), environment)
         theirs.close()
-        own = forks.Server(ours, environment)
-        forks.use(lambda: own)
+        client = forks.Client(ours, environment)
+        forks.use(lambda: client)
     os.chdir(request["cwd"])
-    high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 512) for fd in fds]
-    for fd in fds:
-        os.close(fd)
-    for fd, target in zip(high, request["targets"], strict=True):
-        os.dup2(fd, target)
-        os.close(fd)
-    forks.libc.prctl(PDEATHSIG, request["death"])
+    place(fds, request["targets"])
+    forks.libc.prctl(forks.PDEATHSIG, request["death"])
     os.environ.clear()
     os.environ.update(request["env"])
     show(request["args"], [f"{name}={value}" for name, value in request["env"].items()])
@@ -92,17 +92,33 @@ def become(request, fds, channel, environment):
     return request
 
 
-def show(words, environment):
-    """Put a command and an environment where /proc shows them: over those of the fork server, which have the room."""
-    places = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[45:49]
-    begin, end, begin_environment, end_environment = map(int, places)
-    for text, first, last in ((words, begin, end), (environment, begin_environment, end_environment)):
-        shown = b"".join(os.fsencode(word) + b"\0" for word in text)
+def place(fds, targets):
+    """Give descriptors the numbers that they have in the requested process."""
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 512) for fd in fds]  # no descriptor is overwritten by another
+    for fd in fds:
+        os.close(fd)
+    for fd, target in zip(high, targets, strict=True):
+        os.dup2(fd, target)
+        os.close(fd)
+
+
+def show(command, environment):
+    """Show a command line and an environment in /proc, where tests look for processes.
+
+    They overwrite the fork server's own, whose padding makes room for them.
+    """
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[45:49]
+    start, end, start_environment, end_environment = map(int, fields)
+    for words, first, last in ((command, start, end), (environment, start_environment, end_environment)):
+        shown = b"".join(os.fsencode(word) + b"\0" for word in words)
         ctypes.memmove(first, shown.ljust(last - first, b"\0"), last - first)
 
 
-class Prefect(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports Prefect in a fork: it reads its settings then, and some code asks whether it has been imported."""
+class PrefectImporter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Hides Prefect until a fork imports it, and then makes it read its settings.
+
+    Prefect reads settings while it is imported, and some code checks whether Prefect is in sys.modules.
+    """
 
     def __init__(self):
         self.modules = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "prefect"}
@@ -121,42 +137,57 @@ class Prefect(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         importlib.import_module("prefect.context").refresh_global_settings_context()
 
 
-def leave_libraries(libraries):
-    """Keep the interpreter from taking down thousands of modules at its end: that costs a fork half a second."""
+def keep_libraries(libraries):
+    """Skip the finalization of library modules at exit: it costs a fork half a second of CPU."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(libraries))
     for name in libraries:
         sys.modules.pop(name, None)
 
 
-def main(channel):
-    """Import the libraries, then fork; a fork runs its module or program as an interpreter does."""
-    del os.environ["ROOM"]
-    site, environment, libraries = sys.path[1:], dict(os.environ), {}
-    atexit.register(leave_libraries, libraries)  # called after all that libraries register
+def import_libraries():
+    """Import the libraries, with everything that forks need not compute again."""
+    environment, libraries = dict(os.environ), {}
+    atexit.register(keep_libraries, libraries)  # registered first, so called last
     for name in LIBRARIES.split():
         importlib.import_module(name)
-    inspect.getmodule(main.__code__)  # makes a list of all modules, which pydantic wants
-    assert threading.active_count() == 1, threading.enumerate()
+    inspect.getmodule(import_libraries.__code__)  # inspect caches the files of all modules, which pydantic asks for
+    threads = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    # forks lack all threads but one; Arrow's allocator restarts its own
+    assert len(threads) - threads.count("jemalloc_bg_thd") == 1, threads
     assert not logging.root.handlers, logging.root.handlers
-    assert forks.early(os.environ) == forks.early(environment), set(os.environ.items()) ^ set(environment.items())
-    libraries |= {n: m for n, m in sys.modules.items() if n.split(".")[0] not in {*sys.stdlib_module_names, "forks"}}
-    sys.meta_path.insert(0, Prefect())
+    early = forks.import_environment(os.environ), forks.import_environment(environment)
+    assert early[0] == early[1], set(early[0].items()) ^ set(early[1].items())
+    kept = {*sys.stdlib_module_names, "__main__", "forks"}
+    libraries |= {name: module for name, module in sys.modules.items() if name.split(".")[0] not in kept}
+    sys.meta_path.insert(0, PrefectImporter())
     gc.collect()
     gc.freeze()
-    request = serve(forks.put_away(channel), environment)
-    words = sys.orig_argv = request["args"]
-    sys.argv = [words[1], *words[3:]]
-    sys.path[:] = ["" if words[1] == "-c" else os.getcwd(), *request["path"], *site]
+
+
+def run(request, site):
+    """Run the requested module or program as an interpreter does.
+
+    Args:
+        request: What the client asked for.
+        site: The entries of sys.path that every interpreter has.
+    """
+    command = sys.orig_argv = request["args"]
+    sys.argv = [command[1], *command[3:]]
+    sys.path[:] = ["" if command[1] == "-c" else str(Path.cwd()), *request["path"], *site]
     sys.modules["numpy"].random.seed()
     sys.modules["torch"].seed()
     module = sys.modules["__main__"] = types.ModuleType("__main__")
-    if words[1] == "-m":
-        runpy._run_module_as_main(words[2])
+    if command[1] == "-m":
+        runpy._run_module_as_main(command[2])
     else:
         module.__builtins__, module.__annotations__ = __builtins__, {}
         module.__loader__ = importlib.machinery.BuiltinImporter
-        exec(compile(words[2], "<string>", "exec"), module.__dict__)
+        exec(compile(command[2], "<string>", "exec"), module.__dict__)
 
 
 if __name__ == "__main__":
-    main(socket.socket(fileno=int(sys.argv[1])))
+    del os.environ["PADDING"]
+    site, environment = sys.path[1:], dict(os.environ)
+    channel = forks.move_up(socket.socket(fileno=int(sys.argv[1])))
+    import_libraries()
+    run(serve(channel, environment), site)

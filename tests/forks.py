@@ -1,20 +1,22 @@
-"""Child processes of tests without the seconds that an interpreter's imports cost.
+"""Start the tests' Python child processes by fork from a pre-imported interpreter.
 
-torch, MLflow and Prefect take an interpreter two to seven seconds of CPU time, and the tests start hundreds. Under
-xdist, as `make test` runs them, each test process therefore has a fork server: an interpreter that has imported these
-libraries, but nothing of ours, and forks. The fork is a child of the process that asked for it (the one in between
-ends at once, while the asking process is the subreaper) and takes over command, environment, folder, streams, session
-and parent-death signal. What else a process has from its parent must be as the fork server has it (`_state`). A fork
-that starts such processes itself has a fork server of its own.
+Importing torch, MLflow and Prefect costs an interpreter two to seven seconds of CPU, and the tests start hundreds of
+them. Under xdist, which `make test` uses, each test process therefore has a fork server (tests/fork_server.py): an
+interpreter that has imported these libraries, but none of our modules, and forks on request. `subprocess.Popen` is
+patched to ask it. The new process is a child of the process that asked; it gets the command, environment, working
+directory, file descriptors, session, process group and parent-death signal that Popen was given. A fork that may start
+Python processes itself has a fork server of its own.
 
-Forked are `python -m` of MODULES and `python -c` of a `Forked` program. They get an interpreter of their own
-- in tests marked `real_interpreter`, whose point is how an interpreter starts or ends;
-- with STARLING_TESTS_FORK=0, as `make test-all` sets it, and without xdist, unless STARLING_TESTS_FORK=1;
-- if anything is out of the ordinary: other arguments of Popen, another thread, an environment that differs from the
-  fork server's in more than LATE, a sitecustomize.py.
+Forked are `python -m` with one of MODULES and `python -c` with a `Forkable` program. Popen starts an interpreter as
+usual
+- in tests marked `real_interpreter`: those about how an interpreter starts or exits;
+- if STARLING_TESTS_FORK=0, which `make test-all` sets; without xdist, unless STARLING_TESTS_FORK=1; not on Linux;
+- if the process would differ from a fork: unusual arguments of Popen, a thread outside THREADS, a terminal as a stream,
+  limits, umask, signal masks and the like that differ from the fork server's (`inherited_state`), a variable that
+  libraries may read while they are imported (`import_environment`), a sitecustomize.py.
 
-How forks still differ from interpreters: those of one fork server have the same hash seed; libraries are in sys.modules
-(not Prefect) before they are imported, and are not taken down module by module at the end.
+Known differences between a fork and an interpreter: forks of one server share the hash seed; libraries other than
+Prefect are in sys.modules before the program imports them; modules of libraries are not finalized at exit.
 """
 
 import atexit
@@ -32,167 +34,205 @@ import threading
 import weakref
 from pathlib import Path
 
-SPAWNERS = {"flows.cli.app", "mlflow", "training.node", "training.rank", "training.supervise"}
-MODULES = SPAWNERS | {"training.evaluator", "uvicorn"}  # others start as fast by themselves
-# beginnings of the names of variables that a library reads when it is used; others may be read while it is loaded
-LATE = (
-    *("AWS_", "COLUMNS", "DO_NOT_TRACK", "MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "MLFLOW_DISABLE_TELEMETRY"),
-    *("MLFLOW_ENABLE_ARTIFACTS_", "MLFLOW_SERVER_", "MLFLOW_SUPPRESS_PRINTING_", "MLFLOW_TRACKING_", "NO_COLOR"),
-    *("PREFECT_API_URL", "PREFECT_FLOWS_HEARTBEAT_FREQUENCY", "PREFECT_HOME", "PREFECT_LOGGING_HANDLERS_"),
-    *("PREFECT_RESULTS_DEFAULT_SERIALIZER", "PREFECT_SERVER_ANALYTICS_ENABLED", "PREFECT_UI_API_URL", "PYTEST_"),
-    *("PYTHONPATH", "PYTORCH_ALLOC_CONF", "STARLING_", "TORCHINDUCTOR_CACHE_DIR"),
-    *("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "_MLFLOW_"),
+STARTERS = {"flows.cli.app", "mlflow", "training.node", "training.rank", "training.supervise"}
+"""Modules that start Python processes themselves."""
+MODULES = STARTERS | {"training.evaluator", "uvicorn"}
+"""Modules that import a heavy library; the others start as fast without a fork."""
+READ_WHEN_USED = (
+    "AWS_",
+    "COLUMNS",
+    "DO_NOT_TRACK",
+    "MLFLOW_ALLOW_PICKLE_DESERIALIZATION",
+    "MLFLOW_DISABLE_TELEMETRY",
+    "MLFLOW_ENABLE_ARTIFACTS_",
+    "MLFLOW_SERVER_",
+    "MLFLOW_SUPPRESS_PRINTING_",
+    "MLFLOW_TRACKING_",
+    "NO_COLOR",
+    "PREFECT_API_URL",
+    "PREFECT_FLOWS_HEARTBEAT_FREQUENCY",
+    "PREFECT_HOME",
+    "PREFECT_LOGGING_HANDLERS_",
+    "PREFECT_RESULTS_DEFAULT_SERIALIZER",
+    "PREFECT_SERVER_ANALYTICS_ENABLED",
+    "PREFECT_UI_API_URL",
+    "PYTEST_",
+    "PYTHONPATH",
+    "PYTORCH_ALLOC_CONF",
+    "STARLING_",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
+    "_MLFLOW_",
 )
+"""Prefixes of variables that no library reads while it is imported: forks may differ from their server in these."""
 USUAL = {"executable": None, "close_fds": True, "shell": False, "restore_signals": True, "umask": -1}
 USUAL |= {"uid": None, "gid": None, "gids": None}
 THREADS = weakref.WeakSet({threading.main_thread()})
-"""Whose children may be forks. Linux tells a child when the thread that started it ends, and a fork when the main one
-does: a test adds only a thread that waits for its children."""
-ROOM = " " * (64 << 10)  # a command line and an environment of this length hold those of a fork
-SUBREAPER, GET_SUBREAPER = 36, 37
+"""Threads whose children may be forks. On Linux a child's parent-death signal comes when the thread that started it
+ends, a fork's when the main thread does. A test may add a thread that waits for its children."""
+MAX_REQUEST = 64 << 10
+"""Bytes of a request at most, and so of a fork's command line and environment."""
+PDEATHSIG, SUBREAPER, GET_SUBREAPER = 1, 36, 37
 libc = ctypes.CDLL(None)
 start_interpreter = subprocess.Popen._execute_child
-switch = {"on": True}
 
 
-class Forked(str):
-    """A program that `python -c` may run in a fork."""
+class Forkable(str):
+    """A program for `python -c` that may run in a fork."""
 
 
 @contextlib.contextmanager
 def switched_off():
-    """Every process that is started in the block is an interpreter of its own, and so are those that it starts."""
-    before, switch["on"] = switch["on"], False
+    """Start interpreters instead of forks within the block."""
+    before, subprocess.Popen._execute_child = subprocess.Popen._execute_child, start_interpreter
     try:
         yield
     finally:
-        switch["on"] = before
+        subprocess.Popen._execute_child = before
 
 
 def installed():
-    """Whether this process has a fork server, or starts one when it needs it."""
+    """Whether Popen asks a fork server."""
     return subprocess.Popen._execute_child is not start_interpreter
 
 
 def install(environment):
-    """Let this process have a fork server, which its first use starts.
+    """Make Popen ask a fork server, which is started when it is first needed.
 
     Args:
-        environment: The fork server's: one that names no test's folder.
+        environment: The fork server's environment, without variables of a single test.
     """
-    environment = environment | {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "1"}  # as the command sets them
+    environment = environment | {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "1"}  # our command sets these
     environment.pop("PYTHONPATH", None)
 
     @functools.cache
     def server():
         ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         with theirs:
-            command = [sys.executable, Path(__file__).with_name("fork_server.py"), str(theirs.fileno()), ROOM]
+            # the padding makes room for the command lines and environments of forks
+            padding = " " * MAX_REQUEST
+            command = [sys.executable, Path(__file__).with_name("fork_server.py"), str(theirs.fileno()), padding]
             streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "pass_fds": [theirs.fileno()]}
-            process = subprocess.Popen(command, env=environment | {"ROOM": ROOM}, **streams)
-        made = Server(ours, environment)
-        atexit.register(lambda: (made.channel.close(), process.wait()))
-        return made
+            process = subprocess.Popen(command, env=environment | {"PADDING": padding}, **streams)
+        client = Client(ours, environment)
+        atexit.register(lambda: (client.channel.close(), process.wait()))
+        return client
 
     use(server)
 
 
 def use(server):
-    """Let Popen ask a fork server, which a function gives."""
-    names = inspect.signature(start_interpreter)
+    """Make Popen ask a fork server.
 
-    def execute(self, *arguments):
-        asked = names.bind(self, *arguments).arguments
-        if switch["on"] and is_known(asked["args"]) and (pid := server().fork(asked)):
+    Args:
+        server: A function that returns its `Client`.
+    """
+    signature = inspect.signature(start_interpreter)
+
+    def execute_child(self, *arguments):
+        wanted = signature.bind(self, *arguments).arguments
+        if is_forkable(wanted["args"]) and (pid := server().fork(wanted)):
             self.pid, self._child_created = pid, True
-            self._close_pipe_fds(*(asked[pipe + end] for pipe in ("p2c", "c2p", "err") for end in ("read", "write")))
+            self._close_pipe_fds(*(wanted[pipe + end] for pipe in ("p2c", "c2p", "err") for end in ("read", "write")))
         else:
             start_interpreter(self, *arguments)
 
-    subprocess.Popen._execute_child = execute
+    subprocess.Popen._execute_child = execute_child
 
 
-def is_known(words):
-    if not isinstance(words, list) or len(words) < 3 or words[0] != sys.executable:
+def is_forkable(command):
+    """Whether a command is `python -m` with one of MODULES or `python -c` with a `Forkable` program."""
+    if not isinstance(command, list) or len(command) < 3 or command[0] != sys.executable:
         return False
-    return (words[1] == "-m" and words[2] in MODULES) or (words[1] == "-c" and isinstance(words[2], Forked))
+    return (command[1] == "-m" and command[2] in MODULES) or (command[1] == "-c" and isinstance(command[2], Forkable))
 
 
-class Server:
-    """A fork server, as the process sees it that has it as its child.
+class Client:
+    """The connection of a process to its fork server, which is its child.
 
     Args:
-        channel: To the fork server; a request or an answer is one packet.
-        environment: That in which it has imported the libraries.
+        channel: A socket to the fork server; requests and answers are one packet each.
+        environment: The environment in which the fork server has imported the libraries.
     """
 
     def __init__(self, channel, environment):
-        self.channel, self.environment, self.state = put_away(channel), environment, _state()
+        self.channel, self.environment, self.state = move_up(channel), environment, inherited_state()
         self.channel.settimeout(240.0)
         self.lock = threading.Lock()
 
-    def fork(self, asked):
-        """The number of a new process that is this one's child; 0 if it takes an interpreter of its own.
+    def fork(self, wanted):
+        """Start a fork as a child of this process.
+
+        The fork server's child forks once more and exits. Its orphan becomes a child of this process, which is a
+        subreaper meanwhile.
 
         Args:
-            asked: The arguments of `Popen._execute_child`.
+            wanted: The arguments of `Popen._execute_child` by name.
+
+        Returns:
+            The process number, or 0 if only an interpreter can be what is wanted or the fork server has died.
         """
-        request = self.request(asked)
-        files = [n if fd == -1 else fd for n, fd in enumerate((asked["p2cread"], asked["c2pwrite"], asked["errwrite"]))]
+        streams = [wanted["p2cread"], wanted["c2pwrite"], wanted["errwrite"]]
+        fds = [number if fd == -1 else fd for number, fd in enumerate(streams)]
+        request = b"" if any(map(os.isatty, fds)) else self.request(wanted)
+        if not request:
+            return 0
         before = ctypes.c_int()
         with self.lock:
             libc.prctl(GET_SUBREAPER, ctypes.byref(before))
             libc.prctl(SUBREAPER, 1)
             try:
-                if request:
-                    socket.send_fds(self.channel, [request], [*files, *asked["pass_fds"]])
-                return int((request and self.channel.recv(64)) or 0)
+                socket.send_fds(self.channel, [request], [*fds, *wanted["pass_fds"]])
+                return int(self.channel.recv(64) or 0)
             except ConnectionError:
                 return 0
             except BaseException:
-                self.channel.shutdown(socket.SHUT_RDWR)  # the answer would be taken for the next one's
+                self.channel.shutdown(socket.SHUT_RDWR)  # the next request would receive this one's answer
                 raise
             finally:
                 libc.prctl(SUBREAPER, before.value)
 
-    def request(self, asked):
-        """What to ask the fork server for; empty if it cannot do that."""
-        death, cwd = asked["preexec_fn"], Path(os.fsdecode(asked["cwd"] or "")).absolute()
+    def request(self, wanted):
+        """Encode a request; empty if a fork would differ from what is wanted."""
+        death, cwd = wanted["preexec_fn"], Path(os.fsdecode(wanted["cwd"] or "")).absolute()
         if isinstance(death, functools.partial) and death.func.__name__ == "bind_to_parent":
             death = int(death.args[0])
-        given = os.environ if asked["env"] is None else asked["env"]
-        env = {os.fsdecode(name): os.fsdecode(value) for name, value in given.items()}
+        variables = os.environ if wanted["env"] is None else wanted["env"]
+        env = {os.fsdecode(name): os.fsdecode(value) for name, value in variables.items()}
         path = [str(cwd / folder) for folder in env.get("PYTHONPATH", "").split(os.pathsep) if folder]
-        request = {"args": [os.fsdecode(word) for word in asked["args"]], "env": env, "cwd": str(cwd), "path": path}
-        request |= {"session": bool(asked["start_new_session"]), "group": asked["process_group"], "death": death or 0}
-        fits = (
-            all(asked[name] == value for name, value in USUAL.items())
+        can_be_fork = (
+            all(wanted[name] == value for name, value in USUAL.items())
             and not callable(death)
             and threading.current_thread() in THREADS
-            and _state() == self.state
-            and early(env) == early(self.environment)
+            and inherited_state() == self.state
+            and import_environment(env) == import_environment(self.environment)
             and not any(Path(folder, "sitecustomize.py").exists() for folder in path)
             and cwd.is_dir()
         )
-        data = json.dumps(request | {"targets": [0, 1, 2, *asked["pass_fds"]]}).encode() if fits else b""
-        return data if len(data) < len(ROOM) else b""
+        if not can_be_fork:
+            return b""
+        request = {"args": [os.fsdecode(word) for word in wanted["args"]], "env": env, "cwd": str(cwd), "path": path}
+        request |= {"session": bool(wanted["start_new_session"]), "group": wanted["process_group"]}
+        request |= {"death": death or 0, "targets": [0, 1, 2, *wanted["pass_fds"]]}
+        data = json.dumps(request).encode()
+        return data if len(data) < MAX_REQUEST else b""
 
 
-def put_away(channel):
-    """The same socket by a number that no child process is given a file by."""
+def move_up(channel):
+    """Give a socket a descriptor number that no test passes to a child process."""
     with channel:
         return socket.socket(fileno=fcntl.fcntl(channel, fcntl.F_DUPFD_CLOEXEC, 900))
 
 
-def early(environment):
-    """The variables that may be read while libraries are loaded."""
-    return {name: value for name, value in environment.items() if not name.startswith(LATE)}
+def import_environment(environment):
+    """The variables that libraries may read while they are imported."""
+    return {name: value for name, value in environment.items() if not name.startswith(READ_WHEN_USED)}
 
 
-def _state():
-    """What a process has from its parent, besides files, folder and environment."""
+def inherited_state():
+    """What a process inherits from its parent, except descriptors, working directory and environment."""
     names = ("Tgid:", "Umask:", "Uid:", "Gid:", "SigBlk:", "SigIgn:")
     status = Path("/proc/thread-self/status").read_text().splitlines()
-    group = (os.getsid(0), os.getpgrp(), os.getpriority(os.PRIO_PROCESS, 0), os.readlink("/proc/self/ns/net"))
+    group = (os.getsid(0), os.getpgrp(), os.getpriority(os.PRIO_PROCESS, 0), str(Path("/proc/self/ns/net").readlink()))
     limits = Path("/proc/self/limits").read_text()
     return [line for line in status if line.startswith(names)], group, limits, os.sched_getaffinity(0)

@@ -117,7 +117,7 @@ def environment(**values):
 
 @contextmanager
 def made_once(name):
-    """A folder that the test processes of one run of pytest share; the block is one process's at a time."""
+    """A folder that the test processes of one pytest run share; one process at a time is within the block."""
     folder = Path(os.environ["STARLING_TESTS_SHARED"]) / name
     folder.mkdir(exist_ok=True)
     with (folder.parent / f"{name}.lock").open("w") as lock:
@@ -127,7 +127,7 @@ def made_once(name):
 
 @functools.cache
 def finished():
-    """Home folder and result of one whole tiny run without Prefect; the second test process finds all stages done."""
+    """Home folder and result of one complete tiny run without Prefect; later test processes reuse its stages."""
     from tasks.config import parse_config
     from tasks.orchestration import run_plainly
     from tasks.stage import Run

@@ -1,4 +1,4 @@
-"""A process that a fork server makes is as one of an interpreter of its own."""
+"""A fork looks and behaves like a process of its own interpreter."""
 
 import functools
 import json
@@ -8,11 +8,12 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import forks
 import pytest
-from forks import Forked
+from forks import Forkable
 from support import ROOT, processes_naming, wait_until
 
 from training.processes import bind_to_parent
@@ -34,19 +35,21 @@ print(json.dumps({
     "shown": [open(f"/proc/self/{name}", "rb").read().decode() for name in ("cmdline", "environ")],
 }))
 """
-CHANCE = "import random, numpy, torch; print(random.random(), numpy.random.rand(), torch.rand(1), numpy.__file__)"
+RANDOM = "import random, numpy, torch; print(random.random(), numpy.random.rand(), torch.rand(1), numpy.__file__)"
 
 
 @pytest.fixture(scope="module", autouse=True)
 def server():
-    """A fork server even where the test runs by itself."""
-    if not forks.installed():
-        forks.install(dict(os.environ))
+    """A fork server, also where forks are switched off."""
+    with nullcontext() if forks.installed() else forks.switched_off():
+        if not forks.installed():
+            forks.install(dict(os.environ))
+        yield
 
 
-@pytest.fixture(params=[Forked, str])
+@pytest.fixture(params=[Forkable, str])
 def python(request, tmp_path):
-    """Starts `python -c`, either way."""
+    """Starts `python -c`, in a fork or in an interpreter."""
     started = []
 
     def start(code, *words, **options):
@@ -62,17 +65,17 @@ def python(request, tmp_path):
 
 
 def is_fork(**options):
-    """Whether such a process has the libraries that its server has imported."""
-    code = Forked("import sys; sys.exit('torch' in sys.modules)")
+    """Whether a process started with these options is a fork: it has libraries that its program does not import."""
+    code = Forkable("import sys; sys.exit('torch' in sys.modules)")
     return subprocess.run([sys.executable, "-c", code], **options).returncode == 1
 
 
 @pytest.mark.parametrize("session", [True, False])
-def test_it_finds_what_an_interpreter_finds(tmp_path, session):
+def test_a_fork_finds_what_an_interpreter_finds(tmp_path, session):
     env = {**os.environ, "STARLING_X": "y", "PYTHONPATH": f"{ROOT}:relative"}
     options = {"cwd": tmp_path, "env": env, "input": "told", "capture_output": True, "text": True, "check": True}
     found = []
-    for kind in (str, Forked):
+    for kind in (str, Forkable):
         command = [sys.executable, "-c", kind(SHOW), "a", "b c", ""]
         found.append(one := json.loads(subprocess.run(command, start_new_session=session, **options).stdout))
         assert one["parent"] == os.getpid()
@@ -82,14 +85,14 @@ def test_it_finds_what_an_interpreter_finds(tmp_path, session):
     assert found[0] == found[1]
 
 
-def test_each_draws_numbers_of_its_own():
-    command = [sys.executable, "-c", Forked(CHANCE)]
+def test_forks_draw_different_random_numbers():
+    command = [sys.executable, "-c", Forkable(RANDOM)]
     drawn = [subprocess.run(command, check=True, capture_output=True, text=True).stdout.split() for _ in range(2)]
     assert drawn[0][-1] == drawn[1][-1]
     assert not set(drawn[0][:-1]) & set(drawn[1][:-1])
 
 
-def test_what_is_out_of_the_ordinary_gets_an_interpreter_of_its_own(tmp_path):
+def test_what_a_fork_cannot_reproduce_gets_an_interpreter(tmp_path):
     assert is_fork()
     assert is_fork(preexec_fn=functools.partial(bind_to_parent, signal.SIGKILL))
     assert not is_fork(preexec_fn=lambda: None)
@@ -97,10 +100,15 @@ def test_what_is_out_of_the_ordinary_gets_an_interpreter_of_its_own(tmp_path):
     assert not is_fork(env={name: value for name, value in os.environ.items() if name != "PATH"})
     assert not is_fork(umask=0o77)
     assert not is_fork(close_fds=False)
+    assert not is_fork(env=os.environ | {"STARLING_LONG": "x" * forks.MAX_REQUEST})
     (tmp_path / "sitecustomize.py").touch()
     assert not is_fork(env=os.environ | {"PYTHONPATH": str(tmp_path)})
     with forks.switched_off():
         assert not is_fork()
+    main, terminal = os.openpty()
+    assert not is_fork(stdin=terminal)
+    os.close(main)
+    os.close(terminal)
     found = []
     thread = threading.Thread(target=lambda: found.append(is_fork()))
     thread.start()
@@ -108,7 +116,7 @@ def test_what_is_out_of_the_ordinary_gets_an_interpreter_of_its_own(tmp_path):
     assert found == [False]
 
 
-def test_what_a_process_has_from_its_parent_is_the_servers_or_it_is_no_fork():
+def test_state_inherited_from_the_parent_is_the_fork_servers_or_there_is_no_fork():
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 40, hard))
     try:
@@ -129,7 +137,7 @@ def test_what_a_process_has_from_its_parent_is_the_servers_or_it_is_no_fork():
 
 
 @pytest.mark.real_interpreter
-def test_the_marker_gives_an_interpreter_of_its_own():
+def test_the_marker_switches_forks_off():
     assert not is_fork()
 
 
@@ -145,14 +153,14 @@ def test_the_marker_gives_an_interpreter_of_its_own():
         ("import os, signal; os.kill(os.getpid(), signal.SIGINT)", -2, "KeyboardInterrupt\n"),
     ],
 )
-def test_it_ends_as_it_says(python, code, status, said):
+def test_exit_status_and_last_words(python, code, status, said):
     process = python(code, stderr=subprocess.PIPE)
     assert process.communicate(timeout=240)[1].endswith(said)
     assert process.returncode == status
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signals_end_it(python, number):
+def test_a_signal_ends_it(python, number):
     code = "import time; print(1, flush=True); time.sleep(600)"
     process = python(code, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     process.stdout.readline()
@@ -164,21 +172,21 @@ def test_signals_end_it(python, number):
 PARENT = """
 import os, subprocess, sys, time
 sys.path.insert(0, sys.argv[1])
-from forks import Forked
+from forks import Forkable
 code = "import os, sys, time; from training.processes import end_with_parent; end_with_parent(int(sys.argv[1]));"
 code += "print(os.getsid(0), os.getpgrp(), 'torch' in sys.modules, flush=True); time.sleep(600)"
-child = subprocess.Popen([sys.executable, "-c", Forked(code), str(os.getpid())], stdout=subprocess.PIPE, text=True)
+child = subprocess.Popen([sys.executable, "-c", Forkable(code), str(os.getpid())], stdout=subprocess.PIPE, text=True)
 print(child.pid, child.stdout.readline(), flush=True)
 time.sleep(600)
 """
 
 
-def test_a_child_of_its_own_is_in_its_session_and_ends_with_it(python, tmp_path):
+def test_a_forks_child_is_in_its_session_and_ends_with_it(python, tmp_path):
     options = {"stdout": subprocess.PIPE, "cwd": ROOT, "start_new_session": True}
     process = python(PARENT, str(ROOT / "tests"), **options)
     child, session, group, forked = process.stdout.readline().split()
     assert int(session) == int(group) == process.pid
-    assert forked == str(isinstance(process.args[2], Forked))
+    assert forked == str(isinstance(process.args[2], Forkable))
     assert Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[1] == str(process.pid)
     assert {process.pid, int(child)} <= set(processes_naming(str(tmp_path)))
     process.kill()
@@ -187,12 +195,12 @@ def test_a_child_of_its_own_is_in_its_session_and_ends_with_it(python, tmp_path)
     wait_until(lambda: not processes_naming(str(tmp_path)))
 
 
-def test_a_folder_that_is_not_there_is_an_error(python, tmp_path):
+def test_a_missing_working_directory_is_an_error(python, tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere"):
         python("", cwd=tmp_path / "nowhere")
 
 
-def test_files_that_it_is_given_have_their_numbers(python):
+def test_passed_descriptors_keep_their_numbers(python):
     end, start = os.pipe()
     process = python("import os, sys; os.write(int(sys.argv[1]), b'here')", str(start), pass_fds=[start])
     os.close(start)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-from forks import Forked
+from forks import Forkable
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,7 +40,7 @@ def run_ranks(program: str, ranks: int, folder: Path, *words: str) -> None:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", Forked(program), str(rank), str(ranks), str(folder), *words],
+            [sys.executable, "-c", Forkable(program), str(rank), str(ranks), str(folder), *words],
             env=env,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -1,6 +1,7 @@
 """Fixtures that every room's tests share."""
 
 import atexit
+import gc
 import importlib.util
 import os
 import shutil
@@ -15,6 +16,9 @@ from typing import Any
 
 import hypothesis
 import pytest
+
+# Collection creates millions of objects that stay: garbage collection would scan them again and again.
+gc.disable()
 
 # Two cores serve the whole suite: a test must not oversubscribe them with one thread pool per process.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -49,6 +53,13 @@ def _load(name: str) -> ModuleType:
         sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules[name])
     return sys.modules[name]
+
+
+def pytest_collection_finish() -> None:
+    """Let garbage collection skip what collection has created."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -148,6 +148,7 @@ def import_libraries():
     """Import the libraries, with everything that forks need not compute again."""
     environment, libraries = dict(os.environ), {}
     atexit.register(keep_libraries, libraries)  # registered first, so called last
+    gc.disable()
     for name in LIBRARIES.split():
         importlib.import_module(name)
     inspect.getmodule(import_libraries.__code__)  # inspect caches the files of all modules, which pydantic asks for
@@ -161,7 +162,8 @@ def import_libraries():
     libraries |= {name: module for name, module in sys.modules.items() if name.split(".")[0] not in kept}
     sys.meta_path.insert(0, PrefectImporter())
     gc.collect()
-    gc.freeze()
+    gc.freeze()  # forks share these objects with this process, and need not scan them
+    gc.enable()
 
 
 def run(request, site):

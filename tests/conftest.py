@@ -57,7 +57,6 @@ def _load(name: str) -> ModuleType:
 
 def pytest_collection_finish() -> None:
     """Let garbage collection skip what collection has created."""
-    gc.collect()
     gc.freeze()
     gc.enable()
 

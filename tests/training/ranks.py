@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-from forks import Forkable
-
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -36,6 +34,8 @@ def run_ranks(program: str, ranks: int, folder: Path, *words: str) -> None:
         folder: For whatever the ranks share.
         words: Further arguments.
     """
+    from forks import Forkable  # ranks import this module, too, and have no tests/ on their path
+
     path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     processes = [

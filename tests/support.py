@@ -115,10 +115,15 @@ def environment(**values):
         put(before)
 
 
+def shared_folder():
+    """The folder of one pytest run, for all its test processes."""
+    return Path(os.environ["STARLING_TESTS_SHARED"])
+
+
 @contextmanager
 def made_once(name):
     """A folder that the test processes of one pytest run share; one process at a time is within the block."""
-    folder = Path(os.environ["STARLING_TESTS_SHARED"]) / name
+    folder = shared_folder() / name
     folder.mkdir(exist_ok=True)
     with (folder.parent / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -127,23 +132,36 @@ def made_once(name):
 
 @functools.cache
 def finished():
-    """Home folder and result of one complete tiny run without Prefect; later test processes reuse its stages."""
+    """Home folder and result of one complete tiny run without Prefect.
+
+    The first test process trains the model; the others copy its outputs and only register the model and write the
+    report. Each has a folder of its own, which its tests may change.
+    """
     from tasks.config import parse_config
     from tasks.orchestration import run_plainly
     from tasks.stage import Run
 
-    run = Run(parse_config(tiny_document()), "tiny-run")
-    with made_once("finished") as home, environment(STARLING_HOME=home, MLFLOW_TRACKING_URI=None):
-        if not (home / "mlflow").exists():
-            give_mlflow(home)
+    run, home = Run(parse_config(tiny_document()), "tiny-run"), shared_folder() / f"home-{os.getpid()}"
+    with made_once("finished") as made, environment(STARLING_HOME=home, MLFLOW_TRACKING_URI=None):
+        is_first = not any(made.iterdir())
+        if not is_first:
+            shutil.copytree(made, home)
+        give_mlflow(home)
         run_plainly(run)
+        if is_first:
+            copy_outputs(home, made, "register", "report")  # these name the home folder and its MLflow
     return home, run
 
 
 def copy_finished(folder):
     """A data folder with the corpus and the stage outputs of the finished run, but without its MLflow."""
+    return copy_outputs(finished()[0], folder)
+
+
+def copy_outputs(home, folder, *without):
+    """Copy a data folder's corpora and stage outputs, except those of some stages."""
     for part in ("corpora", "objects"):
-        shutil.copytree(finished()[0] / part, folder / part)
+        shutil.copytree(home / part, folder / part, ignore=shutil.ignore_patterns(*without))
     return folder
 
 

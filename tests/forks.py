@@ -13,7 +13,8 @@ usual
 - if STARLING_TESTS_FORK=0, which `make test-all` sets; without xdist, unless STARLING_TESTS_FORK=1; not on Linux;
 - if the process would differ from a fork: unusual arguments of Popen, a thread outside THREADS, a terminal as a stream,
   limits, umask, signal masks and the like that differ from the fork server's (`inherited_state`), a variable that
-  libraries may read while they are imported (`import_environment`), a sitecustomize.py.
+  libraries may read while they are imported (`import_environment`), a sitecustomize.py. pytest's summary of warnings
+  then names the reason.
 
 Known differences between a fork and an interpreter: forks of one server share the hash seed; libraries other than
 Prefect are in sys.modules before the program imports them; modules of libraries are not finalized at exit.
@@ -31,6 +32,7 @@ import socket
 import subprocess
 import sys
 import threading
+import warnings
 import weakref
 from pathlib import Path
 
@@ -116,7 +118,7 @@ def install(environment):
             command = [sys.executable, Path(__file__).with_name("fork_server.py"), str(theirs.fileno()), padding]
             streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "pass_fds": [theirs.fileno()]}
             process = subprocess.Popen(command, env=environment | {"PADDING": padding}, **streams)
-        client = Client(ours, environment)
+        client = Client(ours, environment, warnings.warn)
         atexit.register(lambda: (client.channel.close(), process.wait()))
         return client
 
@@ -155,10 +157,12 @@ class Client:
     Args:
         channel: A socket to the fork server; requests and answers are one packet each.
         environment: The environment in which the fork server has imported the libraries.
+        report: Called with the reason when an interpreter is started instead.
     """
 
-    def __init__(self, channel, environment):
+    def __init__(self, channel, environment, report=lambda reason: None):
         self.channel, self.environment, self.state = move_up(channel), environment, inherited_state()
+        self.report = report
         self.channel.settimeout(240.0)
         self.lock = threading.Lock()
 
@@ -172,12 +176,11 @@ class Client:
             wanted: The arguments of `Popen._execute_child` by name.
 
         Returns:
-            The process number, or 0 if only an interpreter can be what is wanted or the fork server has died.
+            The process number, or 0 if an interpreter has to be started instead.
         """
         streams = [wanted["p2cread"], wanted["c2pwrite"], wanted["errwrite"]]
         fds = [number if fd == -1 else fd for number, fd in enumerate(streams)]
-        request = b"" if any(map(os.isatty, fds)) else self.request(wanted)
-        if not request:
+        if not (request := self.request(wanted, fds)):
             return 0
         before = ctypes.c_int()
         with self.lock:
@@ -185,39 +188,44 @@ class Client:
             libc.prctl(SUBREAPER, 1)
             try:
                 socket.send_fds(self.channel, [request], [*fds, *wanted["pass_fds"]])
-                return int(self.channel.recv(64) or 0)
+                pid = int(self.channel.recv(64) or 0)
             except ConnectionError:
-                return 0
+                pid = 0
             except BaseException:
                 self.channel.shutdown(socket.SHUT_RDWR)  # the next request would receive this one's answer
                 raise
             finally:
                 libc.prctl(SUBREAPER, before.value)
+        if not pid:
+            self.report("an interpreter was started instead of a fork: the fork server has failed")
+        return pid
 
-    def request(self, wanted):
-        """Encode a request; empty if a fork would differ from what is wanted."""
+    def request(self, wanted, fds):
+        """Encode a request for a process with these streams; empty if a fork would differ from what is wanted."""
         death, cwd = wanted["preexec_fn"], Path(os.fsdecode(wanted["cwd"] or "")).absolute()
         if isinstance(death, functools.partial) and death.func.__name__ == "bind_to_parent":
             death = int(death.args[0])
         variables = os.environ if wanted["env"] is None else wanted["env"]
         env = {os.fsdecode(name): os.fsdecode(value) for name, value in variables.items()}
         path = [str(cwd / folder) for folder in env.get("PYTHONPATH", "").split(os.pathsep) if folder]
-        can_be_fork = (
-            all(wanted[name] == value for name, value in USUAL.items())
-            and not callable(death)
-            and threading.current_thread() in THREADS
-            and inherited_state() == self.state
-            and import_environment(env) == import_environment(self.environment)
-            and not any(Path(folder, "sitecustomize.py").exists() for folder in path)
-            and cwd.is_dir()
-        )
-        if not can_be_fork:
-            return b""
         request = {"args": [os.fsdecode(word) for word in wanted["args"]], "env": env, "cwd": str(cwd), "path": path}
         request |= {"session": bool(wanted["start_new_session"]), "group": wanted["process_group"]}
-        request |= {"death": death or 0, "targets": [0, 1, 2, *wanted["pass_fds"]]}
+        request |= {"targets": [0, 1, 2, *wanted["pass_fds"]], "death": 0 if callable(death) else death or 0}
         data = json.dumps(request).encode()
-        return data if len(data) < MAX_REQUEST else b""
+        obstacles = {
+            "arguments of Popen": any(wanted[name] != value for name, value in USUAL.items()) or callable(death),
+            "the thread": threading.current_thread() not in THREADS,
+            "state of this process": inherited_state() != self.state,
+            "environment variables": import_environment(env) != import_environment(self.environment),
+            "a sitecustomize.py": any(Path(folder, "sitecustomize.py").exists() for folder in path),
+            "the working directory": not cwd.is_dir(),
+            "the length": len(data) >= MAX_REQUEST,
+            "a terminal": any(map(os.isatty, fds)),
+        }
+        if found := [name for name, there in obstacles.items() if there]:
+            self.report(f"an interpreter was started instead of a fork, because of {', '.join(found)}")
+            return b""
+        return data
 
 
 def move_up(channel):

@@ -5,9 +5,11 @@ import json
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import warnings
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -17,6 +19,8 @@ from forks import Forkable
 from support import ROOT, processes_naming, wait_until
 
 from training.processes import bind_to_parent
+
+pytestmark = pytest.mark.filterwarnings("ignore:an interpreter was started")
 
 SHOW = """
 import json, logging, os, random, signal, sys, tempfile, threading
@@ -97,7 +101,8 @@ def test_what_a_fork_cannot_reproduce_gets_an_interpreter(tmp_path):
     assert is_fork(preexec_fn=functools.partial(bind_to_parent, signal.SIGKILL))
     assert is_fork(env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"})  # a node of one process leaves it behind
     assert not is_fork(preexec_fn=lambda: None)
-    assert not is_fork(env=os.environ | {"OMP_NUM_THREADS": "3"})
+    with pytest.warns(match="because of environment variables$"):
+        assert not is_fork(env=os.environ | {"OMP_NUM_THREADS": "3"})
     assert not is_fork(env={name: value for name, value in os.environ.items() if name != "PATH"})
     assert not is_fork(umask=0o77)
     assert not is_fork(close_fds=False)
@@ -135,6 +140,16 @@ def test_state_inherited_from_the_parent_is_the_fork_servers_or_there_is_no_fork
     finally:
         os.umask(mask)
     assert is_fork()
+
+
+def test_an_interpreter_is_started_when_the_fork_server_has_died():
+    ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    theirs.close()
+    client = forks.Client(ours, dict(os.environ), warnings.warn)
+    with forks.switched_off(), client.channel:
+        forks.use(lambda: client)
+        with pytest.warns(match="the fork server has failed"):
+            assert not is_fork()
 
 
 @pytest.mark.real_interpreter

@@ -27,7 +27,7 @@ test: $(STAMP)  ## run the tests (the fast ones, under 10 minutes on 2 cores)
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu" $(ARGS)
 
 test-all: $(STAMP)  ## run all tests, slow ones and those on real corpora included
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@STARLING_TESTS_FORK=0 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-gpu: $(STAMP)  ## run what needs a GPU, and print a summary to paste into docs/gpu.md
 	@$(BIN)/python -m pytest -q -m gpu $(ARGS)

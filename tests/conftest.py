@@ -1,9 +1,15 @@
 """Fixtures that every room's tests share."""
 
+import atexit
+import gc
 import importlib.util
 import os
+import shutil
 import sys
+import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,8 +17,17 @@ from typing import Any
 import hypothesis
 import pytest
 
+# Collection creates millions of objects that stay: garbage collection would scan them again and again.
+gc.disable()
+
 # Two cores serve the whole suite: a test must not oversubscribe them with one thread pool per process.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Test processes share expensive results in this folder. The first process, which starts the others, creates it and
+# removes it.
+if "STARLING_TESTS_SHARED" not in os.environ:
+    os.environ["STARLING_TESTS_SHARED"] = tempfile.mkdtemp(prefix="starling-tests-")
+    atexit.register(shutil.rmtree, os.environ["STARLING_TESTS_SHARED"], ignore_errors=True)
 
 # The one place that sets what all property tests share. They depend on no idle machine: nothing is too slow for them.
 # A suite that is inherited runs as several tests. Why a case fails is for a person to find out: it takes minutes here.
@@ -40,6 +55,20 @@ def _load(name: str) -> ModuleType:
     return sys.modules[name]
 
 
+def pytest_collection_finish() -> None:
+    """Let garbage collection skip what collection has created."""
+    gc.freeze()
+    gc.enable()
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Switch forks off for tests marked `real_interpreter` or `gpu` and for fixtures that they use first."""
+    real = any(item.get_closest_marker(name) for name in ("real_interpreter", "gpu"))
+    with forks.switched_off() if real else nullcontext():
+        yield
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip tests marked `gpu`, or `gpu(2)`, where there are not as many GPUs."""
     if (marker := item.get_closest_marker("gpu")) is not None:
@@ -58,9 +87,42 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
             terminalreporter.write_line(line)
 
 
+forks = _load("forks")
+wanted = os.environ.get("STARLING_TESTS_FORK", "1" if "PYTEST_XDIST_WORKER" in os.environ else "0")
+if sys.platform == "linux" and wanted != "0":
+    forks.install(dict(os.environ))
 _load("support")
 _load("gpu_summary")
 s3_server = _load("s3").s3_server
+
+
+# The slowest files, slowest first. A file runs in one test process (--dist loadfile): if a slow one came last, the
+# other process would be idle.
+SLOWEST = (
+    "flows/test_end_to_end.py",
+    "tasks/test_forward.py",
+    "test_docs.py",
+    "tasks/test_training_run.py",
+    "training/test_launch.py",
+    "tasks/test_train_stage.py",
+    "training/test_exactly_once.py",
+    "flows/test_cli.py",
+    "training/test_faults.py",
+    "known_issues/test_mlflows_database_broke_when_its_maker_was_killed.py",
+    "tasks/test_registry_moves.py",
+    "known_issues/test_remedies_that_did_not_help.py",
+    "tasks/test_register.py",
+    "training/test_store_server.py",
+    "training/test_engine.py",
+    "test_duplicates_measured.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start the slowest files first."""
+    folder = Path(__file__).parent
+    places = {folder / name: place for place, name in enumerate(SLOWEST)}
+    items.sort(key=lambda item: places.get(item.path, len(SLOWEST)))
 
 
 def find_shared_data() -> Path | None:

@@ -1,7 +1,7 @@
-"""What the tests of tasks/ and flows/ share: a tiny configuration, corpora, and one finished run per test process."""
+"""What the tests of tasks/ and flows/ share: a tiny configuration, corpora, and one finished run."""
 
-import atexit
 import csv
+import fcntl
 import functools
 import importlib.util
 import json
@@ -11,7 +11,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -116,25 +115,53 @@ def environment(**values):
         put(before)
 
 
+def shared_folder():
+    """The folder of one pytest run, for all its test processes."""
+    return Path(os.environ["STARLING_TESTS_SHARED"])
+
+
+@contextmanager
+def made_once(name):
+    """A folder that the test processes of one pytest run share; one process at a time is within the block."""
+    folder = shared_folder() / name
+    folder.mkdir(exist_ok=True)
+    with (folder.parent / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
+
+
 @functools.cache
 def finished():
-    """Home folder and result of one whole tiny run without Prefect, made once per test process."""
+    """Home folder and result of one complete tiny run without Prefect.
+
+    The first test process trains the model; the others copy its outputs and only register the model and write the
+    report. Each has a folder of its own, which its tests may change.
+    """
     from tasks.config.pipeline import parse_config
     from tasks.orchestration.stage_tasks import run_plainly
     from tasks.stages.base import Run
 
-    home = Path(tempfile.mkdtemp(prefix="starling-tests-"))
-    atexit.register(shutil.rmtree, home, ignore_errors=True)
-    with environment(STARLING_HOME=home, MLFLOW_TRACKING_URI=None):
-        run = Run(parse_config(tiny_document()), "tiny-run")
+    run, home = Run(parse_config(tiny_document()), "tiny-run"), shared_folder() / f"home-{os.getpid()}"
+    with made_once("finished") as made, environment(STARLING_HOME=home, MLFLOW_TRACKING_URI=None):
+        is_first = not any(made.iterdir())
+        if not is_first:
+            shutil.copytree(made, home)
+        give_mlflow(home)
         run_plainly(run)
+        if is_first:
+            copy_outputs(home, made, "register", "report")  # these name the home folder and its MLflow
     return home, run
 
 
 def copy_finished(folder):
     """A data folder with the corpus and the stage outputs of the finished run, but without its MLflow."""
+    return copy_outputs(finished()[0], folder)
+
+
+def copy_outputs(home, folder, *without):
+    """Copy a data folder's corpora and stage outputs, except those of some stages."""
     for part in ("corpora", "objects"):
-        shutil.copytree(finished()[0] / part, folder / part)
+        shutil.copytree(home / part, folder / part, ignore=shutil.ignore_patterns(*without))
     return folder
 
 
@@ -147,12 +174,13 @@ def copy_database(source, target):
 
 @functools.cache
 def _empty_mlflow():
-    import mlflow
+    with made_once("mlflow") as folder:
+        if not (folder / "made").exists():
+            import mlflow
 
-    folder = Path(tempfile.mkdtemp(prefix="starling-mlflow-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    uri = f"sqlite:///{folder}/mlflow.db"
-    mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri).search_experiments()
+            uri = f"sqlite:///{folder}/mlflow.db"
+            mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri).search_experiments()
+            (folder / "made").touch()
     return folder / "mlflow.db"
 
 

@@ -11,6 +11,7 @@ import click
 import pytest
 import typer
 import yaml
+from forks import Forkable
 
 from tasks.config.pipeline import ConfigError, parse_config
 
@@ -205,11 +206,11 @@ def test_yaml_is_a_configuration_or_a_part_of_one(text):
 
 
 @pytest.mark.parametrize("text", blocks(("python", "py")))
-def test_python_runs(text, tmp_path, request):
+def test_python_runs(text, tmp_path):
     env = None
     if "models:/" in text or "load_model" in text or ".wav" in text:
         env = registry_environment(text, tmp_path)
-    command = [sys.executable, "-c", text]
+    command = [sys.executable, "-c", Forkable(text)]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
 

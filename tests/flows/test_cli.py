@@ -200,6 +200,7 @@ def test_doctor_reports_what_breaks_and_goes_on(home, monkeypatch):
     assert "no such library" in found["checks"][0]["found"]
 
 
+@pytest.mark.real_interpreter
 def test_the_installed_command_starts(tmp_path):
     assert "Usage" in starling("--help", home=tmp_path).stdout
 

@@ -14,6 +14,7 @@ from support import (
     end_processes,
     environment,
     get_json,
+    give_mlflow,
     processes_naming,
     starling,
     tiny_document,
@@ -55,6 +56,7 @@ class Servers:
     def __init__(self, home):
         self.home = home
         self.config = write_config(home / "tiny.yaml", tiny_document())
+        give_mlflow(home)
         self.services = [start_prefect(), start_mlflow()]
         for service in self.services:
             service.wait()

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from forks import Forkable
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from support import (
     ROOT,
@@ -60,7 +61,7 @@ _run([sys.executable, "-c", child, str(os.getpid())], Path(sys.argv[1]))
 def test_the_childs_end_is_the_flows_end_however_that_comes(tmp_path, home, number):
     log = tmp_path / "node.log"
     env = {**os.environ, "PYTHONPATH": str(ROOT), "STARLING_HOME": str(home)}
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(log)], env=env, stderr=subprocess.DEVNULL)
+    parent = subprocess.Popen([sys.executable, "-c", Forkable(PARENT), str(log)], env=env, stderr=subprocess.DEVNULL)
     wait_until(lambda: log.exists() and "up" in log.read_text())
     parent.send_signal(number)
     parent.wait(20)

@@ -96,6 +96,7 @@ time.sleep(100)
 """
 
 
+@pytest.mark.real_interpreter
 def test_a_service_ends_with_its_parent_even_if_that_is_killed(home):
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     parent = subprocess.Popen([sys.executable, "-c", PARENT], env=env, stdout=subprocess.PIPE, text=True)
@@ -127,6 +128,7 @@ kept.kill()
 """
 
 
+@pytest.mark.real_interpreter
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt")
 def test_orphans_are_adopted_and_ended(home):
     env = {**os.environ, "PYTHONPATH": str(ROOT)}

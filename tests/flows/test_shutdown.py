@@ -12,6 +12,8 @@ from flows.servers import shutdown
 from flows.servers.shutdown import _Handler, bounded_end
 from training.processes.children import children
 
+pytestmark = pytest.mark.real_interpreter
+
 BUSY = """
 import subprocess, sys, threading, time
 from concurrent.futures import ThreadPoolExecutor

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from support import ROOT
 
+pytestmark = pytest.mark.real_interpreter
+
 PROGRAM = """
 from flows.cli.output import guarded_output
 with guarded_output():

@@ -9,6 +9,8 @@ import sys
 import pytest
 from support import ROOT
 
+pytestmark = pytest.mark.real_interpreter
+
 THREAD = """
 import atexit
 import sys

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.real_interpreter
+
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing ends a child with its parent")
 def test_the_child_notices_that_its_parent_is_another_one(tmp_path):

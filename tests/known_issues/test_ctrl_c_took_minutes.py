@@ -17,6 +17,8 @@ from storage.locks import file_lock
 from tasks.locking.slots import lock_name
 from training.coordinator.journal import read_journal
 
+pytestmark = pytest.mark.real_interpreter
+
 ENDED_S = 60
 """A fault's bound, on a busy machine; the promise is ten seconds."""
 ENDLESS = 100_000

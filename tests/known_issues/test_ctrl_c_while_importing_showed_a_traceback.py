@@ -9,6 +9,8 @@ from support import ROOT
 
 from flows.cli import early_interrupt
 
+pytestmark = pytest.mark.real_interpreter
+
 IMPORTS = """
 import os, signal, sys
 sys.path.insert(0, {root!r})

@@ -17,6 +17,8 @@ from support import ROOT, end_processes, processes_naming, wait_until
 
 from training.processes.children import begin_worker, starting_workers
 
+pytestmark = pytest.mark.real_interpreter
+
 POOL = """
 import os, signal, sys, time
 from concurrent.futures import ProcessPoolExecutor

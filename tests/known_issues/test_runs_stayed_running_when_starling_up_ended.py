@@ -14,6 +14,8 @@ from flows.servers import local_runs
 from flows.servers.services import free_port, spawn
 from training.coordinator.journal import read_journal
 
+pytestmark = pytest.mark.real_interpreter
+
 WORKER = """
 import os, signal, subprocess, sys
 flow = '''

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from forks import Forkable
 
 from storage import cache as cache_module
 from storage.cache import DEFAULT_BYTES, CacheFullError, DamagedCopyError, ShardCache, set_cache_limit
@@ -275,7 +276,7 @@ print(done)
 
 
 def start_worker(folder, cache, limit, seed, reads, seconds=0):
-    command = [sys.executable, "-c", WORKER, *map(str, (folder, cache, limit, seed, reads, seconds))]
+    command = [sys.executable, "-c", Forkable(WORKER), *map(str, (folder, cache, limit, seed, reads, seconds))]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

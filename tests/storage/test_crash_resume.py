@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from forks import Forkable
 
 from storage.index import ShardIndex
 from storage.objects import ObjectMissingError, ObjectStore
@@ -48,7 +49,7 @@ print("done", flush=True)
 def run(folder, pause=0.0, **options):
     root = Path(__file__).resolve().parents[2]
     environment = {**os.environ, "PYTHONPATH": str(root)}
-    command = [sys.executable, "-c", WRITER, str(folder), str(pause)]
+    command = [sys.executable, "-c", Forkable(WRITER), str(folder), str(pause)]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, **options)
 
 

@@ -1,5 +1,5 @@
 import pytest
-from support import tiny_document
+from support import copy_finished, tiny_document
 
 from speech.scoring import parse_trn
 from storage.index import ShardIndex
@@ -61,7 +61,8 @@ def test_what_a_decoder_does_not_read_makes_no_other_output(finished):
     assert len({key(kind="greedy"), key(kind="beam"), key(kind="beam", beam=3)}) == 3
 
 
-def test_beam_search_is_another_output_of_the_same_model(finished):
+def test_beam_search_is_another_output_of_the_same_model(finished, tmp_path, monkeypatch):
+    monkeypatch.setenv("STARLING_HOME", str(copy_finished(tmp_path)))
     run = variant(finished, decode={"kind": "beam", "beam": 8})
     result = DECODE.execute(run)
     greedy = finished.result("decode")

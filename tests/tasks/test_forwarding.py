@@ -11,7 +11,7 @@ from pathlib import Path
 
 import mlflow
 import pytest
-from support import environment, processes_naming, wait_until
+from support import environment, give_mlflow, processes_naming, wait_until
 
 from flows.servers.services import start_mlflow
 from tasks.tracking import forwarding
@@ -59,6 +59,7 @@ def sent(api, run_id):
 
 @pytest.fixture
 def writer(home, tmp_path):
+    give_mlflow(home)
     return Writer(tmp_path / "journal.jsonl")
 
 
@@ -273,6 +274,7 @@ class Server:
 
     def __init__(self, home):
         self.home = home
+        give_mlflow(home)
         self.service = start_mlflow().wait()
         self.url, self.port = self.service.url, int(self.service.url.rpartition(":")[2])
 

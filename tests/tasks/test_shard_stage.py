@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from forks import Forkable
 from support import ROOT, small_corpus, wait_until, write_tone
 
 from speech.audio import AudioError, encode_flac
@@ -209,7 +210,9 @@ def test_kill_9_in_the_middle_leaves_nothing_half_published_and_a_rerun_finishes
     path = small_corpus(tmp_path / "corpus", speakers=6, each=4)
     config = document(path, tmp_path / "objects")
     child = subprocess.Popen(
-        [sys.executable, "-c", KILLED, json.dumps(config)], env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path
+        [sys.executable, "-c", Forkable(KILLED), json.dumps(config)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
     )
     try:
         tars = lambda: list((tmp_path / "objects").glob("shard/*/*/*.tar"))  # noqa: E731

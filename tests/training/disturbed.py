@@ -6,6 +6,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
+import forks
 from support import environment, processes_naming, wait_until
 from tones import train
 
@@ -26,6 +27,7 @@ class Running:
         self._env = {"STARLING_SLOW_NODES": ",".join(f"{k}:{v}" for k, v in slowness.items())}
         self.trained = self.error = None
         self._thread = threading.Thread(target=self._run, daemon=True)
+        forks.THREADS.add(self._thread)
 
     def _run(self):
         try:

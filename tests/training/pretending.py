@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from forks import Forkable
 
 from storage.index import SCHEMA, ShardIndex, ShardRecord
 from storage.objects import ObjectStore
@@ -266,7 +267,7 @@ client.close()
 def start_child(store, number):
     words = [str(ROOT), store.address, str(number), str(store.folder / f"child-{number}"), str(store.size // PER_SHARD)]
     out = (store.folder / f"child-{number}.txt").open("wb")
-    return subprocess.Popen([sys.executable, "-c", CHILD, *words], stdout=out)
+    return subprocess.Popen([sys.executable, "-c", Forkable(CHILD), *words], stdout=out)
 
 
 def child_lines(store, number):

@@ -34,10 +34,13 @@ def run_ranks(program: str, ranks: int, folder: Path, *words: str) -> None:
         folder: For whatever the ranks share.
         words: Further arguments.
     """
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)])}
+    from forks import Forkable  # ranks import this module, too, and have no tests/ on their path
+
+    path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", program, str(rank), str(ranks), str(folder), *words],
+            [sys.executable, "-c", Forkable(program), str(rank), str(ranks), str(folder), *words],
             env=env,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

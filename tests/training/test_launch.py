@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forks import Forkable
 from safetensors.torch import load_file
 from support import end_processes, processes_naming, wait_until
 from tones import LEARNS, bare, train, train_here
@@ -52,7 +53,7 @@ def start(job, folder):
     folder.mkdir(parents=True, exist_ok=True)
     job_file = folder / "parent.json"
     job_file.write_text(job.model_dump_json())
-    command = [sys.executable, "-c", PARENT, str(job_file), str(folder)]
+    command = [sys.executable, "-c", Forkable(PARENT), str(job_file), str(folder)]
     environment = {**os.environ, **SLOW, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     with (folder / "parent.log").open("ab") as log:
         return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)

@@ -53,11 +53,8 @@ PROGRAM = textwrap.dedent(
     EPOCH = problem.batches / size
 
     def stepper(strategy, **constants):
-        values = {"strategy": strategy, "learners_per_node": size, "optimizer": problem.optimizer.model_dump()}
-        values[strategy] = constants
-        if not constants:
-            del values[strategy]
-        cfg = TrainConfig.model_validate(values)
+        chosen, optimizer = {"kind": strategy} | constants, problem.optimizer.model_dump()
+        cfg = TrainConfig.model_validate({"strategy": chosen, "learners_per_node": size, "optimizer": optimizer})
         learner = Toy(cfg)
         ring = Ring(0, group, learner.flat, None)
         return build_stepper(SimpleNamespace(train=cfg), ring, learner, epoch_steps=EPOCH)

@@ -12,12 +12,11 @@ between two stages; weights never travel. All wait for the slowest stage; a dead
 import logging
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from speech.models import AcousticModel
 from speech.models.stages import ModelStage, split_model
@@ -29,6 +28,9 @@ from training.learner.microbatches import undivided
 from training.learner.padding import rounded_up
 from training.node.process_group import NodeGroup
 from training.strategies.config import LayerPipelineConfig
+
+if TYPE_CHECKING:
+    from torch.distributed.pipelining import PipelineStage
 
 # a schedule is made for every batch, and says so every time
 logging.getLogger("torch.distributed.pipelining").setLevel(logging.WARNING)
@@ -186,6 +188,9 @@ class PipelineLearner(Learner):
             unalignable += count
             return losses.sum()
 
+        # every rank imports this module, and torch.distributed.pipelining takes a second
+        from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
+
         # 1F1B needs as many micro-batches as stages
         one = self.constants.schedule == "1f1b" and parts >= self.group.size
         kind = Schedule1F1B if one else ScheduleGPipe
@@ -196,8 +201,10 @@ class PipelineLearner(Learner):
         schedule.step(*inputs, target=rows, losses=losses, return_outputs=False, lengths=lengths.to(self.device))
         return sum(float(loss.detach()) for loss in losses), unalignable
 
-    def _place(self, width: int, size: int) -> PipelineStage:
+    def _place(self, width: int, size: int) -> "PipelineStage":
         """This stage for micro-batches of a shape: stated here, since torch would pickle shapes to tell them."""
+        from torch.distributed.pipelining import PipelineStage
+
         stage = self.stage
         inner = int(stage.num_frames(torch.tensor(max(1, width))))
         shape_in = (size, width if stage.is_first else inner, stage.in_width)

@@ -331,7 +331,8 @@ def test_nesterov_keeps_the_model_apart_from_its_look_ahead_point():
 
 def test_the_nesterov_look_ahead_is_where_the_next_block_starts():
     classical, nesterov = (
-        simulate("bmuf", config=BmufConfig(tau=2, eta=0.5, block_start=kind)).weights for kind in ("classical", "nesterov")
+        simulate("bmuf", config=BmufConfig(tau=2, eta=0.5, block_start=kind)).weights
+        for kind in ("classical", "nesterov")
     )
     assert not torch.allclose(classical, nesterov, atol=1e-4)
 

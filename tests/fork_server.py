@@ -1,0 +1,195 @@
+"""A fork server: an interpreter that imports the libraries once and forks on request.
+
+Started by tests/forks.py as `python tests/fork_server.py FD PADDING`; FD is the socket of its channel.
+"""
+
+import atexit
+import ctypes
+import fcntl
+import gc
+import importlib.abc
+import importlib.machinery
+import inspect
+import json
+import logging
+import os
+import runpy
+import signal
+import socket
+import sys
+import time
+import types
+from pathlib import Path
+
+import forks
+
+LIBRARIES = """
+    torch.distributed.algorithms.ddp_comm_hooks torchaudio safetensors.torch scipy.sparse rapidfuzz.distance
+    soundfile zmq.utils.monitor pandas pyarrow.parquet s3fs cryptography.hazmat.primitives.ciphers.aead
+    matplotlib.pyplot alembic.command flask_cors uvicorn.main mlflow.pyfunc mlflow.store.tracking.sqlalchemy_store
+    mlflow.store.model_registry.sqlalchemy_store prefect.server.api.server prefect.flows prefect.variables
+"""
+
+
+def serve(channel, environment):
+    """Fork on request until the client exits.
+
+    Returns:
+        In a fork, its request.
+    """
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the client handles Ctrl-C
+    while True:
+        data, fds, *_ = socket.recv_fds(channel, forks.MAX_REQUEST, 64)
+        if not data:
+            os._exit(0)
+        middle = os.fork()
+        if middle == 0:
+            middle = os.getpid()
+            if os.fork():
+                os._exit(0)
+            while os.getppid() == middle:  # until this process is the client's child
+                time.sleep(0.0005)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            try:
+                return become(json.loads(data), fds, channel, environment)
+            except BaseException:
+                channel.send(b"0")
+                raise
+        os.waitpid(middle, 0)
+        for fd in fds:
+            os.close(fd)
+
+
+def become(request, fds, channel, environment):
+    """Turn this process into the requested one and tell the client.
+
+    Returns:
+        The request; in forks of this process's own fork server, theirs.
+    """
+    if request["session"]:
+        os.setsid()
+    if request["group"] >= 0:
+        os.setpgid(0, request["group"])
+    if request["args"][1] == "-c" or request["args"][2] in forks.STARTERS:
+        ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        if os.fork() == 0:
+            ours.close()
+            channel.close()
+            for fd in fds:
+                os.close(fd)
+            return serve(forks.move_up(theirs), environment)
+        theirs.close()
+        client = forks.Client(ours, environment)
+        forks.use(lambda: client)
+    os.chdir(request["cwd"])
+    place(fds, request["targets"])
+    forks.libc.prctl(forks.PDEATHSIG, request["death"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    show(request["args"], [f"{name}={value}" for name, value in request["env"].items()])
+    channel.send(str(os.getpid()).encode())
+    channel.close()
+    return request
+
+
+def place(fds, targets):
+    """Give descriptors the numbers that they have in the requested process."""
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 512) for fd in fds]  # no descriptor is overwritten by another
+    for fd in fds:
+        os.close(fd)
+    for fd, target in zip(high, targets, strict=True):
+        os.dup2(fd, target)
+        os.close(fd)
+
+
+def show(command, environment):
+    """Show a command line and an environment in /proc, where tests look for processes.
+
+    They overwrite the fork server's own, whose padding makes room for them.
+    """
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[45:49]
+    start, end, start_environment, end_environment = map(int, fields)
+    for words, first, last in ((command, start, end), (environment, start_environment, end_environment)):
+        shown = b"".join(os.fsencode(word) + b"\0" for word in words)
+        ctypes.memmove(first, shown.ljust(last - first, b"\0"), last - first)
+
+
+class PrefectImporter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Hides Prefect until a fork imports it, and then makes it read its settings.
+
+    Prefect reads settings while it is imported, and some code checks whether Prefect is in sys.modules.
+    """
+
+    def __init__(self):
+        self.modules = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "prefect"}
+
+    def find_spec(self, name, *_):
+        return importlib.machinery.ModuleSpec(name, self) if name == "prefect" else None
+
+    def create_module(self, spec):
+        self.spec = self.modules["prefect"].__spec__
+        return self.modules["prefect"]
+
+    def exec_module(self, module):
+        module.__spec__ = self.spec
+        sys.meta_path.remove(self)
+        sys.modules.update(self.modules)
+        importlib.import_module("prefect.context").refresh_global_settings_context()
+
+
+def keep_libraries(libraries):
+    """Skip the finalization of library modules at exit: it costs a fork half a second of CPU."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(libraries))
+    for name in libraries:
+        sys.modules.pop(name, None)
+
+
+def import_libraries():
+    """Import the libraries, with everything that forks need not compute again."""
+    environment, libraries = dict(os.environ), {}
+    atexit.register(keep_libraries, libraries)  # registered first, so called last
+    gc.disable()
+    for name in LIBRARIES.split():
+        importlib.import_module(name)
+    inspect.getmodule(import_libraries.__code__)  # inspect caches the files of all modules, which pydantic asks for
+    threads = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    # forks lack all threads but one; Arrow's allocator restarts its own
+    assert len(threads) - threads.count("jemalloc_bg_thd") == 1, threads
+    assert not logging.root.handlers, logging.root.handlers
+    early = forks.import_environment(os.environ), forks.import_environment(environment)
+    assert early[0] == early[1], set(early[0].items()) ^ set(early[1].items())
+    kept = {*sys.stdlib_module_names, "__main__", "forks"}
+    libraries |= {name: module for name, module in sys.modules.items() if name.split(".")[0] not in kept}
+    sys.meta_path.insert(0, PrefectImporter())
+    gc.collect()
+    gc.freeze()  # forks share these objects with this process, and need not scan them
+    gc.enable()
+
+
+def run(request, site):
+    """Run the requested module or program as an interpreter does.
+
+    Args:
+        request: What the client asked for.
+        site: The entries of sys.path that every interpreter has.
+    """
+    command = sys.orig_argv = request["args"]
+    sys.argv = [command[1], *command[3:]]
+    sys.path[:] = ["" if command[1] == "-c" else str(Path.cwd()), *request["path"], *site]
+    sys.modules["numpy"].random.seed()
+    sys.modules["torch"].seed()
+    module = sys.modules["__main__"] = types.ModuleType("__main__")
+    if command[1] == "-m":
+        runpy._run_module_as_main(command[2])
+    else:
+        module.__builtins__, module.__annotations__ = __builtins__, {}
+        module.__loader__ = importlib.machinery.BuiltinImporter
+        exec(compile(command[2], "<string>", "exec"), module.__dict__)
+
+
+if __name__ == "__main__":
+    del os.environ["PADDING"]
+    site, environment = sys.path[1:], dict(os.environ)
+    channel = forks.move_up(socket.socket(fileno=int(sys.argv[1])))
+    import_libraries()
+    run(serve(channel, environment), site)

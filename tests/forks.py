@@ -1,0 +1,248 @@
+"""Start the tests' Python child processes by fork from a pre-imported interpreter.
+
+Importing torch, MLflow and Prefect costs an interpreter two to seven seconds of CPU, and the tests start hundreds of
+them. Under xdist, which `make test` uses, each test process therefore has a fork server (tests/fork_server.py): an
+interpreter that has imported these libraries, but none of our modules, and forks on request. `subprocess.Popen` is
+patched to ask it. The new process is a child of the process that asked; it gets the command, environment, working
+directory, file descriptors, session, process group and parent-death signal that Popen was given. A fork that may start
+Python processes itself has a fork server of its own.
+
+Forked are `python -m` with one of MODULES and `python -c` with a `Forkable` program. Popen starts an interpreter as
+usual
+- in tests marked `real_interpreter`: those about how an interpreter starts or exits;
+- if STARLING_TESTS_FORK=0, which `make test-all` sets; without xdist, unless STARLING_TESTS_FORK=1; not on Linux;
+- if the process would differ from a fork: unusual arguments of Popen, a thread outside THREADS, a terminal as a stream,
+  limits, umask, signal masks and the like that differ from the fork server's (`inherited_state`), a variable that
+  libraries may read while they are imported (`import_environment`), a sitecustomize.py. pytest's summary of warnings
+  then names the reason.
+
+Known differences between a fork and an interpreter: forks of one server share the hash seed; libraries other than
+Prefect are in sys.modules before the program imports them; modules of libraries are not finalized at exit.
+"""
+
+import atexit
+import contextlib
+import ctypes
+import fcntl
+import functools
+import inspect
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import warnings
+import weakref
+from pathlib import Path
+
+STARTERS = {"flows.cli.app", "mlflow", "training.node.agent", "training.node.rank", "training.processes.supervisor"}
+"""Modules that start Python processes themselves."""
+MODULES = STARTERS | {"training.learner.evaluator", "uvicorn"}
+"""Modules that import a heavy library; the others start as fast without a fork."""
+READ_WHEN_USED = (
+    "AWS_",
+    "COLUMNS",
+    "DO_NOT_TRACK",
+    "GLOO_SOCKET_IFNAME",
+    "MLFLOW_ALLOW_PICKLE_DESERIALIZATION",
+    "MLFLOW_DISABLE_TELEMETRY",
+    "MLFLOW_ENABLE_ARTIFACTS_",
+    "MLFLOW_SERVER_",
+    "MLFLOW_SUPPRESS_PRINTING_",
+    "MLFLOW_TRACKING_",
+    "NCCL_SOCKET_IFNAME",
+    "NO_COLOR",
+    "PREFECT_API_URL",
+    "PREFECT_FLOWS_HEARTBEAT_FREQUENCY",
+    "PREFECT_HOME",
+    "PREFECT_LOGGING_HANDLERS_",
+    "PREFECT_RESULTS_DEFAULT_SERIALIZER",
+    "PREFECT_SERVER_ANALYTICS_ENABLED",
+    "PREFECT_UI_API_URL",
+    "PYTEST_",
+    "PYTHONPATH",
+    "PYTORCH_ALLOC_CONF",
+    "STARLING_",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
+    "_MLFLOW_",
+)
+"""Prefixes of variables that no library reads while it is imported: forks may differ from their server in these."""
+USUAL = {"executable": None, "close_fds": True, "shell": False, "restore_signals": True, "umask": -1}
+USUAL |= {"uid": None, "gid": None, "gids": None}
+THREADS = weakref.WeakSet({threading.main_thread()})
+"""Threads whose children may be forks. On Linux a child's parent-death signal comes when the thread that started it
+ends, a fork's when the main thread does. A test may add a thread that waits for its children."""
+MAX_REQUEST = 64 << 10
+"""Bytes of a request at most, and so of a fork's command line and environment."""
+PDEATHSIG, SUBREAPER, GET_SUBREAPER = 1, 36, 37
+libc = ctypes.CDLL(None)
+start_interpreter = subprocess.Popen._execute_child
+
+
+class Forkable(str):
+    """A program for `python -c` that may run in a fork."""
+
+
+@contextlib.contextmanager
+def switched_off():
+    """Start interpreters instead of forks within the block."""
+    before, subprocess.Popen._execute_child = subprocess.Popen._execute_child, start_interpreter
+    try:
+        yield
+    finally:
+        subprocess.Popen._execute_child = before
+
+
+def installed():
+    """Whether Popen asks a fork server."""
+    return subprocess.Popen._execute_child is not start_interpreter
+
+
+def install(environment):
+    """Make Popen ask a fork server, which is started when it is first needed.
+
+    Args:
+        environment: The fork server's environment, without variables of a single test.
+    """
+    environment = environment | {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "1"}  # our command sets these
+    environment.pop("PYTHONPATH", None)
+
+    @functools.cache
+    def server():
+        ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        with theirs:
+            # the padding makes room for the command lines and environments of forks
+            padding = " " * MAX_REQUEST
+            command = [sys.executable, Path(__file__).with_name("fork_server.py"), str(theirs.fileno()), padding]
+            streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "pass_fds": [theirs.fileno()]}
+            process = subprocess.Popen(command, env=environment | {"PADDING": padding}, **streams)
+        client = Client(ours, environment, warnings.warn)
+        atexit.register(lambda: (client.channel.close(), process.wait()))
+        return client
+
+    use(server)
+
+
+def use(server):
+    """Make Popen ask a fork server.
+
+    Args:
+        server: A function that returns its `Client`.
+    """
+    signature = inspect.signature(start_interpreter)
+
+    def execute_child(self, *arguments):
+        wanted = signature.bind(self, *arguments).arguments
+        if is_forkable(wanted["args"]) and (pid := server().fork(wanted)):
+            self.pid, self._child_created = pid, True
+            self._close_pipe_fds(*(wanted[pipe + end] for pipe in ("p2c", "c2p", "err") for end in ("read", "write")))
+        else:
+            start_interpreter(self, *arguments)
+
+    subprocess.Popen._execute_child = execute_child
+
+
+def is_forkable(command):
+    """Whether a command is `python -m` with one of MODULES or `python -c` with a `Forkable` program."""
+    if not isinstance(command, list) or len(command) < 3 or command[0] != sys.executable:
+        return False
+    return (command[1] == "-m" and command[2] in MODULES) or (command[1] == "-c" and isinstance(command[2], Forkable))
+
+
+class Client:
+    """The connection of a process to its fork server, which is its child.
+
+    Args:
+        channel: A socket to the fork server; requests and answers are one packet each.
+        environment: The environment in which the fork server has imported the libraries.
+        report: Called with the reason when an interpreter is started instead.
+    """
+
+    def __init__(self, channel, environment, report=lambda reason: None):
+        self.channel, self.environment, self.state = move_up(channel), environment, inherited_state()
+        self.report = report
+        self.channel.settimeout(240.0)
+        self.lock = threading.Lock()
+
+    def fork(self, wanted):
+        """Start a fork as a child of this process.
+
+        The fork server's child forks once more and exits. Its orphan becomes a child of this process, which is a
+        subreaper meanwhile.
+
+        Args:
+            wanted: The arguments of `Popen._execute_child` by name.
+
+        Returns:
+            The process number, or 0 if an interpreter has to be started instead.
+        """
+        streams = [wanted["p2cread"], wanted["c2pwrite"], wanted["errwrite"]]
+        fds = [number if fd == -1 else fd for number, fd in enumerate(streams)]
+        if not (request := self.request(wanted, fds)):
+            return 0
+        before = ctypes.c_int()
+        with self.lock:
+            libc.prctl(GET_SUBREAPER, ctypes.byref(before))
+            libc.prctl(SUBREAPER, 1)
+            try:
+                socket.send_fds(self.channel, [request], [*fds, *wanted["pass_fds"]])
+                pid = int(self.channel.recv(64) or 0)
+            except ConnectionError:
+                pid = 0
+            except BaseException:
+                self.channel.shutdown(socket.SHUT_RDWR)  # the next request would receive this one's answer
+                raise
+            finally:
+                libc.prctl(SUBREAPER, before.value)
+        if not pid:
+            self.report("an interpreter was started instead of a fork: the fork server has failed")
+        return pid
+
+    def request(self, wanted, fds):
+        """Encode a request for a process with these streams; empty if a fork would differ from what is wanted."""
+        death, cwd = wanted["preexec_fn"], Path(os.fsdecode(wanted["cwd"] or "")).absolute()
+        if isinstance(death, functools.partial) and death.func.__name__ == "bind_to_parent":
+            death = int(death.args[0])
+        variables = os.environ if wanted["env"] is None else wanted["env"]
+        env = {os.fsdecode(name): os.fsdecode(value) for name, value in variables.items()}
+        path = [str(cwd / folder) for folder in env.get("PYTHONPATH", "").split(os.pathsep) if folder]
+        request = {"args": [os.fsdecode(word) for word in wanted["args"]], "env": env, "cwd": str(cwd), "path": path}
+        request |= {"session": bool(wanted["start_new_session"]), "group": wanted["process_group"]}
+        request |= {"targets": [0, 1, 2, *wanted["pass_fds"]], "death": 0 if callable(death) else death or 0}
+        data = json.dumps(request).encode()
+        obstacles = {
+            "arguments of Popen": any(wanted[name] != value for name, value in USUAL.items()) or callable(death),
+            "the thread": threading.current_thread() not in THREADS,
+            "state of this process": inherited_state() != self.state,
+            "environment variables": import_environment(env) != import_environment(self.environment),
+            "a sitecustomize.py": any(Path(folder, "sitecustomize.py").exists() for folder in path),
+            "the working directory": not cwd.is_dir(),
+            "the length": len(data) >= MAX_REQUEST,
+            "a terminal": any(map(os.isatty, fds)),
+        }
+        if found := [name for name, there in obstacles.items() if there]:
+            self.report(f"an interpreter was started instead of a fork, because of {', '.join(found)}")
+            return b""
+        return data
+
+
+def move_up(channel):
+    """Give a socket a descriptor number that no test passes to a child process."""
+    with channel:
+        return socket.socket(fileno=fcntl.fcntl(channel, fcntl.F_DUPFD_CLOEXEC, 900))
+
+
+def import_environment(environment):
+    """The variables that libraries may read while they are imported."""
+    return {name: value for name, value in environment.items() if not name.startswith(READ_WHEN_USED)}
+
+
+def inherited_state():
+    """What a process inherits from its parent, except descriptors, working directory and environment."""
+    names = ("Tgid:", "Umask:", "Uid:", "Gid:", "SigBlk:", "SigIgn:")
+    status = Path("/proc/thread-self/status").read_text().splitlines()
+    group = (os.getsid(0), os.getpgrp(), os.getpriority(os.PRIO_PROCESS, 0), str(Path("/proc/self/ns/net").readlink()))
+    limits = Path("/proc/self/limits").read_text()
+    return [line for line in status if line.startswith(names)], group, limits, os.sched_getaffinity(0)

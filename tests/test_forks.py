@@ -1,0 +1,225 @@
+"""A fork looks and behaves like a process of its own interpreter."""
+
+import functools
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import warnings
+from contextlib import nullcontext
+from pathlib import Path
+
+import forks
+import pytest
+from forks import Forkable
+from support import ROOT, processes_naming, wait_until
+
+from training.processes import bind_to_parent
+
+pytestmark = pytest.mark.filterwarnings("ignore:an interpreter was started")
+
+SHOW = """
+import json, logging, os, random, signal, sys, tempfile, threading
+state = open("/proc/self/status").read().splitlines()
+print(json.dumps({
+    "parent": os.getppid(), "leader": os.getsid(0) == os.getpid(), "group": os.getpgid(0) == os.getpid(),
+    "folder": os.getcwd(), "environment": dict(os.environ), "limits": open("/proc/self/limits").read(),
+    "state": [line for line in state if line.startswith(("Umask", "SigBlk", "SigIgn", "Uid", "Gid", "NoNew"))],
+    "argv": sys.argv, "words": sys.orig_argv[1:], "path": sys.path, "flags": str(sys.flags), "nice": os.nice(0),
+    "signals": [str(signal.getsignal(n)) for n in sorted(signal.valid_signals())],
+    "files": sorted(n for n in os.listdir("/proc/self/fd") if int(n) < 900 and n != "3"),
+    "threads": threading.active_count(), "main": sorted(globals()), "logging": str(logging.root.handlers),
+    "streams": [[f.encoding, f.errors, f.line_buffering, f.write_through] for f in (sys.stdin, sys.stdout, sys.stderr)],
+    "folders": [tempfile.gettempdir(), os.path.expanduser("~")], "locale": __import__("locale").getlocale(),
+    "hidden": "prefect" in sys.modules, "said": sys.stdin.read(),
+    "shown": [open(f"/proc/self/{name}", "rb").read().decode() for name in ("cmdline", "environ")],
+}))
+"""
+RANDOM = "import random, numpy, torch; print(random.random(), numpy.random.rand(), torch.rand(1), numpy.__file__)"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server():
+    """A fork server, also where forks are switched off."""
+    with nullcontext() if forks.installed() else forks.switched_off():
+        if not forks.installed():
+            forks.install(dict(os.environ))
+        yield
+
+
+@pytest.fixture(params=[Forkable, str])
+def python(request, tmp_path):
+    """Starts `python -c`, in a fork or in an interpreter."""
+    started = []
+
+    def start(code, *words, **options):
+        env = os.environ | {"STARLING_HERE": str(tmp_path)}
+        command = [sys.executable, "-c", request.param(code), *words]
+        started.append(subprocess.Popen(command, env=env, text=True, **options))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def is_fork(**options):
+    """Whether a process started with these options is a fork: it has libraries that its program does not import."""
+    code = Forkable("import sys; sys.exit('torch' in sys.modules)")
+    return subprocess.run([sys.executable, "-c", code], **options).returncode == 1
+
+
+@pytest.mark.parametrize("session", [True, False])
+def test_a_fork_finds_what_an_interpreter_finds(tmp_path, session):
+    env = {**os.environ, "STARLING_X": "y", "PYTHONPATH": f"{ROOT}:relative"}
+    options = {"cwd": tmp_path, "env": env, "input": "told", "capture_output": True, "text": True, "check": True}
+    found = []
+    for kind in (str, Forkable):
+        command = [sys.executable, "-c", kind(SHOW), "a", "b c", ""]
+        found.append(one := json.loads(subprocess.run(command, start_new_session=session, **options).stdout))
+        assert one["parent"] == os.getpid()
+        assert "\0".join(one["words"]) + "\0" in one["shown"].pop(0)
+        shown = one["shown"].pop().rstrip("\0").split("\0")
+        assert dict(entry.split("=", 1) for entry in shown) == env
+    assert found[0] == found[1]
+
+
+def test_forks_draw_different_random_numbers():
+    command = [sys.executable, "-c", Forkable(RANDOM)]
+    drawn = [subprocess.run(command, check=True, capture_output=True, text=True).stdout.split() for _ in range(2)]
+    assert drawn[0][-1] == drawn[1][-1]
+    assert not set(drawn[0][:-1]) & set(drawn[1][:-1])
+
+
+def test_what_a_fork_cannot_reproduce_gets_an_interpreter(tmp_path):
+    assert is_fork()
+    assert is_fork(preexec_fn=functools.partial(bind_to_parent, signal.SIGKILL))
+    assert is_fork(env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"})  # a node of one process leaves it behind
+    assert not is_fork(preexec_fn=lambda: None)
+    with pytest.warns(match="because of environment variables$"):
+        assert not is_fork(env=os.environ | {"OMP_NUM_THREADS": "3"})
+    assert not is_fork(env={name: value for name, value in os.environ.items() if name != "PATH"})
+    assert not is_fork(umask=0o77)
+    assert not is_fork(close_fds=False)
+    assert not is_fork(env=os.environ | {"STARLING_LONG": "x" * forks.MAX_REQUEST})
+    (tmp_path / "sitecustomize.py").touch()
+    assert not is_fork(env=os.environ | {"PYTHONPATH": str(tmp_path)})
+    with forks.switched_off():
+        assert not is_fork()
+    main, terminal = os.openpty()
+    assert not is_fork(stdin=terminal)
+    os.close(main)
+    os.close(terminal)
+    found = []
+    thread = threading.Thread(target=lambda: found.append(is_fork()))
+    thread.start()
+    thread.join()
+    assert found == [False]
+
+
+def test_state_inherited_from_the_parent_is_the_fork_servers_or_there_is_no_fork():
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 40, hard))
+    try:
+        assert not is_fork()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert not is_fork()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    mask = os.umask(0o77)
+    try:
+        assert not is_fork()
+    finally:
+        os.umask(mask)
+    assert is_fork()
+
+
+def test_an_interpreter_is_started_when_the_fork_server_has_died():
+    ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    theirs.close()
+    client = forks.Client(ours, dict(os.environ), warnings.warn)
+    with forks.switched_off(), client.channel:
+        forks.use(lambda: client)
+        with pytest.warns(match="the fork server has failed"):
+            assert not is_fork()
+
+
+@pytest.mark.real_interpreter
+def test_the_marker_switches_forks_off():
+    assert not is_fork()
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "said"),
+    [
+        ("raise SystemExit(3)", 3, ""),
+        ("raise SystemExit('words')", 1, "words\n"),
+        ("1 / 0", 1, "ZeroDivisionError: division by zero\n"),
+        ("import atexit, sys; atexit.register(sys.stderr.write, 'bye')", 0, "bye"),
+        ("import os; os.kill(os.getpid(), 9)", -9, ""),
+        ("import os; os._exit(5)", 5, ""),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGINT)", -2, "KeyboardInterrupt\n"),
+    ],
+)
+def test_exit_status_and_last_words(python, code, status, said):
+    process = python(code, stderr=subprocess.PIPE)
+    assert process.communicate(timeout=240)[1].endswith(said)
+    assert process.returncode == status
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it(python, number):
+    code = "import time; print(1, flush=True); time.sleep(600)"
+    process = python(code, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    process.stdout.readline()
+    process.send_signal(number)
+    assert process.wait(240) == -number
+    process.stdout.close()
+
+
+PARENT = """
+import os, subprocess, sys, time
+sys.path.insert(0, sys.argv[1])
+from forks import Forkable
+code = "import os, sys, time; from training.processes import end_with_parent; end_with_parent(int(sys.argv[1]));"
+code += "print(os.getsid(0), os.getpgrp(), 'torch' in sys.modules, flush=True); time.sleep(600)"
+child = subprocess.Popen([sys.executable, "-c", Forkable(code), str(os.getpid())], stdout=subprocess.PIPE, text=True)
+print(child.pid, child.stdout.readline(), flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_forks_child_is_in_its_session_and_ends_with_it(python, tmp_path):
+    options = {"stdout": subprocess.PIPE, "cwd": ROOT, "start_new_session": True}
+    process = python(PARENT, str(ROOT / "tests"), **options)
+    child, session, group, forked = process.stdout.readline().split()
+    assert int(session) == int(group) == process.pid
+    assert forked == str(isinstance(process.args[2], Forkable))
+    assert Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[1] == str(process.pid)
+    assert {process.pid, int(child)} <= set(processes_naming(str(tmp_path)))
+    process.kill()
+    process.wait(240)
+    process.stdout.close()
+    wait_until(lambda: not processes_naming(str(tmp_path)))
+
+
+def test_a_missing_working_directory_is_an_error(python, tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        python("", cwd=tmp_path / "nowhere")
+
+
+def test_passed_descriptors_keep_their_numbers(python):
+    end, start = os.pipe()
+    process = python("import os, sys; os.write(int(sys.argv[1]), b'here')", str(start), pass_fds=[start])
+    os.close(start)
+    with open(end, "rb") as pipe:
+        assert pipe.read() == b"here"
+    assert process.wait(240) == 0

@@ -56,7 +56,7 @@ class Sweep:
         choices: Methods.
     """
 
-    batches: tuple[int, ...] = (64, 128, 256, 512, 1024)
+    batches: tuple[int, ...] = (64, 128, 256, 512)
     clip: float = 5.0
     epochs: int = 16
     choices: tuple[Choice, ...] = HEADLINE
@@ -69,8 +69,8 @@ class Sweep:
 SWEEPS = {
     "headline": Sweep(),
     "unclipped": Sweep(clip=0.0),
-    "longer": Sweep((256, 512, 1024), epochs=48),
-    "longer-unclipped": Sweep((256, 512, 1024), clip=0.0, epochs=48, choices=FEW),
+    "longer": Sweep((256, 512), epochs=48),
+    "longer-unclipped": Sweep((256, 512), clip=0.0, epochs=48, choices=FEW),
 }
 SEEDS, SEED_BATCHES = (1, 2, 3), (128, 256)
 

@@ -1,4 +1,4 @@
-"""What the three experiments run, and when a training counts as converged."""
+"""What the experiments run, and when a training counts as converged."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -31,15 +31,49 @@ class Choice:
         return replace(Run(learners=learners, batch=batch, lr=lr, **asdict(self)), **fields)
 
 
-BATCHES = (64, 128, 256, 512, 1024)
 HEADLINE_LEARNERS = 16
 HEADLINE = (
     Choice("scpsgd"),
-    Choice("adpsgd", ("neighbours=ring",)),
-    Choice("adpsgd", ("neighbours=random-ring",)),
+    Choice("adpsgd", ("neighbours=ring", "per_step=1")),
+    Choice("adpsgd", ("neighbours=ring", "per_step=4")),
+    Choice("adpsgd", ("neighbours=random-ring", "per_step=1")),
+    Choice("adpsgd", ("neighbours=random-ring", "per_step=4")),
     Choice("bmuf", ("tau=4",), momentum=0.0),
 )
 """Blocks of four steps: an epoch of the larger batches has no more. BMUF has a momentum of its own."""
+FEW = (HEADLINE[0], HEADLINE[2], HEADLINE[5])
+"""One of each kind, for the dearest table."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A table of ever larger batches, at each of which every method has its learning rates.
+
+    Attributes:
+        batches: Of all learners together, ascending.
+        clip: Gradients are scaled down to this norm; 0 never.
+        epochs: Passes over the data.
+        choices: Methods.
+    """
+
+    batches: tuple[int, ...] = (64, 128, 256, 512)
+    clip: float = 5.0
+    epochs: int = 16
+    choices: tuple[Choice, ...] = HEADLINE
+
+    def runs(self, batch: int, choice: Choice) -> list[Run]:
+        """The learning rates of one method and batch, ascending."""
+        return [choice.run(HEADLINE_LEARNERS, batch, lr, clip=self.clip, epochs=self.epochs) for lr in RATES]
+
+
+SWEEPS = {
+    "headline": Sweep(),
+    "unclipped": Sweep(clip=0.0),
+    "longer": Sweep((256, 512), epochs=48),
+    "longer-unclipped": Sweep((256, 512), clip=0.0, epochs=48, choices=FEW),
+}
+SEEDS, SEED_BATCHES = (1, 2, 3), (128, 256)
+
 KEPT_BATCH, KEPT_RATES = 64, (0.000316, 0.001, *RATES)
 RESET_BATCH, RESET_RATES = 256, (0.01, 0.0316, 0.1)
 """BMUF with the momentum of the others as well: kept over the ends of blocks, and beginning anew with each."""
@@ -56,9 +90,9 @@ STRATEGIES = (
     Choice("ma", ("tau=4",)),
     Choice("bmuf", ("tau=4", "momentum=reset")),
     Choice("bmuf", ("tau=4",), momentum=0.0),
-    Choice("adpsgd", ("neighbours=ring",)),
-    Choice("adpsgd", ("neighbours=random-ring",)),
-    Choice("h-adpsgd", per_machine=2),
+    Choice("adpsgd", ("neighbours=ring", "per_step=4")),
+    Choice("adpsgd", ("neighbours=random-ring", "per_step=4")),
+    Choice("h-adpsgd", ("per_step=4",), per_machine=2),
     Choice("asgd"),
     Choice("asgd", momentum=0.0),
     Choice("easgd"),
@@ -67,9 +101,10 @@ STRATEGIES = (
 )
 STRATEGY_RATES, PLAIN_RATES = (0.0316, 0.01, 0.00316, 0.001), (0.316, 0.1, 0.0316, 0.01)
 """In this order, until a model is at the target; the latter where momentum does not make steps longer."""
-LONGER_BATCH, LONGER_RATE, LONGER_EPOCHS = 256, 0.1, 32
+PLAIN_BATCH = 256
 RECIPE_BATCHES = (64, 128, 256)
 RING_LEARNERS, RING_BATCH, RING_RATE = (8, 16, 32, 64), 64, 0.0316
+RINGS = tuple(choice for choice in HEADLINE if choice.strategy == "adpsgd")
 
 Recipe = tuple[Literal["sgd", "adamw"], float]
 """An optimizer, and its learning rate."""
@@ -92,11 +127,6 @@ def recipes(batch: int) -> list[Run]:
     return [Run("scpsgd", 1, batch, lr, clip=clip, optimizer=kind) for kind, clip, lr in RECIPES]
 
 
-def headline(batch: int, choice: Choice) -> list[Run]:
-    """The learning rates of one method and batch, ascending."""
-    return [choice.run(HEADLINE_LEARNERS, batch, lr) for lr in RATES]
-
-
 def momenta() -> list[Run]:
     """Two momenta at once: BMUF's over blocks, and that of the steps within them."""
     return [
@@ -112,43 +142,30 @@ def strategies(choice: Choice) -> list[Run]:
     return [choice.run(STRATEGY_LEARNERS, STRATEGY_BATCH, lr, looks=2) for lr in rates]
 
 
-def longer() -> list[Run]:
-    """The methods with momentum, at a batch that is large for them, with twice the epochs."""
-    return [
-        choice.run(HEADLINE_LEARNERS, LONGER_BATCH, LONGER_RATE, epochs=LONGER_EPOCHS, looks=1)
-        for choice in HEADLINE
-        if choice.momentum
-    ]
-
-
 def plain() -> list[Run]:
-    """The same methods at that batch without momentum, at learning rates that are up to ten times as high."""
+    """The methods with momentum at a large batch without it, at learning rates that are up to ten times as high."""
     return [
-        choice.run(HEADLINE_LEARNERS, LONGER_BATCH, lr, momentum=0.0)
+        choice.run(HEADLINE_LEARNERS, PLAIN_BATCH, lr, momentum=0.0)
         for choice in HEADLINE
         if choice.momentum
         for lr in (0.1, 0.316, 1.0)
     ]
 
 
-def seeds() -> list[Run]:
-    """All methods at that batch and rate, and the largest rings, with other seeds than the rest has."""
-    first = [choice.run(HEADLINE_LEARNERS, LONGER_BATCH, LONGER_RATE) for choice in HEADLINE]
-    largest = [run for run in rings() if run.learners == RING_LEARNERS[-1]]
-    return [
-        replace(run, seed=seed)
-        for runs, last in ((first, 3), (largest, 2))
-        for run in runs
-        for seed in range(1, last + 1)
-    ]
+def seeds(batch: int, choice: Choice, results: Results) -> list[Run]:
+    """All seeds of a method at a batch, at the rate that was best with the first one; none where that is not known."""
+    runs = SWEEPS["headline"].runs(batch, choice)
+    top = best(runs, results)
+    found = next((run for run in runs if results.get(run) is top), None) if top else None
+    return [replace(found, seed=seed) for seed in SEEDS] if found else []
 
 
-def rings() -> list[Run]:
-    """Both rings with more and more learners, at the same total batch."""
+def rings(seed: int = 1) -> list[Run]:
+    """All rings with more and more learners, at the same total batch; with other seeds the largest only."""
     return [
-        Run("adpsgd", learners, RING_BATCH, RING_RATE, (f"neighbours={neighbours}",), looks=2)
-        for learners in RING_LEARNERS
-        for neighbours in ("ring", "random-ring")
+        choice.run(learners, RING_BATCH, RING_RATE, looks=2, seed=seed)
+        for learners in (RING_LEARNERS if seed == 1 else RING_LEARNERS[-1:])
+        for choice in RINGS
     ]
 
 

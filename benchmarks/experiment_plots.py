@@ -11,13 +11,15 @@ import matplotlib.pyplot as plt
 from matplotlib.patches import Patch
 
 from benchmarks import experiment_plans as plans
-from benchmarks.experiment_report import headline_rows, interval, ring_rows, strategy_rows
-from benchmarks.experiment_runs import Results, Run
+from benchmarks.experiment_report import interval, ring_rows, strategy_rows, sweep_rows
+from benchmarks.experiment_runs import Results
 
 STYLE = {
     "scpsgd": ("#1f5fa8", "o"),
-    "adpsgd ring": ("#c8501e", "s"),
-    "adpsgd random-ring": ("#e0a020", "D"),
+    "adpsgd ring per_step=1": ("#c8501e", "s"),
+    "adpsgd ring per_step=4": ("#7a2a0a", "P"),
+    "adpsgd random-ring per_step=1": ("#e0a020", "D"),
+    "adpsgd random-ring per_step=4": ("#8a6a00", "X"),
     "bmuf (plain SGD)": ("#3a8f4d", "^"),
 }
 CEILING = 10.0
@@ -61,7 +63,7 @@ def _shown(loss: float | None) -> float:
 def draw_headline(results: Results, folder: Path) -> Path:
     """Held-out loss against total batch, the best learning rate of each."""
     figure, panels = _figure(7.5, 4.6)
-    axes, rows = panels[0], headline_rows(results)
+    axes, rows = panels[0], sweep_rows(results)
     for method in dict.fromkeys(row["method"] for row in rows):
         color, marker = STYLE[method]
         own = [row for row in rows if row["method"] == method]
@@ -85,11 +87,12 @@ def draw_headline(results: Results, folder: Path) -> Path:
 
 def draw_rates(results: Results, folder: Path) -> Path:
     """Held-out loss against learning rate, a panel for each batch."""
-    batches = [batch for batch in plans.BATCHES if any(results.get(run) for run in _of(batch))]
+    sweep = plans.SWEEPS["headline"]
+    batches = [b for b in sweep.batches if any(results.get(r) for c in sweep.choices for r in sweep.runs(b, c))]
     figure, panels = _figure(3.3 * len(batches), 4.0, len(batches))
     for axes, batch in zip(panels, batches, strict=True):
-        for choice in plans.HEADLINE:
-            runs = [run for run in plans.headline(batch, choice) if results.get(run) is not None]
+        for choice in sweep.choices:
+            runs = [run for run in sweep.runs(batch, choice) if results.get(run) is not None]
             if not runs:
                 continue
             losses = [_shown((results.get(run) or {})["loss"]) for run in runs]
@@ -104,10 +107,6 @@ def draw_rates(results: Results, folder: Path) -> Path:
     panels[0].set_ylabel("held-out loss, nats per word")
     panels[0].legend(title="method", fontsize=8)
     return _save(figure, folder / "experiment-rates.png")
-
-
-def _of(batch: int) -> list[Run]:
-    return [run for choice in plans.HEADLINE for run in plans.headline(batch, choice)]
 
 
 def draw_strategies(results: Results, folder: Path) -> Path:
@@ -145,14 +144,14 @@ def draw_rings(results: Results, folder: Path) -> Path:
     figure, panels = _figure(9.5, 4.0, 2)
     for method in dict.fromkeys(row["method"] for row in rows):
         color, marker = STYLE[method]
-        own = [row for row in rows if row["method"] == method]
+        own = [row for row in rows if row["method"] == method and row["seed"] == 1]
         learners = [row["learners"] for row in own]
         panels[0].plot(learners, [row["consensus"] for row in own], color=color, marker=marker, label=method)
         done = [row for row in own if row["wer"] is not None]
         bounds = [interval(row["wer"]) for row in done]
         below = [100 * (row["wer"] - low) for row, (low, _) in zip(done, bounds, strict=True)]
         above = [100 * (high - row["wer"]) for row, (_, high) in zip(done, bounds, strict=True)]
-        shift = 0.97 if method.endswith(" ring") else 1.03
+        shift = 0.97 if " ring" in method else 1.03
         panels[1].errorbar(
             [row["learners"] * shift for row in done],
             [100 * row["wer"] for row in done],
@@ -176,8 +175,8 @@ def draw_rings(results: Results, folder: Path) -> Path:
 def draw(results: Results, folder: Path) -> list[Path]:
     """Pictures of all experiments that have results, into a folder."""
     parts = {
-        draw_headline: headline_rows,
-        draw_rates: headline_rows,
+        draw_headline: sweep_rows,
+        draw_rates: sweep_rows,
         draw_strategies: strategy_rows,
         draw_rings: ring_rows,
     }

@@ -23,6 +23,7 @@ HEADINGS = {
     "join": "learners that join",
     "takes": "they take",
     "after": "loss in the epoch after",
+    "errors": "WER, %",
 }
 
 
@@ -34,12 +35,12 @@ def interval(wer: float, words: int = WORDS) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def headline_rows(results: Results) -> list[Row]:
+def sweep_rows(results: Results, name: str = "headline") -> list[Row]:
     """Each method's best learning rate at each batch that was tried."""
-    rows = []
-    for batch in plans.BATCHES:
-        for choice in plans.HEADLINE:
-            runs = plans.headline(batch, choice)
+    sweep, rows = plans.SWEEPS[name], []
+    for batch in sweep.batches:
+        for choice in sweep.choices:
+            runs = sweep.runs(batch, choice)
             tried = [run for run in runs if results.get(run) is not None]
             if not tried:
                 continue
@@ -51,6 +52,8 @@ def headline_rows(results: Results) -> list[Row]:
                     "lr": top["run"]["lr"] if top else None,
                     "loss": top["loss"] if top else None,
                     "wer": top["wer"] if top else None,
+                    "staleness": top["staleness"] if top else None,
+                    "consensus": top["consensus"] if top else None,
                     "converged": plans.converged(top),
                     "rates": len(tried),
                 }
@@ -58,10 +61,10 @@ def headline_rows(results: Results) -> list[Row]:
     return rows
 
 
-def largest_batches(results: Results) -> dict[str, int | None]:
+def largest_batches(results: Results, name: str = "headline") -> dict[str, int | None]:
     """The largest batch at which each method converged, at all smaller ones as well or not."""
     found: dict[str, int | None] = {}
-    for row in headline_rows(results):
+    for row in sweep_rows(results, name):
         found.setdefault(row["method"], None)
         if row["converged"]:
             found[row["method"]] = row["batch"]
@@ -99,12 +102,12 @@ def _strategy_row(run: Run, record: Record) -> Row:
 
 
 def ring_rows(results: Results) -> list[Row]:
-    """Both rings with more and more learners."""
+    """All rings with more and more learners."""
     rows = []
-    for run in plans.rings():
+    for run in [*plans.rings(), *plans.rings(seed=2)]:
         record = results.get(run)
         if record is not None:
-            row = {"method": run.method, "learners": run.learners, "lr": run.lr}
+            row = {"method": run.method, "learners": run.learners, "seed": run.seed}
             rows.append({**row, **{name: record.get(name) for name in ("consensus", "loss", "wer", "staleness")}})
     return rows
 
@@ -120,8 +123,18 @@ def plain_rows(results: Results) -> list[Row]:
 
 
 def seed_rows(results: Results) -> list[Row]:
-    """A large batch, and large rings, with other seeds."""
-    return _rows(plans.seeds(), results, "method", "learners", "batch", "lr", "seed")
+    """The headline's best rates with all seeds: losses and word error rates of each."""
+    rows = []
+    for batch in plans.SEED_BATCHES:
+        for choice in plans.HEADLINE:
+            found = [(run, one) for run in plans.seeds(batch, choice, results) if (one := results.get(run))]
+            if not found:
+                continue
+            run = found[0][0]
+            errors = " / ".join("–" if one["wer"] is None else f"{100 * one['wer']:.1f}" for _, one in found)
+            losses = " / ".join("–" if one["loss"] is None else _number(one["loss"]) for _, one in found)
+            rows.append({"batch": batch, "method": run.method, "lr": run.lr, "loss": losses, "errors": errors})
+    return rows
 
 
 def _rows(runs: Sequence[Run], results: Results, *names: str) -> list[Row]:
@@ -134,12 +147,6 @@ def _rows(runs: Sequence[Run], results: Results, *names: str) -> list[Row]:
         }
         for run, record in found
     ]
-
-
-def longer_rows(results: Results) -> list[Row]:
-    """A large batch with the usual number of epochs, and with twice as many."""
-    pairs = [(replace(run, epochs=16, looks=0), run) for run in plans.longer()]
-    return _rows([run for pair in pairs for run in pair], results, "method", "epochs", "lr")
 
 
 def recipe_rows(results: Results) -> list[Row]:
@@ -194,11 +201,10 @@ def _each(values: Iterable[float]) -> str:
 def tables(results: Results) -> str:
     """All experiments, in Markdown."""
     parts = [
-        _headline_table(headline_rows(results)),
-        _table(momenta_rows(results)),
-        _table(longer_rows(results)),
-        _table(plain_rows(results)),
+        *(_sweep_table(sweep_rows(results, name)) for name in plans.SWEEPS),
         _table(seed_rows(results)),
+        _table(plain_rows(results)),
+        _table(momenta_rows(results)),
         _table(strategy_rows(results)),
         _table(ring_rows(results)),
         _table(recipe_rows(results)),
@@ -207,7 +213,7 @@ def tables(results: Results) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def _headline_table(rows: Sequence[Row]) -> str:
+def _sweep_table(rows: Sequence[Row]) -> str:
     """A row for each batch, a column for each method."""
     methods = list(dict.fromkeys(row["method"] for row in rows))
     by_batch: dict[int, Row] = {}

@@ -1,11 +1,13 @@
-"""Methods of distributed training on real speech, simulated: three experiments, and some by the way.
+"""Methods of distributed training on real speech, simulated.
 
     python -m benchmarks.experiments [EXPERIMENT ...] [--results FILE] [--json] [--tables] [--plot FOLDER]
 
     headline    up to which total batch does each method converge?
-    longer      do twice the epochs help at a batch that is too large?
-    plain       does it help there to leave out momentum?
-    seeds       how much does chance decide there, and in the largest rings?
+    unclipped   and without clipping gradients?
+    longer      do three times the epochs help at batches that are too large?
+    longer-unclipped  the same without clipping, for one of each kind of method
+    seeds       how much does chance decide?
+    plain       does it help at a large batch to leave out momentum?
     momenta     BMUF with momentum within its blocks, too
     strategies  what does a slow learner cost each method?
     rings       how far apart do learners drift on fixed and on random rings?
@@ -19,8 +21,9 @@ what is in it and run nothing. See docs/experiments.md.
 import argparse
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -62,11 +65,12 @@ def _run_all(runs: Iterable[Run], results: Results, problems: Problems) -> None:
         _say(results.ensure(run, problems))
 
 
-def run_headline(results: Results, problems: Problems) -> None:
+def run_sweep(name: str, results: Results, problems: Problems) -> None:
     """Every method at ever larger batches, with every learning rate that matters, until it fails."""
-    for choice in plans.HEADLINE:
-        for batch in plans.BATCHES:
-            runs = plans.headline(batch, choice)
+    sweep = plans.SWEEPS[name]
+    for choice in sweep.choices:
+        for batch in sweep.batches:
+            runs = sweep.runs(batch, choice)
             for record in plans.sweep(runs, results, problems):
                 _say(record)
             if not plans.converged(plans.best(runs, results)):
@@ -84,8 +88,10 @@ def run_plain(results: Results, problems: Problems) -> None:
 
 
 def run_seeds(results: Results, problems: Problems) -> None:
-    """A large batch, and large rings, with other seeds."""
-    _run_all(plans.seeds(), results, problems)
+    """The headline's best rates with other seeds."""
+    for choice in plans.HEADLINE:
+        for batch in plans.SEED_BATCHES:
+            _run_all(plans.seeds(batch, choice, results), results, problems)
 
 
 def run_strategies(results: Results, problems: Problems) -> None:
@@ -103,13 +109,8 @@ def run_strategies(results: Results, problems: Problems) -> None:
 
 
 def run_rings(results: Results, problems: Problems) -> None:
-    """Both rings with more and more learners."""
-    _run_all(plans.rings(), results, problems)
-
-
-def run_longer(results: Results, problems: Problems) -> None:
-    """A large batch with twice the epochs."""
-    _run_all(plans.longer(), results, problems)
+    """All rings with more and more learners; the largest with a second seed."""
+    _run_all([*plans.rings(), *plans.rings(seed=2)], results, problems)
 
 
 def run_recipes(results: Results, problems: Problems) -> None:
@@ -126,12 +127,11 @@ def run_newcomers(results: Results, problems: Problems) -> None:
                 _run_all(plans.newcomers(recipe, late, takes), results, problems)
 
 
-EXPERIMENTS = {
-    "headline": run_headline,
-    "momenta": run_momenta,
-    "longer": run_longer,
-    "plain": run_plain,
+EXPERIMENTS: dict[str, Callable[[Results, Problems], None]] = {
+    **{name: partial(run_sweep, name) for name in plans.SWEEPS},
     "seeds": run_seeds,
+    "plain": run_plain,
+    "momenta": run_momenta,
     "strategies": run_strategies,
     "rings": run_rings,
     "recipes": run_recipes,
@@ -143,12 +143,11 @@ def show(args: argparse.Namespace, results: Results) -> bool:
     """Show what is in the file of results; whether that is all that was asked for."""
     if args.json:
         rows = {
-            "headline": report.headline_rows(results),
-            "largest_batch": report.largest_batches(results),
-            "momenta": report.momenta_rows(results),
-            "longer": report.longer_rows(results),
-            "plain": report.plain_rows(results),
+            **{name: report.sweep_rows(results, name) for name in plans.SWEEPS},
+            "largest_batch": {name: report.largest_batches(results, name) for name in plans.SWEEPS},
             "seeds": report.seed_rows(results),
+            "plain": report.plain_rows(results),
+            "momenta": report.momenta_rows(results),
             "strategies": report.strategy_rows(results),
             "rings": report.ring_rows(results),
             "recipes": report.recipe_rows(results),

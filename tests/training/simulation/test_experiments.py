@@ -106,7 +106,7 @@ def test_a_training_has_converged_below_half_the_loss_of_not_listening():
     ],
 )
 def test_learning_rates_are_tried_from_the_middle_as_long_as_it_helps(results, losses, tried):
-    runs = plans.headline(64, plans.Choice("scpsgd"))
+    runs = plans.Sweep().runs(64, plans.Choice("scpsgd"))
     fill(results, runs, losses)
     assert [runs.index(Run(**{**one["run"], "options": ()})) for one in plans.sweep(runs, results, Counted())] == tried
 
@@ -124,10 +124,11 @@ def test_the_virtual_time_to_a_loss_is_that_of_the_first_look_at_or_below_it():
 
 
 def test_the_headline_is_the_largest_batch_whose_best_rate_converged(results):
+    sweep = plans.SWEEPS["headline"]
     for batch, losses in ((64, [3.0, 0.2]), (128, [0.3, 9.0]), (256, [None, 3.0])):
-        fill(results, plans.headline(batch, plans.HEADLINE[0])[:2], losses)
-    fill(results, plans.headline(64, plans.HEADLINE[-1])[:1], [None])
-    rows = report.headline_rows(results)
+        fill(results, sweep.runs(batch, plans.HEADLINE[0])[:2], losses)
+    fill(results, sweep.runs(64, plans.HEADLINE[-1])[:1], [None])
+    rows = report.sweep_rows(results)
     assert [(row["method"], row["batch"], row["lr"], row["converged"]) for row in rows] == [
         ("scpsgd", 64, plans.RATES[1], True),
         ("bmuf (plain SGD)", 64, None, False),
@@ -135,6 +136,33 @@ def test_the_headline_is_the_largest_batch_whose_best_rate_converged(results):
         ("scpsgd", 256, plans.RATES[1], False),
     ]
     assert report.largest_batches(results) == {"scpsgd": 128, "bmuf (plain SGD)": None}
+    assert report.sweep_rows(results, "unclipped") == []
+
+
+def test_a_table_of_its_own_has_its_clipping_epochs_and_batches(results):
+    (unclipped, longer) = (plans.SWEEPS[name] for name in ("unclipped", "longer"))
+    assert {(run.clip, run.epochs, run.learners) for run in unclipped.runs(64, plans.HEADLINE[1])} == {(0.0, 16, 16)}
+    (run, *others) = longer.runs(256, plans.HEADLINE[1])
+    assert ({run.clip, *(other.clip for other in others)}, run.epochs, run.batch) == ({5.0}, 48, 256)
+    assert run.method == "adpsgd ring per_step=1"
+    results.add(outcome(run, 0.25))
+    assert [(row["method"], row["staleness"], row["consensus"]) for row in report.sweep_rows(results, "longer")] == [
+        ("adpsgd ring per_step=1", 1.0, 0.01)
+    ]
+
+
+def test_other_seeds_are_tried_at_the_rate_that_was_best(results):
+    method = plans.HEADLINE[2]
+    runs = plans.SWEEPS["headline"].runs(256, method)
+    assert plans.seeds(256, method, results) == []
+    fill(results, runs[:2], [None, None])
+    assert plans.seeds(256, method, results) == []
+    fill(results, runs[2:4], [0.3, 0.2])
+    found = plans.seeds(256, method, results)
+    assert [(run.seed, run.lr) for run in found] == [(seed, runs[3].lr) for seed in plans.SEEDS]
+    fill(results, found[1:], [0.5, None])
+    (row,) = report.seed_rows(results)
+    assert (row["loss"], row["errors"]) == ("0.20 / 0.50 / –", "5.0 / 12.5 / –")
 
 
 def test_a_slow_learner_is_shown_beside_equal_ones_at_the_same_rate(results):
@@ -175,11 +203,14 @@ def test_an_interval_of_errors_holds_their_share_and_says_something_of_none():
 
 def test_the_results_are_shown_without_running_anything(results, capsys, monkeypatch):
     fill(results, plans.rings()[:2], [0.1, 0.2])
+    fill(results, plans.rings(seed=2)[:1], [0.3])
     monkeypatch.setattr("sys.argv", ["experiments", "--json", "--tables", "--results", str(results.path)])
     experiments.main()
     shown, _, table = capsys.readouterr().out.partition("\n")
-    assert [row["method"] for row in json.loads(shown)["rings"]] == ["adpsgd ring", "adpsgd random-ring"]
-    assert "| adpsgd ring | 8 |" in table
+    once, four = "adpsgd ring per_step=1", "adpsgd ring per_step=4"
+    rows = [(row["method"], row["learners"], row["seed"]) for row in json.loads(shown)["rings"]]
+    assert rows == [(once, 8, 1), (four, 8, 1), (once, 64, 2)]
+    assert f"| {once} | 8 | 1 |" in table
 
 
 def test_the_document_shows_what_the_committed_results_say():

@@ -98,7 +98,7 @@ def trained(home, monkeypatch):
 def test_training_and_registration_share_one_run_and_metrics_are_not_doubled(trained):
     [before] = runs()
     assert before.info.status == "FINISHED"
-    assert before.data.params["train.strategy"] == "adpsgd"
+    assert before.data.params["train.strategy.kind"] == "adpsgd"
     assert "decode.kind" not in before.data.params
     assert history(before.info.run_id, "learner.1.0/loss") == [(n, 9.0 / n) for n in range(1, 9)]
     assert history(before.info.run_id, "loss") == [(2 * n, 9.0 / n) for n in range(1, 9)]

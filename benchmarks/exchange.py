@@ -26,7 +26,7 @@ from benchmarks.common import view_of
 from benchmarks.exchange_raw import RawPair
 from training.config import ExchangeConfig
 from training.exchange import Exchange, ExchangeSetup, RingRendezvous, build_exchange
-from training.exchange.keys import RingKey
+from training.processes.keys import RingKey
 from training.strategies.config import GossipConfig
 
 PUBLISHED = 43_000_000

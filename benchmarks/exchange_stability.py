@@ -35,8 +35,8 @@ from benchmarks import netns
 from benchmarks.common import view_of
 from training.config import ExchangeConfig
 from training.exchange import Exchange, ExchangeSetup, build_exchange
-from training.exchange.keys import RingKey
 from training.exchange.neighbours import Kind, neighbour
+from training.processes.keys import RingKey
 from training.strategies.config import GossipConfig
 
 _FORK = multiprocessing.get_context("fork")

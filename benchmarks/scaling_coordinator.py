@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.scaling_probes import write_index
 from training.config import TrainConfig
-from training.exchange.keys import RingKey
+from training.processes.keys import RingKey
 
 _ROOT = Path(__file__).resolve().parents[1]
 

@@ -27,9 +27,9 @@ from training.coordinator.messages import JoinReply
 from training.coordinator.node_client import NodeClient
 from training.coordinator.worklist import Assignment
 from training.exchange import Exchange, ExchangeSetup, build_exchange
-from training.exchange.keys import RingKey
 from training.node.process_group import NodeGroup
 from training.processes.children import end_with_parent
+from training.processes.keys import RingKey
 from training.strategies.config import GossipConfig
 
 IDLE_S = 0.02

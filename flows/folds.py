@@ -7,10 +7,10 @@ from prefect import flow, tags
 from rich.console import Console
 from rich.table import Table
 
-from flows.cli.summary import summarize
 from flows.deploy.concurrency import in_turn
 from flows.deploy.deployments import PART_TAG
 from flows.pipeline import INGEST, TRAIN, new_run_id, pipeline
+from flows.summary import summarize
 from tasks.config.pipeline import PipelineConfig
 from tasks.dataset.sets import fold_name
 from tasks.orchestration.stage_tasks import run_plainly

@@ -15,15 +15,15 @@ from prefect.context import FlowRunContext
 from prefect.runtime import flow_run
 from prefect.states import Completed
 
-from flows.cli.summary import summarize
 from flows.deploy.concurrency import in_turn
 from flows.deploy.deployments import PART_TAG
+from flows.summary import summarize
 from flows.watch import waiting
 from tasks import STAGES
 from tasks.config.pipeline import PipelineConfig
-from tasks.config.reachable import check_servers
 from tasks.locking.slots import OUTAGE_S, run_log
 from tasks.orchestration.artifacts import publish_summary
+from tasks.orchestration.reachable import check_servers
 from tasks.orchestration.stage_tasks import close_run, open_run, run_stage
 from tasks.stages.base import Run, position
 

@@ -36,9 +36,9 @@ import warnings
 import weakref
 from pathlib import Path
 
-STARTERS = {"flows.cli.app", "mlflow", "training.node.agent", "training.node.rank", "training.processes.supervisor"}
+STARTERS = {"flows.cli.app", "mlflow", "training.node.agent", "training.node.rank", "training.launch.supervisor"}
 """Modules that start Python processes themselves."""
-MODULES = STARTERS | {"training.learner.evaluator", "uvicorn"}
+MODULES = STARTERS | {"training.node.evaluator", "uvicorn"}
 """Modules that import a heavy library; the others start as fast without a fork."""
 READ_WHEN_USED = (
     "AWS_",

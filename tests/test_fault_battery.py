@@ -48,7 +48,7 @@ PYTHON = sys.executable
     [
         ("python -m flows.cli.app run config.yaml --json", COMMAND),
         ("python -m uvicorn --factory flows.servers.prefect_server:create_app --port 1", "Prefect server"),
-        ("python -m training.processes.supervisor job.json 7", "supervisor"),
+        ("python -m training.launch.supervisor job.json 7", "supervisor"),
         ("python -m training.coordinator.server --folder store --fresh", "coordinator"),
         ("python -m torch.distributed.run --nnodes 1 -m training.node.rank node.json 7", "torchrun agent"),
         ("python -u -m training.node.rank node.json 7", "learner"),

@@ -1,1 +1,1 @@
-"""Learners: the training loop, its data, optimization, checkpoints and journal, and its launch."""
+"""The training engine: learners, strategies, exchange, coordinator, processes, and the simulator of all that."""

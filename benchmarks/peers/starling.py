@@ -14,10 +14,10 @@ from benchmarks.scaling_coordinator import coordinator_address, start_coordinato
 from training.config import ExchangeConfig
 from training.coordinator.node_client import NodeClient
 from training.exchange import ExchangeSetup, build_exchange
-from training.exchange.keys import RingKey
-from training.exchange.ring import Ring
 from training.learner.flat import FlatParameters
 from training.node.process_group import NodeGroup
+from training.node.ring import Ring
+from training.processes.keys import RingKey
 from training.strategies.config import GossipConfig
 
 _BATCH, _SHARDS = 8, 96

@@ -71,7 +71,7 @@ def connect_prefect() -> None:
         if url is None:
             raise services.ServiceError("no Prefect server runs: start `starling up`, or set PREFECT_API_URL")
         os.environ["PREFECT_API_URL"] = f"{url}/api"
-    from tasks.config.reachable import PATIENCE_S, check_prefect
+    from tasks.orchestration.reachable import PATIENCE_S, check_prefect
 
     check_prefect(PATIENCE_S, say=say)
 

@@ -174,7 +174,7 @@ def check_home() -> list[Finding]:
 def check_servers() -> list[Finding]:
     """Whether the MLflow and Prefect servers answer that the environment names."""
     from tasks.config.home import shown_mlflow_uri
-    from tasks.config.reachable import check_mlflow, check_prefect
+    from tasks.orchestration.reachable import check_mlflow, check_prefect
 
     findings = []
     if os.environ.get("MLFLOW_TRACKING_URI"):
@@ -188,7 +188,7 @@ def check_servers() -> list[Finding]:
 
 def _unreachable(name: str, check: Callable[[], None]) -> Finding | None:
     """A finding where a server does not answer."""
-    from tasks.config.reachable import UnreachableError
+    from tasks.orchestration.reachable import UnreachableError
 
     try:
         check()
@@ -201,7 +201,7 @@ def check_store() -> list[Finding]:
     """The default object store: what is written is read back."""
     from storage.objects import ObjectStore
     from tasks.config.home import objects_url
-    from tasks.config.reachable import check_store
+    from tasks.orchestration.reachable import check_store
 
     if trouble := _unreachable("object store", check_store):
         return [trouble]

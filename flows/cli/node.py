@@ -87,8 +87,8 @@ def _node(
     max_restarts: int,
 ) -> int:
     from flows.node import node_folder
-    from tasks.config.preflight import check_key_file, is_loopback, split_address
     from tasks.orchestration.nodes import own_address
+    from tasks.stages.preflight import check_key_file, is_loopback, split_address
     from training.node.agent import run_node
     from training.processes import logs
 
@@ -129,7 +129,7 @@ def key(
     json_output: JsonOption = False,
 ) -> None:
     """Make the key of a ring: anyone who has this file may join the training and read and change its weights."""
-    from training.exchange.keys import RingKey
+    from training.processes.keys import RingKey
 
     made = RingKey.generate()
     made.save(file)

@@ -72,13 +72,13 @@ def _say(text: str) -> None:
 
 def _execute(config_path: Path, overrides: list[str], force_from: str, until: str, plain: bool) -> dict[str, Any]:
     from tasks.config.pipeline import load_config
-    from tasks.config.reachable import check_servers
+    from tasks.orchestration.reachable import check_servers
 
     config = load_config(config_path, overrides)
     check_servers(config, until, _say)
     if plain:
-        from flows.cli.summary import summarize
         from flows.pipeline import new_run_id
+        from flows.summary import summarize
         from tasks.orchestration.stage_tasks import run_plainly
         from tasks.stages.base import Run
 
@@ -104,7 +104,7 @@ def _execute(config_path: Path, overrides: list[str], force_from: str, until: st
 def execute_folds(config_path: Path, overrides: list[str], folds: int, force_from: str, plain: bool) -> dict[str, Any]:
     """Cross-validate a configuration; what libraries print meanwhile goes to standard error."""
     from tasks.config.pipeline import load_config
-    from tasks.config.reachable import check_servers
+    from tasks.orchestration.reachable import check_servers
     from tasks.stages.folds import fold_configs
 
     with redirect_stdout(sys.stderr), interruptible():
@@ -142,7 +142,7 @@ def finish_folds(result: dict[str, Any], json_output: bool) -> None:
 
 def finish(summary: dict[str, Any], json_output: bool) -> None:
     """Print a run's outcome: tables for people (on standard error if JSON is asked for), JSON for programs."""
-    from flows.cli.summary import print_summary
+    from flows.summary import print_summary
 
     print_summary(summary, err if json_output else out)
     if json_output:

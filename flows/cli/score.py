@@ -31,7 +31,7 @@ def score(
     if json_output:
         print_json({"sets": sets})
         return
-    from flows.cli.summary import score_table
+    from flows.summary import score_table
 
     out.print(text, markup=False, highlight=False)
     out.print(score_table(sets))

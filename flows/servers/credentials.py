@@ -54,7 +54,7 @@ def make_secrets(folder: Path, for_containers: bool = False) -> list[str]:
     Raises:
         SecretError: The folder is open to other users.
     """
-    from training.exchange.keys import RingKey
+    from training.processes.keys import RingKey
 
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if folder.stat().st_mode & _READABLE_BY_OTHERS:

@@ -49,7 +49,7 @@ def orchestration(on_wait: Callable[[str], None] = lambda _: None) -> Iterator[s
     """
     set_prefect_defaults()
     if os.environ.get("PREFECT_API_URL"):
-        from tasks.config.reachable import (  # with what it imports, it would delay every command
+        from tasks.orchestration.reachable import (  # with what it imports, it would delay every command
             PATIENCE_S,
             check_prefect,
         )

@@ -23,8 +23,8 @@ import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
+from tasks.failures import passes
 from tasks.locking.lock_owner import LockOwner
-from tasks.orchestration.failures import passes
 
 LEASE_S = 100.0
 """A lease that has not been renewed for so long is stale."""

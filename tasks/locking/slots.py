@@ -20,8 +20,8 @@ from storage.locks import LockTimeoutError, any_file_lock
 from tasks.config.home import home
 from tasks.config.pipeline import PipelineConfig
 from tasks.dataset.policies import SlotsConfig
+from tasks.failures import passes
 from tasks.locking.lock_owner import LockOwner
-from tasks.orchestration.failures import passes
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient

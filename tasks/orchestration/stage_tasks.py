@@ -16,8 +16,8 @@ from prefect.states import Completed
 from tasks import STAGES
 from tasks.config.pipeline import PipelineConfig
 from tasks.dataset.speakers import overlap_warnings, sets_text
+from tasks.failures import DELAYS_S, JITTER, RETRIES, retry_when_passing
 from tasks.orchestration.artifacts import ProgressArtifact, publish
-from tasks.orchestration.failures import DELAYS_S, JITTER, RETRIES, retry_when_passing
 from tasks.orchestration.logs import secrets_kept
 from tasks.stages import progress
 from tasks.stages.base import Run, Stage

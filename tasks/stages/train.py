@@ -17,21 +17,21 @@ from storage.objects import ObjectStore
 from storage.quarantine import ShardQuarantine
 from storage.stages import StageOutput, digest_json
 from tasks.config.home import home
-from tasks.config.preflight import check_world
 from tasks.dataset.augment_files import augment_digest
 from tasks.locking.slots import training_slot
 from tasks.orchestration.nodes import NodeRuns, node_runs
 from tasks.stages.base import Inputs, Run, Stage, StageError
 from tasks.stages.features import quarantine_record, set_digest, set_url, train_stats
 from tasks.stages.folds import train_folder
+from tasks.stages.preflight import check_world
 from tasks.stages.reporter import Reporter
 from tasks.tracking.forwarding import Forwarder, Sender
 from tasks.tracking.provenance import provenance
 from tasks.tracking.runs import TrainingRun, flatten
 from training.job import TrainJob
+from training.launch.training_process import run_training
 from training.learner.checkpoint import COMPUTE
 from training.learner.compute import damage_folder
-from training.processes.launch import run_training
 
 # they change how training proceeds, not what it makes
 _NOT_CONTENT: dict[str, Any] = {

@@ -23,7 +23,7 @@ def provenance() -> dict[str, str]:
 
 
 def _commit() -> str:
-    folder = Path(__file__).resolve().parent.parent
+    folder = Path(__file__).resolve().parents[2]
     if not (folder / ".git").exists():
         return "unknown"
     try:

@@ -8,12 +8,12 @@ from typing import Any, Protocol
 
 from storage.locks import is_locked
 from tasks.config.home import home
-from tasks.config.preflight import check_key_file
+from tasks.stages.preflight import check_key_file
 from tasks.tracking.training_view import TrainingView
 from training.coordinator.client import CoordinatorClient
 from training.coordinator.journal import JournalTail, parse_lines
 from training.coordinator.messages import CoordinatorError, CoordinatorUnreachableError, Message
-from training.exchange.keys import KeyFileError, RingKey
+from training.processes.keys import KeyFileError, RingKey
 
 _ANSWER_S = 2.0
 _LOCAL_ANSWER_S = 0.5

@@ -8,7 +8,7 @@ from support import tiny_document, write_config
 from typer.testing import CliRunner
 
 from flows.cli.app import app
-from training.exchange.keys import RingKey
+from training.processes.keys import RingKey
 
 ENVIRONMENT = ("STARLING_COORDINATOR", "STARLING_RING_KEY_FILE", "SLURM_NODEID", "JOB_COMPLETION_INDEX")
 

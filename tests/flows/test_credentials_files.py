@@ -7,7 +7,7 @@ import pytest
 
 from flows.servers import services
 from flows.servers.credentials import NAMES, RING_KEY, SecretError, client_environment, make_secrets, read_secret
-from training.exchange.keys import RingKey
+from training.processes.keys import RingKey
 
 VARIABLES = ("PREFECT_API_AUTH_STRING", "MLFLOW_TRACKING_PASSWORD", "AWS_SECRET_ACCESS_KEY")
 

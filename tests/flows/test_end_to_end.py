@@ -34,7 +34,7 @@ def trainers(home):
     return [
         p
         for p in processes_naming(str(home))
-        if b"training.processes.supervisor" in Path(f"/proc/{p}/cmdline").read_bytes()
+        if b"training.launch.supervisor" in Path(f"/proc/{p}/cmdline").read_bytes()
     ]
 
 

@@ -16,7 +16,7 @@ from tasks.stages.base import StageError
 from tasks.tracking.training_lookup import LocalTraining, RemoteTraining, WatchError, find_training, is_running
 from training.coordinator.journal import Journal
 from training.coordinator.views import journal_portion
-from training.exchange.keys import RingKey
+from training.processes.keys import RingKey
 
 tones = load_beside(__file__, "../training/tones.py")
 pretending = load_beside(__file__, "../training/pretending.py")

@@ -33,7 +33,7 @@ from tasks.orchestration.nodes_api import PrefectApi, check_pool
 from tasks.stages.base import StageError
 from training.config import TrainConfig
 from training.coordinator.journal import read_journal
-from training.exchange.keys import RingKey
+from training.processes.keys import RingKey
 
 deploy_flow = load_beside(__file__, "prefect_site.py").deploy_flow
 

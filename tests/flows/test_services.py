@@ -193,7 +193,7 @@ def test_servers_of_up_are_used_and_outlive_the_run(orchestrated, monkeypatch):
 def test_a_configured_server_is_checked_and_kept(orchestrated, monkeypatch):
     asked = []
     monkeypatch.setenv("PREFECT_API_URL", "http://theirs/api")
-    monkeypatch.setattr("tasks.config.reachable.check_prefect", lambda patience_s, say: asked.append(patience_s))
+    monkeypatch.setattr("tasks.orchestration.reachable.check_prefect", lambda patience_s, say: asked.append(patience_s))
     with prefect_api.orchestration() as url:
         assert url == "http://theirs"
     assert (len(asked), orchestrated) == (1, [])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from flows.cli.summary import group_table, print_summary, score_table, set_table, summarize
+from flows.summary import group_table, print_summary, score_table, set_table, summarize
 from tasks.stages.base import Run
 
 

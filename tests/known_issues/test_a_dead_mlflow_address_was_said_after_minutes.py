@@ -12,9 +12,9 @@ from support import environment, starling, tiny_document, write_config
 from flows.cli import doctor
 from flows.cli.run import execute, execute_folds
 from flows.pipeline import pipeline, train
-from tasks.config import reachable
 from tasks.config.pipeline import parse_config
-from tasks.config.reachable import UnreachableError, check_mlflow, check_prefect, check_servers, check_store
+from tasks.orchestration import reachable
+from tasks.orchestration.reachable import UnreachableError, check_mlflow, check_prefect, check_servers, check_store
 
 REFUSES = "http://127.0.0.1:1"
 

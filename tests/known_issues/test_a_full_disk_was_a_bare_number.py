@@ -22,7 +22,7 @@ from storage.disks import disk_trouble
 from storage.objects import ObjectStore, ObjectStoreError
 from storage.retries import DiskError, check_disk, disk_named
 from tasks.config.pipeline import parse_config
-from tasks.orchestration.failures import passes
+from tasks.failures import passes
 from tasks.orchestration.stage_tasks import ALL
 from tasks.stages.base import Run
 from tasks.stages.shard import warn_of_room

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import torch
 
 from training.config import TrainConfig
-from training.exchange.ring import Ring
 from training.learner.flat import FlatParameters
 from training.node.process_group import NodeGroup
-from training.strategies.program_stepper import ProgramStepper
+from training.node.program_stepper import ProgramStepper
+from training.node.ring import Ring
 
 
 def test_it_has_one(tmp_path):

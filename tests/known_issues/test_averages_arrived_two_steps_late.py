@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from training.exchange.ring import Ring
 from training.node.process_group import NodeGroup
+from training.node.ring import Ring
 from training.simulation import Cluster, Simulation
 from training.simulation.problem import Timing
 from training.strategies.registry import METHODS

@@ -15,7 +15,7 @@ def test_the_child_notices_that_its_parent_is_another_one(tmp_path):
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     child = subprocess.run(
-        [sys.executable, "-m", "training.processes.supervisor", str(tmp_path / "job.json"), str(dead.pid)],
+        [sys.executable, "-m", "training.launch.supervisor", str(tmp_path / "job.json"), str(dead.pid)],
         cwd=Path(__file__).resolve().parents[2],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,

@@ -15,9 +15,8 @@ from training.learner.flat import FlatParameters
 from training.learner.microbatches import TooLargeError
 from training.learner.optim import build_optimizer, in_one_pass, load_optimizer_tensors, optimizer_tensors
 from training.learner.prefetch import Loader
-from training.node import rank
+from training.node import rank, strategy_setup
 from training.node.rank import DIVERGED, GAVE_UP, START, NodeSetup
-from training.strategies import setup as strategy_setup
 
 CPU = torch.device("cpu")
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")

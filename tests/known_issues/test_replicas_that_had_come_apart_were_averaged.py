@@ -7,7 +7,7 @@ from speech.bundle import load_bundle
 from storage.objects import ObjectStore
 from training.coordinator.messages import replica_name
 from training.learner.checkpoint import mean_weights, read_weights, snapshot_name, write_weights
-from training.learner.evaluator import Evaluator
+from training.node.evaluator import Evaluator
 
 
 @pytest.fixture(scope="module")

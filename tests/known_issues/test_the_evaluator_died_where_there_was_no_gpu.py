@@ -9,9 +9,9 @@ import math
 import pytest
 import torch
 
-from training.learner import evaluator as module
 from training.learner.checkpoint import cpu_weights
-from training.learner.evaluator import Evaluator
+from training.node import evaluator as module
+from training.node.evaluator import Evaluator
 
 
 @pytest.fixture

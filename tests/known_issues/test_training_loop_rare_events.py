@@ -11,7 +11,7 @@ from speech.objectives import Ctc, ObjectiveConfig
 from storage.objects import ObjectStore
 from training.learner.checkpoint import cpu_weights
 from training.learner.compute import Learner
-from training.learner.evaluator import Evaluator, NoModelError
+from training.node.evaluator import Evaluator, NoModelError
 
 
 def break_losses(monkeypatch, bad_calls):

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from support import small_corpus, write_table, write_tone
 
-from flows.cli.summary import print_summary, summarize
+from flows.summary import print_summary, summarize
 from tasks.config.pipeline import parse_config
 from tasks.dataset.manifest import MANIFEST
 from tasks.dataset.speakers import overlap_warnings, set_rows

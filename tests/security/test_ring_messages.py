@@ -9,7 +9,7 @@ import zmq
 from support import load_beside, wait_until
 
 from training.coordinator.messages import CoordinatorError
-from training.exchange.keys import KeyFileError, RingKey, secure_client, secure_server
+from training.processes.keys import KeyFileError, RingKey, secure_client, secure_server
 
 pretending = load_beside(__file__, "../training/pretending.py")
 make_store = pretending.make_store

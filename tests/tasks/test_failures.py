@@ -15,10 +15,10 @@ from prefect.states import Failed
 from storage.locks import LockTimeoutError
 from storage.retries import ObjectMissingError, ObjectStoreError, RetryPolicy, with_retries
 from tasks.config.pipeline import ConfigError
+from tasks.failures import passes, retry_when_passing
 from tasks.locking.slots import SlotTakenError
-from tasks.orchestration.failures import passes, retry_when_passing
 from tasks.stages.base import StageError
-from training.processes.launch import TrainingFailedError
+from training.launch.training_process import TrainingFailedError
 
 
 def answered(status, package=httpx):

@@ -17,7 +17,7 @@ from tasks.config.pipeline import parse_config
 from tasks.orchestration.stage_tasks import ALL
 from tasks.stages.base import Run
 from tasks.tracking.runs import client
-from training.processes.launch import TrainingFailedError
+from training.launch.training_process import TrainingFailedError
 
 REMEDY = r"Free some space there .*STARLING_HOME.*run the same command again: finished work is kept\."
 
@@ -115,7 +115,7 @@ def test_full_shared_memory_refuses_hogwild_instead_of_killing_it(tmp_path):
     with small_disk(tmp_path / "shm", "1m") as folder:
         code = (
             "import sys; from pathlib import Path; from training.processes.exit_reason import run_with_reason\n"
-            "from training.strategies.shared_weights import SharedWeights\n"
+            "from training.node.shared_weights import SharedWeights\n"
             f"sys.exit(run_with_reason(lambda: SharedWeights(Path({str(folder / 'weights')!r}), 10**6, 0, 1) and 0, 3))"
         )
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)

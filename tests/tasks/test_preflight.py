@@ -3,9 +3,10 @@ import os
 import pytest
 from support import tiny_document
 
-from tasks.config import preflight
 from tasks.config.pipeline import ConfigError, parse_config
-from tasks.config.preflight import (
+from tasks.stages import preflight
+from tasks.stages.base import StageError
+from tasks.stages.preflight import (
     check_devices,
     check_key_file,
     check_launch,
@@ -15,10 +16,9 @@ from tasks.config.preflight import (
     is_loopback,
     split_address,
 )
-from tasks.stages.base import StageError
 from training.config import TrainConfig
-from training.exchange.keys import RingKey
 from training.learner.devices import Inventory
+from training.processes.keys import RingKey
 
 
 def config(**train):

@@ -16,7 +16,7 @@ from tasks.stages.prepare import PREPARE
 from tasks.stages.shard import SHARD
 from tasks.stages.train import TRAIN, make_job
 from training.config import TrainConfig
-from training.processes.launch import TrainingFailedError
+from training.launch.training_process import TrainingFailedError
 
 
 def ready(limit, **train):

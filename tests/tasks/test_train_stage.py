@@ -17,7 +17,7 @@ from tasks.stages.shard import SHARD
 from tasks.stages.train import TRAIN, make_job, model_digest
 from training.config import TrainConfig
 from training.coordinator.journal import read_journal
-from training.processes.launch import TrainingFailedError
+from training.launch.training_process import TrainingFailedError
 
 
 def ready(force_from="", sets=None, **train):

@@ -19,7 +19,7 @@ from tasks.stages.train import TRAIN, work_folder
 from tasks.tracking.forwarding import Forwarder
 from tasks.tracking.runs import DECISION_TAG, KEY_TAG, TRAINING_TAG, client, experiment_id
 from training.coordinator.journal import Journal
-from training.processes.launch import TrainingFailedError
+from training.launch.training_process import TrainingFailedError
 
 
 def write(journal, kind, **values):

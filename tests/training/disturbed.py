@@ -11,7 +11,7 @@ from support import environment, processes_naming, wait_until
 from tones import train
 
 from training.coordinator.journal import read_journal
-from training.processes.launch import TrainingFailedError
+from training.launch.training_process import TrainingFailedError
 
 SLOW = 4
 """Each learner so many times slower: an epoch takes half a second or more."""

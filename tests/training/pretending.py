@@ -20,7 +20,7 @@ from storage.objects import ObjectStore
 from training.coordinator.client import CoordinatorClient
 from training.coordinator.journal import read_journal
 from training.coordinator.node_client import NodeClient
-from training.exchange.keys import RingKey
+from training.processes.keys import RingKey
 
 ROOT = Path(__file__).resolve().parents[2]
 PER_SHARD = 8

@@ -20,7 +20,7 @@ from training.coordinator.messages import CoordinatorError, CoordinatorUnreachab
 from training.coordinator.node_client import COORDINATOR_LOST, NodeClient
 from training.coordinator.server import CoordinatorServer
 from training.coordinator.settings import Settings
-from training.exchange.keys import RingKey
+from training.processes.keys import RingKey
 
 
 def test_one_node_gets_each_epoch_whole_and_in_one_order(make_store, make_node):

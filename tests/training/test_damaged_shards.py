@@ -10,8 +10,8 @@ from tones import train, train_here
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.quarantine import ShardQuarantine, TooManyShardsError
+from training.launch.training_process import TrainingFailedError
 from training.learner.compute import damage_folder, open_set
-from training.processes.launch import TrainingFailedError
 
 WORLDS = {"one": {"strategy": "single"}, "two": {"strategy": "adpsgd", "nodes": 2}}
 

@@ -20,7 +20,7 @@ from storage.objects import ObjectStore
 from storage.shards import Sample, build_index, write_shard
 from training.coordinator.checkpoints import find_checkpoint
 from training.coordinator.journal import parse_lines
-from training.learner.evaluator import Evaluator, NoModelError
+from training.node.evaluator import Evaluator, NoModelError
 from training.node.worker import DivergedError
 
 KINDS = ["blstm", "conformer"]

@@ -15,8 +15,8 @@ from support import wait_until
 from training.config import ExchangeConfig
 from training.coordinator.membership import Member, View
 from training.exchange import ExchangeError, ExchangeSetup, ExchangeStats, RingRendezvous, build_exchange
-from training.exchange.keys import RingKey
 from training.exchange.several import combined
+from training.processes.keys import RingKey
 from training.strategies.config import GossipConfig
 
 SIZE = 10_000

@@ -18,8 +18,8 @@ from support import ROOT, end_processes, processes_naming, wait_until
 from training.config import ExchangeConfig
 from training.coordinator.membership import Member, View
 from training.exchange import ExchangeSetup, PortTakenError, build_exchange
-from training.exchange.keys import RingKey
 from training.exchange.messages import AVERAGE, OK, Header, unpack
+from training.processes.keys import RingKey
 
 SIZE = 50_000  # 13 chunks of 16 KiB
 

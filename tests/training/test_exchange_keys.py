@@ -7,7 +7,7 @@ import pytest
 import zmq
 from support import wait_until
 
-from training.exchange.keys import KeyFileError, RingKey, is_local, secure_client, secure_server
+from training.processes.keys import KeyFileError, RingKey, is_local, secure_client, secure_server
 
 
 def test_a_key_is_saved_for_its_owner_only_and_comes_back(tmp_path):

@@ -2,7 +2,7 @@
 
 import logging
 
-from training.exchange.ring import ExchangeRate
+from training.node.ring import ExchangeRate
 
 
 def test_the_rate_is_a_mean_over_the_last_steps_and_survives_a_new_daemon():

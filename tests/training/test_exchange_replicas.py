@@ -16,14 +16,14 @@ from torch import nn
 from training.config import AdamWConfig, ExchangeConfig, SgdConfig, TrainConfig
 from training.coordinator.membership import Member, View
 from training.exchange import ExchangeSetup, build_exchange
-from training.exchange.keys import RingKey
 from training.exchange.mailbox import make_memory
 from training.exchange.messages import MISMATCH, NOT_READY, OK, REPLICA, WAITING, Header, unpack
 from training.exchange.replicas import ReplicaGiver, ReplicaMemory, replica_bytes, replica_length
-from training.exchange.ring import Ring
 from training.learner.flat import FlatParameters
 from training.learner.optim import Moments, build_optimizer
 from training.node.process_group import NodeGroup
+from training.node.ring import Ring
+from training.processes.keys import RingKey
 
 ADAMW, SGD = AdamWConfig(lr=0.01), SgdConfig(lr=0.01)
 
@@ -292,7 +292,7 @@ PROGRAM = textwrap.dedent(
     from training.node.process_group import NodeGroup
     from training.coordinator.membership import Member, View
     from training.learner.optim import Moments, build_optimizer
-    from training.exchange.ring import Ring
+    from training.node.ring import Ring
 
     rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)

@@ -8,12 +8,12 @@ import zmq
 from support import wait_until
 
 from training.exchange import zmq_router
-from training.exchange.keys import RingKey, call_by_name, secure_client
 from training.exchange.messages import AGREE, AVERAGE, MISMATCH, OK, Header, unpack
 from training.exchange.protocol import ChunkRequest
 from training.exchange.sealing import TAG_BYTES, Channel, Session, draw
 from training.exchange.zmq_peer import Address, Links, SealedPeer
 from training.exchange.zmq_router import Router, SealedRouter
+from training.processes.keys import RingKey, call_by_name, secure_client
 
 CHUNK = b"weights " * 8
 HEADER = Header(AVERAGE, "fp32", OK, False, 3, 16, 0, 7, 1, 16)

@@ -16,7 +16,7 @@ from disturbed import QUICK, Running, with_signal
 from support import processes_naming, wait_until
 from tones import LEARNS, bare
 
-from training.processes.launch import TrainingFailedError
+from training.launch.training_process import TrainingFailedError
 
 ROOT = Path(__file__).resolve().parents[2]
 NODES = 4

@@ -17,7 +17,7 @@ from storage.locks import file_lock
 from storage.objects import ObjectStore
 from training.coordinator.checkpoints import find_checkpoint
 from training.coordinator.journal import parse_lines, read_journal
-from training.processes.launch import TrainingFailedError, run_training
+from training.launch.training_process import TrainingFailedError, run_training
 
 ROOT = Path(__file__).resolve().parents[2]
 RANDOM = {"time_masks": 1, "time_mask_frames": 3, "speed_factors": [0.9, 1.1], "noise_snr_db": [10, 20]}
@@ -29,7 +29,7 @@ PARENT = """
 import sys
 from pathlib import Path
 from training.job import TrainJob
-from training.processes.launch import run_training
+from training.launch.training_process import run_training
 
 run_training(TrainJob.model_validate_json(Path(sys.argv[1]).read_bytes()), Path(sys.argv[2]))
 """
@@ -167,7 +167,7 @@ def test_a_training_that_is_stopped_and_killed_again_and_again(corpus, tmp_path,
             if who == "all":
                 end_processes(processes_naming(str(folder)))
             else:
-                os.kill(find_process(folder, "training.processes.supervisor"), number)
+                os.kill(find_process(folder, "training.launch.supervisor"), number)
             parent.wait(60)
             parent = None
             wait_until(lambda: not processes_naming(str(folder)))

@@ -16,10 +16,10 @@ from tones import LEARNS, bare, store_here, train
 from benchmarks.netns import SWITCH_HOST, Switch, address, enter, why_not
 from training.coordinator.journal import read_journal
 from training.coordinator.messages import CoordinatorError
-from training.exchange.keys import RingKey
+from training.launch.training_process import run_training
 from training.node.rank import NodeSetup
 from training.node.rendezvous import INTERFACES, RankPlacement, Rendezvous, RendezvousError
-from training.processes.launch import run_training
+from training.processes.keys import RingKey
 from training.processes.sockets import AddressError, interface_of
 
 PATIENCE_S = 240.0

@@ -20,9 +20,9 @@ from training.exchange import ExchangeSetup, build_exchange
 from training.learner.augmentation import Augmenter
 from training.learner.checkpoint import cpu_weights
 from training.learner.compute import Learner, open_set
-from training.learner.evaluator import Evaluator
 from training.learner.microbatches import TooLargeError
 from training.learner.prefetch import Loader
+from training.node.evaluator import Evaluator
 
 GPU = torch.device("cuda", 0)
 

@@ -22,7 +22,6 @@ from speech.features import CmvnStats
 from speech.tokens import TokenConfig, train_tokenizer
 from training.config import AdamWConfig, SgdConfig
 from training.coordinator.client import CoordinatorClient
-from training.exchange.keys import RingKey
 from training.job import TrainJob
 from training.learner.flat import FlatParameters
 from training.learner.optim import build_optimizer, optimizer_tensors, set_learning_rate
@@ -34,6 +33,7 @@ from training.parameter_server.messages import Request, pack, read_answer
 from training.parameter_server.server import ShareServer, note_file
 from training.parameter_server.service import SavedError, ShareService
 from training.parameter_server.share import Share
+from training.processes.keys import RingKey
 from training.processes.sockets import beside, read_address
 
 ADAMW = AdamWConfig(weight_decay=0.5)
@@ -538,7 +538,7 @@ def test_a_training_starts_its_servers_tells_their_addresses_and_restarts_them(c
     job = corpus.job(tmp_path, strategy={"kind": "easgd", "servers": 2}, nodes=2, launch=launch)
     flat = FlatParameters(job.spec.build_model())
     (tmp_path / "job.json").write_text(job.model_dump_json())
-    words = [sys.executable, "-m", "training.processes.supervisor", str(tmp_path / "job.json"), str(os.getpid())]
+    words = [sys.executable, "-m", "training.launch.supervisor", str(tmp_path / "job.json"), str(os.getpid())]
     supervisor = subprocess.Popen(words, cwd=ROOT, stderr=subprocess.DEVNULL)
     note = tmp_path / "servers" / "server-1.json"
     try:

@@ -10,7 +10,7 @@ from tones import TINY
 
 from speech.models import MODELS, build_model
 from speech.models.stages import balanced, split_model
-from training.learner.pipeline import BatchPlan, Transcripts
+from training.node.pipeline_learner import BatchPlan, Transcripts
 
 MICRO_BATCHES = 4
 PROGRAM = textwrap.dedent(
@@ -25,7 +25,7 @@ PROGRAM = textwrap.dedent(
     from training.node.process_group import NodeGroup
     from training.job import TrainJob
     from training.learner.optim import load_optimizer_tensors, optimizer_tensors
-    from training.learner.pipeline import PipelineLearner
+    from training.node.pipeline_learner import PipelineLearner
 
     rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)

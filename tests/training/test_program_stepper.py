@@ -10,8 +10,8 @@ import torch
 from ranks import run_ranks
 
 from training.learner.flat import FlatParameters
-from training.strategies.replica import LearnerReplica
-from training.strategies.shared_weights import SharedWeights
+from training.node.learner_replica import LearnerReplica
+from training.node.shared_weights import SharedWeights
 
 PROGRAM = textwrap.dedent(
     """
@@ -25,10 +25,10 @@ PROGRAM = textwrap.dedent(
     from training.learner.flat import FlatParameters
     from training.node.process_group import NodeGroup
     from training.learner.optim import build_optimizer
-    from training.exchange.ring import Ring
+    from training.node.ring import Ring
     from training.simulation import Cluster, Simulation
     from training.strategies.registry import find_method
-    from training.strategies.setup import build_stepper
+    from training.node.strategy_setup import build_stepper
 
     rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)

@@ -7,12 +7,12 @@ import torch
 from regression import Regression
 
 from training.config import TrainConfig
-from training.exchange.ring import Ring
 from training.learner.compute import Learner, Losses
 from training.learner.flat import FlatParameters
 from training.learner.optim import build_optimizer
 from training.node.process_group import NodeGroup
-from training.strategies.program_stepper import ProgramStepper
+from training.node.program_stepper import ProgramStepper
+from training.node.ring import Ring
 
 SIZE = sum(parameter.numel() for parameter in Regression().build().parameters())
 

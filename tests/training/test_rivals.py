@@ -8,7 +8,7 @@ from disturbed import Running, with_signal
 from support import processes_naming
 from tones import bare, train
 
-from training.processes.launch import TrainingFailedError
+from training.launch.training_process import TrainingFailedError
 
 RIVALS = {
     "sdpsgd": (1, 3, {"graph": "ring"}),

@@ -30,12 +30,12 @@ from training.coordinator.server import NOTE, CoordinatorServer
 from training.coordinator.settings import Settings
 from training.coordinator.worklist import Assignment
 from training.job import TrainJob
+from training.launch.training_process import run_training
 from training.learner.compute import Learner, use_threads
-from training.learner.evaluator import Evaluator
-from training.learner.evaluator import run as evaluate
+from training.node.evaluator import Evaluator
+from training.node.evaluator import run as evaluate
 from training.node.process_group import NodeGroup
 from training.node.worker import Worker
-from training.processes.launch import run_training
 from training.processes.sockets import read_address
 
 WORDS = ("ba", "ce", "di", "fu", "gu", "ly")

@@ -14,7 +14,7 @@ from training.coordinator.messages import (
     decode,
     encode,
 )
-from training.exchange.keys import RingKey
+from training.processes.keys import RingKey
 from training.processes.sockets import Connection, end_context
 
 REPEAT_S = 0.5

@@ -28,12 +28,11 @@ from training.coordinator.event_log import EventLog
 from training.coordinator.ledger import Ledger
 from training.coordinator.messages import MAX_MESSAGE, CoordinatorError, Message, decode, encode
 from training.coordinator.settings import Settings
-from training.exchange.keys import RingKey
 from training.learner.sampling import Draws
 from training.processes import logs
 from training.processes.children import end_with_parent
-from training.processes.exit_reason import run_with_reason
-from training.processes.managed import CANNOT_WORK
+from training.processes.exit_reason import CANNOT_WORK, run_with_reason
+from training.processes.keys import RingKey
 from training.processes.sockets import announce, bind, end_context, listening_endpoint, server_parser
 
 log = logging.getLogger(__name__)

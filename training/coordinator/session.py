@@ -22,7 +22,7 @@ from training.coordinator.messages import (
 from training.coordinator.outbox import REPORTS, Outbox
 from training.coordinator.spool import JournalSpool
 from training.coordinator.worklist import Arrived, Assignment, Planner, Worklist, plan_lease
-from training.exchange.keys import RingKey
+from training.processes.keys import RingKey
 
 log = logging.getLogger(__name__)
 

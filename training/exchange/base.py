@@ -26,7 +26,7 @@ from training.strategies.config import GossipConfig
 if TYPE_CHECKING:
     import torch
 
-    from training.exchange.keys import RingKey
+    from training.processes.keys import RingKey
 
 
 class ExchangeError(RuntimeError):

@@ -10,7 +10,6 @@ from training.coordinator.membership import View
 from training.exchange.averaging import Averager
 from training.exchange.control import Control
 from training.exchange.cpu_budget import CpuBudget
-from training.exchange.keys import RingKey
 from training.exchange.mailbox import Mailbox
 from training.exchange.messages import AGREE, FETCH, MISMATCH, NOT_READY, OK, REPLICA, Header
 from training.exchange.neighbours import Kind, by_distance, neighbour
@@ -22,6 +21,7 @@ from training.exchange.wire import Buffer
 from training.exchange.zmq_fetch import Fetching
 from training.exchange.zmq_peer import WINDOW_BYTES, Address, Links, Peer, Peers
 from training.exchange.zmq_router import Incoming, Router, SealedRouter
+from training.processes.keys import RingKey
 
 _TURN = 16  # messages from one connection before the others have their turn
 _UPDATE_S = 0.1  # requests wait for the weights after an update for so long at most

@@ -6,11 +6,11 @@ from typing import Any
 
 import zmq
 
-from training.exchange.keys import RingKey, call_by_name, secure_client
 from training.exchange.messages import AGREE, OK, Header, unpack
 from training.exchange.protocol import ChunkRequest, Pending
 from training.exchange.sealing import TAG_BYTES, Session, draw
 from training.exchange.wire import Buffer
+from training.processes.keys import RingKey, call_by_name, secure_client
 
 WINDOW_BYTES = 8 * 1024 * 1024
 """Chunks under way to a peer, in bytes: enough for sending, receiving and arithmetic to overlap."""

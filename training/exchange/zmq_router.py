@@ -7,11 +7,11 @@ from typing import Any
 
 import zmq
 
-from training.exchange.keys import RingKey, admit, dismiss, secure_by_name, secure_server
 from training.exchange.messages import Header, unpack
 from training.exchange.sealing import TAG_BYTES, Session
 from training.exchange.wire import Buffer
 from training.exchange.zmq_peer import receive
+from training.processes.keys import RingKey, admit, dismiss, secure_by_name, secure_server
 
 _SESSIONS = 1024
 

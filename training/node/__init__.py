@@ -1,1 +1,1 @@
-"""The processes of a node: the agent that starts its ranks, and what a rank does beside computing gradients."""
+"""The processes of a node: the agent that starts its ranks, a rank's training loop, and the steppers of strategies."""

@@ -63,7 +63,7 @@ def fetch_job(
     """
     from training.coordinator.client import CoordinatorClient
     from training.coordinator.messages import CoordinatorUnreachableError
-    from training.exchange.keys import RingKey
+    from training.processes.keys import RingKey
 
     key = RingKey.load(key_file) if key_file else None
     client = CoordinatorClient(coordinator, key)

@@ -78,15 +78,15 @@ def _run(job: "TrainJob", setup: NodeSetup, rank: int, here: int) -> int:
     from storage.quarantine import TooManyShardsError
     from training.coordinator.node_client import NodeClient
     from training.exchange import ExchangeSetup, RingRendezvous, build_exchange
-    from training.exchange.keys import RingKey
     from training.learner.compute import use_threads
     from training.learner.devices import claim, inventory, rank_device
     from training.learner.microbatches import TooLargeError
     from training.node.process_group import NodeGroup
     from training.node.rendezvous import RankPlacement, Rendezvous, RendezvousError
+    from training.node.strategy_setup import build_learner, connect, share_memory
     from training.node.system_figures import SystemFigures
     from training.node.worker import DivergedError, NoWeightsError, Worker
-    from training.strategies.setup import build_learner, connect, share_memory
+    from training.processes.keys import RingKey
 
     size, start = here * setup.machines, os.environ[START]
     use_threads(job.train.threads, setup.learners_here or here)

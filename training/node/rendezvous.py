@@ -17,8 +17,8 @@ from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 from training.coordinator.client import CoordinatorClient
 from training.coordinator.messages import CoordinatorError, CoordinatorUnreachableError, Message
-from training.exchange.keys import RingKey
 from training.node.rank import NodeSetup
+from training.processes.keys import RingKey
 from training.processes.sockets import interface_of, split_address
 
 log = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ from training.learner.checkpoint import (
     write_weights,
 )
 from training.node.process_group import NodeGroup
-from training.strategies.stepper import Stepper, Weights
+from training.node.stepper import Stepper, Weights
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from training.learner.sampling import Draws
 from training.learner.schedule import learning_rate
 from training.node.replica_writer import ReplicaWriter, Wanted
 from training.node.step_counters import StepCounters
-from training.strategies.stepper import Rows, Stepped, Stepper
+from training.node.stepper import Rows, Stepped, Stepper
 
 Orders = dict[str, Any]
 

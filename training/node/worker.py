@@ -1,7 +1,7 @@
 """The training loop of one learner: takes leased batches, computes gradients, and lets its strategy apply them.
 
 Rank 0 of a node decides with the coordinator what the node does next, and tells the others
-(`training.node.scheduler`). What happens between two gradients is up to the strategy (`training.strategies.stepper`).
+(`training.node.scheduler`). What happens between two gradients is up to the strategy (`training.node.stepper`).
 """
 
 import json
@@ -17,7 +17,6 @@ from storage.quarantine import TooManyShardsError
 from training.coordinator.membership import View
 from training.coordinator.node_client import NodeClient
 from training.exchange.base import Exchange
-from training.exchange.ring import Ring
 from training.job import TrainJob
 from training.learner.batching import derive_seed
 from training.learner.checkpoint import CheckpointError, compute_name, files_by_rank, load_replica
@@ -28,12 +27,13 @@ from training.learner.prefetch import Loader, Prefetcher
 from training.learner.sampling import Draws
 from training.node.process_group import NodeGroup
 from training.node.replica_writer import ReplicaWriter, Wanted, open_replica_writer
+from training.node.ring import Ring
 from training.node.scheduler import Orders, Scheduler, count_batches
+from training.node.shared_weights import SharedWeights
 from training.node.step_counters import StepCounters
+from training.node.stepper import Rows, Stepped
+from training.node.strategy_setup import build_stepper
 from training.parameter_server.client import ServerClient
-from training.strategies.setup import build_stepper
-from training.strategies.shared_weights import SharedWeights
-from training.strategies.stepper import Rows, Stepped
 
 log = logging.getLogger(__name__)
 IDLE_S = 0.02

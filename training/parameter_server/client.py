@@ -11,7 +11,6 @@ import torch
 import zmq
 from torch import Tensor
 
-from training.exchange.keys import RingKey
 from training.parameter_server.layout import Layout
 from training.parameter_server.messages import (
     LONGEST,
@@ -28,6 +27,7 @@ from training.parameter_server.messages import (
     state_of,
     unpack,
 )
+from training.processes.keys import RingKey
 from training.processes.sockets import Connection, end_context
 
 REPEAT_S = 20.0

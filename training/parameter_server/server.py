@@ -20,7 +20,6 @@ from typing import Any
 import torch
 import zmq
 
-from training.exchange.keys import RingKey
 from training.job import TrainJob
 from training.learner.flat import FlatParameters
 from training.parameter_server.layout import layout
@@ -29,8 +28,8 @@ from training.parameter_server.service import ShareService
 from training.parameter_server.share import Share
 from training.processes import logs
 from training.processes.children import end_with_parent
-from training.processes.exit_reason import run_with_reason
-from training.processes.managed import CANNOT_WORK
+from training.processes.exit_reason import CANNOT_WORK, run_with_reason
+from training.processes.keys import RingKey
 from training.processes.sockets import announce, bind, end_context, listening_endpoint, server_parser
 
 log = logging.getLogger(__name__)

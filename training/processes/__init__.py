@@ -1,1 +1,1 @@
-"""Child processes: starting, supervising and ending them, their addresses, logs and exit reasons."""
+"""What all processes of a training share: child processes, exit reasons, addresses, keys, logs."""

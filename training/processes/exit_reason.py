@@ -17,6 +17,8 @@ from training.processes.logs import redact
 log = logging.getLogger(__name__)
 VARIABLE = "STARLING_EXIT_REASON"
 """Environment variable with the path of a process's note."""
+CANNOT_WORK = 2
+"""Exit status of a server: another start with the same configuration would fail as well."""
 ROOM = 4096
 """Bytes of a note: a block of most file systems."""
 

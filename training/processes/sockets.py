@@ -16,7 +16,7 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from training.exchange.keys import RingKey, is_local, secure_client, secure_server
+from training.processes.keys import RingKey, is_local, secure_client, secure_server
 
 log = logging.getLogger(__name__)
 END_S = 5.0

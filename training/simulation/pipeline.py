@@ -18,7 +18,7 @@ from training.strategies.registry import PIPELINE
 
 
 class PipelineSimulation:
-    """N learners that are the stages of one model (`training.learner.pipeline`).
+    """N learners that are the stages of one model (`training.node.pipeline_learner`).
 
     A step takes the batches of all learners together through all stages, and updates the weights once, by the mean
     gradient: what `scpsgd` does to its replicas. Every stage has 1/N of the layers, so what it computes of all batches

@@ -1,4 +1,4 @@
-"""A learner's program: what it asks of the world, and what it gets back.
+"""A learner's program: what it asks of the other learners, and what it gets back.
 
 A method is a generator. It yields requests and is resumed with their outcomes; it knows no sockets, processes or
 clocks. The training engine performs the requests with real ones, the simulator on a virtual clock.
@@ -8,18 +8,20 @@ clocks. The training engine performs the requests with real ones, the simulator 
             if work.weight:
                 seat.replica.update()
 
-A vector that was handed to `Start` belongs to the world until its ticket is done.
+A vector that was passed to `Start` must not be touched until its ticket is done.
 """
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from training.exchange.base import Exchange
 from training.strategies.requests import AllReduce, Op, Program, Reduced, Request, Start, Wait, Work
+
+if TYPE_CHECKING:
+    from training.exchange.base import Exchange
 
 
 class StrategyError(ValueError):
@@ -106,7 +108,7 @@ class LearnerContext:
     node_size: int = 1
     nodes: int = 1
     epoch_steps: float = 0.0
-    exchange: Exchange | None = None
+    exchange: "Exchange | None" = None
     stale: Callable[[float], None] = field(default=_nothing)
     joined: bool = False
     finish: Callable[[Tensor], Tensor] = field(default=identity)

@@ -245,7 +245,7 @@ PIPELINE = Strategy(
         "its layers are missing: training cannot go on without it",
     ),
 )
-"""One model whose layers are split over the learners (`training.learner.pipeline`): one replica, so no program."""
+"""One model whose layers are split over the learners (`training.node.pipeline_learner`): one replica, so no program."""
 STRATEGIES: Mapping[str, Strategy] = {**METHODS, PIPELINE.name: PIPELINE}
 """All ways of training with several learners."""
 

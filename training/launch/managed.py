@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from training.processes.children import Child
+from training.processes.exit_reason import CANNOT_WORK
 
 START_S = 120.0
 """How long a server may take until it listens."""
 STARTS = 4
 """How often a server is started that dies before it listens."""
-CANNOT_WORK = 2
-"""Exit status of a server: another start with the same configuration would fail as well."""
-
 log = logging.getLogger(__name__)
 
 

@@ -273,10 +273,8 @@ def run(evaluator: Evaluator, ask: Callable[[dict[str, Any]], dict[str, Any]]) -
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point of `python -m training.learner.evaluator`."""
-    parser = argparse.ArgumentParser(
-        prog="training.learner.evaluator", description="Validate the replicas of a training."
-    )
+    """Entry point of `python -m training.node.evaluator`."""
+    parser = argparse.ArgumentParser(prog="training.node.evaluator", description="Validate the replicas of a training.")
     parser.add_argument("--job", type=Path, required=True)
     parser.add_argument("--coordinator", required=True)
     parser.add_argument("--key-file", type=Path)
@@ -285,7 +283,7 @@ def main(argv: list[str] | None = None) -> int:
     end_with_parent(args.parent)
     logs.setup("evaluator")
     from training.coordinator.client import CoordinatorClient
-    from training.exchange.keys import RingKey
+    from training.processes.keys import RingKey
 
     job = TrainJob.model_validate_json(args.job.read_bytes())
     client = CoordinatorClient(args.coordinator, RingKey.load(args.key_file) if args.key_file else None)

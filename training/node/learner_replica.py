@@ -6,7 +6,7 @@ from torch import Tensor
 
 from training.learner.compute import Learner
 from training.learner.optim import drop_momentum
-from training.strategies.shared_weights import SharedWeights
+from training.node.shared_weights import SharedWeights
 
 
 class LearnerReplica:

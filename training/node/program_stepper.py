@@ -12,18 +12,20 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from training.exchange.ring import Ring
 from training.job import TrainJob
 from training.learner.checkpoint import ReplicaState, cpu_weights
 from training.learner.compute import Learner, Losses
+from training.node.collectives import NodeCollectives
 from training.node.comm_hooks import build_hook, codec_hook
+from training.node.learner_replica import LearnerReplica
 from training.node.process_group import GradientReducer
+from training.node.ring import Ring
+from training.node.shared_weights import SharedWeights
 from training.node.step_counters import StepReport, together
+from training.node.stepper import Stepped, Stepper, Weights, keep
 from training.parameter_server.client import ServerClient
 from training.strategies.base import LearnerContext
-from training.strategies.collectives import NodeCollectives
 from training.strategies.registry import method_of
-from training.strategies.replica import LearnerReplica
 from training.strategies.requests import (
     AllReduce,
     Compute,
@@ -40,8 +42,6 @@ from training.strategies.requests import (
     Wait,
     Work,
 )
-from training.strategies.shared_weights import SharedWeights
-from training.strategies.stepper import Stepped, Stepper, Weights, keep
 
 MAX_TURNS = 16
 """Batches that learners train on without hearing from the coordinator at most."""

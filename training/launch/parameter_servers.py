@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from training.config import TrainConfig
-from training.processes.managed import ManagedProcess
+from training.launch.managed import ManagedProcess
 from training.processes.sockets import AddressError, split_address
 
 MAX_RESTARTS = 20

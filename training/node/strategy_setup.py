@@ -4,18 +4,18 @@ from pathlib import Path
 
 import torch
 
-from training.exchange.keys import RingKey
-from training.exchange.ring import Ring
 from training.job import TrainJob
 from training.learner.compute import Learner
-from training.learner.pipeline import PipelineLearner
+from training.node.pipeline_learner import PipelineLearner
+from training.node.pipeline_stepper import PipelineStepper
 from training.node.process_group import NodeGroup
+from training.node.program_stepper import ProgramStepper
+from training.node.ring import Ring
+from training.node.shared_weights import SharedWeights
+from training.node.stepper import Stepper
 from training.parameter_server.client import ServerClient
+from training.processes.keys import RingKey
 from training.processes.sockets import beside
-from training.strategies.pipeline_stepper import PipelineStepper
-from training.strategies.program_stepper import ProgramStepper
-from training.strategies.shared_weights import SharedWeights
-from training.strategies.stepper import Stepper
 
 
 def build_learner(job: TrainJob, device: torch.device, group: NodeGroup) -> Learner:

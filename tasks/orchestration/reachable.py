@@ -15,7 +15,7 @@ from storage.retries import ObjectStoreError, RetryPolicy
 from tasks.config.credentials import export_credentials
 from tasks.config.home import mlflow_uri, objects_url, shown_mlflow_uri
 from tasks.config.pipeline import PipelineConfig
-from tasks.orchestration.failures import passes
+from tasks.failures import passes
 from tasks.stages.base import position
 from training.processes.logs import redact
 

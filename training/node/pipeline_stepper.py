@@ -5,9 +5,9 @@ import math
 from typing_extensions import override
 
 from training.learner.compute import Losses
-from training.learner.pipeline import PipelineLearner
+from training.node.pipeline_learner import PipelineLearner
 from training.node.step_counters import StepReport
-from training.strategies.stepper import Rows, Stepped, Stepper, Weights
+from training.node.stepper import Rows, Stepped, Stepper, Weights
 
 
 class PipelineStepper(Stepper):

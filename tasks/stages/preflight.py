@@ -85,7 +85,7 @@ def check_key_file(path: Path, field: str) -> None:
     Raises:
         StageError: If it is not.
     """
-    from training.exchange.keys import RingKey
+    from training.processes.keys import RingKey
 
     remedy = "make one with `starling key FILE`, the same for every machine"
     if not path.is_file():

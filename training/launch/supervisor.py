@@ -17,14 +17,14 @@ from storage.locks import file_lock
 from storage.objects import ObjectStore
 from training.coordinator.client import CoordinatorClient
 from training.coordinator.messages import CoordinatorUnreachableError
-from training.exchange.keys import RingKey
 from training.job import TrainJob
+from training.launch.managed import ManagedProcess, SupervisorError
+from training.launch.parameter_servers import await_servers, server_parts
 from training.node.rank import DIVERGED, GAVE_UP, STOPPED
-from training.parameter_server.starting import await_servers, server_parts
 from training.processes import logs
 from training.processes.children import end_of_log, end_with_parent, log_size, stop
 from training.processes.exit_reason import leave_reason, read_reason, run_with_reason
-from training.processes.managed import ManagedProcess, SupervisorError
+from training.processes.keys import RingKey
 
 log = logging.getLogger(__name__)
 PREDECESSOR_S = 300.0
@@ -150,7 +150,7 @@ class TrainingSupervisor:
         return address
 
     def _evaluator(self, job_file: Path, address: str) -> list[str]:
-        return ["training.learner.evaluator", "--job", str(job_file), "--coordinator", address, *self._key_words()]
+        return ["training.node.evaluator", "--job", str(job_file), "--coordinator", address, *self._key_words()]
 
     def _node(self, number: int, address: str) -> ManagedProcess:
         here = self.cfg.learners_per_node // self.cfg.machines_per_node

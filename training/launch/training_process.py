@@ -35,7 +35,7 @@ def run_training(job: TrainJob, folder: Path, on_poll: Callable[[], None] | None
     job_file, log = folder / "job.json", folder / "train.log"
     job_file.write_text(job.model_dump_json(indent=2), encoding="utf-8")
     child = Child(
-        [sys.executable, "-m", "training.processes.supervisor", str(job_file), str(os.getpid())],
+        [sys.executable, "-m", "training.launch.supervisor", str(job_file), str(os.getpid())],
         log,
         note=folder / "exit-reason.txt",
         start_new_session=True,  # Ctrl-C is for this process, which then asks for a last checkpoint

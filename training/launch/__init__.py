@@ -1,0 +1,1 @@
+"""Starting a training: its processes on this machine, and their supervision."""

@@ -10,7 +10,14 @@ the name alone:
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, SerializerFunctionWrapHandler, model_serializer
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 from pydantic_core import CoreSchema, core_schema
 
 
@@ -28,6 +35,14 @@ class Choice(BaseModel):
     def _keep_kind(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """With the kind even where defaults are left out: the other fields mean nothing without it."""
         return {"kind": self.kind, **serialize(self)}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """With a description of the kind, which a subclass declares anew: a form shows it."""
+        found = handler(schema)
+        kind = handler.resolve_ref_schema(found).get("properties", {}).get("kind", {})
+        kind.setdefault("description", Choice.model_fields["kind"].description)
+        return found
 
 
 class OneOf:

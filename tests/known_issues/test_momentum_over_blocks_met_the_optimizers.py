@@ -5,7 +5,7 @@ import torch
 from support import load_beside
 
 from benchmarks.bmuf_stability import largest
-from training.config import OptimizerConfig
+from training.config import OPTIMIZERS
 from training.learner.optim import build_optimizer, drop_momentum
 from training.simulation import Cluster, Simulation
 from training.strategies.config import BmufConfig
@@ -45,7 +45,7 @@ def test_on_a_quadratic_short_blocks_bear_a_hundred_times_the_rate():
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
 def test_an_update_after_dropped_momentum_follows_its_gradient(kind):
     model = torch.nn.Linear(2, 1, bias=False)
-    optimizer = build_optimizer(OptimizerConfig(kind=kind, lr=0.1, weight_decay=0.0), model)
+    optimizer = build_optimizer(OPTIMIZERS[kind](lr=0.1, weight_decay=0.0), model)
     for _ in range(5):
         model.weight.grad = torch.ones(1, 2)
         optimizer.step()

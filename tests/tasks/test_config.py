@@ -7,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import tiny_document, write_config
 
+from tasks.config.mistakes import MOVED
 from tasks.config.pipeline import ConfigError, PipelineConfig, load_config, parse_config
+from tasks.config.yaml_text import parse_yaml
 
 SOURCE = {"kind": "table", "path": "corpus/metadata.csv"}
 
@@ -224,3 +226,39 @@ def test_what_may_be_lost_and_who_may_win_unless_a_configuration_says_otherwise(
     assert config.register_as.significance == 0.05
     assert config.register_as.promote == "auto"
     assert (config.slots.collision, config.slots.trainings) == ("wait", 1)
+
+
+@pytest.mark.parametrize(("place", "remedy"), MOVED.items())
+def test_a_field_of_an_earlier_version_is_named_with_its_new_place(place, remedy):
+    *parents, name = place.split(".")
+    document = value = {}
+    for parent in parents:
+        value[parent] = value = {}
+    value[name] = {} if "kind:" in remedy else 1
+    assert f"  {place}: this field has moved: write {remedy}" in message(minimal(**document))
+
+
+def test_the_new_places_of_moved_fields_are_taken():
+    for place, remedy in MOVED.items():
+        name = place.rpartition(".")[2]
+        if "kind:" in remedy:
+            written = parse_yaml(remedy.partition(": ")[2].replace(", ...", ""))
+            assert parse_config(minimal(train={"strategy": written})).train.strategy.kind == name
+        else:
+            config = parse_config(minimal(train={"strategy": "adpsgd"}))
+            value = config.train.strategy if "strategy" in remedy else config.train.membership
+            assert hasattr(value, remedy.rpartition(".")[2])
+
+
+def test_a_field_below_the_short_form_of_a_kind_can_be_set(tmp_path):
+    path = write_config(tmp_path / "c.yaml", minimal(train={"strategy": "bmuf"}, decode="beam"))
+    config = load_config(path, ["train.strategy.tau=3", "decode.beam=5", "model=blstm", "model.bottleneck=7"])
+    assert (config.train.strategy.tau, config.decode.beam, config.model.bottleneck) == (3, 5, 7)
+
+
+def test_a_field_of_another_kind_is_named_with_the_kind_that_has_it():
+    assert "  model.heads: blstm has no such field; conformer has" in message(
+        minimal(model={"kind": "blstm", "heads": 4})
+    )
+    text = message(minimal(train={"strategy": {"kind": "scpsgd", "warm_steps": 1}}))
+    assert "  train.strategy.warm_steps: scpsgd has no such field; bmuf and onebit have" in text

@@ -53,11 +53,12 @@ def test_without_a_test_set_the_validation_set_is_decoded(finished):
     assert scored_sets(run) == ["valid"]
 
 
-def test_what_a_decoder_does_not_read_makes_no_other_output(finished):
+def test_an_output_is_that_of_the_decoder_and_of_its_fields_that_are_no_defaults(finished):
     def key(**decode):
         return DECODE.output(variant(finished, decode=decode)).key
 
-    assert key(kind="greedy", beam=3) == key(kind="greedy") == key()
+    assert key(kind="greedy") == key()
+    assert key(kind="beam", beam=16) == key(kind="beam")
     assert len({key(kind="greedy"), key(kind="beam"), key(kind="beam", beam=3)}) == 3
 
 

@@ -88,6 +88,20 @@ def test_a_field_that_a_later_version_adds_makes_no_other_training_of_it(finishe
         assert (TRAIN.output(other).key == finished.result("train").key) is same
 
 
+def test_a_field_that_a_later_version_adds_to_a_model_or_strategy_makes_no_other_training(
+    finished, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("STARLING_HOME", str(copy_finished(tmp_path)))
+    run = ready(strategy="scpsgd")
+    train, model, key = run.config.train, run.config.model, TRAIN.output(run).key
+    for value, same in ((7, True), (8, False)):
+        strategy = create_model("Later", __base__=type(train.strategy), invented=(int, 7))(invented=value)
+        encoder = create_model("Later", __base__=type(model), invented=(int, 7))(**model.model_dump(), invented=value)
+        for changes in ({"train": train.model_copy(update={"strategy": strategy})}, {"model": encoder}):
+            other = Run(run.config.model_copy(update=changes), "r", results=dict(run.results))
+            assert (TRAIN.output(other).key == key) is same, (changes, value)
+
+
 def test_data_without_a_validation_set_is_refused_with_a_remedy(home, tmp_path):
     source = {"kind": "table", "path": str(small_corpus(tmp_path / "c")), "set": "train"}
     run = Run(parse_config({"name": "t", "data": {"sources": [source]}}), "r")

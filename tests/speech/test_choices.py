@@ -1,0 +1,98 @@
+"""Configurations of which one kind is chosen."""
+
+import json
+from typing import Annotated, Literal
+
+import pytest
+from pydantic import BaseModel, ValidationError, create_model
+
+from speech.bundle import BundleSpec
+from speech.choices import Choice, OneOf, own_fields
+from speech.decoding import DECODERS
+from speech.models import MODELS
+
+
+class Sphere(Choice):
+    kind: Literal["sphere"] = "sphere"
+    radius: float = 1.0
+
+
+class Box(Choice):
+    kind: Literal["box"] = "box"
+    width: float = 2.0
+    depth: float = 3.0
+
+
+KINDS = {"sphere": Sphere, "box": Box}
+
+
+class Thing(BaseModel):
+    shape: Annotated[Choice, OneOf(KINDS, "sphere")] = Sphere()
+    name: str = ""
+
+
+@pytest.mark.parametrize(
+    ("given", "chosen"),
+    [
+        ("box", Box()),
+        ("sphere", Sphere()),
+        ({"kind": "box", "width": 5}, Box(width=5)),
+        ({"radius": 4}, Sphere(radius=4)),  # of the default kind
+        ({}, Sphere()),
+        (Box(depth=1), Box(depth=1)),
+    ],
+)
+def test_a_kind_is_chosen_by_name_by_mapping_or_by_default(given, chosen):
+    assert Thing(shape=given).shape == chosen
+    assert Thing.model_validate_json(json.dumps({"shape": Thing(shape=given).model_dump()["shape"]})).shape == chosen
+
+
+@pytest.mark.parametrize(
+    "given", ["cone", {"kind": "cone"}, {"kind": "sphere", "width": 1}, {"width": 1}, 3, {"kind": "box", "width": "w"}]
+)
+def test_other_kinds_and_the_fields_of_other_kinds_are_refused(given):
+    with pytest.raises(ValidationError, match="shape"):
+        Thing(shape=given)
+
+
+def test_the_kind_stays_where_defaults_are_left_out():
+    assert Thing(shape="box").model_dump(exclude_defaults=True) == {"shape": {"kind": "box"}}
+    assert Thing(shape=Box(width=7)).model_dump(exclude_defaults=True) == {"shape": {"kind": "box", "width": 7.0}}
+    assert Thing().model_dump(exclude_defaults=True) == {}
+    assert Box().model_dump(exclude_defaults=True) == {"kind": "box"}
+
+
+def test_a_form_shows_each_kind_with_a_description():
+    schema = Thing.model_json_schema()
+    assert [one["$ref"] for one in schema["properties"]["shape"]["oneOf"]] == ["#/$defs/Sphere", "#/$defs/Box"]
+    assert all(found["properties"]["kind"]["description"] for found in schema["$defs"].values())
+
+
+def test_a_later_kind_needs_no_change_of_the_field():
+    later = create_model("Cone", __base__=Choice, kind=(Literal["cone"], "cone"), angle=(float, 30.0))
+    thing = create_model("Later", shape=(Annotated[Choice, OneOf(KINDS | {"cone": later}, "sphere")], ...))
+    assert thing(shape={"kind": "cone", "angle": 45}).shape.angle == 45.0
+
+
+def test_fields_that_only_other_kinds_have_are_dropped_from_what_was_written_before_kinds_had_classes():
+    assert own_fields({"kind": "box", "width": 1, "radius": 2}, KINDS) == {"kind": "box", "width": 1}
+    assert own_fields({"kind": "box", "wdith": 1}, KINDS) == {"kind": "box", "wdith": 1}  # a mistake stays one
+    assert own_fields("box", KINDS) == "box"
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_bundles_of_earlier_versions_are_read(kind, decoder):
+    everything = {"dim": 16, "layers": 1, "heads": 2, "kernel": 5, "feed_forward": 2, "bottleneck": 0, "channels": 4}
+    spec = BundleSpec.model_validate(
+        {
+            "sample_rate": 8000,
+            "features": {"num_mels": 6},
+            "stats": None,
+            "tokenizer": {},
+            "model": {"kind": kind, "subsampling": 2, "dropout": 0.1} | everything,
+            "decode": {"kind": decoder, "beam": 3, "beam_tokens": 0, "beam_threshold": 25.0},
+        }
+    )
+    assert (spec.model.kind, spec.model.layers, spec.decode.kind) == (kind, 1, decoder)
+    assert BundleSpec.model_validate(spec.model_dump(mode="json")) == spec

@@ -18,7 +18,7 @@ import pytest
 from forks import Forkable
 from support import ROOT, processes_naming, wait_until
 
-from training.processes import bind_to_parent
+from training.processes.children import bind_to_parent
 
 pytestmark = pytest.mark.filterwarnings("ignore:an interpreter was started")
 
@@ -189,7 +189,8 @@ PARENT = """
 import os, subprocess, sys, time
 sys.path.insert(0, sys.argv[1])
 from forks import Forkable
-code = "import os, sys, time; from training.processes import end_with_parent; end_with_parent(int(sys.argv[1]));"
+code = "import os, sys, time; from training.processes.children import end_with_parent; "
+code += "end_with_parent(int(sys.argv[1]));"
 code += "print(os.getsid(0), os.getpgrp(), 'torch' in sys.modules, flush=True); time.sleep(600)"
 child = subprocess.Popen([sys.executable, "-c", Forkable(code), str(os.getpid())], stdout=subprocess.PIPE, text=True)
 print(child.pid, child.stdout.readline(), flush=True)

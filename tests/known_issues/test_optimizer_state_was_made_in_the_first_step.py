@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from training.config import OptimizerConfig, SgdConfig
+from training.config import OPTIMIZERS, SgdConfig
 from training.learner import compute, optim
 from training.learner.compute import Learner, open_set
 from training.learner.flat import FlatParameters
@@ -110,7 +110,7 @@ def test_a_first_update_in_one_pass_allocates_nothing(corpus, tmp_path, monkeypa
 
 def test_updates_are_made_in_one_pass_on_gpus():
     for kind in ("adamw", "sgd"):
-        assert in_one_pass(OptimizerConfig(kind=kind), torch.device("cuda", 1))
+        assert in_one_pass(OPTIMIZERS[kind](), torch.device("cuda", 1))
     assert not in_one_pass(SgdConfig(), CPU)
 
 

@@ -1,10 +1,12 @@
 import shutil
+from typing import Annotated
 
 import pytest
 from pydantic import create_model
 from support import copy_finished, processes_naming, small_corpus, tiny_document
 
 from speech.bundle import load_bundle
+from speech.choices import OneOf
 from speech.tokens import tokenizer_from_dict
 from tasks.config.pipeline import parse_config
 from tasks.stages import progress
@@ -18,6 +20,7 @@ from tasks.stages.train import TRAIN, make_job, model_digest
 from training.config import TrainConfig
 from training.coordinator.journal import read_journal
 from training.launch.training_process import TrainingFailedError
+from training.strategies.config import STRATEGY_CONFIGS, SingleConfig, StrategyConfig
 
 
 def ready(force_from="", sets=None, **train):
@@ -88,16 +91,18 @@ def test_a_field_that_a_later_version_adds_makes_no_other_training_of_it(finishe
         assert (TRAIN.output(other).key == finished.result("train").key) is same
 
 
-def test_a_field_that_a_later_version_adds_to_a_model_or_strategy_makes_no_other_training(
-    finished, tmp_path, monkeypatch
-):
+def test_a_field_that_a_later_version_adds_to_a_kind_makes_no_other_training(finished, tmp_path, monkeypatch):
     monkeypatch.setenv("STARLING_HOME", str(copy_finished(tmp_path)))
     run = ready(strategy="scpsgd")
     train, model, key = run.config.train, run.config.model, TRAIN.output(run).key
+    strategy = create_model("Later", __base__=type(train.strategy), invented=(int, 7))
+    chosen = Annotated[StrategyConfig, OneOf(STRATEGY_CONFIGS | {"scpsgd": strategy}, "single")]
+    later = create_model("Later", __base__=TrainConfig, strategy=(chosen, SingleConfig()))
+    encoder = create_model("Later", __base__=type(model), invented=(int, 7))
     for value, same in ((7, True), (8, False)):
-        strategy = create_model("Later", __base__=type(train.strategy), invented=(int, 7))(invented=value)
-        encoder = create_model("Later", __base__=type(model), invented=(int, 7))(**model.model_dump(), invented=value)
-        for changes in ({"train": train.model_copy(update={"strategy": strategy})}, {"model": encoder}):
+        document = train.model_dump() | {"strategy": {"kind": "scpsgd", "invented": value}}
+        other_model = encoder.model_validate(model.model_dump() | {"invented": value})
+        for changes in ({"train": later.model_validate(document)}, {"model": other_model}):
             other = Run(run.config.model_copy(update=changes), "r", results=dict(run.results))
             assert (TRAIN.output(other).key == key) is same, (changes, value)
 

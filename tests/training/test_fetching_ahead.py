@@ -10,6 +10,7 @@ from storage.objects import ObjectStore
 from training.coordinator.node_client import NodeClient
 from training.learner.compute import Learner, open_set
 from training.node.process_group import NodeGroup
+from training.strategies.config import ScpsgdConfig, SingleConfig
 
 SHARDS = 12
 
@@ -87,7 +88,7 @@ def test_the_whole_training_reads_each_shard_once(job, monkeypatch):
         return fetch(store, name, target)
 
     monkeypatch.setattr(ObjectStore, "fetch_into", counting)
-    train = job.train.model_copy(update={"nodes": 1, "strategy": "single", "epochs": 2})
+    train = job.train.model_copy(update={"nodes": 1, "strategy": SingleConfig(), "epochs": 2})
     job = job.model_copy(update={"train": train})
     with store_here(job) as address:
         worker = make_worker(job, address, 0)
@@ -103,7 +104,7 @@ def test_the_whole_training_reads_each_shard_once(job, monkeypatch):
 
 
 def test_every_machine_of_a_node_fetches_what_comes(job, tmp_path):
-    world = {"strategy": "scpsgd", "nodes": 1, "learners_per_node": 2, "machines_per_node": 2}
+    world = {"strategy": ScpsgdConfig(), "nodes": 1, "learners_per_node": 2, "machines_per_node": 2}
     job = job.model_copy(update={"train": job.train.model_copy(update=world)})
     with store_here(job) as address:
         worker = make_worker(job, address, 0)

@@ -20,7 +20,7 @@ PROGRAM = textwrap.dedent(
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
     from ranks import device_of
-    from training.config import OptimizerConfig
+    from training.config import AdamWConfig
     from training.learner.flat import FlatParameters
     from training.node.process_group import GradientReducer, NodeGroup
     from training.learner.optim import build_optimizer

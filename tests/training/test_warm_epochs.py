@@ -6,8 +6,8 @@ from tones import LEARNS, bare, train_here
 
 def warm_job(corpus, folder, sampling):
     spec = corpus.spec("conformer", model=bare("conformer"))
-    bmuf = {"tau": 2, "warm_epochs": 1}
-    return corpus.job(folder, spec=spec, strategy="bmuf", bmuf=bmuf, sampling=sampling, epochs=2, **LEARNS)
+    bmuf = {"kind": "bmuf", "tau": 2, "warm_epochs": 1}
+    return corpus.job(folder, spec=spec, strategy=bmuf, sampling=sampling, epochs=2, **LEARNS)
 
 
 @pytest.mark.parametrize("sampling", [{}, {"kind": "temperature", "by": "speaker"}], ids=["all", "drawn"])

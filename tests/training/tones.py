@@ -141,7 +141,8 @@ class Corpus:
             "journal": folder / "journal.jsonl",
             "cache": folder / "cache",
         }
-        values.update({name: value for name, value in changes.items() if name in TrainJob.model_fields})
+        values.update({name: value for name, value in changes.items() if name not in TrainConfig.model_fields})
+        assert values.keys() <= TrainJob.model_fields.keys()
         return TrainJob.model_validate(values)
 
 

@@ -139,7 +139,7 @@ def test_a_challenger_becomes_champion_only_if_it_is_better_and_there_is_always_
     assert aliases()[3] == ["champion"]
 
 
-def test_equal_models_do_not_differ_significantly(finished, monkeypatch, decoded_by_quality, tmp_path):
+def test_equal_models_do_not_differ_significantly(home, monkeypatch, decoded_by_quality, tmp_path):
     run = judged_run(6, tmp_path)
     monkeypatch.setattr(significance, "count_errors", lambda run, champion: {"test": ([1, 0, 2] * 9, [4, 3, 5] * 9)})
     monkeypatch.setattr(mlflow.artifacts, "download_artifacts", lambda artifact_uri, dst_path: str(tmp_path))

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from benchmarks.experiment_runs import Problems, Record, Results, Run
+from benchmarks.experiment_runs import LINK_GBIT, Problems, Record, Results, Run
 
 RATES = (0.00316, 0.01, 0.0316, 0.1, 0.316)
 """Two to a decade, the same for all methods and batches."""
@@ -101,7 +101,8 @@ STRATEGIES = (
 )
 STRATEGY_RATES, PLAIN_RATES = (0.0316, 0.01, 0.00316, 0.001), (0.316, 0.1, 0.0316, 0.01)
 """In this order, until a model is at the target; the latter where momentum does not make steps longer."""
-PLAIN_BATCH = 256
+PLAIN_BATCH = LINK_BATCH = 256
+LINKS, LINK_EXCHANGES, LINK_SEEDS = (LINK_GBIT, 10 * LINK_GBIT), (1, 4, 16), (1, 3)
 RECIPE_BATCHES = (64, 128, 256)
 RING_LEARNERS, RING_BATCH, RING_RATE = (8, 16, 32, 64), 64, 0.0316
 RINGS = tuple(choice for choice in HEADLINE if choice.strategy == "adpsgd")
@@ -158,6 +159,18 @@ def seeds(batch: int, choice: Choice, results: Results) -> list[Run]:
     top = best(runs, results)
     found = next((run for run in runs if results.get(run) is top), None) if top else None
     return [replace(found, seed=seed) for seed in SEEDS] if found else []
+
+
+def links() -> list[Run]:
+    """ADPSGD at a batch that is too large for it, with more exchanges a step and a faster link; with two seeds."""
+    return [
+        replace(
+            Choice("adpsgd", ("neighbours=ring", f"per_step={per_step}")).run(HEADLINE_LEARNERS, LINK_BATCH, 0.1), **at
+        )
+        for link in LINKS
+        for per_step in LINK_EXCHANGES
+        for at in ({"link": link, "seed": seed} for seed in LINK_SEEDS)
+    ]
 
 
 def rings(seed: int = 1) -> list[Run]:

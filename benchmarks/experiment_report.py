@@ -11,6 +11,8 @@ from training.strategies.config import Newcomer
 Row = dict[str, Any]
 WORDS = 360
 """Of the held-out recordings: one each."""
+_EXCHANGE_BYTES = 2 * 4 * 103_139
+"""The model, once in either direction."""
 HEADINGS = {
     "lr": "learning rate",
     "loss": "loss, nats a word",
@@ -112,6 +114,18 @@ def ring_rows(results: Results) -> list[Row]:
     return rows
 
 
+def link_rows(results: Results) -> list[Row]:
+    """ADPSGD with more exchanges a step and a faster link: figures of all seeds."""
+    rows, runs = [], plans.links()
+    for first in (run for run in runs if run.seed == plans.LINK_SEEDS[0]):
+        found = [one for run in runs if replace(run, seed=first.seed) == first and (one := results.get(run))]
+        if found:
+            row: Row = {"method": first.method, "link, Gbit/s": f"{first.link:g}"}
+            row["exchanges a step"] = _each((one["bytes"] / _EXCHANGE_BYTES for one in found), 2)
+            rows.append({**row, **{name: _each((one[name] for one in found), 2) for name in ("staleness", "loss")}})
+    return rows
+
+
 def momenta_rows(results: Results) -> list[Row]:
     """BMUF with a momentum within blocks as well."""
     return _rows(plans.momenta(), results, "method", "batch", "lr")
@@ -194,8 +208,8 @@ def _after(run: Run, record: Record) -> list[list[float]]:
     return [one for one in curve if one[0] >= run.join_s and one[1] <= joined + 1]
 
 
-def _each(values: Iterable[float]) -> str:
-    return " / ".join(f"{value:.3f}" for value in values)
+def _each(values: Iterable[float], digits: int = 3) -> str:
+    return " / ".join(f"{value:.{digits}f}" for value in values)
 
 
 def tables(results: Results) -> str:
@@ -204,6 +218,7 @@ def tables(results: Results) -> str:
         *(_sweep_table(sweep_rows(results, name)) for name in plans.SWEEPS),
         _table(seed_rows(results)),
         _table(plain_rows(results)),
+        _table(link_rows(results)),
         _table(momenta_rows(results)),
         _table(strategy_rows(results)),
         _table(ring_rows(results)),

@@ -48,6 +48,7 @@ class Run:
         seed: Of weights, order of data, jitter and random neighbours.
         late: Learners that join a training that runs, the last ones.
         join_s: When they do, virtual seconds.
+        link: Gbit/s of each learner's link.
     """
 
     strategy: str
@@ -65,6 +66,7 @@ class Run:
     seed: int = 1
     late: int = 0
     join_s: float = 0.0
+    link: float = LINK_GBIT
 
     @property
     def key(self) -> str:
@@ -86,7 +88,7 @@ class Run:
             step_s=STEP_S,
             jitter=JITTER,
             slow={0: self.slow} if self.slow != 1.0 else {},
-            link_gbit=LINK_GBIT,
+            link_gbit=self.link,
             joins=tuple(
                 MembershipChange(rank=rank, at_s=self.join_s)
                 for rank in range(self.learners - self.late, self.learners)

@@ -8,6 +8,7 @@
     longer-unclipped  the same without clipping, for one of each kind of method
     seeds       how much does chance decide?
     plain       does it help at a large batch to leave out momentum?
+    links       do more exchanges a step and a faster link help at a large batch?
     momenta     BMUF with momentum within its blocks, too
     strategies  what does a slow learner cost each method?
     rings       how far apart do learners drift on fixed and on random rings?
@@ -87,6 +88,11 @@ def run_plain(results: Results, problems: Problems) -> None:
     _run_all(plans.plain(), results, problems)
 
 
+def run_links(results: Results, problems: Problems) -> None:
+    """A large batch with more exchanges a step, and with a faster link."""
+    _run_all(plans.links(), results, problems)
+
+
 def run_seeds(results: Results, problems: Problems) -> None:
     """The headline's best rates with other seeds."""
     for choice in plans.HEADLINE:
@@ -131,6 +137,7 @@ EXPERIMENTS: dict[str, Callable[[Results, Problems], None]] = {
     **{name: partial(run_sweep, name) for name in plans.SWEEPS},
     "seeds": run_seeds,
     "plain": run_plain,
+    "links": run_links,
     "momenta": run_momenta,
     "strategies": run_strategies,
     "rings": run_rings,
@@ -147,6 +154,7 @@ def show(args: argparse.Namespace, results: Results) -> bool:
             "largest_batch": {name: report.largest_batches(results, name) for name in plans.SWEEPS},
             "seeds": report.seed_rows(results),
             "plain": report.plain_rows(results),
+            "links": report.link_rows(results),
             "momenta": report.momenta_rows(results),
             "strategies": report.strategy_rows(results),
             "rings": report.ring_rows(results),

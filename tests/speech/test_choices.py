@@ -76,7 +76,7 @@ def test_a_later_kind_needs_no_change_of_the_field():
 
 def test_fields_that_only_other_kinds_have_are_dropped_from_what_was_written_before_kinds_had_classes():
     assert own_fields({"kind": "box", "width": 1, "radius": 2}, KINDS) == {"kind": "box", "width": 1}
-    assert own_fields({"kind": "box", "wdith": 1}, KINDS) == {"kind": "box", "wdith": 1}  # a mistake stays one
+    assert own_fields({"kind": "box", "weight": 1}, KINDS) == {"kind": "box", "weight": 1}  # a mistake stays one
     assert own_fields("box", KINDS) == "box"
 
 

@@ -5,6 +5,7 @@ import gc
 import importlib.util
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -19,6 +20,12 @@ import pytest
 
 # Collection creates millions of objects that stay: garbage collection would scan them again and again.
 gc.disable()
+
+# A shell may start the tests with these ignored (nohup, a job in the background); children would inherit that.
+if threading.current_thread() is threading.main_thread():
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, usual)
 
 # Two cores serve the whole suite: a test must not oversubscribe them with one thread pool per process.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

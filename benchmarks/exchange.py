@@ -47,9 +47,9 @@ class Pair:
     def __init__(self, count: int, folder: Path, options: dict[str, object]) -> None:
         cfg, gossip = ExchangeConfig.model_validate({"timeout_s": 60.0, **options}), GossipConfig(per_step=1)
         key = RingKey.generate() if cfg.encrypt else None
-        world = RingRendezvous(str(folder / "meet"), 2)
+        rendezvous = RingRendezvous(str(folder / "meet"), 2)
         self.both = cfg.kind == "gloo"
-        setups = [ExchangeSetup(node, 0, count, key, folder, world=world, gossip=gossip) for node in range(2)]
+        setups = [ExchangeSetup(node, 0, count, key, folder, rendezvous=rendezvous, gossip=gossip) for node in range(2)]
         self.ends = [build_exchange(cfg, setup) for setup in setups]
         view = view_of([end.endpoint for end in self.ends])
         weights = torch.from_numpy(np.random.default_rng(0).normal(size=count).astype(np.float32))

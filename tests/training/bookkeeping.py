@@ -65,15 +65,15 @@ class Player:
 
     def name_of(self, node):
         """A node's incarnation; it joins if it has none."""
-        seat = self.ledger.seat_of(node)
-        return self.join(node) if seat is None else seat.member.incarnation
+        state = self.ledger.state_of(node)
+        return self.join(node) if state is None else state.member.incarnation
 
     def lose(self, name):
         self.do("drop", incarnation=name, why="lost")
 
     def ask(self, name):
         for number in range(self.ledger.values.closed, min(self.ledger.values.closed + 2, self.ledger.total)):
-            lease = self.do("lease", epoch=number, incarnation=name, live=len(self.ledger.seats))
+            lease = self.do("lease", epoch=number, incarnation=name, live=len(self.ledger.states))
             if lease is not None:
                 rows = self.ledger.epochs[number].open_rows(lease).tolist()
                 self.work[name].append((number, lease.number, rows))
@@ -128,8 +128,8 @@ class Player:
 
     def finish(self):
         """One node trains what is left."""
-        for seat in list(self.ledger.seats.values()):
-            self.lose(seat.member.incarnation)
+        for state in list(self.ledger.states.values()):
+            self.lose(state.member.incarnation)
         name = self.join(0)
         while not self.ledger.complete:
             self.ask(name)

@@ -54,7 +54,7 @@ def test_a_report_that_comes_again_is_counted_once(tmp_path):
         beat(coordinator, 0, reports=news)
     totals = coordinator.handle({"op": "status"})["totals"]
     assert (totals["step"], totals["utterances"], totals["audio_seconds"], totals["repeated"]) == (3, 4, 3.0, 0)
-    assert coordinator.ledger.seats["n0"].step == 3
+    assert coordinator.ledger.states["n0"].step == 3
 
 
 def test_journal_lines_are_taken_once_and_none_is_left_out(tmp_path):
@@ -100,7 +100,7 @@ def lost(coordinator, clock):
     for _ in range(12):
         clock.now += 1.0
         coordinator.tick()
-    assert not coordinator.ledger.seats
+    assert not coordinator.ledger.states
 
 
 def test_the_last_node_goes_on_with_its_own_weights(tmp_path):
@@ -140,7 +140,7 @@ def test_a_member_without_weights_that_comes_again_has_none_of_its_own(tmp_path)
     for _ in range(12):
         clock.now += 1.0
         beat(coordinator, 1, ready=False)
-    assert [*coordinator.ledger.seats] == ["n1"]
+    assert [*coordinator.ledger.states] == ["n1"]
     assert join_again(coordinator, 1, "n1b", kept="n1") == "initial"
 
 

@@ -20,7 +20,7 @@ def ring(tmp_path):
 def close(coordinator, epoch):
     """Both nodes train an epoch to its end."""
     for node in range(2):
-        seq = coordinator.ledger.seats[f"n{node}"].seq + 1
+        seq = coordinator.ledger.states[f"n{node}"].seq + 1
         beat(coordinator, node, reports=[report(seq, list(range(node, SIZE, 2)), epoch)])
 
 

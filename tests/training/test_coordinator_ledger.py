@@ -189,12 +189,12 @@ def test_silence_drops_a_node_but_a_store_that_slept_drops_nobody(tmp_path):
         beat(coordinator, node)
     clock.now += 60.0
     coordinator.tick()
-    assert len(coordinator.ledger.seats) == 2
+    assert len(coordinator.ledger.states) == 2
     for _ in range(12):
         clock.now += 1.0
         coordinator.tick()
         beat(coordinator, 0)
-    assert [seat.member.node for seat in coordinator.ledger.seats.values()] == [0]
+    assert [state.member.node for state in coordinator.ledger.states.values()] == [0]
     assert beat(coordinator, 1)["dropped"]
 
 

@@ -66,15 +66,15 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(late=st.sets(NODES, max_size=2))
     def begin_checkpoint(self, late):
         self.contained, self.player.ledger.accepted = {}, []
-        self.asked = {name for name, seat in self.player.ledger.seats.items() if seat.ready}
+        self.asked = {name for name, state in self.player.ledger.states.items() if state.ready}
         for node in set(range(4)) - late:
             self.answer_checkpoint(node)
 
     @precondition(lambda self: self.contained is not None)
     @rule(node=NODES)
     def answer_checkpoint(self, node):
-        seat = self.player.ledger.seat_of(node)
-        if seat is not None and (name := seat.member.incarnation) in self.asked:
+        state = self.player.ledger.state_of(node)
+        if state is not None and (name := state.member.incarnation) in self.asked:
             self.asked.discard(name)
             self.contained[name] = self.player.seqs[name]
 
@@ -114,12 +114,12 @@ class LedgerMachine(RuleBasedStateMachine):
             for lease in epoch.leases.values():
                 assert lease.left == len(epoch.open_rows(lease)) > 0
             assert set(np.unique(epoch.owner[~epoch.trained]).tolist()) <= {0, *epoch.leases}
-            held = sum(epoch.held(name) for name in ledger.seats)
+            held = sum(epoch.held(name) for name in ledger.states)
             assert held + int((epoch.begun & ~epoch.trained & (epoch.owner > 0)).sum()) == sum(
                 lease.left for lease in epoch.leases.values()
             )
         assert {lease.incarnation for epoch in ledger.epochs.values() for lease in epoch.leases.values()} <= set(
-            ledger.seats
+            ledger.states
         )
         self.moves += 1
 

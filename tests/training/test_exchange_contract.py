@@ -389,9 +389,9 @@ class TestGloo(ExchangeContract):
 
     def make(self, count, folder, **config):
         cfg, gossip = configs(**CONFIG | {"kind": "gloo"} | config)
-        world = RingRendezvous(str(folder / "meet"), count)
+        rendezvous = RingRendezvous(str(folder / "meet"), count)
         return [
-            build_exchange(cfg, ExchangeSetup(n, 0, SIZE, None, folder, world=world, gossip=gossip))
+            build_exchange(cfg, ExchangeSetup(n, 0, SIZE, None, folder, rendezvous=rendezvous, gossip=gossip))
             for n in range(count)
         ]
 
@@ -483,7 +483,7 @@ def test_figures_of_parts_add_up():
         (-1, RingRendezvous("file", 2, True), "ring", "not among the 2 nodes"),
     ],
 )
-def test_gloo_refuses_what_a_fixed_ring_cannot_do(tmp_path, node, world, neighbours, message):
+def test_gloo_refuses_what_a_fixed_ring_cannot_do(tmp_path, node, rendezvous, neighbours, message):
     cfg, gossip = ExchangeConfig(kind="gloo", encrypt=False), GossipConfig(neighbours=neighbours)
     with pytest.raises(ValueError, match=message):
-        build_exchange(cfg, ExchangeSetup(node, 0, SIZE, None, tmp_path, world=world, gossip=gossip))
+        build_exchange(cfg, ExchangeSetup(node, 0, SIZE, None, tmp_path, rendezvous=rendezvous, gossip=gossip))

@@ -13,18 +13,18 @@ def warm_job(corpus, folder, sampling):
 @pytest.mark.parametrize("sampling", [{}, {"kind": "temperature", "by": "speaker"}], ids=["all", "drawn"])
 def test_a_warm_up_of_an_epoch_ends_with_the_first_epoch(corpus, tmp_path, sampling):
     run = train_here(warm_job(corpus, tmp_path, sampling))
-    seat = run.worker.stepper.seat
+    context = run.worker.stepper.context
     first = next(entry["step"] for entry in run.entries("step") if entry["epoch"] > 1) - 1
-    assert seat.epoch_steps == first == int(seat.state["warm_steps"])
+    assert context.epoch_steps == first == int(context.state["warm_steps"])
     assert run.result["step"] > first
 
 
 def test_a_warm_up_that_was_cut_short_goes_on_where_it_was(corpus, tmp_path):
     job = warm_job(corpus, tmp_path, {})
     stopped = train_here(job, stop_at=5)
-    seat = stopped.worker.stepper.seat
-    assert int(seat.state["warm_steps"]) == 5 < seat.epoch_steps
+    context = stopped.worker.stepper.context
+    assert int(context.state["warm_steps"]) == 5 < context.epoch_steps
     run = train_here(job)
-    assert int(run.worker.stepper.seat.state["warm_steps"]) == run.worker.stepper.seat.epoch_steps
+    assert int(run.worker.stepper.context.state["warm_steps"]) == run.worker.stepper.context.epoch_steps
     straight = train_here(warm_job(corpus, tmp_path / "straight", {}))
     assert run.model_bytes == straight.model_bytes

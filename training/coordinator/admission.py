@@ -69,13 +69,13 @@ class Admission:
         endpoints = [str(endpoint) for endpoint in message["endpoints"]]
         if not 0 <= node < MAX_NODES or not name:
             raise CoordinatorError(f"node number {node} is not between 0 and {MAX_NODES - 1}")
-        present = ledger.seat_of(node)
+        present = ledger.state_of(node)
         if present is not None and previous and present.member.incarnation not in (previous, name):
             raise CoordinatorError(
                 f"node {node} was taken over by another process: give every node a number of its own"
             )
         source = self._source(node, kept, str(message["damaged"]))
-        if name not in ledger.seats:
+        if name not in ledger.states:
             core.do("join", node=node, incarnation=name, endpoints=endpoints)
             log.info("node %d joined as %s, weights: %s", node, name, source)
         if source == "own":
@@ -85,7 +85,7 @@ class Admission:
     def _source(self, node: int, kept: str, damaged: str) -> Source:
         """Where a joining node's weights come from; without any in the ring, a session begins anew."""
         ledger, values = self.core.ledger, self.core.ledger.values
-        others = any(seat.ready and seat.member.node != node for seat in ledger.seats.values())
+        others = any(state.ready and state.member.node != node for state in ledger.states.values())
         if damaged and values.restored and damaged == checkpoint_folder(values.restored):
             self.begin_session(damaged)
         elif values.finish:
@@ -94,8 +94,8 @@ class Admission:
         elif values.running:
             if others:
                 return "neighbour"
-            seat = ledger.seat_of(node)
-            present = seat is not None and seat.ready and seat.member.incarnation == kept
+            state = ledger.state_of(node)
+            present = state is not None and state.ready and state.member.incarnation == kept
             if kept and (present or kept in ledger.books.former):
                 return "own"
             self.begin_session()
@@ -117,7 +117,7 @@ class Admission:
             "resume": checkpoint_folder(ledger.values.restored) if resumed else None,
             "record": own[0] if own else None,
             "records": records,
-            "step": ledger.seats[name].step,
+            "step": ledger.states[name].step,
             "finish": ledger.values.finish,
             "trained": {str(number): pack_bits(epoch.trained) for number, epoch in ledger.epochs.items()},
         }

@@ -62,12 +62,12 @@ class CheckpointRounds:
         if self.current is not None or self.fresh:
             return False
         steps = self.ledger.totals.steps - self._steps
-        enough = steps >= self.settings.checkpoint_steps * max(1, len(self.ledger.seats))
+        enough = steps >= self.settings.checkpoint_steps * max(1, len(self.ledger.states))
         return enough or self.ledger.values.closed > self._closed
 
     def begin(self, number: int, now: float) -> None:
         """Ask all members that have weights."""
-        waiting = {name for name, seat in self.ledger.seats.items() if seat.ready}
+        waiting = {name for name, state in self.ledger.states.items() if state.ready}
         self.current = CheckpointRound(number, waiting, now + PATIENCE_S)
         self.ledger.accepted = []
         self._steps, self._closed = self.ledger.totals.steps, self.ledger.values.closed
@@ -93,7 +93,7 @@ class CheckpointRounds:
         current = self.current
         if current is None or current.publishing:
             return
-        current.waiting &= self.ledger.seats.keys()
+        current.waiting &= self.ledger.states.keys()
         if current.waiting and now < current.deadline:
             return
         if not current.records:

@@ -54,9 +54,9 @@ class Coordinator:
         self.rounds.reset()
         self.evaluations = Evaluations(self.ledger)
         self.leasing = Leasing(self.core)
-        self._deadlines = dict.fromkeys(self.ledger.seats, now + self.settings.dead_after_s)
+        self._deadlines = dict.fromkeys(self.ledger.states, now + self.settings.dead_after_s)
         self._last = self._noted = now
-        self._first_join: float | None = now if self.ledger.seats else None
+        self._first_join: float | None = now if self.ledger.states else None
         self._final: float | None = None
         self._final_due = False
 
@@ -105,25 +105,25 @@ class Coordinator:
 
     def _beat(self, message: Message) -> Message:
         name = str(message["incarnation"])
-        seat = self.ledger.seats.get(name)
-        if seat is None:
+        state = self.ledger.states.get(name)
+        if state is None:
             return {"dropped": True, "finish": self.ledger.values.finish}
         self._alive(name)
-        if message["ready"] and not seat.ready:
+        if message["ready"] and not state.ready:
             self.core.do("ready", incarnation=name)
-        self._take_news(seat, message)
+        self._take_news(state, message)
         self.tick()
-        if name not in self.ledger.seats:
+        if name not in self.ledger.states:
             return {"dropped": True, "finish": self.ledger.values.finish}
         if message["empty"]:
             self.leasing.reclaim(name, set(message["have"]))
         if message["want"] and not self._ending():
-            self.leasing.give_work(seat, set(message["have"]))
-        return self._tell(seat, message)
+            self.leasing.give_work(state, set(message["have"]))
+        return self._tell(state, message)
 
-    def _take_news(self, seat: MemberState, message: Message) -> None:
+    def _take_news(self, state: MemberState, message: Message) -> None:
         """Everything that a beat reports; what was reported before is passed over."""
-        core, name = self.core, seat.member.incarnation
+        core, name = self.core, state.member.incarnation
         for entry in [*message["begun"], *message["back"]]:
             core.check_rows(entry)
         for entry in message["reports"]:
@@ -135,15 +135,15 @@ class Coordinator:
                 core.do("adopt", incarnation=name, epoch=entry["epoch"], rows=entry["rows"])
             core.do("begin", incarnation=name, epoch=entry["epoch"], rows=entry["rows"])
         for entry in message["reports"]:
-            if entry["seq"] > seat.seq:
+            if entry["seq"] > state.seq:
                 core.do("report", incarnation=name, **entry)
                 self.leasing.report(name, core.check_rows(entry))
         for entry in message["back"]:
             core.do("back", epoch=entry["epoch"], lease=int(entry["lease"]), rows=entry["rows"])
         self.leasing.answered(name, int(message["answered"]), len(message["back"]))
         for epoch in message["snapshots"]:
-            if seat.member.node not in self.ledger.books.snapshots.get(str(epoch), []):
-                core.do("snapshot", node=seat.member.node, epoch=int(epoch))
+            if state.member.node not in self.ledger.books.snapshots.get(str(epoch), []):
+                core.do("snapshot", node=state.member.node, epoch=int(epoch))
         for number, record in message["records"]:
             self.rounds.answer(name, int(number), record)
         for spool in message["spools"]:
@@ -157,15 +157,15 @@ class Coordinator:
         self.core.do("spool", name=str(spool["name"]), offset=int(spool["end"]))
         self.ledger.lines += lines
 
-    def _tell(self, seat: MemberState, message: Message) -> Message:
+    def _tell(self, state: MemberState, message: Message) -> Message:
         """The answer to a beat."""
-        name, ledger = seat.member.incarnation, self.ledger
+        name, ledger = state.member.incarnation, self.ledger
         view = ledger.view()
         first = ledger.values.closed
         pools = {str(n): ledger.epochs[n].position for n in range(first, first + 2) if n in ledger.epochs}
         return {
             "dropped": False,
-            "seq": seat.seq,
+            "seq": state.seq,
             "session": ledger.values.session,
             "view": None if view.number == message["view"] else view.to_dict(),
             "progress": {**ledger.progress(), "elapsed": ledger.values.elapsed + self._unnoted()},
@@ -174,19 +174,19 @@ class Coordinator:
             "leases": self.leasing.open_leases(name, set(message["have"])),
             "revoke": self.leasing.asked(name),
             "checkpoint": self.rounds.asked(name),
-            "snapshot": self.evaluations.wanted(seat.member.node),
+            "snapshot": self.evaluations.wanted(state.member.node),
             "spools": {spool["name"]: ledger.books.spools.get(spool["name"], 0) for spool in message["spools"]},
             "finish": ledger.values.finish,
         }
 
     def _leave(self, message: Message) -> Message:
         name, failed = str(message["incarnation"]), message["op"] == "fail"
-        seat = self.ledger.seats.get(name)
-        if seat is not None:
+        state = self.ledger.states.get(name)
+        if state is not None:
             why = f"failed: {message['reason']}" if failed else "left"
-            log.info("node %d %s", seat.member.node, why)
+            log.info("node %d %s", state.member.node, why)
             self.core.do("drop", incarnation=name, why=why, failure=str(message["reason"]) if failed else "")
-            if failed and not self.ledger.seats and not self.ledger.values.finish:
+            if failed and not self.ledger.states and not self.ledger.values.finish:
                 self.core.set(finish=why)
         return {}
 
@@ -223,13 +223,13 @@ class Coordinator:
         ledger, values = self.ledger, self.ledger.values
         members = [
             {
-                "node": seat.member.node,
-                "ready": seat.ready,
-                "step": seat.step,
+                "node": state.member.node,
+                "ready": state.ready,
+                "step": state.step,
                 "incarnation": name,
                 **held(ledger, name),
             }
-            for name, seat in ledger.seats.items()
+            for name, state in ledger.states.items()
         ]
         current = self.rounds.current
         return {
@@ -278,7 +278,7 @@ class Coordinator:
             self._deadlines = {name: deadline + gap for name, deadline in self._deadlines.items()}
         values = self.ledger.values
         if values.running and not values.finish and now - self._noted >= NOTE_S:
-            self.core.note_elapsed(now - self._noted if self.ledger.seats else 0.0)
+            self.core.note_elapsed(now - self._noted if self.ledger.states else 0.0)
         if now - self._noted >= NOTE_S or not values.running:
             self._noted = now
         self._drop_lost(now)
@@ -293,18 +293,18 @@ class Coordinator:
         return self.core.clock() - self._noted if self.ledger.values.running and not self.ledger.values.finish else 0.0
 
     def _drop_lost(self, now: float) -> None:
-        for name, seat in list(self.ledger.seats.items()):
+        for name, state in list(self.ledger.states.items()):
             if now > self._deadlines.get(name, now):
-                log.warning("node %d is lost", seat.member.node)
+                log.warning("node %d is lost", state.member.node)
                 why = f"it has not been heard of for {self.settings.dead_after_s:g} s"
                 self.core.do("drop", incarnation=name, why=why)
-        self._deadlines = {name: at for name, at in self._deadlines.items() if name in self.ledger.seats}
+        self._deadlines = {name: at for name, at in self._deadlines.items() if name in self.ledger.states}
 
     def _begin_training(self, now: float) -> None:
         """Give out work once all nodes are there, or some and patience is at its end."""
         if self.ledger.values.running or self.ledger.values.finish:
             return
-        ready = [name for name, seat in self.ledger.seats.items() if seat.ready]
+        ready = [name for name, state in self.ledger.states.items() if state.ready]
         patient = self._first_join is not None and now - self._first_join < self.settings.start_patience_s
         if not ready or (len(ready) < self.settings.nodes and patient):
             return
@@ -312,7 +312,7 @@ class Coordinator:
         if len(ready) < self.settings.nodes:
             log.warning("training begins with %d of %d nodes", len(ready), self.settings.nodes)
             # their weights would be older than everybody else's by the time that they are ready
-            for name in self.ledger.seats.keys() - {*ready}:
+            for name in self.ledger.states.keys() - {*ready}:
                 self.core.do("drop", incarnation=name, why="it was not ready when training began")
             number, nodes = self.ledger.values.view, list(self.ledger.view().nodes)
             line = {"kind": "view", "number": number, "nodes": nodes, "joined": [], "left": {}, "step": 0}
@@ -333,7 +333,7 @@ class Coordinator:
         return "time" if 0 < minutes * 60 <= values.elapsed else ""
 
     def _end_training(self, now: float) -> None:
-        why, ready = self._ending(), any(seat.ready for seat in self.ledger.seats.values())
+        why, ready = self._ending(), any(state.ready for state in self.ledger.states.values())
         if not why or self.ledger.values.finish or (why != "stop" and not ready):
             return
         if self._final is None:

@@ -33,12 +33,12 @@ class Evaluations:
 
     def _awaited(self, number: int) -> set[int]:
         """Nodes whose replica is still to come."""
-        seats = self.ledger.seats
-        names = [name for name in self.ledger.books.awaited.get(str(number), seats) if name in seats]
+        states = self.ledger.states
+        names = [name for name in self.ledger.books.awaited.get(str(number), states) if name in states]
         delivered = self.ledger.books.snapshots.get(str(number), [])
         if not names and not delivered:
-            names = [name for name, seat in seats.items() if seat.ready]
-        return {seats[name].member.node for name in names} - set(delivered)
+            names = [name for name, state in states.items() if state.ready]
+        return {states[name].member.node for name in names} - set(delivered)
 
     def _at_hand(self, number: int) -> bool:
         """Whether the nodes' present replicas are those of an epoch's end, or of when the time ran out."""

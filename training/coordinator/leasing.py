@@ -20,7 +20,7 @@ class Leasing:
     def __init__(self, core: Core) -> None:
         self.core = core
         now = core.clock()
-        self._paces = {name: Throughput(now) for name in core.ledger.seats}
+        self._paces = {name: Throughput(now) for name in core.ledger.states}
         self._asked: dict[str, Message] = {}
         """Rows that a holder was asked to give back: number, lease, utterances, until."""
         self._fruitless: dict[str, int] = {}
@@ -64,16 +64,16 @@ class Leasing:
                     rows = pack_rows(epoch.open_rows(lease))
                     self.core.do("back", epoch=epoch.number, lease=lease.number, rows=rows)
 
-    def give_work(self, seat: MemberState, have: set[str]) -> None:
+    def give_work(self, state: MemberState, have: set[str]) -> None:
         """Lease rows of the oldest epoch that has some; if it has none, take some back from the slowest node."""
-        ledger, name = self.core.ledger, seat.member.incarnation
-        if not ledger.values.running or not seat.ready or self.open_leases(name, have):
+        ledger, name = self.core.ledger, state.member.incarnation
+        if not ledger.values.running or not state.ready or self.open_leases(name, have):
             return
         first = ledger.values.closed
         for number in range(first, min(first + 2, ledger.total)):
             epoch = ledger.epochs.get(number)
             if epoch is None or epoch.pool():
-                self.core.do("lease", epoch=number, incarnation=name, live=len(ledger.seats))
+                self.core.do("lease", epoch=number, incarnation=name, live=len(ledger.states))
                 return
             if self._take_back(epoch, name):
                 return  # what comes back is older than anything that the next epoch has
@@ -85,8 +85,8 @@ class Leasing:
         if any(asked["epoch"] == epoch.number for asked in self._asked.values()):
             return True
         prior = self._rate(asker, 1.0)
-        seats = self.core.ledger.seats
-        held = {name: epoch.held(name) for name in seats if name != asker}
+        states = self.core.ledger.states
+        held = {name: epoch.held(name) for name in states if name != asker}
         held = {name: rows for name, rows in held.items() if rows and self._fruitless.get(name) != rows}
         if not held:
             return False

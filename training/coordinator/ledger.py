@@ -130,7 +130,7 @@ class Ledger:
     def __init__(self, shards: ShardMap, names: Names, seed: int, epochs: int) -> None:
         self.shards, self.names, self.seed, self.total = shards, names, seed, epochs
         self.values, self.books, self.totals = Counters(), Books(), Totals()
-        self.seats: dict[str, MemberState] = {}
+        self.states: dict[str, MemberState] = {}
         self.epochs: dict[int, Epoch] = {}
         self.closed: dict[int, ClosedEpoch] = {}
         self.lines: list[Message] = []
@@ -162,12 +162,12 @@ class Ledger:
 
     def view(self) -> View:
         """The ring."""
-        members = sorted((seat.member for seat in self.seats.values()), key=lambda member: member.node)
+        members = sorted((state.member for state in self.states.values()), key=lambda member: member.node)
         return View(self.values.view, tuple(members))
 
-    def seat_of(self, node: int) -> MemberState | None:
+    def state_of(self, node: int) -> MemberState | None:
         """The member of that number."""
-        return next((seat for seat in self.seats.values() if seat.member.node == node), None)
+        return next((state for state in self.states.values() if state.member.node == node), None)
 
     def progress(self) -> Message:
         """How far training is, as `Progress` reads it."""
@@ -176,7 +176,7 @@ class Ledger:
             "size": self.size,
             "total": self.total,
             "closed": self.values.closed,
-            "live": len(self.seats),
+            "live": len(self.states),
             "elapsed": self.values.elapsed,
         }
 
@@ -195,27 +195,27 @@ class Ledger:
     def _on_join(self, event: Event) -> None:
         node = int(event["node"])
         left = {}
-        if (old := self.seat_of(node)) is not None:
+        if (old := self.state_of(node)) is not None:
             left[str(node)] = "it joined again"
             self._remove(old)
         member = Member(node, event["incarnation"], tuple(event["endpoints"]))
         step = self.books.steps.get(str(node), 0)
-        self.seats[member.incarnation] = MemberState(member, step=step, since=self.values.closed)
+        self.states[member.incarnation] = MemberState(member, step=step, since=self.values.closed)
         self._new_view([node], left)
 
     def _on_drop(self, event: Event) -> None:
-        seat = self.seats.get(event["incarnation"])
-        if seat is not None:
-            self._remove(seat)
-            self._new_view([], {str(seat.member.node): event["why"]})
+        state = self.states.get(event["incarnation"])
+        if state is not None:
+            self._remove(state)
+            self._new_view([], {str(state.member.node): event["why"]})
             self.values.failure = event.get("failure") or self.values.failure
 
-    def _remove(self, seat: MemberState) -> None:
+    def _remove(self, state: MemberState) -> None:
         for epoch in self.epochs.values():
-            epoch.lose(seat.member.incarnation)
-        if seat.ready:
-            self.books.former = [*self.books.former[-999:], seat.member.incarnation]
-        del self.seats[seat.member.incarnation]
+            epoch.lose(state.member.incarnation)
+        if state.ready:
+            self.books.former = [*self.books.former[-999:], state.member.incarnation]
+        del self.states[state.member.incarnation]
 
     def _new_view(self, joined: list[int], left: dict[str, str]) -> None:
         self.values.view += 1
@@ -224,7 +224,7 @@ class Ledger:
         self.lines.append({**line, "step": self.totals.steps, "elapsed": self.values.elapsed})
 
     def _on_ready(self, event: Event) -> None:
-        self.seats[event["incarnation"]].ready = True
+        self.states[event["incarnation"]].ready = True
 
     def _on_running(self, _: Event) -> None:
         self.values.running = True
@@ -248,30 +248,30 @@ class Ledger:
             self.epochs[event["epoch"]].give_back(event["lease"], unpack_rows(event["rows"]))
 
     def _on_report(self, event: Event) -> None:
-        seat, number, rows = self.seats[event["incarnation"]], int(event["epoch"]), unpack_rows(event["rows"])
-        seat.seq = int(event["seq"])
-        seat.step += 1
-        self.books.steps[str(seat.member.node)] = seat.step
+        state, number, rows = self.states[event["incarnation"]], int(event["epoch"]), unpack_rows(event["rows"])
+        state.seq = int(event["seq"])
+        state.step += 1
+        self.books.steps[str(state.member.node)] = state.step
         counts = {**event["counts"], "steps": 1}
         self.totals.add(counts)
         if number < self.values.closed:
-            self._repeat(seat, number, rows, counts)
+            self._repeat(state, number, rows, counts)
             return
         epoch = self.open_epoch(number)
         epoch.totals.add(counts)
         new = epoch.train(rows)
         if self.accepted is not None:
-            self.accepted.append(Accepted(seat.member.incarnation, seat.seq, number, new, counts))
+            self.accepted.append(Accepted(state.member.incarnation, state.seq, number, new, counts))
         while (first := self.epochs.get(self.values.closed)) is not None and first.done:
             self._close(first)
 
-    def _repeat(self, seat: MemberState, number: int, rows: Rows, counts: Message) -> None:
+    def _repeat(self, state: MemberState, number: int, rows: Rows, counts: Message) -> None:
         """A row came after its epoch had closed: somebody else had trained it meanwhile."""
         closed = self.closed[number]
         closed.totals.add(counts)
         closed.repeats.add(rows)
         if self.accepted is not None:
-            self.accepted.append(Accepted(seat.member.incarnation, seat.seq, number, rows[:0], counts))
+            self.accepted.append(Accepted(state.member.incarnation, state.seq, number, rows[:0], counts))
         self.lines.append(self._epoch_line(number))
 
     def _close(self, epoch: Epoch) -> None:
@@ -279,7 +279,7 @@ class Ledger:
         self.values.closed = number + 1
         self.closed[number] = ClosedEpoch(epoch.repeats, epoch.totals, self.values.elapsed, self.totals.steps)
         del self.epochs[number]
-        self.books.awaited[str(number + 1)] = [name for name, seat in self.seats.items() if seat.ready]
+        self.books.awaited[str(number + 1)] = [name for name, state in self.states.items() if state.ready]
         self.lines.append(self._epoch_line(number))
 
     def _epoch_line(self, number: int) -> Message:
@@ -294,7 +294,7 @@ class Ledger:
             "index": self.size,
             "repeated": closed.repeats.count,
             "repeated_ids": self.names(number, closed.repeats.rows),
-            "nodes": len(self.seats),
+            "nodes": len(self.states),
             "elapsed": closed.elapsed,
         }
 
@@ -330,7 +330,7 @@ class Ledger:
             "values": vars(self.values).copy(),
             "books": vars(self.books).copy(),
             "totals": vars(self.totals).copy(),
-            "seats": [seat.to_list() for seat in self.seats.values()],
+            "seats": [state.to_list() for state in self.states.values()],
             "epochs": [epoch.to_dict() for epoch in self.epochs.values()],
             "closed": {str(number): closed.to_dict() for number, closed in self.closed.items()},
         }
@@ -339,7 +339,7 @@ class Ledger:
         """Take over what `to_dict` gave."""
         self.values, self.books = Counters(**value["values"]), Books(**value["books"])
         self.totals = Totals(**value["totals"])
-        self.seats = {seat.member.incarnation: seat for seat in map(MemberState.from_list, value["seats"])}
+        self.states = {state.member.incarnation: state for state in map(MemberState.from_list, value["seats"])}
         epochs = [Epoch.from_dict(part, self.shards, self.seed) for part in value["epochs"]]
         self.epochs = {epoch.number: epoch for epoch in epochs}
         self.closed = {int(number): ClosedEpoch.from_dict(part) for number, part in value["closed"].items()}

@@ -65,7 +65,7 @@ class ExchangeSetup:
         bind_host: Address to listen at; "host" takes a free port, "host:port" that one.
         advertise_host: How others call this machine, if not by `bind_host`.
         seed: Shared by the whole ring: fixes the random neighbours.
-        world: Where fixed neighbours meet; only `gloo` needs it.
+        rendezvous: Where fixed neighbours meet; only `gloo` needs it.
         moments: Values of optimizer state for each weight that newcomers take with the weights; 0: they take none.
         optimizer: Names these; nodes that name others take weights alone from each other.
         gossip: With whom to average, and how often.
@@ -79,7 +79,7 @@ class ExchangeSetup:
     bind_host: str = "127.0.0.1"
     advertise_host: str = ""
     seed: int = 0
-    world: RingRendezvous | None = None
+    rendezvous: RingRendezvous | None = None
     moments: int = 0
     optimizer: str = ""
     gossip: GossipConfig = field(default_factory=GossipConfig)

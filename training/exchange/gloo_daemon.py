@@ -75,7 +75,7 @@ class GlooDaemon:
         self._averager = Averager(mailbox, int(setup["chunk"]), setup["wire"])
         self._report = Report(mailbox)
         self._protocol = Protocol(self._node, mailbox, self._averager, self._report, int(setup["per_step"]), _WINDOW)
-        self._partners = partners(int(setup["world"]["nodes"]), self._node)
+        self._partners = partners(int(setup["rendezvous"]["nodes"]), self._node)
         self._watch = Watchdog()
 
     def run(self) -> int:
@@ -107,16 +107,16 @@ class GlooDaemon:
 
     def _join(self) -> None:
         """Meet everybody once."""
-        world = self._setup["world"]
+        rendezvous = self._setup["rendezvous"]
         limit = datetime.timedelta(seconds=_MEET_S)
-        host, _, port = world["store"].rpartition(":")
+        host, _, port = rendezvous["store"].rpartition(":")
         store: Any
         if port.isdigit():
-            store = dist.TCPStore(host, int(port), None, bool(world["serve"]), limit, wait_for_workers=False)  # type: ignore[attr-defined]
+            store = dist.TCPStore(host, int(port), None, bool(rendezvous["serve"]), limit, wait_for_workers=False)  # type: ignore[attr-defined]
         else:
-            store = dist.FileStore(world["store"], world["nodes"])  # type: ignore[attr-defined]
+            store = dist.FileStore(rendezvous["store"], rendezvous["nodes"])  # type: ignore[attr-defined]
         prefix = dist.PrefixStore(f"rank-{self._setup['rank']}", store)  # type: ignore[attr-defined]
-        dist.init_process_group("gloo", store=prefix, rank=self._node, world_size=world["nodes"], timeout=limit)
+        dist.init_process_group("gloo", store=prefix, rank=self._node, world_size=rendezvous["nodes"], timeout=limit)
 
     def _meet(self) -> None:
         """The next turn: each side takes the other's chunks as answers to its own."""

@@ -17,11 +17,11 @@ class GlooExchange(ProcessExchange):
             ValueError: If the configuration asks for what a fixed ring cannot do.
             ExchangeError: If the daemon cannot begin.
         """
-        if setup.world is None:
-            raise ValueError("gloo needs to know where its ring meets: give ExchangeSetup.world")
+        if setup.rendezvous is None:
+            raise ValueError("gloo needs to know where its ring meets: give ExchangeSetup.rendezvous")
         if setup.gossip.neighbours not in ("auto", "ring"):
             raise ValueError("gloo has fixed neighbours: use strategy.neighbours=ring, or exchange.kind=zmq")
-        if not 0 <= setup.node < setup.world.nodes:
-            raise ValueError(f"node {setup.node} is not among the {setup.world.nodes} nodes of the fixed ring")
-        world = {"store": setup.world.store, "nodes": setup.world.nodes, "serve": setup.world.serve}
-        super().__init__(cfg, setup, {"kind": "gloo", "world": world})
+        if not 0 <= setup.node < setup.rendezvous.nodes:
+            raise ValueError(f"node {setup.node} is not among the {setup.rendezvous.nodes} nodes of the fixed ring")
+        rendezvous = {"store": setup.rendezvous.store, "nodes": setup.rendezvous.nodes, "serve": setup.rendezvous.serve}
+        super().__init__(cfg, setup, {"kind": "gloo", "rendezvous": rendezvous})

@@ -35,7 +35,7 @@ MAX_COORDINATOR_RESTARTS = 20
 MAX_EVALUATOR_RESTARTS = 3
 LEFT_BEHIND_S = 120.0
 """How long the evaluator may take after the last node has ended."""
-MEETING = "meeting"
+RENDEZVOUS = "rendezvous"
 """Begins the names of files in which local nodes meet."""
 
 
@@ -155,7 +155,7 @@ class TrainingSupervisor:
     def _node(self, number: int, address: str) -> ManagedProcess:
         here = self.cfg.learners_per_node // self.cfg.machines_per_node
         more: dict[str, Any] = {"first_gpu": number * here, "learners_here": self.cfg.learners}
-        more |= {"meeting": str(self.folder / f"{MEETING}-{os.getpid()}")} | self._faults(number)
+        more |= {"rendezvous": str(self.folder / f"{RENDEZVOUS}-{os.getpid()}")} | self._faults(number)
         name = f"node-{number:03d}"
         (self.folder / name / GAVE_UP).unlink(missing_ok=True)
         self._logs_begin[name] = log_size(self.folder / name / "node.log")
@@ -273,7 +273,7 @@ class TrainingSupervisor:
 
     def _clear(self) -> None:
         """Delete the files in which local nodes meet: nobody else may train here, and hogwild's hold a whole model."""
-        for path in self.folder.glob(f"{MEETING}-*"):
+        for path in self.folder.glob(f"{RENDEZVOUS}-*"):
             path.unlink()
 
 

@@ -84,7 +84,7 @@ class ProgramStepper(Stepper):
         self.measured = _EXCHANGED if ring.exchange else () if self.method.equal else ("staleness",)
         self.replica = LearnerReplica(learner, shared)
         rank = ring.node * group.size + group.rank
-        self.seat = LearnerContext(self.replica, rank, cfg.learners, epoch_steps=epoch_steps, stale=self._stale)
+        self.context = LearnerContext(self.replica, rank, cfg.learners, epoch_steps=epoch_steps, stale=self._stale)
         self._collectives = NodeCollectives(group)
         self._program: Program | None = None
         self._request = Compute()
@@ -101,7 +101,7 @@ class ProgramStepper(Stepper):
 
     @override
     def begin(self, session: str) -> None:
-        flat, self.seat.joined = self.learner.flat, False
+        flat, self.context.joined = self.learner.flat, False
         if self.server:
             center = self._server_state.pop("center", flat.weights.cpu())
             self.server.init(session, center, self._server_state)
@@ -117,7 +117,7 @@ class ProgramStepper(Stepper):
         self._start_program()
 
     def _start_program(self) -> None:
-        self._program = self.method.program(self.seat, self.constants)
+        self._program = self.method.program(self.context, self.constants)
         self._go_on(None)
 
     @override
@@ -131,7 +131,7 @@ class ProgramStepper(Stepper):
         else:
             return False
         self._drop_state()
-        self.seat.joined = True
+        self.context.joined = True
         return bool(torch.isfinite(self.replica.weights).all())
 
     @override
@@ -143,7 +143,7 @@ class ProgramStepper(Stepper):
             self.learner.flat.move(self.replica.weights.clone())
 
     def _drop_state(self) -> None:
-        self.seat.state.clear()
+        self.context.state.clear()
         self._program = None
 
     # --- training
@@ -281,7 +281,7 @@ class ProgramStepper(Stepper):
             return cpu_weights(self.learner.model) if self.group.rank == 0 else None
         op = AllReduce(self.replica.weights)
         mean: Tensor = self._collectives.finish(self._collectives.begin(op)).vector
-        return self._named(self.seat.finish(mean)) if self.group.rank == 0 else None
+        return self._named(self.context.finish(mean)) if self.group.rank == 0 else None
 
     @torch.no_grad()
     def _named(self, vector: Tensor) -> Weights:
@@ -295,12 +295,12 @@ class ProgramStepper(Stepper):
 
     def _settle(self) -> None:
         """Put what of the program is under way into its state."""
-        self._play(self.seat.settle(), None)
+        self._play(self.context.settle(), None)
 
     @override
     def keep(self) -> ReplicaState:
         self._settle()
-        kept = keep(self.learner, self._hook.state_tensors() if self._hook else self.seat.state)
+        kept = keep(self.learner, self._hook.state_tensors() if self._hook else self.context.state)
         if self.server:
             served = {f"server.{name}": tensor for name, tensor in self.server.state().items()}
             return ReplicaState(kept.weights, kept.optimizer, {**kept.state, **served, "server.center": self._pull()})
@@ -316,4 +316,4 @@ class ProgramStepper(Stepper):
             if name.startswith("server."):
                 self._server_state[name.removeprefix("server.")] = tensor
             else:
-                self.seat.state[name] = tensor
+                self.context.state[name] = tensor

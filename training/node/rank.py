@@ -44,7 +44,7 @@ class NodeSetup(BaseModel):
     """Number of the GPU of this machine's first learner, where several nodes share a machine."""
     learners_here: int = 0
     """Learners on this machine, which share its cores; 0 is this node's alone."""
-    meeting: str = ""
+    rendezvous: str = ""
     """Files below this name are where the fixed ring of `exchange.kind: gloo` meets; local nodes only."""
     slow: float = 1.0
     """Makes this node so many times slower: a fault for tests and benchmarks."""
@@ -95,14 +95,14 @@ def _run(job: "TrainJob", setup: NodeSetup, rank: int, here: int) -> int:
     if found.trouble and wanted != "cpu":
         log.warning("training on the CPU: %s", found.trouble)
     key = RingKey.load(setup.key_file) if setup.key_file else None
-    meeting = None
+    rendezvous = None
     try:
         device = rank_device(wanted, setup.first_gpu + rank % here, here, found)
         claim(device)
         if setup.machines > 1:
             patience = job.train.membership.coordinator_patience_s
-            meeting = Rendezvous(setup, RankPlacement(rank, size, start), key, patience)
-        group = NodeGroup(rank, size, meeting.store if meeting else setup.folder / f"meet-{start}", device)
+            rendezvous = Rendezvous(setup, RankPlacement(rank, size, start), key, patience)
+        group = NodeGroup(rank, size, rendezvous.store if rendezvous else setup.folder / f"meet-{start}", device)
         learner = build_learner(job, device, group)
     except (ValueError, RendezvousError, TooLargeError) as error:
         log.error("%s", error)
@@ -122,7 +122,7 @@ def _run(job: "TrainJob", setup: NodeSetup, rank: int, here: int) -> int:
                 bind_host=setup.bind_host,
                 advertise_host=setup.advertise_host,
                 seed=job.seed,
-                world=RingRendezvous(setup.meeting, job.train.nodes) if setup.meeting else None,
+                rendezvous=RingRendezvous(setup.rendezvous, job.train.nodes) if setup.rendezvous else None,
                 moments=len(moments.names) if job.train.gossip.newcomer == "weights+optimizer" else 0,
                 optimizer=moments.optimizer,
                 gossip=job.train.gossip,
@@ -132,15 +132,15 @@ def _run(job: "TrainJob", setup: NodeSetup, rank: int, here: int) -> int:
     worker: Worker | None = None
     try:
         if rank == 0:
-            client = line = NodeClient(setup.coordinator, key, setup.node, folder=setup.folder)
-            figures = SystemFigures(setup.node, line.journal, lambda: line.progress().elapsed)
+            client = coordinator = NodeClient(setup.coordinator, key, setup.node, folder=setup.folder)
+            figures = SystemFigures(setup.node, coordinator.journal, lambda: coordinator.progress().elapsed)
         server = connect(job, setup.node, setup.coordinator, key, learner.flat.weights.numel())
-        shared = share_memory(job, setup.node, setup.meeting, learner.flat.weights.numel())
+        shared = share_memory(job, setup.node, setup.rendezvous, learner.flat.weights.numel())
         worker = Worker(job, setup.node, learner, group, exchange, client, server, shared)
         worker.slow = setup.slow
         wish = worker.stop_requested
-        if meeting:  # the machine that is told may not be the one that decides
-            meeting.told_to_leave, wish = wish, meeting.wants_to_leave
+        if rendezvous:  # the machine that is told may not be the one that decides
+            rendezvous.told_to_leave, wish = wish, rendezvous.wants_to_leave
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: wish.set())
         why = worker.run()
@@ -163,8 +163,8 @@ def _run(job: "TrainJob", setup: NodeSetup, rank: int, here: int) -> int:
             exchange.close()
         if server:
             server.close()
-        if meeting:
-            meeting.close()
+        if rendezvous:
+            rendezvous.close()
         group.close()
 
 

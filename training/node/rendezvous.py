@@ -87,7 +87,7 @@ class Rendezvous:
         except BaseException:
             self._client.close()
             raise
-        self._thread = threading.Thread(target=self._stay, name="meeting", daemon=True)
+        self._thread = threading.Thread(target=self._stay, name="rendezvous", daemon=True)
         if place.rank % (place.size // setup.machines) == 0:
             self._thread.start()
 

@@ -51,8 +51,8 @@ class Scheduler:
         data: The training set.
         draws: Which utterance a position of an epoch is.
         stepper: How the ranks work together.
-        traces: What the node leaves behind.
-        accounts: Its counters.
+        replica_writer: What the node leaves behind.
+        counters: Its counters.
         batches: Of `count_batches`.
     """
 
@@ -63,12 +63,12 @@ class Scheduler:
         data: SpeechDataset,
         draws: Draws,
         stepper: Stepper,
-        traces: ReplicaWriter,
-        accounts: StepCounters,
+        replica_writer: ReplicaWriter,
+        counters: StepCounters,
         batches: int,
     ) -> None:
         self.job, self.cfg, self.client, self.data, self.draws = job, job.train, client, data, draws
-        self.stepper, self.traces, self.accounts = stepper, traces, accounts
+        self.stepper, self.replica_writer, self.counters = stepper, replica_writer, counters
         self.stop_requested = threading.Event()
         self._ahead = READ_AHEAD - 1 + self.cfg.loader_threads
         self._given: list[Assignment] = []
@@ -82,7 +82,7 @@ class Scheduler:
         """The node has weights and wants work."""
         self._given, self._held, self._concluded = [], None, False
         self._next_fetch = 0
-        self.traces.joined(self.client.progress().closed)
+        self.replica_writer.joined(self.client.progress().closed)
         self.client.begin(self._plan, self.draws.shard, self._fetch_ahead)
 
     def _plan(self, epoch: int, rows: Rows, plan: str) -> list[Rows]:
@@ -117,7 +117,7 @@ class Scheduler:
         if not self._concluded and self._held is None and progress.trained >= progress.size * progress.total:
             self._concluded = True
             return {"do": "conclude"}
-        if (wanted := self.traces.wanted()) and (orders := self._leave(wanted, step)):
+        if (wanted := self.replica_writer.wanted()) and (orders := self._leave(wanted, step)):
             return orders
         if why := client.finish():
             return {"do": "end", "why": why}
@@ -127,7 +127,7 @@ class Scheduler:
         work, self._held = self._held or client.next(), None
         if work is None:
             return {"do": "wait"}
-        if self._ends_epoch(work) and (orders := self._leave(self.traces.end_of(work.epoch), step)):
+        if self._ends_epoch(work) and (orders := self._leave(self.replica_writer.end_of(work.epoch), step)):
             self._held = work
             return orders
         turns = self._turns(work, step, progress)
@@ -140,7 +140,7 @@ class Scheduler:
             return None
         if self.stepper.apart:
             return {"do": "leave", "epoch": wanted.epoch, "checkpoint": wanted.checkpoint}
-        self.traces.leave(wanted, step, self.accounts.to_list())
+        self.replica_writer.leave(wanted, step, self.counters.to_list())
         return None
 
     def _ends_epoch(self, work: Assignment) -> bool:
@@ -186,4 +186,4 @@ class Scheduler:
     def account(self, results: Sequence[Stepped]) -> None:
         """The batches that were given out last have been trained."""
         for assignment, result in zip(self._given, results, strict=True):
-            self.accounts.step(assignment, result.parts, result.good)
+            self.counters.step(assignment, result.parts, result.good)

@@ -90,15 +90,15 @@ class Worker:
         load = Loader(self.data, learner.augmenter, learner.device)
         self.prefetch = Prefetcher(load, self.cfg.loader_threads, begin=lambda: claim(learner.device))
         self.step = 0
-        self.traces = ReplicaWriter(node, self.stepper, group, self.output, client)
-        self.accounts: StepCounters | None = None
-        self.decider: Scheduler | None = None
+        self.replica_writer = ReplicaWriter(node, self.stepper, group, self.output, client)
+        self.counters: StepCounters | None = None
+        self.scheduler: Scheduler | None = None
         if client:
-            self.accounts = StepCounters(node, group.size, self.cfg.epochs, client, self.stepper.measured)
-            self.decider = Scheduler(
-                job, client, self.data, self.draws, self.stepper, self.traces, self.accounts, batches
+            self.counters = StepCounters(node, group.size, self.cfg.epochs, client, self.stepper.measured)
+            self.scheduler = Scheduler(
+                job, client, self.data, self.draws, self.stepper, self.replica_writer, self.counters, batches
             )
-        self.stop_requested = self.decider.stop_requested if self.decider else threading.Event()
+        self.stop_requested = self.scheduler.stop_requested if self.scheduler else threading.Event()
         self.slow = 1.0
         self._rested: float | None = None
         self._bad = self._recoveries = 0
@@ -129,7 +129,7 @@ class Worker:
         if self.client:
             self.output.write_json(compute_name(self.node), self.learner.describe())
         while True:
-            orders = self.group.tell(self.decider.decide(self.step, self.ring.view.number) if self.decider else {})
+            orders = self.group.tell(self.scheduler.decide(self.step, self.ring.view.number) if self.scheduler else {})
             if orders["do"] == "end":
                 return self._end(orders["why"])
             deeds[orders["do"]](orders)
@@ -155,8 +155,8 @@ class Worker:
         else:
             raise NoWeightsError(f"node {self.node} found no weights to begin with, neither a checkpoint's nor others'")
         self.stepper.start(self.step)
-        if self.decider:
-            self.decider.begin()
+        if self.scheduler:
+            self.scheduler.begin()
         log.info("node %d rank %d: weights %s, from step %d on", self.node, self.group.rank, facts["source"], self.step)
 
     def _get_weights(self, facts: Orders) -> bool:
@@ -171,8 +171,8 @@ class Worker:
         if self.step:  # training begins anew, and this process has trained already
             self.learner.reset()
             self.step = 0
-            if self.accounts:
-                self.accounts.reset()
+            if self.counters:
+                self.counters.reset()
         if facts["source"] == "checkpoint":
             self._resume(facts["record"], facts["records"])
         self.stepper.begin(facts["session"])
@@ -184,8 +184,8 @@ class Worker:
         if record is not None and len(lots) == (self.group.size if self.stepper.apart else 1):
             self.stepper.restore(load_replica(self.output, lots[self.group.rank if self.stepper.apart else 0]))
             self.step = int(record["step"])
-            if self.accounts:
-                self.accounts.load(record["totals"])
+            if self.counters:
+                self.counters.load(record["totals"])
             return
         replicas = [lot for one in records for lot in files_by_rank(one["files"])]
         self.stepper.merge([load_replica(self.output, lot).weights for lot in replicas])
@@ -199,8 +199,8 @@ class Worker:
         self.ring.set_view(View.from_dict(orders["view"]))
 
     def _leave(self, orders: Orders) -> None:
-        totals = self.accounts.to_list() if self.accounts else []
-        self.traces.leave(Wanted(orders["epoch"], orders["checkpoint"]), self.step, totals)
+        totals = self.counters.to_list() if self.counters else []
+        self.replica_writer.leave(Wanted(orders["epoch"], orders["checkpoint"]), self.step, totals)
 
     def _conclude(self, _: Orders) -> None:
         self.stepper.conclude()
@@ -216,8 +216,8 @@ class Worker:
         results = self.stepper.results()
         if any(part.lost for result in results for part in result.parts):
             self._give_up(lost)
-        if self.decider:
-            self.decider.account(results)
+        if self.scheduler:
+            self.scheduler.account(results)
         seconds = (time.monotonic() - started) / len(turns)
         first = self.step - len(turns) + 1
         for number, (turn, result) in enumerate(zip(turns, results, strict=True), first):
@@ -270,7 +270,7 @@ class Worker:
         self.stepper.idle(self.step)
 
     def _report(self, step: int, turn: Orders, result: Stepped, seconds: float) -> None:
-        if self.accounts is None or step % self.cfg.log_steps:
+        if self.counters is None or step % self.cfg.log_steps:
             return
         shared = {
             "step": step,
@@ -284,7 +284,7 @@ class Worker:
         if (stats := self.ring.stats()) is not None:
             shared |= {"exchanges": stats.initiated, "answered": stats.answered, "failed": stats.failed}
             shared["averaging_s"] = self.ring.averaging_s
-        self.accounts.journal(result.parts, **shared)
+        self.counters.journal(result.parts, **shared)
 
     def _recover(self) -> None:
         """Too many steps without a finite loss: take a neighbour's weights, or give up."""
@@ -299,7 +299,7 @@ class Worker:
         self.stepper.start(self.step)
 
     def _end(self, why: str) -> str:
-        self.traces.close()
+        self.replica_writer.close()
         self.prefetch.close()
         self.data.reader.prefetch(())
         if self.client:

@@ -65,7 +65,7 @@ class VirtualCollectives:
 
     Args:
         clock: Virtual time.
-        network: Says what they cost.
+        links: Says what they cost.
         present: Learners that a collective waits for, ascending.
         node_of: The node of a learner.
         finish: Is called with each learner's outcome, in time.
@@ -75,13 +75,13 @@ class VirtualCollectives:
     def __init__(
         self,
         clock: Clock,
-        network: LinkModel,
+        links: LinkModel,
         present: "Participants",
         node_of: Callable[[int], int],
         finish: Finish,
         moment: Callable[[Joins], None],
     ) -> None:
-        self._clock, self._network, self._present = clock, network, present
+        self._clock, self._links, self._present = clock, links, present
         self._node_of, self._finish, self._moment = node_of, finish, moment
         self._meetings: dict[tuple[str, int], PendingCollective] = defaultdict(PendingCollective)
         self._rounds: dict[int, int] = defaultdict(int)
@@ -150,11 +150,11 @@ class VirtualCollectives:
             if op.weight:
                 mean.add_(op.vector, alpha=op.weight / total)
         size = max(op.num_bytes for op in ops)
-        seconds = self._network.all_reduce(ranks, size) if size and len(ranks) > 1 else 0.0
+        seconds = self._links.all_reduce(ranks, size) if size and len(ranks) > 1 else 0.0
         return Reduced(mean, total), seconds
 
     def _gather(self, ranks: list[int], ops: list[Any]) -> tuple[Any, float]:
-        seconds = self._network.all_gather(ranks, max(op.num_bytes for op in ops)) if len(ranks) > 1 else 0.0
+        seconds = self._links.all_gather(ranks, max(op.num_bytes for op in ops)) if len(ranks) > 1 else 0.0
         return ops[0].combine([op.payload for op in ops]), seconds
 
     # --- synchronous mixing: a round ends for a learner when its neighbours have posted theirs
@@ -203,10 +203,10 @@ class VirtualCollectives:
     def _mixed_at(self, rank: int, around: list[int], op: Mix) -> float:
         """When the last neighbour's weights are here: everybody sends its own to each neighbour."""
         if op.graph == "complete":
-            seconds = self._network.all_reduce(around, op.num_bytes / len(around)) if len(around) > 1 else 0.0
+            seconds = self._links.all_reduce(around, op.num_bytes / len(around)) if len(around) > 1 else 0.0
             return self._clock.now + seconds * len(around)
         others = [other for other in around if other != rank]
-        return max((self._network.send(other, rank, op.num_bytes) for other in others), default=self._clock.now)
+        return max((self._links.send(other, rank, op.num_bytes) for other in others), default=self._clock.now)
 
     def _forget(self) -> None:
         """Drop rounds that everybody has behind himself, now and then: it takes a look at everybody."""

@@ -43,7 +43,7 @@ class VirtualNetwork:
     """
 
     clock: Clock
-    network: LinkModel
+    links: LinkModel
     ranks: dict[int, int]
     neighbours: Kind
     seed: int
@@ -59,14 +59,14 @@ class VirtualNetwork:
     @property
     def chunk_s(self) -> float:
         """Seconds from the sending of a chunk to the settling with its answer."""
-        cluster = self.network.cluster
+        cluster = self.links.cluster
         chunk = 4 * chunk_weights(int(self.num_bytes / 4), _CHUNK_KB)
         return 2 * (cluster.link_ms / 1e3 + chunk / (cluster.link_gbit * 1e9 / 8))
 
     def carry(self, node: int, peer: int) -> float:
         """Send the weights in both directions; when the last chunk has come back."""
         here, there = self.ranks[node], self.ranks[peer]
-        last = max(self.network.send(here, there, self.num_bytes), self.network.send(there, here, self.num_bytes))
+        last = max(self.links.send(here, there, self.num_bytes), self.links.send(there, here, self.num_bytes))
         return last + self.chunk_s / 2
 
     def neighbour(self, view: View, node: int, number: int) -> int | None:
@@ -101,14 +101,14 @@ class VirtualExchange(MailboxExchange):
     two exchanges that a node is in at once add up to more than a mean of three.
     """
 
-    def __init__(self, ether: VirtualNetwork, node: int, size: int) -> None:
+    def __init__(self, network: VirtualNetwork, node: int, size: int) -> None:
         super().__init__(size, shared=False)  # the files of a thousand would use up the descriptors
-        self.node, self._ether = node, ether
+        self.node, self._network = node, network
         self._averager = Averager(self._mailbox, size)
         self._report = Report(self._mailbox)
-        self._protocol = Protocol(node, self._mailbox, self._averager, self._report, ether.per_step)
+        self._protocol = Protocol(node, self._mailbox, self._averager, self._report, network.per_step)
         self.endpoint = f"virtual://{node}"
-        ether.open[node] = self
+        network.open[node] = self
 
     def _wake(self) -> None:
         self._protocol.poll()
@@ -120,21 +120,21 @@ class VirtualExchange(MailboxExchange):
 
     def _ask(self) -> None:
         """Begin an exchange: both directions carry the weights at once, chunk by chunk."""
-        ether, protocol = self._ether, self._protocol
-        peer = ether.neighbour(protocol.view, self.node, protocol.number)
+        network, protocol = self._network, self._protocol
+        peer = network.neighbour(protocol.view, self.node, protocol.number)
         protocol.number += 1
         if peer is None:
             protocol.pass_over()
             return
-        began = ether.clock.now
+        began = network.clock.now
         asking = protocol.begin(peer, Pending(), began)
-        if peer not in ether.open:
-            ether.clock.after(ether.timeout_s, lambda: self._fail(asking))
+        if peer not in network.open:
+            network.clock.after(network.timeout_s, lambda: self._fail(asking))
             return
-        ends = ether.carry(self.node, peer)
-        half = min(ends - began, ether.chunk_s) / 2
+        ends = network.carry(self.node, peer)
+        half = min(ends - began, network.chunk_s) / 2
         times = _Times((began + ends) / 2, min((began + ends) / 2 + half, ends), ends)
-        ether.clock.at(times.there - half, lambda: self._send(asking, times))
+        network.clock.at(times.there - half, lambda: self._send(asking, times))
 
     def _under_way(self, asking: Asking) -> bool:
         """Whether an exchange that was begun here goes on."""
@@ -146,11 +146,11 @@ class VirtualExchange(MailboxExchange):
         if self._under_way(asking) and (request := self._protocol.next_request()) is not None:
             self._protocol.sent(request)
             message = bytearray(request.chunk)
-            self._ether.clock.at(times.there, lambda: self._arrive(asking, request.header, message, times))
+            self._network.clock.at(times.there, lambda: self._arrive(asking, request.header, message, times))
 
     def _arrive(self, asking: Asking, request: Header, message: bytearray, times: _Times) -> None:
         """It is at the other side, if that is still there."""
-        other, clock = self._ether.open.get(asking.node), self._ether.clock
+        other, clock = self._network.open.get(asking.node), self._network.clock
         if other is not None:
             answer = other._answer(request, message)
             clock.at(times.back, lambda: self._hear(asking, answer, message))
@@ -161,7 +161,7 @@ class VirtualExchange(MailboxExchange):
         if not self.alive():
             return
         self._protocol.poll()
-        if self._protocol.hear(asking.pending, answer, message, self._ether.clock.now) == "refused":
+        if self._protocol.hear(asking.pending, answer, message, self._network.clock.now) == "refused":
             self._next()
 
     def _end(self, asking: Asking) -> None:
@@ -169,7 +169,7 @@ class VirtualExchange(MailboxExchange):
         if not self._under_way(asking):
             return
         if self._protocol.complete:
-            self._protocol.finish(self._ether.clock.now - asking.began)
+            self._protocol.finish(self._network.clock.now - asking.began)
         else:
             self._protocol.give_up()
         self._next()
@@ -181,7 +181,7 @@ class VirtualExchange(MailboxExchange):
 
     def _next(self) -> None:
         self._wake()
-        self._ether.news(self.node)
+        self._network.news(self.node)
 
     # --- the side that answers
 
@@ -190,7 +190,7 @@ class VirtualExchange(MailboxExchange):
         self._protocol.poll()
         answer = self._protocol.answer(request, message)
         self._protocol.poll()
-        self._ether.news(self.node)
+        self._network.news(self.node)
         return answer
 
     # --- the interface
@@ -202,7 +202,7 @@ class VirtualExchange(MailboxExchange):
     def fetch(self, timeout_s: float) -> torch.Tensor | None:
         """See `Exchange.fetch`; takes no virtual time."""
         for node in by_distance(self._protocol.view, self.node):
-            peer = self._ether.open.get(node)
+            peer = self._network.open.get(node)
             if peer is not None and peer._averager.loaded:
                 weights = peer._averager.weights(0).copy()
                 if np.isfinite(weights).all():
@@ -211,14 +211,14 @@ class VirtualExchange(MailboxExchange):
 
     def stats(self) -> ExchangeStats:
         """See `Exchange.stats`; seconds are virtual, those of the processor and of silence are none."""
-        self._report.publish(self._ether.clock.now, self._averager)
+        self._report.publish(self._network.clock.now, self._averager)
         return replace(super().stats(), cpu_seconds=0.0, silent_s=0.0)
 
     @override
     def alive(self) -> bool:
-        return self._ether.open.get(self.node) is self
+        return self._network.open.get(self.node) is self
 
     @override
     def close(self) -> None:
         if self.alive():
-            del self._ether.open[self.node]
+            del self._network.open[self.node]

@@ -18,13 +18,13 @@ from training.strategies.requests import AllReduce, Codec, Compute, Gather, Idle
 _EMPTY = torch.zeros(0)
 
 
-def spelled_out(seat: LearnerContext, program: Program) -> Program:
+def spelled_out(context: LearnerContext, program: Program) -> Program:
     """A program whose `Compute` asks for this learner's own gradient only; all else is requests of its own.
 
     At the end of a method that averages weights, all learners take their mean.
 
     Args:
-        seat: The learner's.
+        context: The learner's.
         program: What a method has it do.
     """
     steps, averages, answer = 0, False, None
@@ -37,36 +37,36 @@ def spelled_out(seat: LearnerContext, program: Program) -> Program:
             answer = yield request
             continue
         if request.average:
-            _offer(seat, steps, first=not averages)
+            _offer(context, steps, first=not averages)
             averages, steps = True, steps + 1
         answer = yield request
         if request.reduce != "own":
-            answer = yield from _reduced(seat, answer, request)
+            answer = yield from _reduced(context, answer, request)
         if request.average and answer is not None:
-            yield from _averaged(seat)
+            yield from _averaged(context)
     if averages:
-        yield from _end(seat, steps - 1)
+        yield from _end(context, steps - 1)
 
 
-def _offer(seat: LearnerContext, step: int, first: bool) -> None:
+def _offer(context: LearnerContext, step: int, first: bool) -> None:
     """Give the weights after a number of steps to the exchange."""
-    if seat.exchange is None:
+    if context.exchange is None:
         return
     if first:
-        seat.exchange.start(seat.replica.weights, step)
+        context.exchange.start(context.replica.weights, step)
     else:
-        seat.exchange.give(seat.replica.weights, step)
-        seat.exchange.tick(step)
+        context.exchange.give(context.replica.weights, step)
+        context.exchange.tick(step)
 
 
-def _reduced(seat: LearnerContext, work: Work | None, request: Compute) -> Generator[Request, Any, Work | None]:
+def _reduced(context: LearnerContext, work: Work | None, request: Compute) -> Generator[Request, Any, Work | None]:
     """Average gradients; the sum of the weights, or None if no learner had any work left."""
     assert request.reduce != "own"
-    grads, codec = seat.replica.grads, request.codec
+    grads, codec = context.replica.grads, request.codec
     if codec is None or codec.warm:
-        mean = yield from reduce(seat, grads, weight_of(work), request.reduce)
+        mean = yield from reduce(context, grads, weight_of(work), request.reduce)
     else:
-        mean = yield from _gathered(seat, codec, weight_of(work))
+        mean = yield from _gathered(context, codec, weight_of(work))
     if codec is not None:
         codec.next_step()
     if not mean.weight:
@@ -100,86 +100,86 @@ class _WholeBuffer:
         return [self._grads]
 
 
-def _gathered(seat: LearnerContext, codec: Codec, weight: float) -> Generator[Request, Any, Reduced]:
+def _gathered(context: LearnerContext, codec: Codec, weight: float) -> Generator[Request, Any, Reduced]:
     """The weighted mean of what all messages stand for, and the weights' sum."""
-    one = codec.bucket(_WholeBuffer(seat.replica.grads))
-    message = one.encode(seat.replica.grads) if weight else one.blank()
+    one = codec.bucket(_WholeBuffer(context.replica.grads))
+    message = one.encode(context.replica.grads) if weight else one.blank()
 
     def combine(payloads: list[tuple[Tensor, ...]]) -> Reduced:
         weights = [float(payload[-1]) for payload in payloads]
         return Reduced(one.mean([payload[:-1] for payload in payloads], weights), sum(weights))
 
-    op = Gather((*message, torch.tensor(weight)), combine, codec.wire_bytes(seat.num_bytes))
+    op = Gather((*message, torch.tensor(weight)), combine, codec.wire_bytes(context.num_bytes))
     mean: Reduced = yield from perform(op)
     return mean
 
 
-def _averaged(seat: LearnerContext) -> Program:
+def _averaged(context: LearnerContext) -> Program:
     """Add what the node's exchange has brought to the weights of all its learners."""
-    weights, exchange = seat.replica.weights, seat.exchange
-    if seat.nodes == 1:
+    weights, exchange = context.replica.weights, context.exchange
+    if context.nodes == 1:
         return
-    if seat.node_size == 1:
+    if context.node_size == 1:
         if exchange is not None and exchange.ready():
-            _take(seat, exchange)
+            _take(context, exchange)
         return
-    delta, leads = torch.zeros_like(weights), seat.node_rank == 0
+    delta, leads = torch.zeros_like(weights), context.node_rank == 0
     if exchange is not None and exchange.ready():
         delta = exchange.take().clone()
-        _release(seat, exchange)
+        _release(context, exchange)
     # the engine gathers shares of it, which is half of an all-reduce
-    op = AllReduce(delta, float(leads), seat.num_bytes / 2, "node", "averaging")
+    op = AllReduce(delta, float(leads), context.num_bytes / 2, "node", "averaging")
     brought: Reduced = yield from perform(op)
     with torch.no_grad():
         weights.add_(brought.vector)
 
 
-def _take(seat: LearnerContext, exchange: Exchange) -> None:
+def _take(context: LearnerContext, exchange: Exchange) -> None:
     with torch.no_grad():
         delta: Tensor = exchange.take()
-        seat.replica.weights.add_(delta)
-    _release(seat, exchange)
+        context.replica.weights.add_(delta)
+    _release(context, exchange)
 
 
-def _release(seat: LearnerContext, exchange: Exchange) -> None:
-    seat.stale(exchange.stats().staleness)
+def _release(context: LearnerContext, exchange: Exchange) -> None:
+    context.stale(exchange.stats().staleness)
     exchange.release()
 
 
-def _end(seat: LearnerContext, step: int) -> Program:
+def _end(context: LearnerContext, step: int) -> Program:
     """Let every exchange in flight end on both sides, then take the mean of all learners."""
-    if seat.nodes == 1:
+    if context.nodes == 1:
         return
-    yield from _linger(seat, "over", step)  # from here on, no exchange begins any more
-    exchange = seat.exchange
+    yield from _linger(context, "over", step)  # from here on, no exchange begins any more
+    exchange = context.exchange
     while exchange is not None and _in_flight(exchange):
         yield Idle()
-        _settle(seat, exchange, step)
-    yield from _linger(seat, "settled", step)
+        _settle(context, exchange, step)
+    yield from _linger(context, "settled", step)
     if exchange is not None:
-        _settle(seat, exchange, step)
-    if seat.node_size > 1:  # the node's other learners have not seen what the last exchanges brought
-        op = AllReduce(seat.replica.weights.clone(), float(seat.node_rank == 0), seat.num_bytes, "node")
+        _settle(context, exchange, step)
+    if context.node_size > 1:  # the node's other learners have not seen what the last exchanges brought
+        op = AllReduce(context.replica.weights.clone(), float(context.node_rank == 0), context.num_bytes, "node")
         mean: Reduced = yield from perform(op)
         with torch.no_grad():
-            seat.replica.weights.copy_(mean.vector)
-    yield from average_all(seat)
+            context.replica.weights.copy_(mean.vector)
+    yield from average_all(context)
 
 
-def _linger(seat: LearnerContext, channel: str, step: int) -> Program:
+def _linger(context: LearnerContext, channel: str, step: int) -> Program:
     """Wait for all learners, and go on averaging meanwhile."""
-    exchange = seat.exchange
+    exchange = context.exchange
     ticket = yield Start(AllReduce(_EMPTY, 1.0, 0.0, channel=channel))
     while not ticket.done:
         yield Idle()
         if exchange is not None:
-            _settle(seat, exchange, step)
+            _settle(context, exchange, step)
 
 
-def _settle(seat: LearnerContext, exchange: Exchange, step: int) -> None:
+def _settle(context: LearnerContext, exchange: Exchange, step: int) -> None:
     while exchange.ready():
-        _take(seat, exchange)
-        exchange.give(seat.replica.weights, step)
+        _take(context, exchange)
+        exchange.give(context.replica.weights, step)
 
 
 def _in_flight(exchange: Exchange) -> bool:

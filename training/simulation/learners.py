@@ -27,7 +27,7 @@ class SimulatedLearner:
 
     rank: int
     node: int
-    seat: LearnerContext
+    context: LearnerContext
     replica: Trainable
     program: Program
     random: random.Random
@@ -54,7 +54,7 @@ def check(cluster: Cluster, method: Method, config: StrategyConfig) -> None:
 
 def make_network(
     clock: Clock,
-    network: LinkModel,
+    links: LinkModel,
     node_of: Callable[[int], int],
     config: StrategyConfig,
     seed: int,
@@ -62,24 +62,24 @@ def make_network(
 ) -> VirtualNetwork:
     """What the nodes' exchanges share; the first learner of a node speaks for it."""
     ranks: dict[int, int] = {}
-    for rank in range(network.cluster.learners):
+    for rank in range(links.cluster.learners):
         ranks.setdefault(node_of(rank), rank)
     neighbours: Kind = getattr(config, "neighbours", "ring")
     per_step = int(getattr(config, "per_step", 1))
-    return VirtualNetwork(clock, network, ranks, neighbours, seed, per_step, 0.0, network.cluster.timeout_s, news)
+    return VirtualNetwork(clock, links, ranks, neighbours, seed, per_step, 0.0, links.cluster.timeout_s, news)
 
 
 def make_learners(
     method: Method,
     config: StrategyConfig,
     problem: Problem,
-    ether: VirtualNetwork,
+    network: VirtualNetwork,
     node_of: Callable[[int], int],
     stale: Callable[[float], None],
 ) -> list[SimulatedLearner]:
     """All learners, those that come later included; theirs get no exchange yet."""
-    cluster = ether.network.cluster
-    late, nodes = {node_of(one.rank) for one in cluster.joins}, len(ether.ranks)
+    cluster = network.links.cluster
+    late, nodes = {node_of(one.rank) for one in cluster.joins}, len(network.ranks)
     if len(late) == nodes:
         raise StrategyError("every node has a newcomer, which brings the whole of it: leave one node out of joins")
     learners: list[SimulatedLearner] = []
@@ -87,14 +87,14 @@ def make_learners(
         replica, node = problem.replica(), node_of(rank)
         if method.traits.shared and learners:
             replica.share(learners[0].replica)
-        ether.num_bytes, exchange = replica.num_bytes, None
-        if method.traits.exchange and nodes > 1 and rank == ether.ranks[node] and node not in late:
-            exchange = VirtualExchange(ether, node, replica.weights.numel())
-        seat = LearnerContext(
+        network.num_bytes, exchange = replica.num_bytes, None
+        if method.traits.exchange and nodes > 1 and rank == network.ranks[node] and node not in late:
+            exchange = VirtualExchange(network, node, replica.weights.numel())
+        context = LearnerContext(
             replica=replica,
             rank=rank,
             size=cluster.learners,
-            node_rank=rank - ether.ranks[node],
+            node_rank=rank - network.ranks[node],
             node_size=min(cluster.per_machine, cluster.learners) if method.traits.grouped else 1,
             nodes=nodes,
             epoch_steps=problem.batches / cluster.learners,
@@ -102,7 +102,7 @@ def make_learners(
             stale=stale,
             joined=node in late,
         )
-        chance = chance_of(ether.seed, rank)
-        program = spelled_out(seat, method.program(seat, config))
-        learners.append(SimulatedLearner(rank, node, seat, replica, program, chance))
+        chance = chance_of(network.seed, rank)
+        program = spelled_out(context, method.program(context, config))
+        learners.append(SimulatedLearner(rank, node, context, replica, program, chance))
     return learners

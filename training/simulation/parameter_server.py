@@ -20,7 +20,7 @@ class VirtualParameterServer:
         replica: The server's weights and optimizer.
         servers: Processes.
         clock: Virtual time.
-        network: Carries messages.
+        links: Carries messages.
         rate: The learning rate of the moment.
         finish: Is called with each learner's outcome, in time.
     """
@@ -30,19 +30,19 @@ class VirtualParameterServer:
         replica: Trainable,
         servers: int,
         clock: Clock,
-        network: LinkModel,
+        links: LinkModel,
         rate: Callable[[], float],
         finish: Finish,
     ) -> None:
         self.replica, self.version = replica, 0
-        self._servers, self._clock, self._network = servers, clock, network
+        self._servers, self._clock, self._links = servers, clock, links
         self._rate, self._finish = rate, finish
 
     def ask(self, rank: int, ticket: Ticket) -> None:
         """A learner sends a message."""
         op = ticket.op
         size = 0.0 if isinstance(op, Pull) else getattr(op, "num_bytes", 0.0)
-        arrival = self._network.to_server(rank, self._servers, size)
+        arrival = self._links.to_server(rank, self._servers, size)
         self._clock.at(arrival, lambda: self._serve(rank, ticket))
 
     def _serve(self, rank: int, ticket: Ticket) -> None:
@@ -57,7 +57,7 @@ class VirtualParameterServer:
             outcome, size = op.alpha * (op.vector - self.replica.weights), op.num_bytes
             self.replica.weights.add_(outcome)
         answer = outcome
-        self._clock.at(self._network.from_server(rank, self._servers, size), lambda: self._finish(rank, ticket, answer))
+        self._clock.at(self._links.from_server(rank, self._servers, size), lambda: self._finish(rank, ticket, answer))
 
     @torch.no_grad()
     def _push(self, op: Push) -> Pushed:

@@ -56,8 +56,8 @@ class PipelineSimulation:
         self.cluster, self.problem = cluster, problem
         self.activations = problem.activations(cluster.learners)
         self.clock, self.pool = Clock(), LeasePool(problem.batches, problem.epochs)
-        self.network = LinkModel(cluster, self.clock)
-        self.stages = Stages(self.clock, self.network, cluster.learners)
+        self.links = LinkModel(cluster, self.clock)
+        self.stages = Stages(self.clock, self.links, cluster.learners)
         self.replica = problem.replica()
         self.steps = 0
         self._parts = [problem.replica() for _ in range(cluster.learners)]
@@ -119,8 +119,8 @@ class PipelineSimulation:
             open_epoch_s=self.clock.now / epochs,
             steps=[self.steps] * learners,
             staleness=Staleness(),
-            bytes_per_step=sum(self.network.sent.values()) / max(1, self.steps * learners),
-            bytes_per_nic=max(self.network.carried.values(), default=0.0) / epochs,
+            bytes_per_step=sum(self.links.sent.values()) / max(1, self.steps * learners),
+            bytes_per_nic=max(self.links.carried.values(), default=0.0) / epochs,
             consensus=self._observer.consensus,
             observations=self._observer.seen,
             weights=weights,

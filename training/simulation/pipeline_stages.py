@@ -50,12 +50,12 @@ class Stages:
 
     Args:
         clock: Virtual time.
-        network: Carries what travels.
+        links: Carries what travels.
         stages: How many.
     """
 
-    def __init__(self, clock: Clock, network: LinkModel, stages: int) -> None:
-        self._clock, self._network, self._stages = clock, network, stages
+    def __init__(self, clock: Clock, links: LinkModel, stages: int) -> None:
+        self._clock, self._links, self._stages = clock, links, stages
         self._orders: list[list[Pass]] = []
         self._seconds: Sequence[float] = ()
         self._message = 0.0
@@ -108,7 +108,7 @@ class Stages:
         self._busy[stage] = False
         target = stage + 1 if one.forward else stage - 1
         if 0 <= target < self._stages:
-            arrival = self._network.send(stage, target, self._message)
+            arrival = self._links.send(stage, target, self._message)
             self._clock.at(arrival, _later(self._arrive, target, one))
             if self._place[stage] in self._waits[stage]:
                 self._held[stage] = arrival

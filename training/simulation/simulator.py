@@ -54,7 +54,7 @@ class Simulation:
         self.config = config or self.method.config()
         check(cluster, self.method, self.config)
         self.clock, self.pool = Clock(), LeasePool(problem.batches, problem.epochs)
-        self.network = LinkModel(cluster, self.clock)
+        self.links = LinkModel(cluster, self.clock)
         self.staleness = Staleness()
         self._observer = Observer(problem, observe)
         self._nodes = cluster.machines if self.method.traits.grouped else cluster.learners
@@ -66,16 +66,18 @@ class Simulation:
         self.present = Participants(self._node_of)
         self._arrivals = Arrivals(self)
         self.collectives = VirtualCollectives(
-            self.clock, self.network, self.present, self._node_of, self._finish, self._arrivals.admit
+            self.clock, self.links, self.present, self._node_of, self._finish, self._arrivals.admit
         )
-        self.ether = make_network(self.clock, self.network, self._node_of, self.config, seed, self._news)
+        self.network = make_network(self.clock, self.links, self._node_of, self.config, seed, self._news)
         self._server: VirtualParameterServer | None = None
         if self.method.traits.server:
             servers = int(getattr(self.config, "servers", 1))
             self._server = VirtualParameterServer(
-                problem.replica(), servers, self.clock, self.network, self._rate, self._finish
+                problem.replica(), servers, self.clock, self.links, self._rate, self._finish
             )
-        self.learners = make_learners(self.method, self.config, problem, self.ether, self._node_of, self.staleness.add)
+        self.learners = make_learners(
+            self.method, self.config, problem, self.network, self._node_of, self.staleness.add
+        )
 
     def _node_of(self, rank: int) -> int:
         return self.cluster.machine(rank) if self.method.traits.grouped else rank
@@ -89,7 +91,7 @@ class Simulation:
             SimulationError: Programs wait for each other for ever.
             StrategyError: All learners died.
         """
-        late = {one.rank for one in self.learners if one.seat.joined}
+        late = {one.rank for one in self.learners if one.context.joined}
         staggered = self.method.free and self._nodes > 1
         self._set_views([one for one in self.learners if one.rank not in late])
         for learner in self.learners:
@@ -173,7 +175,7 @@ class Simulation:
 
     def _news(self, node: int) -> None:
         """Something has happened to a node's exchange."""
-        learner = self.learners[self.ether.ranks[node]]
+        learner = self.learners[self.network.ranks[node]]
         if learner.state == "idle":
             learner.state = "running"
             self.clock.after(0.0, _later(self._resume, learner, None))
@@ -207,7 +209,7 @@ class Simulation:
         self.pool.finish(learner.lease)
         learner.lease = None
         learner.steps += 1
-        self._observer.look(self.clock.now, self.pool.progress, self._replicas, learner.seat.finish)
+        self._observer.look(self.clock.now, self.pool.progress, self._replicas, learner.context.finish)
         weight = learner.weight
         if self.pool.over:
             self._over_at = self.clock.now
@@ -249,8 +251,8 @@ class Simulation:
             learner.state = "dead"
             self._active -= 1
             learner.program.close()
-            if learner.seat.exchange is not None:
-                learner.seat.exchange.close()
+            if learner.context.exchange is not None:
+                learner.context.exchange.close()
             if learner.lease is not None:
                 self.pool.give_back(learner.lease)
                 learner.lease, learner.job = None, None
@@ -287,7 +289,7 @@ class Simulation:
         self._views += 1
         nodes = sorted({one.node for one in members})
         view = View(self._views, tuple(Member(node, "virtual", (f"virtual://{node}",)) for node in nodes))
-        for exchange in list(self.ether.open.values()):
+        for exchange in list(self.network.open.values()):
             exchange.set_view(view)
 
     # --- the end
@@ -297,8 +299,8 @@ class Simulation:
         if not self.pool.over:
             raise StrategyError("all learners died before the work was done: list fewer losses")
         for one in self.learners:
-            if one.seat.exchange is not None:
-                one.seat.exchange.close()
+            if one.context.exchange is not None:
+                one.context.exchange.close()
         weights, spread = self._observer.end(self.clock.now, self.pool.progress, [one.replica for one in done])
         steps = [one.steps for one in self.learners]
         return Outcome(
@@ -309,8 +311,8 @@ class Simulation:
             open_epoch_s=self.pool.batches * (self._taken_at - self._all_at) / max(1, self._taken - len(self.learners)),
             steps=steps,
             staleness=self.staleness,
-            bytes_per_step=sum(self.network.sent.values()) / max(1, sum(steps)),
-            bytes_per_nic=max(self.network.carried.values(), default=0.0) / self.pool.epochs,
+            bytes_per_step=sum(self.links.sent.values()) / max(1, sum(steps)),
+            bytes_per_nic=max(self.links.carried.values(), default=0.0) / self.pool.epochs,
             consensus=self._observer.consensus,
             observations=self._observer.seen,
             weights=weights,

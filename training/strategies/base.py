@@ -3,10 +3,10 @@
 A method is a generator. It yields requests and is resumed with their outcomes; it knows no sockets, processes or
 clocks. The training engine performs the requests with real ones, the simulator on a virtual clock.
 
-    def program(seat, cfg):                       # synchronous SGD
+    def program(context, cfg):                       # synchronous SGD
         while (work := (yield Compute(reduce="all"))) is not None:
             if work.weight:
-                seat.replica.update()
+                context.replica.update()
 
 A vector that was passed to `Start` must not be touched until its ticket is done.
 """
@@ -121,24 +121,24 @@ class LearnerContext:
         return self.replica.num_bytes
 
 
-def kept(seat: LearnerContext, name: str, fresh: Tensor) -> Tensor:
+def kept(context: LearnerContext, name: str, fresh: Tensor) -> Tensor:
     """A tensor of the program's state: what a checkpoint has brought, or else `fresh`; on the device of `fresh`.
 
     Raises:
         StrategyError: The checkpoint's is of another shape.
     """
-    old = seat.state.get(name)
+    old = context.state.get(name)
     if old is not None and old.numel() != fresh.numel():
         raise StrategyError(
             f"the checkpoint's {name!r} has {old.numel()} values, not {fresh.numel()}: it is of another model"
         )
-    seat.state[name] = fresh if old is None else old.to(fresh).view_as(fresh)
-    return seat.state[name]
+    context.state[name] = fresh if old is None else old.to(fresh).view_as(fresh)
+    return context.state[name]
 
 
-def counter(seat: LearnerContext, name: str) -> Tensor:
+def counter(context: LearnerContext, name: str) -> Tensor:
     """A number of the program's state, to be changed in place; 0 at the beginning."""
-    return kept(seat, name, torch.zeros((), dtype=torch.float64))
+    return kept(context, name, torch.zeros((), dtype=torch.float64))
 
 
 def perform(op: Op) -> Generator[Request, Any, Any]:
@@ -153,20 +153,20 @@ def weight_of(work: Work | None) -> float:
 
 
 def reduce(
-    seat: LearnerContext, vector: Tensor, weight: float, scope: Literal["all", "node"] = "all"
+    context: LearnerContext, vector: Tensor, weight: float, scope: Literal["all", "node"] = "all"
 ) -> Generator[Request, Any, Reduced]:
     """All-reduce a vector as large as the weights; alone, nothing is sent."""
-    if (seat.size if scope == "all" else seat.node_size) == 1:
+    if (context.size if scope == "all" else context.node_size) == 1:
         return Reduced(vector, weight)
-    reduced: Reduced = yield from perform(AllReduce(vector, weight, seat.num_bytes, scope))
+    reduced: Reduced = yield from perform(AllReduce(vector, weight, context.num_bytes, scope))
     return reduced
 
 
-def average_all(seat: LearnerContext) -> Program:
+def average_all(context: LearnerContext) -> Program:
     """The end of a decentralized training: all learners take their mean (arXiv:2110.11199)."""
-    if seat.size == 1:
+    if context.size == 1:
         return
-    op = AllReduce(seat.replica.weights.clone(), 1.0, seat.num_bytes, channel="end")
+    op = AllReduce(context.replica.weights.clone(), 1.0, context.num_bytes, channel="end")
     mean: Reduced = yield from perform(op)
     with torch.no_grad():
-        seat.replica.weights.copy_(mean.vector)
+        context.replica.weights.copy_(mean.vector)

@@ -9,7 +9,7 @@ from training.strategies.requests import Compute, Program
 from training.strategies.synchronous import apply
 
 
-def ma(seat: LearnerContext, cfg: MaConfig) -> Program:
+def ma(context: LearnerContext, cfg: MaConfig) -> Program:
     """Model averaging: train a block of tau steps, average the weights, repeat.
 
         W_i: tau steps of SGD from W;  W = mean_i(W_i)
@@ -20,13 +20,13 @@ def ma(seat: LearnerContext, cfg: MaConfig) -> Program:
     Synchronizes weights. Sends 2(N-1)/N of the model every tau steps. Staleness 0; within a block, replicas drift
     apart. All wait for the slowest at the end of a block; a dead learner stops all until it is known to be dead.
     """
-    block = _Block(seat, cfg.tau)
+    block = _Block(context, cfg.tau)
     while True:
         yield from block.train()
-        mean = yield from reduce(seat, seat.replica.weights, float(block.weight))
+        mean = yield from reduce(context, context.replica.weights, float(block.weight))
         block.begin()
         if mean.weight:
-            _set(seat.replica.weights, mean.vector)
+            _set(context.replica.weights, mean.vector)
         elif block.over:
             return
 
@@ -40,9 +40,9 @@ class _Block:
         over: Whether there was no more work.
     """
 
-    def __init__(self, seat: LearnerContext, tau: int) -> None:
-        self._seat, self._tau = seat, tau
-        self.steps, self.weight = counter(seat, "block_steps"), counter(seat, "block_weight")
+    def __init__(self, context: LearnerContext, tau: int) -> None:
+        self._context, self._tau = context, tau
+        self.steps, self.weight = counter(context, "block_steps"), counter(context, "block_weight")
         self.over = False
 
     def begin(self) -> None:
@@ -58,8 +58,8 @@ class _Block:
                 self.over = True
                 return
             if work.weight:
-                self._seat.replica.update()
-                self._seat.stale(0)
+                self._context.replica.update()
+                self._context.stale(0)
             self.weight += work.weight
             self.steps += 1
 
@@ -70,7 +70,7 @@ def _set(target: Tensor, value: Tensor) -> None:
         target.copy_(value)
 
 
-def bmuf(seat: LearnerContext, cfg: BmufConfig) -> Program:
+def bmuf(context: LearnerContext, cfg: BmufConfig) -> Program:
     """Blockwise model-update filtering: model averaging with a momentum over blocks (arXiv:1703.05880, 1904.10584).
 
         G = mean_i(W_i) - S;  Δ <- η Δ + ζ G;  W <- W + Δ
@@ -86,23 +86,23 @@ def bmuf(seat: LearnerContext, cfg: BmufConfig) -> Program:
     Synchronizes weights. Sends 2(N-1)/N of the model every tau steps. Staleness 0; within a block, replicas drift
     apart. All wait for the slowest at the end of a block; a dead learner stops all until it is known to be dead.
     """
-    weights = seat.replica.weights
-    yield from _warm_up(seat, cfg.warm_up(seat.epoch_steps))
-    filtered, block = _Filter(seat, cfg), _Block(seat, cfg.tau)
-    seat.finish = lambda mean: filtered.after(mean)[1] if block.steps else filtered.model.clone()
+    weights = context.replica.weights
+    yield from _warm_up(context, cfg.warm_up(context.epoch_steps))
+    filtered, block = _Filter(context, cfg), _Block(context, cfg.tau)
+    context.finish = lambda mean: filtered.after(mean)[1] if block.steps else filtered.model.clone()
     while True:
         yield from block.train()
-        mean = yield from reduce(seat, weights, float(block.weight))
+        mean = yield from reduce(context, weights, float(block.weight))
         if mean.weight:
             filtered.end_block(mean.vector)
             _set(weights, filtered.start)
             if filtered.resets:
-                seat.replica.drop_momentum()
+                context.replica.drop_momentum()
         block.begin()
         if not mean.weight and block.over:
             break
     _set(weights, filtered.model)
-    seat.finish = identity
+    context.finish = identity
 
 
 class _Filter:
@@ -115,13 +115,13 @@ class _Filter:
         resets: Whether the optimizer's own momentum ends with a block.
     """
 
-    def __init__(self, seat: LearnerContext, cfg: BmufConfig) -> None:
-        weights = seat.replica.weights
+    def __init__(self, context: LearnerContext, cfg: BmufConfig) -> None:
+        weights = context.replica.weights
         self._zeta, self._nesterov = cfg.zeta, cfg.block_start == "nesterov"
-        self._eta = 1.0 - 1.0 / seat.size if cfg.eta is None else cfg.eta
+        self._eta = 1.0 - 1.0 / context.size if cfg.eta is None else cfg.eta
         self.resets = cfg.momentum == "reset" or (cfg.momentum == "auto" and self._eta > 0)
-        self.model, self.start = kept(seat, "model", weights.clone()), kept(seat, "start", weights.clone())
-        self.momentum = kept(seat, "momentum", torch.zeros_like(weights))
+        self.model, self.start = kept(context, "model", weights.clone()), kept(context, "start", weights.clone())
+        self.momentum = kept(context, "momentum", torch.zeros_like(weights))
 
     def after(self, mean: Tensor) -> tuple[Tensor, Tensor]:
         """Δ and W after a block that ended at a mean."""
@@ -137,15 +137,15 @@ class _Filter:
         self.start.copy_(model + self._eta * momentum if self._nesterov else model)
 
 
-def _warm_up(seat: LearnerContext, steps: int) -> Program:
+def _warm_up(context: LearnerContext, steps: int) -> Program:
     """Steps of synchronous SGD."""
-    done = counter(seat, "warm_steps")
+    done = counter(context, "warm_steps")
     while done < steps:
         work = yield Compute()
-        mean = yield from reduce(seat, seat.replica.grads, weight_of(work))
+        mean = yield from reduce(context, context.replica.grads, weight_of(work))
         if mean.weight:
-            apply(seat, mean.vector)
-            seat.stale(0)
+            apply(context, mean.vector)
+            context.stale(0)
         elif work is None:
             return
         done += 1

@@ -5,7 +5,7 @@ from training.strategies.config import GossipConfig
 from training.strategies.requests import Compute, Program
 
 
-def adpsgd(seat: LearnerContext, cfg: GossipConfig) -> Program:
+def adpsgd(context: LearnerContext, cfg: GossipConfig) -> Program:
     """Asynchronous decentralized parallel SGD (AD-PSGD, arXiv:1710.06952, 1904.04956).
 
         g = grad(W_i), while W_i <- (W_i + W_j) / 2 with a neighbour j;  W_i -= lr · g
@@ -18,10 +18,10 @@ def adpsgd(seat: LearnerContext, cfg: GossipConfig) -> Program:
     the gradient is computed. Staleness: the steps from a snapshot to the one that adds what it brought, at least 1. A
     slow learner trains less and delays no other; a dead one costs its neighbours one time-out.
     """
-    yield from h_adpsgd(seat, cfg)
+    yield from h_adpsgd(context, cfg)
 
 
-def h_adpsgd(seat: LearnerContext, cfg: GossipConfig) -> Program:
+def h_adpsgd(context: LearnerContext, cfg: GossipConfig) -> Program:
     """Hierarchical AD-PSGD (arXiv:1907.05701): a node's learners are one super-learner, super-learners run AD-PSGD.
 
         g = mean over the node of grad(W_node);  W_node <- (W_node + W_other) / 2 meanwhile;  W_node -= lr · g
@@ -37,4 +37,4 @@ def h_adpsgd(seat: LearnerContext, cfg: GossipConfig) -> Program:
     """
     while (work := (yield Compute(reduce="node", average=True))) is not None:
         if work.weight:
-            seat.replica.update()
+            context.replica.update()

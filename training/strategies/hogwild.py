@@ -5,7 +5,7 @@ from training.strategies.config import StrategyConfig
 from training.strategies.requests import Compute, Program
 
 
-def hogwild(seat: LearnerContext, cfg: StrategyConfig) -> Program:
+def hogwild(context: LearnerContext, cfg: StrategyConfig) -> Program:
     """Hogwild (Niu et al. 2011): the learners of one machine update the same weights without locks.
 
         g = grad(W), at the W of that moment;  W -= lr · g
@@ -16,12 +16,12 @@ def hogwild(seat: LearnerContext, cfg: StrategyConfig) -> Program:
     Synchronizes nothing. Sends nothing. Staleness: the updates of others while the gradient was computed, N - 1 when
     all are equally fast. A slow learner delays no other, and its gradients are the stalest; a dead one costs its work.
     """
-    replica = seat.replica
+    replica = context.replica
     while True:
         seen = replica.updates
         work = yield Compute()
         if work is None:
             return
         if work.weight:
-            seat.stale(replica.updates - seen)
+            context.stale(replica.updates - seen)
             replica.update()

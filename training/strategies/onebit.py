@@ -195,7 +195,7 @@ def numbered(tensors: Mapping[str, Tensor], name: str) -> dict[int, Tensor]:
     return {int(number): tensor.clone() for (before, _, number), tensor in found if before == name}
 
 
-def onebit(seat: LearnerContext, cfg: OneBitConfig) -> Program:
+def onebit(context: LearnerContext, cfg: OneBitConfig) -> Program:
     """Synchronous SGD with 1-bit quantized gradients and error feedback (1-bit SGD: Seide et al. 2014).
 
         q_i = quantize(g_i + e_i);  e_i <- g_i + e_i - decode(q_i);  W -= lr · mean_i(decode(q_i))
@@ -208,18 +208,18 @@ def onebit(seat: LearnerContext, cfg: OneBitConfig) -> Program:
     error, which comes later. All wait for the slowest; a dead learner stops all until it is known to be dead, and its
     error is lost.
     """
-    codec = OneBit(cfg, seat.epoch_steps)
-    if seat.joined:  # the errors are a neighbour's, which feeds them back itself
-        seat.state = {name: tensor for name, tensor in seat.state.items() if not name.startswith("error")}
-    codec.load_tensors(seat.state)
-    seat.settle = partial(_keep, seat, codec)
-    while (work := (yield Compute(reduce="all", codec=codec if seat.size > 1 else None))) is not None:
+    codec = OneBit(cfg, context.epoch_steps)
+    if context.joined:  # the errors are a neighbour's, which feeds them back itself
+        context.state = {name: tensor for name, tensor in context.state.items() if not name.startswith("error")}
+    codec.load_tensors(context.state)
+    context.settle = partial(_keep, context, codec)
+    while (work := (yield Compute(reduce="all", codec=codec if context.size > 1 else None))) is not None:
         if work.weight:
-            seat.replica.update()
-            seat.stale(0)
+            context.replica.update()
+            context.stale(0)
 
 
-def _keep(seat: LearnerContext, codec: OneBit) -> Program:
+def _keep(context: LearnerContext, codec: OneBit) -> Program:
     """Errors and the count of steps become part of the state."""
-    seat.state = codec.state_tensors()
+    context.state = codec.state_tensors()
     yield from ()

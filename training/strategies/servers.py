@@ -9,7 +9,7 @@ from training.strategies.requests import AllReduce, Compute, Elastic, Program, P
 _EMPTY = torch.zeros(0)
 
 
-def asgd(seat: LearnerContext, cfg: AsgdConfig) -> Program:
+def asgd(context: LearnerContext, cfg: AsgdConfig) -> Program:
     """Asynchronous SGD with a parameter server, sharded over processes (DistBelief: Dean et al. 2012).
 
         pull W;  g = grad(W);  push g: the server makes the step with its own optimizer
@@ -20,7 +20,7 @@ def asgd(seat: LearnerContext, cfg: AsgdConfig) -> Program:
     gradients are the stalest. A dead learner costs its work only; a dead server stops all until it is back, and costs
     the steps since it last saved.
     """
-    replica, size = seat.replica, seat.num_bytes
+    replica, size = context.replica, context.num_bytes
     while True:
         pulled: Pulled = yield from perform(Pull(size))
         with torch.no_grad():
@@ -30,19 +30,19 @@ def asgd(seat: LearnerContext, cfg: AsgdConfig) -> Program:
             break
         if work.weight:
             pushed: Pushed = yield from perform(Push(replica.grads, pulled.version, size))
-            seat.stale(pushed.staleness)
-    yield from _take_the_servers(seat)
+            context.stale(pushed.staleness)
+    yield from _take_the_servers(context)
 
 
-def _take_the_servers(seat: LearnerContext) -> Program:
+def _take_the_servers(context: LearnerContext) -> Program:
     """When all learners are done, the server's weights are the model."""
     yield from perform(AllReduce(_EMPTY, 1.0, 0.0, channel="end"))
-    pulled: Pulled = yield from perform(Pull(seat.num_bytes))
+    pulled: Pulled = yield from perform(Pull(context.num_bytes))
     with torch.no_grad():
-        seat.replica.weights.copy_(pulled.vector)
+        context.replica.weights.copy_(pulled.vector)
 
 
-def easgd(seat: LearnerContext, cfg: EasgdConfig) -> Program:
+def easgd(context: LearnerContext, cfg: EasgdConfig) -> Program:
     """Elastic averaging SGD (Zhang et al. 2015): learners and a center draw each other every tau steps.
 
         d = α (x_i - x̃);  x_i -= d;  x̃ += d;  and in between x_i -= lr · grad(x_i)
@@ -54,25 +54,25 @@ def easgd(seat: LearnerContext, cfg: EasgdConfig) -> Program:
     other. A dead learner costs its work only; a dead server stops all until it is back, and costs the meetings since
     it last saved.
     """
-    replica, alpha = seat.replica, cfg.beta / seat.size
-    resumed, apart = "steps_apart" in seat.state, counter(seat, "steps_apart")
-    if seat.joined and not resumed:
-        pulled: Pulled = yield from perform(Pull(seat.num_bytes))
+    replica, alpha = context.replica, cfg.beta / context.size
+    resumed, apart = "steps_apart" in context.state, counter(context, "steps_apart")
+    if context.joined and not resumed:
+        pulled: Pulled = yield from perform(Pull(context.num_bytes))
         with torch.no_grad():
             replica.weights.copy_(pulled.vector)
     while (work := (yield Compute())) is not None:
         if work.weight:
             replica.update()
-            seat.stale(float(apart))
+            context.stale(float(apart))
         apart += 1
         if apart >= cfg.tau:
-            yield from _meet(seat, alpha)
+            yield from _meet(context, alpha)
             apart.zero_()
-    yield from _meet(seat, alpha)
-    yield from _take_the_servers(seat)
+    yield from _meet(context, alpha)
+    yield from _take_the_servers(context)
 
 
-def _meet(seat: LearnerContext, alpha: float) -> Program:
-    drawn = yield from perform(Elastic(seat.replica.weights.clone(), alpha, seat.num_bytes))
+def _meet(context: LearnerContext, alpha: float) -> Program:
+    drawn = yield from perform(Elastic(context.replica.weights.clone(), alpha, context.num_bytes))
     with torch.no_grad():
-        seat.replica.weights.sub_(drawn)
+        context.replica.weights.sub_(drawn)

@@ -11,7 +11,7 @@ from training.strategies.config import SdpsgdConfig, StrategyConfig
 from training.strategies.requests import AllReduce, Compute, Mix, Program, Reduced, Start, Ticket, Wait
 
 
-def scpsgd(seat: LearnerContext, cfg: StrategyConfig) -> Program:
+def scpsgd(context: LearnerContext, cfg: StrategyConfig) -> Program:
     """Synchronous centralized parallel SGD: one all-reduce of the gradients a step.
 
         g_i = grad(W; batch_i);  W -= lr · mean_i(g_i)
@@ -24,19 +24,19 @@ def scpsgd(seat: LearnerContext, cfg: StrategyConfig) -> Program:
     """
     while (work := (yield Compute(reduce="all"))) is not None:
         if work.weight:
-            seat.replica.update()
-            seat.stale(0)
+            context.replica.update()
+            context.stale(0)
 
 
-def apply(seat: LearnerContext, grads: Tensor) -> None:
+def apply(context: LearnerContext, grads: Tensor) -> None:
     """An optimizer step with given gradients."""
     with torch.no_grad():
-        if grads is not seat.replica.grads:
-            seat.replica.grads.copy_(grads)
-    seat.replica.update()
+        if grads is not context.replica.grads:
+            context.replica.grads.copy_(grads)
+    context.replica.update()
 
 
-def sdpsgd(seat: LearnerContext, cfg: SdpsgdConfig) -> Program:
+def sdpsgd(context: LearnerContext, cfg: SdpsgdConfig) -> Program:
     """Synchronous decentralized parallel SGD: mean with both neighbours at every step, who wait for each other.
 
         W_i = Σ_j T_ij W_j;  W_i -= lr · grad(W_i; batch_i)
@@ -47,10 +47,10 @@ def sdpsgd(seat: LearnerContext, cfg: SdpsgdConfig) -> Program:
     Synchronizes weights with two neighbours. Sends the model twice a step, for any N. Staleness 0. A slow learner
     delays its neighbours, these theirs, and in the end all; a dead one likewise until the ring closes.
     """
-    replica, mixed = seat.replica, counter(seat, "mixed")
+    replica, mixed = context.replica, counter(context, "mixed")
     while True:
-        if seat.size > 1 and not mixed:
-            mean: Tensor = yield from perform(Mix(replica.weights.clone(), cfg.graph, seat.num_bytes))
+        if context.size > 1 and not mixed:
+            mean: Tensor = yield from perform(Mix(replica.weights.clone(), cfg.graph, context.num_bytes))
             with torch.no_grad():
                 replica.weights.copy_(mean)
             mixed.fill_(1)
@@ -59,11 +59,11 @@ def sdpsgd(seat: LearnerContext, cfg: SdpsgdConfig) -> Program:
             break
         if work.weight:
             replica.update()
-            seat.stale(0)
+            context.stale(0)
         mixed.zero_()
-    if seat.size > 1:
-        yield from perform(Mix(replica.weights.clone(), cfg.graph, seat.num_bytes, last=True))
-    yield from average_all(seat)
+    if context.size > 1:
+        yield from perform(Mix(replica.weights.clone(), cfg.graph, context.num_bytes, last=True))
+    yield from average_all(context)
 
 
 @dataclass
@@ -81,7 +81,7 @@ class _Underway:
     over: bool = False
 
 
-def d1d(seat: LearnerContext, cfg: StrategyConfig) -> Program:
+def d1d(context: LearnerContext, cfg: StrategyConfig) -> Program:
     """Synchronous SGD whose all-reduce overlaps with the next gradient ("delay by one"; HYBRID in arXiv:1904.04956).
 
         W_{k+1} = W_k - lr · mean_i(g_i(W_{k-1})), while g_i(W_k) is computed     (arXiv:2110.11199)
@@ -92,40 +92,40 @@ def d1d(seat: LearnerContext, cfg: StrategyConfig) -> Program:
     Synchronizes gradients. Sends 2(N-1)/N of the model a step, hidden as far as a gradient takes as long. Staleness 1,
     always. All wait for the slowest; a dead learner stops all until it is known to be dead, as in `scpsgd`.
     """
-    if seat.size == 1:
-        yield from scpsgd(seat, cfg)
+    if context.size == 1:
+        yield from scpsgd(context, cfg)
         return
-    replica, step, underway = seat.replica, 0, _resumed(seat)
+    replica, step, underway = context.replica, 0, _resumed(context)
     while True:
         work = yield Compute()
         step += 1
         fresh = replica.grads.clone()
         if underway is not None:
             mean: Reduced = yield Wait(underway.ticket)
-            seat.state.clear()  # it is in the weights now
+            context.state.clear()  # it is in the weights now
             if mean.weight:
-                seat.stale(step - underway.step)
-                apply(seat, mean.vector)
+                context.stale(step - underway.step)
+                apply(context, mean.vector)
             elif underway.over:
                 return
-        op = AllReduce(fresh, weight_of(work), seat.num_bytes)
+        op = AllReduce(fresh, weight_of(work), context.num_bytes)
         underway = _Underway((yield Start(op)), step, work is None)
-        seat.settle = partial(_keep, seat, underway.ticket)
+        context.settle = partial(_keep, context, underway.ticket)
 
 
-def _keep(seat: LearnerContext, ticket: Ticket) -> Program:
+def _keep(context: LearnerContext, ticket: Ticket) -> Program:
     """The mean gradient under way becomes part of the state."""
     mean: Reduced = yield Wait(ticket)
-    seat.state["late"] = mean.vector.clone()
-    seat.state["late_weight"] = torch.tensor(mean.weight, dtype=torch.float64)
+    context.state["late"] = mean.vector.clone()
+    context.state["late_weight"] = torch.tensor(mean.weight, dtype=torch.float64)
 
 
-def _resumed(seat: LearnerContext) -> _Underway | None:
+def _resumed(context: LearnerContext) -> _Underway | None:
     """The mean gradient that was under way when the state was kept."""
-    if "late" not in seat.state:
+    if "late" not in context.state:
         return None
-    vector = kept(seat, "late", torch.zeros_like(seat.replica.grads))
-    mean = Reduced(vector, float(counter(seat, "late_weight")))
+    vector = kept(context, "late", torch.zeros_like(context.replica.grads))
+    mean = Reduced(vector, float(counter(context, "late_weight")))
     ticket = Ticket(AllReduce(vector), done=True, outcome=mean)
-    seat.settle = partial(_keep, seat, ticket)
+    context.settle = partial(_keep, context, ticket)
     return _Underway(ticket)

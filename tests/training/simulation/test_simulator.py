@@ -34,31 +34,31 @@ def test_an_event_that_never_comes_is_refused():
 
 
 def test_a_link_carries_one_message_at_a_time_in_either_direction():
-    network = LinkModel(Cluster(learners=3, link_gbit=8, link_ms=1), Clock())
-    assert network.send(0, 1, 1e9) == pytest.approx(1.001)
-    assert network.send(0, 2, 1e9) == pytest.approx(2.001)  # behind the first on 0's uplink
-    assert network.send(1, 0, 1e9) == pytest.approx(1.001)  # the other direction is free
-    assert network.carried == {0: 2e9, 1: 1e9}
+    links = LinkModel(Cluster(learners=3, link_gbit=8, link_ms=1), Clock())
+    assert links.send(0, 1, 1e9) == pytest.approx(1.001)
+    assert links.send(0, 2, 1e9) == pytest.approx(2.001)  # behind the first on 0's uplink
+    assert links.send(1, 0, 1e9) == pytest.approx(1.001)  # the other direction is free
+    assert links.carried == {0: 2e9, 1: 1e9}
 
 
 def test_a_ring_all_reduce_costs_what_the_formula_says():
     cluster = Cluster(learners=8, per_machine=2, link_gbit=8, link_ms=1, local_gbit=80)
-    network = LinkModel(cluster, Clock())
-    assert network.all_reduce(list(range(8)), 1e9) == pytest.approx(14 * (1 / 8 + 1e-3))
-    assert network.carried[0] == pytest.approx(14 / 8 * 1e9)
-    assert network.all_reduce([0, 1], 1e9) == pytest.approx(2 * (0.5 / 10 + 1e-5))
-    assert network.carried[0] == pytest.approx(14 / 8 * 1e9)
+    links = LinkModel(cluster, Clock())
+    assert links.all_reduce(list(range(8)), 1e9) == pytest.approx(14 * (1 / 8 + 1e-3))
+    assert links.carried[0] == pytest.approx(14 / 8 * 1e9)
+    assert links.all_reduce([0, 1], 1e9) == pytest.approx(2 * (0.5 / 10 + 1e-5))
+    assert links.carried[0] == pytest.approx(14 / 8 * 1e9)
 
 
 @pytest.mark.parametrize("kind", ["ring", "random-ring", "exponential", "auto"])
 @pytest.mark.parametrize("nodes", [(0,), (0, 1), (0, 2, 3, 7), tuple(range(9))])
 def test_neighbours_are_those_of_the_real_exchange(kind, nodes):
     clock = Clock()
-    ether = VirtualNetwork(clock, LinkModel(Cluster(learners=9), clock), {}, kind, 5, 1, 0.0, 1.0, lambda node: None)
+    network = VirtualNetwork(clock, LinkModel(Cluster(learners=9), clock), {}, kind, 5, 1, 0.0, 1.0, lambda node: None)
     view = View(1, tuple(Member(node, "x") for node in nodes))
     for number in range(6):
         for node in range(9):
-            assert ether.neighbour(view, node, number) == neighbour(kind, view, node, number, 5)
+            assert network.neighbour(view, node, number) == neighbour(kind, view, node, number, 5)
 
 
 def test_a_batch_that_comes_back_is_given_out_again():
@@ -91,7 +91,7 @@ def test_impossible_clusters_are_refused(fields, message):
 
 
 def test_programs_that_wait_for_ever_are_found_out(monkeypatch):
-    def stuck(seat, cfg):
+    def stuck(context, cfg):
         yield Compute()
         yield Idle()
 

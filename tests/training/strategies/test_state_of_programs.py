@@ -29,9 +29,9 @@ from training.strategies.requests import (
 LEARNERS = 3
 
 
-def settle(seat):
+def settle(context):
     """Wait for what is under way."""
-    program, outcome = seat.settle(), None
+    program, outcome = context.settle(), None
     try:
         while True:
             request = program.send(outcome)
@@ -50,30 +50,32 @@ class Table:
         self.config = self.method.config(**constants)
         self.center = problem.replica().weights.clone()
         self.epoch_steps = problem.batches / LEARNERS
-        self.seats = [
+        self.contexts = [
             LearnerContext(problem.replica(), rank=rank, size=LEARNERS, epoch_steps=self.epoch_steps)
             for rank in range(LEARNERS)
         ]
-        for seat in self.seats:
-            seat.replica.set_rate(problem.lr)
+        for context in self.contexts:
+            context.replica.set_rate(problem.lr)
         self.begin()
 
     def begin(self):
-        self.programs = [spelled_out(seat, self.method.program(seat, self.config)) for seat in self.seats]
-        self.asked = [[] for _ in self.seats]
+        self.programs = [spelled_out(context, self.method.program(context, self.config)) for context in self.contexts]
+        self.asked = [[] for _ in self.contexts]
         self.held = [next(program) for program in self.programs]
         self.go_on()
 
     def restart(self):
         """What a checkpoint does: settle, keep the state, begin anew with the same weights and optimizers."""
-        for seat in self.seats:
-            settle(seat)
-        kept_bytes = [save(seat.state) for seat in self.seats]
+        for context in self.contexts:
+            settle(context)
+        kept_bytes = [save(context.state) for context in self.contexts]
         for program in self.programs:
             program.close()
-        self.seats = [
-            LearnerContext(seat.replica, rank=seat.rank, size=LEARNERS, epoch_steps=self.epoch_steps, state=load(state))
-            for seat, state in zip(self.seats, kept_bytes, strict=True)
+        self.contexts = [
+            LearnerContext(
+                context.replica, rank=context.rank, size=LEARNERS, epoch_steps=self.epoch_steps, state=load(state)
+            )
+            for context, state in zip(self.contexts, kept_bytes, strict=True)
         ]
         self.begin()
 
@@ -132,15 +134,15 @@ class Table:
 
     def step(self, number):
         """One gradient each; batches beyond the problem's are empty, None is the end."""
-        for rank, seat in enumerate(self.seats):
+        for rank, context in enumerate(self.contexts):
             batch = None if number is None else number * LEARNERS + rank
             work = None
             if batch is not None and batch < self.problem.batches:
                 loss = lambda batch=batch: self.problem.loss(batch)  # noqa: E731
-                one_by_one(self.problem.scratch, [seat.replica.weights], [loss], [seat.replica.grads])
+                one_by_one(self.problem.scratch, [context.replica.weights], [loss], [context.replica.grads])
                 work = Work(4.0)
             elif batch is not None:
-                seat.replica.grads.fill_(1e6)  # of an earlier batch, say: nobody may use it
+                context.replica.grads.fill_(1e6)  # of an earlier batch, say: nobody may use it
                 work = Work(0.0)
             self.resume(rank, work)
         self.go_on()
@@ -154,7 +156,7 @@ class Table:
 
     @property
     def weights(self):
-        return [seat.replica.weights.clone() for seat in self.seats]
+        return [context.replica.weights.clone() for context in self.contexts]
 
 
 def train(name, steps=9, restarts=(), **constants):
@@ -207,29 +209,29 @@ def test_bmufs_model_is_neither_the_mean_nor_the_look_ahead_point():
     table = Table("bmuf", Regression(batches=30), tau=2, eta=0.5, block_start="nesterov")
     for number in range(2):
         table.step(number)
-    model = table.seats[0].state["model"].clone()
+    model = table.contexts[0].state["model"].clone()
     mean = sum(table.weights) / LEARNERS
-    assert torch.equal(table.seats[0].finish(mean), model)
+    assert torch.equal(table.contexts[0].finish(mean), model)
     assert not torch.allclose(mean, model)
     table.step(2)
-    promised = table.seats[0].finish(sum(table.weights) / LEARNERS)
+    promised = table.contexts[0].finish(sum(table.weights) / LEARNERS)
     table.end()
     for weights in table.weights:
         torch.testing.assert_close(weights, promised)
-    assert torch.equal(table.seats[0].finish(mean), mean)
+    assert torch.equal(table.contexts[0].finish(mean), mean)
 
 
 def test_without_settling_d1d_is_one_gradient_short():
     table = Table("d1d", Regression(batches=9))
     table.step(0)
-    assert not table.seats[0].state
-    settle(table.seats[0])
-    assert set(table.seats[0].state) == {"late", "late_weight"}
+    assert not table.contexts[0].state
+    settle(table.contexts[0])
+    assert set(table.contexts[0].state) == {"late", "late_weight"}
     table.step(1)
-    assert not table.seats[0].state  # its gradient is in the weights
+    assert not table.contexts[0].state  # its gradient is in the weights
 
 
 def test_the_state_of_another_model_is_refused():
-    seat = LearnerContext(Regression().replica(), state={"model": torch.zeros(3)})
+    context = LearnerContext(Regression().replica(), state={"model": torch.zeros(3)})
     with pytest.raises(StrategyError, match="checkpoint's 'model' has 3 values, not 5"):
-        kept(seat, "model", torch.zeros(5))
+        kept(context, "model", torch.zeros(5))

@@ -119,7 +119,7 @@ def test_bmufs_newcomer_knows_model_momentum_and_block():
     simulation.run()
     for name in ("model", "start", "momentum"):
         for other in simulation.learners[1:]:
-            assert torch.equal(other.seat.state[name], simulation.learners[0].seat.state[name])
+            assert torch.equal(other.context.state[name], simulation.learners[0].context.state[name])
 
 
 @pytest.mark.parametrize("takes", ["weights", "weights+optimizer"])
@@ -179,8 +179,8 @@ def test_all_names_have_their_traits():
 @pytest.mark.parametrize("name", NAMES)
 def test_replicas_are_equal_where_the_program_averages_gradients_as_they_are_computed(name):
     """The engine must know it before the program has begun: by what it makes of checkpoints."""
-    method, seats = METHODS[name], [LearnerContext(Regression().replica(), rank=rank, size=2) for rank in range(2)]
-    request = next(method.program(seats[0], method.config()))
+    method, contexts = METHODS[name], [LearnerContext(Regression().replica(), rank=rank, size=2) for rank in range(2)]
+    request = next(method.program(contexts[0], method.config()))
     reduces = isinstance(request, Compute) and request.reduce != "own"
     assert method.equal == reduces
     assert method.apart or method.equal

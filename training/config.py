@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from speech.choices import Choice, OneOf
 from speech.features.augment import AugmentConfig
-from speech.objectives.base import ObjectiveConfig
+from speech.objectives import CtcConfig, ObjectiveChoice
 from training.learner.sampling import SamplingConfig
 from training.strategies.config import STRATEGY_CONFIGS, GossipConfig, SingleConfig, StrategyConfig, Traits
 
@@ -145,7 +145,7 @@ class TrainConfig(BaseModel):
     `launch.trusted_network`."""
     exchange: ExchangeConfig = ExchangeConfig()
     """How nodes average their weights."""
-    objective: ObjectiveConfig = ObjectiveConfig()
+    objective: ObjectiveChoice = CtcConfig()
     """What is minimized."""
     comm_hook: Literal["none", "bf16", "powersgd"] = "none"
     """How gradients travel within a node of `scpsgd` or `h-adpsgd`: as they are, or by PyTorch's hook of that name."""

@@ -1,17 +1,32 @@
 """Objectives: what training minimizes.
 
-    objective = build_objective(ObjectiveConfig(kind="ctc"))
+    objective = build_objective(CtcConfig())
     losses, unalignable = objective.losses(log_probs, frames, batch)
 
-A new objective is one file beside `ctc.py` and one line in `OBJECTIVES`.
+A new objective is one file with its configuration beside `ctc.py`, and one line in `OBJECTIVES`.
 """
 
-from speech.objectives.base import Objective, ObjectiveConfig, Targets
-from speech.objectives.ctc import Ctc
+from typing import Annotated
 
-__all__ = ["OBJECTIVES", "Ctc", "Objective", "ObjectiveConfig", "Targets", "build_objective", "check_decoder"]
+from speech.choices import OneOf
+from speech.objectives.base import Objective, ObjectiveConfig, Targets
+from speech.objectives.ctc import Ctc, CtcConfig
+
+__all__ = [
+    "OBJECTIVES",
+    "Ctc",
+    "CtcConfig",
+    "Objective",
+    "ObjectiveChoice",
+    "ObjectiveConfig",
+    "Targets",
+    "build_objective",
+    "check_decoder",
+]
 
 OBJECTIVES: dict[str, type[Objective]] = {"ctc": Ctc}
+ObjectiveChoice = Annotated[ObjectiveConfig, OneOf({kind: one.config for kind, one in OBJECTIVES.items()}, "ctc")]
+"""A field that takes the configuration of any objective."""
 
 
 def build_objective(cfg: ObjectiveConfig) -> Objective:

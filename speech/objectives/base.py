@@ -1,19 +1,15 @@
 """What training minimizes: losses of a batch from a model's outputs and the utterances' transcripts."""
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Protocol
 
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
+from speech.choices import Choice
 
-class ObjectiveConfig(BaseModel):
+
+class ObjectiveConfig(Choice):
     """What training minimizes."""
-
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
-
-    kind: Literal["ctc"] = "ctc"
-    """`ctc`: connectionist temporal classification (Graves et al. 2006), over all alignments of the tokens."""
 
 
 class Targets(Protocol):
@@ -32,9 +28,11 @@ class Objective(ABC):
     """One objective.
 
     Attributes:
+        config: Class of its configuration.
         decoders: Kinds of decoders (`DecodeConfig.kind`) that read the outputs of models trained with it.
     """
 
+    config: ClassVar[type[ObjectiveConfig]]
     decoders: ClassVar[tuple[str, ...]]
 
     @abstractmethod

@@ -1,16 +1,25 @@
 """Connectionist temporal classification (Graves et al. 2006)."""
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import override
 
-from speech.objectives.base import Objective, Targets
+from speech.objectives.base import Objective, ObjectiveConfig, Targets
+
+
+class CtcConfig(ObjectiveConfig):
+    """Connectionist temporal classification, over all alignments of the tokens."""
+
+    kind: Literal["ctc"] = "ctc"
 
 
 class Ctc(Objective):
     """The negative log probability of a transcript over all its alignments with the frames, blanks between tokens."""
 
+    config = CtcConfig
     decoders = ("greedy", "beam")
 
     @override

@@ -7,7 +7,7 @@ import torch
 
 import training.learner.compute
 from speech.features import FeatureConfig
-from speech.objectives import Ctc, ObjectiveConfig
+from speech.objectives import Ctc, CtcConfig
 from storage.objects import ObjectStore
 from training.learner.checkpoint import cpu_weights
 from training.learner.compute import Learner
@@ -24,7 +24,7 @@ def break_losses(monkeypatch, bad_calls):
             calls.append(1)
             return losses * (math.nan if len(calls) - 1 in bad_calls else 1.0), unalignable
 
-    assert isinstance(real(ObjectiveConfig()), Ctc)
+    assert isinstance(real(CtcConfig()), Ctc)
     monkeypatch.setattr(training.learner.compute, "build_objective", lambda cfg: Broken())
 
 

@@ -2,13 +2,12 @@
 
 import math
 from types import SimpleNamespace
-from typing import get_args
 
 import pytest
 import torch
 
 from speech.decoding import DECODERS
-from speech.objectives import OBJECTIVES, Ctc, ObjectiveConfig, build_objective, check_decoder
+from speech.objectives import OBJECTIVES, Ctc, CtcConfig, build_objective, check_decoder
 from speech.objectives.ctc import needed_frames
 
 
@@ -21,11 +20,11 @@ def token_batch(tokens, lengths):
 
 @pytest.fixture(params=sorted(OBJECTIVES))
 def objective(request):
-    return build_objective(ObjectiveConfig(kind=request.param))
+    return build_objective(OBJECTIVES[request.param].config())
 
 
 def test_the_configuration_knows_all_objectives():
-    assert set(get_args(ObjectiveConfig.model_fields["kind"].annotation)) == set(OBJECTIVES)
+    assert {one.config().kind: one for one in OBJECTIVES.values()} == OBJECTIVES
 
 
 def test_decoders_that_read_it_exist(objective):
@@ -35,9 +34,9 @@ def test_decoders_that_read_it_exist(objective):
 
 def test_another_decoder_is_refused_with_those_that_fit(monkeypatch):
     monkeypatch.setattr(Ctc, "decoders", ("greedy",))
-    check_decoder(ObjectiveConfig(), "greedy")
+    check_decoder(CtcConfig(), "greedy")
     with pytest.raises(ValueError, match=r"decode\.kind is beam, .* trained with ctc say: use greedy"):
-        check_decoder(ObjectiveConfig(), "beam")
+        check_decoder(CtcConfig(), "beam")
 
 
 def test_losses_of_a_batch_are_those_of_its_parts_and_can_be_minimized(objective):

@@ -20,7 +20,14 @@ from torch import Tensor
 
 from benchmarks.common import compare
 from speech.audio import decode_audio
-from speech.features import FEATURES, AugmentConfig, FeatureConfig, SpecAugment, WaveAugment, build_features
+from speech.features import (
+    FEATURES,
+    AugmentConfig,
+    LogMelConfig,
+    SpecAugment,
+    WaveAugment,
+    build_features,
+)
 from speech.features.augment import NoiseConfig, ReverbConfig, utterance_seeds
 
 RATE, FILTERS, BATCH_SECONDS = 16000, 80, 240
@@ -77,7 +84,7 @@ def ported(wave: Tensor) -> Tensor:
 
 def check_definitions(wave: Tensor) -> None:
     """All three mean the same by log-mel."""
-    ours = build_features(FeatureConfig(num_mels=FILTERS), RATE)(wave[None], torch.tensor([len(wave)]))[0][0]
+    ours = build_features(LogMelConfig(num_mels=FILTERS), RATE)(wave[None], torch.tensor([len(wave)]))[0][0]
     others = ported(wave[None] * 32768), torch.tensor([list(frame) for frame in native((wave * 32768).tolist())])
     for other in others:
         share = ((ours - other).abs() < 1e-3).float().mean()
@@ -87,7 +94,7 @@ def check_definitions(wave: Tensor) -> None:
 
 def log_mel_rivals(waves: list[Tensor]) -> dict[str, Work]:
     """Ways to compute the same features."""
-    ours, padded = build_features(FeatureConfig(num_mels=FILTERS), RATE), batches(waves)
+    ours, padded = build_features(LogMelConfig(num_mels=FILTERS), RATE), batches(waves)
     single = [(wave[None], torch.tensor([len(wave)])) for wave in waves]
     scaled = [wave[None] * 32768 for wave in waves]
     lists = [(wave[0]).tolist() for wave in scaled]
@@ -104,7 +111,7 @@ def kinds(waves: list[Tensor], device: str) -> dict[str, Work]:
     padded = batches(waves)
     works: dict[str, Work] = {}
     for kind in FEATURES:
-        extract = build_features(FeatureConfig(kind=kind, num_mels=FILTERS), RATE).to(device)
+        extract = build_features(FEATURES[kind].settings(num_mels=FILTERS), RATE).to(device)
         works[kind] = lambda extract=extract: [extract(w.to(device), n.to(device)) for w, n in padded]
     wanted = {
         "speed": AugmentConfig(speed_factors=(0.9, 1.0, 1.1)),
@@ -118,7 +125,7 @@ def kinds(waves: list[Tensor], device: str) -> dict[str, Work]:
             augment(w.to(device), n.to(device), utterance_seeds(1, 0, [str(i) for i in range(len(n))]))
             for w, n in padded
         ]
-    logmel = build_features(FeatureConfig(num_mels=FILTERS), RATE)
+    logmel = build_features(LogMelConfig(num_mels=FILTERS), RATE)
     feats = [tuple(part.to(device) for part in logmel(*batch)) for batch in padded]
     spec = SpecAugment(AugmentConfig(time_warp_frames=40))
     works["time_warp and masks"] = lambda: [spec(f, n, list(range(len(n)))) for f, n in feats]

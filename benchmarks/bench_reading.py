@@ -23,7 +23,7 @@ import webdataset
 
 from benchmarks.bench_sharding import PER_SHARD, RATE, lhotse_cuts, real_rows, with_starling, with_tar_writer
 from benchmarks.common import compare
-from speech.features import FeatureConfig, build_features
+from speech.features import LogMelConfig, build_features
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.reading import ShardReader
@@ -40,7 +40,7 @@ def ours(folder: Path) -> Work:
     store = ObjectStore(folder)
     index = ShardIndex.read(store)
     dataset = SpeechDataset(index, ShardReader(store, index))
-    extract = build_features(FeatureConfig(num_mels=FILTERS), RATE)
+    extract = build_features(LogMelConfig(num_mels=FILTERS), RATE)
     epoch = iter(range(1 << 30))
 
     def work() -> int:

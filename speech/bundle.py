@@ -19,7 +19,7 @@ from torch import Tensor
 
 from speech.choices import own_fields
 from speech.decoding import DECODERS, DecodeChoice, GreedyConfig
-from speech.features import FeatureConfig
+from speech.features import FEATURES, FeatureChoice
 from speech.features.cmvn import CmvnStats
 from speech.frontend import FrontEnd
 from speech.models import MODELS, AcousticModel, ModelChoice, build_model
@@ -42,7 +42,7 @@ class BundleSpec(BaseModel):
 
     format: int = FORMAT
     sample_rate: int
-    features: FeatureConfig
+    features: FeatureChoice
     stats: dict[str, Any] | None
     tokenizer: dict[str, Any]
     model: ModelChoice
@@ -54,6 +54,11 @@ class BundleSpec(BaseModel):
     @classmethod
     def _own_model_fields(cls, value: Any) -> Any:
         return own_fields(value, {kind: model.config for kind, model in MODELS.items()})
+
+    @field_validator("features", mode="before")
+    @classmethod
+    def _own_feature_fields(cls, value: Any) -> Any:
+        return own_fields(value, {kind: one.settings for kind, one in FEATURES.items()})
 
     @field_validator("decode", mode="before")
     @classmethod

@@ -2,9 +2,9 @@
 
 from speech.features.augment import AUGMENTATIONS, AugmentConfig, SpecAugment, WaveAugment, perturb_waves
 from speech.features.cmvn import CmvnError, CmvnStats, normalize, utterance_stats
-from speech.features.config import FeatureConfig
+from speech.features.config import FbankConfig, FberConfig, FeatureConfig, LogMelConfig, MfccConfig
 from speech.features.expand import Expand
-from speech.features.kaldi import FEATURES, LogMel, Mfcc, build_features, feature_dim
+from speech.features.kaldi import FEATURES, FeatureChoice, LogMel, Mfcc, build_features, feature_dim
 from speech.features.mel import FeatureError
 from speech.features.sliding import sliding_normalize
 
@@ -15,10 +15,15 @@ __all__ = [
     "CmvnError",
     "CmvnStats",
     "Expand",
+    "FbankConfig",
+    "FberConfig",
+    "FeatureChoice",
     "FeatureConfig",
     "FeatureError",
     "LogMel",
+    "LogMelConfig",
     "Mfcc",
+    "MfccConfig",
     "SpecAugment",
     "WaveAugment",
     "build_features",

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-KINDS_OF_OPTION: Mapping[str, tuple[str, ...]] = {
-    "log_energies": ("fbank", "fber"),
-    "use_energy": ("fbank", "mfcc"),
-    "energy_floor": ("fbank", "mfcc"),
-    "cmvn_gate_db": ("logmel", "mfcc", "fbank"),
-    "trim_db": ("logmel", "mfcc", "fbank"),
-}
-"""Which kinds read an option that not all of them read."""
+from speech.choices import Choice
 
 
 def leave_out_defaults(value: dict[str, Any], model: BaseModel, fields: tuple[str, ...]) -> dict[str, Any]:
@@ -28,21 +20,14 @@ def leave_out_defaults(value: dict[str, Any], model: BaseModel, fields: tuple[st
     return {name: item for name, item in value.items() if name not in unused}
 
 
-class FeatureConfig(BaseModel):
+class FeatureConfig(Choice):
     """How a waveform becomes the frames that a model reads (definitions and defaults are Kaldi's).
 
     In this order: features of a kind, normalization, deltas, splicing, stride.
     """
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
-
-    kind: Literal["logmel", "mfcc", "fbank", "fber"] = "logmel"
-    """Log-mel filter-bank energies, mel-frequency cepstral coefficients, filter-bank energies (logarithmic or linear,
-    with or without the frame's energy), or filter-bank energy ratios: each band's share of the frame's energy."""
     num_mels: int = Field(default=80, ge=3)
     """Number of filters (Kaldi computes MFCC from 23, or 40 for its `hires` setup)."""
-    num_ceps: int = Field(default=13, ge=1)
-    """Number of cepstral coefficients, at most `num_mels`; only for "mfcc"."""
     frame_ms: float = Field(default=25.0, gt=0)
     """Length of a frame in milliseconds."""
     hop_ms: float = Field(default=10.0, gt=0)
@@ -55,17 +40,8 @@ class FeatureConfig(BaseModel):
     """Standard deviation of the noise added to each frame, on the scale of 16-bit samples; 0 is none, Kaldi takes 1."""
     preemphasis: float = Field(default=0.97, ge=0, le=1)
     """Coefficient of the first-order pre-emphasis filter."""
-    cepstral_lifter: float = Field(default=22.0, ge=0)
-    """Length of the cepstral lifter; 0 is none; only for "mfcc"."""
     scale: Literal["mel", "linear"] = "mel"
     """Filters are equally wide on the mel scale, or in Hz."""
-    log_energies: bool | None = None
-    """Logarithms, or what they would be taken of; by default yes for "fbank" and no for "fber", which alone have it."""
-    use_energy: bool = False
-    """The frame's log energy comes as one more feature before the filters' ("fbank") or instead of the first
-    coefficient ("mfcc")."""
-    energy_floor: float = Field(default=0.0, ge=0)
-    """Smallest energy of a frame with `use_energy`, on the scale of squared 16-bit samples; 0 is none."""
     cmvn: Literal["none", "global", "speaker", "utterance", "sliding"] = "global"
     """Over what mean and variance are normalized: the training set, each speaker, each utterance, or a window that
     slides over the utterance."""
@@ -114,7 +90,7 @@ class FeatureConfig(BaseModel):
 
     @model_serializer(mode="wrap")
     def _without_later_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return leave_out_defaults(handler(self), self, _LATER)
+        return {"kind": self.kind} | leave_out_defaults(handler(self), self, _LATER)
 
     @property
     def frame_factor(self) -> int:
@@ -124,9 +100,6 @@ class FeatureConfig(BaseModel):
 
 _LATER = (
     "scale",
-    "log_energies",
-    "use_energy",
-    "energy_floor",
     "cmvn_variance",
     "cmvn_window",
     "cmvn_min_window",
@@ -140,3 +113,52 @@ _LATER = (
     "splice_right",
     "stride",
 )
+
+
+class LogMelConfig(FeatureConfig):
+    """Log-mel filter-bank energies."""
+
+    kind: Literal["logmel"] = "logmel"
+
+
+class FrameEnergyConfig(FeatureConfig):
+    """Features that can have the frame's energy among them."""
+
+    use_energy: bool = False
+    """The frame's log energy is one more feature before the filters' ("fbank"), or replaces the first coefficient
+    ("mfcc")."""
+    energy_floor: float = Field(default=0.0, ge=0)
+    """Smallest energy of a frame with `use_energy`, on the scale of squared 16-bit samples; 0 is none."""
+
+
+class FbankConfig(FrameEnergyConfig):
+    """Filter-bank energies, logarithmic or linear, with or without the frame's energy."""
+
+    kind: Literal["fbank"] = "fbank"
+    log_energies: bool = True
+    """Logarithms of the energies."""
+
+
+class MfccConfig(FrameEnergyConfig):
+    """Mel-frequency cepstral coefficients."""
+
+    kind: Literal["mfcc"] = "mfcc"
+    num_ceps: int = Field(default=13, ge=1)
+    """Number of cepstral coefficients, at most `num_mels`."""
+    cepstral_lifter: float = Field(default=22.0, ge=0)
+    """Length of the cepstral lifter; 0 is none."""
+
+
+class FberConfig(FeatureConfig):
+    """Filter-bank energy ratios: each band's share of the frame's energy."""
+
+    kind: Literal["fber"] = "fber"
+    log_energies: bool = False
+    """Logarithms of the ratios."""
+
+    @model_validator(mode="after")
+    def _check_levels(self) -> FberConfig:
+        for option in ("cmvn_gate_db", "trim_db"):
+            if getattr(self, option):
+                raise ValueError(f"{option} looks for loud frames, and ratios have no level: leave it out")
+        return self

@@ -106,7 +106,7 @@ class Expand(nn.Module):
     """Deltas, splicing and stride as a configuration wants them; none by default.
 
     Example:
-        >>> expand = Expand(FeatureConfig(delta_order=2, splice_left=1, splice_right=1))
+        >>> expand = Expand(LogMelConfig(delta_order=2, splice_left=1, splice_right=1))
         >>> feats, frames = expand(torch.zeros(1, 50, 40), torch.tensor([50]))
         >>> feats.shape
         torch.Size([1, 50, 360])

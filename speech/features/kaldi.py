@@ -11,11 +11,14 @@ costs nothing, in chunks of frames that stay in the cache; on a GPU the padded b
 
 from __future__ import annotations
 
+from typing import Annotated, ClassVar
+
 import torch
 from torch import Tensor, nn
 
+from speech.choices import OneOf
 from speech.features.cmvn import loud_frames
-from speech.features.config import KINDS_OF_OPTION, FeatureConfig
+from speech.features.config import FbankConfig, FberConfig, FeatureConfig, LogMelConfig, MfccConfig
 from speech.features.mel import FeatureError, dct_matrix, lifter_weights, mel_filter_bank, povey_window
 
 _CPU_CHUNK_FRAMES = 1024  # 2 MB of padded float32 samples: fits the caches, and calls cost little
@@ -41,12 +44,14 @@ class LogMel(nn.Module):
         FeatureError: the configuration does not fit the sample rate.
 
     Example:
-        >>> features = LogMel(FeatureConfig(num_mels=40), sample_rate=16000)
+        >>> features = LogMel(LogMelConfig(num_mels=40), sample_rate=16000)
         >>> frames, num_frames = features(torch.zeros(1, 16000), torch.tensor([16000]))
         >>> frames.shape, num_frames
         (torch.Size([1, 98, 40]), tensor([98]))
     """
 
+    settings: ClassVar[type[FeatureConfig]] = LogMelConfig
+    config: FeatureConfig
     window: Tensor
     filters: Tensor
     loudness: Tensor
@@ -172,10 +177,11 @@ class LogMel(nn.Module):
         power = spectrum[..., 0].square().addcmul_(spectrum[..., 1], spectrum[..., 1])
         return torch.matmul(power, self.filters)
 
-    def _log_energy(self, centred: Tensor) -> Tensor:
+    @staticmethod
+    def _log_energy(centred: Tensor, floor: float) -> Tensor:
         """Log energy of centred frames, before pre-emphasis and window (Kaldi's `--raw-energy`): `[..., 1]`."""
         energy = centred.square().sum(-1, keepdim=True).mul_(_INT16_SCALE**2)
-        return energy.clamp_(min=max(_EPSILON, self.config.energy_floor)).log_()
+        return energy.clamp_(min=max(_EPSILON, floor)).log_()
 
 
 def _log(energies: Tensor) -> Tensor:
@@ -188,20 +194,27 @@ class FilterBank(LogMel):
     With `log_energies: false` they are energies on the scale of squared 16-bit samples (`--use-log-fbank=false`).
     """
 
-    def __init__(self, config: FeatureConfig, sample_rate: int) -> None:
+    settings = FbankConfig
+    config: FbankConfig
+
+    def __init__(self, config: FbankConfig, sample_rate: int) -> None:
         super().__init__(config, sample_rate)
         self.dim = config.num_mels + config.use_energy
 
     def _features(self, frames: Tensor) -> Tensor:
         centred = self._centred(frames)
         energies = self._energies(centred)
-        if self.config.log_energies is not False:
+        if self.config.log_energies:
             energies = _log(energies)
-        return torch.cat([self._log_energy(centred), energies], dim=-1) if self.config.use_energy else energies
+        return (
+            torch.cat([self._log_energy(centred, self.config.energy_floor), energies], dim=-1)
+            if self.config.use_energy
+            else energies
+        )
 
     def _levels(self, feats: Tensor) -> Tensor:
         energies = feats[..., int(self.config.use_energy) :]
-        return super()._levels(energies if self.config.log_energies is not False else _log(energies.clone()))
+        return super()._levels(energies if self.config.log_energies else _log(energies.clone()))
 
 
 class EnergyRatio(LogMel):
@@ -210,6 +223,9 @@ class EnergyRatio(LogMel):
     r_b = (E_b + ε) / Σ_k (E_k + ε): shares are positive, add up to one and do not change with the level of the
     recording; ε, Kaldi's floor, makes them equal in digital silence. With `log_energies: true`, ln r_b.
     """
+
+    settings = FberConfig
+    config: FberConfig
 
     def _features(self, frames: Tensor) -> Tensor:
         energies = self._energies(self._centred(frames)).add_(_EPSILON)
@@ -224,10 +240,13 @@ class Mfcc(LogMel):
     the place of the first coefficient. Arguments and errors are those of `LogMel`.
     """
 
+    settings = MfccConfig
+    config: MfccConfig
+
     cosines: Tensor
     smoothed: Tensor
 
-    def __init__(self, config: FeatureConfig, sample_rate: int) -> None:
+    def __init__(self, config: MfccConfig, sample_rate: int) -> None:
         super().__init__(config, sample_rate)
         if config.num_ceps > config.num_mels:
             raise FeatureError(
@@ -243,7 +262,7 @@ class Mfcc(LogMel):
         centred = self._centred(frames)
         cepstra = torch.matmul(_log(self._energies(centred)), self.cosines)
         if self.config.use_energy:
-            cepstra[..., :1] = self._log_energy(centred)
+            cepstra[..., :1] = self._log_energy(centred, self.config.energy_floor)
         return cepstra
 
     def _levels(self, feats: Tensor) -> Tensor:
@@ -253,7 +272,9 @@ class Mfcc(LogMel):
 
 
 FEATURES: dict[str, type[LogMel]] = {"logmel": LogMel, "mfcc": Mfcc, "fbank": FilterBank, "fber": EnergyRatio}
-"""Feature extractors by name: a new one is a class here and its name in `FeatureConfig.kind`."""
+"""Feature extractors by kind: a new one is a class here, with its configuration, and a line."""
+FeatureChoice = Annotated[FeatureConfig, OneOf({kind: one.settings for kind, one in FEATURES.items()}, "logmel")]
+"""A field that takes the configuration of any of them."""
 
 
 def feature_dim(config: FeatureConfig, sample_rate: int) -> int:
@@ -269,13 +290,6 @@ def build_features(config: FeatureConfig, sample_rate: int) -> LogMel:
     """Make the extractor that a configuration names.
 
     Raises:
-        FeatureError: the kind is unknown or does not have a chosen option, or the sample rate does not fit.
+        FeatureError: the sample rate does not fit.
     """
-    if config.kind not in FEATURES:
-        raise FeatureError(f"unknown features.kind={config.kind!r}: choose one of {', '.join(sorted(FEATURES))}")
-    for option, kinds in KINDS_OF_OPTION.items():
-        if getattr(config, option) != FeatureConfig.model_fields[option].default and config.kind not in kinds:
-            raise FeatureError(
-                f"features.{option} is for features.kind {' and '.join(kinds)}, not {config.kind}: leave it out"
-            )
     return FEATURES[config.kind](config, sample_rate)

@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from speech.decoding import DecodeChoice, GreedyConfig
-from speech.features import FeatureConfig
+from speech.features import FeatureChoice, LogMelConfig
 from speech.models import ConformerConfig, ModelChoice
 from speech.objectives import check_decoder
 from speech.text import NormalizerConfig
@@ -184,7 +184,7 @@ class PipelineConfig(BaseModel):
     """Where shards are made, looked at and decoded."""
     storage: StorageConfig = StorageConfig()
     """Where stage outputs go."""
-    features: FeatureConfig = FeatureConfig()
+    features: FeatureChoice = LogMelConfig()
     """What the acoustic model sees."""
     tokens: TokenConfig = TokenConfig()
     """What the acoustic model says."""

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from speech.audio import AudioError, decode_audio
-from speech.features import FeatureConfig, build_features, feature_dim
+from speech.features import FeatureChoice, FeatureConfig, build_features, feature_dim
 from speech.features.cmvn import CmvnStats
 from storage.index import ShardIndex
 from storage.intact import DamagedObjectError, damaged, readable
@@ -108,7 +109,7 @@ def _has_note(store: ObjectStore, number: int, utterances: int) -> bool:
 
 def features_piece(piece: Piece) -> int:
     """Statistics, and stored features if asked, of some shards of a set; how many. Damaged ones are set aside."""
-    cfg, target = FeatureConfig.model_validate(piece["features"]), ObjectStore(piece["target"])
+    cfg, target = TypeAdapter(FeatureChoice).validate_python(piece["features"]), ObjectStore(piece["target"])
     index, reader = _opened(piece["source"], piece["digest"], str(home() / "cache"))
     extractor = Extractor(cfg, piece["sample_rate"])
     damaged = ShardQuarantine(target, len(index), piece["limit"])

@@ -4,7 +4,7 @@ import pytest
 from support import load_beside
 
 from speech.bundle import BundleSpec, save_bundle
-from speech.features import FeatureConfig
+from speech.features import LogMelConfig
 from speech.models import BlstmConfig
 from speech.tokens import TokenConfig, train_tokenizer
 
@@ -31,7 +31,7 @@ def bundle(tmp_path):
     """A folder with a tiny model, not trained."""
     spec = BundleSpec(
         sample_rate=8000,
-        features=FeatureConfig(num_mels=6, cmvn="none"),
+        features=LogMelConfig(num_mels=6, cmvn="none"),
         stats=None,
         tokenizer=train_tokenizer(TokenConfig(), ["a b"]).to_dict(),
         model=BlstmConfig(dim=8, layers=1, channels=1),

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from speech.audio import decode_audio
-from speech.features import FeatureConfig
+from speech.features import LogMelConfig
 from speech.frontend import FrontEnd
 from speech.transcriber import Transcriber
 from tasks.config.pipeline import load_config
@@ -40,7 +40,7 @@ def test_every_recipe_hears_pauses_and_has_statistics_of_speech(path, monkeypatc
 
 
 def test_the_features_of_speech_stay_where_they_are(corpus, tones):
-    features = FeatureConfig(num_mels=16, cmvn="utterance", cmvn_gate_db=20, cmvn_floor=4)
+    features = LogMelConfig(num_mels=16, cmvn="utterance", cmvn_gate_db=20, cmvn_floor=4)
     frontend = FrontEnd(features, tones.RATE)
     wave, _ = decode_audio(corpus.valid[0].members["flac"])
     alone, _ = frontend(wave[None], torch.tensor([len(wave)]))
@@ -53,7 +53,7 @@ def test_the_features_of_speech_stay_where_they_are(corpus, tones):
 
 @pytest.mark.slow
 def test_a_trained_model_writes_the_same_with_a_pause_around(corpus, tones, tmp_path):
-    features = FeatureConfig(num_mels=16, cmvn="utterance", cmvn_gate_db=20, cmvn_floor=3, trim_db=21)
+    features = LogMelConfig(num_mels=16, cmvn="utterance", cmvn_gate_db=20, cmvn_floor=3, trim_db=21)
     spec = corpus.spec("conformer", model=tones.bare("conformer"), features=features, stats=None)
     augment = {"time_masks": 0, "freq_masks": 0, "pauses": {"probability": 0.3}}
     settings = tones.LEARNS | {"augment": augment, "optimizer": {"lr": 1e-2}}

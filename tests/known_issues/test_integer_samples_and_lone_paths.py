@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from speech.bundle import BundleSpec, save_bundle
-from speech.features import FeatureConfig
+from speech.features import LogMelConfig
 from speech.models import ConformerConfig
 from speech.tokens import TokenConfig, train_tokenizer
 from speech.transcriber import Transcriber
@@ -14,7 +14,7 @@ def transcriber(folder):
     torch.manual_seed(1)
     spec = BundleSpec(
         sample_rate=8000,
-        features=FeatureConfig(num_mels=16, cmvn="none"),
+        features=LogMelConfig(num_mels=16, cmvn="none"),
         stats=None,
         tokenizer=train_tokenizer(TokenConfig(), ["abc"]).to_dict(),
         model=ConformerConfig(dim=16, layers=1, heads=2, channels=4),

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from flows.cli.app import app
 from speech.audio import MAX_AMPLITUDE, AudioError, check_samples, decode_audio, stream_audio
 from speech.bundle import BundleSpec, save_bundle
-from speech.features import FeatureConfig
+from speech.features import LogMelConfig
 from speech.models import BlstmConfig
 from speech.tokens import TokenConfig, train_tokenizer
 from speech.transcriber import Transcriber
@@ -36,7 +36,7 @@ def bundle(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bundle")
     spec = BundleSpec(
         sample_rate=RATE,
-        features=FeatureConfig(num_mels=6, cmvn="none"),
+        features=LogMelConfig(num_mels=6, cmvn="none"),
         stats=None,
         tokenizer=train_tokenizer(TokenConfig(), ["a b"]).to_dict(),
         model=BlstmConfig(dim=8, layers=1, channels=1),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import training.learner.compute
-from speech.features import FeatureConfig
+from speech.features import LogMelConfig
 from speech.objectives import Ctc, CtcConfig
 from storage.objects import ObjectStore
 from training.learner.checkpoint import cpu_weights
@@ -66,7 +66,7 @@ def test_a_resume_after_the_time_is_up_leaves_a_model(tones, corpus, tmp_path, m
 
 def test_dither_does_not_make_validation_random(corpus, tmp_path):
     """A resume at the very end of an epoch validated with other noise, and so might choose another epoch."""
-    job = corpus.job(tmp_path, spec=corpus.spec(features=FeatureConfig(num_mels=16, dither=1.0)))
+    job = corpus.job(tmp_path, spec=corpus.spec(features=LogMelConfig(num_mels=16, dither=1.0)))
     evaluator, weights = Evaluator(job), cpu_weights(Learner(job, torch.device("cpu")).model)
     results = []
     for seed in (1, 2):

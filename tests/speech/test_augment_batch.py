@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from speech.features import FEATURES, CmvnStats, FeatureConfig, build_features
+from speech.features import FEATURES, CmvnStats, LogMelConfig, build_features
 from speech.features.augment import (
     AUGMENTATIONS,
     AugmentConfig,
@@ -137,7 +137,7 @@ def test_all_together_and_whatever_the_batch():
         batch, counts = padded([rows[name] for name in names])
         seeds = utterance_seeds(seed, epoch, names)
         found, counts = waves(batch, counts, seeds)
-        feats, frames = build_features(FeatureConfig(num_mels=20), RATE)(found, counts)
+        feats, frames = build_features(LogMelConfig(num_mels=20), RATE)(found, counts)
         feats = spec(feats, frames, seeds)
         return {name: feats[n, : int(frames[n])] for n, name in enumerate(names)}
 
@@ -185,7 +185,7 @@ GATED = {"cmvn_gate_db": 10.0, "cmvn_floor": 2.0}
 )
 def test_a_batch_through_the_front_end_equals_its_utterances(kind, cmvn, lengths, expansion, variance, gated):
     gate = GATED if gated and cmvn != "none" and kind != "fber" else {}
-    cfg = FeatureConfig(
+    cfg = LogMelConfig(
         kind=kind, num_mels=15, num_ceps=12, cmvn=cmvn, cmvn_variance=variance, cmvn_window=20, **expansion, **gate
     )
     known = randoms(9000, seed=99)[None]

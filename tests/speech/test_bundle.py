@@ -7,7 +7,7 @@ import torch
 
 from speech.bundle import BundleError, BundleSpec, load_bundle, load_spec, save_bundle
 from speech.decoding import BeamConfig
-from speech.features import CmvnStats, FeatureConfig
+from speech.features import CmvnStats, LogMelConfig
 from speech.models import BlstmConfig, ConformerConfig
 from speech.text import NormalizerConfig
 from speech.tokens import TokenConfig, train_tokenizer
@@ -23,7 +23,7 @@ def make_spec(kind="blstm", tokens="characters", **changes):
     stats = CmvnStats(6).add(torch.randn(40, 6, generator=torch.Generator().manual_seed(0)) / 3)
     values = {
         "sample_rate": 8000,
-        "features": FeatureConfig(num_mels=6),
+        "features": LogMelConfig(num_mels=6),
         "stats": stats.to_dict(),
         "tokenizer": train_tokenizer(TokenConfig(kind=tokens, vocab_size=30), TEXTS).to_dict(),
         "model": MODELS[kind],

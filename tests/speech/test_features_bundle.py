@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from speech.bundle import BundleSpec, load_bundle, save_bundle
-from speech.features import FEATURES, CmvnStats, FeatureConfig, build_features
+from speech.features import FEATURES, CmvnStats, LogMelConfig, build_features
 from speech.models import ConformerConfig
 from speech.tokens import TokenConfig, train_tokenizer
 from speech.transcriber import Transcriber
@@ -30,7 +30,7 @@ def make_spec(features):
 @pytest.mark.parametrize("kind", sorted(FEATURES))
 @pytest.mark.parametrize("cmvn", ["global", "sliding"])
 def test_a_bundle_with_widened_features_transcribes(tmp_path, kind, cmvn):
-    spec = make_spec(FeatureConfig(kind=kind, num_mels=15, cmvn=cmvn, **WIDENED))
+    spec = make_spec(FEATURES[kind].settings(num_mels=15, cmvn=cmvn, **WIDENED))
     torch.manual_seed(0)
     save_bundle(tmp_path, spec, {name: tensor.contiguous() for name, tensor in spec.build_model().state_dict().items()})
     loaded, model = load_bundle(tmp_path)
@@ -46,7 +46,7 @@ def test_a_bundle_with_widened_features_transcribes(tmp_path, kind, cmvn):
 
 def test_a_bundle_of_before_is_read_and_written_the_same():
     """Its features have none of the later fields, and it must not get them."""
-    spec = make_spec(FeatureConfig(num_mels=15))
+    spec = make_spec(LogMelConfig(num_mels=15))
     document = json.loads(spec.model_dump_json())
     assert "delta_order" not in document["features"]
     assert BundleSpec.model_validate(document) == spec

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speech.audio import decode_audio
-from speech.features import Expand, FeatureConfig, build_features, sliding_normalize
+from speech.features import Expand, LogMelConfig, build_features, sliding_normalize
 from speech.features.cmvn import STD_FLOOR
 from speech.features.expand import add_deltas, delta_filters, splice, thin
 
@@ -132,7 +132,7 @@ def test_sliding_normalization_is_that_of_the_definition(lengths, window, min_wi
 def test_sliding_normalization_of_real_speech(shared_data, center):
     path = min((shared_data / "LibriSpeech" / "dev-clean-5").rglob("*.flac"))
     wave, rate = decode_audio(path)
-    feats, frames = build_features(FeatureConfig(num_mels=23), rate)(wave[None], torch.tensor([len(wave)]))
+    feats, frames = build_features(LogMelConfig(num_mels=23), rate)(wave[None], torch.tensor([len(wave)]))
     found = sliding_normalize(feats, frames, window=300, center=center)
     expected = sliding_written_out(feats[0], 300, 100, center, True)
     torch.testing.assert_close(found[0], expected, atol=1e-3, rtol=0)
@@ -149,7 +149,7 @@ def test_a_level_far_from_zero_keeps_its_variance():
 
 
 def test_all_of_it_in_order():
-    config = FeatureConfig(delta_order=1, splice_left=1, splice_right=2, stride=3)
+    config = LogMelConfig(delta_order=1, splice_left=1, splice_right=2, stride=3)
     feats, counts = batch([20, 7, 0])
     found, kept = Expand(config)(feats, counts)
     expected, _ = thin(splice(add_deltas(feats, counts, 1, 2), counts, 1, 2), counts, 3)
@@ -160,7 +160,7 @@ def test_all_of_it_in_order():
 
 def test_without_options_nothing_happens():
     feats, counts = batch([5, 3])
-    found, kept = Expand(FeatureConfig())(feats, counts)
+    found, kept = Expand(LogMelConfig())(feats, counts)
     assert found is feats
     assert kept is counts
 
@@ -168,7 +168,7 @@ def test_without_options_nothing_happens():
 @pytest.mark.gpu
 @pytest.mark.gpu
 def test_gpu_equals_cpu():
-    config = FeatureConfig(delta_order=2, splice_left=2, splice_right=2, stride=2)
+    config = LogMelConfig(delta_order=2, splice_left=2, splice_right=2, stride=2)
     feats, counts = batch([30, 20, 0])
     expected, kept = Expand(config)(feats, counts)
     found, on_gpu = Expand(config).cuda()(feats.cuda(), counts.cuda())

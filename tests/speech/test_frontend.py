@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from speech.features import CmvnStats, Expand, FeatureConfig, build_features, feature_dim
+from speech.features import CmvnStats, Expand, LogMelConfig, build_features, feature_dim
 from speech.features.cmvn import frame_mask
 from speech.frontend import FrontEnd
 
@@ -11,7 +11,7 @@ RATE = 8000
 
 
 def config(cmvn, **options):
-    return FeatureConfig(num_mels=10, cmvn=cmvn, **options)
+    return LogMelConfig(num_mels=10, cmvn=cmvn, **options)
 
 
 def waves(lengths=(4000, 2500, 900)):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from speech.audio import encode_flac
 from speech.bundle import BundleError, BundleSpec, save_bundle
 from speech.decoding import BeamConfig
-from speech.features import FeatureConfig
+from speech.features import LogMelConfig
 from speech.models import BlstmConfig
 from speech.tokens import TokenConfig, train_tokenizer
 from speech.transcriber import Transcriber, split_blocks
@@ -40,7 +40,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bundle")
     spec = BundleSpec(
         sample_rate=RATE,
-        features=FeatureConfig(num_mels=6, cmvn="none"),
+        features=LogMelConfig(num_mels=6, cmvn="none"),
         stats=None,
         tokenizer=train_tokenizer(TokenConfig(kind="words"), WORDS).to_dict(),
         model=BlstmConfig(dim=8, layers=1, channels=2, subsampling=1),

@@ -23,7 +23,7 @@ from support import environment, tiny_document, write_tone
 from flows.servers.services import answers, free_port
 from speech.bundle import BundleSpec, save_bundle
 from speech.decoding import DECODERS
-from speech.features import FeatureConfig
+from speech.features import LogMelConfig
 from speech.models import ConformerConfig
 from speech.tokens import TokenConfig, train_tokenizer
 from tasks.config.pipeline import parse_config
@@ -48,7 +48,7 @@ def untrained(folder, tokens="words", decode="greedy"):
     texts = ["one two three four", "five six seven eight nine"]
     spec = BundleSpec(
         sample_rate=8000,
-        features=FeatureConfig(num_mels=16, cmvn="none"),
+        features=LogMelConfig(num_mels=16, cmvn="none"),
         stats=None,
         tokenizer=train_tokenizer(TokenConfig(kind=tokens, vocab_size=32), texts).to_dict(),
         model=ConformerConfig(dim=16, layers=1, heads=2, kernel=5, channels=4),

@@ -6,7 +6,7 @@ After raising the version, `python tests/tasks/test_train_defaults.py` records t
 import json
 from pathlib import Path
 
-from speech.features import FeatureConfig
+from speech.features import FEATURES
 from speech.models import MODELS
 from speech.text import NormalizerConfig
 from speech.tokens import TokenConfig
@@ -18,8 +18,8 @@ FILE = Path(__file__).with_name("train_defaults.json")
 PARTS = {
     "train": TrainConfig,
     "tokens": TokenConfig,
-    "features": FeatureConfig,
     "normalizer": NormalizerConfig,
+    **{f"features {kind}": features.settings for kind, features in FEATURES.items()},
     **{f"model {kind}": model.config for kind, model in MODELS.items()},
     **{f"strategy {kind}": config for kind, config in STRATEGY_CONFIGS.items()},
     **{f"optimizer {kind}": config for kind, config in OPTIMIZERS.items()},

@@ -15,7 +15,7 @@ from tones import LEARNS, bare, train_here
 
 from speech.audio import encode_flac
 from speech.bundle import load_bundle
-from speech.features import FeatureConfig, build_features
+from speech.features import LogMelConfig, build_features
 from storage.objects import ObjectStore
 from storage.shards import Sample, build_index, write_shard
 from training.coordinator.checkpoints import find_checkpoint
@@ -120,7 +120,7 @@ def test_the_model_averages_the_best_epochs(trained):
 @pytest.fixture(scope="module", params=KINDS)
 def undisturbed(request, corpus, tmp_path_factory):
     """Everything that draws random numbers is on: masks, speed, noise, gain, dropout, dither."""
-    spec = corpus.spec(request.param, features=FeatureConfig(num_mels=16, dither=1.0))
+    spec = corpus.spec(request.param, features=LogMelConfig(num_mels=16, dither=1.0))
     options = {"spec": spec, "optimizer": OPTIMIZER[request.param], "augment": EVERYTHING_RANDOM, "epochs": 2}
     job = corpus.job(tmp_path_factory.mktemp("undisturbed"), **options)
     return train_here(job), options
@@ -273,7 +273,7 @@ def test_unalignable_utterances_are_counted_and_harmless(corpus, tmp_path, kind)
 
 
 def test_stored_features_train_like_computed_ones(corpus, tmp_path):
-    extract = build_features(FeatureConfig(num_mels=16), 8000)
+    extract = build_features(LogMelConfig(num_mels=16), 8000)
     for name in ("train", "valid"):
         samples = []
         for sample in getattr(corpus, name):
@@ -294,7 +294,7 @@ def test_stored_features_train_like_computed_ones(corpus, tmp_path):
 
 @pytest.mark.parametrize("cmvn", ["speaker", "utterance", "none"])
 def test_other_normalizations_train(corpus, tmp_path, cmvn):
-    spec = corpus.spec(features=FeatureConfig(num_mels=16, cmvn=cmvn), stats=None)
+    spec = corpus.spec(features=LogMelConfig(num_mels=16, cmvn=cmvn), stats=None)
     speakers = {"speaker0": corpus.stats.to_dict()} if cmvn == "speaker" else {}
     run = train_here(corpus.job(tmp_path, spec=spec, speakers=speakers, epochs=1))
     assert np.isfinite(run.result["valid"]["loss"])

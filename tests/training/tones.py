@@ -16,7 +16,7 @@ import torch
 
 from speech.audio import decode_audio, encode_flac
 from speech.bundle import BundleSpec
-from speech.features import CmvnStats, FeatureConfig, build_features
+from speech.features import CmvnStats, LogMelConfig, build_features
 from speech.models import BlstmConfig, ConformerConfig, ModelConfig
 from speech.tokens import TokenConfig, train_tokenizer
 from storage.index import ShardIndex
@@ -40,7 +40,7 @@ from training.processes.sockets import read_address
 
 WORDS = ("ba", "ce", "di", "fu", "gu", "ly")
 RATE = 8000
-FEATURES = FeatureConfig(num_mels=16)
+FEATURES = LogMelConfig(num_mels=16)
 TINY = {
     "blstm": BlstmConfig(dim=24, layers=1, subsampling=2, channels=4, dropout=0.1),
     "conformer": ConformerConfig(

@@ -114,12 +114,14 @@ def test_four_learners_that_drift_apart_are_held_together_and_lose_nothing(ring,
             before = finished()
     # alone, each would be at its own target: a spread of 1.1
     assert max(distances[50:]) < 0.4
+    drifting = [loop.exchange.stats() for loop in loops]  # at rest, neighbours become equal, and their distance 0
     wait_until(lambda: comes_to_rest(loops), every_s=0.05)
     mean = torch.stack([loop.live for loop in loops]).mean(0)
     assert torch.allclose(mean, torch.full((SIZE,), 1.5), atol=0.25)  # the common optimum
     stats = [loop.exchange.stats() for loop in loops]
     assert not sum(s.failed for s in stats)
-    assert all(0 < s.distance < 1 and s.cpu_seconds > 0 and s.mean_s > 0 for s in stats)
+    assert all(0 < s.distance < 1 for s in drifting)
+    assert all(s.cpu_seconds > 0 and s.mean_s > 0 for s in stats)
 
 
 def test_a_stopped_peer_delays_nobody_and_its_late_answers_keep_the_sum(ring):

@@ -99,7 +99,7 @@ def ring(tmp_path):
 @pytest.mark.parametrize(("neighbours", "wire"), [("ring", "fp32"), ("random-ring", "bf16")])
 def test_four_learners_that_drift_apart_are_held_together_and_lose_nothing(ring, neighbours, wire):
     loops = [Loop(n, exchange) for n, exchange in enumerate(ring(4, neighbours=neighbours, wire=wire))]
-    distances = []
+    distances, told = [], []
 
     def finished():
         return [loop.exchange.stats().finished for loop in loops]
@@ -109,6 +109,7 @@ def test_four_learners_that_drift_apart_are_held_together_and_lose_nothing(ring,
         for loop in loops:
             loop.work()
         distances.append(spread(loops))
+        told.append([loop.exchange.stats().distance for loop in loops])
         if step % 3 == 2:  # on a busy machine, emulated steps would leave the exchanges behind
             wait_until(lambda: all(now > then for now, then in zip(finished(), before, strict=True)), 20, 0.002)  # noqa: B023
             before = finished()
@@ -119,7 +120,9 @@ def test_four_learners_that_drift_apart_are_held_together_and_lose_nothing(ring,
     assert torch.allclose(mean, torch.full((SIZE,), 1.5), atol=0.25)  # the common optimum
     stats = [loop.exchange.stats() for loop in loops]
     assert not sum(s.failed for s in stats)
-    assert all(0 < s.distance < 1 and s.cpu_seconds > 0 and s.mean_s > 0 for s in stats)
+    # after a second exchange in a step, two neighbours may be equal to the bit
+    assert all(max(of_one) > 0 and max(of_one[50:]) < 1 for of_one in zip(*told, strict=True))
+    assert all(s.cpu_seconds > 0 and s.mean_s > 0 for s in stats)
 
 
 def test_a_stopped_peer_delays_nobody_and_its_late_answers_keep_the_sum(ring):

@@ -1,4 +1,4 @@
-"""Rendezvous of the machines that make up one node, and notice that their process group must restart.
+"""Rendezvous of the machines that make up one node; also tells them when their process group must restart.
 
 A node's learners on several machines are one process group: when one machine's processes die, all restart together.
 Each machine asks with a token that is unique to this start of its processes. When all machines of a node have asked,

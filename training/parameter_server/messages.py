@@ -15,7 +15,7 @@ from torch import Tensor
 from training.parameter_server.layout import SCALARS, Layout, Piece
 
 CHUNK = 4 * 1024 * 1024
-"""Maximum bytes of values per frame; ZeroMQ heartbeats of a long message pass between its frames."""
+"""Maximum bytes of values per frame; ZeroMQ heartbeats can pass between the frames of a long message."""
 LONGEST = CHUNK + 4096
 """Maximum size of a frame in bytes."""
 SILENCE_S = 60.0

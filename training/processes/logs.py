@@ -15,6 +15,8 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any
 
+from typing_extensions import override
+
 VARIABLE = "STARLING_LOG"
 JSON = "json"
 HIDDEN = "***"
@@ -71,16 +73,16 @@ def _secrets() -> list[str]:
 class PlainFormatter(logging.Formatter):
     """Formats records as readable lines without secrets."""
 
+    @override
     def format(self, record: logging.LogRecord) -> str:
-        """One record."""
         return redact(super().format(record))
 
 
 class JsonFormatter(logging.Formatter):
     """Formats records as one JSON object per line: time, level, logger, message, process, and fields of the run."""
 
+    @override
     def format(self, record: logging.LogRecord) -> str:
-        """One record."""
         entry: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,

@@ -105,7 +105,7 @@ def test_a_store_writes_what_waited_once_there_is_space(tmp_path, monkeypatch, c
     log.commit([{"event": "c"}], [entry(5)])
     log.close()
     assert steps(path) == [1, 2, 3, 3, 4, 5]
-    assert caplog.text.count("takes no more lines") == 1
+    assert caplog.text.count("cannot be written") == 1
     # killed while they waited: its successor writes them
     for _ in range(2):
         again = EventLog(copy / "db", copy / "journal.jsonl")
@@ -138,7 +138,7 @@ def test_what_a_spool_cannot_keep_is_counted(tmp_path, monkeypatch, caplog):
         for number in range(6):
             spool.write(entry(number))
     assert shipped(spool) == [0, 1]
-    assert "4 are lost" in caplog.text
+    assert "4 journal lines are lost" in caplog.text
     spool.close()
 
 

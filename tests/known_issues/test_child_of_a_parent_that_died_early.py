@@ -23,4 +23,4 @@ def test_the_child_notices_that_its_parent_is_another_one(tmp_path):
         timeout=100,
     )
     assert child.returncode == 1
-    assert child.stderr.strip() == "the parent died before this process could begin"
+    assert child.stderr.strip() == "the parent died before this process started"

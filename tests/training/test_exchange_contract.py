@@ -477,7 +477,7 @@ def test_figures_of_parts_add_up():
 @pytest.mark.parametrize(
     ("node", "world", "neighbours", "message"),
     [
-        (0, None, "ring", "where its ring meets"),
+        (0, None, "ring", "needs a rendezvous"),
         (0, RingRendezvous("file", 2, True), "random-ring", "fixed neighbours"),
         (2, RingRendezvous("file", 2, True), "ring", "not among the 2 nodes"),
         (-1, RingRendezvous("file", 2, True), "ring", "not among the 2 nodes"),

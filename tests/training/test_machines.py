@@ -119,7 +119,7 @@ def test_machines_do_not_wait_for_ever_for_one_that_is_stopped(corpus, tmp_path)
         with_signal(victim, signal.SIGSTOP)
         log = tmp_path / "node-000" / "node.log"
         try:
-            wait_until(lambda: "machine 1 has not been heard of for 6 s" in log.read_text())
+            wait_until(lambda: "machine 1 has not reported for 6 s" in log.read_text())
         finally:
             with_signal(victim, signal.SIGCONT)
         check(running.finish())

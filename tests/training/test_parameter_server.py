@@ -323,7 +323,7 @@ def test_other_models_and_other_orders_are_refused(tmp_path):
         with other, pytest.raises(ServerError, match=f"model of {flat.weights.numel()} weights, this one has 10"):
             other.pull()
         with client_of(addresses) as client:
-            with pytest.raises(ServerError, match="no weights yet: init comes first"):
+            with pytest.raises(ServerError, match="no weights yet: send init first"):
                 client.pull()
             with pytest.raises(ServerError, match=r"0\.exp_avg has 3 values"):
                 client.init("s", flat.weights, {"0.exp_avg": torch.zeros(3)})

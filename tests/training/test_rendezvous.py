@@ -66,13 +66,13 @@ def test_a_machine_that_begins_anew_ends_the_meeting_for_all_and_they_meet_again
     met = sit_down(meetings, "abc")
     assert stay(meetings, 0, met) == {"over": "", "leave": False}
     assert look(meetings, 1, "b2")["missing"] == [0, 2]
-    assert stay(meetings, 0, met)["over"] == "machine 1 has begun anew"
-    assert stay(meetings, 2, met)["over"] == "machine 1 has begun anew"
+    assert stay(meetings, 0, met)["over"] == "machine 1 has restarted"
+    assert stay(meetings, 2, met)["over"] == "machine 1 has restarted"
     look(meetings, 2, "c2")
     assert look(meetings, 0, "a2", "host:2") == {"met": ["a2", "b2", "c2"], "address": "host:2", "missing": []}
     assert stay(meetings, 1, ["a2", "b2", "c2"])["over"] == ""
     # whoever is left of the first meeting hears that it is over
-    assert stay(meetings, 2, met)["over"] == "the others have met anew"
+    assert stay(meetings, 2, met)["over"] == "the other machines have formed a new group"
 
 
 def test_a_silent_machine_ends_the_meeting(meetings, clock):
@@ -82,7 +82,7 @@ def test_a_silent_machine_ends_the_meeting(meetings, clock):
         assert not stay(meetings, 0, met)["over"]
         stay(meetings, 1, met)
     clock.now += 2
-    assert stay(meetings, 0, met)["over"] == "machine 2 has not been heard of for 30 s"
+    assert stay(meetings, 0, met)["over"] == "machine 2 has not reported for 30 s"
 
 
 def test_a_store_that_was_stopped_blames_nobody(meetings, clock):
@@ -95,7 +95,7 @@ def test_a_new_store_learns_who_sits_together(meetings, clock):
     met = sit_down(meetings, "abc")
     after = new_store(clock)
     look(after, 1, "b2")
-    assert stay(after, 0, met)["over"] == "machine 1 has begun anew"
+    assert stay(after, 0, met)["over"] == "machine 1 has restarted"
     after = new_store(clock)
     assert [stay(after, machine, met)["over"] for machine in (0, 1, 2)] == ["", "", ""]
 
@@ -114,9 +114,9 @@ def test_one_that_wants_to_leave_is_heard_by_all(meetings):
         ({"node": 2, "machine": 0, "token": "a"}, "no machine 0 of node 2: train.nodes is 2"),
         ({"node": 0, "machine": 3, "token": "a"}, "no machine 3 of node 0"),
         ({"node": 0, "machine": -1, "token": "a"}, "no machine -1"),
-        ({"node": 0, "machine": 0, "token": ""}, "has a token"),
-        ({"node": 0, "machine": 0, "token": "a" * 300}, "has a token"),
-        ({"node": 0, "machine": 0, "token": "a", "met": ["a"]}, "its meeting all tokens"),
+        ({"node": 0, "machine": 0, "token": ""}, "needs a token"),
+        ({"node": 0, "machine": 0, "token": "a" * 300}, "needs a token"),
+        ({"node": 0, "machine": 0, "token": "a", "met": ["a"]}, "the tokens of all machines"),
     ],
 )
 def test_nonsense_is_refused(meetings, message, why):

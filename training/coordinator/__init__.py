@@ -1,1 +1,1 @@
-"""The coordinator: who takes part, who trains what, and how far training is; a process of its own, on no learner."""
+"""The coordinator: a separate process that keeps membership, leases and the training's progress."""

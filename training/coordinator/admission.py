@@ -1,4 +1,4 @@
-"""Who may come in, and where a newcomer's weights come from; when a session begins anew."""
+"""Admission of nodes: who may join, where a newcomer's weights come from, and when a new session starts."""
 
 import logging
 import secrets
@@ -13,7 +13,7 @@ MAX_NODES = 4096
 
 
 class Admission:
-    """Lets nodes in.
+    """Admits nodes to the ring.
 
     Args:
         core: What the coordinator's parts share.
@@ -23,17 +23,17 @@ class Admission:
         self.core = core
 
     def begin_session(self, damaged: str = "") -> None:
-        """Start from the newest complete checkpoint, or from nothing; whoever is in the ring must join again.
+        """Start a session from the newest complete checkpoint, or from scratch; current members must join again.
 
         Args:
             damaged: Folder of a checkpoint whose files turned out to be damaged.
 
         Raises:
-            CoordinatorError: If the checkpoint is of another run or another index.
+            CoordinatorError: If the checkpoint belongs to another run or another index.
         """
         core, ledger = self.core, self.core.ledger
         if damaged:
-            log.warning("%s is damaged and is passed over", damaged)
+            log.warning("%s is damaged and is skipped", damaged)
             discard(core.output, int(damaged.rsplit("/", 1)[1]))
         number, document = find_checkpoint(core.output, core.settings.run) or (0, None)
         state = restored_state(ledger, core.settings.run, secrets.token_hex(4), number, document)
@@ -58,10 +58,10 @@ class Admission:
         }
 
     def join(self, message: Message) -> Message:
-        """Let a node in.
+        """Admit a node.
 
         Raises:
-            CoordinatorError: If its number is taken, or not a node number.
+            CoordinatorError: If its number is taken or out of range.
         """
         core, ledger = self.core, self.core.ledger
         node, name, previous = int(message["node"]), str(message["incarnation"]), str(message["previous"])
@@ -71,9 +71,7 @@ class Admission:
             raise CoordinatorError(f"node number {node} is not between 0 and {MAX_NODES - 1}")
         present = ledger.state_of(node)
         if present is not None and previous and present.member.incarnation not in (previous, name):
-            raise CoordinatorError(
-                f"node {node} was taken over by another process: give every node a number of its own"
-            )
+            raise CoordinatorError(f"node {node} was taken over by another process: give every node its own number")
         source = self._source(node, kept, str(message["damaged"]))
         if name not in ledger.states:
             core.do("join", node=node, incarnation=name, endpoints=endpoints)
@@ -83,7 +81,7 @@ class Admission:
         return self._welcome(node, name, source)
 
     def _source(self, node: int, kept: str, damaged: str) -> Source:
-        """Where a joining node's weights come from; without any in the ring, a session begins anew."""
+        """Where a joining node's weights come from; starts a new session if no member has weights."""
         ledger, values = self.core.ledger, self.core.ledger.values
         others = any(state.ready and state.member.node != node for state in ledger.states.values())
         if damaged and values.restored and damaged == checkpoint_folder(values.restored):

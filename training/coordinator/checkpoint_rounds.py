@@ -1,4 +1,4 @@
-"""A checkpoint in the making: who has been asked, who has answered."""
+"""Checkpoint rounds: which nodes were asked to write their part, and which have answered."""
 
 from dataclasses import dataclass, field
 
@@ -9,19 +9,19 @@ from training.coordinator.messages import Message
 from training.coordinator.settings import Settings
 
 PATIENCE_S = 120.0
-"""A node that has not answered after this time is left out of a checkpoint."""
+"""A node that does not answer within this time is left out of the checkpoint."""
 
 
 @dataclass
 class CheckpointRound:
-    """One checkpoint.
+    """One checkpoint in the making.
 
     Attributes:
-        number: Its number.
+        number: The checkpoint's number.
         waiting: Incarnations that have not answered.
-        records: What the others wrote.
-        deadline: When those that have not answered are left out, by the monotonic clock.
-        publishing: Whether it is with the publisher.
+        records: Records of the nodes that have written their part, by incarnation.
+        deadline: Monotonic time after which missing answers are left out.
+        publishing: Whether it was handed to the publisher.
     """
 
     number: int
@@ -32,7 +32,7 @@ class CheckpointRound:
 
 
 class CheckpointRounds:
-    """Begins checkpoints and publishes them, one at a time.
+    """Starts checkpoints and publishes them, one at a time.
 
     Args:
         settings: The job.
@@ -47,18 +47,18 @@ class CheckpointRounds:
         self.reset()
 
     def reset(self) -> None:
-        """Forget what is under way: the session has changed, or the coordinator was started."""
+        """Abandon the current round, after a change of session or a start of the coordinator."""
         self.current = None
         self.ledger.accepted = None
         self._steps, self._closed = self.ledger.totals.steps, self.ledger.values.closed
 
     @property
     def fresh(self) -> bool:
-        """Whether nothing was trained since the last checkpoint was begun."""
+        """Whether nothing was trained since the last checkpoint was started."""
         return self._steps == self.ledger.totals.steps
 
     def due(self) -> bool:
-        """Whether a checkpoint should be begun: after enough steps, or because an epoch has closed."""
+        """Whether to start a checkpoint: after enough steps, or because an epoch has closed."""
         if self.current is not None or self.fresh:
             return False
         steps = self.ledger.totals.steps - self._steps
@@ -66,19 +66,19 @@ class CheckpointRounds:
         return enough or self.ledger.values.closed > self._closed
 
     def begin(self, number: int, now: float) -> None:
-        """Ask all members that have weights."""
+        """Start a checkpoint: ask all members that have weights."""
         waiting = {name for name, state in self.ledger.states.items() if state.ready}
         self.current = CheckpointRound(number, waiting, now + PATIENCE_S)
         self.ledger.accepted = []
         self._steps, self._closed = self.ledger.totals.steps, self.ledger.values.closed
 
     def asked(self, incarnation: str) -> int | None:
-        """The checkpoint that a member is to write."""
+        """Number of the checkpoint that a member must still write, or None."""
         current = self.current
         return current.number if current is not None and incarnation in current.waiting else None
 
     def answer(self, incarnation: str, number: int, record: Message) -> None:
-        """A member has written its part."""
+        """Record that a member has written its part."""
         current = self.current
         if current is None or current.number != number or incarnation not in current.waiting:
             return
@@ -86,7 +86,7 @@ class CheckpointRounds:
         current.records[incarnation] = record
 
     def tick(self, now: float) -> None:
-        """Publish what is complete; leave out who is gone or too late."""
+        """Publish the round once it is complete; leave out nodes that have left or are too late."""
         for number, _ in self.publisher.finished():
             if self.current is not None and self.current.number == number:
                 self.current = None

@@ -1,7 +1,7 @@
-"""Checkpoints as the coordinator sees them: what the nodes wrote, and exactly the rows that are in those weights.
+"""Checkpoints on the coordinator's side: the nodes' records, and exactly the rows that their weights have trained.
 
-Layout below the training's output: `checkpoints/<number>/...` with the nodes' files, then `complete.json`, without
-which the checkpoint does not exist.
+Layout below the training's output: `checkpoints/<number>/...` with the nodes' files, then `complete.json`. A checkpoint
+without `complete.json` does not exist.
 """
 
 import logging
@@ -38,24 +38,24 @@ def _numbers(store: ObjectStore) -> tuple[set[int], set[int]]:
 
 
 def last_number(store: ObjectStore) -> int:
-    """The highest number that a checkpoint has had, complete or not."""
+    """The highest checkpoint number in use, complete or not."""
     return max(_numbers(store)[0], default=0)
 
 
 def find_checkpoint(store: ObjectStore, run: str) -> tuple[int, Message] | None:
-    """Number and document of the newest complete checkpoint; documents that cannot be read are passed over.
+    """Number and document of the newest complete checkpoint; unreadable documents are skipped.
 
     Raises:
-        CoordinatorError: If it is of another run.
+        CoordinatorError: If it belongs to another run.
     """
     for number in sorted(_numbers(store)[1], reverse=True):
         try:
             document = store.read_json(_complete_name(number))
         except (ObjectMissingError, ValueError) as error:
-            log.warning("checkpoint %d is passed over: %s", number, error)
+            log.warning("checkpoint %d is skipped: %s", number, error)
             continue
         if not isinstance(document, dict) or document.get("format") != _FORMAT:
-            log.warning("checkpoint %d is passed over: it is of another format", number)
+            log.warning("checkpoint %d is skipped: unknown format", number)
             continue
         if document["run"] != run:
             raise CoordinatorError(
@@ -67,23 +67,23 @@ def find_checkpoint(store: ObjectStore, run: str) -> tuple[int, Message] | None:
 
 
 def discard(store: ObjectStore, number: int) -> None:
-    """Make a checkpoint incomplete: its files turned out to be damaged."""
+    """Mark a checkpoint as incomplete, because its files are damaged."""
     store.delete(_complete_name(number))
 
 
 def make_document(ledger: Ledger, run: str, nodes: int, records: Mapping[str, Message]) -> Message:
-    """What `complete.json` says.
+    """Content of `complete.json`.
 
     Args:
-        ledger: The present state, with `accepted` since the checkpoint was begun.
+        ledger: The current state, with the reports `accepted` since the checkpoint was started.
         run: Identity of the run.
-        nodes: Nodes that the job asks for.
-        records: What each incarnation has written; `seq` is the last report that its weights contain.
+        nodes: Number of nodes that the job asks for.
+        records: Each incarnation's record; `seq` is the last report that its weights contain.
     """
     seqs = {name: int(record["seq"]) for name, record in records.items()}
     later = [entry for entry in ledger.accepted or [] if entry.incarnation in seqs]
     later = [entry for entry in later if entry.seq > seqs[entry.incarnation]]
-    # a report without a new row reopens no epoch: nothing would be left to train, and nothing would close it again
+    # a report without new rows must not reopen an epoch: there would be nothing left to train that could close it
     closed = min([ledger.values.closed, *(entry.epoch for entry in later if len(entry.rows))])
     totals = Totals(**vars(ledger.totals))
     for entry in later:
@@ -109,7 +109,7 @@ def make_document(ledger: Ledger, run: str, nodes: int, records: Mapping[str, Me
 
 
 def _without(ledger: Ledger, number: int, later: list[Accepted]) -> Message:
-    """An epoch as if some reports had not come, and nobody had a lease."""
+    """State of an epoch without some reports and without leases."""
     epoch = Epoch(number, ledger.shards, ledger.seed)
     source: Epoch | ClosedEpoch = ledger.epochs[number] if number in ledger.epochs else ledger.closed[number]
     epoch.trained = source.trained.copy() if isinstance(source, Epoch) else np.ones(ledger.size, dtype=np.bool_)
@@ -123,17 +123,17 @@ def _without(ledger: Ledger, number: int, later: list[Accepted]) -> Message:
 
 
 def restored_state(ledger: Ledger, run: str, session: str, number: int, document: Message | None) -> Message:
-    """The state that a session begins with, as `Ledger.load` takes it.
+    """Initial state of a session, in the form that `Ledger.load` takes.
 
     Args:
-        ledger: What was before; numbers that must never come twice go on from it.
+        ledger: The previous state; numbers that must stay unique continue from it.
         run: Identity of the run.
         session: Name of the session.
-        number: Of the checkpoint; 0 for none.
-        document: What `complete.json` said; None for a start from nothing.
+        number: Number of the checkpoint; 0 for none.
+        document: Content of `complete.json`; None for a start from scratch.
 
     Raises:
-        CoordinatorError: If the checkpoint is of another index.
+        CoordinatorError: If the checkpoint was made with another index.
     """
     old = ledger.values
     values = Counters(
@@ -150,8 +150,8 @@ def restored_state(ledger: Ledger, run: str, session: str, number: int, document
     if document is not None:
         if document["size"] != ledger.size:
             raise CoordinatorError(
-                f"checkpoint {number} is of an index of {document['size']} utterances, this one has {ledger.size}: "
-                "train with --from train"
+                f"checkpoint {number} was made with an index of {document['size']} utterances, this index has "
+                f"{ledger.size}: train with --from train"
             )
         values.closed, values.elapsed = int(document["count"]), float(document["elapsed"])
         books = Books(
@@ -172,11 +172,11 @@ def restored_state(ledger: Ledger, run: str, session: str, number: int, document
 
 
 class Publisher:
-    """Writes `complete.json` and deletes old checkpoints in a thread of its own: object stores may be slow.
+    """Writes `complete.json` and deletes old checkpoints in a background thread, because object stores may be slow.
 
     Args:
         store: The training's output.
-        keep: Complete checkpoints to keep.
+        keep: Number of complete checkpoints to keep.
     """
 
     def __init__(self, store: ObjectStore, keep: int) -> None:
@@ -187,18 +187,18 @@ class Publisher:
         self._thread.start()
 
     def publish(self, number: int, document: Message) -> None:
-        """Have a checkpoint published; returns at once."""
+        """Queue a checkpoint for publication; returns at once."""
         self._tasks.put((number, document))
 
     def finished(self) -> list[tuple[int, bool]]:
-        """Checkpoints that were published, or could not be, since the last call."""
+        """Checkpoints whose publication has ended since the last call, each with whether it succeeded."""
         found = []
         while not self._done.empty():
             found.append(self._done.get_nowait())
         return found
 
     def close(self, patience_s: float = 5.0) -> None:
-        """End the thread after what it has been given."""
+        """Finish the queued checkpoints and end the thread."""
         self._tasks.put(None)
         self._thread.join(patience_s)
 
@@ -210,7 +210,7 @@ class Publisher:
                 self._done.put((number, True))
                 self._prune(number)
             except Exception:
-                # storage in trouble costs a checkpoint, not the training
+                # a storage error costs a checkpoint, not the training
                 log.exception("checkpoint %d could not be published", number)
                 self._done.put((number, False))
 
@@ -218,6 +218,6 @@ class Publisher:
         every, complete = _numbers(self._store)
         kept = set(sorted(number for number in complete if number <= newest)[-self._keep :])
         for number in sorted(number for number in every - kept if number < newest):
-            # this goes first: a checkpoint without it does not exist
+            # first `complete.json`: without it the checkpoint does not exist, even if the rest is not deleted
             discard(self._store, number)
             self._store.delete_tree(checkpoint_folder(number))

@@ -1,4 +1,4 @@
-"""Requests to the coordinator: each with a number, repeated until it is answered or time is up."""
+"""Requests to the coordinator; each has a number and is repeated until it is answered or times out."""
 
 import threading
 import time
@@ -18,18 +18,18 @@ from training.processes.keys import RingKey
 from training.processes.sockets import Connection, end_context
 
 REPEAT_S = 0.5
-"""An unanswered request is sent again after this time: the coordinator may have been killed with it in hand."""
+"""An unanswered request is sent again after this time: the coordinator may have been killed while processing it."""
 
 
 class CoordinatorClient:
-    """Asks the coordinator. One request at a time; threads may share it.
+    """Client of the coordinator. Sends one request at a time; thread-safe.
 
-        with StoreClient("127.0.0.1:5555", key) as client:
+        with CoordinatorClient("127.0.0.1:5555", key) as client:
             client.request({"op": "status"})
 
     Args:
         address: HOST:PORT.
-        key: The ring's key; None only for a coordinator on this machine that has none.
+        key: The ring's key; None only for a coordinator on this machine that runs without a key.
 
     Raises:
         ValueError: If there is no key and the coordinator is on another machine, or the address is malformed.
@@ -54,14 +54,14 @@ class CoordinatorClient:
         self.close()
 
     def request(self, message: Message, patience_s: float = 10.0) -> Message:
-        """Ask, and wait for the answer.
+        """Send a request and wait for the answer.
 
         Args:
-            message: `op` says what is wanted; it must be harmless to ask twice.
-            patience_s: Wait this long at most.
+            message: The request; `op` names the operation, which must be idempotent.
+            patience_s: Longest time to wait.
 
         Raises:
-            StoreUnreachableError: No answer in time.
+            CoordinatorUnreachableError: No answer in time.
             CoordinatorError: The coordinator refused; the message says why.
         """
         with self._lock:
@@ -77,7 +77,7 @@ class CoordinatorClient:
             raise CoordinatorUnreachableError(self._reason(patience_s))
 
     def _send(self, number: bytes, data: bytes, left_s: float) -> bool:
-        """Send as soon as there is a connection."""
+        """Send as soon as there is a connection; returns whether the request was sent."""
         if not self._socket.poll(int(min(left_s, REPEAT_S) * 1000) + 1, zmq.POLLOUT):
             return False
         try:
@@ -87,9 +87,9 @@ class CoordinatorClient:
         return True
 
     def _receive(self, number: bytes, patience_s: float) -> Message | None:
-        """The answer to a request; answers to earlier ones are passed over."""
+        """The answer to a request, or None; answers to earlier requests are discarded."""
         deadline = time.monotonic() + patience_s
-        # look once even when time is up: this process may have been stopped meanwhile, and the answer is there
+        # poll once even after the deadline: if this process was suspended, the answer may already be here
         while self._socket.poll(max(0, int((deadline - time.monotonic()) * 1000)) + 1):
             frames = self._socket.recv_multipart()
             if len(frames) == 2 and frames[0] == number:
@@ -101,7 +101,8 @@ class CoordinatorClient:
         if self._connection.refused:
             return f"the coordinator at {self.address} refused the key: use the key file that it was started with"
         return (
-            f"the coordinator at {self.address} has not answered for {patience_s:g} s: does it run, and is it its key?"
+            f"the coordinator at {self.address} has not answered for {patience_s:g} s: check that it is running and "
+            "that the key file is the one that it was started with"
         )
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
-"""What the coordinator decides: who is in the ring, who trains what, when to checkpoint, when training is over.
+"""The coordinator's decisions: who is in the ring, who trains what, when to checkpoint, when training is over.
 
-It owns no socket: `handle` answers one request, `tick` does what time asks for. Whatever changes the ledger is an
+It owns no socket: `handle` answers one request, `tick` does what depends on time. Every change of the ledger is an
 event; the server commits the events of a request before it sends the answer.
 """
 
@@ -19,20 +19,20 @@ from training.coordinator.views import held, journal_portion, unleased
 log = logging.getLogger(__name__)
 
 FINAL_S = 90.0
-"""Training ends without its last checkpoint when that takes longer."""
+"""Training ends without its last checkpoint if that takes longer."""
 NOTE_S = 1.0
-"""Between two notes of the time of training."""
+"""Interval at which the training time is recorded."""
 
 
 class Coordinator:
-    """The coordinator's decisions.
+    """Decides what nodes do; pure logic without sockets.
 
     Args:
         core: Job, ledger, clocks.
-        fresh: Begin a session, from the newest checkpoint or from nothing; else go on where the ledger stands.
+        fresh: Start a session, from the newest checkpoint or from scratch; else continue from the ledger.
 
     Raises:
-        CoordinatorError: If the newest checkpoint is of another run.
+        CoordinatorError: If the newest checkpoint belongs to another run.
     """
 
     def __init__(self, core: Core, fresh: bool) -> None:
@@ -43,12 +43,12 @@ class Coordinator:
         if fresh:
             self.admission.begin_session()
         elif self.ledger.values.running and self.ledger.values.at and not self.ledger.values.finish:
-            # the nodes trained on while the coordinator was away
+            # the nodes kept training while the coordinator was down
             core.note_elapsed(max(0.0, core.wall() - self.ledger.values.at))
         self._enter_session()
 
     def _enter_session(self) -> None:
-        """Forget what belongs to another session; after a restart, give every member a full grace."""
+        """Reset what belongs to the previous session; after a restart, every member gets its full timeout."""
         now = self.core.clock()
         self._session = self.ledger.values.session
         self.rounds.reset()
@@ -66,7 +66,7 @@ class Coordinator:
         """Answer a request.
 
         Raises:
-            CoordinatorError: If it makes no sense; the message is for the one who asked.
+            CoordinatorError: If the request is invalid; the message goes to the sender.
         """
         handler = {
             "join": self._join,
@@ -83,7 +83,9 @@ class Coordinator:
             "finished": self._finished,
         }.get(str(message.get("op")))
         if handler is None:
-            raise CoordinatorError(f"unknown request {message.get('op')!r}: are coordinator and node of one version?")
+            raise CoordinatorError(
+                f"unknown request {message.get('op')!r}: do coordinator and node run the same version?"
+            )
         try:
             return handler(message)
         except CoordinatorError:
@@ -122,7 +124,7 @@ class Coordinator:
         return self._tell(state, message)
 
     def _take_news(self, state: MemberState, message: Message) -> None:
-        """Everything that a beat reports; what was reported before is passed over."""
+        """Process everything that a heartbeat reports; repeated reports are ignored."""
         core, name = self.core, state.member.incarnation
         for entry in [*message["begun"], *message["back"]]:
             core.check_rows(entry)
@@ -150,7 +152,7 @@ class Coordinator:
             self._take_lines(spool)
 
     def _take_lines(self, spool: Message) -> None:
-        """Journal lines of a node, each once: only what follows the bytes that are here."""
+        """Accept journal lines of a node, each exactly once: only those that follow the bytes already received."""
         if spool["offset"] != self.ledger.books.spools.get(spool["name"], 0):
             return
         lines = [line for line in spool["lines"] if isinstance(line, dict) and isinstance(line.get("kind"), str)]
@@ -158,7 +160,7 @@ class Coordinator:
         self.ledger.lines += lines
 
     def _tell(self, state: MemberState, message: Message) -> Message:
-        """The answer to a beat."""
+        """The answer to a heartbeat."""
         name, ledger = state.member.incarnation, self.ledger
         view = ledger.view()
         first = ledger.values.closed
@@ -252,7 +254,7 @@ class Coordinator:
         }
 
     def _totals(self) -> Message:
-        """Counters of the whole training, for people and for its result."""
+        """Counters of the whole training, for display and for its result."""
         ledger, totals = self.ledger, self.ledger.totals
         return {
             "step": totals.steps,
@@ -269,12 +271,12 @@ class Coordinator:
     # --- time
 
     def tick(self) -> None:
-        """What time brings: lost nodes, the beginning, checkpoints, the end."""
+        """Handle what depends on time: lost nodes, the start, checkpoints, the end."""
         now = self.core.clock()
         gap, self._last = now - self._last, now
         if gap > self.settings.dead_after_s / 2:
-            # this process was stopped, not the others: their beats are still in the queue
-            log.warning("the coordinator was stopped for %.1f s", gap)
+            # this process was suspended, not the nodes: their heartbeats are still queued
+            log.warning("the coordinator was suspended for %.1f s", gap)
             self._deadlines = {name: deadline + gap for name, deadline in self._deadlines.items()}
         values = self.ledger.values
         if values.running and not values.finish and now - self._noted >= NOTE_S:
@@ -284,24 +286,24 @@ class Coordinator:
         self._drop_lost(now)
         self._begin_training(now)
         self.rounds.tick(now)
-        if self._final is None and self.rounds.due() and not values.finish:  # or training might never end
+        if self._final is None and self.rounds.due() and not values.finish:  # else training might never end
             self._begin_checkpoint()
         self._end_training(now)
 
     def _unnoted(self) -> float:
-        """Seconds of training since they were last noted."""
+        """Seconds of training since the last record of the elapsed time."""
         return self.core.clock() - self._noted if self.ledger.values.running and not self.ledger.values.finish else 0.0
 
     def _drop_lost(self, now: float) -> None:
         for name, state in list(self.ledger.states.items()):
             if now > self._deadlines.get(name, now):
                 log.warning("node %d is lost", state.member.node)
-                why = f"it has not been heard of for {self.settings.dead_after_s:g} s"
+                why = f"no heartbeat for {self.settings.dead_after_s:g} s"
                 self.core.do("drop", incarnation=name, why=why)
         self._deadlines = {name: at for name, at in self._deadlines.items() if name in self.ledger.states}
 
     def _begin_training(self, now: float) -> None:
-        """Give out work once all nodes are there, or some and patience is at its end."""
+        """Start leasing once all nodes are ready, or at least one node after `start_patience_s`."""
         if self.ledger.values.running or self.ledger.values.finish:
             return
         ready = [name for name, state in self.ledger.states.items() if state.ready]
@@ -310,10 +312,10 @@ class Coordinator:
             return
         self.core.do("running")
         if len(ready) < self.settings.nodes:
-            log.warning("training begins with %d of %d nodes", len(ready), self.settings.nodes)
-            # their weights would be older than everybody else's by the time that they are ready
+            log.warning("training starts with %d of %d nodes", len(ready), self.settings.nodes)
+            # by the time they are ready, their weights would be older than those of all other nodes
             for name in self.ledger.states.keys() - {*ready}:
-                self.core.do("drop", incarnation=name, why="it was not ready when training began")
+                self.core.do("drop", incarnation=name, why="it was not ready when training started")
             number, nodes = self.ledger.values.view, list(self.ledger.view().nodes)
             line = {"kind": "view", "number": number, "nodes": nodes, "joined": [], "left": {}, "step": 0}
             self.ledger.lines.append({**line, "wanted": self.settings.nodes, "elapsed": self.ledger.values.elapsed})
@@ -324,7 +326,7 @@ class Coordinator:
         self.rounds.begin(number, self.core.clock())
 
     def _ending(self) -> str:
-        """Why training is to end, as soon as the last checkpoint is written."""
+        """Why training should end once the last checkpoint is written, or ""."""
         values, minutes = self.ledger.values, self.settings.max_minutes
         if self.ledger.complete:
             return "done"
@@ -337,7 +339,7 @@ class Coordinator:
         if not why or self.ledger.values.finish or (why != "stop" and not ready):
             return
         if self._final is None:
-            # nodes may have made steps that they have not reported yet; at the end of the last epoch they have not
+            # nodes may have made steps that are not reported yet, except at the end of the last epoch
             self._final, self._final_due = now + FINAL_S, why != "done" or not self.rounds.fresh
         if ready and now < self._final:
             if self.rounds.current is not None:

@@ -1,4 +1,4 @@
-"""What the parts of the coordinator share: job, ledger, clocks, and the events of the request under way."""
+"""State shared by the parts of the coordinator: job, ledger, clocks, and the events of the current request."""
 
 import math
 import time
@@ -11,11 +11,11 @@ from training.coordinator.settings import Settings
 
 
 class Core:
-    """Shared state; whatever changes the ledger goes through `do`.
+    """Shared state; every change of the ledger goes through `do`.
 
     Args:
         settings: The job.
-        ledger: The state; empty, or as the log gave it.
+        ledger: The state; empty, or restored from the event log.
         output: The training's output.
         clock: Monotonic seconds.
         wall: Seconds since the epoch.
@@ -32,35 +32,35 @@ class Core:
         self.settings, self.ledger, self.output = settings, ledger, output
         self.clock, self.wall = clock, wall
         self.compact = False
-        """Whether the log should take over the state as a whole."""
+        """Whether the event log should be compacted into one state."""
         self._events: list[Event] = []
 
     def do(self, event: str, **values: object) -> object:
-        """Change the ledger by an event; returns what the event gives."""
+        """Apply an event to the ledger and return its result."""
         body = {"event": event, **values}
         result = self.ledger.apply(body)
         self._events.append(body)
         return result
 
     def set(self, **values: object) -> None:
-        """Change some of the ledger's plain values."""
+        """Change some of the ledger's counters."""
         self.do("value", values=values)
 
     def note_elapsed(self, seconds: float) -> None:
-        """Add to the time of training."""
+        """Add to the training time."""
         self.set(elapsed=self.ledger.values.elapsed + seconds, at=self.wall())
 
     def drain(self) -> tuple[list[Event], list[Message]]:
-        """Events and journal lines since the last call, to be committed."""
+        """Take the events and journal lines since the last call, to be committed."""
         found = self._events, self.ledger.lines
         self._events, self.ledger.lines = [], []
         return found
 
     def check_report(self, entry: Message) -> int:
-        """Number of rows that a node reports as trained, after a look at whether the report can be.
+        """Validate a node's training report and return its number of rows.
 
         Raises:
-            CoordinatorError: If it cannot.
+            CoordinatorError: If the report is invalid.
         """
         counts = entry["counts"]
         if int(entry["seq"]) < 1 or not all(math.isfinite(counts[name]) for name in COUNTS):
@@ -69,16 +69,16 @@ class Core:
 
     @staticmethod
     def check_record(record: Message) -> None:
-        """See that a checkpoint's record says whose it is, and what its weights contain.
+        """Check that a checkpoint record names its node, its step and its last report.
 
         Raises:
-            CoordinatorError: If it does not.
+            CoordinatorError: If one is missing or not a whole number.
         """
         if not all(isinstance(record.get(name), int) and record[name] >= 0 for name in ("node", "step", "seq")):
-            raise CoordinatorError("a checkpoint's record needs node, step and seq, whole numbers")
+            raise CoordinatorError("a checkpoint record needs node, step and seq as whole numbers")
 
     def check_rows(self, entry: Message) -> int:
-        """Number of rows that a node names, after a look at whether they can be.
+        """Validate the epoch and rows that a node names and return the number of rows.
 
         Raises:
             CoordinatorError: If epoch or rows do not exist.
@@ -88,6 +88,6 @@ class Core:
             raise CoordinatorError(f"epoch {entry['epoch']} is not one of {self.ledger.total}")
         if len(rows) and not 0 <= rows.min() <= rows.max() < self.ledger.size:
             raise CoordinatorError(
-                f"rows beyond the index of {self.ledger.size} utterances: has the node another index?"
+                f"rows beyond the index of {self.ledger.size} utterances: does the node use another index?"
             )
         return len(rows)

@@ -1,7 +1,7 @@
-"""One epoch's rows: which are trained, which are leased to whom, and in what order the rest is given out.
+"""One epoch's rows: which are trained, which are leased to whom, and in what order the rest is leased.
 
-Pure state, no clock and no input or output: the same calls in the same order give the same state, which is how the
-coordinator finds its state again after it was killed.
+Pure state without clock or I/O: the same calls in the same order give the same state, so that the coordinator can
+restore it from its event log after a kill.
 """
 
 from dataclasses import dataclass, field
@@ -14,29 +14,29 @@ from training.coordinator.messages import Message, Rows, pack_bits, pack_rows, u
 from training.learner.batching import derive_seed
 
 MAX_NAMED = 1000
-"""Repeated rows that are named; beyond that they are counted only."""
+"""Repeated rows that are listed; further ones are only counted."""
 POOL = 0
-"""Owner of rows that nobody has."""
+"""Owner of rows without a lease."""
 
 
 def shard_order(seed: int, epoch: int, num_shards: int) -> Rows:
-    """The order in which an epoch's shards are given out, the same on every machine."""
+    """The order in which an epoch's shards are leased; identical on all machines."""
     rng = np.random.Generator(np.random.PCG64(derive_seed("leases", seed, epoch)))
     return rng.permutation(num_shards).astype(np.int64)
 
 
 class ShardMap:
-    """Which rows of the index each shard has.
+    """Maps shards to rows of the index.
 
     Args:
-        shard_of_row: Each row's shard [rows].
+        shard_of_row: Shard of each row [rows].
     """
 
     def __init__(self, shard_of_row: NDArray[np.integer[Any]]) -> None:
         self.shard_of_row = np.asarray(shard_of_row)
         self.count = int(self.shard_of_row.max()) + 1 if len(self.shard_of_row) else 0
         ascending = bool((self.shard_of_row[1:] >= self.shard_of_row[:-1]).all())
-        # as a rule an index is in the order of its shards, and ten million numbers need not be kept
+        # an index is usually sorted by shard, which saves keeping ten million numbers
         self._order = None if ascending else np.argsort(self.shard_of_row, kind="stable").astype(np.int64)
         sizes = np.bincount(self.shard_of_row, minlength=self.count)
         self._starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
@@ -45,20 +45,20 @@ class ShardMap:
         return len(self.shard_of_row)
 
     def rows(self, shard: int) -> Rows:
-        """A shard's rows, ascending."""
+        """Rows of a shard, ascending."""
         start, stop = int(self._starts[shard]), int(self._starts[shard + 1])
         rows: Rows = np.arange(start, stop) if self._order is None else self._order[start:stop]
         return rows
 
     def some(self, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Which shards have a row that a mask of all rows marks [count]."""
+        """Mask of the shards with at least one marked row [count]; `mask` is over all rows."""
         ordered = mask if self._order is None else mask[self._order]
         before = np.concatenate([[0], np.cumsum(ordered, dtype=np.int32)])
         found: NDArray[np.bool_] = np.diff(before[self._starts]) > 0
         return found
 
     def split(self, rows: Rows) -> list[Rows]:
-        """Rows by shard, ascending."""
+        """Split rows by shard, shards ascending."""
         ordered = rows[np.argsort(self.shard_of_row[rows], kind="stable")]
         edges = np.flatnonzero(np.diff(self.shard_of_row[ordered])) + 1
         return [part for part in np.split(ordered, edges) if len(part)]
@@ -69,24 +69,24 @@ class Totals:
     """Sums over training reports."""
 
     utterances: int = 0
-    """Utterances, repeated ones included."""
+    """Utterances, including repeated ones."""
     seconds: float = 0.0
-    """Audio."""
+    """Seconds of audio."""
     loss_sum: float = 0.0
     """Sum of the losses that were finite."""
     tokens: float = 0.0
-    """Tokens that `loss_sum` is over."""
+    """Tokens that `loss_sum` covers."""
     unalignable: int = 0
-    """Utterances whose tokens do not fit their frames."""
+    """Utterances with too few frames for their tokens."""
     skipped: int = 0
-    """Utterances whose step was not made because loss or gradient was not finite."""
+    """Utterances whose step was skipped because of a non-finite loss or gradient."""
     unreadable: int = 0
     """Utterances of damaged shards, left out."""
     steps: int = 0
-    """Steps, over all nodes."""
+    """Steps of all nodes."""
 
     def add(self, counts: Message, sign: int = 1) -> None:
-        """Add, or take away, a report's counts."""
+        """Add a report's counts, or subtract them (`sign` -1)."""
         for name, value in vars(self).items():
             setattr(self, name, value + sign * counts.get(name, 0))
 
@@ -96,12 +96,12 @@ class RowLease:
     """Rows that one incarnation of a node may train.
 
     Attributes:
-        number: Grows with every lease, over all epochs.
-        incarnation: Whose.
-        rows: Ascending; of a whole epoch, those that are trained already included.
-        whole: Whether it is everything that is left of an epoch, for a node alone.
-        left: Rows that are neither trained nor given back.
-        adopted: Whether the node took it by itself.
+        number: Increases with every lease, over all epochs.
+        incarnation: The holder.
+        rows: Ascending; for a whole epoch, rows that are already trained are included.
+        whole: Whether a single node got everything that is left of the epoch.
+        left: Number of rows that are neither trained nor returned.
+        adopted: Whether the node took the rows itself during an outage.
     """
 
     number: int
@@ -120,14 +120,14 @@ class Repeats:
     rows: list[int] = field(default_factory=list)
 
     def add(self, rows: Rows) -> None:
-        """Count and name rows."""
+        """Count rows, and list them up to `MAX_NAMED`."""
         self.count += len(rows)
         self.rows += rows[: max(0, MAX_NAMED - len(self.rows))].tolist()
 
 
 @dataclass
 class ClosedEpoch:
-    """What is left of an epoch of which every row is trained."""
+    """Summary of an epoch whose rows are all trained."""
 
     repeats: Repeats
     totals: Totals
@@ -135,23 +135,23 @@ class ClosedEpoch:
     step: int
 
     def to_dict(self) -> Message:
-        """As JSON."""
+        """JSON representation."""
         return {**vars(self), "repeats": vars(self.repeats).copy(), "totals": vars(self.totals).copy()}
 
     @classmethod
     def from_dict(cls, value: Message) -> "ClosedEpoch":
-        """From what `to_dict` gave."""
+        """Inverse of `to_dict`."""
         repeats, totals = Repeats(**value["repeats"]), Totals(**value["totals"])
         return cls(repeats, totals, float(value["elapsed"]), int(value["step"]))
 
 
 class Epoch:
-    """The rows of an epoch that is under way.
+    """The rows of an epoch in progress.
 
     Args:
-        number: 0 is the first.
+        number: Number of the epoch; 0 is the first.
         shards: The index's shards.
-        seed: The run's.
+        seed: The run's seed.
     """
 
     def __init__(self, number: int, shards: ShardMap, seed: int) -> None:
@@ -160,9 +160,9 @@ class Epoch:
         self.trained = np.zeros(size, dtype=np.bool_)
         self.owner = np.zeros(size, dtype=np.int32)
         self.begun = np.zeros(size, dtype=np.bool_)
-        """By its present owner."""
+        """Rows that their current owner has started."""
         self.risky = np.zeros(size, dtype=np.bool_)
-        """Begun by somebody who was lost: trained twice when somebody else trains it."""
+        """Rows started by a node that was lost: another node that trains them may train them a second time."""
         self.leases: dict[int, RowLease] = {}
         self.returned: list[Rows] = []
         self.position = 0
@@ -180,7 +180,7 @@ class Epoch:
         return self.count == len(self)
 
     def pool(self) -> int:
-        """Pieces, most of them shards, of which nobody has some row."""
+        """Number of pieces (mostly shards) with at least one row that is neither trained nor leased."""
         returned = sum(1 for rows in self.returned if len(self._free(rows)))
         free = self.shards.some(~self.trained & (self.owner == POOL))
         return returned + int(free[self.order[self.position :]].sum())
@@ -193,15 +193,15 @@ class Epoch:
         return free
 
     def grant(self, number: int, incarnation: str, live: int) -> RowLease | None:
-        """Lease pieces by guided self-scheduling: half of an even share of what is left, so that all end together.
+        """Lease pieces by guided self-scheduling: half an even share of what is left, so that all nodes end together.
 
         Args:
-            number: Of the new lease.
-            incarnation: Whose.
-            live: Nodes in the ring; one alone gets all.
+            number: Number of the new lease.
+            incarnation: The holder.
+            live: Nodes in the ring; a single node gets all.
 
         Returns:
-            The lease, or None if there is nothing left.
+            The lease, or None if nothing is left.
         """
         pieces = self.pool()
         if not pieces:
@@ -210,7 +210,7 @@ class Epoch:
         whole = live <= 1 and not self.leases
         taken: list[Rows] = []
         while len(taken) < wanted and self.returned:
-            # what was returned may have been trained since, by a node that was dropped and is back
+            # returned rows may have been trained since, by a node that was dropped and came back
             if len(rows := self._free(self.returned.pop(0))):
                 taken.append(rows)
         while len(taken) < wanted and self.position < len(self.order):
@@ -225,7 +225,7 @@ class Epoch:
         return lease
 
     def adopt(self, number: int, incarnation: str, rows: Rows) -> bool:
-        """Lease rows that a node took by itself while it had no answer; those of others stay theirs."""
+        """Lease rows that a node took itself during an outage; rows of other leases stay where they are."""
         rows = self._free(np.unique(rows))
         if not len(rows):
             return False
@@ -234,12 +234,12 @@ class Epoch:
         return True
 
     def begin(self, incarnation: str, rows: Rows) -> None:
-        """Note that a node has begun rows of its leases, unless they are trained already."""
+        """Mark rows of a node's leases as started, unless they are already trained."""
         mine = [lease.number for lease in self.leases.values() if lease.incarnation == incarnation]
         self.begun[rows[np.isin(self.owner[rows], mine) & ~self.trained[rows]]] = True
 
     def train(self, rows: Rows) -> Rows:
-        """Note that rows were trained, by whomever; returns those that were not before."""
+        """Mark rows as trained, by any node; returns those that were not trained before."""
         rows = np.unique(rows)
         again = self.trained[rows]
         new = rows[~again]
@@ -259,12 +259,12 @@ class Epoch:
             del self.leases[owner]
 
     def open_rows(self, lease: RowLease) -> Rows:
-        """A lease's rows that are neither trained nor given back."""
+        """Rows of a lease that are neither trained nor returned."""
         rows: Rows = lease.rows[~self.trained[lease.rows] & (self.owner[lease.rows] == lease.number)]
         return rows
 
     def give_back(self, number: int, rows: Rows) -> None:
-        """Put rows of a lease that nobody has begun back into the pool."""
+        """Return rows of a lease that were not started to the pool."""
         lease = self.leases.get(number)
         rows = np.unique(rows)
         rows = rows[(self.owner[rows] == number) & ~self.trained[rows]]
@@ -279,12 +279,12 @@ class Epoch:
         self.begun[rows] = False
 
     def lose(self, incarnation: str) -> int:
-        """Put what a lost node has not reported back into the pool; returns how many rows that is."""
+        """Return the rows that a lost node has not reported to the pool; returns their number."""
         lost = 0
         for lease in [lease for lease in self.leases.values() if lease.incarnation == incarnation]:
             rows = self.open_rows(lease)
             begun = rows[self.begun[rows]]
-            self.repeats.add(begun[self.risky[begun]])  # lost twice: the one who trains it makes it three
+            self.repeats.add(begun[self.risky[begun]])  # lost twice: the next training is the third
             self.risky[begun] = True
             self._release(rows)
             self.returned += self.shards.split(rows)
@@ -293,12 +293,12 @@ class Epoch:
         return lost
 
     def held(self, incarnation: str) -> int:
-        """Rows that a node has and has not begun."""
+        """Number of rows that a node holds and has not started."""
         rows = [self.open_rows(lease) for lease in self.leases.values() if lease.incarnation == incarnation]
         return sum(int((~self.begun[part]).sum()) for part in rows)
 
     def to_dict(self) -> Message:
-        """As JSON."""
+        """JSON representation."""
         leases = [
             [x.number, x.incarnation, x.whole, x.adopted, pack_rows(self.open_rows(x))] for x in self.leases.values()
         ]
@@ -316,7 +316,7 @@ class Epoch:
 
     @classmethod
     def from_dict(cls, value: Message, shards: ShardMap, seed: int) -> "Epoch":
-        """From what `to_dict` gave."""
+        """Inverse of `to_dict`."""
         epoch = cls(int(value["number"]), shards, seed)
         size = len(shards)
         epoch.trained = unpack_bits(value["trained"], size)

@@ -1,15 +1,15 @@
-"""Which epochs' replicas are all there and may be evaluated."""
+"""Decides which epochs can be evaluated, that is, whose replicas are complete."""
 
 from training.coordinator.epochs import Totals
 from training.coordinator.ledger import Ledger
 from training.coordinator.messages import Message
 
 LATE_S = 30.0
-"""After the first node has left its replica, the others are waited for this long."""
+"""How long to wait for the other nodes' replicas after the first."""
 
 
 class Evaluations:
-    """Watches the replicas that nodes leave at the ends of epochs; here epochs are counted from 1.
+    """Tracks the replicas that nodes write at the end of each epoch; epochs are numbered from 1 here.
 
     Args:
         ledger: The state.
@@ -20,19 +20,19 @@ class Evaluations:
         self._first: dict[int, float] = {}
 
     def last(self) -> int:
-        """The epoch that training is in, or the one before if nothing of it was trained."""
+        """The current epoch, or the previous one if none of its rows was trained."""
         closed = self.ledger.values.closed
         partial = self.ledger.epochs.get(closed)
         return closed + bool(partial is not None and partial.count)
 
     def _open(self) -> list[int]:
-        """Epochs that are over and not evaluated: closed ones, and the one that the time ran out in."""
+        """Epochs that are over and not evaluated: closed ones, and the one in which the time limit was reached."""
         values, done = self.ledger.values, {entry["epoch"] for entry in self.ledger.books.history}
         last = values.last if values.finish == "time" else values.closed
         return [number for number in range(1, last + 1) if number not in done]
 
     def _awaited(self, number: int) -> set[int]:
-        """Nodes whose replica is still to come."""
+        """Nodes whose replica is still missing."""
         states = self.ledger.states
         names = [name for name in self.ledger.books.awaited.get(str(number), states) if name in states]
         delivered = self.ledger.books.snapshots.get(str(number), [])
@@ -41,14 +41,14 @@ class Evaluations:
         return {states[name].member.node for name in names} - set(delivered)
 
     def _at_hand(self, number: int) -> bool:
-        """Whether the nodes' present replicas are those of an epoch's end, or of when the time ran out."""
+        """Whether the nodes' current replicas are those of the epoch's end, or of when the time limit was reached."""
         values = self.ledger.values
         return number >= values.closed or (values.finish == "time" and number == values.last)
 
     def pending(self) -> list[int]:
-        """Epochs that are over, not evaluated, and of which replicas have come or will come.
+        """Epochs that are over, not evaluated, and whose replicas were or will be written.
 
-        When the time has run out, no node comes back: those that are gone are not waited for.
+        Once the time limit is reached, no node comes back, so nodes that have left are not waited for.
         """
         stored, over = self.ledger.books.snapshots, self.ledger.values.finish == "time"
         return [
@@ -58,18 +58,18 @@ class Evaluations:
         ]
 
     def lost(self) -> bool:
-        """Whether the last epoch was neither evaluated nor has any node left its replica."""
+        """Whether the last epoch was not evaluated and no node has written its replica."""
         last = self.ledger.total
         return last in self._open() and not self.ledger.books.snapshots.get(str(last))
 
     def wanted(self, node: int) -> int | None:
-        """The newest epoch whose replica a node should leave now."""
-        # replicas at hand are those of the last epoch's end, not of any earlier one's
+        """The newest epoch whose replica a node should write now."""
+        # nodes still have their replica of the last epoch's end, not of earlier ones
         newest = [number for number in self._open() if self._at_hand(number)]
         return next((number for number in reversed(newest) if node in self._awaited(number)), None)
 
     def ready(self, now: float) -> list[Message]:
-        """Epochs to evaluate, oldest first: `epoch`, and `nodes` whose replicas are there."""
+        """Epochs to evaluate, oldest first: `epoch`, and the `nodes` whose replicas are written."""
         found = []
         for number in self._open():
             nodes = self.ledger.books.snapshots.get(str(number), [])
@@ -85,7 +85,7 @@ class Evaluations:
 
         Args:
             number: The epoch.
-            result: `loss`, `wer`, `unreadable` where utterances were lost, and `replicas`, each node's loss.
+            result: `loss`, `wer`, `replicas` (each node's loss), and `unreadable` if utterances were lost.
         """
         ledger = self.ledger
         past = [part.totals for n, part in sorted(ledger.closed.items()) if n < number]

@@ -1,9 +1,8 @@
-"""The coordinator's log in SQLite: events are committed before they are answered, so a kill loses nothing.
+"""The coordinator's event log in SQLite: events are committed before they are answered, so a kill loses nothing.
 
-Journal lines go through the same transactions. A line is written to the journal after the commit that holds it; a
-coordinator that was killed between the two finds it in `outbox`, and knows from the journal's size at that commit
-whether it was written.
-Lines that a full disk does not take stay in `outbox`, too, until it does.
+Journal lines go through the same transactions. A line is written to the journal after the commit that contains it. A
+coordinator that was killed between the two finds the line in the table `outbox`, and knows from the journal's size at
+that commit whether it was written. Lines that cannot be written because the disk is full stay in `outbox`, too.
 """
 
 import json
@@ -19,7 +18,7 @@ from training.coordinator.ledger import Event
 from training.coordinator.messages import Message
 
 FULL_S = 30.0
-"""How long the coordinator waits for space before it ends."""
+"""How long the coordinator waits for disk space before it exits."""
 RETRY_S = 1.0
 _log = logging.getLogger(__name__)
 _SCHEMA = """
@@ -30,46 +29,46 @@ create table if not exists outbox (number integer primary key, line text not nul
 
 
 class EventLog:
-    """Events, a state that spares replaying all of them, and the journal.
+    """Stores events, a compacted state that saves replaying all of them, and the journal.
 
     Args:
         path: The database.
-        journal: Local file that metrics are appended to.
+        journal: Local file to which metrics are appended.
     """
 
     def __init__(self, path: Path, journal: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
         self._db = sqlite3.connect(path, isolation_level=None)
-        # a killed process loses nothing under NORMAL; only a power failure may cost the last commits
+        # with NORMAL a killed process loses nothing; only a power failure may lose the last commits
         self._db.execute("pragma journal_mode = wal")
         self._db.execute("pragma synchronous = normal")
         self._db.executescript(_SCHEMA)
         self.journal = Journal(journal)
         self._behind = True
-        """Whether the outbox may hold lines that are not in the journal."""
+        """Whether the outbox may contain lines that are not in the journal."""
         self._told, self._retry_at = False, 0.0
         self._catch_up()
 
     def clear(self) -> None:
-        """Forget everything, for a fresh start; lines that wait for the journal are of an earlier session."""
+        """Delete everything, for a fresh start; lines that wait for the journal belong to an earlier session."""
         self._behind = False
         self._db.executescript("delete from state; delete from events; delete from outbox;")
 
     def load(self) -> tuple[Message | None, list[Event]]:
-        """The newest state, and the events since."""
+        """The newest state, and the events that follow it."""
         row = self._db.execute("select last, body from state").fetchone()
         last, state = (row[0], json.loads(row[1])) if row else (0, None)
         rows = self._db.execute("select body from events where number > ? order by number", (last,))
         return state, [json.loads(body) for (body,) in rows]
 
     def commit(self, events: list[Event], lines: list[Message], state: Message | None = None) -> None:
-        """Make events and journal lines permanent, in one transaction.
+        """Make events and journal lines durable in one transaction.
 
         Args:
             events: In the order in which they were applied.
             lines: Journal entries, each with its `kind`.
-            state: The state after these events, if older events shall be replaced by it.
+            state: The state after these events, to replace older events; None to keep them.
         """
         if self._behind and time.monotonic() >= self._retry_at:
             self._catch_up()
@@ -90,7 +89,7 @@ class EventLog:
             self._compact(state)
 
     def _store(self, write: Callable[[], None]) -> None:
-        """Make changes in one transaction; a full disk holds it up, and meanwhile the nodes go on by themselves."""
+        """Write in one transaction; waits while the disk is full, and meanwhile the nodes continue on their own."""
         deadline, told = time.monotonic() + FULL_S, False
         while True:
             try:
@@ -104,29 +103,29 @@ class EventLog:
                 if error.sqlite_errorcode != sqlite3.SQLITE_FULL or time.monotonic() > deadline:
                     raise
             if not told:
-                _log.error("no space for %s: the coordinator waits", self._path)
+                _log.error("no disk space for %s: the coordinator waits", self._path)
             told = True
             time.sleep(RETRY_S)
 
     def _write_out(self, texts: list[str]) -> None:
-        """Append lines to the journal, or let them wait in the outbox."""
+        """Append lines to the journal; on an error they stay in the outbox."""
         try:
             self.journal.append(texts)
         except OSError as error:
             self._behind, self._retry_at = True, time.monotonic() + RETRY_S
             if not self._told:
-                _log.error("%s takes no more lines, they wait in the coordinator's log: %s", self.journal.path, error)
+                _log.error("%s cannot be written, lines stay in the coordinator's log: %s", self.journal.path, error)
             self._told = True
 
     def _compact(self, state: Message) -> None:
         last = self._db.execute("select coalesce(max(number), 0) from events").fetchone()[0]
         last = max(last, *(row[0] for row in self._db.execute("select last from state")), 0)
         self._db.execute("insert or replace into state values (0, ?, ?)", (last, json.dumps(state)))
-        # the newest event stays, so that numbers go on from it
+        # the newest event stays, so that numbering continues from it
         self._db.execute("delete from events where number < ?", (last,))
 
     def _catch_up(self) -> None:
-        """Write the lines that were promised and not written: by a killed coordinator, or because the disk was full."""
+        """Write lines that were committed but not written, after a kill or while the disk was full."""
         rows = self._db.execute("select line, offset from outbox order by number").fetchall()
         self._behind = False
         if rows:
@@ -135,9 +134,9 @@ class EventLog:
                 written = Counter(file.read().decode(errors="replace").splitlines())
             missing = [line for line, _ in rows if not _take(written, line)]
             self._write_out(missing)
-        # the next commit clears the outbox: on a full disk nothing can be deleted
+        # the next commit clears the outbox: nothing can be deleted on a full disk
         if self._told and not self._behind:
-            _log.info("%s takes lines again", self.journal.path)
+            _log.info("%s can be written again", self.journal.path)
             self._told = False
 
     def close(self) -> None:
@@ -149,7 +148,7 @@ class EventLog:
 
 
 def _take(written: Counter[str], line: str) -> bool:
-    """Whether a line is among those written; each counts for one."""
+    """Whether a line is among those written; each written line is matched once."""
     found = written[line] > 0
     written[line] -= int(found)
     return found

@@ -1,8 +1,8 @@
-"""The journal: metrics appended to a local JSON-lines file, so that no tracking server can cost a training step.
+"""The journal: metrics appended to a local JSON-lines file, so that a tracking outage never delays a training step.
 
-The coordinator writes it from what the learners report; each learner counts its own steps. A resumed run appends a
-`resume` line with the steps that its learners start from, or `start` if there is no checkpoint; readers drop what was
-written beyond those steps.
+The coordinator writes it from the learners' reports; each learner counts its own steps. A resumed run appends a
+`resume` line with the steps from which its learners continue, or `start` if there is no checkpoint; readers drop what
+was written beyond those steps.
 """
 
 import json
@@ -17,10 +17,10 @@ from training.coordinator.line_file import LineFile
 
 Entry = dict[str, Any]
 PORTION = 1 << 18
-"""Bytes that are read at a time."""
+"""Bytes read at a time."""
 _LONGEST = 1 << 22
 _MOST_JOINED = 8
-"""Places in a damaged line at which an entry is looked for: objects within objects are no entries."""
+"""Most positions in a damaged line at which an entry is searched: nested objects are not entries."""
 
 
 class Journal:
@@ -32,7 +32,7 @@ class Journal:
 
     @property
     def size(self) -> int:
-        """Bytes of whole lines."""
+        """Bytes of complete lines."""
         return self._file.size
 
     def write(self, kind: str, **values: Any) -> None:
@@ -43,15 +43,15 @@ class Journal:
             values: JSON values.
 
         Raises:
-            OSError: The disk does not take it.
+            OSError: The entry cannot be written.
         """
         self.append([json.dumps({"kind": kind, **values}, sort_keys=True)])
 
     def append(self, lines: Iterable[str]) -> None:
-        """Append entries as JSON texts, in their order.
+        """Append entries, given as JSON texts, in order.
 
         Raises:
-            OSError: The disk does not take all of them.
+            OSError: Not all of them can be written.
         """
         self._file.append("".join(f"{line}\n" for line in lines).encode())
         if self._file.trouble is not None:
@@ -63,7 +63,7 @@ class Journal:
 
 
 def parse_lines(lines: Iterable[str]) -> Iterator[Entry]:
-    """Entries of complete, valid lines; a torn line is passed over, but not the whole one that joined it."""
+    """Entries of complete, valid lines; skips a torn line, but keeps a complete entry that follows on the same line."""
     for line in lines:
         entry = _parsed(line)
         start = 0
@@ -78,12 +78,12 @@ def parse_lines(lines: Iterable[str]) -> Iterator[Entry]:
 def _parsed(text: str) -> Any:
     try:
         return json.loads(text)
-    except (ValueError, RecursionError):  # the latter for brackets without end
+    except (ValueError, RecursionError):  # RecursionError: deeply nested brackets
         return None
 
 
 def read_journal(path: Path) -> list[Entry]:
-    """All entries that count: those that a resume made void are left out."""
+    """All valid entries, without those that a later `resume` or `start` made void."""
     if not path.exists():
         return []
     kept: list[Entry] = []
@@ -96,40 +96,39 @@ def read_journal(path: Path) -> list[Entry]:
 
 
 def _is_void(entry: Entry, restart: Entry) -> bool:
-    """Whether what an entry tells of is done again after a later `start` or `resume`."""
+    """Whether the steps or epoch of an entry are repeated after a later `start` or `resume`."""
     if restart["kind"] == "start" or entry["kind"] == "end":
         return True
     if entry["kind"] in ("valid", "epoch"):
-        # an epoch may have ended, and no checkpoint followed, though none of its steps is lost
+        # the last checkpoint may be older than an epoch's end although it contains all of the epoch's steps
         return _number(entry, "epoch") > _number(restart, "epoch", math.inf)
     if "learner" in entry:
-        # steps are each learner's own; one that the checkpoint does not know starts from its first step again
+        # steps are counted per learner; one that the checkpoint does not know starts from its first step
         steps = restart.get("steps")
         return _number(entry, "step") > (_number(steps, str(entry["learner"])) if isinstance(steps, dict) else 0)
     return _number(entry, "step") > _number(restart, "step")
 
 
 def _number(entry: Entry, name: str, default: float = 0) -> float:
-    """A number of an entry; the default where it is missing or is none, as in a line of another version."""
+    """A number of an entry; the default if it is missing or not a number, as in a line of another version."""
     value = entry.get(name, default)
     return value if isinstance(value, int | float) else default
 
 
 @dataclass(frozen=True)
 class Position:
-    """How far a reader of a journal is."""
+    """A reader's position in a journal."""
 
     offset: int = 0
-    """Bytes read; below 0 stands for a place near the end."""
+    """Bytes read; negative means near the end."""
     file: int = 0
-    """The file's number (inode); 0 if it is not known. Another file of the same name is read from its beginning."""
+    """The file's inode; 0 if it is unknown. Another file of the same name is read from its start."""
 
 
 def read_on(path: Path, position: Position, limit: int = PORTION) -> tuple[Position, bytes]:
-    """Complete lines that follow a position, some `limit` bytes of them at most.
+    """Read complete lines that follow a position, up to about `limit` bytes.
 
-    A journal that was begun anew, as a shorter or another file, is read from its beginning; half a line waits for its
-    other half.
+    A journal that was replaced or truncated is read from its start; an incomplete line is left for the next call.
 
     Returns:
         The position after these lines, and the lines.
@@ -155,11 +154,11 @@ def read_on(path: Path, position: Position, limit: int = PORTION) -> tuple[Posit
 
 
 class JournalTail:
-    """Reads what was appended since the last call; for whoever follows a training.
+    """Follows a journal: reads what was appended since the last call.
 
     Args:
-        path: The journal; it may come later, be cut or be begun anew.
-        whole: Whether to begin with its first line; else with the last ones.
+        path: The journal; it may be created later, truncated or replaced.
+        whole: Whether to start with its first line; else with the last ones.
     """
 
     def __init__(self, path: Path, whole: bool = True) -> None:
@@ -167,7 +166,7 @@ class JournalTail:
         self._position = Position(0 if whole else -1)
 
     def new_entries(self) -> list[Entry]:
-        """Entries of the complete lines that have come since the last call."""
+        """Entries of the complete lines that were appended since the last call."""
         entries: list[Entry] = []
         while True:
             self._position, lines = read_on(self.path, self._position)

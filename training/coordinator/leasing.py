@@ -1,4 +1,4 @@
-"""Who is given which rows: guided self-scheduling, and taking work back from the slowest when nothing is left."""
+"""Leases rows by guided self-scheduling, and takes work back from the slowest node when nothing is left."""
 
 from training.coordinator.core import Core
 from training.coordinator.epochs import Epoch, RowLease
@@ -7,11 +7,11 @@ from training.coordinator.messages import Message, pack_rows
 from training.coordinator.throughput import Throughput, fair_transfer
 
 ANSWER_BEATS = 4
-"""A node that is asked to give rows back is waited for this many beats."""
+"""Heartbeats to wait for a node that is asked to return rows."""
 
 
 class Leasing:
-    """Gives work.
+    """Grants, revokes and reclaims leases.
 
     Args:
         core: What the coordinator's parts share.
@@ -22,17 +22,17 @@ class Leasing:
         now = core.clock()
         self._paces = {name: Throughput(now) for name in core.ledger.states}
         self._asked: dict[str, Message] = {}
-        """Rows that a holder was asked to give back: number, lease, utterances, until."""
+        """Revocations by holder: number, epoch, utterances, rows held, deadline."""
         self._fruitless: dict[str, int] = {}
-        """Rows that a holder had when it had no whole batch to give back."""
+        """Rows that a holder had when it had no whole batch to return."""
         self._number = int(core.wall() * 1000)
 
     def report(self, name: str, rows: int) -> None:
-        """Note that a node has trained rows."""
+        """Record that a node has trained rows."""
         self._paces.setdefault(name, Throughput(self.core.clock())).report(self.core.clock(), rows)
 
     def answered(self, name: str, number: int, rows: int) -> None:
-        """A node has given back what it could."""
+        """Record a node's answer to a revocation; `rows` is the number of batches that it returned."""
         asked = self._asked.get(name)
         if asked is not None and asked["number"] == number:
             del self._asked[name]
@@ -40,11 +40,11 @@ class Leasing:
                 self._fruitless[name] = asked["held"]
 
     def asked(self, name: str) -> Message | None:
-        """What a node is to give back."""
+        """The revocation that a node must answer, or None."""
         return self._asked.get(name)
 
     def open_leases(self, name: str, have: set[str]) -> list[Message]:
-        """A node's leases that it does not know of: new ones, or an answer was lost."""
+        """Leases that a node does not know of, because they are new or an answer was lost."""
         return [
             self._describe(epoch, lease)
             for epoch in self.core.ledger.epochs.values()
@@ -57,7 +57,7 @@ class Leasing:
         return {"id": str(lease.number), "epoch": epoch.number, "whole": lease.whole, "rows": pack_rows(rows)}
 
     def reclaim(self, name: str, have: set[str]) -> None:
-        """A node that knows its leases has nothing left to do: what it has not reported, it will not train."""
+        """Return a node's unreported rows to the pool: it knows its leases and has no batches left."""
         for epoch in list(self.core.ledger.epochs.values()):
             for lease in list(epoch.leases.values()):
                 if lease.incarnation == name and (lease.adopted or str(lease.number) in have):
@@ -65,7 +65,7 @@ class Leasing:
                     self.core.do("back", epoch=epoch.number, lease=lease.number, rows=rows)
 
     def give_work(self, state: MemberState, have: set[str]) -> None:
-        """Lease rows of the oldest epoch that has some; if it has none, take some back from the slowest node."""
+        """Lease rows of the oldest open epoch; if none are free, take some back from the slowest node."""
         ledger, name = self.core.ledger, state.member.incarnation
         if not ledger.values.running or not state.ready or self.open_leases(name, have):
             return
@@ -76,10 +76,10 @@ class Leasing:
                 self.core.do("lease", epoch=number, incarnation=name, live=len(ledger.states))
                 return
             if self._take_back(epoch, name):
-                return  # what comes back is older than anything that the next epoch has
+                return  # returned rows come before those of the next epoch
 
     def _take_back(self, epoch: Epoch, asker: str) -> bool:
-        """Ask the node that would end last for some of its rows; whether an answer is worth waiting for."""
+        """Ask the node that would end last for some of its rows; returns whether to wait for its answer."""
         now = self.core.clock()
         self._asked = {name: asked for name, asked in self._asked.items() if asked["until"] > now}
         if any(asked["epoch"] == epoch.number for asked in self._asked.values()):

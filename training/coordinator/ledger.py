@@ -1,7 +1,7 @@
 """The coordinator's state: members, epochs, counts. Only events change it, so replaying the event log restores it.
 
-`Ledger.apply` is the one way to change it, and depends on nothing but the event and what came before. Journal lines
-that an event brings about are collected in `lines`.
+`Ledger.apply` is the only way to change it; its result depends only on the event and the previous state. Journal lines
+that an event causes are collected in `lines`.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,14 +17,14 @@ Event = dict[str, Any]
 
 @dataclass
 class MemberState:
-    """A member and what it has told.
+    """A member and its reported state.
 
     Attributes:
         member: Number, incarnation, endpoints.
         ready: Whether it has weights that a newcomer may take.
         seq: Number of its last report.
-        step: Local steps that it has made.
-        since: Epochs that were closed when it joined.
+        step: Number of its local steps.
+        since: Number of closed epochs when it joined.
     """
 
     member: Member
@@ -34,79 +34,79 @@ class MemberState:
     since: int = 0
 
     def to_list(self) -> list[Any]:
-        """As JSON."""
+        """JSON representation."""
         member = self.member
         return [member.node, member.incarnation, list(member.endpoints), self.ready, self.seq, self.step, self.since]
 
     @classmethod
     def from_list(cls, value: list[Any]) -> "MemberState":
-        """From what `to_list` gave."""
+        """Inverse of `to_list`."""
         node, incarnation, endpoints, *rest = value
         return cls(Member(node, incarnation, tuple(endpoints)), *rest)
 
 
 @dataclass
 class Accepted:
-    """A report that came while a checkpoint was being made: the checkpoint may not contain it."""
+    """A report that arrived during a checkpoint round: the checkpoint may not contain it."""
 
     incarnation: str
     seq: int
     epoch: int
     rows: Rows
-    """Those that nobody had reported before."""
+    """Rows that no node had reported before."""
     counts: Message
 
 
 @dataclass
 class Counters:
-    """The ledger's plain values."""
+    """The ledger's scalar values."""
 
     run: str = ""
     """Identity of the run."""
     session: str = ""
-    """Of this start or resume."""
+    """Name of the session, which is one start or resume."""
     view: int = 0
-    """Number of the view."""
+    """Number of the current view."""
     leases: int = 0
     """Number of the last lease."""
     closed: int = 0
-    """Epochs closed; the one under way is of this number."""
+    """Closed epochs, which is also the number of the current epoch (0 is the first)."""
     running: bool = False
     """Whether leases are granted."""
     stopping: bool = False
-    """Whether somebody asked to stop."""
+    """Whether a stop was requested."""
     finish: str = ""
-    """Why training has ended."""
+    """Why training has ended; "" while it runs."""
     last: int = 0
-    """The last epoch (1 is the first) to be evaluated, when the time ran out; what is reported later opens no other."""
+    """The last epoch (1 is the first) to evaluate, fixed when training ends; later reports do not add another."""
     elapsed: float = 0.0
     """Seconds of training, over all sessions."""
     at: float = 0.0
-    """Wall clock when `elapsed` was noted."""
+    """Wall-clock time when `elapsed` was recorded."""
     checkpoint: int = 0
-    """Number of the last checkpoint that was begun."""
+    """Number of the last checkpoint that was started."""
     restored: int = 0
-    """Number of the checkpoint that this session comes from; 0 for none."""
+    """Number of the checkpoint from which this session started; 0 for none."""
     failure: str = ""
-    """Reason of the last node that gave up."""
+    """Reason that the last failed node gave."""
 
 
 @dataclass
 class Books:
-    """The ledger's plain collections."""
+    """The ledger's collections."""
 
     steps: dict[str, int] = field(default_factory=dict)
     """Local steps by node, of members and former members."""
     records: list[Message] = field(default_factory=list)
-    """Of the checkpoint that this session comes from."""
+    """Records of the checkpoint from which this session started."""
     snapshots: dict[str, list[int]] = field(default_factory=dict)
-    """Nodes that have left their replica, by epoch (1 is the first)."""
+    """Nodes that have written their replica, by epoch (1 is the first)."""
     awaited: dict[str, list[str]] = field(default_factory=dict)
-    """Incarnations that were there when an epoch (1 is the first) closed."""
+    """Incarnations that had weights when an epoch (1 is the first) closed."""
     history: list[Message] = field(default_factory=list)
     """Results of evaluations, in order."""
     spools: dict[str, int] = field(default_factory=dict)
-    """Bytes of the nodes' own journals that have arrived."""
+    """Received bytes of the nodes' spool files, by file name."""
     former: list[str] = field(default_factory=list)
     """Incarnations that had weights when they were dropped."""
     result: Message | None = None
@@ -122,9 +122,9 @@ class Ledger:
 
     Args:
         shards: The index's shards.
-        names: Ids of an epoch's rows, for naming repeated ones.
-        seed: The run's.
-        epochs: Epochs to train.
+        names: Returns the ids of an epoch's rows, for the list of repeated ones.
+        seed: The run's seed.
+        epochs: Number of epochs to train.
     """
 
     def __init__(self, shards: ShardMap, names: Names, seed: int, epochs: int) -> None:
@@ -135,7 +135,7 @@ class Ledger:
         self.closed: dict[int, ClosedEpoch] = {}
         self.lines: list[Message] = []
         self.accepted: list[Accepted] | None = None
-        """Reports since a checkpoint was begun; None while none is being made."""
+        """Reports since the current checkpoint round started; None without one."""
 
     # --- questions
 
@@ -146,7 +146,7 @@ class Ledger:
 
     @property
     def trained(self) -> int:
-        """Utterances trained in all epochs, each once an epoch."""
+        """Utterances trained in all epochs, each counted once per epoch."""
         return self.values.closed * self.size + sum(epoch.count for epoch in self.epochs.values())
 
     @property
@@ -161,16 +161,16 @@ class Ledger:
         return self.values.closed >= self.total
 
     def view(self) -> View:
-        """The ring."""
+        """The current view of the ring."""
         members = sorted((state.member for state in self.states.values()), key=lambda member: member.node)
         return View(self.values.view, tuple(members))
 
     def state_of(self, node: int) -> MemberState | None:
-        """The member of that number."""
+        """The member with that node number, or None."""
         return next((state for state in self.states.values() if state.member.node == node), None)
 
     def progress(self) -> Message:
-        """How far training is, as `Progress` reads it."""
+        """How far training is, in the form that `Progress` reads."""
         return {
             "trained": self.trained,
             "size": self.size,
@@ -181,7 +181,7 @@ class Ledger:
         }
 
     def open_epoch(self, number: int) -> Epoch:
-        """An epoch that is, or from now on is, under way."""
+        """State of an epoch; opens the epoch if it is not open yet."""
         if number not in self.epochs:
             self.epochs[number] = Epoch(number, self.shards, self.seed)
         return self.epochs[number]
@@ -189,7 +189,7 @@ class Ledger:
     # --- events
 
     def apply(self, event: Event) -> Any:
-        """Change the state by an event; returns what the event's kind gives (a lease, for `lease`)."""
+        """Apply an event; returns the result of the event's kind (for `lease`, the lease)."""
         return getattr(self, f"_on_{event['event']}")(event)
 
     def _on_join(self, event: Event) -> None:
@@ -266,7 +266,7 @@ class Ledger:
             self._close(first)
 
     def _repeat(self, state: MemberState, number: int, rows: Rows, counts: Message) -> None:
-        """A row came after its epoch had closed: somebody else had trained it meanwhile."""
+        """Handle a report for a closed epoch: another node had trained its rows in the meantime."""
         closed = self.closed[number]
         closed.totals.add(counts)
         closed.repeats.add(rows)
@@ -322,10 +322,10 @@ class Ledger:
         self.load(event["state"])
         self.accepted = None
 
-    # --- the whole
+    # --- serialization
 
     def to_dict(self) -> Message:
-        """As JSON."""
+        """JSON representation."""
         return {
             "values": vars(self.values).copy(),
             "books": vars(self.books).copy(),
@@ -336,7 +336,7 @@ class Ledger:
         }
 
     def load(self, value: Message) -> None:
-        """Take over what `to_dict` gave."""
+        """Restore the state from what `to_dict` returned."""
         self.values, self.books = Counters(**value["values"]), Books(**value["books"])
         self.totals = Totals(**value["totals"])
         self.states = {state.member.incarnation: state for state in map(MemberState.from_list, value["seats"])}

@@ -1,7 +1,7 @@
-"""Files that lines are appended to, each written whole or not at all, also where a disk is full or a writer is killed.
+"""Files to which lines are appended whole or not at all, even if the disk is full or the writer is killed.
 
-A write to a full disk may take a part of what it is given, without an error. The half line is cut off again, so that
-the next one does not join it.
+A write to a full disk may write only a part, without an error. The incomplete line is truncated, so that the next one
+does not continue it.
 """
 
 import os
@@ -12,20 +12,20 @@ _PORTION = 1 << 16
 
 
 class LineFile:
-    """Appends whole lines to a file that nobody else writes to.
+    """Appends whole lines to a file that has no other writer.
 
     Args:
-        path: The file; what a killed writer has left of a line is cut off.
+        path: The file; an incomplete line that a killed writer left is truncated.
 
     Raises:
-        OSError: It cannot be opened.
+        OSError: The file cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self.trouble: OSError | None = None
-        """Why the last append did not take everything."""
+        """Why the last append was incomplete; None if it was complete."""
         self._torn: int | None = None
         self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         try:
@@ -37,17 +37,17 @@ class LineFile:
 
     @property
     def size(self) -> int:
-        """Bytes of the file, without what could not be cut off yet."""
+        """Bytes of the file, without an incomplete line that could not be truncated yet."""
         return os.fstat(self._fd).st_size if self._torn is None else self._torn
 
     def append(self, lines: bytes) -> int:
-        """Append lines, as many as the disk takes whole.
+        """Append as many whole lines as the disk accepts.
 
         Args:
-            lines: Each with its line feed.
+            lines: The lines, each with its line feed.
 
         Returns:
-            Bytes that were appended; where it is not all of them, `trouble` says why.
+            Bytes appended; if these are not all, `trouble` says why.
         """
         self.trouble = None
         done = 0
@@ -55,7 +55,7 @@ class LineFile:
             self._cut()
             before = self._torn = self.size
             while done < len(lines):
-                # after a short write the next one succeeds, or says what is wrong
+                # after a short write, the next write succeeds or raises the reason
                 done += os.write(self._fd, lines[done:])
                 self._torn = before + lines.rfind(b"\n", 0, done) + 1
             self._torn = None
@@ -67,13 +67,13 @@ class LineFile:
         return done
 
     def _cut(self) -> None:
-        """Cut off half a line that a failed append has left."""
+        """Truncate an incomplete line that a failed append left."""
         if self._torn is not None:
             os.ftruncate(self._fd, self._torn)
             self._torn = None
 
     def read(self, offset: int, limit: int) -> bytes:
-        """Bytes from an offset, as many as there are up to the limit."""
+        """Read up to `limit` bytes from an offset."""
         return os.pread(self._fd, max(0, min(limit, self.size - offset)), offset)
 
     def close(self) -> None:
@@ -82,7 +82,7 @@ class LineFile:
 
 
 def _whole_bytes(fd: int) -> int:
-    """Bytes of a file up to its last line feed."""
+    """Number of bytes up to and including the last line feed."""
     end = os.fstat(fd).st_size
     while end:
         start = max(0, end - _PORTION)

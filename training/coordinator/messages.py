@@ -1,4 +1,4 @@
-"""What nodes and coordinator tell each other: JSON objects, with rows of the index packed into short strings."""
+"""Messages between nodes and coordinator: JSON objects, with rows of the index packed into short strings."""
 
 import base64
 import json
@@ -15,14 +15,14 @@ Message = dict[str, Any]
 Rows = NDArray[np.int64]
 Source = Literal["initial", "checkpoint", "neighbour", "own"]
 MAX_MESSAGE = 256 * 1024 * 1024
-"""Bytes of a message at most; the largest is a lease of a whole epoch."""
+"""Maximum size of a message in bytes; the largest is a lease of a whole epoch."""
 
 COUNTS = ("utterances", "seconds", "loss_sum", "tokens", "unalignable", "skipped", "unreadable")
-"""What a report counts."""
+"""Counts in a report."""
 
 
 class CoordinatorError(ValueError):
-    """The coordinator refused a request, or is not what was expected."""
+    """The coordinator refused a request, or a message or setting is invalid."""
 
 
 class CoordinatorUnreachableError(CoordinatorError):
@@ -30,38 +30,38 @@ class CoordinatorUnreachableError(CoordinatorError):
 
 
 def pack_rows(rows: Rows) -> str:
-    """Row numbers as text: differences, deflated; ascending rows take well under a byte each."""
+    """Encode row numbers as text: deflated differences; ascending rows take well under a byte each."""
     differences = np.diff(np.asarray(rows, dtype=np.int64), prepend=0).astype("<i4")
     return base64.b64encode(zlib.compress(differences.tobytes(), 1)).decode()
 
 
 def unpack_rows(text: str) -> Rows:
-    """What `pack_rows` was given.
+    """Inverse of `pack_rows`.
 
     Raises:
-        CoordinatorError: If the text is no such thing.
+        CoordinatorError: If the text is not a valid encoding.
     """
     data = _inflate(text)
     if len(data) % 4:
-        raise CoordinatorError("packed rows are damaged: are coordinator and nodes of one version?")
+        raise CoordinatorError("packed rows are damaged: do coordinator and nodes run the same version?")
     return np.cumsum(np.frombuffer(data, dtype="<i4"), dtype=np.int64)
 
 
 def pack_bits(bits: NDArray[np.bool_]) -> str:
-    """A mask as text."""
+    """Encode a mask as text."""
     return base64.b64encode(zlib.compress(np.packbits(bits).tobytes(), 6)).decode()
 
 
 def unpack_bits(text: str, count: int) -> NDArray[np.bool_]:
-    """What `pack_bits` was given: a mask of `count`.
+    """Inverse of `pack_bits`: a mask [count].
 
     Raises:
-        CoordinatorError: If the text is no mask of that length.
+        CoordinatorError: If the text does not encode a mask of that length.
     """
     octets = np.frombuffer(_inflate(text), dtype=np.uint8)
     if len(octets) != (count + 7) // 8:
         raise CoordinatorError(
-            f"a mask of {len(octets)} bytes where {count} rows were expected: is it of another index?"
+            f"a mask of {len(octets)} bytes where {count} rows were expected: does it belong to another index?"
         )
     return np.unpackbits(octets, count=count).astype(np.bool_)
 
@@ -72,53 +72,53 @@ def _inflate(text: str) -> bytes:
         data = expand.decompress(base64.b64decode(text, validate=True), MAX_MESSAGE)
     except (ValueError, zlib.error) as error:
         raise CoordinatorError(
-            f"packed rows are damaged ({error}): are coordinator and nodes of one version?"
+            f"packed rows are damaged ({error}): do coordinator and nodes run the same version?"
         ) from error
     if expand.unconsumed_tail or not expand.eof:
-        raise CoordinatorError("packed rows are damaged or too long: are coordinator and nodes of one version?")
+        raise CoordinatorError("packed rows are damaged or too long: do coordinator and nodes run the same version?")
     return data
 
 
 def encode(message: Message) -> bytes:
-    """A message as it goes over the wire."""
+    """Encode a message for the wire."""
     return json.dumps(message, separators=(",", ":")).encode()
 
 
 def decode(data: bytes) -> Message:
-    """A message from the wire.
+    """Decode a message from the wire.
 
     Raises:
-        CoordinatorError: If it is no JSON object.
+        CoordinatorError: If it is not a JSON object.
     """
     try:
         message = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise CoordinatorError(f"a message is no JSON ({error})") from error
+        raise CoordinatorError(f"a message is not valid JSON ({error})") from error
     if not isinstance(message, dict):
-        raise CoordinatorError("a message is no JSON object")
+        raise CoordinatorError("a message is not a JSON object")
     return message
 
 
 def checkpoint_folder(number: int) -> str:
-    """Where the files of a checkpoint are, below the training's output."""
+    """Folder of a checkpoint's files, below the training's output."""
     return f"checkpoints/{number:06d}"
 
 
 def replica_name(epoch: int, node: int) -> str:
-    """Where a node leaves its weights at an epoch's end (1 is the first), below the training's output."""
+    """File of a node's weights at the end of an epoch (1 is the first), below the training's output."""
     return f"replicas/epoch-{epoch:04d}/node-{node:03d}.safetensors"
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far training is, over all nodes, as far as this node knows.
+    """How far training is over all nodes, as far as this node knows.
 
     Attributes:
-        trained: Utterances trained in all epochs, each counted once an epoch; own ones that are not yet reported
-            included.
-        size: Utterances in an epoch.
+        trained: Utterances trained in all epochs, each counted once per epoch; includes this node's own that are not
+            yet reported.
+        size: Utterances per epoch.
         total: Epochs to train.
-        closed: Epochs of which every utterance is trained.
+        closed: Epochs whose utterances are all trained.
         live: Nodes in the ring.
         elapsed: Seconds of training, over all sessions.
     """
@@ -137,29 +137,30 @@ class Progress:
 
     @classmethod
     def from_dict(cls, value: Message) -> "Progress":
-        """From the coordinator's JSON."""
+        """Parse the coordinator's JSON."""
         names = ("trained", "size", "total", "closed", "live")
         return cls(**{name: int(value[name]) for name in names}, elapsed=float(value["elapsed"]))
 
 
 @dataclass(frozen=True)
 class JoinReply:
-    """What a node learns when it joins.
+    """The coordinator's answer when a node joins.
 
     Attributes:
-        incarnation: Its name in the ring from now on.
-        session: Changes when training starts anew or from a checkpoint; weights of another session are void.
-        view: The ring.
+        incarnation: The node's name in the ring from now on.
+        session: Changes when training starts from scratch or from a checkpoint; weights of another session are void.
+        view: The current members of the ring.
         job: The training job, as `TrainJob.model_dump(mode="json")`.
         progress: How far training is.
-        source: Where its weights come from: `initial` (made from the seed), `checkpoint` (see `resume`), `neighbour`
-            (`Exchange.fetch`; if no neighbour answers, join again), or `own` (it was dropped, is back, and nobody
-            else has newer ones).
-        resume: Folder of the checkpoint, below the output, for `checkpoint`.
-        record: What this node put into that checkpoint, if the same nodes train as then; else start from the average.
-        records: What all nodes put into that checkpoint.
+        source: Where the node's weights come from: `initial` (initialized from the seed), `checkpoint` (see `resume`),
+            `neighbour` (`Exchange.fetch`; if no neighbour answers, join again), or `own` (the node was dropped and came
+            back, and no other node has newer ones).
+        resume: For `checkpoint`: folder of the checkpoint, below the output.
+        record: This node's record in that checkpoint, if the same nodes train as then; else None, and the node starts
+            from the average.
+        records: All nodes' records in that checkpoint.
         step: Local steps that this node has made.
-        finish: Why training has ended already, or "".
+        finish: Why training has already ended, or "".
     """
 
     incarnation: str
@@ -176,23 +177,23 @@ class JoinReply:
 
     @property
     def fresh(self) -> bool:
-        """Whether training has not begun: weights are made or loaded, not taken from a neighbour."""
+        """Whether training has not started: weights are initialized or loaded, not taken from a neighbour."""
         return self.source in ("initial", "checkpoint")
 
     @property
     def epoch(self) -> int:
-        """Epoch under way (0 is the first)."""
+        """Current epoch (0 is the first)."""
         return self.progress.closed
 
     def facts(self) -> Message:
-        """What all ranks of the node need to know of it, as JSON."""
+        """The part that all ranks of the node need, as JSON."""
         names = ("session", "source", "step", "record", "resume", "finish")
         more = {"records": list(self.records), "view": self.view.to_dict()}
         return {name: getattr(self, name) for name in names} | more
 
     @classmethod
     def from_dict(cls, value: Message) -> "JoinReply":
-        """From the coordinator's JSON."""
+        """Parse the coordinator's JSON."""
         return cls(
             incarnation=str(value["incarnation"]),
             session=str(value["session"]),

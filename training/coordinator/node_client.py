@@ -1,6 +1,7 @@
-"""A node's connection to the coordinator: a thread sends a heartbeat every `beat_s`, so training never waits for it.
+"""A node's connection to the coordinator: a thread sends a heartbeat every `beat_s`, so that training never waits.
 
-Without an answer the node goes on: with the leases that it has, then with a share of its own. It tells of it later.
+During an outage the node continues with the leases that it has, then with its share of the unleased rows. It reports
+these when the coordinator is back.
 """
 
 import math
@@ -21,12 +22,12 @@ __all__ = ["COORDINATOR_LOST", "Assignment", "JoinReply", "NodeClient", "Planner
 
 
 class NodeClient(CoordinatorSession):
-    """Rank 0's connection to the coordinator. Only `join`, `rejoin`, `fail`, `leave` and `close` may wait.
+    """Rank 0's connection to the coordinator. Only `join`, `rejoin`, `fail`, `leave` and `close` may block.
 
         client = NodeClient("host:port", key, node=0, folder=folder)
-        reply = client.join(endpoints)        # job, where weights come from; beats go out from now on
+        reply = client.join(endpoints)        # job, source of the weights; heartbeats start
         ...                                   # build the model, get weights
-        client.begin(planner, shard_of_row)   # from now on it is given work, and newcomers may take its weights
+        client.begin(planner, shard_of_row)   # from now on it gets leases, and newcomers may take its weights
         while not client.finish():
             if client.dropped(): reply = client.rejoin(endpoints); ...; client.begin(planner, shard_of_row)
             if (epoch := client.snapshot_wanted()) is not None: ...; client.snapshot_written(epoch)
@@ -38,21 +39,21 @@ class NodeClient(CoordinatorSession):
 
     Args:
         address: HOST:PORT of the coordinator.
-        key: The ring's key; None for a coordinator on this machine that has none.
+        key: The ring's key; None for a coordinator on this machine that runs without a key.
         node: Number of the node.
-        folder: The node's, for journal lines on their way.
+        folder: The node's folder, for journal lines that are not yet acknowledged.
     """
 
     def begin(self, planner: Planner, shard_of_row: NDArray[np.integer[Any]], arrived: Arrived | None = None) -> None:
-        """This node has weights and wants work.
+        """Announce that this node has weights and wants leases.
 
         Args:
             planner: Cuts leases into batches; called from the client's thread.
-            shard_of_row: Shard of each of an epoch's rows.
-            arrived: Told the batches of a new lease before any of them is given out; from the client's thread.
+            shard_of_row: Shard of each row of an epoch [rows].
+            arrived: Called from the client's thread with the batches of a new lease, before `next` returns any of them.
 
         Raises:
-            CoordinatorError: If the index is not the coordinator's.
+            CoordinatorError: If this node's index differs from the coordinator's.
         """
         if len(shard_of_row) != self._progress.size:
             raise CoordinatorError(
@@ -69,10 +70,10 @@ class NodeClient(CoordinatorSession):
     # --- work
 
     def next(self) -> Assignment | None:
-        """Take the next batch to train; None if there is nothing now.
+        """Take the next batch to train; None if there is none at the moment.
 
         Raises:
-            CoordinatorError: If this node cannot go on: its planner failed, or the coordinator does not understand it.
+            CoordinatorError: If this node cannot continue: its planner failed, or the coordinator refused a request.
         """
         with self._lock:
             if self._error:
@@ -82,7 +83,7 @@ class NodeClient(CoordinatorSession):
                 self._idle, self._last_step = True, None
                 return None
             key = (first[0].lease, first[0].number)
-            # while no coordinator answers, a batch is begun though the coordinator does not know of it
+            # during an outage, batches are started without announcing them to the coordinator first
             self._idle, self._urgent = False, key not in self._safe and not self._alone
             if self._urgent:
                 self._wake.set()
@@ -91,7 +92,7 @@ class NodeClient(CoordinatorSession):
             return self._work.next()
 
     def peek(self, count: int) -> list[Assignment]:
-        """The next batches, for reading ahead; the coordinator may yet give them to somebody else."""
+        """The next batches, for prefetching; the coordinator may still lease them to another node."""
         with self._lock:
             return self._work.peek(count) if self._work is not None else []
 
@@ -107,17 +108,17 @@ class NodeClient(CoordinatorSession):
         skipped: int = 0,
         unreadable: int = 0,
     ) -> None:
-        """A batch is trained: one step is made, `seq` grows by one.
+        """Report a trained batch, which is one step; increases `seq` by one.
 
         Args:
             assignment: The batch.
-            loss_sum: Sum of its losses; counted only if it is finite.
-            tokens: Tokens that the losses are over.
-            seconds: Audio.
-            utterances: In the batch.
-            unalignable: Whose tokens do not fit their frames.
-            skipped: Utterances that changed no weight, because loss or gradient was not finite.
-            unreadable: Utterances that should have been in it and are lost with damaged shards.
+            loss_sum: Sum of its losses; counted only if finite.
+            tokens: Tokens that the losses cover.
+            seconds: Seconds of audio.
+            utterances: Utterances in the batch.
+            unalignable: Utterances with too few frames for their tokens.
+            skipped: Utterances that changed no weights because of a non-finite loss or gradient.
+            unreadable: Utterances of the batch that are missing because their shards are damaged.
         """
         finite = math.isfinite(loss_sum)
         counts = {
@@ -141,7 +142,7 @@ class NodeClient(CoordinatorSession):
             self._measure_step()
 
     def _measure_step(self) -> None:
-        """Seconds between the last steps, smoothed."""
+        """Update the smoothed time between steps, in seconds."""
         now = time.monotonic()
         if self._last_step is not None:
             seconds = now - self._last_step
@@ -150,7 +151,7 @@ class NodeClient(CoordinatorSession):
 
     @property
     def seq(self) -> int:
-        """Reports made by this incarnation; a checkpoint's record holds it as of its weights."""
+        """Number of this incarnation's last report; a checkpoint record holds the value that belongs to its weights."""
         return self._seq
 
     @property
@@ -158,14 +159,14 @@ class NodeClient(CoordinatorSession):
         """Local steps that this node has made, in all its incarnations."""
         return self._step
 
-    # --- what the coordinator says
+    # --- what the coordinator last sent
 
     def view(self) -> View:
-        """The ring, as the coordinator last told."""
+        """The view of the ring that the coordinator last sent."""
         return self._view
 
     def progress(self) -> Progress:
-        """How far training is: what the coordinator last told, and this node's own steps since."""
+        """How far training is: the last figures of the coordinator plus this node's own steps since."""
         with self._lock:
             known, silent = self._progress, time.monotonic() - self._heard
             trained = min(known.trained + sum(self._unacked.values()), known.size * known.total)
@@ -173,29 +174,29 @@ class NodeClient(CoordinatorSession):
         return Progress(trained, known.size, known.total, known.closed, known.live, elapsed)
 
     def finish(self) -> str:
-        """Why training has ended: `done`, `time`, `stop`, `failed: ...` or `coordinator lost`; "" while it goes on.
+        """Why training has ended: `done`, `time`, `stop`, `failed: ...` or `coordinator lost`; "" while it runs.
 
-        It goes on until `snapshot_wanted` and `checkpoint_wanted` have told the coordinator's last wishes.
+        Stays "" until `snapshot_wanted` and `checkpoint_wanted` have returned the coordinator's last requests.
         """
         with self._lock:
             return "" if self._unseen and self._finish != COORDINATOR_LOST else self._finish
 
     def dropped(self) -> bool:
-        """Whether the coordinator has given this node up: it must `rejoin`."""
+        """Whether the coordinator has dropped this node, which must then `rejoin`."""
         return self._dropped
 
     def checkpoint_wanted(self) -> int | None:
-        """Number of the checkpoint that this node is to write its part of, until it is done."""
+        """Number of the checkpoint of which this node must write its part; None after `checkpoint_done`."""
         with self._lock:
             self._unseen.discard("checkpoint")
             return self._checkpoint
 
     def checkpoint_done(self, number: int, record: Mapping[str, Any]) -> None:
-        """This node's part of a checkpoint is written.
+        """Report that this node's part of a checkpoint is written.
 
         Args:
-            number: What `checkpoint_wanted` said.
-            record: JSON values: `node`, `step`, `seq` (as of the weights), and whatever a resume needs.
+            number: The number that `checkpoint_wanted` returned.
+            record: JSON values: `node`, `step`, `seq` (at the time of the weights), and what a resume needs.
         """
         with self._lock:
             if number not in self._answered:
@@ -206,13 +207,13 @@ class NodeClient(CoordinatorSession):
         self._wake.set()
 
     def snapshot_wanted(self) -> int | None:
-        """The epoch (1 is the first) that has ended and of which this node is to leave its replica, until it has."""
+        """The finished epoch (1 is the first) whose replica this node must write; None after `snapshot_written`."""
         with self._lock:
             self._unseen.discard("snapshot")
             return self._snapshot
 
     def snapshot_written(self, epoch: int) -> None:
-        """This node's replica at an epoch's end is written."""
+        """Report that this node's replica of an epoch's end is written."""
         with self._lock:
             if epoch not in self._written:
                 self._written.add(epoch)
@@ -222,10 +223,10 @@ class NodeClient(CoordinatorSession):
         self._wake.set()
 
     def journal(self, line: Mapping[str, Any]) -> None:
-        """Add a line, with its `kind`, to the training's journal, by way of a file of this node's.
+        """Add a line, with its `kind`, to the training's journal, through this node's spool file.
 
         Raises:
-            CoordinatorError: Before `join`.
+            CoordinatorError: If called before `join`.
         """
         with self._lock:
             if self._spool is None:

@@ -1,4 +1,4 @@
-"""What a node has to tell the coordinator, kept until it is acknowledged, so that an outage loses nothing."""
+"""What a node has to report, kept until the coordinator has acknowledged it, so that an outage loses nothing."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,20 +7,20 @@ from training.coordinator.messages import Message, pack_rows
 from training.coordinator.worklist import Assignment
 
 REPORTS = 500
-"""Reports that one message carries at most."""
+"""Maximum number of reports per message."""
 
 
 @dataclass
 class Outbox:
-    """Everything that a beat brings.
+    """What the next heartbeat reports.
 
     Attributes:
         reports: Trained batches.
-        begun: Batches that were begun, or soon will be.
-        back: Batches given back.
-        answered: Number of the revocation that `back` answers.
+        begun: Batches that were started or soon will be.
+        back: Batches returned to the pool.
+        answered: Number of the revocation that `back` answers; 0 for none.
         snapshots: Epochs whose replica is written.
-        records: Checkpoints, and what was written for them.
+        records: Checkpoint numbers, each with this node's record.
     """
 
     reports: list[Message] = field(default_factory=list)
@@ -34,7 +34,7 @@ class Outbox:
         return bool(self.reports or self.begun or self.back or self.snapshots or self.records or self.answered)
 
     def message(self) -> Message:
-        """As JSON: copies, for more news may come while it is on its way."""
+        """JSON representation; a copy, because entries may be added while it is in transit."""
         more = len(self.reports) > REPORTS
         return {
             "reports": self.reports[:REPORTS],
@@ -42,12 +42,12 @@ class Outbox:
             "back": list(self.back),
             "answered": self.answered,
             "snapshots": list(self.snapshots),
-            # a record follows the reports that its weights contain
+            # a record must not arrive before the reports that its weights contain
             "records": [] if more else list(self.records),
         }
 
     def forget(self, sent: Message) -> None:
-        """The coordinator has answered a message."""
+        """Remove what an acknowledged message contained."""
         self.reports = self.reports[len(sent["reports"]) :]
         self.begun = self.begun[len(sent["begun"]) :]
         self.back = self.back[len(sent["back"]) :]
@@ -57,22 +57,22 @@ class Outbox:
             self.answered = 0
 
     def renumber(self) -> None:
-        """Number the reports from 1, for a new incarnation; the rest belongs to the old one."""
+        """Renumber the reports from 1 for a new incarnation; drop what belongs to the old one."""
         self.reports = [{**report, "seq": number} for number, report in enumerate(self.reports, 1)]
         self.begun, self.back, self.answered, self.records = [], [], 0, []
 
     def begin(self, assignment: Assignment) -> None:
-        """Note that a batch is, or soon will be, begun."""
+        """Add a batch that was started or soon will be."""
         entry = {"epoch": assignment.epoch, "own": assignment.own, "rows": pack_rows(assignment.rows)}
         self.begun.append(entry)
 
     def report(self, seq: int, assignment: Assignment, counts: dict[str, Any]) -> None:
-        """Note that a batch was trained."""
+        """Add a trained batch."""
         rows = pack_rows(assignment.rows)
         self.reports.append({"seq": seq, "epoch": assignment.epoch, "rows": rows, "counts": counts})
 
     def give_back(self, number: int, assignments: list[Assignment]) -> None:
-        """Note which batches are given back, as the answer to a revocation."""
+        """Add the batches that are returned in answer to a revocation."""
         self.answered = number
         for assignment in assignments:
             entry = {"epoch": assignment.epoch, "lease": assignment.lease, "rows": pack_rows(assignment.rows)}

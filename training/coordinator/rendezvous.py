@@ -1,9 +1,9 @@
-"""Where machines that make up one node find each other, and hear that their meeting is over.
+"""Rendezvous of the machines that make up one node; also tells them when their process group must restart.
 
-A node's learners on several machines are one process group: when one machine's processes die, all begin anew together.
-A machine comes to the table with a token that its processes have for this start only. When all machines of a node are
-there, the tokens are a meeting; it is over as soon as one of its machines comes with another token or is silent.
-Nothing of it outlives the coordinator: machines tell a new coordinator which meeting they are in.
+A node's learners on several machines are one process group: when one machine's processes die, all restart together.
+Each machine asks with a token that is unique to this start of its processes. When all machines of a node have asked,
+their tokens make up a meeting. The meeting is over as soon as one of its machines asks with another token or stops
+reporting. The state is not stored: machines tell a restarted coordinator which meeting they are in.
 """
 
 from collections.abc import Callable
@@ -13,16 +13,16 @@ from training.coordinator.messages import CoordinatorError, Message
 from training.coordinator.settings import Settings
 
 LONGEST = 256
-"""Characters of a token or an address at most."""
+"""Maximum length of a token or an address, in characters."""
 SILENT = 3
-"""Times `dead_after_s` that a machine may be silent: the node's other machines notice most losses at once."""
+"""Multiple of `dead_after_s` that a machine may be silent: the node's other machines notice most losses at once."""
 WAITS_S = 5.0
-"""Who looks for the others asks all the time: one who has not for so long is not there any more."""
+"""A waiting machine asks repeatedly; without a request for this time it counts as gone."""
 
 
 @dataclass
 class _Guest:
-    """A machine that looks for the others of its node."""
+    """A machine that waits for the other machines of its node."""
 
     token: str
     address: str
@@ -31,7 +31,7 @@ class _Guest:
 
 @dataclass
 class _Table:
-    """One node's."""
+    """Rendezvous state of one node."""
 
     waiting: dict[int, _Guest] = field(default_factory=dict)
     met: list[str] = field(default_factory=list)
@@ -41,7 +41,7 @@ class _Table:
 
 
 class Meetings:
-    """The tables of all nodes.
+    """Rendezvous of all nodes.
 
     Args:
         settings: The job.
@@ -55,20 +55,17 @@ class Meetings:
         self._last = clock()
 
     def meet(self, message: Message) -> Message:
-        """Answer a machine.
+        """Answer a machine's request.
 
         Args:
-            message: `node`, `machine`, `token`; `address` of the node's first machine, where the others find it;
-                `met`, the tokens of the meeting that it is in, empty if it looks for the others; `leaving`, whether it
-                was told to leave.
+            message: `node`, `machine`, `token`; `address`, where the node's first machine can be reached; `met`, the
+                tokens of the machine's meeting, empty while it waits for the others; `leaving`, whether it was asked to
+                leave.
 
         Returns:
-            To one that looks for the others: `met` and `address`; `met` is empty and `missing` are the machines that
-            are not there, as long as some are. To one in a meeting: `over`, why it is not any more (or empty), and
-            `leave`, whether one of its machines was told to leave.
-
-        Raises:
-            CoordinatorError: If there is no such node or machine.
+            For a waiting machine: `met`, `address` and `missing`; while machines are missing, `met` is empty. For a
+            machine in a meeting: `over`, why the meeting is over (or empty), and `leave`, whether one of its machines
+            was asked to leave.
         """
         node, machine, token = int(message["node"]), int(message["machine"]), str(message["token"])
         address, met = str(message.get("address", "")), [str(one) for one in message.get("met", [])]
@@ -79,7 +76,8 @@ class Meetings:
             )
         if not token or max(map(len, (token, address))) > LONGEST or (met and len(met) != self._machines):
             raise CoordinatorError(
-                "a machine has a token, and its meeting all tokens: are coordinator and node of one version?"
+                "a machine needs a token, and in a meeting the tokens of all machines: do coordinator and node run the "
+                "same version?"
             )
         self._forgive()
         table = self._tables.setdefault(node, _Table())
@@ -88,7 +86,7 @@ class Meetings:
         return self._look(table, machine, token, address)
 
     def _forgive(self) -> None:
-        """Everybody was silent for long: it was the coordinator that was stopped."""
+        """Extend all deadlines if no machine asked for long: then it was the coordinator that was suspended."""
         gap, self._last = self._clock() - self._last, self._clock()
         if gap > self._silent_s / 2:
             for table in self._tables.values():
@@ -110,7 +108,7 @@ class Meetings:
         return {"met": [], "address": "", "missing": missing}
 
     def _sit_down(self, table: _Table, now: float) -> None:
-        """All are there, and it is known where: the meeting begins."""
+        """Start the meeting once all machines wait and the first machine's address is known."""
         if len(table.waiting) < self._machines or not table.waiting[0].address:
             return
         table.met = [table.waiting[number].token for number in range(self._machines)]
@@ -119,17 +117,17 @@ class Meetings:
 
     def _go_on(self, table: _Table, machine: int, token: str, met: list[str], leaving: bool) -> Message:
         now = self._clock()
-        if not table.met:  # of a coordinator that is no more
+        if not table.met:  # the meeting was formed before this coordinator started
             table.met, table.seen = met, dict.fromkeys(range(self._machines), now)
         if table.met != met or met[machine] != token:
-            return {"over": "the others have met anew", "leave": False}
+            return {"over": "the other machines have formed a new group", "leave": False}
         table.seen[machine], table.leaving = now, table.leaving or leaving
         return {"over": self._why_over(table, now), "leave": table.leaving}
 
     def _why_over(self, table: _Table, now: float) -> str:
         for number, at in table.seen.items():
             if number in table.waiting:
-                return f"machine {number} has begun anew"
+                return f"machine {number} has restarted"
             if now - at > self._silent_s:
-                return f"machine {number} has not been heard of for {self._silent_s:g} s"
+                return f"machine {number} has not reported for {self._silent_s:g} s"
         return ""

@@ -1,11 +1,11 @@
-"""The coordinator's process: one socket, one loop.
+"""The coordinator process: one socket, one loop.
 
     python -m training.coordinator.server --folder F --job job.json --listen HOST:PORT --key-file K [--parent PID]
         [--fresh]
 
-It may be killed at any moment and started again on the same folder: every answer was committed before it was sent, and
-nodes repeat what was not answered. `F/coordinator.json` tells where it listens. Exit status 2 means that it cannot work
-as configured.
+It may be killed at any moment and restarted with the same folder: every answer is committed before it is sent, and
+nodes repeat unanswered requests. `F/coordinator.json` contains its address. Exit status 2 means that it cannot work as
+configured.
 """
 
 import argparse
@@ -38,16 +38,16 @@ from training.processes.sockets import announce, bind, end_context, listening_en
 log = logging.getLogger(__name__)
 
 NOTE = "coordinator.json"
-"""In the coordinator's folder: where it listens."""
+"""File in the coordinator's folder that contains its address."""
 POLL_S = 0.1
 TOGETHER = 256
-"""Requests that one commit may hold."""
+"""Maximum number of requests per commit."""
 COMPACT_EVERY = 5000
-"""Events after which the log takes over the whole state."""
+"""Number of events after which the log is compacted into the whole state."""
 
 
 def open_ledger(settings: Settings) -> Ledger:
-    """An empty ledger over the training set's index.
+    """Create an empty ledger for the training set's index.
 
     Raises:
         CoordinatorError: If there are fewer shards than nodes.
@@ -70,14 +70,14 @@ def open_ledger(settings: Settings) -> Ledger:
 
 
 class CoordinatorServer:
-    """Answers requests; every one is committed before its answer goes out.
+    """Answers requests; commits each before its answer is sent.
 
     Args:
         settings: The job.
-        folder: Where the log and `coordinator.json` are.
-        endpoint: Where to listen.
+        folder: Folder of the log and `coordinator.json`.
+        endpoint: ZeroMQ endpoint to listen on.
         key: The ring's key.
-        fresh: Begin a session, whatever the log holds.
+        fresh: Start a new session and discard the log.
     """
 
     def __init__(self, settings: Settings, folder: Path, endpoint: str, key: RingKey | None, fresh: bool) -> None:
@@ -87,12 +87,12 @@ class CoordinatorServer:
             self.socket = bind(self.context, endpoint, key, MAX_MESSAGE)
             self._open(settings, fresh)
         except BaseException:
-            # otherwise whoever collects the context waits for its socket
+            # else the garbage collection of the context would wait for its socket
             self.context.destroy(0)
             raise
 
     def _open(self, settings: Settings, fresh: bool) -> None:
-        """Find the state that was, or begin a session."""
+        """Restore the state from the log, or start a session."""
         folder, ledger = self.folder, open_ledger(settings)
         self.log = EventLog(folder / "coordinator.sqlite", settings.journal)
         state, events = self.log.load()
@@ -113,15 +113,15 @@ class CoordinatorServer:
         self._announce()
 
     def _announce(self) -> None:
-        """Tell where the coordinator is, once it listens and its state stands."""
+        """Publish the coordinator's address, once it listens and its state is restored."""
         log.info("the coordinator listens at %s", announce(self.socket, self.folder / NOTE))
 
     def stop(self) -> None:
-        """End the loop soon."""
+        """End the loop after the current iteration."""
         self._stop = True
 
     def run(self) -> None:
-        """Answer until stopped."""
+        """Answer requests until stopped."""
         while not self._stop:
             answers = []
             if self.socket.poll(int(POLL_S * 1000)):
@@ -133,7 +133,7 @@ class CoordinatorServer:
         self.close()
 
     def _next(self) -> list[bytes] | None:
-        """The answer to the next request that is there."""
+        """The answer to the next queued request, or None."""
         try:
             frames = self.socket.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
@@ -167,13 +167,13 @@ class CoordinatorServer:
 
 def _arguments() -> argparse.Namespace:
     parser = server_parser("training.coordinator.server", "The coordinator of a training.")
-    parser.add_argument("--folder", type=Path, required=True, help="where the log and coordinator.json are")
-    parser.add_argument("--fresh", action="store_true", help="begin from the newest checkpoint, not from the log")
+    parser.add_argument("--folder", type=Path, required=True, help="folder of the log and coordinator.json")
+    parser.add_argument("--fresh", action="store_true", help="start from the newest checkpoint, not from the log")
     return parser.parse_args()
 
 
 def main() -> int:
-    """Run the coordinator until it is told to end (SIGTERM, SIGINT)."""
+    """Run the coordinator until SIGTERM or SIGINT."""
     arguments = _arguments()
     if arguments.parent:
         end_with_parent(arguments.parent)
@@ -184,7 +184,7 @@ def main() -> int:
         arguments.folder.mkdir(parents=True, exist_ok=True)
         endpoint = listening_endpoint(arguments.listen, arguments.folder / NOTE, arguments.fresh)
         server = CoordinatorServer(settings, arguments.folder, endpoint, key, arguments.fresh)
-    except ValueError as error:  # what the user did: CoordinatorError, AddressError, KeyFileError, ShardIndexError, ...
+    except ValueError as error:  # a user error: CoordinatorError, AddressError, KeyFileError, ShardIndexError, ...
         print(f"the coordinator cannot start: {error}", file=sys.stderr, flush=True)
         return CANNOT_WORK
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -27,25 +27,25 @@ from training.processes.keys import RingKey
 log = logging.getLogger(__name__)
 
 COORDINATOR_LOST = "coordinator lost"
-"""What `finish` says after `membership.coordinator_patience_s` without an answer."""
+"""Value of `finish` after `membership.coordinator_patience_s` without an answer."""
 AHEAD_BEATS = 3
-"""The coordinator is told of batches this many beats before they are begun."""
+"""Batches are announced to the coordinator this many heartbeats before they are started."""
 WANT_BEATS = 4
-"""Work is asked for when less than this many beats' worth is left."""
+"""Work is requested when less than this many heartbeats' worth is left."""
 ANSWER_S = 1.0
-"""A beat is given up after this time at least; what it brought is told by the next one."""
+"""Minimum timeout of a heartbeat; the next one repeats what it reported."""
 STOPPED_S = 0.5
-"""A request that took so much longer than it may was held up by this process being stopped, not by the coordinator."""
+"""If a request exceeds its timeout by more than this, this process was suspended: the coordinator is not to blame."""
 
 
 class CoordinatorSession:
-    """See `NodeClient`, the public part.
+    """Joining, leaving and the heartbeat thread; `NodeClient` adds the public methods for training.
 
     Args:
         address: HOST:PORT of the coordinator.
-        key: The ring's key; None for a coordinator on this machine that has none.
+        key: The ring's key; None for a coordinator on this machine that runs without a key.
         node: Number of the node.
-        folder: The node's, for journal lines on their way.
+        folder: The node's folder, for journal lines that are not yet acknowledged.
     """
 
     def __init__(self, address: str, key: RingKey | None, node: int, *, folder: Path) -> None:
@@ -54,7 +54,7 @@ class CoordinatorSession:
         self._lock = threading.RLock()
         self._wake, self._stopping = threading.Event(), threading.Event()
         self._talk = threading.Lock()
-        """Held while a beat is under way: joining and leaving wait for it."""
+        """Held during a heartbeat: joining and leaving wait for it."""
         self._thread: threading.Thread | None = None
         self._incarnation = self._kept = self._session = ""
         self._spool: JournalSpool | None = None
@@ -67,7 +67,7 @@ class CoordinatorSession:
         self._reset()
 
     def _reset(self) -> None:
-        """Forget what belongs to an incarnation."""
+        """Reset what belongs to an incarnation."""
         self._news = Outbox()
         self._work: Worklist | None = None
         self._announced: set[tuple[str, int]] = set()
@@ -89,26 +89,26 @@ class CoordinatorSession:
         self._step_s = 0.0
         self._heard = time.monotonic()
 
-    # --- coming and going
+    # --- joining and leaving
 
     def join(self, endpoints: tuple[str, ...], *, patience_s: float = 60.0, damaged: str = "") -> JoinReply:
         """Become a member.
 
         Args:
-            endpoints: Where the exchanges of this node's ranks answer.
+            endpoints: Endpoints of the exchanges of this node's ranks.
             patience_s: How long the coordinator may take to answer.
             damaged: `JoinReply.resume` of an earlier reply, if its files turned out to be damaged.
 
         Raises:
-            StoreUnreachableError: No answer in time.
+            CoordinatorUnreachableError: No answer in time.
             CoordinatorError: The coordinator refused.
         """
         return self._join(endpoints, patience_s, damaged, "")
 
     def rejoin(self, endpoints: tuple[str, ...], *, patience_s: float = 60.0, damaged: str = "") -> JoinReply:
-        """Become a member again, after `dropped`, or because weights could not be had; see `join`.
+        """Become a member again, after `dropped` or because no weights could be fetched; arguments as for `join`.
 
-        The reply says where weights come from: `own` if nobody else has any and this node's are as they were.
+        The reply's `source` is `own` if no other node has weights and this node has kept its own.
         """
         return self._join(endpoints, patience_s, damaged, self._incarnation)
 
@@ -153,11 +153,11 @@ class CoordinatorSession:
         self._spool = JournalSpool(self._folder, reply.session, reply.incarnation)
 
     def fail(self, reason: str, *, patience_s: float = 5.0) -> None:
-        """Give up for good: this node has diverged, or cannot work. Waits for the coordinator no longer than told."""
+        """Report a permanent failure: this node has diverged, or cannot work. Waits at most `patience_s`."""
         self._end({"op": "fail", "reason": reason}, patience_s)
 
     def leave(self, *, patience_s: float = 5.0) -> None:
-        """Leave the ring after everything is told. Waits for the coordinator no longer than told."""
+        """Leave the ring after everything is reported. Waits at most `patience_s`."""
         self._end({"op": "leave", "reason": ""}, patience_s)
 
     def _end(self, message: Message, patience_s: float) -> None:
@@ -173,14 +173,14 @@ class CoordinatorSession:
                 left = max(0.1, deadline - time.monotonic())
                 self._client.request({**message, "incarnation": self._incarnation}, left)
             except CoordinatorError as error:
-                log.warning("node %d could not say good-bye: %s", self._node, error)
+                log.warning("node %d could not sign off: %s", self._node, error)
 
     def _untold(self) -> bool:
         with self._lock:
             return bool(self._news) or (self._spool is not None and bool(self._spool.portions()))
 
     def close(self) -> None:
-        """End the thread and the connection; without `leave`, the coordinator takes the node for lost."""
+        """End the thread and the connection; without `leave`, the coordinator treats the node as lost."""
         self._stopping.set()
         self._wake.set()
         if self._thread is not None:
@@ -216,7 +216,7 @@ class CoordinatorSession:
                 self._alone = True
                 self._go_on_alone()
         except Exception as error:
-            log.exception("node %d cannot go on", self._node)
+            log.exception("node %d cannot continue", self._node)
             self._error = f"{error}"
 
     def _beat(self, patience_s: float) -> None:
@@ -233,7 +233,7 @@ class CoordinatorSession:
             return
         for lease in value["leases"]:
             if not work.knows(str(lease["id"])):
-                # planning may take a while: training goes on meanwhile
+                # planning may take a while, so it runs outside the lock
                 self._add(work, plan_lease(planner, lease, len(work.shards)))
 
     def _add(self, work: Worklist, assignments: list[Assignment]) -> None:
@@ -249,14 +249,14 @@ class CoordinatorSession:
                 self._wake.set()
 
     def _message(self) -> Message:
-        """A beat: everything new."""
+        """Compose a heartbeat with everything new."""
         work = self._work
         for assignment in self._in_hand.values():
             self._announce(assignment)
-        # the coordinator must know of a batch before it is begun, or nobody could tell that a killed node had begun it
+        # a batch is announced before it is started, so that the coordinator knows what a killed node had started
         ahead = int(AHEAD_BEATS * self._beat_s / self._step_s) if self._step_s else 2
         for assignment in work.peek(max(ahead, int(self._urgent))) if work else []:
-            if not assignment.own:  # as soon as the coordinator answers, those that are not begun are dropped
+            if not assignment.own:  # own batches that are not started are dropped as soon as the coordinator answers
                 self._announce(assignment)
         return {
             "op": "beat",
@@ -283,9 +283,9 @@ class CoordinatorSession:
         return len(self._work) * self._step_s < WANT_BEATS * self._beat_s
 
     def _hear(self, value: Message) -> None:
-        """Take in the answer to a beat."""
+        """Process the answer to a heartbeat."""
         if self._alone:
-            self._wake.set()  # tell at once what was begun meanwhile
+            self._wake.set()  # report at once what was started in the meantime
         self._heard, self._alone = time.monotonic(), False
         self._finish = str(value["finish"])
         if value["dropped"]:
@@ -307,7 +307,7 @@ class CoordinatorSession:
                 self._give_back(self._work, value["revoke"])
 
     def _hear_wishes(self, value: Message) -> None:
-        """Replicas and checkpoints that the coordinator wants; the worker sees them before it sees the end."""
+        """Note the requested replica and checkpoint; the learner sees them before `finish` reports the end."""
         snapshot, checkpoint = value["snapshot"], value["checkpoint"]
         snapshot = snapshot if snapshot not in self._written else None
         checkpoint = checkpoint if checkpoint not in self._answered else None
@@ -325,7 +325,7 @@ class CoordinatorSession:
         self._wake.set()
 
     def _go_on_alone(self) -> None:
-        """No answer: after a while take an own share, after a long while give up."""
+        """Handle an outage: take an own share after `coordinator_grace_s`, give up after `coordinator_patience_s`."""
         silent = time.monotonic() - self._heard
         with self._lock:
             work, planner, nodes = self._work, self._planner, self._view.nodes
@@ -339,5 +339,5 @@ class CoordinatorSession:
             place = nodes.index(self._node)
             share = work.own_share(self._progress.closed, self._pools, place, len(nodes))
         if share is not None:
-            log.warning("node %d has not heard of the coordinator for %.0f s and takes its share", self._node, silent)
+            log.warning("node %d: no answer from the coordinator for %.0f s, taking its share", self._node, silent)
             self._add(work, work.take_own(planner, *share))

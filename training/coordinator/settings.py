@@ -1,4 +1,4 @@
-"""What the coordinator needs to know of a job. Read from its JSON, because the job's own class imports torch."""
+"""The coordinator's part of a job's settings. Read from JSON, because the job's own class imports torch."""
 
 import json
 from dataclasses import dataclass
@@ -33,10 +33,10 @@ class Settings:
 
     @classmethod
     def from_job(cls, job: Message) -> "Settings":
-        """From a job's JSON.
+        """Parse a job's JSON.
 
         Raises:
-            CoordinatorError: If something is missing.
+            CoordinatorError: If a field is missing or invalid.
         """
         try:
             train = job["train"]
@@ -62,20 +62,20 @@ class Settings:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise CoordinatorError(
-                f"the job lacks a field or has a wrong one ({error!r}): write it from a TrainJob"
+                f"the job has a missing or invalid field ({error!r}): write it from a TrainJob"
             ) from error
 
     @classmethod
     def read(cls, path: Path) -> "Settings":
-        """From a job's file.
+        """Read a job's file.
 
         Raises:
-            CoordinatorError: If there is none, or it is no job.
+            CoordinatorError: If it cannot be read or is not a job.
         """
         try:
             job = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise CoordinatorError(f"cannot read the job {path}: {error}") from error
         if not isinstance(job, dict):
-            raise CoordinatorError(f"{path} is no job: write it from a TrainJob")
+            raise CoordinatorError(f"{path} is not a job: write it from a TrainJob")
         return cls.from_job(job)

@@ -1,4 +1,4 @@
-"""A node's own copy of its journal lines, so that each reaches the coordinator exactly once, also after an outage."""
+"""A node's spool of journal lines, so that each reaches the coordinator exactly once, also after an outage."""
 
 import json
 import logging
@@ -10,19 +10,19 @@ from training.coordinator.line_file import LineFile
 from training.coordinator.messages import Message
 
 PORTION = 65536
-"""Bytes that one message carries at most."""
+"""Maximum bytes of journal lines per message."""
 MOST_WAITING = 1 << 24
-"""Bytes that wait for a full disk at most: lines of hours."""
+"""Maximum bytes kept in memory while the disk is full: hours of lines."""
 _log = logging.getLogger(__name__)
 
 
 class JournalSpool:
-    """Files of journal lines, and how much of each the coordinator has.
+    """Files of journal lines, and how much of each the coordinator has received.
 
     Args:
-        folder: The node's.
-        session: Lines of other sessions are void, and are deleted.
-        incarnation: Names the file that is written.
+        folder: The node's folder.
+        session: Name of the session; lines of other sessions are void and are deleted.
+        incarnation: Part of the name of the file that is written.
     """
 
     def __init__(self, folder: Path, session: str, incarnation: str) -> None:
@@ -31,17 +31,17 @@ class JournalSpool:
         for path in folder.glob("lines-*.jsonl"):
             if not path.name.startswith(f"lines-{session}-"):
                 path.unlink(missing_ok=True)
-        # a predecessor that was killed may have left lines that the coordinator does not have
+        # an earlier incarnation that was killed may have left lines that the coordinator does not have
         self._sent = {path.name: 0 for path in folder.glob(f"lines-{session}-*.jsonl")}
         self._name = f"lines-{session}-{incarnation}.jsonl"
         self._sent[self._name] = 0
         self._file = LineFile(folder / self._name)
         self._waiting = bytearray()
-        """Lines that the file is to have next."""
+        """Lines that could not be written to the file yet."""
         self._told, self._dropped = False, 0
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Append a line; one that the disk does not take waits in memory, and is sent from there."""
+        """Append a line; if the disk is full, it waits in memory and is sent from there."""
         data = (json.dumps(dict(line)) + "\n").encode()
         if len(self._waiting) + len(data) > MOST_WAITING:
             self._dropped += 1
@@ -54,15 +54,15 @@ class JournalSpool:
         if self._waiting:
             if not self._told:
                 path, why = self._file.path, self._file.trouble
-                _log.error("%s takes no more journal lines, they wait in memory: %s", path, why)
+                _log.error("%s cannot be written, journal lines wait in memory: %s", path, why)
             self._told = True
             return
         if self._told:
-            _log.warning("%s takes journal lines again; %d are lost", self._file.path, self._dropped)
+            _log.warning("%s can be written again; %d journal lines are lost", self._file.path, self._dropped)
         self._told, self._dropped = False, 0
 
     def portions(self) -> list[Message]:
-        """What to send next: for one file, lines that the coordinator does not have."""
+        """What to send next: lines of one file that the coordinator does not have."""
         if self._waiting:
             self._write_out()
         for name, offset in self._sent.items():
@@ -74,7 +74,7 @@ class JournalSpool:
         return []
 
     def _read(self, name: str, offset: int) -> bytes:
-        """Bytes of a file; those that wait for it have their places in it already."""
+        """Bytes of a file from an offset; lines that wait in memory count as its end."""
         if name == self._name:
             written = self._file.read(offset, PORTION)
             start = offset + len(written) - self._file.size
@@ -87,15 +87,15 @@ class JournalSpool:
             return b""
 
     def arrived(self, offsets: Mapping[str, Any]) -> None:
-        """The coordinator has told how much of a file it has."""
+        """Record how much of each file the coordinator has received."""
         for name, offset in offsets.items():
             if name in self._sent:
                 self._sent[name] = int(offset)
 
     def close(self) -> None:
-        """Close the file; it stays until the session ends."""
+        """Close the file; it is kept until the session ends."""
         if self._waiting or self._dropped:
-            _log.error("journal lines of this node are lost: %s takes no more", self._file.path)
+            _log.error("journal lines of this node are lost: %s cannot be written", self._file.path)
         self._file.close()
 
 

@@ -1,4 +1,4 @@
-"""Read-only views of the coordinator: the journal, piece by piece, and the leases of each node."""
+"""Read-only views of the coordinator's state: portions of the journal, and the leases of each node."""
 
 from pathlib import Path
 
@@ -8,15 +8,15 @@ from training.coordinator.messages import Message
 
 
 def journal_portion(path: Path, offset: int) -> Message:
-    """Complete lines of the journal.
+    """Read complete lines of the journal.
 
     Args:
         path: The journal.
-        offset: Bytes that the onlooker has; below 0, begin near the end. One beyond the end means that the journal was
-            begun anew, and gets it from its beginning.
+        offset: Bytes that the reader already has; negative means near the end. An offset beyond the end means that the
+            journal was replaced, and reads from its start.
 
     Returns:
-        The lines' `text`, the `offset` where they begin, and the `end` to ask from next.
+        The lines' `text`, their `offset`, and the `end`, which is the offset for the next request.
     """
     position, lines = read_on(path, Position(offset))
     text = lines.decode("utf-8", errors="replace")
@@ -24,14 +24,14 @@ def journal_portion(path: Path, offset: int) -> Message:
 
 
 def held(ledger: Ledger, incarnation: str) -> Message:
-    """The leases of a node, and the utterances that it has yet to train."""
+    """Number of a node's leases, and of the leased utterances that it has not trained."""
     leases = [lease for epoch in ledger.epochs.values() for lease in epoch.leases.values()]
     mine = [lease.left for lease in leases if lease.incarnation == incarnation]
     return {"leases": len(mine), "leased": sum(mine)}
 
 
 def unleased(ledger: Ledger) -> int:
-    """Utterances of the epoch under way that nobody has trained or holds."""
+    """Number of utterances of the current epoch that are neither trained nor leased."""
     epoch = ledger.epochs.get(ledger.values.closed)
     if epoch is None:
         return 0 if ledger.complete else ledger.size

@@ -1,6 +1,6 @@
-"""The batches that a node is to train: those of its leases, oldest epoch first, and its own share during an outage.
+"""A node's batches: those of its leases, oldest epoch first, and its own share during an outage.
 
-Pure state; `NodeClient` guards it with a lock.
+Pure state; `NodeClient` protects it with a lock.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,13 +14,13 @@ from training.coordinator.messages import CoordinatorError, Message, Rows, pack_
 from training.learner.batching import derive_seed
 
 Planner = Callable[[int, Rows, str], Sequence[Rows]]
-"""(epoch, rows ascending, plan) -> batches. `plan` is "whole" for all rows of an epoch, else a name that is the same
-for the same rows of the same epoch."""
+"""(epoch, rows ascending, plan) -> batches. `plan` is "whole" for all rows of an epoch, else a name that depends only
+on the epoch and its rows."""
 Arrived = Callable[[Sequence["Assignment"]], None]
-"""Is told the batches of a new lease."""
+"""Called with the batches of a new lease."""
 WHOLE = "whole"
 OWN = "own-"
-"""Begins the lease of an assignment that the node took by itself."""
+"""Prefix of the lease name of rows that the node took itself during an outage."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,9 +28,9 @@ class Assignment:
     """A batch to train.
 
     Attributes:
-        lease: The lease that it is of.
+        lease: Name of its lease.
         epoch: Epoch (0 is the first).
-        number: Its place in the lease's plan.
+        number: Position in the lease's plan.
         rows: Positions in the training set's index.
     """
 
@@ -41,21 +41,24 @@ class Assignment:
 
     @property
     def own(self) -> bool:
-        """Whether the node took it by itself, because no coordinator answered."""
+        """Whether the node took it itself, because the coordinator did not answer."""
         return self.lease.startswith(OWN)
 
 
 def plan_lease(planner: Planner, lease: Message, size: int) -> list[Assignment]:
-    """A lease's batches.
+    """Plan the batches of a lease.
 
-    A whole epoch is always planned as a whole, and what is trained of it left out batch by batch, so that a training
-    that was resumed goes on as if nothing had happened. Where other nodes have trained parts of batches, the rest is
-    planned anew.
+    A lease of a whole epoch is planned over all rows of the epoch, and batches that are already trained are left out.
+    So a resumed training has the same batches as an uninterrupted one. If other nodes have trained parts of batches,
+    the rest is replanned.
 
     Args:
-        planner: Makes batches.
-        lease: As the coordinator sent it.
-        size: Utterances in an epoch.
+        planner: Cuts rows into batches.
+        lease: The lease, as the coordinator sent it.
+        size: Utterances per epoch.
+
+    Raises:
+        CoordinatorError: If the plan does not cover the lease's rows.
     """
     epoch, rows = int(lease["epoch"]), unpack_rows(lease["rows"])
     batches = list(planner(epoch, np.arange(size), WHOLE)) if lease["whole"] else []
@@ -70,30 +73,30 @@ def plan_lease(planner: Planner, lease: Message, size: int) -> list[Assignment]:
     if not batches:
         batches = list(planner(epoch, rows, plan_name(epoch, rows)))
     if sum(map(len, batches)) != len(rows):
-        raise CoordinatorError(f"a plan has {sum(map(len, batches))} of a lease's {len(rows)} rows")
+        raise CoordinatorError(f"a plan covers {sum(map(len, batches))} of a lease's {len(rows)} rows")
     return [Assignment(str(lease["id"]), epoch, number, rows) for number, rows in enumerate(batches)]
 
 
 def plan_name(epoch: int, rows: Rows) -> str:
-    """The same for the same rows of the same epoch, whoever has them."""
+    """Name of a plan; depends only on the epoch and its rows, not on the node."""
     return f"{derive_seed('plan', epoch, pack_rows(rows)):016x}"
 
 
 class Worklist:
-    """A node's batches.
+    """The queue of a node's batches.
 
     Args:
         shards: The index's shards.
-        seed: The run's.
-        total: Epochs to train.
-        trained: Rows that were trained when the node joined, by epoch.
+        seed: The run's seed.
+        total: Number of epochs to train.
+        trained: Mask of the rows that were trained when the node joined, by epoch.
     """
 
     def __init__(self, shards: ShardMap, seed: int, total: int, trained: dict[int, NDArray[np.bool_]]) -> None:
         self.shards, self.seed, self.total = shards, seed, total
         self._queue: list[Assignment] = []
         self._known = {epoch: mask.copy() for epoch, mask in trained.items()}
-        """Rows by epoch that are trained, or are or were this node's."""
+        """Mask by epoch of the rows that were trained, or that are or were leased to this node."""
         self._seen: list[str] = []
         self._own = 0
 
@@ -102,7 +105,7 @@ class Worklist:
 
     @property
     def seen(self) -> list[str]:
-        """Leases that have arrived, the last ones."""
+        """Names of the latest leases that have arrived."""
         return self._seen[-256:]
 
     def knows(self, lease: str) -> bool:
@@ -110,7 +113,7 @@ class Worklist:
         return lease in self._seen
 
     def add(self, assignments: list[Assignment]) -> None:
-        """Put a lease's batches in their place: after those of its epoch and of older ones."""
+        """Insert a lease's batches after those of its epoch and of older epochs."""
         if not assignments:
             return
         epoch = assignments[0].epoch
@@ -127,15 +130,15 @@ class Worklist:
         return self._known[epoch]
 
     def next(self) -> Assignment | None:
-        """Take the next batch."""
+        """Take the next batch; None if there is none."""
         return self._queue.pop(0) if self._queue else None
 
     def peek(self, count: int) -> list[Assignment]:
-        """The next batches, which stay."""
+        """The next batches, without removing them."""
         return self._queue[:count]
 
     def give_back(self, epoch: int, utterances: int) -> list[Assignment]:
-        """Take about that many utterances of an epoch out again, in whole batches from the end."""
+        """Remove about that many utterances of an epoch, in whole batches from the end."""
         given: list[Assignment] = []
         count = 0
         for assignment in reversed([waiting for waiting in self._queue if waiting.epoch == epoch and not waiting.own]):
@@ -147,7 +150,7 @@ class Worklist:
         return given
 
     def drop_own(self) -> None:
-        """Drop what this node took by itself and has not started: the coordinator is back and leases it again."""
+        """Drop batches that this node took itself and has not started: the coordinator is back and leases them."""
         self._remove([waiting for waiting in self._queue if waiting.own])
 
     def _remove(self, assignments: list[Assignment]) -> None:
@@ -157,16 +160,16 @@ class Worklist:
             self._mask(assignment.epoch)[assignment.rows] = False
 
     def own_share(self, closed: int, pools: dict[int, int], place: int, nodes: int) -> tuple[int, Rows] | None:
-        """What a node may train during an outage: every n-th shard of those that were free when it began.
+        """The rows that a node may train during an outage: every n-th of the shards that were free when it started.
 
         Args:
-            closed: Epochs that were closed.
-            pools: By epoch, how many shards of its order were given out.
-            place: This node's place in the ring.
-            nodes: Nodes in the ring.
+            closed: Number of closed epochs.
+            pools: By epoch, how many shards of its order were leased.
+            place: This node's position in the ring.
+            nodes: Number of nodes in the ring.
 
         Returns:
-            Epoch and rows, or None if there is nothing.
+            Epoch and rows, or None if no rows are left.
         """
         for epoch in range(closed, min(closed + 2, self.total)):
             order = shard_order(self.seed, epoch, self.shards.count)
@@ -179,7 +182,7 @@ class Worklist:
         return None
 
     def take_own(self, planner: Planner, epoch: int, rows: Rows) -> list[Assignment]:
-        """Batches of an own share; `add` puts them into the list."""
+        """Plan the batches of an own share; `add` puts them into the queue."""
         self._own += 1
         whole = len(rows) == len(self.shards)
         lease = {"id": f"{OWN}{self._own}", "epoch": epoch, "whole": whole, "rows": pack_rows(rows)}

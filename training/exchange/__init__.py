@@ -1,4 +1,4 @@
-"""Averaging weights with neighbours while gradients are computed; importing this imports neither torch nor ZeroMQ."""
+"""Averages weights with neighbours while gradients are computed; importing this imports neither torch nor ZeroMQ."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -29,13 +29,13 @@ def build_exchange(cfg: "ExchangeConfig", setup: ExchangeSetup) -> Exchange:
     """Start the exchange of one rank.
 
     Args:
-        cfg: What the user chose.
-        setup: Who and where this rank is.
+        cfg: The user's configuration.
+        setup: What the exchange needs to know about this rank and its node.
 
     Raises:
         PortTakenError: If the configured port is taken.
-        ExchangeError: If the exchange cannot begin.
-        ValueError: If the configuration and the setup do not fit.
+        ExchangeError: If the exchange cannot start.
+        ValueError: If configuration and setup do not match.
     """
     module, _, attribute = _KINDS[cfg.kind].partition(":")
     made: Callable[[ExchangeConfig, ExchangeSetup], Exchange] = getattr(import_module(module), attribute)

@@ -1,14 +1,14 @@
 """The half-difference rule on chunks of flat weights; no I/O.
 
-Two sides i and j exchange a chunk: i sends its weights as they are, j answers with its own as they are then, and both
-add half the difference of the two messages: j at once, i when the answer comes. The two additions are the negatives
-of each other bit for bit, so the sum over learners stays what it is, whatever else happens to the weights of either
-side in between: gradient steps, other exchanges, newer snapshots. (AD-PSGD, arXiv:1710.06952, algorithm 1, without
-its lock: there, both sides overwrite their weights with the average, which needs one.)
+Two sides i and j exchange a chunk: i sends its current weights, j answers with its own, and both add half the
+difference of the two messages: j at once, i when the answer arrives. The two additions are exact negatives of each
+other, bit for bit, so the sum over learners is preserved even if the weights of either side change in between by
+gradient steps, other exchanges or newer snapshots. (AD-PSGD, arXiv:1710.06952, algorithm 1, without its lock: there,
+both sides overwrite their weights with the average, which needs one.)
 
 Additions go to a working copy of the weights, from which further exchanges read, and to a delta that the training
 process adds to the live weights between two steps. The delta is handed over on demand, just before an update, so that
-everything that was averaged until then is in it (staleness one, arXiv:1904.04956).
+it contains everything averaged until then (staleness one, arXiv:1904.04956).
 """
 
 import numpy as np
@@ -16,19 +16,19 @@ import numpy as np
 from training.exchange.mailbox import Floats, Mailbox, fence
 from training.exchange.wire import Buffer, Wire, WireKind
 
-_QUIET = np.errstate(over="ignore", invalid="ignore")  # values that are not finite are looked for, not warned about
+_QUIET = np.errstate(over="ignore", invalid="ignore")  # non-finite values are detected explicitly
 
 
 class Averager:
-    """The exchange's side of a mailbox.
+    """The exchange's side of a mailbox: averages chunks and collects the delta.
 
     Attributes:
-        generation: Of the present weights; 0 before the first ones.
+        generation: Generation of the current weights; 0 before the first ones.
         step: Training step of the snapshot in use.
         chunks: Number of chunks.
-        chunk: Weights in each but the last.
-        wire: Converts chunks to messages.
-        skipped: Chunks left out because they were not finite.
+        chunk: Weights per chunk; the last one may be shorter.
+        wire: Converts chunks to messages and back.
+        skipped: Number of chunks left out because they were not finite.
     """
 
     def __init__(self, mailbox: Mailbox, chunk: int, wire: WireKind = "fp32") -> None:
@@ -42,7 +42,7 @@ class Averager:
         self.skipped = 0
         self._weights = mailbox.weights[0]
         self._pending = mailbox.deltas[1]
-        self._fresh = np.ones(self.chunks, bool)  # chunks whose pending memory holds nothing of ours yet
+        self._fresh = np.ones(self.chunks, bool)  # chunks without a pending delta; their memory is stale
         self._offered_generation = 0
         self._pending_step = 0
         mailbox.gathered = 0
@@ -50,30 +50,30 @@ class Averager:
 
     @property
     def loaded(self) -> bool:
-        """Whether there are weights."""
+        """Whether weights have been loaded."""
         return self.generation > 0
 
     @property
     def dirty(self) -> bool:
-        """Whether there is something to hand over."""
+        """Whether there is a delta to hand over."""
         return not bool(self._fresh.all())
 
     def count(self, index: int) -> int:
-        """Weights in a chunk."""
+        """Number of weights in a chunk."""
         return min(self.chunk, self.size - index * self.chunk)
 
     def weights(self, index: int) -> Floats:
-        """The present weights of a chunk; a view."""
+        """The current weights of a chunk, as a view."""
         return self._weights[index * self.chunk : index * self.chunk + self.count(index)]
 
     def poll(self) -> bool:
-        """Load a snapshot if one waits, and hand over the delta if it is wanted; cheap enough for every chunk.
+        """Load a waiting snapshot and hand over the delta if demanded; cheap enough to call before every chunk.
 
         Returns:
             Whether a snapshot was loaded.
         """
-        # `released` is read first: if a delta is released now, a snapshot that lacks it is loaded before its memory
-        # is used again
+        # `released` must be read first: if a delta is released now, a snapshot without it is loaded before the
+        # delta's memory is reused
         mailbox = self._mailbox
         empty, wanted = mailbox.released == mailbox.offered, mailbox.wanted
         loaded = self._load()
@@ -86,21 +86,18 @@ class Averager:
         return loaded
 
     def ask(self, index: int, out: Buffer) -> None:
-        """Write a chunk as a message; its weights are those of `self.step`."""
+        """Encode a chunk as a request; its weights are those of `self.step`."""
         self.use()
         self.wire.encode(self.weights(index), out)
 
     @_QUIET
     def answer(self, index: int, theirs: Buffer, out: Buffer) -> float:
-        """Average with a message, and write the answer to it.
+        """Average a chunk with a request, and encode the answer.
 
         Args:
-            index: The chunk.
-            theirs: The message.
-            out: Memory for the answer; may be the message's.
-
-        Returns:
-            Sum of the squared differences; NaN if the chunk was left out.
+            index: Index of the chunk.
+            theirs: The request.
+            out: Memory for the answer; may be that of the request.
         """
         self.use()
         weights, difference = self.weights(index), self._difference[: self.count(index)]
@@ -115,26 +112,29 @@ class Averager:
 
     @_QUIET
     def settle(self, index: int, sent: Buffer, theirs: Buffer, step: int) -> float:
-        """Average with the answer to a message of ours; returns as `answer` does.
+        """Average a chunk with the answer to our request.
 
         Args:
-            index: The chunk.
-            sent: Our message.
+            index: Index of the chunk.
+            sent: Our request.
             theirs: The answer.
-            step: Training step of the weights in our message.
+            step: Training step of the weights in our request.
+
+        Returns:
+            Sum of the squared differences; NaN if the chunk was left out.
         """
         difference = self._difference[: self.count(index)]
         np.subtract(self.wire.decode(theirs), self.wire.decode(sent, 1), out=difference)
         return self._add(index, difference, step)
 
     def use(self) -> None:
-        """The snapshot in use goes out to others: from now on a newer one is welcome."""
+        """Mark the current snapshot as used, which requests a newer one."""
         if self._mailbox.used != self._mailbox.read:
             self._mailbox.used = self._mailbox.read
             self._mailbox.bell.ring()
 
     def _add(self, index: int, difference: Floats, step: int) -> float:
-        # finite squares mean finite differences; otherwise look closely, so that both sides decide alike
+        # finite squares imply finite differences; otherwise check each value, so that both sides decide alike
         squares = float(difference.dot(difference))
         if not np.isfinite(squares) and not np.isfinite(difference).all():
             self.skipped += 1
@@ -156,7 +156,7 @@ class Averager:
 
     @_QUIET
     def _load(self) -> bool:
-        """Take over a waiting snapshot: its buffer becomes the working copy, with what it lacks added."""
+        """Load a waiting snapshot: its buffer becomes the working copy, and deltas that it lacks are added."""
         mailbox, number = self._mailbox, self._mailbox.written
         if number == mailbox.read:
             return False
@@ -177,7 +177,7 @@ class Averager:
         return True
 
     def _hand_over(self) -> None:
-        """Offer the pending delta, and gather the next in the other buffer."""
+        """Offer the pending delta, and collect the next one in the other buffer."""
         for index in np.flatnonzero(self._fresh).tolist():
             self._pending[index * self.chunk : index * self.chunk + self.count(index)] = 0
         self._mailbox.send_delta(self._pending_step, self.generation)

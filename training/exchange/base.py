@@ -1,8 +1,8 @@
-"""What a training process sees of the exchange, whatever moves the bytes.
+"""The training process's interface to an exchange, independent of the transport.
 
 The training process calls `tick` after each step, adds `take()` to its weights whenever `ready()`, and offers new
-weights with `give`. None of these waits for the network or for a lock. `ready` belongs right before the update: it gets
-everything that has been averaged until then, for which it gives the daemon on the same machine a few milliseconds:
+weights with `give`. None of these waits for the network or for a lock. `ready` belongs right before the update: it
+collects everything averaged until then, and waits at most a few milliseconds for the local daemon to hand it over:
 
     exchange.start(weights, step)
     for step in ...:
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
 
 
 class ExchangeError(RuntimeError):
-    """The exchange cannot begin or cannot go on; the message says why and what helps."""
+    """The exchange cannot start or continue; the message says why and names a remedy."""
 
 
 class PortTakenError(ValueError):
-    """The configured port belongs to another process."""
+    """The configured port is in use by another process."""
 
 
 @dataclass(frozen=True)
 class RingRendezvous:
-    """Where the fixed ring of `gloo` meets; the elastic exchanges need none of it.
+    """Rendezvous of the fixed ring of `gloo`; elastic exchanges do not need it.
 
     Attributes:
         store: Host and port of a `torch.distributed.TCPStore`, or the path of a `FileStore`.
-        nodes: Nodes in the ring; their numbers are 0 to nodes - 1.
-        serve: Whether this exchange's daemon keeps the TCPStore itself (one of them does, or the caller has it).
+        nodes: Number of nodes in the ring; they are numbered 0 to nodes - 1.
+        serve: Whether this exchange's daemon hosts the TCPStore (one of them does, or the caller).
     """
 
     store: str
@@ -54,20 +54,20 @@ class RingRendezvous:
 
 @dataclass(frozen=True)
 class ExchangeSetup:
-    """What an exchange must know beside its configuration.
+    """What an exchange needs to know besides its configuration.
 
     Attributes:
         node: This node's number.
-        rank: This process's rank in its node; it exchanges with the same rank of other nodes.
-        size: Weights that this rank exchanges.
-        key: The ring's key; None exchanges in the clear, on loopback addresses only.
-        folder: Where a daemon writes its log (`exchange-<node>.<rank>.log`).
-        bind_host: Address to listen at; "host" takes a free port, "host:port" that one.
-        advertise_host: How others call this machine, if not by `bind_host`.
-        seed: Shared by the whole ring: fixes the random neighbours.
-        rendezvous: Where fixed neighbours meet; only `gloo` needs it.
-        moments: Values of optimizer state for each weight that newcomers take with the weights; 0: they take none.
-        optimizer: Names these; nodes that name others take weights alone from each other.
+        rank: This process's rank within its node; it exchanges with the same rank of other nodes.
+        size: Number of weights that this rank exchanges.
+        key: The ring's key; None means unencrypted, on loopback addresses only.
+        folder: Folder of the daemon's log (`exchange-<node>.<rank>.log`).
+        bind_host: Address to listen on; "host" uses a free port, "host:port" that port.
+        advertise_host: Address under which other machines reach this one, if it differs from `bind_host`.
+        seed: Shared by the whole ring; determines the random neighbours.
+        rendezvous: Rendezvous of the fixed ring; only for `gloo`.
+        moments: Values of optimizer state per weight that newcomers fetch with the weights; 0 for weights alone.
+        optimizer: Name of the optimizer state; nodes with different names fetch only weights from each other.
         gossip: With whom to average, and how often.
     """
 
@@ -87,11 +87,11 @@ class ExchangeSetup:
 
 @dataclass(frozen=True)
 class FetchedReplica:
-    """What a newcomer has taken from a neighbour, all of one step.
+    """Weights and optimizer state that a newcomer has fetched from a neighbour, all of one step.
 
     Attributes:
         rows: Weights, then the optimizer's moments [1 + moments, size], fp32, on the CPU.
-        steps: Steps that the optimizer has made.
+        steps: Number of steps that the optimizer has made.
     """
 
     rows: "torch.Tensor"
@@ -100,25 +100,25 @@ class FetchedReplica:
 
 @dataclass(frozen=True)
 class ExchangeStats:
-    """Figures since the exchange began, unless they say otherwise.
+    """Figures since the exchange started, unless noted otherwise.
 
     Attributes:
-        initiated: Exchanges that this side began.
-        finished: Those of them that ended well.
-        answered: Exchanges of others whose last chunk this side answered.
-        failed: Exchanges begun here that were not answered in time, or refused.
-        late: Chunks whose answers came after the time-out, and were averaged all the same.
-        skipped_nonfinite: Chunks left out because one side held an infinity or NaN.
-        last_s: Seconds of the last finished exchange.
-        mean_s: Mean seconds of the finished ones.
+        initiated: Exchanges that this side started.
+        finished: Exchanges that this side started and completed.
+        answered: Exchanges of other nodes whose last chunk this side answered.
+        failed: Exchanges started here that timed out or were refused.
+        late: Chunks whose answers arrived after the time-out; they are averaged nevertheless.
+        skipped_nonfinite: Chunks left out because one side contained an infinity or NaN.
+        last_s: Duration of the last finished exchange, in seconds.
+        mean_s: Mean duration of finished exchanges, in seconds.
         bytes_sent: Weights sent, in bytes on the wire.
-        bytes_received: Weights received.
-        distance: RMS difference between these weights and the last peer's.
-        staleness: Own steps between the oldest weights that the delta last taken was computed from and the update at
-            which it was taken; from 1, as published (arXiv:1904.04956).
-        cpu_seconds: Processor time of the daemon.
-        silent_s: Seconds since the daemon last showed a sign of life.
-        last_peer: Node of the last finished exchange, -1 before.
+        bytes_received: Weights received, in bytes on the wire.
+        distance: RMS difference between these weights and those of the last peer.
+        staleness: Own steps between the oldest weights from which the last taken delta was computed and the update that
+            used it; the minimum is 1, as published (arXiv:1904.04956).
+        cpu_seconds: CPU time of the daemon.
+        silent_s: Seconds since the daemon's last sign of life.
+        last_peer: Node of the last finished exchange; -1 before the first.
     """
 
     initiated: int = 0
@@ -141,29 +141,29 @@ class ExchangeStats:
 class Exchange(ABC):
     """Averages flat weights with neighbours by the half-difference rule (AD-PSGD, arXiv:1710.06952, algorithm 1).
 
-    Weights are 1-d contiguous fp32 tensors of `ExchangeSetup.size` elements. All methods are for one thread.
+    Weights are contiguous fp32 tensors [size] with `ExchangeSetup.size` elements. Not thread-safe.
     """
 
     endpoint: str
-    """Where other nodes reach this exchange: goes into `Member.endpoints[rank]`."""
+    """Endpoint under which other nodes reach this exchange; goes into `Member.endpoints[rank]`."""
     elastic: bool = True
-    """Whether nodes may come and go. A fixed ring ends with the first node that leaves it, without an error."""
+    """Whether nodes may join and leave. A fixed ring ends with the first node that leaves it, without an error."""
     moments: int = 0
-    """See `ExchangeSetup`; 0 where there is no optimizer state to be had."""
+    """As in `ExchangeSetup`; 0 if the exchange cannot transfer optimizer state."""
     parts: int = 1
-    """Parts of the weights that are exchanged by themselves, and counted by themselves in the figures."""
+    """Number of parts into which the weights are split; each is exchanged and counted separately."""
 
     @abstractmethod
     def start(self, weights: "torch.Tensor", step: int) -> None:
-        """First weights, or other ones: what is in flight or waits to be taken from before is dropped."""
+        """Set the first weights, or replace them: pending deltas and exchanges of earlier weights are dropped."""
 
     @abstractmethod
     def tick(self, step: int) -> None:
-        """A step is over: allows `per_step` more exchanges to begin; unused permits do not add up."""
+        """Signal the end of a step: allows `per_step` exchanges to start; unused permits do not accumulate."""
 
     @abstractmethod
     def ready(self) -> bool:
-        """Get everything that has been averaged until now; whether there is anything to be taken."""
+        """Collect everything averaged until now; returns whether there is a delta to take."""
 
     @abstractmethod
     def take(self) -> "torch.Tensor":
@@ -175,36 +175,36 @@ class Exchange(ABC):
 
     @abstractmethod
     def release(self) -> None:
-        """The delta has been added."""
+        """Signal that the delta was added to the live weights."""
 
     @abstractmethod
     def give(self, weights: "torch.Tensor", step: int) -> bool:
-        """Offer new weights, which contain every delta taken so far; False if earlier ones still wait (no harm)."""
+        """Offer new weights that contain every delta taken so far; False (harmless) if earlier ones still wait."""
 
     @abstractmethod
     def set_view(self, view: View) -> None:
-        """Who takes part from now on; nodes that are not in it are not asked any more."""
+        """Set the membership; nodes that are not in the view are no longer asked."""
 
     @abstractmethod
     def fetch(self, timeout_s: float) -> "torch.Tensor | None":
-        """The present weights (fp32, on the CPU) of a live neighbour, for a newcomer; None if nobody gave any.
+        """Fetch a live neighbour's current weights (fp32, on the CPU), for a newcomer; None if no neighbour sent any.
 
-        Waits for the network up to `timeout_s`. Call `set_view` before and `start` after it.
+        Waits for the network for up to `timeout_s`. Call `set_view` before and `start` after it.
         """
 
     def fetch_replica(self, timeout_s: float) -> FetchedReplica | None:
-        """As `fetch`, with the optimizer state of the same step; None, after a word in the log, if nobody gave any."""
+        """Fetch weights and the optimizer state of the same step; None, with a warning, if no neighbour sent any."""
         return None
 
     def replica_slot(self) -> "torch.Tensor | None":
-        """Where to write a replica [1 + moments, size], if a newcomer waits for one; ask after every step."""
+        """Memory for a replica [1 + moments, size] if a newcomer waits for one, else None; call after every step."""
         return None
 
     def give_replica(self, steps: float) -> None:
-        """Hand over what was written to the slot.
+        """Hand over the replica that was written to the slot.
 
         Args:
-            steps: Steps that the optimizer has made; 0: it has no state yet.
+            steps: Number of steps that the optimizer has made; 0 if it has no state yet.
         """
         raise NotImplementedError
 
@@ -214,8 +214,8 @@ class Exchange(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End the exchange and everything that it started."""
+        """Stop the exchange and the processes that it started."""
 
     @abstractmethod
     def alive(self) -> bool:
-        """Whether exchanges are still possible: the daemon runs, and has not given up."""
+        """Whether exchanges are still possible, that is, the daemon is running."""

@@ -14,10 +14,10 @@ from training.exchange.movers import HostMover, Mover
 
 
 class MailboxExchange(Exchange):
-    """What all exchanges over a mailbox share; the other side of it is the implementation's.
+    """Common part of exchanges over a mailbox; subclasses provide the other side.
 
     Args:
-        size: Weights.
+        size: Number of weights.
         shared: Whether another process maps the mailbox, too; else it needs no file.
     """
 
@@ -33,7 +33,7 @@ class MailboxExchange(Exchange):
 
     @abstractmethod
     def _wake(self) -> None:
-        """Tell the other side that there is news; never waits, and may be called by any thread."""
+        """Notify the other side of changes; never waits, may be called by any thread."""
 
     def _make_mover(self, weights: torch.Tensor) -> Mover:
         if weights.is_cuda:
@@ -45,7 +45,7 @@ class MailboxExchange(Exchange):
         self._check(weights)
         if self._mover is None:
             self._mover = self._make_mover(weights)
-        # a snapshot of the new generation resets the other side; if the slot is full, the next `give` brings it
+        # a snapshot of the new generation resets the other side; if the slot is full, the next `give` sends it
         self._mover.restart()
         self._mailbox.step = self._mailbox.updating = step
         self._mover.give(weights, step)
@@ -113,7 +113,7 @@ class MailboxExchange(Exchange):
         )
 
     def _close_mailbox(self) -> None:
-        """Give the memory back; for implementations' `close`."""
+        """Release the memory; called by `close` of subclasses."""
         if self._mover is not None:
             self._mover.close()
         self._mover = None

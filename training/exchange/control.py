@@ -1,4 +1,4 @@
-"""Commands and answers between a training process and its daemon: JSON lines over a socket pair that never wait."""
+"""Commands and answers between a training process and its daemon: JSON lines over a non-blocking socket pair."""
 
 import json
 import select
@@ -10,45 +10,45 @@ _LONGEST = 64 * 1024 * 1024
 
 
 class Control:
-    """One end.
+    """One end of the connection.
 
     Attributes:
-        closed: Whether the other end is gone.
+        closed: Whether the connection is closed at either end.
     """
 
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)
         self._socket = end
         self._out = bytearray()
-        self._sending = threading.Lock()  # those who wake the daemon are threads of movers, too
+        self._sending = threading.Lock()  # threads of movers wake the daemon, too
         self._in = bytearray()
         self.closed = False
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until something comes, or the other end is closed, or the time is over."""
+        """Wait for data, the end of the connection, or the time-out."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         poll.poll(1000 * timeout_s)
 
     def fileno(self) -> int:
-        """For polling."""
+        """The socket's descriptor, for polling."""
         return self._socket.fileno()
 
     def wake(self) -> None:
-        """Wake the other side up; an unread wake-up is as good as two."""
+        """Wake the other side; skipped if unsent data will wake it anyway."""
         with self._sending:
             if not self._out:
                 self._write(b"\n")
             self._flush()
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send a message, or keep it for the next `flush` if the other side is slow."""
+        """Send a message; what does not fit into the socket's buffer is kept for the next `flush`."""
         with self._sending:
             self._out += json.dumps(message).encode() + b"\n"
             self._flush()
 
     def flush(self) -> None:
-        """Send what is kept, as far as it goes."""
+        """Send kept data, as much as the socket accepts."""
         with self._sending:
             self._flush()
 
@@ -57,7 +57,7 @@ class Control:
             del self._out[:sent]
 
     def receive(self) -> list[dict[str, Any]]:
-        """All messages that have come."""
+        """Return all messages received since the last call."""
         while not self.closed:
             try:
                 data = self._socket.recv(65536)

@@ -1,7 +1,8 @@
-"""The exchange's process: `python -m training.exchange.daemon MEMORY CONTROL BELL PARENT`.
+"""The exchange's daemon process: `python -m training.exchange.daemon MEMORY CONTROL BELL PARENT`.
 
-The training process starts it, shares memory, a socket pair and a bell with it (by inherited descriptors), and sends it
-the setup as the first line; the key comes that way too, so that no process list shows it. It ends with its parent.
+The training process starts it, shares memory, a socket pair and a bell with it (as inherited descriptors), and sends
+the setup as the first line. The key is part of the setup, so that no process list shows it. The daemon ends with its
+parent.
 """
 
 import signal
@@ -20,19 +21,19 @@ _SETUP_S = 30.0
 
 
 def main(argv: list[str]) -> int:
-    """Serve one exchange until the training process ends it or ends.
+    """Serve one exchange until the training process stops it or ends.
 
     Args:
-        argv: Descriptors of the memory, of the control socket and of the bell, and the parent's process number.
+        argv: Descriptors of the memory, the control socket and the bell, and the parent's process id.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the training process's business, which then ends this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training process handles Ctrl-C and stops this process
     end_with_parent(int(argv[3]), signal.SIGKILL)
     logs.setup("exchange")
     control = Control(socket.socket(fileno=int(argv[1])))
     setup = _setup(control)
     mailbox = Mailbox(int(argv[0]), int(setup["size"]), Bell(rings=int(argv[2])))
     if setup["kind"] == "gloo":
-        # nobody calls there: said before torch is loaded, which takes seconds
+        # no node connects to this endpoint; it is sent before importing torch, which takes seconds
         control.send({"listening": f"gloo://{setup['node']}.{setup['rank']}"})
         from training.exchange.gloo_daemon import serve
 
@@ -50,7 +51,7 @@ def _setup(control: Control) -> dict[str, Any]:
 
 
 def _replicas(setup: dict[str, Any]) -> ReplicaGiver | None:
-    """What gives newcomers weights and optimizer state, where the training process shares memory for it."""
+    """Build the giver of weights and optimizer state, if the training process shares memory for it."""
     if "replica" not in setup:
         return None
     shared = setup["replica"]

@@ -1,4 +1,4 @@
-"""Copies between a device and main memory beside the training: what is needed of a device, and CUDA's way to do it."""
+"""Copies between a device and main memory that overlap with training: the interface, and its CUDA implementation."""
 
 import contextlib
 from abc import ABC, abstractmethod
@@ -13,43 +13,43 @@ Direction = Literal["down", "up"]
 
 
 class CopyEvent(ABC):
-    """A point in a device's work."""
+    """A point in a device's stream of work."""
 
     @abstractmethod
     def wait(self) -> None:
-        """Until the device has got there."""
+        """Wait until the device has reached this point."""
 
 
 Points = tuple["CopyEvent | None", ...]
 
 
 class Copies(ABC):
-    """What a `DeviceMover` needs of a device: the training stream, and one more for each direction.
+    """What a `DeviceMover` needs of a device: the training stream, and one stream per direction.
 
-    Work of a direction is done in order, beside training and the other direction; it begins after the given points.
-    Nothing here waits on the CPU.
+    Work of one direction runs in order, concurrently with training and the other direction, and starts after the given
+    points. No method blocks the CPU, except `close`.
     """
 
     @abstractmethod
     def mark(self) -> CopyEvent:
-        """Where the training stream's work ends so far."""
+        """Return the current end of the training stream's work."""
 
     @abstractmethod
     def follow(self, point: CopyEvent) -> None:
-        """Have the training stream's further work wait for a point."""
+        """Make further work of the training stream wait for a point."""
 
     @abstractmethod
     def copy(self, direction: Direction, target: torch.Tensor, source: torch.Tensor, after: Points = ()) -> CopyEvent:
-        """Copy between device and main memory; where that ends."""
+        """Copy between device and main memory; returns the point at which the copy ends."""
 
     @abstractmethod
     def add(
         self, direction: Direction, target: torch.Tensor, source: torch.Tensor, after: Points, first: bool
     ) -> CopyEvent:
-        """Add on the device, or replace what is there if it is the first; where that ends."""
+        """Add on the device, or overwrite the target if `first`; returns the point at which that ends."""
 
-    def close(self) -> None:  # noqa: B027 - not every device has something to end
-        """Wait for everything that has begun."""
+    def close(self) -> None:  # noqa: B027 - not every device has something to close
+        """Wait for all copies that were started."""
 
 
 class _CudaPoint(CopyEvent):
@@ -75,7 +75,7 @@ class CudaCopies(Copies):
         return _CudaPoint(torch.cuda.current_stream(self._device))
 
     def follow(self, point: CopyEvent) -> None:
-        """Have the training stream wait for the point's event."""
+        """Make the training stream wait for the point's event."""
         assert isinstance(point, _CudaPoint)
         torch.cuda.current_stream(self._device).wait_event(point.event)
 
@@ -86,7 +86,7 @@ class CudaCopies(Copies):
     def add(
         self, direction: Direction, target: torch.Tensor, source: torch.Tensor, after: Points, first: bool
     ) -> CopyEvent:
-        """Add, or replace, on the direction's stream."""
+        """Add or overwrite on the direction's stream."""
         return self._on(direction, after, lambda: target.copy_(source) if first else target.add_(source))
 
     def close(self) -> None:
@@ -107,7 +107,7 @@ class CudaCopies(Copies):
 
 
 def _lock_pages(part: Floats) -> bool:
-    """Page-lock memory, so that copies to and from it run beside everything else; without it they still work."""
+    """Page-lock memory, so that copies are asynchronous; returns whether it worked (copies work without, too)."""
     try:
         return int(torch.cuda.cudart().cudaHostRegister(part.ctypes.data, part.nbytes, 0)) == 0  # type: ignore[no-untyped-call]
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""A mover of weights on a device: copies run in two threads, beside the computation."""
+"""The mover for weights on a device: copies run in two threads and overlap with the computation."""
 
 import threading
 import time
@@ -11,28 +11,29 @@ from training.exchange.mailbox import Mailbox
 from training.exchange.movers import Mover
 
 _IDLE_S = 0.05
-_MARGIN = 1.5  # of the time that copies take on the average
+_MARGIN = 1.5  # in multiples of the mean copy time
 
 
 class DeviceMover(Mover):
-    """Copies between a device and shared memory, in two threads that wait for copies so that training need not.
+    """Copies between a device and shared memory, in two threads that wait for copies so that training does not.
 
     Down: a snapshot is cloned on the device first (a fraction of a millisecond for 43 M weights), so that training may
     change the weights while the slower copy to main memory runs. It is copied once the exchange has used the last one.
-    Up: a delta is demanded whenever an exchange has ended, copied to the device at once, and gathered there until the
-    next update takes it. So nothing waits for an update to be noticed, and the daemon's slot is free after a copy.
+    Up: a delta is demanded whenever an exchange has ended, copied to the device at once, and summed there until the
+    next update takes it. So the exchange does not wait for the next update, and the daemon's slot is free after a copy.
 
-    What is averaged within a copy's time before an update would be too late for it. So the mover learns how long steps
-    and copies take, and tells the exchange from when on requests had better wait for the weights after the update.
+    An average that arrives less than a copy time before an update is too late for it. So the mover measures how long
+    steps and copies take, and tells the exchange from which time on requests should wait for the weights after the
+    update.
 
-    A snapshot contains what is gathered on the device, although the weights do not yet: so the exchange may forget a
-    delta as soon as it is on the device, however many come before the next update.
+    A snapshot contains the deltas summed on the device although the weights do not yet. So the exchange may forget a
+    delta as soon as it is on the device, however many arrive before the next update.
 
     Args:
         mailbox: Shared with the exchange.
-        wake: Tells the exchange that there is news.
-        weights: On the device; says how many.
-        copies: The device's.
+        wake: Notifies the exchange of changes.
+        weights: Weights on the device; only their shape and device are used.
+        copies: Copies of that device.
     """
 
     def __init__(self, mailbox: Mailbox, wake: Callable[[], None], weights: torch.Tensor, copies: Copies) -> None:
@@ -46,7 +47,7 @@ class DeviceMover(Mover):
         self._brought = 0  # number of the last delta in the sums or in the weights
         self._cloned: CopyEvent | None = None
         self._clone_step, self._clone_waits, self._copying = 0, False, False
-        # held while work is issued or noted, never while it is waited for
+        # held while work is issued or recorded, never while waiting for it
         self._lock = threading.Lock()
         self._news = threading.Event()
         self._ended = False
@@ -59,7 +60,7 @@ class DeviceMover(Mover):
             thread.start()
 
     def restart(self) -> None:
-        """Drop what was gathered of the old weights, and a clone that was not copied yet."""
+        """Drop deltas of the old weights, and a clone that was not copied yet."""
         with self._lock:
             super().restart()
             self._brought = self._mailbox.released = self._mailbox.offered
@@ -67,7 +68,7 @@ class DeviceMover(Mover):
             self._clone_waits = False
 
     def give(self, weights: torch.Tensor, step: int) -> bool:
-        """Clone the weights on the device; False if the clone before is being copied, or was not copied in time."""
+        """Clone the weights on the device; False if the previous clone is being copied or was not copied in time."""
         with self._lock:
             if self._copying:
                 return False
@@ -79,7 +80,7 @@ class DeviceMover(Mover):
         return not waiting
 
     def update_begins(self) -> None:
-        """Learn how long steps take, and tell the exchange from when on requests had better wait."""
+        """Measure the step time, and set the time from which on requests should wait for the next weights."""
         now = time.monotonic()
         self._step_s = _mean(self._step_s, now - self._updated_at) if self._updated_at else 0.0
         self._updated_at = now
@@ -87,32 +88,32 @@ class DeviceMover(Mover):
         self._mailbox.deadline = now + self._step_s - _MARGIN * self._lead_s if self._step_s else 0.0
 
     def ready(self) -> bool:
-        """Whether anything is gathered on the device already; waits for nothing."""
+        """Whether there is a delta on the device; never waits."""
         with self._lock:
             steps = self._gathering.steps or self._taken.steps
             self.oldest = min(steps, default=0)
             return bool(steps)
 
     def take(self) -> torch.Tensor:
-        """The sum of what was gathered, which the training stream reads once the last addition is over."""
+        """The sum of the deltas; the training stream waits for the last addition before it reads the sum."""
         with self._lock:
             if not self._taken.steps:
                 self._gathering, self._taken = self._taken, self._gathering
                 assert self._taken.added is not None
                 self._copies.follow(self._taken.added)
-                if self._clone_waits:  # a snapshot that is made of it later must not lack what leaves the gathering
+                if self._clone_waits:  # a later snapshot of the clone must contain the sum that is taken here
                     self._clone.add_(self._taken.values)
                     self._cloned = self._copies.mark()
             return self._taken.values
 
     def release(self) -> None:
-        """Let the memory be used again once the training stream has read it."""
+        """Allow reuse of the memory once the training stream has read it."""
         with self._lock:
             self._taken.steps.clear()
             self._taken.readers += (self._copies.mark(),)
 
     def close(self) -> None:
-        """End both threads, then the copies."""
+        """Stop both threads, then close the copies."""
         self._ended = True
         self._news.set()
         self._mailbox.bell.ring()
@@ -131,12 +132,12 @@ class DeviceMover(Mover):
             self._publish()
 
     def _wanted(self) -> bool:
-        """Whether the exchange has sent anything of the last snapshot, or lacks the weights from after `restart`."""
+        """Whether the exchange has used the last snapshot, or has no weights since `restart`."""
         mailbox = self._mailbox
         return mailbox.used == mailbox.written or mailbox.snapshot_generation != self.generation
 
     def _publish(self) -> None:
-        """Copy the newest weights to the mailbox, if the exchange has use for them."""
+        """Copy the newest weights to the mailbox, if the exchange wants them."""
         mailbox = self._mailbox
         with self._lock:
             number = mailbox.written
@@ -164,7 +165,7 @@ class DeviceMover(Mover):
             rung, now = self._mailbox.bell.listen(_IDLE_S), self._mailbox.ended
             if self._clone_waits:
                 self._news.set()
-            # a delta costs a copy of all weights: one for a whole exchange, unless it takes very long
+            # a delta costs a copy of all weights, so demand one per exchange, unless an exchange takes very long
             if (now != ended or not rung) and self._mailbox.demand():
                 ended, self._demanded_at = now, time.monotonic()
                 self._wake()
@@ -172,7 +173,7 @@ class DeviceMover(Mover):
                 self._bring()
 
     def _bring(self) -> None:
-        """Copy a delta to the device, and add it to what is gathered there."""
+        """Copy a delta to the device, and add it to the sum there."""
         mailbox = self._mailbox
         number, step, generation = mailbox.offered, mailbox.delta_step, mailbox.delta_generation
         self._copies.copy("up", self._landed, self._deltas[number % 2]).wait()
@@ -180,8 +181,8 @@ class DeviceMover(Mover):
             if generation == self.generation:
                 self._gathering.add(self._landed, step, self._copies)
                 self._brought = number
-            # the exchange keeps the last delta only: it must not make another before it has a snapshot on its way that
-            # lacks this one
+            # the exchange keeps only the last delta: while a snapshot that lacks this one is being copied, the exchange
+            # must not make another
             if not self._copying:
                 mailbox.released = max(mailbox.released, number)
         self._lead_s = _mean(self._lead_s, time.monotonic() - self._demanded_at)
@@ -189,18 +190,18 @@ class DeviceMover(Mover):
 
 
 def _mean(mean: float, value: float) -> float:
-    """A running mean over some ten values; the first one counts as it is."""
+    """Exponential moving average over about ten values; the first value initializes it."""
     return value if not mean else mean + (value - mean) / 10
 
 
 class _Sum:
-    """Deltas gathered on a device.
+    """Sum of deltas on a device.
 
     Attributes:
-        values: Their sum, if there are any.
-        steps: Training steps of the oldest weights that each was computed from.
-        added: Where the last addition ends.
-        readers: Where readers end.
+        values: The sum; undefined if there are none.
+        steps: For each delta, the training step of the oldest weights from which it was computed.
+        added: Point at which the last addition ends.
+        readers: Points at which readers of the sum end.
     """
 
     def __init__(self, values: torch.Tensor) -> None:
@@ -210,7 +211,7 @@ class _Sum:
         self.readers: Points = ()
 
     def add(self, delta: torch.Tensor, step: int, copies: Copies) -> None:
-        """Add one."""
+        """Add a delta."""
         self.added = copies.add("up", self.values, delta, self.readers, first=not self.steps)
         self.readers = ()
         self.steps.append(step)

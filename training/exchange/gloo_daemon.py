@@ -1,9 +1,9 @@
-"""The exchange over torch.distributed: fixed pairs that meet in turn, as AD-PSGD is often published.
+"""The exchange over torch.distributed: fixed pairs that exchange in turn, as AD-PSGD is often published.
 
-Both sides of a pair must come, so the edges of the ring are coloured: all edges of one colour are disjoint and can
-meet at the same time, two colours do for an even ring and three for an odd one, and everybody goes through the colours
-in the same order. So no ring size deadlocks. Every turn needs a permit (a step) of both, so that a slow node's
-neighbours exchange as rarely as it does; they compute on meanwhile.
+Both sides of a pair must take part at the same time, so the edges of the ring are coloured: all edges of one colour are
+disjoint and can exchange concurrently. An even ring needs two colours, an odd one three, and all nodes go through the
+colours in the same order, so no ring size deadlocks. Every turn needs a permit (a step) of both sides. So a slow node's
+neighbours exchange as rarely as it does, but keep computing.
 """
 
 import datetime
@@ -29,18 +29,18 @@ from training.exchange.protocol import ChunkRequest, Pending, Protocol
 from training.exchange.reporting import Report
 from training.processes.children import exit_at_once
 
-_MEET_S = 120.0  # until all are there in the beginning
+_MEET_S = 120.0  # time for all nodes to connect, and for a partner to take its turn
 _BEAT_S = 0.05
 _STALLED = 17
 _HELLO = 1 << 20
-_WINDOW = 2  # chunks under way: one ahead of the arithmetic
+_WINDOW = 2  # chunks in flight: one ahead of the arithmetic
 
 
 def colours(nodes: int) -> list[list[tuple[int, int]]]:
-    """The edges of a ring in groups that share no node.
+    """Edge colouring of a ring: groups of edges that share no node.
 
     Args:
-        nodes: Size of the ring, at least 1.
+        nodes: Number of nodes in the ring, at least 1.
     """
     if nodes < 2:
         return []
@@ -52,7 +52,7 @@ def colours(nodes: int) -> list[list[tuple[int, int]]]:
 
 
 def partners(nodes: int, node: int) -> list[int | None]:
-    """Whom a node meets in each turn of a round; None where it has nobody."""
+    """A node's partner in each turn of a round; None for turns without a partner."""
     met: list[int | None] = []
     for group in colours(nodes):
         pair = next((pair for pair in group if node in pair), None)
@@ -63,11 +63,11 @@ def partners(nodes: int, node: int) -> list[int | None]:
 def serve(setup: dict[str, Any], mailbox: Mailbox, control: Control) -> int:
     """Serve a mailbox until the training process closes its end, or a neighbour is lost."""
     daemon = GlooDaemon(setup, mailbox, control)
-    exit_at_once(daemon.run())  # Gloo's threads may wait for others for ever
+    exit_at_once(daemon.run())  # Gloo's threads may wait for other nodes forever
 
 
 class GlooDaemon:
-    """Meets neighbours while the training process has steps to give."""
+    """Exchanges with its neighbours in turn, as long as the training process grants permits."""
 
     def __init__(self, setup: dict[str, Any], mailbox: Mailbox, control: Control) -> None:
         self._setup, self._mailbox, self._control = setup, mailbox, control
@@ -79,7 +79,7 @@ class GlooDaemon:
         self._watch = Watchdog()
 
     def run(self) -> int:
-        """Serve; the exit status."""
+        """Serve the exchange; returns the exit status."""
         torch.set_num_threads(1)
         joined = not self._partners
         while not self._control.closed:
@@ -99,14 +99,14 @@ class GlooDaemon:
                     joined = True
                 self._meet()
             except RuntimeError as error:
-                logging.error("a neighbour is lost, and a fixed ring cannot go on: %s", error)
+                logging.error("a neighbour is lost, and a fixed ring cannot continue without it: %s", error)
                 self._report.failed += 1
                 self._report.write(math.inf, self._averager)
                 return 1
         return 0
 
     def _join(self) -> None:
-        """Meet everybody once."""
+        """Join the process group of all nodes."""
         rendezvous = self._setup["rendezvous"]
         limit = datetime.timedelta(seconds=_MEET_S)
         host, _, port = rendezvous["store"].rpartition(":")
@@ -119,7 +119,7 @@ class GlooDaemon:
         dist.init_process_group("gloo", store=prefix, rank=self._node, world_size=rendezvous["nodes"], timeout=limit)
 
     def _meet(self) -> None:
-        """The next turn: each side takes the other's chunks as answers to its own."""
+        """Run the next turn: each side treats the other's chunks as answers to its own."""
         protocol = self._protocol
         peer = self._partners[protocol.number % len(self._partners)]
         protocol.number += 1
@@ -131,7 +131,7 @@ class GlooDaemon:
         underway: deque[tuple[ChunkRequest, NDArray[np.uint8], list[dist.Work]]] = deque()
         with self._watch.limit(self._timeout_s) as alarm:
             while not protocol.complete:
-                # weights may be replaced in the middle: the other side waits for all chunks all the same
+                # weights may be replaced in the middle, but the other side still waits for all chunks
                 self._averager.poll()
                 while (request := protocol.next_request()) is not None:
                     protocol.sent(request)
@@ -146,7 +146,7 @@ class GlooDaemon:
         protocol.finish(time.monotonic() - asking.began)
 
     def _greet(self, peer: int) -> None:
-        """Wait until the other one is there, and serve the training process meanwhile."""
+        """Wait for the partner, and serve the training process in the meantime."""
         ours, theirs = torch.zeros(1, dtype=torch.uint8), torch.zeros(1, dtype=torch.uint8)
         works = [dist.isend(ours, peer, tag=_HELLO), dist.irecv(theirs, peer, tag=_HELLO)]
         errors: list[RuntimeError] = []
@@ -168,12 +168,12 @@ class GlooDaemon:
                 self._report.write(time.monotonic(), self._averager)
                 self._control.receive()
                 if self._control.closed:
-                    os._exit(0)  # what waits for the other one cannot be called off
+                    os._exit(0)  # the thread that waits for the partner cannot be cancelled
         if errors:
             raise errors[0]
 
     def _swap(self, request: ChunkRequest, peer: int) -> "tuple[NDArray[np.uint8], list[dist.Work]]":
-        """Begin to send a chunk, and to receive the other side's."""
+        """Start to send a chunk and to receive the partner's."""
         theirs = np.empty(len(request.chunk), np.uint8)
         out, into = torch.from_numpy(request.chunk), torch.from_numpy(theirs)
         index = request.header.index
@@ -182,7 +182,7 @@ class GlooDaemon:
 
 
 class Watchdog:
-    """Ends this process when a meeting stands still: Gloo itself may wait for a dead peer far beyond its time-out."""
+    """Ends this process when an exchange stalls: Gloo itself may wait for a dead peer far beyond its time-out."""
 
     def __init__(self) -> None:
         self._deadline = math.inf
@@ -190,7 +190,7 @@ class Watchdog:
 
     @contextmanager
     def limit(self, seconds: float) -> Iterator[Any]:
-        """Bound a block; calling the value that it gives starts the time anew."""
+        """Limit the duration of a block; calling the yielded function restarts the timer."""
 
         def again() -> None:
             self._deadline = time.monotonic() + seconds
@@ -205,5 +205,5 @@ class Watchdog:
         while True:
             time.sleep(0.1)
             if time.monotonic() > self._deadline:
-                logging.error("a neighbour has not come: the fixed ring ends")
+                logging.error("a neighbour does not respond: the fixed ring ends")
                 os._exit(_STALLED)

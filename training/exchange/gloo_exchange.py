@@ -1,4 +1,4 @@
-"""An exchange between fixed ring neighbours over torch.distributed (Gloo): for comparison, without elasticity."""
+"""The exchange between fixed ring neighbours over torch.distributed (Gloo): a baseline without elasticity."""
 
 from training.config import ExchangeConfig
 from training.exchange.base import ExchangeSetup
@@ -6,19 +6,19 @@ from training.exchange.process import ProcessExchange
 
 
 class GlooExchange(ProcessExchange):
-    """An exchange whose daemon meets its two neighbours in turn; nobody may join, and the first loss ends it."""
+    """An exchange with two fixed neighbours in turn; nodes cannot join, and the first lost node ends it."""
 
     elastic = False
 
     def __init__(self, cfg: ExchangeConfig, setup: ExchangeSetup) -> None:
-        """Start the daemon; it looks for the others in the background.
+        """Start the daemon, which connects to the other nodes in the background.
 
         Raises:
-            ValueError: If the configuration asks for what a fixed ring cannot do.
-            ExchangeError: If the daemon cannot begin.
+            ValueError: If a fixed ring does not support the configuration.
+            ExchangeError: If the daemon cannot start.
         """
         if setup.rendezvous is None:
-            raise ValueError("gloo needs to know where its ring meets: give ExchangeSetup.rendezvous")
+            raise ValueError("gloo needs a rendezvous: give ExchangeSetup.rendezvous")
         if setup.gossip.neighbours not in ("auto", "ring"):
             raise ValueError("gloo has fixed neighbours: use strategy.neighbours=ring, or exchange.kind=zmq")
         if not 0 <= setup.node < setup.rendezvous.nodes:

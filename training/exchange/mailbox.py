@@ -1,16 +1,16 @@
-"""Shared memory between a training process and its exchange: two channels of one slot each, a bell, and no locks.
+"""Lock-free shared memory between a training process and its exchange: two channels of one slot each, and a bell.
 
-The snapshot channel brings weights to the exchange, the delta channel brings back what is to be added to them. Each
-channel counts what was written and what was read in two words; either word has one writer, and a slot belongs to the
-writer while they are equal and to the reader while they differ. So a side that is killed or stopped at any moment
-never blocks the other. Each channel has two buffers that swap roles, which saves copying: the exchange works in the
-snapshot it was given last while the next one is being written, and gathers the next delta while the last one is read.
+The snapshot channel carries weights to the exchange; the delta channel carries back what must be added to them. Each
+channel has two counters, of what was written and what was read. Each counter has one writer, and the slot belongs to
+the writer while they are equal and to the reader while they differ. So a side that is killed or suspended at any moment
+never blocks the other. Each channel has two buffers that swap roles, which saves copying: the exchange works in its
+last snapshot while the next one is being written, and collects the next delta while the last one is read.
 
-A delta is handed over on demand: the training process raises `wanted`, the exchange hands over everything that it has
-averaged until then, and sets `handed` to the demand that it has met. It says in `gathered` whether there is anything,
-and rings the bell when there is news. So nothing that comes before the demand has to wait for the next training step.
+A delta is handed over on demand: the training process increments `wanted`, the exchange hands over everything averaged
+until then, and sets `handed` to the demand that it has met. `gathered` says whether there is anything to hand over, and
+the bell signals changes. So nothing that is averaged before the demand has to wait for the next training step.
 
-The memory is an anonymous file (memfd) that the daemon inherits: it has no name, so nothing can be left behind.
+The memory is an anonymous file (memfd) that the daemon inherits: it has no name, so no file can be left behind.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 
 _PAGE = 4096
-# words that the training process writes, then words that the exchange writes
+# counters that the training process writes, then counters that the exchange writes
 _COUNTS = ["written", "released", "ticks", "step", "snapshot_step", "snapshot_taken", "snapshot_generation"]
 _COUNTS += ["wanted", "updating", "newest"]
 _COUNTS += [
@@ -53,21 +53,21 @@ _FIGURES += ["last_s", "total_s", "distance", "cpu_seconds", "beat"]
 
 
 class Mailbox:
-    """The mapped memory; counts and figures are attributes.
+    """The mapped memory; counters and figures are attributes.
 
     Attributes:
         weights: Two buffers for snapshots; number k is in `weights[k % 2]`.
         deltas: Two buffers for deltas; number k is in `deltas[k % 2]`.
-        fetched: Where weights of a neighbour go for a newcomer.
-        wanted: Demands for a delta so far.
-        handed: The last demand that was met, if only by the answer that there is nothing.
+        fetched: Buffer for the weights that a newcomer fetches from a neighbour.
+        wanted: Number of demands for a delta so far.
+        handed: The last demand that was met, possibly without a delta because nothing was averaged.
         gathered: Chunks averaged since the last delta was handed over.
-        updating: Training step whose update is about to be made, or was made last.
-        newest: Training step of the newest weights that the training process can give a snapshot of.
+        updating: Training step of the next update, or of the last one.
+        newest: Training step of the newest weights of which the training process can make a snapshot.
         used: Number of the last snapshot of which anything was sent.
-        deadline: What is averaged from then on (monotonic seconds) is probably too late for the next update; 0 if all
-            that is averaged before an update reaches it.
-        lead_s: Seconds from an averaging until an update can have it.
+        deadline: Monotonic time in seconds after which an average is probably too late for the next update; 0 if every
+            average before an update reaches it.
+        lead_s: Seconds that an average needs to reach an update.
     """
 
     written: int
@@ -105,12 +105,12 @@ class Mailbox:
     beat: float
 
     def __init__(self, file: int, size: int, bell: "Bell | None" = None) -> None:
-        """Map a file.
+        """Map the memory.
 
         Args:
-            file: Its descriptor, which remains the caller's.
-            size: Weights in each buffer.
-            bell: Rung by the exchange, listened to by the training process.
+            file: Descriptor of the file; still owned by the caller.
+            size: Number of weights in each buffer.
+            bell: Rung by the exchange, heard by the training process.
         """
         self._map = mmap.mmap(file, mailbox_bytes(size))
         self.bell = bell or Bell()
@@ -138,24 +138,24 @@ class Mailbox:
             super().__setattr__(name, value)
 
     def snapshot_slot(self) -> Floats | None:
-        """Where the training process may write its next snapshot; None while the last one has not been read."""
+        """Buffer for the training process's next snapshot; None while the last one is unread."""
         number = self.written
         return self.weights[(number + 1) % 2] if self.read == number else None
 
     def send_snapshot(self, step: int, taken: int, generation: int) -> None:
-        """Hand over what was written to the slot.
+        """Hand over the snapshot in the slot.
 
         Args:
             step: Training step of the weights.
             taken: Number of the last delta that they contain.
-            generation: Grows when weights begin anew.
+            generation: Increases whenever the weights are replaced.
         """
         self.snapshot_step, self.snapshot_taken, self.snapshot_generation = step, taken, generation
         fence()
         self.written += 1
 
     def demand(self) -> bool:
-        """Ask for a delta, unless there is nothing to be had or a demand is unmet; whether a demand is new."""
+        """Demand a delta, unless there is none or the last demand is unmet; returns whether a demand was made."""
         if not self.gathered or self.wanted != self.handed or self.offered != self.released:
             return False
         self.wanted += 1
@@ -177,8 +177,8 @@ class Mailbox:
         """Hand over the delta in `deltas[(offered + 1) % 2]`.
 
         Args:
-            step: Training step of the oldest snapshot that it was computed from.
-            generation: The generation of that snapshot.
+            step: Training step of the oldest snapshot from which it was computed.
+            generation: Generation of that snapshot.
         """
         self.delta_step, self.delta_generation = step, generation
         fence()
@@ -186,11 +186,11 @@ class Mailbox:
 
     @property
     def ended(self) -> int:
-        """Exchanges that are over, on either side, well or not."""
+        """Number of exchanges that have ended, started on either side, successful or not."""
         return self.finished + self.answered + self.failed
 
     def forget_fetched(self) -> None:
-        """Give the memory of `fetched` back to the system until it is used again."""
+        """Return the memory of `fetched` to the system until it is used again."""
         discard(self._map, _PAGE + 4 * _stride(self.size), _stride(self.size))
 
     def silent_s(self) -> float:
@@ -198,18 +198,18 @@ class Mailbox:
         return max(0.0, time.monotonic() - self.beat) if self.beat else 0.0
 
     def close(self) -> None:
-        """Unmap, unless a buffer is still referenced elsewhere: then the memory goes with its last user."""
+        """Unmap the memory; if a buffer is still referenced, it is unmapped with the last reference."""
         del self._counts, self._figures, self.weights, self.deltas, self.fetched
         with contextlib.suppress(BufferError):
             self._map.close()
 
 
 class Bell:
-    """A pipe by which the exchange wakes the training process; either side may have one end only, or none.
+    """A pipe by which the exchange wakes the training process; a process may have one end, both or none.
 
     Args:
-        hears: Descriptor of the end to listen at, or -1.
-        rings: Descriptor of the end to ring at, or -1.
+        hears: Descriptor of the read end, or -1.
+        rings: Descriptor of the write end, or -1.
     """
 
     def __init__(self, hears: int = -1, rings: int = -1) -> None:
@@ -223,17 +223,17 @@ class Bell:
 
     @classmethod
     def make(cls) -> "Bell":
-        """A bell with both ends, which child processes inherit only where they are passed on."""
+        """Make a bell with both ends; child processes inherit them only if they are passed on."""
         return cls(*os.pipe())
 
     def ring(self) -> None:
-        """Never waits; several rings that were not heard yet count as one."""
+        """Ring without waiting; several unheard rings count as one."""
         if self.rings >= 0:
             with contextlib.suppress(BlockingIOError, BrokenPipeError):
                 os.write(self.rings, b"!")
 
     def listen(self, timeout_s: float) -> bool:
-        """Wait until it rings or the time is over; whether it has rung since the last call."""
+        """Wait for a ring or the time-out; returns whether the bell has rung since the last call."""
         if self.hears < 0 or not self._poll.poll(1000 * timeout_s):
             return False
         with contextlib.suppress(BlockingIOError):
@@ -253,12 +253,12 @@ _FIGURE_AT = {name: index for index, name in enumerate(_FIGURES)}
 
 
 def make_file(size: int) -> int:
-    """Descriptor of a new nameless file for a mailbox; not inherited unless passed on."""
+    """Create an anonymous file for a mailbox and return its descriptor; not inherited unless passed on."""
     return make_memory(mailbox_bytes(size))
 
 
 def make_memory(length: int) -> int:
-    """Descriptor of a new nameless file of so many bytes, which take memory once they are written."""
+    """Create an anonymous file of `length` bytes and return its descriptor; pages take memory once written."""
     if sys.platform == "linux":
         file = os.memfd_create("starling-exchange", os.MFD_CLOEXEC)
     else:
@@ -269,20 +269,20 @@ def make_memory(length: int) -> int:
 
 
 def discard(memory: mmap.mmap, start: int, length: int) -> None:
-    """Give a part of such a file back to the system; it reads as zeros then."""
+    """Return a part of an anonymous file to the system; it then reads as zeros."""
     if hasattr(mmap, "MADV_REMOVE"):
         memory.madvise(mmap.MADV_REMOVE, start, length)
 
 
 def mailbox_bytes(size: int) -> int:
-    """Bytes of a mailbox for so many weights."""
+    """Size in bytes of a mailbox for `size` weights."""
     return _PAGE + 5 * _stride(size)
 
 
 def fence() -> None:
-    """Order the memory accesses before against those after, also on processors that reorder them.
+    """Memory barrier: order all memory accesses before it against those after it.
 
-    Releasing a lock publishes what was written before, and taking one after it orders what follows.
+    Releasing a lock publishes earlier writes; taking it again orders later accesses.
     """
     for _ in range(2):
         with _FENCE:
@@ -293,7 +293,7 @@ _FENCE = threading.Lock()
 
 
 def whole_pages(length: int) -> int:
-    """Bytes, rounded up to whole pages."""
+    """Number of bytes, rounded up to whole pages."""
     return -(-length // _PAGE) * _PAGE
 
 

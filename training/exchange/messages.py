@@ -1,4 +1,4 @@
-"""The messages between exchanges: a header, and the bytes of one chunk of weights."""
+"""Messages between exchanges: a header, and the bytes of one chunk of weights."""
 
 import struct
 from dataclasses import dataclass
@@ -18,26 +18,26 @@ MEANING: dict[int, Literal["not ready", "other weights", "outdated"]] = {
     MISMATCH: "other weights",
     OUTDATED: "outdated",
 }
-"""What refusals mean. `CROSSED` is none: both sides asked each other for the same chunk at a time. Nor is `WAITING`: a
-replica is being written, ask again."""
+"""Meaning of the refusals. `CROSSED` is not a refusal: both sides asked for the same chunk at the same time. Nor is
+`WAITING`: a replica is being written, ask again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What goes before a chunk.
+    """Header of a message.
 
     Attributes:
-        kind: `AVERAGE`; `FETCH`, the weights as they are, always fp32; `REPLICA`, weights and optimizer state of one
-            step, fp32 too (a request brings the optimizer's name); or `AGREE` (on the keys of a session).
-        wire: How the chunk is encoded.
-        status: Of an answer.
-        last: Whether the exchange's last chunk.
-        node: The sender's number.
-        chunk: Weights in a full chunk.
-        index: Which chunk.
-        token: Chosen by the asker, returned by the answerer.
+        kind: `AVERAGE`; `FETCH`, the current weights, always fp32; `REPLICA`, weights and optimizer state of one step,
+            also fp32 (the request contains the optimizer's name); or `AGREE`, the agreement on the keys of a session.
+        wire: Encoding of the chunk.
+        status: Status of an answer.
+        last: Whether this is the exchange's last chunk.
+        node: The sender's node number.
+        chunk: Number of weights in a full chunk.
+        index: Index of the chunk.
+        token: Chosen by the asker, returned in the answer.
         view: Number of the sender's view.
-        size: Weights in all, or values of a replica.
+        size: Total number of weights, or of values in a replica.
     """
 
     kind: int
@@ -52,13 +52,13 @@ class Header:
     size: int
 
     def pack(self) -> bytes:
-        """As bytes."""
+        """Encode the header."""
         flags = (self.kind, _WIRES.index(self.wire), self.status, self.last)
         return _FORMAT.pack(_MAGIC, *flags, self.node, self.chunk, self.index, self.token, self.view, self.size)
 
 
 def unpack(data: bytes | memoryview) -> Header | None:
-    """A header from bytes that anyone may have sent; None if it is none."""
+    """Decode a header from untrusted bytes; None if it is invalid."""
     if len(data) != _FORMAT.size:
         return None
     magic, kind, wire, status, last, *numbers = _FORMAT.unpack(data)

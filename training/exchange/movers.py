@@ -1,4 +1,4 @@
-"""The training process's copies into shared memory and out of it; see `device_mover` for weights on a GPU."""
+"""Copies of the training process into and out of shared memory; for weights on a GPU see `device_mover`."""
 
 import time
 from abc import ABC, abstractmethod
@@ -9,8 +9,8 @@ import torch
 from training.exchange.mailbox import Mailbox
 
 HAND_OVER_S = 0.004
-"""How long an update may wait for the daemon on the same machine to hand over what it has averaged; usually a tenth of
-a millisecond will do. Without an answer the update goes on, and does not wait again before the daemon has answered."""
+"""How long an update may wait for the local daemon to hand over a delta; usually a tenth of a millisecond is enough.
+Without an answer the update proceeds, and later updates do not wait until the daemon has answered."""
 
 
 class Mover(ABC):
@@ -18,11 +18,11 @@ class Mover(ABC):
 
     Args:
         mailbox: Shared with the exchange.
-        wake: Tells the exchange that there is news; never waits.
+        wake: Notifies the exchange of changes; never waits.
 
     Attributes:
-        generation: Of the weights that are given from now on.
-        oldest: Training step of the oldest weights that `take`'s delta was computed from.
+        generation: Generation of the weights that are given from now on.
+        oldest: Training step of the oldest weights from which `take`'s delta was computed.
     """
 
     def __init__(self, mailbox: Mailbox, wake: Callable[[], None]) -> None:
@@ -31,34 +31,34 @@ class Mover(ABC):
         self.oldest = 0
 
     def restart(self) -> None:
-        """Other weights come: what was averaged with the old ones is dropped."""
+        """Prepare for replaced weights: averages with the old ones are dropped."""
         self.generation += 1
 
     @abstractmethod
     def give(self, weights: torch.Tensor, step: int) -> bool:
-        """Offer weights; False if earlier ones are still under way."""
+        """Offer weights; False if earlier ones are still being transferred."""
 
-    def update_begins(self) -> None:  # noqa: B027 - only where averages take their time
-        """The training process is about to change its weights."""
+    def update_begins(self) -> None:  # noqa: B027 - only needed if copies take time
+        """Signal that the training process is about to change its weights."""
 
     @abstractmethod
     def ready(self) -> bool:
-        """Get everything that has been averaged until now; whether there is anything."""
+        """Collect everything averaged until now; returns whether there is a delta."""
 
     @abstractmethod
     def take(self) -> torch.Tensor:
-        """The delta, if `ready` has said that there is one; valid until `release`."""
+        """The delta, after `ready` has returned True; valid until `release`."""
 
     @abstractmethod
     def release(self) -> None:
-        """The delta has been added to the weights that are given from now on."""
+        """Signal that the weights that are given from now on contain the delta."""
 
     @abstractmethod
     def close(self) -> None:
-        """End all copies and let go of the memory."""
+        """Finish all copies and release the memory."""
 
     def _outdated(self) -> bool:
-        """Whether the delta that waits is of weights from before `restart`: then it is given back."""
+        """Whether the waiting delta belongs to weights from before `restart`; if so, it is released."""
         mailbox = self._mailbox
         if mailbox.delta_generation == self.generation:
             return False
@@ -68,7 +68,7 @@ class Mover(ABC):
 
 
 class HostMover(Mover):
-    """Copies within main memory."""
+    """The mover for weights in main memory."""
 
     def __init__(self, mailbox: Mailbox, wake: Callable[[], None]) -> None:
         super().__init__(mailbox, wake)
@@ -76,12 +76,12 @@ class HostMover(Mover):
         self._taken = 0
 
     def restart(self) -> None:
-        """Count the delta that waits, which is of the old weights, as taken."""
+        """Mark the waiting delta, which belongs to the old weights, as taken."""
         super().restart()
         self._taken = self._mailbox.offered
 
     def give(self, weights: torch.Tensor, step: int) -> bool:
-        """Copy the weights into the free snapshot; False if the exchange has not read the last one."""
+        """Copy the weights into the free slot; False if the exchange has not read the last snapshot."""
         slot = self._mailbox.snapshot_slot()
         if slot is None:
             return False
@@ -92,7 +92,7 @@ class HostMover(Mover):
         return True
 
     def ready(self) -> bool:
-        """Demand a delta; waits for the daemon for a few milliseconds at most, for the network never."""
+        """Demand a delta; waits for the daemon for at most a few milliseconds, never for the network."""
         mailbox = self._mailbox
         if mailbox.demand():
             self._wake()
@@ -110,12 +110,12 @@ class HostMover(Mover):
         return self._deltas[self._taken % 2]
 
     def release(self) -> None:
-        """Give the delta's memory back to the exchange."""
+        """Return the delta's memory to the exchange."""
         mailbox = self._mailbox
         if self._taken == mailbox.offered and mailbox.delta_waits():
             mailbox.released = self._taken
             self._wake()
 
     def close(self) -> None:
-        """Let go of the shared memory."""
+        """Release the shared memory."""
         self._deltas.clear()

@@ -1,4 +1,4 @@
-"""Whom to average with: pure functions of the view, the node, a running number and the shared seed."""
+"""Choice of the neighbour to average with: pure functions of view, node, exchange number and shared seed."""
 
 import random
 from typing import Literal
@@ -7,22 +7,22 @@ from training.coordinator.membership import View
 
 Kind = Literal["ring", "random-ring", "exponential", "auto"]
 FIXED_RING = 8
-"""From so many nodes on, `auto` is a random ring: averages cross a fixed one ever more slowly."""
+"""From this number of nodes on, `auto` is a random ring, because averages spread too slowly in a large fixed ring."""
 
 
 def resolve(kind: Kind, nodes: int) -> Kind:
-    """What `auto` means for so many nodes."""
+    """Resolve `auto` for a number of nodes."""
     if kind != "auto":
         return kind
     return "random-ring" if nodes >= FIXED_RING else "ring"
 
 
 def hop(kind: Kind, nodes: int, number: int) -> int:
-    """Places from a node to the one that it asks in exchange `number`, in the order of `ring_order`.
+    """Distance in `ring_order` from a node to the one that it asks in exchange `number`.
 
     On the fixed ring, even numbers ask the right neighbour and odd ones the left one (arXiv:1904.04956). On the
-    random ring every number has a ring of its own, and each node asks the right neighbour and is asked by the left.
-    On the exponential graph distances are 1, 2, 4, ... by turns (one-peer exponential, arXiv:2110.13363).
+    random ring every number has its own ring, in which each node asks its right neighbour and is asked by its left one.
+    On the exponential graph the distances 1, 2, 4, ... alternate (one-peer exponential, arXiv:2110.13363).
     """
     kind = resolve(kind, nodes)
     if kind == "exponential":
@@ -31,12 +31,12 @@ def hop(kind: Kind, nodes: int, number: int) -> int:
 
 
 def ring_order(kind: Kind, view: View, number: int, seed: int) -> tuple[int, ...]:
-    """The nodes in the order in which they form the ring.
+    """The nodes in ring order.
 
     Args:
-        kind: `ring`, `exponential`: by node number, always the same; `random-ring`: a Fisher-Yates permutation for each
-            number, the same on every node that has the same seed and view (arXiv:2112.01433, section III).
-        view: Who takes part.
+        kind: `ring`, `exponential`: by node number, constant; `random-ring`: a Fisher-Yates permutation for each
+            number, the same on all nodes with the same seed and view (arXiv:2112.01433, section III).
+        view: The members.
         number: Running number of the exchange.
         seed: Shared by the whole ring.
     """
@@ -47,7 +47,7 @@ def ring_order(kind: Kind, view: View, number: int, seed: int) -> tuple[int, ...
 
 
 def neighbour(kind: Kind, view: View, node: int, number: int, seed: int) -> int | None:
-    """The node to ask for exchange `number`; None if there is none."""
+    """The node to ask in exchange `number`; None if there is none."""
     order = ring_order(kind, view, number, seed)
     if node not in order or len(order) < 2:
         return None
@@ -55,7 +55,7 @@ def neighbour(kind: Kind, view: View, node: int, number: int, seed: int) -> int 
 
 
 def by_distance(view: View, node: int) -> tuple[int, ...]:
-    """All other members, the nearest on the fixed ring first: whom a newcomer asks for weights."""
+    """All other members, nearest on the fixed ring first: the order in which a newcomer asks for weights."""
     others = view.without(node).nodes
     order = sorted({*others, node})
     place = {member: index for index, member in enumerate(order)}

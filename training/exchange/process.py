@@ -1,4 +1,4 @@
-"""An exchange in a process of its own, seen from the training process."""
+"""An exchange whose daemon is a separate process: the training process's side."""
 
 import logging
 import os
@@ -22,15 +22,15 @@ from training.processes.children import Child, stop
 
 log = logging.getLogger(__name__)
 START_S = 60.0
-"""How long a daemon may take to begin."""
+"""How long a daemon may take to start."""
 
 _WILDCARDS = ("0.0.0.0", "::", "*")  # noqa: S104
 
 
 class ProcessExchange(MailboxExchange):
-    """Starts a daemon and talks to it.
+    """Starts a daemon and communicates with it.
 
-    Linux ends the daemon when the *thread* that started it ends, so make this object in a thread that lives as long
+    Linux ends the daemon when the *thread* that started it ends, so create this object in a thread that lives as long
     as the training.
     """
 
@@ -42,7 +42,7 @@ class ProcessExchange(MailboxExchange):
         self._log = setup.folder / f"exchange-{setup.node}.{setup.rank}.log"
         host, port = split_host(setup.bind_host)
         if host in _WILDCARDS and not setup.advertise_host:
-            raise ValueError(f"bind_host {host} is no address that others can call: give advertise_host too")
+            raise ValueError(f"bind_host {host} is not an address that others can connect to: give advertise_host too")
         message: dict[str, Any] = {
             "kind": cfg.kind,
             "size": setup.size,
@@ -89,19 +89,19 @@ class ProcessExchange(MailboxExchange):
         self._mailbox.forget_fetched()
         return weights
 
+    @override
     def fetch_replica(self, timeout_s: float) -> FetchedReplica | None:
-        """Have the daemon fetch weights and optimizer state of one step; None, and a warning, if none are to be had."""
         if self._replicas is None:
             return None
         if why := self._fetch(timeout_s, replica=True):
-            log.warning("no neighbour's optimizer state is to be had (%s): taking weights alone", why)
+            log.warning("no neighbour sent its optimizer state (%s): fetching weights alone", why)
             return None
         values = torch.from_numpy(self._replicas.fetched.copy())
         self._replicas.forget_fetched()
         return FetchedReplica(values[:-1].view(1 + self.moments, self._size), float(values[-1]))
 
     def _fetch(self, timeout_s: float, **what: Any) -> str:
-        """Have the daemon fetch something; why it could not, or nothing."""
+        """Have the daemon fetch weights or a replica; returns why it failed, or ""."""
         self._fetches += 1
         self._control.send({"fetch": self._fetches, "timeout_s": timeout_s, **what})
         answer = self._await("fetched", timeout_s + 0.5, self._fetches)
@@ -109,14 +109,14 @@ class ProcessExchange(MailboxExchange):
             return "the daemon did not answer"
         return "" if answer["ok"] else str(answer["why"])
 
+    @override
     def replica_slot(self) -> torch.Tensor | None:
-        """The shared memory [1 + moments, size] to write a replica to, if a newcomer waits for one."""
         if self._replicas is None or not self._replicas.wanted:
             return None
         return torch.from_numpy(self._replicas.given)[:-1].view(1 + self.moments, self._size)
 
+    @override
     def give_replica(self, steps: float) -> None:
-        """Let the daemon serve what was written to the slot, after so many steps of the optimizer."""
         assert self._replicas is not None
         self._replicas.given[-1] = steps
         self._replicas.give()
@@ -137,7 +137,7 @@ class ProcessExchange(MailboxExchange):
 
     @property
     def pid(self) -> int:
-        """The daemon's process number."""
+        """The daemon's process id."""
         return self._process.pid
 
     def _launch(self) -> Child:
@@ -145,7 +145,7 @@ class ProcessExchange(MailboxExchange):
         self._control = Control(ours)
         files = (self._file, theirs.fileno(), self._bell.rings)
         command = [sys.executable, "-m", "training.exchange.daemon", *map(str, files), str(os.getpid())]
-        # arithmetic on chunks gains nothing from threads, and must leave the cores to training
+        # chunk arithmetic gains nothing from threads, and the cores are for training
         threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         inherited = [*files, *([self._replica_file] if self._replicas else [])]
         with theirs:
@@ -156,19 +156,19 @@ class ProcessExchange(MailboxExchange):
         if answer is not None:
             return str(answer["listening"])
         tail = self._process.tail() or "(nothing)"
-        raise ExchangeError(f"the exchange's daemon did not begin; the end of {self._log}:\n{tail}")
+        raise ExchangeError(f"the exchange's daemon did not start; the end of {self._log}:\n{tail}")
 
     def _await(self, name: str, timeout_s: float, value: object = None) -> dict[str, Any] | None:
-        """The daemon's message of that name (and value), None after a time-out or if the daemon ends."""
+        """Wait for the daemon's message of that name (and value); None after a time-out or if the daemon ends."""
         deadline = time.monotonic() + timeout_s
         while (left := deadline - time.monotonic()) > 0 and not self._control.closed:
             self._control.flush()
             self._control.wait(min(left, 0.2))
             for message in self._control.receive():
                 if message.get("error") == "taken":
-                    raise PortTakenError(f"the exchange's port is taken: configure another or none ({message['why']})")
+                    raise PortTakenError(f"the exchange's port is in use: configure another or none ({message['why']})")
                 if "error" in message:
-                    raise ExchangeError(f"the exchange cannot begin: {message['why']}")
+                    raise ExchangeError(f"the exchange cannot start: {message['why']}")
                 if name in message and value in (None, message[name]):
                     return message
         return None
@@ -178,10 +178,10 @@ class ProcessExchange(MailboxExchange):
 
 
 def split_host(text: str) -> tuple[str, int]:
-    """Host and port (0: any) of "host", "host:port", "v6", "[v6]" or "[v6]:port".
+    """Split "host", "host:port", "v6", "[v6]" or "[v6]:port" into host and port (0: any).
 
     Raises:
-        ValueError: If the port is no number of a port.
+        ValueError: If the port is not a valid port number.
     """
     host, colon, port = text.rpartition(":")
     if not colon or text.endswith("]") or (":" in host and not host.startswith("[")):

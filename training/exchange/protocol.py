@@ -1,8 +1,8 @@
-"""What exchanges ask of each other and how they answer; no I/O.
+"""The protocol between exchanges: requests, answers and refusals; no I/O.
 
-One side begins an exchange and sends its weights chunk by chunk. The other averages each chunk with its own and sends
-back what its own was; with that the first side averages too (see `averaging`). Whatever carries the messages drives
-this: ZeroMQ between processes, Gloo between fixed pairs, virtual time in the simulator.
+One side starts an exchange and sends its weights chunk by chunk. The other side averages each chunk with its own and
+sends back its own chunk from before, with which the first side averages too (see `averaging`). The transport drives the
+protocol: ZeroMQ between processes, Gloo between fixed pairs, virtual time in the simulator.
 """
 
 import math
@@ -18,11 +18,11 @@ from training.exchange.reporting import Report
 from training.exchange.wire import Buffer
 
 Outcome = Literal["ignored", "averaged", "crossed", "refused"]
-"""What became of an answer; `crossed`: both asked for the same chunk, and theirs has the right of way."""
+"""Result of an answer; `crossed`: both sides asked for the same chunk, and the other side's request has priority."""
 
 
 class ChunkRequest(NamedTuple):
-    """A chunk to be sent to the neighbour that is asked."""
+    """A chunk to send to the neighbour that is asked."""
 
     header: Header
     chunk: Buffer
@@ -37,13 +37,12 @@ class _Sent:
 
 
 class Pending:
-    """What was sent over one connection and is not answered yet.
+    """Unanswered chunks of one connection.
 
-    It outlives the exchange that it was sent for: a neighbour that answers late has added its half, so the other half
-    must be added here.
+    They outlive their exchange: a neighbour that answers late has added its half, so the other half must be added here.
 
     Args:
-        memory: Makes memory for a message of so many bytes.
+        memory: Allocates memory for a message, given its size in bytes.
     """
 
     def __init__(self, memory: Callable[[int], Buffer] = bytearray) -> None:
@@ -58,22 +57,22 @@ class Pending:
         return key in self._sent
 
     def buffer(self, length: int) -> Buffer:
-        """Memory for a message; that of an answered one if there is some."""
+        """Memory for a message; reuses that of an answered one if possible."""
         while self._spare:
             if len(spare := self._spare.pop()) == length:
                 return spare
         return self._memory(length)
 
     def add(self, header: Header, chunk: Buffer, step: int) -> None:
-        """Remember what was sent."""
+        """Record a chunk that was sent."""
         self._sent[header.token, header.index] = _Sent(chunk, step)
 
     def pop(self, header: Header) -> _Sent | None:
-        """What an answer belongs to; None if that is not known, or was answered."""
+        """Take the chunk to which an answer belongs; None if it is unknown or already answered."""
         return self._sent.pop((header.token, header.index), None)
 
     def spare(self, chunk: Buffer) -> None:
-        """A message was sent in full, as its answer is here: its memory may be used again."""
+        """Allow reuse of a message's memory, after its answer proves that it was sent in full."""
         self._spare.append(chunk)
 
     def clear(self) -> None:
@@ -83,19 +82,19 @@ class Pending:
 
 @dataclass
 class Asking:
-    """An exchange that was begun here.
+    """An exchange that this side started.
 
     Attributes:
-        node: With whom.
-        pending: Of the connection that it uses.
-        token: Of its messages: generation of the weights, and number of the exchange.
-        first: The chunk that it begins with.
-        began: When, in the driver's seconds.
-        moved: When an answer came last.
-        sent: Chunks sent.
-        settled: Chunks answered.
-        squares: Sum of squared differences ...
-        compared: ... over so many weights.
+        node: The neighbour.
+        pending: Unanswered chunks of the connection in use.
+        token: Token of its messages: generation of the weights, and number of the exchange.
+        first: Index of the first chunk.
+        began: Start time, in seconds of the driver's clock.
+        moved: Time of the last answer.
+        sent: Number of chunks sent.
+        settled: Number of chunks answered.
+        squares: Sum of squared differences.
+        compared: Number of weights that `squares` covers.
     """
 
     node: int
@@ -111,19 +110,19 @@ class Asking:
 
 
 class Protocol:
-    """One node's part in all exchanges, one of which at most was begun here.
+    """One node's side of all its exchanges; at most one of those that it started is in progress.
 
     Args:
         node: This node.
         mailbox: Shared with the training process.
-        averager: Works on its weights.
-        report: Gets the figures.
-        per_step: Exchanges that may begin here in a training step.
-        window: Chunks at most that are sent ahead of the answers.
+        averager: Averages this node's weights.
+        report: Receives the figures.
+        per_step: Number of exchanges that this side may start per training step.
+        window: Maximum number of unanswered chunks.
 
     Attributes:
-        view: Who takes part.
-        asking: The exchange that was begun here and is not over.
+        view: The members.
+        asking: The exchange in progress that this side started, or None.
         number: Running number of the next exchange.
     """
 
@@ -140,7 +139,11 @@ class Protocol:
     # --- asking
 
     def new_step(self) -> bool:
-        """Whether the training process has begun another step; permits that are left of the last one expire."""
+        """Check for a new training step and renew the permits; unused permits expire.
+
+        Returns:
+            Whether a step has ended since the last call.
+        """
         if self._mailbox.ticks == self._ticks:
             return False
         self._ticks, self._permits = self._mailbox.ticks, self._per_step
@@ -148,21 +151,21 @@ class Protocol:
 
     @property
     def may_begin(self) -> bool:
-        """Whether an exchange may begin here."""
+        """Whether this side may start an exchange."""
         return self.asking is None and self._permits > 0 and self._averager.loaded
 
     @property
     def first_of_step(self) -> bool:
-        """Whether none has begun in this step."""
+        """Whether no exchange was started in this step."""
         return self._permits == self._per_step
 
     def begin(self, node: int, pending: Pending, now: float) -> Asking:
-        """Begin an exchange; if the last one broke off, with the chunk at which it did, so that all have their turn.
+        """Start an exchange, at the chunk at which the last one broke off, if it did, so that no chunk is neglected.
 
         Args:
-            node: With whom.
-            pending: Of the connection to it.
-            now: The driver's seconds.
+            node: The neighbour.
+            pending: Unanswered chunks of the connection to it.
+            now: Time of the driver's clock, in seconds.
         """
         token = self._averager.generation << 32 | (self.number & 0xFFFFFFFF)
         self.asking = Asking(node, pending, token, self._first, now, now)
@@ -171,13 +174,13 @@ class Protocol:
         return self.asking
 
     def pass_over(self) -> None:
-        """There is nobody to ask: the permit is used up all the same."""
+        """Use up a permit without an exchange, because there is no neighbour to ask."""
         self._permits -= 1
 
     def next_request(self) -> ChunkRequest | None:
-        """The next chunk to be sent; None if the exchange has none left or has enough under way.
+        """The next chunk to send; None if all chunks are sent or the window is full.
 
-        The message counts only once `sent` was called.
+        The chunk counts as sent only after a call of `sent`.
         """
         asking, averager = self.asking, self._averager
         if asking is None or asking.sent == averager.chunks or asking.sent - asking.settled >= self._window:
@@ -189,20 +192,20 @@ class Protocol:
         return ChunkRequest(self.header(AVERAGE, asking.token, index=index, last=last), chunk)
 
     def sent(self, request: ChunkRequest) -> None:
-        """A request is on its way."""
+        """Record that a request was sent."""
         assert self.asking is not None
         self.asking.pending.add(request.header, request.chunk, self._averager.step)
         self.asking.sent += 1
         self._report.bytes_sent += len(request.chunk)
 
     def hear(self, pending: Pending, header: Header, chunk: Buffer, now: float) -> Outcome:
-        """Take an answer.
+        """Process an answer.
 
         Args:
-            pending: Of the connection that it came by.
+            pending: Unanswered chunks of the answer's connection.
             header: The answer's header.
-            chunk: The weights that it brings.
-            now: The driver's seconds.
+            chunk: The answer's weights.
+            now: Time of the driver's clock, in seconds.
         """
         sent = pending.pop(header)
         if sent is None:
@@ -239,18 +242,18 @@ class Protocol:
 
     @property
     def complete(self) -> bool:
-        """Whether all chunks of the exchange that was begun here are answered."""
+        """Whether all chunks of the exchange in progress are answered."""
         return self.asking is not None and self.asking.settled == self._averager.chunks
 
     def finish(self, seconds: float) -> None:
-        """The exchange that was begun here has ended well after so many seconds."""
+        """Record the success of the exchange in progress, after `seconds`."""
         asking = self.asking
         assert asking is not None
         self._report.finish(seconds, asking.squares, asking.compared, asking.node)
         self.asking, self._first = None, 0
 
     def give_up(self) -> None:
-        """The exchange that was begun here ends before all chunks were answered."""
+        """Abort the exchange in progress."""
         asking = self.asking
         assert asking is not None
         self._report.failed += 1
@@ -259,17 +262,17 @@ class Protocol:
     # --- answering
 
     def poll(self) -> None:
-        """See what the training process has given and what it wants; before every chunk, so that it need not wait."""
+        """Serve the training process's mailbox; called before every chunk, so that the training process never waits."""
         self._averager.poll()
         if self.asking and self.asking.token >> 32 != self._averager.generation:
             self.give_up()
 
     def answer(self, header: Header, chunk: Buffer) -> Header:
-        """Answer a request; if the answer is `OK` to an average, it replaces the chunk.
+        """Answer a request; if an `AVERAGE` request gets status `OK`, the answer overwrites the chunk.
 
         Args:
             header: The request's header.
-            chunk: Its weights, in memory that may be written.
+            chunk: The request's weights, in writable memory.
 
         Returns:
             The answer's header.
@@ -283,7 +286,7 @@ class Protocol:
         return self.header(header.kind, header.token, status, header.index)
 
     def _judge(self, header: Header, length: int) -> int:
-        """Status of the answer to a request."""
+        """Determine the status of the answer to a request."""
         averager = self._averager
         if header.view < self.view.number and self.view.find(header.node) is None:
             return OUTDATED
@@ -298,10 +301,10 @@ class Protocol:
         return OK if fits else MISMATCH
 
     def _crosses(self, header: Header) -> bool:
-        """Whether this side waits for the asker's answer on the same chunk, and has the right of way.
+        """Whether this side waits for the asker's answer for the same chunk, and has priority.
 
-        If two sides answered each other's requests that crossed, each would add the whole difference: they would swap
-        their weights instead of averaging them. So the lower node's request is answered, the other's is not.
+        If both sides answered crossing requests, each would add the whole difference: they would swap their weights
+        instead of averaging them. So only the request of the lower-numbered node is answered.
         """
         asking = self.asking
         if asking is None or header.node <= self._node or asking.node != header.node:
@@ -309,7 +312,7 @@ class Protocol:
         return (asking.token, header.index) in asking.pending
 
     def header(self, kind: int, token: int, status: int = OK, index: int = 0, last: bool = False) -> Header:
-        """The header of a message from here."""
+        """Header of a message from this node."""
         averager = self._averager
         wire = averager.wire.kind if kind == AVERAGE else "fp32"
         return Header(

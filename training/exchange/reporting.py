@@ -1,4 +1,4 @@
-"""An exchange's figures, written to the shared memory where the training process reads them without asking."""
+"""An exchange's figures, written to the shared memory, where the training process can read them at any time."""
 
 import logging
 import math
@@ -12,7 +12,7 @@ _REPEAT_S = 60.0
 
 
 class Report:
-    """Counts; meanings as in `ExchangeStats`."""
+    """Collects an exchange's figures; for their meaning see `ExchangeStats`."""
 
     def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
@@ -26,25 +26,25 @@ class Report:
         self._changed = True
 
     def answered(self, length: int, last: bool) -> None:
-        """A chunk of somebody else's exchange."""
+        """Count an answered chunk of another node's exchange."""
         self.bytes_sent += length
         self.bytes_received += length
         self._answered += last
         self._changed |= last
 
     def received(self, length: int, late: bool) -> None:
-        """An answer."""
+        """Count a received answer."""
         self.bytes_received += length
         self.late += late
 
     def finish(self, seconds: float, squares: float, compared: int, node: int) -> None:
-        """An exchange that was begun here has ended well.
+        """Count a successful exchange that this side started.
 
         Args:
-            seconds: How long it took.
-            squares: Sum of the squared differences ...
-            compared: ... over so many weights; 0 if every chunk was left out.
-            node: With whom.
+            seconds: Duration.
+            squares: Sum of the squared differences.
+            compared: Number of weights that `squares` covers; 0 if every chunk was left out.
+            node: The neighbour.
         """
         self.finished += 1
         self._last_s, self._last_peer = seconds, node
@@ -54,19 +54,19 @@ class Report:
         self._changed = True
 
     def refuse(self, node: int, why: str) -> None:
-        """A peer refused; the log says so once in a while."""
+        """Log a refusal, at most once a minute per node and reason."""
         now = time.monotonic()
         if now - self._told.get((node, why), -_REPEAT_S) >= _REPEAT_S:
             self._told[node, why] = now
             logging.warning("node %d refused an exchange: %s", node, why)
 
     def write(self, now: float, averager: Averager) -> None:
-        """Write, if something has happened or it is time to."""
+        """Publish the figures if they have changed or the interval is over."""
         if self._changed or now - self._written_at >= _EVERY_S:
             self.publish(now, averager)
 
     def publish(self, now: float, averager: Averager) -> None:
-        """Write."""
+        """Write the figures to the mailbox."""
         mailbox = self._mailbox
         mailbox.initiated, mailbox.finished, mailbox.failed = self.initiated, self.finished, self.failed
         mailbox.answered, mailbox.late, mailbox.skipped = self._answered, self.late, averager.skipped

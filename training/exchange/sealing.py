@@ -1,7 +1,7 @@
-"""Messages that only two sides can read and make: AES-GCM, with keys that they have agreed on over CurveZMQ.
+"""Authenticated encryption of messages between two nodes: AES-GCM, with keys agreed on over CurveZMQ.
 
-CurveZMQ's own cipher takes longer than all the rest of an exchange; processors have instructions for AES. Every
-message has a number of its own, which makes its nonce: what was overheard and is said again is refused.
+CurveZMQ's own cipher takes longer than the rest of an exchange, whereas processors have instructions for AES. Every
+message has a unique number, which is part of its nonce, so replayed messages are refused.
 """
 
 import os
@@ -13,17 +13,17 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from training.exchange.wire import Buffer
 
 TAG_BYTES = 16
-"""So much longer is a sealed chunk."""
+"""Number of bytes by which a sealed chunk is longer."""
 _KEY_BYTES = 32
 _NUMBER_BYTES = 8
 _NAME_BYTES = 32
 
 
 class Channel:
-    """Messages in one direction; one side seals, the other opens.
+    """Encrypted messages in one direction; one side seals, the other opens.
 
     Args:
-        key: 32 bytes that were used for nothing else.
+        key: 32 bytes that are used for nothing else.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -34,9 +34,9 @@ class Channel:
         """Seal a message.
 
         Args:
-            header: Its header.
-            chunk: The rest.
-            out: Memory for the sealed chunk, `TAG_BYTES` longer.
+            header: The message's header.
+            chunk: The message's chunk.
+            out: Memory for the sealed chunk, `TAG_BYTES` longer than the chunk.
 
         Returns:
             The sealed header.
@@ -52,11 +52,11 @@ class Channel:
         Args:
             header: The sealed header.
             chunk: The sealed chunk.
-            room: Memory for the opened chunk, which may be shorter.
+            room: Memory for the opened chunk; may be longer than needed.
 
         Returns:
-            Header and chunk, the latter a view of the memory; None if the message was made or altered by others, is not
-            newer than the last, or does not fit.
+            Header and chunk, the latter a view of `room`; None if the message was forged or altered, is not newer than
+            the last one, or does not fit.
         """
         length = len(chunk) - TAG_BYTES
         if not 0 <= length <= len(room):
@@ -76,12 +76,12 @@ class Channel:
 
 @dataclass(frozen=True)
 class Session:
-    """What two sides have agreed on.
+    """A session between two nodes: its name and its keys.
 
     Attributes:
-        name: Of the session; no secret.
-        requests: The asker's messages.
-        answers: The answerer's.
+        name: Name of the session; not secret.
+        requests: Channel of the asker's messages.
+        answers: Channel of the answerer's messages.
     """
 
     name: bytes
@@ -90,19 +90,19 @@ class Session:
 
     @classmethod
     def from_bytes(cls, agreed: bytes) -> "Session":
-        """From what the asker has drawn and sent.
+        """Create a session from the bytes that the asker has drawn and sent.
 
         Raises:
-            ValueError: If it is of another length.
+            ValueError: If their number is wrong.
         """
         if len(agreed) != _NAME_BYTES + 2 * _KEY_BYTES:
-            raise ValueError(f"{len(agreed)} bytes are no keys of a session")
+            raise ValueError(f"{len(agreed)} bytes are not the keys of a session")
         name, keys = agreed[:_NAME_BYTES], agreed[_NAME_BYTES:]
         return cls(name, Channel(keys[:_KEY_BYTES]), Channel(keys[_KEY_BYTES:]))
 
 
 def draw() -> bytes:
-    """Name and keys of a new session, for `Session.from_bytes`; to be sent only where nobody reads along."""
+    """Draw name and keys of a new session, for `Session.from_bytes`; send them only over an encrypted connection."""
     return os.urandom(_NAME_BYTES // 2).hex().encode() + os.urandom(2 * _KEY_BYTES)
 
 

@@ -1,4 +1,4 @@
-"""Several exchanges of one rank, each for a part of its weights: where one daemon's core cannot fill the network."""
+"""Several exchanges per rank, each for a part of its weights: for networks that one daemon's core cannot saturate."""
 
 import math
 import time
@@ -14,15 +14,15 @@ from training.exchange.base import Exchange, ExchangeError, ExchangeSetup, Excha
 
 
 class SeveralExchanges(Exchange):
-    """Divides the weights into parts of nearly equal size and averages each by an exchange of its own.
+    """Splits the weights into parts of nearly equal size and averages each with a separate exchange.
 
-    Averaging is element by element, so that parts may meet different neighbours at different times: each part's sum
-    over the learners is kept as by one exchange.
+    Averaging is elementwise, so parts may meet different neighbours at different times: each part's sum over the
+    learners is preserved as with one exchange.
 
     Args:
-        build: Makes the exchange of a part.
-        setup: Of the whole.
-        count: Parts.
+        build: Builds the exchange of a part.
+        setup: Setup of the whole exchange.
+        count: Number of parts.
 
     Raises:
         ValueError: If there are more parts than weights.
@@ -30,7 +30,7 @@ class SeveralExchanges(Exchange):
 
     def __init__(self, build: Callable[[ExchangeSetup], Exchange], setup: ExchangeSetup, count: int) -> None:
         if setup.size < count:
-            raise ValueError(f"exchange.daemons is {count}, and there are {setup.size} weights: use daemons=1")
+            raise ValueError(f"exchange.daemons is {count}, but there are only {setup.size} weights: use daemons=1")
         edges = [setup.size * k // count for k in range(count + 1)]
         self._slices = [slice(begin, end) for begin, end in pairwise(edges)]
         self._exchanges: list[Exchange] = []
@@ -95,7 +95,7 @@ class SeveralExchanges(Exchange):
     def set_view(self, view: View) -> None:
         spread = (
             replace(member, endpoints=tuple(" ".join(member.endpoints).split())) for member in view.members
-        )  # as if each part were a rank
+        )  # each part counts as a rank
         view = View(view.number, tuple(spread))
         for exchange in self._exchanges:
             exchange.set_view(view)
@@ -126,10 +126,10 @@ class SeveralExchanges(Exchange):
 
 
 def combined(parts: list[ExchangeStats]) -> ExchangeStats:
-    """Figures of equal parts as those of one exchange: counts and times of processors add up.
+    """Combine the figures of equal parts into those of one exchange: counts and CPU times add up.
 
     Args:
-        parts: Of each part, at least one.
+        parts: Figures of each part; at least one.
     """
 
     def total(name: str) -> int:

@@ -1,4 +1,4 @@
-"""The exchange over ZeroMQ: one thread that asks, answers and averages, beside ZeroMQ's own that move the bytes."""
+"""The exchange over ZeroMQ: one thread asks, answers and averages; ZeroMQ's own threads move the bytes."""
 
 import math
 import time
@@ -23,22 +23,22 @@ from training.exchange.zmq_peer import WINDOW_BYTES, Address, Links, Peer, Peers
 from training.exchange.zmq_router import Incoming, Router, SealedRouter
 from training.processes.keys import RingKey
 
-_TURN = 16  # messages from one connection before the others have their turn
-_UPDATE_S = 0.1  # requests wait for the weights after an update for so long at most
-_LATE = 4.0  # lead times that an update may be late before requests are answered with the weights from before it
-_RETRY_S = 0.1  # until a neighbour is looked for again when there was none
-_REFUSED_S = 1.0  # until a peer that refused is asked again
+_TURN = 16  # messages from one connection before others are served
+_UPDATE_S = 0.1  # maximum time that requests wait for the weights after an update
+_LATE = 4.0  # delay of an update, in lead times, after which requests are answered with the weights from before it
+_RETRY_S = 0.1  # interval of the search for a neighbour while there is none
+_REFUSED_S = 1.0  # time until a peer that refused is asked again
 
 
 class ZmqDaemon:
-    """Serves one mailbox; see `training.exchange.base` for what it does.
+    """Serves one mailbox: the daemon behind the interface in `training.exchange.base`.
 
     Args:
         setup: `node`, `host`, `port`, `advertise`, `seed`, `chunk`, `wire`, `neighbours`, `per_step`, `cpu_share`,
-            `timeout_s`, and `public` and `secret` of the key, or neither.
+            `timeout_s`, and both or neither of the key's `public` and `secret`.
         mailbox: Shared with the training process.
         control: Connection to the training process.
-        replicas: Gives newcomers weights and optimizer state, by option.
+        replicas: Gives newcomers weights and optimizer state; None if the option is off.
 
     Raises:
         zmq.ZMQError: If the address cannot be bound.
@@ -122,7 +122,7 @@ class ZmqDaemon:
             self._fetching = Fetching(candidates, self._links, self._poller, header, target, timeout_s, request)
 
     def _average(self, events: dict[Any, int]) -> None:
-        """Everything that touches the weights."""
+        """Process all events that concern the weights."""
         self._protocol.poll()
         for router in self._routers:
             if router.socket in events and not self._awaits():
@@ -134,10 +134,11 @@ class ZmqDaemon:
             self._fetching.hear()
 
     def _awaits(self) -> bool:
-        """Whether an update is being made, or its weights are on their way: no exchange begins with the old ones.
+        """Whether an update is in progress, or its weights are being copied: no exchange starts with the old ones.
 
-        What they bring would have to wait for the update after this one. It is a matter of milliseconds, and bounded:
-        where new weights come later than that, or one update after the other, requests are answered with what is there.
+        An average with the old weights would have to wait for the update after this one. The wait takes milliseconds
+        and is bounded: if new weights arrive later, or updates follow each other directly, requests are answered with
+        the current weights.
         """
         mailbox, now = self._mailbox, time.monotonic()
         old = self._averager.step < max(mailbox.updating, mailbox.newest)
@@ -148,7 +149,7 @@ class ZmqDaemon:
             self._old_since = now
         waits = now - self._old_since < _UPDATE_S and self._old_since < math.inf
         if waits:
-            self._averager.use()  # otherwise no new weights would be copied for the requests that wait
+            self._averager.use()  # else no new weights would be copied for the waiting requests
         if waits == self._listens:
             self._listens = not waits
             for router in self._routers:
@@ -156,7 +157,7 @@ class ZmqDaemon:
         return waits
 
     def _serve(self, router: Router) -> None:
-        """Answer others."""
+        """Answer requests of other nodes."""
         for _ in range(_TURN):
             self._protocol.poll()
             try:
@@ -183,7 +184,7 @@ class ZmqDaemon:
         return header, self._averager.weights(asked.index).tobytes() if asked.kind == FETCH else request.chunk
 
     def _give_replica(self, request: Incoming) -> tuple[Header, Buffer]:
-        """The same of a newcomer's request for weights and optimizer state."""
+        """Header and chunk of the answer to a newcomer's request for weights and optimizer state."""
         asked, status, values = request.header, NOT_READY, b""
         if self._replicas is None:
             status = MISMATCH
@@ -192,7 +193,7 @@ class ZmqDaemon:
         return self._protocol.header(REPLICA, asked.token, status, asked.index), values
 
     def _hear(self, peer: Peer) -> None:
-        """Take answers to what was asked."""
+        """Process a peer's answers."""
         for _ in range(_TURN):
             self._protocol.poll()
             try:
@@ -211,7 +212,7 @@ class ZmqDaemon:
                 self._send()
 
     def _send(self) -> None:
-        """Send as many chunks as the window admits; the exchange is over when all are answered."""
+        """Send as many chunks as the window permits; finish the exchange when all are answered."""
         protocol, peer = self._protocol, self._asked
         while peer and (request := protocol.next_request()):
             if not peer.send(request):
@@ -223,7 +224,7 @@ class ZmqDaemon:
             protocol.finish(self._apart.took_s)
 
     def _begin(self, now: float) -> None:
-        """Begin an exchange, if one is due."""
+        """Start an exchange if one is due, and continue a fetch."""
         protocol = self._protocol
         if protocol.new_step():
             self._try_at = now + self._apart.pause_s(now)
@@ -247,7 +248,7 @@ class ZmqDaemon:
         self._send()
 
     def _choose(self, now: float) -> Address | None:
-        """Whom to ask now: the next neighbour, unless it is to be left alone, then the one after it."""
+        """Choose the peer to ask: the next neighbour, or the one after it if the next must not be asked yet."""
         protocol = self._protocol
         for number in (protocol.number, protocol.number + 1):
             node = neighbour(self._kind, protocol.view, self._node, number, self._seed)
@@ -265,13 +266,13 @@ class ZmqDaemon:
             self._fail()
 
     def _fail(self) -> None:
-        """Give up the exchange that was begun, as the peer does not answer."""
+        """Abort the exchange in progress, because the peer does not answer or has left."""
         assert self._asked is not None
         self._asked.silent(time.monotonic())
         self._protocol.give_up()
 
     def _patience_ms(self) -> int:
-        """How long to wait for news."""
+        """Time to wait for events, in milliseconds."""
         if self._awaits():
             return 10
         most = 50 if self._protocol.asking or self._fetching else 200

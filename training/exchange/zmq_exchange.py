@@ -6,15 +6,15 @@ from training.exchange.process import ProcessExchange
 
 
 class ZmqExchange(ProcessExchange):
-    """An exchange whose daemon asks and answers neighbours over ZeroMQ."""
+    """An exchange whose daemon communicates with its neighbours over ZeroMQ."""
 
     def __init__(self, cfg: ExchangeConfig, setup: ExchangeSetup) -> None:
         """Start the daemon.
 
         Raises:
-            ValueError: If encryption is asked for without a key.
-            PortTakenError: If the configured port is taken.
-            ExchangeError: If the daemon cannot begin.
+            ValueError: If encryption is on and there is no key.
+            PortTakenError: If the configured port is in use.
+            ExchangeError: If the daemon cannot start.
         """
         if cfg.encrypt and setup.key is None:
             raise ValueError("encrypt is on but there is no key: give a key file (launch.key_file) or encrypt=false")

@@ -1,4 +1,4 @@
-"""Fetching a neighbour's weights or replica for a newcomer, from the nearest member that gives them."""
+"""Fetches weights or a replica for a newcomer, from the nearest member that provides them."""
 
 import time
 from dataclasses import replace
@@ -11,23 +11,23 @@ from training.exchange.mailbox import Floats
 from training.exchange.messages import MEANING, OK, WAITING, Header, unpack
 from training.exchange.zmq_peer import WINDOW_BYTES, Address, Links, receive
 
-_AGAIN_S = 0.05  # until a neighbour that has to write its replica first is asked again
+_AGAIN_S = 0.05  # interval at which a neighbour that is writing its replica is asked
 
 
 class Fetching:
-    """One fetch; a candidate that is silent, refuses, or has values that are not finite is followed by the next.
+    """One fetch; moves on to the next candidate if one is silent, refuses, or sends non-finite values.
 
     Args:
-        candidates: Whom to ask, the nearest first.
-        links: Makes connections.
-        poller: Is told of the connection in use.
-        header: Of the requests: what is wanted, of which size.
-        target: Where it goes.
-        timeout_s: For everything.
-        request: Goes with every request.
+        candidates: Members to ask, nearest first.
+        links: Opens connections.
+        poller: The connection in use is registered here.
+        header: Header of the requests; says what is fetched, and its size.
+        target: Array for the fetched values.
+        timeout_s: Time limit for the whole fetch.
+        request: Payload of every request.
 
     Attributes:
-        result: What to tell the training process, when it is over.
+        result: Message to the training process once the fetch is over; None before.
         socket: The connection in use.
     """
 
@@ -48,7 +48,7 @@ class Fetching:
         self._patient_until = self._again_at = 0.0
         self._window = max(2, WINDOW_BYTES // (4 * header.chunk))
         self._chunks = -(-header.size // header.chunk)
-        self._why = "nobody else is in the ring"
+        self._why = "no other node is in the ring"
         self._sent, self._got, self._moved = 0, set[int](), 0.0
         self._node = -1
         self.result: dict[str, Any] | None = None
@@ -56,14 +56,14 @@ class Fetching:
         self._next("")
 
     def close(self) -> None:
-        """Drop the connection."""
+        """Close the connection."""
         if self.socket is not None:
             self._poller.unregister(self.socket)
             self.socket.close(0)
             self.socket = None
 
     def go_on(self, now: float) -> None:
-        """Ask for more, or somebody else."""
+        """Request further chunks, or move on to the next candidate after a time-out."""
         if self.result is not None:
             return
         if now > self._deadline:
@@ -74,7 +74,7 @@ class Fetching:
             self._send()
 
     def hear(self) -> None:
-        """Take answers."""
+        """Process answers."""
         while self.socket is not None and self.result is None:
             try:
                 frames = receive(self.socket, 2)
@@ -94,7 +94,7 @@ class Fetching:
                 self._store(header.index, np.frombuffer(payload.buffer, np.float32))
 
     def _wait(self) -> None:
-        """It is not there yet: ask again soon, for some time."""
+        """Schedule the next request to a candidate that is still writing its replica, within a time limit."""
         now = time.monotonic()
         self._sent, self._again_at = 0, now + _AGAIN_S
         if now < self._patient_until:
@@ -106,7 +106,7 @@ class Fetching:
 
     def _store(self, index: int, values: Floats) -> None:
         if not np.isfinite(values).all():
-            self._next(f"node {self._node} has values that are not finite")
+            self._next(f"node {self._node} sent non-finite values")
             return
         self._place(index)[:] = values
         self._got.add(index)
@@ -118,7 +118,7 @@ class Fetching:
     def _send(self) -> None:
         if time.monotonic() < self._again_at:
             return
-        window = self._window if self._got else 1  # who refuses need not do it for every chunk
+        window = self._window if self._got else 1  # so that a candidate that refuses gets only one request
         while self.socket is not None and self._sent < self._chunks and self._sent - len(self._got) < window:
             header = replace(self._header, index=self._sent)
             try:
@@ -128,7 +128,7 @@ class Fetching:
             self._sent += 1
 
     def _next(self, why: str) -> None:
-        """Turn to the next candidate."""
+        """Move on to the next candidate."""
         self.close()
         self._why = why or self._why
         if not self._candidates:

@@ -1,10 +1,11 @@
-"""Connections to the neighbours that are asked."""
+"""Connections to neighbours for requests."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
 import zmq
+from typing_extensions import override
 
 from training.exchange.messages import AGREE, OK, Header, unpack
 from training.exchange.protocol import ChunkRequest, Pending
@@ -13,18 +14,18 @@ from training.exchange.wire import Buffer
 from training.processes.keys import RingKey, call_by_name, secure_client
 
 WINDOW_BYTES = 8 * 1024 * 1024
-"""Chunks under way to a peer, in bytes: enough for sending, receiving and arithmetic to overlap."""
+"""Bytes in flight to a peer: enough for sending, receiving and arithmetic to overlap."""
 _LATE = 8
-"""Connections at most on which answers may still come late."""
+"""Maximum number of old connections that are kept for late answers."""
 _LATE_MS = 60_000
-"""How long a peer may stand still, beyond the time-outs, before its connection goes down with the answers under way."""
+"""How long a peer may stall, beyond the time-outs, before its connection is closed and its pending answers are lost."""
 
 _AGREE = Header(AGREE, "fp32", OK, False, 0, 0, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where and who a peer is."""
+    """A peer's node, incarnation and endpoint."""
 
     node: int
     incarnation: str
@@ -33,13 +34,13 @@ class Address:
 
 @dataclass
 class Links:
-    """Makes connections.
+    """Opens connections.
 
     Attributes:
-        context: ZeroMQ's.
-        key: The ring's.
-        timeout_s: After which a peer counts as silent.
-        longest: Bytes of a message at most.
+        context: ZeroMQ context.
+        key: The ring's key.
+        timeout_s: Time after which a peer counts as silent.
+        longest: Maximum size of a message in bytes.
     """
 
     context: "zmq.Context[Any]"
@@ -48,17 +49,18 @@ class Links:
     longest: int
 
     def open(self, endpoint: str, name: bytes = b"") -> "zmq.Socket[bytes]":
-        """A connection that is made, and made again, in the background.
+        """Open a connection; ZeroMQ connects and reconnects in the background.
 
         Args:
-            endpoint: Where to.
-            name: Of a session, whose messages are sealed; else the connection is CurveZMQ's, or in the clear.
+            endpoint: Endpoint to connect to.
+            name: Name of a session with sealed messages; without it the connection uses CurveZMQ, or no encryption if
+                there is no key.
         """
         socket: zmq.Socket[bytes] = self.context.socket(zmq.DEALER)
         socket.linger = 0
         socket.setsockopt(zmq.IPV6, int("[" in endpoint))
         socket.setsockopt(zmq.MAXMSGSIZE, self.longest)
-        # much longer than our own time-out: a connection that goes down takes the answers under way with it
+        # much longer than our own time-out, because closing a connection loses its pending answers
         beat = max(1000, int(1000 * self.timeout_s))
         socket.setsockopt(zmq.HEARTBEAT_IVL, beat)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 4 * beat + _LATE_MS)
@@ -73,13 +75,13 @@ class Links:
 
 
 class Peer:
-    """A neighbour that is or was asked, in the clear.
+    """A neighbour that is or was asked, with unencrypted messages.
 
     Attributes:
-        address: Who it is.
+        address: The neighbour's address.
         socket: The connection to it.
         pending: Chunks that it has not answered.
-        retry_at: Not to be asked before (monotonic seconds).
+        retry_at: Monotonic time, in seconds, before which it must not be asked.
     """
 
     def __init__(self, address: Address, links: Links, poller: zmq.Poller) -> None:
@@ -97,7 +99,7 @@ class Peer:
         return socket
 
     def send(self, request: ChunkRequest) -> bool:
-        """Send a chunk; False if that is not possible now."""
+        """Send a chunk; False if the connection cannot take it now."""
         return self._send(request.header.pack(), request.chunk)
 
     def _send(self, head: bytes, chunk: Any) -> bool:
@@ -122,23 +124,23 @@ class Peer:
         return None if header is None else (header, chunk)
 
     def answered(self, header: Header) -> None:
-        """It is there: this was one of its answers."""
+        """Record an answer, which shows that the peer is alive."""
         self._silences, self.retry_at = 0, 0.0
 
     def silent(self, now: float) -> None:
-        """It let a time-out pass."""
+        """Record a time-out; the peer is asked again after an exponentially growing delay."""
         self.retry_at = now + self._links.timeout_s * 2 ** min(self._silences, 4)
         self._silences += 1
 
     def close(self) -> None:
-        """Forget everything."""
+        """Close the connection and forget the unanswered chunks."""
         self._poller.unregister(self.socket)
         self.socket.close(0)
         self.pending.clear()
 
 
 class SealedPeer(Peer):
-    """A neighbour that is or was asked with sealed messages, once it has agreed on their keys over CurveZMQ."""
+    """A neighbour with sealed messages, whose keys are first agreed on over CurveZMQ."""
 
     def __init__(self, address: Address, links: Links, poller: zmq.Poller) -> None:
         super().__init__(address, links, poller)
@@ -148,7 +150,7 @@ class SealedPeer(Peer):
         self._draw()
 
     def _draw(self) -> None:
-        """Send keys to agree on."""
+        """Draw session keys and send them."""
         self._agreed, self._has_agreed = draw(), False
         self._session = Session.from_bytes(self._agreed)
         self._send(_AGREE.pack(), self._agreed)
@@ -157,7 +159,7 @@ class SealedPeer(Peer):
         return Pending()
 
     def send(self, request: ChunkRequest) -> bool:
-        """Send a chunk, sealed; False if that is not possible now, or not yet."""
+        """Send a sealed chunk; False if the connection cannot take it now, or the keys are not agreed on yet."""
         if not self._has_agreed:
             return False
         length = len(request.chunk) + TAG_BYTES
@@ -175,7 +177,7 @@ class SealedPeer(Peer):
         return None if opened is None else super()._read(*opened)
 
     def _agree(self, header: Header | None, port: bytes) -> None:
-        """The other side knows the keys, and listens to sealed messages at this port."""
+        """Process the peer's agreement: it has the keys, and listens for sealed messages on this port."""
         if header is None or (header.kind, header.status) != (AGREE, OK) or not port.isdigit():
             return
         host = self.address.endpoint.rpartition(":")[0]
@@ -187,27 +189,28 @@ class SealedPeer(Peer):
         self.socket.close(0)
         self.socket = self._open(endpoint, name)
 
+    @override
     def answered(self, header: Header) -> None:
-        """It is there: this was one of its answers."""
         super().answered(header)
         if (frame := self._sealed.pop((header.token, header.index), None)) is not None:
             self._spare.append(frame)
 
     def silent(self, now: float) -> None:
-        """It let a time-out pass; the keys may have been lost on their way, or it has forgotten them."""
+        """Record a time-out; agree on keys again, as they may have been lost in transit or by the peer."""
         super().silent(now)
         if not self._has_agreed:
             self._send(_AGREE.pack(), self._agreed)
-        elif not self.pending:  # nothing could be sent: ZeroMQ may give a connection up for good if it is refused
+        elif not self.pending:  # nothing could be sent: ZeroMQ may give up a refused connection for good
             self._reopen(self.address.endpoint)
             self._draw()
 
 
 class Peers:
-    """The connections, the least recently used of which are closed when there are many.
+    """The pool of connections; if there are many, the least recently used are closed.
 
-    A peer that has not answered is asked again by another connection, as its own may be down. The old one stays until
-    its answers have come: a peer that stood still answers everything when it wakes, and has added its half then.
+    A peer that has not answered is asked over a new connection, because the old one may be down. The old one is kept
+    until its answers have arrived: a peer that was suspended answers everything when it resumes, and has then added its
+    half.
     """
 
     def __init__(self, links: Links, poller: zmq.Poller, most: int = 32) -> None:
@@ -219,7 +222,7 @@ class Peers:
         return iter([*self._open.values(), *self._late])
 
     def get(self, address: Address) -> Peer:
-        """The peer at an address, connected; by another connection if it has not answered on this one."""
+        """The peer at an address, connected; over a new connection if it has unanswered chunks on the last one."""
         peer = self._open.get(address)
         if peer is not None and peer.pending:
             self._late.append(self._open.pop(address))
@@ -235,34 +238,34 @@ class Peers:
         return peer
 
     def waits(self, address: Address, now: float) -> bool:
-        """Whether a peer is to be left alone for now."""
+        """Whether a peer must not be asked yet."""
         peer = self._open.get(address)
         return peer is not None and now < peer.retry_at
 
     def drop(self, address: Address) -> None:
-        """Close a connection."""
+        """Close the connection to an address."""
         self._open.pop(address).close()
 
     def keep(self, addresses: set[Address]) -> None:
-        """Close all others."""
+        """Close all connections except those to these addresses."""
         for address in [address for address in self._open if address not in addresses]:
             self.drop(address)
         self._keep_late([late for late in self._late if late.address in addresses])
 
     def _keep_late(self, kept: list[Peer]) -> None:
-        """Close the other connections on which answers may still come late."""
+        """Close those old connections that are not kept for late answers."""
         for late in self._late:
             if late not in kept:
                 late.close()
         self._late = kept
 
     def close(self) -> None:
-        """Close all."""
+        """Close all connections."""
         self.keep(set())
 
 
 def receive(socket: "zmq.Socket[bytes]", parts: int) -> list[zmq.Frame] | None:
-    """The next message; None if it has not so many parts.
+    """Receive the next message; None if its number of parts is wrong.
 
     Raises:
         zmq.Again: If there is none.

@@ -1,4 +1,4 @@
-"""Where the requests of others come in: in the clear, by CurveZMQ, or sealed with keys agreed on over CurveZMQ."""
+"""Listening sockets for requests of other nodes: unencrypted, CurveZMQ, or sealed with keys agreed on over CurveZMQ."""
 
 import contextlib
 from collections import OrderedDict
@@ -21,10 +21,10 @@ class Incoming:
     """A request.
 
     Attributes:
-        sender: The connection that it came by.
-        header: Its header.
-        chunk: Its weights, in memory that may be written.
-        frame: The message that they came in.
+        sender: Id of its connection.
+        header: The request's header.
+        chunk: The request's weights, in writable memory.
+        frame: The frame that contains the chunk.
     """
 
     sender: bytes
@@ -34,18 +34,18 @@ class Incoming:
 
 
 class Router:
-    """A listening socket; holders of the ring's key are heard, or whoever is on this machine if there is none.
+    """A listening socket for holders of the ring's key, or, without a key, for processes on this machine.
 
     Args:
-        context: ZeroMQ's.
+        context: ZeroMQ context.
         key: The ring's key.
-        longest: Bytes of a message at most.
-        host: Address to listen at.
-        port: 0 for a free one.
+        longest: Maximum size of a message in bytes.
+        host: Address to listen on.
+        port: Port to listen on; 0 for a free one.
 
     Raises:
         zmq.ZMQError: If the address cannot be bound.
-        ValueError: If there is no key and others can reach the address.
+        ValueError: If there is no key and other machines can reach the address.
     """
 
     def __init__(self, context: "zmq.Context[Any]", key: RingKey | None, longest: int, host: str, port: int) -> None:
@@ -80,12 +80,12 @@ class Router:
         return None if header is None else Incoming(sender, header, frame.buffer, frame)
 
     def reply(self, request: Incoming, header: Header, chunk: Buffer) -> None:
-        """Answer, unless the connection is gone or its queue is full: then the asker counts a failure.
+        """Send an answer; dropped if the connection is closed or its queue is full (the asker counts a failure).
 
         Args:
-            request: What is answered.
+            request: The request to answer.
             header: The answer's header.
-            chunk: What it brings; the request's own memory goes out without a copy.
+            chunk: The answer's chunk; the request's own memory is sent without a copy.
         """
         self._send(request.sender, header.pack(), request.frame if chunk is request.chunk else chunk)
 
@@ -99,13 +99,13 @@ class Router:
 
 
 class SealedRouter(Router):
-    """A listening socket for sealed messages; it lets nobody in who has not agreed on keys over another one.
+    """A listening socket for sealed messages; accepts only peers that have agreed on keys over a CurveZMQ socket.
 
     Args:
-        context: ZeroMQ's, with the other socket, too.
-        longest: Bytes of a message at most.
-        host: Address to listen at.
-        port: 0 for a free one.
+        context: ZeroMQ context, shared with the CurveZMQ socket.
+        longest: Maximum size of a message in bytes.
+        host: Address to listen on.
+        port: Port to listen on; 0 for a free one.
     """
 
     def __init__(self, context: "zmq.Context[Any]", longest: int, host: str, port: int) -> None:
@@ -114,17 +114,17 @@ class SealedRouter(Router):
         self._opened = bytearray(longest)
 
     def _secure(self, endpoint: str) -> None:
-        # without hand-over: another connection by the name of a session, which is no secret, must not replace it
+        # no hand-over: a connection that uses the session's name, which is not secret, must not replace this one
         secure_by_name(self.socket)
 
     def agree(self, agreed: Buffer) -> bool:
-        """Let those in who have sent these keys over CurveZMQ; whether they are keys."""
+        """Admit the sender of these keys, received over CurveZMQ; returns whether they are valid keys."""
         try:
             session = Session.from_bytes(bytes(agreed))
         except ValueError:
             return False
         if session.name in self._sessions:
-            return True  # said twice: numbers must go on, as one that is used again would give the weights away
+            return True  # sent twice: message numbers must continue, because reusing a nonce would reveal the weights
         self._sessions[session.name] = session
         admit(self._context, session.name)
         if len(self._sessions) > _SESSIONS:
@@ -140,7 +140,7 @@ class SealedRouter(Router):
         return Incoming(sender, header, opened[1], frame)
 
     def reply(self, request: Incoming, header: Header, chunk: Buffer) -> None:
-        """Answer, sealed."""
+        """Send a sealed answer."""
         own = chunk is request.chunk
         out = request.frame.buffer if own else bytearray(len(chunk) + TAG_BYTES)
         head = self._sessions[request.sender].answers.seal(header.pack(), chunk, out)

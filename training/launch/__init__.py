@@ -1,1 +1,1 @@
-"""Starting a training: its processes on this machine, and their supervision."""
+"""Launching a training: starts and supervises its processes on this machine."""

@@ -1,4 +1,4 @@
-"""Processes that a training consists of: started with a log, and waited for until they listen."""
+"""The managed processes of a training: start with a log, wait until a server listens, restart."""
 
 import json
 import logging
@@ -12,40 +12,40 @@ from training.processes.exit_reason import CANNOT_WORK
 START_S = 120.0
 """How long a server may take until it listens."""
 STARTS = 4
-"""How often a server is started that dies before it listens."""
+"""Maximum number of starts of a server that dies before it listens."""
 log = logging.getLogger(__name__)
 
 
 class SupervisorError(RuntimeError):
-    """Training cannot begin or cannot go on."""
+    """Training cannot start or continue."""
 
 
 @dataclass
 class ManagedProcess:
-    """A process that belongs to the training."""
+    """A process of the training."""
 
     name: str
     command: list[str]
     log: Path
     restarts: int
-    """How often it may still be restarted."""
+    """Number of restarts left."""
     process: Child | None = None
     ended: int | None = None
-    """Exit status after which it is not started again."""
+    """Final exit status, after which it is not restarted; None before."""
     lock: int | None = None
-    """Descriptor of the training's lock: who has it open still holds it when the supervisor is killed."""
+    """Descriptor of the training's lock: processes that inherit it keep the lock if the supervisor is killed."""
 
     def start(self) -> None:
-        """Start it, with its output in its log."""
+        """Start the process; its output goes to its log."""
         inherited = () if self.lock is None else (self.lock,)
         self.process = Child(self.command, self.log, note=self.log.with_suffix(".exit-reason.txt"), pass_fds=inherited)
 
     def died(self) -> int | None:
-        """Its exit status if it has ended since it was last started, else None."""
+        """Its exit status if it has ended since the last start, else None."""
         return self.process.poll() if self.process is not None and self.ended is None else None
 
     def reason(self) -> str:
-        """The exit reason that it left; empty if there is none."""
+        """Its exit reason; empty if there is none."""
         return self.process.reason() if self.process is not None else ""
 
     def tail(self, lines: int = 15) -> str:
@@ -53,13 +53,16 @@ class ManagedProcess:
         return self.process.tail(lines) if self.process is not None else ""
 
     def address(self, note: Path) -> str:
-        """Wait until a server that was started listens; one that dies meanwhile is started again, a few times.
+        """Wait until a started server listens; restart it if it dies before, up to `STARTS` starts.
 
         Args:
-            note: Where it tells its `address` and `pid`.
+            note: File to which it writes its `address` and `pid`.
+
+        Returns:
+            Its address, HOST:PORT.
 
         Raises:
-            SupervisorError: If it cannot work, dies again and again, or does not listen in time.
+            SupervisorError: If it cannot work as configured, dies at every start, or does not listen in time.
         """
         assert self.process is not None
         deadline, starts = time.monotonic() + START_S, 1
@@ -68,7 +71,7 @@ class ManagedProcess:
                 if status == CANNOT_WORK or starts == STARTS or self.process.reason():
                     often = f" at each of {starts} starts" if starts > 1 else ""
                     raise SupervisorError(f"{self.name} ended with status {status}{often}:\n{self.tail()}")
-                log.warning("%s ended with status %d while it started, and is started again", self.name, status)
+                log.warning("%s ended with status %d during its start and is restarted", self.name, status)
                 starts += 1
                 self.start()
             try:
@@ -81,7 +84,7 @@ class ManagedProcess:
         raise SupervisorError(f"{self.name} did not listen within {START_S:.0f} s:\n{self.tail()}")
 
     def go_on_at(self, listen: str) -> None:
-        """Have a server that is started again go on with what it knew, where it was.
+        """Make later restarts of a server continue from its saved state, at its current address.
 
         Args:
             listen: HOST:PORT.

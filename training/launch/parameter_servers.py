@@ -1,4 +1,4 @@
-"""How a training's parameter server is started: as processes beside the coordinator."""
+"""Starts the parameter server of a training, as processes next to the coordinator."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,26 +8,26 @@ from training.launch.managed import ManagedProcess
 from training.processes.sockets import AddressError, split_address
 
 MAX_RESTARTS = 20
-"""Of each server."""
+"""Restarts of each server."""
 
 
 def server_parts(cfg: TrainConfig, words: Sequence[str]) -> list[tuple[str, list[str], int]]:
-    """Name, command line (behind `python -m`) and number of restarts of each server.
+    """Name, command line (after `python -m`) and number of restarts of each server.
 
-    They listen where the coordinator does: at free ports, or at those that follow the coordinator's.
+    Servers listen on the coordinator's host, on free ports or on those after the coordinator's port.
 
     Args:
-        cfg: The training.
-        words: Options that all have in common.
+        cfg: Configuration of the training.
+        words: Options that all servers share.
 
     Raises:
-        AddressError: If there are no such ports.
+        AddressError: If there are not enough ports after the coordinator's.
     """
     host, port = split_address(cfg.launch.listen, "launch.listen")
     if port and port + cfg.servers > 65535:
         raise AddressError(
-            f"launch.listen is {cfg.launch.listen!r} and the {cfg.servers} processes of the parameter server take the "
-            "ports behind it: set a lower port, or 0 for free ones"
+            f"launch.listen is {cfg.launch.listen!r} and the {cfg.servers} processes of the parameter server use the "
+            "ports after it: set a lower port, or 0 for free ones"
         )
     parts = []
     for number in range(cfg.servers):
@@ -38,15 +38,15 @@ def server_parts(cfg: TrainConfig, words: Sequence[str]) -> list[tuple[str, list
 
 
 def await_servers(parts: Sequence[ManagedProcess], folder: Path, listen: str) -> tuple[str, ...]:
-    """Wait until servers that were started listen; from then on they are started again where they are.
+    """Wait until all servers listen; later restarts use the same addresses.
 
     Args:
         parts: The servers, in order.
-        folder: Theirs.
-        listen: As the coordinator's.
+        folder: The servers' folder.
+        listen: The coordinator's `launch.listen`.
 
     Returns:
-        HOST:PORT of each. A loopback address stands for the coordinator's machine (`sockets.beside`).
+        HOST:PORT of each. A loopback address means the coordinator's machine (`sockets.beside`).
 
     Raises:
         SupervisorError: If one does not start.

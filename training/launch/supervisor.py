@@ -1,6 +1,6 @@
-"""Runs a training on this machine: servers, evaluator and local nodes; restarts what dies, ends what it began.
+"""Supervises a training on this machine: starts servers, evaluator and local nodes, restarts what dies, ends them all.
 
-A process of its own, the child of whoever wants the training. It trains nothing itself.
+It is a separate process, the child of the process that requests the training, and does not train itself.
 """
 
 import json
@@ -28,23 +28,23 @@ from training.processes.keys import RingKey
 
 log = logging.getLogger(__name__)
 PREDECESSOR_S = 300.0
-"""How long a training waits for an earlier one of the same job to end."""
+"""How long a training waits for the end of an earlier one of the same job."""
 STOP_S = 6.0
-"""How long the nodes may take for a last checkpoint when they are asked to stop."""
+"""How long the nodes may take for a last checkpoint after a stop request."""
 MAX_COORDINATOR_RESTARTS = 20
 MAX_EVALUATOR_RESTARTS = 3
 LEFT_BEHIND_S = 120.0
 """How long the evaluator may take after the last node has ended."""
 RENDEZVOUS = "rendezvous"
-"""Begins the names of files in which local nodes meet."""
+"""Prefix of the files for the rendezvous of local nodes."""
 
 
 class TrainingSupervisor:
-    """Coordinator, parameter server, evaluator and nodes of one training.
+    """Supervises coordinator, parameter server, evaluator and nodes of one training.
 
     Args:
-        job: What to train.
-        folder: For logs, the coordinator's database, keys and the nodes' folders.
+        job: The training job.
+        folder: Folder for logs, the coordinator's database, keys and the nodes' folders.
         lock: Descriptor of the training's lock, which every process of the training inherits.
     """
 
@@ -61,10 +61,10 @@ class TrainingSupervisor:
         self._logs_begin: dict[str, int] = {}
 
     def request_stop(self, *_: object) -> None:
-        """End soon: after a last checkpoint where there may be one, or else at once.
+        """Handle a stop signal: end after a last checkpoint, or at once if training has not started.
 
         Raises:
-            SystemExit: While the servers start, which may take minutes.
+            SystemExit: If the servers are still starting, which may take minutes.
         """
         early = not (self.stop_requested or self.watching)
         self.stop_requested = True
@@ -72,7 +72,7 @@ class TrainingSupervisor:
             raise SystemExit(STOPPED)
 
     def _key(self) -> Path | None:
-        """The ring's key: the configured one, or for a local run one of its own."""
+        """The ring's key file: the configured one, or a generated one; None without encryption."""
         if self.cfg.launch.key_file:
             path = Path(self.cfg.launch.key_file).expanduser()
             RingKey.load(path)
@@ -88,7 +88,7 @@ class TrainingSupervisor:
         """Train to the end.
 
         Returns:
-            0 with a model, 75 if it was stopped after a checkpoint, 3 if another try would not help, 1 otherwise.
+            0 with a model, 75 if it was stopped after a checkpoint, 3 if a retry would not help, 1 otherwise.
         """
         job_file = self.folder / "job.json"
         job_file.write_text(self.job.model_dump_json(indent=2), encoding="utf-8")
@@ -99,13 +99,13 @@ class TrainingSupervisor:
             address = self._start_coordinator(job_file)
             self.evaluator = self._part("evaluator", self._evaluator(job_file, address), MAX_EVALUATOR_RESTARTS)
             self.nodes = [self._node(number, address) for number in range(self.cfg.places)] if self.local else []
-            # the nodes first: they decide how long it takes
+            # nodes start first, because they take longest
             for part in [*self.nodes, self.evaluator]:
                 part.start()
             self.watching = True
             return self._watch(address)
         finally:
-            self.watching = True  # whoever asks now to end need not hurry
+            self.watching = True  # a stop signal from now on must not interrupt the cleanup
             self._end_all()
 
     def _part(self, name: str, words: list[str], restarts: int) -> ManagedProcess:
@@ -118,7 +118,7 @@ class TrainingSupervisor:
         return ["--key-file", str(self.key_file)] if self.key_file else []
 
     def _start_servers(self, job_file: Path) -> None:
-        """Start the parameter server and put its addresses into the job that everybody else gets."""
+        """Start the parameter server and put its addresses into the job for all other processes."""
         folder = self.folder / "servers"
         words = ["--job", str(job_file), "--folder", str(folder), *self._key_words()]
         self.servers = [self._part(*part) for part in server_parts(self.cfg, words)]
@@ -194,20 +194,20 @@ class TrainingSupervisor:
             time.sleep(0.1)
 
     def _revive(self, part: ManagedProcess, final: tuple[int, ...] = (), fatal: bool = True) -> None:
-        """Restart a part that died, unless it ended with one of the final statuses or too often."""
+        """Restart a process that died, unless its status is final, it left an exit reason, or no restarts are left."""
         status = part.died()
         if status is None:
             return
         if status in final:
             part.ended = status
-        elif part.restarts > 0 and not part.reason():  # which says that another try would not help
+        elif part.restarts > 0 and not part.reason():  # a reason means that a restart would not help
             part.restarts -= 1
-            log.warning("%s ended with status %d and is started again", part.name, status)
+            log.warning("%s ended with status %d and is restarted", part.name, status)
             part.start()
         elif fatal:
-            raise SupervisorError(f"{part.name} ended with status {status} for good:\n{part.tail()}")
+            raise SupervisorError(f"{part.name} ended with status {status} and is not restarted:\n{part.tail()}")
         else:
-            log.error("%s ended with status %d and stays away:\n%s", part.name, status, part.tail())
+            log.error("%s ended with status %d and is not restarted:\n%s", part.name, status, part.tail())
             part.ended = status
 
     def _outcome(self) -> int:
@@ -216,14 +216,14 @@ class TrainingSupervisor:
             for part in self.nodes:
                 self._wait(part, STOP_S)
             return 0
-        if self.evaluator.ended == 0:  # somebody else asked the coordinator to stop
+        if self.evaluator.ended == 0:  # the coordinator received a stop request from another process
             return STOPPED
         print(self.evaluator.tail(), file=sys.stderr)
         leave_reason(self.evaluator.reason())
         return DIVERGED
 
     def _all_failed(self) -> int:
-        """Every node has given up: why, and with which status."""
+        """Report why all nodes have failed; returns the exit status."""
         reasons = []
         for part in self.nodes:
             folder = self.folder / part.name
@@ -235,12 +235,12 @@ class TrainingSupervisor:
         return DIVERGED if any(part.ended == DIVERGED for part in self.nodes) else 1
 
     def _stop_training(self, address: str) -> int:
-        """Somebody asked to end: a last checkpoint, if the nodes manage it in time."""
+        """Stop the training, with a last checkpoint if the nodes manage it in time; returns the exit status."""
         client = CoordinatorClient(address, RingKey.load(self.key_file) if self.key_file else None)
         try:
             client.request({"op": "stop"}, patience_s=2.0)
             deadline = time.monotonic() + STOP_S
-            # members may be elsewhere: the coordinator knows when all have left
+            # members may run on other machines: the coordinator knows when all have left
             while time.monotonic() < deadline and client.request({"op": "status"}, patience_s=2.0)["members"]:
                 time.sleep(0.1)
         except CoordinatorUnreachableError:
@@ -254,10 +254,10 @@ class TrainingSupervisor:
             try:
                 part.process.wait(patience_s)
             except subprocess.TimeoutExpired:
-                log.warning("%s takes long to end", part.name)
+                log.warning("%s is slow to end", part.name)
 
     def _end_all(self) -> None:
-        """End every process: all are asked at once, so that together they take no longer than one."""
+        """Stop all processes; all get SIGTERM first, so that they end in parallel."""
         parts = [
             part
             for part in [*self.nodes, self.evaluator, *self.servers, self.coordinator]
@@ -272,21 +272,21 @@ class TrainingSupervisor:
         self._clear()
 
     def _clear(self) -> None:
-        """Delete the files in which local nodes meet: nobody else may train here, and hogwild's hold a whole model."""
+        """Delete the rendezvous files of local nodes: the lock excludes other users, and hogwild's contain a model."""
         for path in self.folder.glob(f"{RENDEZVOUS}-*"):
             path.unlink()
 
 
 def main(argv: list[str]) -> int:
-    """Train the job in a file; the entry point of the supervising process.
+    """Train the job in a file; the entry point of the supervisor process.
 
     Args:
-        argv: The job file, and the number of the process to end with (by default, the present parent).
+        argv: The job file, and the id of the process to end with (by default the current parent).
     """
     end_with_parent(int(argv[1]) if len(argv) > 1 else os.getppid())
     logs.setup()
     job = TrainJob.model_validate_json(Path(argv[0]).read_bytes())
-    # a killed parent's successor may be quicker than the end of these processes: only one may write checkpoints
+    # the successor of a killed parent may start before these processes have ended: only one may write checkpoints
     with file_lock(job.journal.parent / "training.lock", PREDECESSOR_S) as lock:
         supervisor = TrainingSupervisor(job, job.journal.parent, lock)
         signal.signal(signal.SIGTERM, supervisor.request_stop)

@@ -1,4 +1,4 @@
-"""Training in a process of its own, which ends with its parent and whenever the parent says so."""
+"""Runs training in a child process, which ends with its parent or at the parent's request."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ from training.job import TrainJob
 from training.processes.children import Child, stop
 
 END_S = 9.0
-"""How long training may take to end when it is asked to: time for a last checkpoint."""
+"""How long training may take to end after a request: time for a last checkpoint."""
 
 
 class TrainingFailedError(RuntimeError):
@@ -22,14 +22,14 @@ def run_training(job: TrainJob, folder: Path, on_poll: Callable[[], None] | None
     """Train a job in a child process and wait for it.
 
     Args:
-        job: What to train.
-        folder: Where the job file and the log go.
-        on_poll: Called every `poll_s` seconds meanwhile.
+        job: The training job.
+        folder: Folder for the job file and the log.
+        on_poll: Called every `poll_s` seconds while training runs.
         poll_s: Seconds between polls.
 
     Raises:
         TrainingFailedError: If the child fails; the message ends with its exit reason, or the last lines of its log.
-        DiskError: If it fails because the folder's disk is full, and could not even say so.
+        DiskError: If it fails without a message because the folder's disk is full.
     """
     folder.mkdir(parents=True, exist_ok=True)
     job_file, log = folder / "job.json", folder / "train.log"
@@ -38,7 +38,7 @@ def run_training(job: TrainJob, folder: Path, on_poll: Callable[[], None] | None
         [sys.executable, "-m", "training.launch.supervisor", str(job_file), str(os.getpid())],
         log,
         note=folder / "exit-reason.txt",
-        start_new_session=True,  # Ctrl-C is for this process, which then asks for a last checkpoint
+        start_new_session=True,  # only this process receives Ctrl-C; it then asks the child for a last checkpoint
     )
     try:
         while child.poll() is None:
@@ -55,5 +55,5 @@ def run_training(job: TrainJob, folder: Path, on_poll: Callable[[], None] | None
             raise TrainingFailedError(f"training ended with status {child.returncode} (its log: {log}): {reason}")
         tail = child.tail()
         if not tail.strip():
-            check_disk(folder)  # a log cannot say that its disk is full
+            check_disk(folder)  # an empty log may mean that its disk is full
         raise TrainingFailedError(f"training ended with status {child.returncode}; the end of {log}:\n{tail}")

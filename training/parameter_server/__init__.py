@@ -1,1 +1,1 @@
-"""The parameter server of `asgd` and `easgd`: processes beside the coordinator, each with a share of the weights."""
+"""The parameter server of `asgd` and `easgd`: processes next to the coordinator, each with a share of the weights."""

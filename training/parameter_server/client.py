@@ -1,4 +1,4 @@
-"""A learner's line to the parameter server: all shares are asked at once, each until it answers or time is up."""
+"""A learner's client of the parameter server: asks all shares in parallel, each until it answers or times out."""
 
 import secrets
 import threading
@@ -31,10 +31,10 @@ from training.processes.keys import RingKey
 from training.processes.sockets import Connection, end_context
 
 REPEAT_S = 20.0
-"""A request over a connection that holds is sent again after this time, then after twice the time, and so on. Over a
+"""An unanswered request is sent again over the same connection after this time, and then with doubled intervals. Over a
 new connection it is sent at once."""
 LOOK_S = 0.5
-"""Between two looks at the clock while nothing happens."""
+"""Longest wait for events before time-outs are checked."""
 
 
 class ServerError(RuntimeError):
@@ -47,7 +47,7 @@ class ServerUnreachableError(ServerError):
 
 @dataclass
 class _Line:
-    """The connection to one share, and the request under way."""
+    """The connection to one share, and its current request."""
 
     number: int
     address: str
@@ -66,12 +66,12 @@ class _Line:
         return f"parameter server {self.number} at {self.address}"
 
     def ask(self, request: int, frames: Frames) -> None:
-        """Begin a request."""
+        """Set the current request; `go_on` sends it."""
         self.request, self.frames, self.answer, self.values = request, frames, None, []
         self._over, self._due, self._pause = 0, 0.0, REPEAT_S
 
     def go_on(self) -> None:
-        """Send the request, if it has not been sent over this connection or has not been answered for long."""
+        """Send the request if it was not sent over this connection yet, or is unanswered for too long."""
         self.connection.look()
         made, now = self.connection.handshakes, time.monotonic()
         if self.answer is not None or (made == self._over and now < self._due):
@@ -83,7 +83,7 @@ class _Line:
         self._over, self._due, self._pause = made, now + self._pause, 2 * self._pause
 
     def hear(self) -> None:
-        """Take the answer; answers to earlier requests are passed over."""
+        """Receive the answer; answers to earlier requests are discarded."""
         while True:
             try:
                 header, *values = self.connection.socket.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -97,7 +97,7 @@ class _Line:
                 self.answer, self.values = answer, values
 
     def take(self, count: int) -> Tensor:
-        """The answer's values."""
+        """The answer's values [count]."""
         try:
             return unpack(self.values, count)
         except MessageError as error:
@@ -107,13 +107,13 @@ class _Line:
         if self.connection.refused:
             return f"{self.name} refused the key: use the key file that it was started with"
         return (
-            f"{self.name} has not answered for {patience_s:g} s: does it run, can this machine reach it, and is it of "
-            "this training?"
+            f"{self.name} has not answered for {patience_s:g} s: check that it is running, belongs to this training, "
+            "and can be reached from this machine"
         )
 
 
 class ServerClient:
-    """Asks all shares of a parameter server. One request at a time; threads may share it.
+    """Asks all shares of a parameter server. Makes one request at a time; thread-safe.
 
         with ServerClient(job.servers, key, "node-0", flat.weights.numel(), patience_s=600) as client:
             client.init(session, flat.weights, {})
@@ -121,14 +121,14 @@ class ServerClient:
             versions, staleness = client.push(grads, versions, lr=0.1)
 
     All methods raise `ServerUnreachableError` if a share does not answer for `patience_s`, and `ServerError` if one
-    refuses. A request that some shares have done and others not is not taken back.
+    refuses. A request that only some shares have carried out is not rolled back.
 
     Args:
         addresses: HOST:PORT of each share, in order.
-        key: The ring's key; None only for servers on this machine that have none.
-        name: The learner's, different from all others'.
-        num_weights: Of the model, averaged buffers included.
-        patience_s: Wait so long for an answer at most.
+        key: The ring's key; None only for servers on this machine that run without a key.
+        name: Unique name of the learner.
+        num_weights: Number of the model's weights, averaged buffers included.
+        patience_s: Longest time to wait for an answer.
 
     Raises:
         ValueError: If an address is malformed, or on another machine and there is no key.
@@ -138,7 +138,7 @@ class ServerClient:
         self, addresses: Sequence[str], key: RingKey | None, name: str, num_weights: int, patience_s: float
     ) -> None:
         if not addresses:
-            raise ValueError("no address of a parameter server: who starts the training fills in the job's servers")
+            raise ValueError("no address of a parameter server: set the job's servers when starting the training")
         self.name, self.num_weights, self.patience_s = name, num_weights, patience_s
         self._token, self._number, self._session = secrets.token_hex(8), 0, ""
         self._lock = threading.RLock()
@@ -170,21 +170,22 @@ class ServerClient:
             self._lines = []
             end_context(self._context)
 
-    # --- what one can ask
+    # --- requests
 
     def init(self, session: str, weights: Tensor, optimizer: dict[str, Tensor]) -> bool:
-        """Give the servers their first weights. Of the learners of a session the first to come is heard.
+        """Initialize the servers' weights; within a session only the first learner's weights are accepted.
 
-        Learners of one session must offer the same weights: each share takes those of whoever reaches it first.
+        Learners of one session must offer the same weights: each share accepts those of the learner that reaches it
+        first.
 
         Args:
-            session: Name of the session of training; those of an earlier one are replaced.
-            weights: Of the whole model [num_weights].
-            optimizer: The whole model's optimizer state, as `state` or `training.learner.optim.optimizer_tensors` gives
-                it; empty for an optimizer without a past.
+            session: Name of the training session; weights of an earlier one are replaced.
+            weights: Weights of the whole model [num_weights].
+            optimizer: Optimizer state of the whole model, in the form of `state` and
+                `training.learner.optim.optimizer_tensors`; empty for a fresh optimizer.
 
         Returns:
-            Whether all shares have taken these weights; if not, `pull` theirs.
+            Whether all shares have accepted these weights; if not, `pull` theirs.
         """
         with self._lock:
             self._session = session
@@ -204,12 +205,13 @@ class ServerClient:
         """Have the servers make one optimizer step.
 
         Args:
-            grads: Of all parameters, in the order of the flat weights.
-            versions: Of the weights that they were computed at, as `pull` returned them.
+            grads: Gradients of all parameters, in the order of the flat weights.
+            versions: Versions of the weights at which they were computed, as returned by `pull`.
             lr: Learning rate.
 
         Returns:
-            The versions after the step, and the staleness: steps of others since the pull, mean over the shares.
+            The versions after the step, and the staleness: steps of other learners since the pull, mean over the
+            shares.
         """
         with self._lock:
             self._meet()
@@ -226,14 +228,14 @@ class ServerClient:
             return self._together(), [answer.version for answer in answers]
 
     def elastic(self, vector: Tensor, alpha: float) -> Tensor:
-        """Draw the center towards a learner's weights x: d = alpha (x - center); center += d.
+        """Move the center towards a learner's weights x: d = alpha (x - center); center += d.
 
         Args:
             vector: x [num_weights].
             alpha: Between 0 and 1.
 
         Returns:
-            d, which the learner subtracts from x; where x is.
+            d, which the learner subtracts from x; on the device of x.
         """
         with self._lock:
             self._meet()
@@ -251,10 +253,10 @@ class ServerClient:
                 put_state(whole, split(values, answer.tensors), _layout(line).pieces)
             return whole
 
-    # --- how
+    # --- implementation
 
     def _meet(self, again: bool = False) -> None:
-        """Make sure that the addresses are those of all shares of this model, in order."""
+        """Check that the addresses are those of all shares of this model, in order."""
         if not again and all(line.layout for line in self._lines):
             return
         for line, answer in zip(self._lines, self._ask("layout"), strict=True):
@@ -264,7 +266,7 @@ class ServerClient:
             if found.num_weights != self.num_weights:
                 raise ServerError(
                     f"{line.name} serves a model of {found.num_weights} weights, this one has {self.num_weights}: "
-                    "is it of another training?"
+                    "does it belong to another training?"
                 )
 
     def _ask(
@@ -274,13 +276,13 @@ class ServerClient:
         values: Sequence[list[Tensor]] | None = None,
         lines: list[_Line] | None = None,
     ) -> list[Answer]:
-        """Ask shares at once and wait for all.
+        """Ask shares in parallel and wait for all answers.
 
         Args:
-            op: What is wanted.
-            fields: Of each share's request.
-            values: Behind each share's header.
-            lines: Whom to ask; by default all.
+            op: The operation.
+            fields: Further header fields for each share.
+            values: Tensors that follow each share's header.
+            lines: Shares to ask; by default all.
         """
         lines = self._lines if lines is None else lines
         fields, values = fields or [{}] * len(lines), values or [[]] * len(lines)
@@ -308,12 +310,12 @@ class ServerClient:
             for line in self._lines:
                 if line.connection.socket in ready:
                     line.hear()
-            # look once even when time is up: this process may have been stopped meanwhile, and the answer is there
+            # poll once even after the deadline: if this process was suspended, the answer may already be here
             if left <= 0 and (silent := [line for line in lines if line.answer is None]):
                 raise ServerUnreachableError(silent[0].why_silent(self.patience_s))
 
     def _together(self) -> Tensor:
-        """The values of all shares' answers as one flat tensor."""
+        """The values of all shares' answers, concatenated into one flat tensor."""
         return torch.cat([line.take(_layout(line).size) for line in self._lines])
 
     @staticmethod
@@ -329,7 +331,7 @@ class ServerClient:
 
 
 def _state(line: _Line, optimizer: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A share's part of the whole model's optimizer state."""
+    """Extract a share's part of the whole model's optimizer state."""
     try:
         return dict(pair for piece in _layout(line).pieces for pair in state_of(optimizer, piece))
     except MessageError as error:

@@ -1,4 +1,4 @@
-"""Which part of a model a server process holds."""
+"""Layout of the shares: which part of a model each server process holds."""
 
 import math
 
@@ -7,20 +7,21 @@ from pydantic import BaseModel, ConfigDict
 from training.learner.flat import FlatParameters, share
 
 ALIGNMENT = 64
-"""A parameter is cut after a multiple of this many values. An optimizer's kernel treats the values behind the last full
-vector with other instructions, whose last bit may differ: cut so, each value is treated as in one process."""
+"""A parameter is split only at multiples of this many values. An optimizer's kernel processes the values after the last
+full SIMD vector with other instructions, whose result may differ in the last bit. With aligned splits, each value is
+processed as in a single process."""
 SCALARS = frozenset({"step"})
-"""Optimizer state that is one number for a whole parameter."""
+"""Optimizer state that is a single number per parameter."""
 
 
 class Piece(BaseModel):
     """The part of one parameter that lies in a share.
 
     Attributes:
-        number: Of the parameter, as `training.learner.optim.optimizer_tensors` counts for the whole model.
-        first: Its first value, counted within the flattened parameter.
-        stop: Behind its last value.
-        shape: Of the whole parameter.
+        number: Number of the parameter in the whole model, as in `training.learner.optim.optimizer_tensors`.
+        first: Index of the first value within the flattened parameter.
+        stop: Index after the last value.
+        shape: Shape of the whole parameter.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -32,12 +33,12 @@ class Piece(BaseModel):
 
     @property
     def numel(self) -> int:
-        """Values of the whole parameter."""
+        """Number of values of the whole parameter."""
         return math.prod(self.shape)
 
     @property
     def kept_shape(self) -> tuple[int, ...]:
-        """Of the piece: a matrix of one row for what is no vector, so that weight decay treats it as the whole."""
+        """Shape of the piece: one row for pieces of matrices, so that weight decay treats them as matrices."""
         size = self.stop - self.first
         return (1, size) if len(self.shape) > 1 else (size,)
 
@@ -46,13 +47,14 @@ class Layout(BaseModel):
     """One share of a model's flat weights.
 
     Attributes:
-        number: Of the server process.
-        servers: How many there are.
-        start: The share's first weight.
-        stop: Behind its last weight.
-        num_weights: Of the whole model, averaged buffers included; they come last and have no gradient.
-        num_grads: Weights of the share that have a gradient, which come first.
-        pieces: Of parameters, in order and without gaps.
+        number: Number of the server process, from 0.
+        servers: Number of server processes.
+        start: Index of the share's first weight.
+        stop: Index after its last weight.
+        num_weights: Number of weights of the whole model, averaged buffers included; these come last and have no
+            gradient.
+        num_grads: Number of weights of the share that have a gradient; these come first.
+        pieces: Pieces of parameters, in order and without gaps.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -67,17 +69,17 @@ class Layout(BaseModel):
 
     @property
     def size(self) -> int:
-        """Weights of the share."""
+        """Number of weights in the share."""
         return self.stop - self.start
 
 
 def layout(flat: FlatParameters, number: int, servers: int) -> Layout:
-    """The share of one of several servers: contiguous, all of them about equal.
+    """Compute the share of one server; shares are contiguous and of about equal size.
 
     Args:
         flat: The whole model.
-        number: Of the server, from 0.
-        servers: How many there are.
+        number: Number of the server, from 0.
+        servers: Number of servers.
     """
     total = flat.weights.numel()
     start, stop = (_aligned(flat, edge) for edge in share(total, number, servers))
@@ -101,7 +103,7 @@ def layout(flat: FlatParameters, number: int, servers: int) -> Layout:
 
 
 def _aligned(flat: FlatParameters, edge: int) -> int:
-    """An edge between two shares, moved back to where a parameter may be cut."""
+    """Round an edge between two shares down to where a parameter may be split."""
     for begin, end in flat.spans:
         if begin <= edge < end:
             return begin + (edge - begin) // ALIGNMENT * ALIGNMENT

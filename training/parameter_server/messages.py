@@ -1,7 +1,7 @@
-"""What learners and parameter servers tell each other: a JSON header, then fp32 values in frames of bounded size.
+"""Messages between learners and parameter servers: a JSON header, then fp32 values in frames of bounded size.
 
-An answer carries its request's number. `push` and `elastic` change the weights and are applied once, however often they
-are sent: a server remembers the last answer to each learner.
+An answer has its request's number. `push` and `elastic` change the weights and are applied once, however often they are
+sent: a server remembers its last answer to each learner.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,11 +15,11 @@ from torch import Tensor
 from training.parameter_server.layout import SCALARS, Layout, Piece
 
 CHUNK = 4 * 1024 * 1024
-"""Bytes of values in a frame at most: between two frames a long message lets signs of life through."""
+"""Maximum bytes of values per frame; ZeroMQ heartbeats can pass between the frames of a long message."""
 LONGEST = CHUNK + 4096
-"""Bytes of a frame at most."""
+"""Maximum size of a frame in bytes."""
 SILENCE_S = 60.0
-"""A connection over which no frame has come for so long is closed."""
+"""A connection over which no frame has arrived for this time is closed."""
 UNREAD = -1
 """Number of an answer to a header that could not be read."""
 
@@ -28,24 +28,24 @@ Sizes = tuple[tuple[str, int], ...]
 
 
 class MessageError(ValueError):
-    """A message is not what was expected."""
+    """A message is malformed, or does not match the model."""
 
 
 class Request(BaseModel):
     """Header of a request.
 
     Attributes:
-        op: What is wanted. `layout`: which share this is; `init`: hold these weights and optimizer tensors from now on;
-            `push`: apply a gradient; `pull`: the weights; `elastic`: draw the center towards a vector; `state`: the
-            optimizer's tensors.
-        name: The learner's.
-        token: Another one whenever the learner starts anew.
-        number: Grows from request to request.
-        session: The learner's session of training; "" if it has not begun one.
-        version: Of the weights that a pushed gradient was computed at.
+        op: The operation. `layout`: return the server's share; `init`: initialize weights and optimizer tensors;
+            `push`: apply a gradient; `pull`: return the weights; `elastic`: move the center towards a vector; `state`:
+            return the optimizer's tensors.
+        name: Name of the learner.
+        token: Changes whenever the learner restarts.
+        number: Increases with every request.
+        session: The learner's training session; "" before it has one.
+        version: Version of the weights at which a pushed gradient was computed.
         lr: Learning rate of a push.
-        alpha: Of `elastic`.
-        tensors: Names and numbers of values of the optimizer tensors behind the weights of `init`.
+        alpha: Coefficient of `elastic`.
+        tensors: Names and sizes of the optimizer tensors that follow the weights of `init`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -65,14 +65,14 @@ class Answer(BaseModel):
     """Header of an answer.
 
     Attributes:
-        number: The request's.
-        error: Why nothing was done; "" if it was.
-        session: Of the weights that the server holds; "" without any.
-        version: Pushes applied since `init`.
-        staleness: Pushes of others between this one and the pull before it.
-        known: The server had weights of the session already and has kept them.
+        number: Number of the request.
+        error: Why the request failed; "" if it succeeded.
+        session: Session of the server's weights; "" if it has none.
+        version: Number of pushes applied since `init`.
+        staleness: Pushes of other learners between this push and the pull before it.
+        known: Whether the server already had weights of the session, and has kept them.
         layout: The server's share.
-        tensors: Names and numbers of values of the optimizer tensors that follow.
+        tensors: Names and sizes of the optimizer tensors that follow.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -88,22 +88,24 @@ class Answer(BaseModel):
 
 
 def read_request(frame: "zmq.Frame") -> Request:
-    """A request's header from bytes that anyone may have sent.
+    """Parse a request's header from untrusted bytes.
 
     Raises:
-        MessageError: If it is none.
+        MessageError: If it is invalid.
     """
     try:
         return Request.model_validate_json(frame.bytes)
     except ValidationError as error:
-        raise MessageError(f"not a request to a parameter server ({_first(error)}): are both of one version?") from None
+        raise MessageError(
+            f"not a request to a parameter server ({_first(error)}): do both run the same version?"
+        ) from None
 
 
 def read_answer(frame: "zmq.Frame") -> Answer:
-    """An answer's header.
+    """Parse an answer's header.
 
     Raises:
-        MessageError: If it is none.
+        MessageError: If it is invalid.
     """
     try:
         return Answer.model_validate_json(frame.bytes)
@@ -117,11 +119,11 @@ def _first(error: ValidationError) -> str:
 
 
 def pack(header: Request | Answer, values: Sequence[Tensor] = ()) -> Frames:
-    """A message's frames.
+    """Encode a message as frames.
 
     Args:
         header: The header.
-        values: Flat fp32 tensors on the CPU; not copied, so they must stay as they are until the message is sent.
+        values: Flat fp32 tensors on the CPU; not copied, so they must not change until the message is sent.
     """
     frames: Frames = [header.model_dump_json(exclude_defaults=True).encode()]
     for tensor in values:
@@ -132,18 +134,18 @@ def pack(header: Request | Answer, values: Sequence[Tensor] = ()) -> Frames:
 
 
 def unpack(frames: Sequence["zmq.Frame"], count: int) -> Tensor:
-    """Values of the frames behind a header, as one flat tensor.
+    """Decode the frames after a header into one flat tensor [count].
 
     Args:
-        frames: All frames but the header.
-        count: How many values there must be.
+        frames: All frames except the header.
+        count: Expected number of values.
 
     Raises:
-        MessageError: If there are more or fewer.
+        MessageError: If the number of values is different.
     """
     size = sum(len(frame) for frame in frames)
     if size != 4 * count:
-        raise MessageError(f"{size} bytes of values where {count} fp32 values were expected: of another model?")
+        raise MessageError(f"{size} bytes of values where {count} fp32 values were expected: is it from another model?")
     values = torch.empty(count)
     if count:
         octets, position = values.numpy().data.cast("B"), 0
@@ -154,7 +156,7 @@ def unpack(frames: Sequence["zmq.Frame"], count: int) -> Tensor:
 
 
 def split(values: Tensor, sizes: Sizes) -> dict[str, Tensor]:
-    """Named parts of a flat tensor, which follow each other."""
+    """Split a flat tensor into consecutive named parts."""
     parts, start = {}, 0
     for name, size in sizes:
         parts[name] = values[start : start + size]
@@ -163,14 +165,14 @@ def split(values: Tensor, sizes: Sizes) -> dict[str, Tensor]:
 
 
 def state_of(tensors: dict[str, Tensor], piece: Piece) -> Iterator[tuple[str, Tensor]]:
-    """A piece's part of a whole model's optimizer tensors.
+    """Extract a piece's part of the whole model's optimizer tensors.
 
     Args:
-        tensors: As `training.learner.optim.optimizer_tensors` gives them.
-        piece: Of a parameter.
+        tensors: Optimizer state in the form of `training.learner.optim.optimizer_tensors`.
+        piece: The piece of a parameter.
 
     Raises:
-        MessageError: If they are of another model.
+        MessageError: If the tensors belong to another model.
     """
     prefix = f"{piece.number}."
     for name, tensor in tensors.items():
@@ -184,12 +186,12 @@ def state_of(tensors: dict[str, Tensor], piece: Piece) -> Iterator[tuple[str, Te
 
 
 def put_state(whole: dict[str, Tensor], parts: dict[str, Tensor], pieces: Sequence[Piece]) -> None:
-    """Put a share's optimizer tensors into those of the whole model.
+    """Insert a share's optimizer tensors into those of the whole model.
 
     Args:
-        whole: Is added to.
-        parts: The share's, by name.
-        pieces: The share's.
+        whole: Optimizer tensors of the whole model, by name; changed in place.
+        parts: Optimizer tensors of the share, by name.
+        pieces: The share's pieces.
     """
     by_number: dict[Any, Piece] = {str(piece.number): piece for piece in pieces}
     for name, values in parts.items():

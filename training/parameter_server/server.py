@@ -1,13 +1,13 @@
-"""A parameter server's process: one share of the weights, one socket, one loop.
+"""A parameter server process: one share of the weights, one socket, one loop.
 
     python -m training.parameter_server.server --job JOB --number K --servers S --folder F [--listen HOST:PORT]
         [--key-file K] [--parent PID] [--fresh]
 
-`F/server-K.json` tells where it listens. It may be killed at any moment and started again on the same folder. It goes
-on with what it saved last, to `F/server-K.safetensors`, some seconds before: the pushes and meetings since then are
-lost, as are gradients of a dead learner, and versions go back with the weights, so that the staleness of gradients that
-were under way counts from zero. Learners repeat what was not answered; what the save holds is not applied again. A
-server that is told to end (SIGTERM) saves first and loses nothing.
+`F/server-K.json` contains its address. The server may be killed at any moment and restarted with the same folder. It
+then continues from its last save, `F/server-K.safetensors`, which is some seconds old: pushes and elastic updates since
+then are lost, like the gradients of a dead learner. Versions go back with the weights, so the staleness of gradients in
+flight counts from zero. Learners repeat unanswered requests; what the save contains is not applied again. On SIGTERM a
+server saves before it ends, and loses nothing.
 """
 
 import argparse
@@ -36,45 +36,45 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.1
 TURN = 16
-"""Requests before it is looked whether a save is due."""
+"""Maximum number of requests between checks whether a save is due."""
 
 
 def note_file(folder: Path, number: int) -> Path:
-    """Where a server tells its address."""
+    """File that contains a server's address."""
     return folder / f"server-{number}.json"
 
 
 def open_service(job: TrainJob, folder: Path, number: int, servers: int, fresh: bool) -> ShareService:
-    """The share of a server, as it was saved or empty.
+    """Open a server's share, from its last save or empty.
 
     Args:
-        job: What is trained.
-        folder: Of the servers' files.
-        number: Which server, from 0.
-        servers: How many there are.
-        fresh: Forget what was saved.
+        job: The training job.
+        folder: Folder of the servers' files.
+        number: Number of the server, from 0.
+        servers: Number of servers.
+        fresh: Discard the last save.
 
     Raises:
         ValueError: If there is no such server, or the saved file is damaged.
     """
     if not 0 <= number < servers:
         raise ValueError(f"--number is {number} of {servers} servers: give 0 to {servers - 1}")
-    # the model tells where its parameters lie; its weights come from the first learner
+    # the model is only needed for the layout of its parameters; the weights come from the first learner
     share = Share(layout(FlatParameters(job.spec.build_model()), number, servers), job.train.optimizer)
     return ShareService(share, job.run, folder / f"server-{number}.safetensors", fresh)
 
 
 class ShareServer:
-    """Answers requests to one share.
+    """Answers requests for one share.
 
     Args:
-        service: The share.
-        endpoint: Where to listen.
+        service: The share's service.
+        endpoint: ZeroMQ endpoint to listen on.
         key: The ring's key.
-        note: Where to tell the address.
+        note: File for the server's address.
 
     Raises:
-        ValueError: If it cannot listen there.
+        ValueError: If it cannot listen on the endpoint.
     """
 
     def __init__(self, service: ShareService, endpoint: str, key: RingKey | None, note: Path) -> None:
@@ -84,17 +84,17 @@ class ShareServer:
         try:
             self._socket = bind(self._context, endpoint, key, LONGEST, SILENCE_S)
         except BaseException:
-            # otherwise whoever collects the context waits for its socket
+            # else the garbage collection of the context would wait for its socket
             self._context.destroy(0)
             raise
         log.info("parameter server %d listens at %s", service.share.layout.number, announce(self._socket, note))
 
     def stop(self) -> None:
-        """End the loop soon."""
+        """End the loop after the current iteration."""
         self._stop = True
 
     def run(self) -> None:
-        """Answer until stopped; then save."""
+        """Answer requests until stopped, then save."""
         while not self._stop:
             if self._socket.poll(int(POLL_S * 1000)):
                 for _ in range(TURN):
@@ -106,7 +106,7 @@ class ShareServer:
         end_context(self._context)
 
     def _serve(self) -> bool:
-        """Answer the next request, if there is one."""
+        """Answer the next request; returns whether there was one."""
         try:
             identity, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
@@ -119,20 +119,20 @@ class ShareServer:
 
 def _arguments() -> argparse.Namespace:
     parser = server_parser("training.parameter_server.server", "A share of a training's parameter server.")
-    parser.add_argument("--number", type=int, required=True, help="which server this is, from 0")
-    parser.add_argument("--servers", type=int, required=True, help="how many there are")
-    parser.add_argument("--folder", type=Path, required=True, help="for server-K.json and what is saved")
-    parser.add_argument("--fresh", action="store_true", help="wait for new weights, whatever was saved")
+    parser.add_argument("--number", type=int, required=True, help="number of this server, from 0")
+    parser.add_argument("--servers", type=int, required=True, help="number of servers")
+    parser.add_argument("--folder", type=Path, required=True, help="folder of server-K.json and of the saves")
+    parser.add_argument("--fresh", action="store_true", help="discard the last save and wait for new weights")
     return parser.parse_args()
 
 
 def main() -> int:
-    """Run a server until it is told to end (SIGTERM, SIGINT)."""
+    """Run a server until SIGTERM or SIGINT."""
     arguments = _arguments()
     if arguments.parent:
         end_with_parent(arguments.parent)
     logs.setup(f"server {arguments.number}")
-    # an optimizer's step is bound by memory, and the cores are the learners'
+    # an optimizer step is memory-bound, and the cores are for the learners
     torch.set_num_threads(1)
     note = note_file(arguments.folder, arguments.number)
     try:

@@ -1,7 +1,7 @@
-"""Answers requests to one share, applies each change once, and saves the share every few seconds.
+"""Answers requests for one share, applies each change once, and saves the share every few seconds.
 
-The last answer to each learner stays in memory, so that a repeated request gets it again: some bytes for `asgd`, for
-`easgd` as much as the share itself.
+The last answer to each learner stays in memory, so that a repeated request gets it again: a few bytes for `asgd`, the
+size of the share for `easgd`.
 """
 
 import json
@@ -35,22 +35,22 @@ from training.parameter_server.share import Share, ShareError
 log = logging.getLogger(__name__)
 
 SAVE_S = 5.0
-"""Between two saves, if anything has changed."""
+"""Minimum interval between two saves."""
 SAVE_SHARE = 0.1
-"""Saving may take this part of the time: a large share is saved less often."""
+"""Maximum fraction of the time that saving may take; a large share is saved less often."""
 MAX_LEARNERS = 10_000
-"""Learners whose last answer is remembered."""
+"""Maximum number of learners whose last answer is remembered."""
 _CHANGES = ("push", "elastic")
 _PREFIX = "optimizer."
 
 
 class SavedError(ValueError):
-    """What was saved cannot be used."""
+    """A save is damaged."""
 
 
 @dataclass(frozen=True)
 class _Last:
-    """The last change that a learner asked for, and what it was told."""
+    """A learner's last change, and its answer."""
 
     token: str
     number: int
@@ -59,13 +59,13 @@ class _Last:
 
 
 class ShareService:
-    """One share's server, without its socket.
+    """The server of one share, without its socket.
 
     Args:
-        share: Empty.
-        run: Identity of the training; what another one saved is not used.
-        file: Where the share is saved.
-        fresh: Forget what was saved.
+        share: An empty share.
+        run: Identity of the training; saves of other trainings are not used.
+        file: File in which the share is saved.
+        fresh: Discard the last save.
 
     Raises:
         SavedError: If the file is damaged.
@@ -86,10 +86,10 @@ class ShareService:
     # --- requests
 
     def handle(self, frames: Sequence["zmq.Frame"]) -> Frames | None:
-        """The answer to a request; None to one that came too late to matter.
+        """Answer a request; returns None for an outdated one.
 
         Args:
-            frames: Header and values, from anyone who has the key.
+            frames: Header and values, from any holder of the key.
         """
         number = UNREAD
         try:
@@ -100,7 +100,7 @@ class ShareService:
             return self._answer(request, frames[1:])
         except (MessageError, ShareError) as error:
             return pack(Answer(number=number, error=str(error)))
-        except Exception as error:  # one learner's request must not end the others' training
+        except Exception as error:  # one learner's request must not end the training of the others
             log.exception("request %d failed", number)
             return pack(Answer(number=number, error=f"the parameter server failed ({error!r}): see its log"))
 
@@ -113,7 +113,7 @@ class ShareService:
             return pack(self._header(request).model_copy(update={"layout": self.share.layout}))
         self._need_session(request)
         if request.op == "pull":
-            # a copy: the next push must not change what is on its way
+            # a copy: the next push must not change a message in transit
             return pack(self._header(request), [self.share.weights.clone()])
         tensors = self.share.tensors()
         sizes = tuple((name, tensor.numel()) for name, tensor in tensors.items())
@@ -125,9 +125,9 @@ class ShareService:
     def _need_session(self, request: Request) -> None:
         held = self.share.session
         if not held:
-            raise ShareError("this parameter server has no weights yet: init comes first")
+            raise ShareError("this parameter server has no weights yet: send init first")
         if request.session not in ("", held):
-            raise ShareError(f"session {request.session!r} is over, the weights are of {held!r}: join again")
+            raise ShareError(f"session {request.session!r} is over, the weights belong to session {held!r}: join again")
 
     def _init(self, request: Request, values: Sequence["zmq.Frame"]) -> Answer:
         share = self.share
@@ -135,17 +135,17 @@ class ShareService:
         if not known:
             sizes = (("weights", share.layout.size), *request.tensors)
             if any(size < 0 for _, size in sizes):
-                raise MessageError("a tensor of less than no values")
+                raise MessageError("a tensor has a negative size")
             tensors = split(unpack(values, sum(size for _, size in sizes)), sizes)
             share.begin(request.session, tensors.pop("weights"), tensors)
             self._last.clear()
-            # at once: a restarted server without weights could not go on
+            # saved at once: a restarted server could not continue without weights
             self._save()
             self.wait()
         return self._header(request).model_copy(update={"known": known})
 
     def _change(self, request: Request, values: Sequence["zmq.Frame"]) -> Frames | None:
-        """Apply a push or a meeting once; a repeated request gets the first one's answer."""
+        """Apply a push or an elastic update once; a repeated request gets the answer of the first one."""
         self._need_session(request)
         last = self._last.get(request.name)
         if last is not None and last.token == request.token and request.number <= last.number:
@@ -168,7 +168,7 @@ class ShareService:
     # --- saving
 
     def save_if_due(self) -> None:
-        """Save what has changed, if the last save is some seconds old; it goes on in a thread."""
+        """Save changes if the last save is old enough; the file is written in a thread."""
         if not self._changed or (self._saving and not self._saving.done()):
             return
         took_s = self._saving.result() if self._saving else 0.0
@@ -179,7 +179,7 @@ class ShareService:
         share = self.share
         tensors = {_PREFIX + name: tensor for name, tensor in share.tensors().items()}
         tensors["weights"] = share.weights.clone()
-        # without vectors: a meeting whose answer was lost together with the server is held again
+        # without vectors: an elastic update whose answer was lost with the server is applied again
         last = {
             name: [entry.token, entry.number, entry.answer.model_dump(mode="json", exclude_defaults=True)]
             for name, entry in self._last.items()
@@ -192,12 +192,12 @@ class ShareService:
         self._saving = self._writer.submit(self._write, tensors, metadata)
 
     def _write(self, tensors: dict[str, Tensor], metadata: dict[str, str]) -> float:
-        """Write a save in one move; returns the seconds that it took."""
+        """Write a save atomically; returns the time that it took, in seconds."""
         began = time.monotonic()
         try:
             ObjectStore(self.file.parent).write(self.file.name, save(tensors, metadata))
         except Exception:
-            log.exception("could not save to %s: is the disk full? Training goes on", self.file)
+            log.exception("could not save to %s: is the disk full? Training continues", self.file)
         return time.monotonic() - began
 
     def _load(self) -> None:
@@ -206,24 +206,24 @@ class ShareService:
                 metadata = file.metadata() or {}
                 facts, layout = json.loads(metadata["facts"]), Layout.model_validate_json(metadata["layout"])
                 if facts["run"] != self.run or layout != self.share.layout:
-                    log.warning("%s is of another training and is not used", self.file)
+                    log.warning("%s belongs to another training and is not used", self.file)
                     return
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
             self.share.begin(facts["session"], tensors.pop("weights"), _without_prefix(tensors))
             self.share.version = int(facts["version"])
             for name, (token, number, answer) in facts["last"].items():
                 self._last[name] = _Last(str(token), int(number), Answer.model_validate(answer))
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-            raise SavedError(f"{self.file} cannot be read ({error}): remove it, and training begins anew") from error
-        log.info("goes on with version %d of session %s", self.share.version, self.share.session)
+            raise SavedError(f"{self.file} cannot be read ({error}): remove it to restart the training") from error
+        log.info("continuing with version %d of session %s", self.share.version, self.share.session)
 
     def wait(self) -> None:
-        """Wait for a save that is under way."""
+        """Wait for a save in progress."""
         if self._saving:
             self._saving.result()
 
     def close(self) -> None:
-        """Save what has changed, and wait for it."""
+        """Save changes, and wait for the save."""
         if self._changed:
             self._save()
         self._writer.shutdown(wait=True)

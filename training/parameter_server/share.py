@@ -1,4 +1,4 @@
-"""One share of a model's weights with its own optimizer: the arithmetic of a server process."""
+"""One share of a model's weights with its optimizer: the arithmetic of a server process."""
 
 import torch
 from torch import Tensor, nn
@@ -8,24 +8,24 @@ from training.learner.optim import build_optimizer, load_optimizer_tensors, opti
 from training.parameter_server.layout import SCALARS, Layout
 
 _STATE = {"adamw": {"step", "exp_avg", "exp_avg_sq"}, "sgd": {"momentum_buffer"}}
-"""What an optimizer keeps for each parameter."""
+"""State that an optimizer keeps per parameter."""
 
 
 class ShareError(ValueError):
-    """A request does not fit the share; the message says what to change."""
+    """A request does not match the share; the message names a remedy."""
 
 
 class Share:
-    """Weights, of which the first have gradients, and an optimizer over the pieces of parameters that they are.
+    """Flat weights, of which the first `layout.num_grads` have gradients, and an optimizer over their pieces.
 
     Args:
-        layout: Which part of the model it is.
-        cfg: The optimizer; matrices get weight decay and vectors none, as in one process.
+        layout: The share's part of the model.
+        cfg: The optimizer; matrices get weight decay and vectors do not, as in a single process.
 
     Attributes:
-        weights: The share [layout.size], float32.
-        version: Gradients applied since `begin`.
-        session: Name of the session of training that the weights belong to; "" before `begin`.
+        weights: Weights of the share [layout.size], float32.
+        version: Number of gradients applied since `begin`.
+        session: Training session of the weights; "" before `begin`.
     """
 
     def __init__(self, layout: Layout, cfg: OptimizerConfig) -> None:
@@ -42,19 +42,19 @@ class Share:
             pieces.append(parameter)
             start = stop
         self._optimizer = build_optimizer(cfg, pieces)
-        # the optimizer counts the pieces, in the same order in which the whole model's counts the parameters
+        # the optimizer numbers the pieces in the order in which the whole model's optimizer numbers the parameters
         self._numbers = sorted(piece.number for piece in layout.pieces)
 
     def begin(self, session: str, weights: Tensor, tensors: dict[str, Tensor]) -> None:
-        """Hold these weights from now on.
+        """Initialize the share for a session.
 
         Args:
-            session: Name of the session of training.
-            weights: The share's.
-            tensors: The pieces' optimizer state, by name, flat; none for an optimizer without a past.
+            session: Name of the training session.
+            weights: Weights of the share [layout.size].
+            tensors: Flat optimizer state of the pieces, by name; empty for a fresh optimizer.
 
         Raises:
-            ShareError: If they do not fit.
+            ShareError: If they do not match the share, or are not finite.
         """
         if not session:
             raise ShareError("init needs the name of a session")
@@ -67,14 +67,14 @@ class Share:
         self.session, self.version = session, 0
 
     def _own_state(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Optimizer tensors by the numbers of the share's own optimizer."""
+        """Rename and reshape optimizer tensors for the share's own optimizer."""
         kinds = _STATE[self.cfg.kind]
         wanted = {f"{number}.{kind}" for number in self._numbers for kind in kinds}
         if tensors and tensors.keys() != wanted:
             name = sorted(tensors.keys() ^ wanted)[0]
             raise ShareError(
-                f"optimizer tensor {name} is missing or unknown: is it of another model, or of another optimizer than "
-                f"train.optimizer.kind={self.cfg.kind}?"
+                f"optimizer tensor {name} is missing or unknown: is it from another model, or from another optimizer "
+                f"than train.optimizer.kind={self.cfg.kind}?"
             )
         found = {}
         pieces = {piece.number: piece for piece in self.layout.pieces}
@@ -82,22 +82,22 @@ class Share:
             number, kind = name.split(".", 1)
             shape = () if kind in SCALARS else pieces[int(number)].kept_shape
             if values.numel() != torch.Size(shape).numel():
-                raise ShareError(f"optimizer tensor {name} has {values.numel()} values: of another model?")
+                raise ShareError(f"optimizer tensor {name} has {values.numel()} values: is it from another model?")
             self._need_finite(values, name)
             found[f"{self._numbers.index(int(number))}.{kind}"] = values.view(shape)
         return found
 
     def push(self, grads: Tensor, version: int, lr: float) -> int:
-        """One optimizer step.
+        """Make one optimizer step.
 
         Args:
-            grads: Of the weights that have one.
-            version: Of the weights that they were computed at.
+            grads: Gradients [layout.num_grads].
+            version: Version of the weights at which they were computed.
             lr: Learning rate.
 
         Returns:
-            Steps that were made between: the gradient's staleness. Weights pulled before a restart may have a version
-            that is yet to come; they count as fresh.
+            The gradient's staleness: steps made since that version. Weights pulled before a restart may have a version
+            that the server has not reached again; they count as fresh.
 
         Raises:
             ShareError: If a gradient is not finite.
@@ -111,7 +111,7 @@ class Share:
         return staleness
 
     def elastic(self, vector: Tensor, alpha: float) -> Tensor:
-        """Draw the weights towards a learner's: d = alpha (x - weights); weights += d. Returns d.
+        """Move the weights towards a learner's x: d = alpha (x - weights); weights += d. Returns d.
 
         Raises:
             ShareError: If a value is not finite.
@@ -122,7 +122,7 @@ class Share:
         return drawn
 
     def tensors(self) -> dict[str, Tensor]:
-        """A copy of the optimizer's state by the whole model's names, flat."""
+        """Copy of the flat optimizer state, by the whole model's names."""
         found = {}
         for name, tensor in optimizer_tensors(self._optimizer).items():
             number, kind = name.split(".", 1)

@@ -1,1 +1,1 @@
-"""What all processes of a training share: child processes, exit reasons, addresses, keys, logs."""
+"""Common parts of a training's processes: child processes, exit reasons, addresses, keys, logs."""

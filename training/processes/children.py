@@ -1,4 +1,4 @@
-"""Child processes: started with a log, ended with their parent or within a bounded time."""
+"""Child processes: start with a log, end with the parent, stop within a bounded time."""
 
 import ctypes
 import logging
@@ -23,35 +23,35 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def bind_to_parent(number: int = signal.SIGTERM) -> None:
-    """Ask Linux to send this process a signal when its parent dies, kill -9 included; elsewhere do nothing.
+    """Have Linux send this process a signal when its parent dies, even by SIGKILL; no effect on other systems.
 
-    It fits `preexec_fn`; a parent that died before goes unnoticed, for which see `end_with_parent`.
+    Suitable as `preexec_fn`. It does not notice a parent that has already died; `end_with_parent` does.
     """
     if _libc is not None:
         _libc.prctl(_PR_SET_PDEATHSIG, int(number))
 
 
 def end_with_parent(parent: int, number: int = signal.SIGTERM) -> None:
-    """Like `bind_to_parent`, from the child's own code.
+    """Like `bind_to_parent`, for calls from the child's own code.
 
     Args:
-        parent: The parent's process number, from the parent itself: it may have died before this process could ask.
+        parent: The parent's process id, passed on by the parent: it may die before this process can ask for it.
         number: The signal.
 
     Raises:
-        SystemExit: If the parent is dead already.
+        SystemExit: If the parent is already dead.
     """
     bind_to_parent(number)
     if _libc is not None and os.getppid() != parent:
-        raise SystemExit("the parent died before this process could begin")
+        raise SystemExit("the parent died before this process started")
 
 
 @contextmanager
 def starting_workers() -> Iterator[None]:
-    """Start processes of a pool in the block: Ctrl-C does not reach them until they call `begin_worker`.
+    """Protect pool processes started in the block from Ctrl-C until they call `begin_worker`.
 
-    Otherwise each would show a traceback of whatever it was importing. For this process the signal waits until the
-    block ends; it is not lost.
+    Otherwise each would print a traceback from its imports. For this process the signal is delivered when the block
+    ends.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -61,11 +61,11 @@ def starting_workers() -> Iterator[None]:
 
 
 def begin_worker() -> None:
-    """Make this process of a pool end with its parent, kill -9 included, and on Ctrl-C without a word.
+    """Make this pool process end with its parent, even by SIGKILL, and end silently on Ctrl-C.
 
-    It fits a pool's `initializer`. A worker holds both ends of the pool's queue, so that it would wait there for ever
-    when its parent has been killed. The parent is watched by a thread: Linux's signal would come when the thread that
-    started the worker ends, which is not always the main one.
+    Suitable as a pool's `initializer`. A worker holds both ends of the pool's queue, so it would wait forever after its
+    parent was killed. A thread watches the parent, because Linux's parent-death signal is sent when the thread that
+    started the worker ends, which is not always the main thread.
     """
     parent = multiprocessing.parent_process()
     if parent is not None:
@@ -80,20 +80,20 @@ def begin_worker() -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of descendants whose parent dies: flows of a killed worker, for example."""
+    """Become the parent of descendants whose parent dies, for example flows of a killed worker."""
     if _libc is not None:
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def stop(process: "subprocess.Popen[bytes]", patience_s: float = 8.0) -> None:
-    """End a child: politely, then not."""
+    """Stop a child: SIGTERM, and SIGKILL after `patience_s`."""
     if process.poll() is None:
         process.terminate()
     see_end(process, patience_s)
 
 
 def see_end(process: "subprocess.Popen[bytes]", patience_s: float) -> None:
-    """Wait for the end of a child that was asked to end, and kill it after that time."""
+    """Wait for a child that was asked to end, and kill it after `patience_s`."""
     try:
         process.wait(patience_s)
     except subprocess.TimeoutExpired:
@@ -102,11 +102,11 @@ def see_end(process: "subprocess.Popen[bytes]", patience_s: float) -> None:
 
 
 def children(process: int | None = None, *, all_generations: bool = False) -> list[int]:
-    """Numbers of a process's children, those included that have ended and were not waited for.
+    """Ids of a process's children, including zombies.
 
     Args:
-        process: Its number; by default this process.
-        all_generations: Whether the children's children count, too.
+        process: Process id; by default this process.
+        all_generations: Whether to include all descendants.
     """
     with suppress(psutil.NoSuchProcess):
         return [child.pid for child in psutil.Process(process).children(recursive=all_generations)]
@@ -114,7 +114,7 @@ def children(process: int | None = None, *, all_generations: bool = False) -> li
 
 
 def log_size(log: Path) -> int:
-    """Bytes that a log has; 0 if there is none."""
+    """Size of a log in bytes; 0 if there is none."""
     return log.stat().st_size if log.exists() else 0
 
 
@@ -122,9 +122,9 @@ def end_of_log(log: Path, since: int = 0, lines: int = 15) -> str:
     """The last lines of a log, for a message about the process that wrote it.
 
     Args:
-        log: The file; none is as good as an empty one.
-        since: Bytes to pass over, see `log_size`: what an earlier process wrote would mislead.
-        lines: How many at most.
+        log: The file; a missing one counts as empty.
+        since: Bytes to skip (see `log_size`), because output of an earlier process would be misleading.
+        lines: Maximum number of lines.
     """
     if not log.exists():
         return ""
@@ -136,14 +136,14 @@ def end_of_log(log: Path, since: int = 0, lines: int = 15) -> str:
 class Child(subprocess.Popen[bytes]):
     """A child process without input whose output is appended to a log.
 
-    It imports the same Starling as this process, installed or not.
+    It imports the same copy of Starling as this process, installed or not.
 
     Args:
-        command: Words.
-        log: The file; its folder is made.
-        environment: Variables besides those of this process.
-        note: Takes the child's exit reason, see `training.processes.exit_reason`.
-        **options: Of `subprocess.Popen`.
+        command: The command and its arguments.
+        log: The log file; its folder is created.
+        environment: Environment variables in addition to those of this process.
+        note: File for the child's exit reason, see `training.processes.exit_reason`.
+        **options: Options of `subprocess.Popen`.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class Child(subprocess.Popen[bytes]):
             super().__init__(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=variables, **options)
 
     def reason(self) -> str:
-        """The exit reason that the child left; empty if it left none."""
+        """The child's exit reason; empty if it left none."""
         return read_reason(self.note) if self.note else ""
 
     def tail(self, lines: int = 15) -> str:
@@ -171,13 +171,13 @@ class Child(subprocess.Popen[bytes]):
 
 
 def exit_at_once(status: int) -> NoReturn:
-    """End this process, which has done and said everything, without taking the interpreter down.
+    """End this process after flushing its output, without shutting down the interpreter.
 
-    Threads of libraries that still compute then (torch's, Gloo's, Arrow's) abort the process now and then, or stand
-    still for ever (pytorch/pytorch#38228).
+    At shutdown, library threads that are still running (of torch, Gloo, Arrow) sometimes abort the process or hang
+    forever (pytorch/pytorch#38228).
     """
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):  # closed, or its reader has left
+        with suppress(OSError, ValueError, AttributeError):  # the stream is closed, or its reader is gone
             stream.flush()
     os._exit(status)

@@ -1,7 +1,7 @@
-"""Why a process of a training ended: a note that its parent reads, and that can be written when the disk is full.
+"""Exit reasons: a note in which a process leaves why it ended, writable even on a full disk, read by its parent.
 
-A log cannot grow on a full disk, so the reason would be lost. The parent therefore makes a file of fixed size and
-names it in the child's environment; the child overwrites it in place.
+A log cannot grow on a full disk, so the reason would be lost. The parent therefore creates a file of fixed size and
+passes its path in the child's environment; the child overwrites the file in place.
 """
 
 import logging
@@ -18,22 +18,22 @@ log = logging.getLogger(__name__)
 VARIABLE = "STARLING_EXIT_REASON"
 """Environment variable with the path of a process's note."""
 CANNOT_WORK = 2
-"""Exit status of a server: another start with the same configuration would fail as well."""
+"""Exit status of a server that would fail again if restarted with the same configuration."""
 ROOM = 4096
-"""Bytes of a note: a block of most file systems."""
+"""Size of a note in bytes: a block of most file systems."""
 
 
 def reserve_note(note: Path) -> dict[str, str]:
-    """Make an empty note of full size.
+    """Create an empty note of full size.
 
     Args:
-        note: Its path; an earlier reason is erased.
+        note: Path of the note; an earlier reason is erased.
 
     Returns:
-        The environment that names it to a child.
+        Environment variables that pass the path to a child.
     """
     note.parent.mkdir(parents=True, exist_ok=True)
-    # over what is there: a truncated file would have to find its room again
+    # overwrite an existing file: once truncated, it would have to allocate its blocks again
     with note.open("r+b" if note.exists() else "wb") as file:
         file.write(b"\n" * ROOM)
         file.truncate(ROOM)
@@ -45,7 +45,7 @@ def leave_reason(text: str, note: Path | None = None) -> None:
 
     Args:
         text: The reason.
-        note: By default the one that the environment names.
+        note: Path of the note; by default the one in the environment.
     """
     place = note or (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
     if place is None or read_reason(place):
@@ -56,7 +56,7 @@ def leave_reason(text: str, note: Path | None = None) -> None:
 
 
 def read_reason(note: Path) -> str:
-    """The reason in a note; empty if its process left none."""
+    """The reason in a note; empty if the process left none."""
     try:
         return note.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -64,11 +64,11 @@ def read_reason(note: Path) -> str:
 
 
 def run_with_reason(work: Callable[[], int], status: int) -> int:
-    """Run a process's work; a full, read-only or forbidden disk ends it with a reason instead of a traceback.
+    """Run a process's work; a full, read-only or inaccessible disk ends it with a reason instead of a traceback.
 
     Args:
-        work: All of it; returns the exit status.
-        status: Exit status after such an end: another try would not help.
+        work: The process's work; returns the exit status.
+        status: Exit status after a disk error, for which a retry would not help.
     """
     named = os.environ.get(VARIABLE)
     try:

@@ -1,8 +1,8 @@
-"""The ring's key pair: who holds it takes part, nobody else gets through a handshake (CurveZMQ).
+"""The ring's key pair: only its holders pass the handshake (CurveZMQ).
 
-One pair serves a whole ring: every server uses it as its server key and every client as its client key, so a client
-must know the public half to be understood, and the secret half to be let in. Server sockets ask the context's
-authenticator (ZAP, RFC 27), which allows that one public key.
+One pair serves a whole ring: every server uses it as its server key and every client as its client key. So a client
+needs the public half for the handshake, and the secret half to be admitted. Server sockets ask the context's
+authenticator (ZAP, RFC 27), which admits only that public key.
 """
 
 import ipaddress
@@ -36,7 +36,7 @@ class RingKey:
 
     Attributes:
         public: The public half, 40 characters of Z85.
-        secret: The secret half, 40 characters of Z85; never shown.
+        secret: The secret half, 40 characters of Z85; never printed.
     """
 
     public: bytes
@@ -48,7 +48,7 @@ class RingKey:
 
     @classmethod
     def generate(cls) -> "RingKey":
-        """A new pair."""
+        """Generate a new pair."""
         return cls(*zmq.curve_keypair())
 
     def save(self, path: Path) -> None:
@@ -73,7 +73,7 @@ class RingKey:
 
     @classmethod
     def load(cls, path: Path) -> "RingKey":
-        """Read a pair.
+        """Read a pair from a file.
 
         Raises:
             KeyFileError: If the file is missing, readable by others, or not a key.
@@ -86,7 +86,7 @@ class RingKey:
         except (OSError, UnicodeDecodeError) as error:
             raise KeyFileError(f"cannot read the key file {path} ({error}): copy the ring's key there again") from error
         if mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise KeyFileError(f"others may read the key file {path}: run `chmod 600 {path}`")
+            raise KeyFileError(f"other users may read the key file {path}: run `chmod 600 {path}`")
         lines = text.splitlines()
         words = dict(line.split(" ", 1) for line in lines[1:] if " " in line)
         try:
@@ -94,7 +94,7 @@ class RingKey:
                 raise ValueError("another header")
             return cls(words["public"].encode("ascii"), words["secret"].encode("ascii"))
         except (ValueError, KeyError):
-            raise KeyFileError(f"{path} is no key of a ring: make one with `starling key` or copy it again") from None
+            raise KeyFileError(f"{path} is not a ring key: make one with `starling key` or copy it again") from None
 
 
 def _fits(public: bytes, secret: bytes) -> bool:
@@ -120,34 +120,34 @@ def is_local(endpoint: str) -> bool:
 
 
 def secure_server(ctx: "zmq.Context[Any]", socket: "zmq.Socket[Any]", key: RingKey | None, endpoint: str) -> None:
-    """Prepare a socket that is going to be bound; call this before binding it.
+    """Set up a server socket; call this before binding it.
 
     Args:
-        ctx: The socket's context; gets an authenticator, which ends with it.
+        ctx: The socket's context; gets an authenticator, which ends with the context.
         socket: The socket.
-        key: The ring's key; None for a plain one.
-        endpoint: Where it is going to be bound.
+        key: The ring's key; None for no encryption.
+        endpoint: Endpoint that the socket will be bound to.
 
     Raises:
-        ValueError: If there is no key and the endpoint is not local, or the context serves another key already.
+        ValueError: If there is no key and the endpoint is not local, or the context already serves another key.
     """
     if key is None:
         _need_local(endpoint)
         return
     _guard(ctx, key)
     socket.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
-    socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an authenticator, refuse instead of letting all in
+    socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an authenticator, refuse all instead of admitting all
     socket.setsockopt(zmq.CURVE_SERVER, 1)
     socket.setsockopt(zmq.CURVE_SECRETKEY, key.secret)
 
 
 def secure_client(socket: "zmq.Socket[Any]", key: RingKey | None, endpoint: str) -> None:
-    """Prepare a socket that is going to be connected; call this before connecting it.
+    """Set up a client socket; call this before connecting it.
 
     Args:
         socket: The socket.
-        key: The ring's key; None for a plain one.
-        endpoint: Where it is going to be connected.
+        key: The ring's key; None for no encryption.
+        endpoint: Endpoint that the socket will be connected to.
 
     Raises:
         ValueError: If there is no key and the endpoint is not local.
@@ -169,10 +169,10 @@ def _need_local(endpoint: str) -> None:
 
 
 def secure_by_name(socket: "zmq.Socket[Any]") -> None:
-    """Prepare a socket that lets in whoever calls itself by an admitted name; call this before binding it.
+    """Set up a server socket that admits clients by name; call this before binding it.
 
-    A name is no secret: it keeps strangers out, and messages must be protected by other means. The socket's context
-    needs a socket with the ring's key, too, as it has the authenticator.
+    A name is not secret: it only keeps strangers out, and messages must be protected by other means. The context also
+    needs a socket with the ring's key, because that starts the authenticator.
     """
     socket.setsockopt(zmq.ZAP_DOMAIN, _NAMES_DOMAIN)
     socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
@@ -180,31 +180,31 @@ def secure_by_name(socket: "zmq.Socket[Any]") -> None:
 
 
 def call_by_name(socket: "zmq.Socket[Any]", name: bytes) -> None:
-    """Prepare a socket that is going to be connected to one of `secure_by_name`."""
+    """Set up a client socket for a server socket of `secure_by_name`; call this before connecting it."""
     socket.setsockopt(zmq.ROUTING_ID, name)
     socket.setsockopt(zmq.PLAIN_USERNAME, name)
     socket.setsockopt(zmq.PLAIN_PASSWORD, b"-")
 
 
 def admit(ctx: "zmq.Context[Any]", name: bytes) -> None:
-    """Let a name in at the sockets of `secure_by_name`."""
+    """Admit a name to the sockets of `secure_by_name`."""
     _guards[ctx].names.add(name)
 
 
 def dismiss(ctx: "zmq.Context[Any]", name: bytes) -> None:
-    """Let a name in no more; its connections stay."""
+    """Stop admitting a name; its existing connections stay."""
     _guards[ctx].names.discard(name)
 
 
 @dataclass
 class _Guard:
-    """Whom a context's authenticator lets in: holders of a key, and names."""
+    """Clients that a context's authenticator admits: holders of the key, and names."""
 
     public: bytes
     names: set[bytes] = field(default_factory=set)
 
     def admits(self, request: list[bytes]) -> bool:
-        """Judge a question (ZAP 1.0, RFC 27): version, id, domain, address, identity, mechanism, credentials."""
+        """Judge a ZAP request (1.0, RFC 27): version, id, domain, address, identity, mechanism, credentials."""
         if request[0] != b"1.0":
             return False
         if request[2] == _NAMES_DOMAIN:
@@ -213,14 +213,14 @@ class _Guard:
 
 
 def _guard(ctx: "zmq.Context[Any]", key: RingKey) -> None:
-    """Start a context's authenticator, once."""
+    """Start a context's authenticator, unless it is running."""
     with _guards_lock:
         present = _guards.get(ctx)
         if present is not None:
             if present.public != key.public:
-                raise ValueError("this ZeroMQ context serves another ring's key: use a context of its own")
+                raise ValueError("this ZeroMQ context serves another ring's key: use a separate context")
             return
-        # a shadow's sockets are not closed by ctx.destroy() under the feet of the thread that uses them
+        # ctx.destroy() does not close the sockets of a shadow context while a thread uses them
         socket: zmq.Socket[bytes] = zmq.Context.shadow(ctx).socket(zmq.REP)
         socket.linger = 0
         socket.bind(_ZAP_ADDRESS)
@@ -229,7 +229,7 @@ def _guard(ctx: "zmq.Context[Any]", key: RingKey) -> None:
 
 
 def _answer_zap(socket: "zmq.Socket[bytes]", guard: _Guard) -> None:
-    """Answer the context's questions about clients until the context ends."""
+    """Answer the context's ZAP requests until the context ends."""
     try:
         while True:
             frames = socket.recv_multipart()

@@ -1,4 +1,4 @@
-"""Logs: readable lines, or one JSON object a line where STARLING_LOG=json asks for it; never with a secret.
+"""Logs: readable lines, or one JSON object per line with STARLING_LOG=json; secrets are removed.
 
 Every process of a training calls `setup` first; `tasks.orchestration.logs` does the same for flows and commands.
 """
@@ -15,12 +15,14 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any
 
+from typing_extensions import override
+
 VARIABLE = "STARLING_LOG"
 JSON = "json"
 HIDDEN = "***"
 _SECRET_NAME = re.compile(r"SECRET|PASSWORD|PASSWD|AUTH_STRING|TOKEN|PRIVATE_KEY|ACCESS_KEY|API_KEY|PGPASS|NOTIFY_URL")
 _NO_SECRET = re.compile(r"_(FILE|PATH|FOLDER|DIR)$|^STARLING_SECRETS$")
-_SHORTEST = 6  # a shorter value would blank out words that only look like it
+_SHORTEST = 6  # shorter values would match unrelated words
 _IN_URL = re.compile(r"(?<=://)[^/\s@:]*:[^/\s@]*(?=@)")
 _IN_HEADER = re.compile(r"(?i)(authorization['\"]?\s*[:=]\s*['\"]?(?:basic|bearer)\s+)[\w+/=.~-]+")
 _IN_QUERY = re.compile(r"(?i)([?&](?:x-amz-signature|x-amz-security-token|x-amz-credential|token|password)=)[^&\s\"']+")
@@ -35,7 +37,7 @@ def wants_json() -> bool:
 
 @contextmanager
 def fields(**values: str) -> Iterator[None]:
-    """Add fields, such as run and stage, to what is logged while the block runs."""
+    """Add fields, such as run and stage, to all log records of the block."""
     token = _fields.set({**(_fields.get() or {}), **values})
     try:
         yield
@@ -44,10 +46,10 @@ def fields(**values: str) -> Iterator[None]:
 
 
 def redact(text: str) -> str:
-    """A text without the secrets of this process's environment, and without credentials in URLs and headers.
+    """Remove the secrets of this process's environment, and credentials in URLs and headers, from a text.
 
     Args:
-        text: What is to be logged.
+        text: The text to log.
     """
     for secret in _secrets():
         if secret in text:
@@ -58,7 +60,7 @@ def redact(text: str) -> str:
 
 
 def _secrets() -> list[str]:
-    """Values of variables whose names say that they are secret, longest first, also as HTTP sends them."""
+    """Values of environment variables with secret-like names, plain and in base64 (for HTTP headers), longest first."""
     found = set()
     for name, value in os.environ.items():
         if len(value) >= _SHORTEST and _SECRET_NAME.search(name.upper()) and not _NO_SECRET.search(name.upper()):
@@ -69,18 +71,18 @@ def _secrets() -> list[str]:
 
 
 class PlainFormatter(logging.Formatter):
-    """Readable lines without secrets."""
+    """Formats records as readable lines without secrets."""
 
+    @override
     def format(self, record: logging.LogRecord) -> str:
-        """One record."""
         return redact(super().format(record))
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, process, and whatever is known of the run."""
+    """Formats records as one JSON object per line: time, level, logger, message, process, and fields of the run."""
 
+    @override
     def format(self, record: logging.LogRecord) -> str:
-        """One record."""
         entry: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
@@ -95,20 +97,20 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(entry, ensure_ascii=False, default=str)
 
     def known(self, record: logging.LogRecord) -> dict[str, str]:
-        """Fields of the run that a record belongs to.
+        """Known fields of the run that a record belongs to.
 
         Args:
-            record: What is logged.
+            record: The log record.
         """
         given = {name: str(record.__dict__[name]) for name in _PREFECT_FIELDS if record.__dict__.get(name)}
         return {**(_fields.get() or {}), **given}
 
 
 def setup(about: str = "", **values: str) -> None:
-    """Log to standard error, as the environment asks.
+    """Set up logging to standard error, in the format that the environment requests.
 
     Args:
-        about: What a readable line says between time and level, such as `coordinator`.
+        about: Name of the process in readable lines, between time and level, such as `coordinator`.
         **values: Fields of every JSON line of this process, such as its rank.
     """
     handler = logging.StreamHandler()

@@ -1,4 +1,4 @@
-"""Where a training's servers listen and how one connects to them: TCP, encrypted with the ring's key (CurveZMQ)."""
+"""Sockets of a training's servers and clients: TCP, encrypted with the ring's key (CurveZMQ)."""
 
 import argparse
 import fcntl
@@ -22,17 +22,17 @@ log = logging.getLogger(__name__)
 END_S = 5.0
 """How long the end of a ZeroMQ context may take."""
 _SIOCGIFADDR = 0x8915
-"""Linux: the address of an interface."""
+"""Linux ioctl: get an interface's address."""
 _ANY_HOST = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - compared, not bound
 _REFUSALS = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 
 
 class AddressError(ValueError):
-    """No address to listen at or to connect to; the message names the remedy."""
+    """An address cannot be used to listen on or connect to; the message names the remedy."""
 
 
 def read_address(note: Path) -> str | None:
-    """HOST:PORT at which the server that writes this note listens or has listened last; None if there was none."""
+    """HOST:PORT that a server has written to its note; None if there is none."""
     try:
         return str(json.loads(note.read_text(encoding="utf-8"))["address"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -40,29 +40,29 @@ def read_address(note: Path) -> str | None:
 
 
 def server_parser(module: str, description: str) -> argparse.ArgumentParser:
-    """What the command lines of a training's servers have in common.
+    """Argument parser with the options that all servers of a training share.
 
     Args:
-        module: That is run.
-        description: What it is.
+        module: The server's module.
+        description: Description of the server.
     """
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
     parser.add_argument("--job", type=Path, required=True, help="the training job, JSON")
     parser.add_argument("--listen", default="127.0.0.1:0", help="HOST:PORT")
     parser.add_argument("--key-file", type=Path, help="the ring's key; needed beyond this machine")
-    parser.add_argument("--parent", type=int, default=0, help="process to end with")
+    parser.add_argument("--parent", type=int, default=0, help="id of the process to end with")
     return parser
 
 
 def split_address(address: str, field: str) -> tuple[str, int]:
-    """Host and port.
+    """Split an address into host and port.
 
     Args:
         address: HOST:PORT.
-        field: What it is, for the message.
+        field: Name of the address for the error message.
 
     Raises:
-        AddressError: If it is no such thing.
+        AddressError: If the address is malformed.
     """
     host, _, port = address.rpartition(":")
     if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
@@ -71,44 +71,44 @@ def split_address(address: str, field: str) -> tuple[str, int]:
 
 
 def beside(address: str, other: str) -> str:
-    """How to reach a server that listens on the machine of another one, where it told a loopback address.
+    """Address of a server on the same machine as another server, if the server announced a loopback address.
 
     Args:
-        address: HOST:PORT, as the server told.
-        other: HOST:PORT at which the other one is reached from here.
+        address: HOST:PORT that the server announced.
+        other: HOST:PORT under which the other server is reached from here.
     """
     host, port = split_address(address, "the server's address")
     return f"{split_address(other, 'the other address')[0] if is_local(f'tcp://{address}') else host}:{port}"
 
 
 def interface_of(host: str) -> str:
-    """The network interface that has an address of this machine; for IPv4 as its first one.
+    """The network interface with a given address of this machine; an IPv4 address must be the interface's first.
 
     Args:
-        host: An address or a name.
+        host: Address or host name.
 
     Raises:
-        AddressError: If no interface has it.
+        AddressError: If no interface has the address.
     """
     try:
         wanted = ipaddress.ip_address(sockets.getaddrinfo(host.strip("[]"), None)[0][4][0])
     except (OSError, ValueError) as error:
-        raise AddressError(f"{host} is no address ({error}): give --bind an address of this machine") from error
+        raise AddressError(f"{host} is not an address ({error}): give --bind an address of this machine") from error
     if wanted.is_loopback:
         return "lo"
     for _, name in sockets.if_nameindex():
         if wanted in _addresses(name):
             return name
     raise AddressError(
-        f"no network interface has the address {wanted} (IPv4: as its first one): give --bind such an address, or name "
-        "the interface in GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
+        f"no network interface has the address {wanted} (for IPv4, as its first address): give --bind such an address, "
+        "or name the interface in GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
     )
 
 
 def _addresses(interface: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
-    """An interface's first IPv4 address and all its IPv6 addresses, as Linux tells them."""
+    """An interface's first IPv4 address and all its IPv6 addresses, as reported by Linux."""
     found: list[ipaddress.IPv4Address | ipaddress.IPv6Address] = []
-    with sockets.socket(sockets.AF_INET, sockets.SOCK_DGRAM) as probe, suppress(OSError):  # it may have none
+    with sockets.socket(sockets.AF_INET, sockets.SOCK_DGRAM) as probe, suppress(OSError):  # no IPv4 address
         answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
         found.append(ipaddress.IPv4Address(answer[20:24]))
     table = Path("/proc/net/if_inet6")
@@ -117,10 +117,15 @@ def _addresses(interface: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Add
 
 
 def listening_endpoint(listen: str, note: Path, fresh: bool) -> str:
-    """The endpoint to bind: with port 0, the one that clients know from before if the server goes on.
+    """The endpoint to bind; with port 0, a restarted server reuses its previous port, which clients know.
+
+    Args:
+        listen: HOST:PORT.
+        note: File with the previous address.
+        fresh: Whether this is a first start.
 
     Raises:
-        AddressError: If it is no HOST:PORT.
+        AddressError: If `listen` or the previous address is malformed.
     """
     host, port = split_address(listen, "launch.listen")
     if not port and not fresh and (before := read_address(note)) is not None:
@@ -131,17 +136,17 @@ def listening_endpoint(listen: str, note: Path, fresh: bool) -> str:
 def bind(
     context: "zmq.Context[Any]", endpoint: str, key: RingKey | None, longest: int, silence_s: float = 20.0
 ) -> "zmq.Socket[bytes]":
-    """A server's socket.
+    """Open a server's socket.
 
     Args:
-        context: Of the socket.
-        endpoint: Where to listen.
+        context: ZeroMQ context.
+        endpoint: Endpoint to listen on.
         key: The ring's key.
-        longest: Bytes of a frame at most.
-        silence_s: A connection over which nothing has come for so long is closed.
+        longest: Maximum size of a frame in bytes.
+        silence_s: A connection over which nothing has arrived for this time is closed.
 
     Raises:
-        AddressError: If the address is taken, or not of this machine.
+        AddressError: If the address is in use, or does not belong to this machine.
         ValueError: If other machines can reach it and there is no key.
     """
     socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
@@ -154,16 +159,16 @@ def bind(
         if error.errno == zmq.EADDRINUSE:
             raise AddressError(f"{where} is in use: set launch.listen to another port, or 0 for a free one") from error
         raise AddressError(
-            f"cannot listen at {where} ({error}): set launch.listen to an address of this machine"
+            f"cannot listen on {where} ({error}): set launch.listen to an address of this machine"
         ) from error
     return socket
 
 
 def announce(socket: "zmq.Socket[bytes]", note: Path) -> str:
-    """Tell where a server listens, as JSON `address` and `pid`, in one move; call it once requests can be answered.
+    """Write a server's `address` and `pid` to a JSON file, atomically; call it once requests can be answered.
 
     Returns:
-        HOST:PORT, as it is bound.
+        HOST:PORT that the socket is bound to.
     """
     address = socket.getsockopt_string(zmq.LAST_ENDPOINT).removeprefix("tcp://")
     host, port = split_address(address, "the endpoint")
@@ -175,32 +180,32 @@ def announce(socket: "zmq.Socket[bytes]", note: Path) -> str:
 
 
 def end_context(context: "zmq.Context[Any]") -> None:
-    """End a context whose sockets are closed; not waited for longer than `END_S`.
+    """Terminate a context whose sockets are closed; waits at most `END_S`.
 
-    ZeroMQ ends one within a millisecond, but in one of many hundred thousand cases never, although nothing is open.
+    ZeroMQ normally takes a millisecond, but in one of many hundred thousand cases it hangs although nothing is open.
     """
     ending = threading.Thread(target=context.term, name="context", daemon=True)
     ending.start()
     ending.join(END_S)
     if ending.is_alive():
-        log.warning("a ZeroMQ context has not ended within %g s, and is left behind", END_S)
+        log.warning("a ZeroMQ context has not ended within %g s and is abandoned", END_S)
 
 
 class Connection:
-    """A client's socket, which ZeroMQ connects again and again, and what became of the handshakes.
+    """A client's socket, which ZeroMQ reconnects automatically, and the results of its handshakes.
 
     Args:
-        context: Of the sockets.
+        context: ZeroMQ context.
         address: HOST:PORT.
         key: The ring's key.
-        longest: Bytes of a frame at most.
-        silence_s: A connection over which nothing has come for so long is opened anew.
+        longest: Maximum size of a frame in bytes.
+        silence_s: A connection over which nothing has arrived for this time is reopened.
 
     Attributes:
-        socket: For requests and answers.
-        monitor: Can be read when there is something for `look`.
+        socket: Socket for requests and answers.
+        monitor: Monitor socket; readable when there are events for `look`.
         refused: Whether the server has refused the key.
-        handshakes: How often the connection has been made.
+        handshakes: Number of successful handshakes.
 
     Raises:
         AddressError: If the address is malformed.
@@ -222,7 +227,7 @@ class Connection:
         _set_up(self.socket, endpoint, longest, silence_s)
         self.socket.setsockopt(zmq.RECONNECT_IVL, 100)
         self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-        # what is sent while nobody listens is repeated anyway, and must not pile up
+        # requests are repeated anyway, so they must not pile up while there is no connection
         self.socket.setsockopt(zmq.IMMEDIATE, 1)
         try:
             secure_client(self.socket, key, endpoint)
@@ -233,7 +238,7 @@ class Connection:
         self.socket.connect(endpoint)
 
     def look(self) -> None:
-        """Take note of what has become of handshakes."""
+        """Process the results of handshakes."""
         while self.monitor.poll(0):
             event = parse_monitor_message(self.monitor.recv_multipart())["event"]
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:

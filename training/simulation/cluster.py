@@ -1,4 +1,4 @@
-"""The machines that are simulated: how fast they compute, how they are linked, and what befalls them."""
+"""The simulated machines: their speed, their links, and which learners die or join."""
 
 import random
 from typing import Annotated
@@ -11,7 +11,7 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class MembershipChange(BaseModel):
-    """A learner comes or goes."""
+    """A learner joins or dies."""
 
     model_config = _MODEL_CONFIG
 
@@ -65,7 +65,7 @@ class Cluster(BaseModel):
                 f"{self.learners} learners do not fill machines of {self.per_machine}: use a multiple of it"
             )
         if len({one.rank for one in self.joins}) == self.learners:
-            raise ValueError("nobody is there at the beginning: leave at least one learner out of joins")
+            raise ValueError("no learner is there at the start: leave at least one learner out of joins")
         for what, happenings in (("losses", self.losses), ("joins", self.joins)):
             if len({one.rank for one in happenings}) < len(happenings):
                 raise ValueError(f"{what} names a learner twice")
@@ -73,7 +73,7 @@ class Cluster(BaseModel):
 
     @property
     def machines(self) -> int:
-        """Machines, the last one perhaps not full."""
+        """Number of machines; the last one may be partly filled."""
         return -(-self.learners // self.per_machine)
 
     def machine(self, rank: int) -> int:
@@ -85,13 +85,13 @@ class Cluster(BaseModel):
 
         Args:
             rank: The learner.
-            chance: Its random numbers, of which jitter takes one.
-            share: How much of a usual step's work it is.
+            chance: Its random number generator; jitter draws one number.
+            share: Fraction of a regular step's work.
         """
         noise = chance.lognormvariate(-(self.jitter**2) / 2, self.jitter) if self.jitter else 1.0
         return share * self.step_s * self.slow.get(rank, 1.0) * noise + self.overhead_s
 
 
 def chance_of(seed: int, rank: int) -> random.Random:
-    """A learner's random numbers in a simulation."""
+    """A learner's random number generator in a simulation."""
     return random.Random(f"starling simulation {seed} {rank}")

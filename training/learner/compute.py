@@ -136,7 +136,7 @@ class Learner:
         other = ", train.optimizer.kind=sgd" if self._updates.kind == "adamw" else ""
         return undivided(
             f"{count:,} weights with their gradients and optimizer state, {4e-9 * values * count:.2f} GB",
-            f"use a smaller model{other}, fewer learners a GPU, strategy pipeline on more of them, or a larger GPU",
+            f"use a smaller model{other}, fewer learners per GPU, strategy pipeline on more GPUs, or a larger GPU",
         )
 
     def describe(self) -> dict[str, str]:

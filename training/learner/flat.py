@@ -83,7 +83,7 @@ class FlatParameters:
             ValueError: If their number differs.
         """
         if weights.shape != self.weights.shape:
-            raise ValueError(f"{weights.numel()} weights for a model of {self.weights.numel()}: another model's?")
+            raise ValueError(f"{weights.numel()} weights for a model of {self.weights.numel()}: is it another model?")
         self.weights.copy_(weights)
 
 

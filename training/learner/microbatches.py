@@ -62,8 +62,8 @@ class Portions:
         """
         if size == 1:
             raise TooLargeError(
-                f"an utterance of this batch does not fit into the GPU's memory by itself ({_longest(batch)}): leave "
-                "such out by data.max_seconds, or use a smaller model, fewer learners a GPU or one with more memory"
+                f"an utterance of this batch does not fit into the GPU's memory by itself ({_longest(batch)}): exclude "
+                "such utterances with data.max_seconds, or use a smaller model, fewer learners per GPU, or a larger GPU"
             )
         self._too_much = min(self._too_much, batch.inputs.numel() / len(batch.ids) * size)
         smaller = math.ceil(size / 2)

@@ -47,7 +47,7 @@ class SamplingConfig(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> "SamplingConfig":
         if (self.kind == "weights") != bool(self.weights):
-            raise ValueError("weights go with kind: weights, which needs them: for example {librispeech: 3, fsdd: 1}")
+            raise ValueError("weights and kind: weights need each other; an example is {librispeech: 3, fsdd: 1}")
         if any(not (0 <= weight < float("inf")) for weight in self.weights.values()):
             raise ValueError("weights must be finite and not negative")
         if self.weights and not sum(self.weights.values()) > 0:

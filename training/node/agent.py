@@ -243,7 +243,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--max-restarts", type=int, default=3)
     parser.add_argument("--cache", type=Path, help="folder for copies of remote shards; by default the job's")
     parser.add_argument("--more", type=json.loads, default={}, help="further fields of the node's setup, JSON")
-    parser.add_argument("--parent", type=int, help="number of the process to end with")
+    parser.add_argument("--parent", type=int, help="PID of the process to exit with")
     args = parser.parse_args(argv)
     if args.parent:
         end_with_parent(args.parent)

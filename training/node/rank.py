@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
     setup_file, parent = Path(argv[0]), int(argv[1])
     # torchrun counts the ranks of this machine only
     number, here = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    # With torchrun the parent is its agent: without that, nothing else would end a rank whose node is gone.
+    # torchrun's agent is between a rank and its node: when that agent is gone, nothing else ends the rank
     end_with_parent(parent if here == 1 else os.getppid(), signal.SIGKILL)
     setup = NodeSetup.model_validate_json(setup_file.read_bytes())
     rank = setup.machine * here + number

@@ -115,7 +115,7 @@ class Rendezvous:
 
     def _await(self, address: str) -> str:
         """Wait until all machines have arrived; returns the address of the store."""
-        deadline, told, missing = time.monotonic() + self._patience_s, 0.0, "an answer of the coordinator"
+        deadline, told, missing = time.monotonic() + self._patience_s, 0.0, "an answer from the coordinator"
         while time.monotonic() < deadline:
             try:
                 answer = self._ask(min(10.0, self._patience_s), address=address)

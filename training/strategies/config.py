@@ -160,7 +160,7 @@ class AsgdConfig(StrategyConfig):
     kind: Literal["asgd"] = "asgd"
     traits: ClassVar[Traits] = Traits(one_learner=True, server=True, own_updates=False)
     servers: int = Field(default=1, ge=1)
-    """Processes that the server is divided into, each with a link of its own."""
+    """Number of processes that the server is divided into, each with its own link."""
 
 
 class EasgdConfig(StrategyConfig):
@@ -173,7 +173,7 @@ class EasgdConfig(StrategyConfig):
     beta: float = Field(default=0.9, gt=0, le=1)
     """Elasticity over all learners: alpha of each is beta / N."""
     servers: int = Field(default=1, ge=1)
-    """Processes that hold the center, each with a link of its own."""
+    """Number of processes that hold the center, each with its own link."""
 
 
 class OneBitConfig(WarmConfig):

@@ -22,7 +22,7 @@ from training.learner.flat import FlatParameters, share
 from training.node.comm_hooks import GradientBucket, Hook, run_hook
 
 TIMEOUT = datetime.timedelta(seconds=300)
-"""Of collectives: a dead rank is noticed at once (its connection closes), a suspended one after this time."""
+"""For collectives: a dead rank is noticed at once (its connection closes), a suspended one after this time."""
 BUCKET = 6_000_000
 """Gradient values that are all-reduced together, overlapping with the backward pass (24 MB)."""
 

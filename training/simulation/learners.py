@@ -81,7 +81,7 @@ def make_learners(
     cluster = network.links.cluster
     late, nodes = {node_of(one.rank) for one in cluster.joins}, len(network.ranks)
     if len(late) == nodes:
-        raise StrategyError("every node has a newcomer, which brings the whole of it: leave one node out of joins")
+        raise StrategyError("every node has a newcomer, which brings its whole node: leave one node out of joins")
     learners: list[SimulatedLearner] = []
     for rank in range(cluster.learners):
         replica, node = problem.replica(), node_of(rank)

@@ -90,7 +90,7 @@ class LearnerContext:
         nodes: Number of nodes at the start of training.
         epoch_steps: Steps of a learner in an epoch if all are equally fast and none is lost; the same at all learners,
             and after a resume.
-        exchange: Exchange that the simulator uses for `Compute.average`; None if there is no other node.
+        exchange: Exchange that the simulator uses for `Compute.average`; None for a learner without one.
         stale: Called with the staleness of each applied gradient or average, in steps.
         joined: Whether the learner joined a running training.
         finish: Returns the model that training would give if it ended now, from the current mean of the replicas.

@@ -1,4 +1,4 @@
-"""What one can choose about training: optimizer, schedule, batches, checkpoints, and where to stop."""
+"""Configuration of training: strategy, nodes, optimizer, schedule, batches, checkpoints, and when to stop."""
 
 from typing import Annotated, Literal
 
@@ -14,7 +14,7 @@ _MODEL_CONFIG = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_do
 
 
 class OptimizerConfig(Choice):
-    """What all optimizers can be told."""
+    """Options of all optimizers."""
 
     lr: float = Field(default=2e-3, gt=0)
     """Learning rate for a batch of `reference_batch` utterances (the published recipe's `base`)."""
@@ -72,36 +72,36 @@ class ExchangeConfig(BaseModel):
     wire: Literal["fp32", "bf16"] = "fp32"
     """Weights on the wire; bf16 halves the bytes and cannot average out differences below its rounding."""
     cpu_share: float = Field(default=0.05, ge=0, le=1)
-    """Share of one core that a learner's exchanges may take when it begins another one in the same step; the first one
-    of a step always begins."""
+    """Maximum share of one core that a learner's exchanges may use for it to start another one in the same step; the
+    first one of a step always starts."""
     chunk_kb: int = Field(default=1024, ge=16, le=65536)
-    """Size of a message in KiB at most: sending, receiving and averaging overlap chunk by chunk."""
+    """Maximum size of a message in KiB: sending, receiving and averaging overlap chunk by chunk."""
     daemons: int = Field(default=1, ge=1, le=16)
-    """Processes of a learner that average its weights, each a part of them: more where a model is so large and a
-    network so fast that the core of one process is what limits them."""
+    """Processes that average a learner's weights, each a part of them: use more if the model is so large and the
+    network so fast that one process is limited by its core."""
     timeout_s: float = Field(default=5.0, gt=0)
-    """A neighbour that does not answer for this long is left alone for a while."""
+    """A neighbour that does not answer for this long is not asked for a while."""
     encrypt: bool = True
-    """Authenticate and encrypt; without it only loopback addresses are allowed."""
+    """Authenticate and encrypt; if false, only loopback addresses are allowed."""
 
 
 class MembershipConfig(BaseModel):
-    """When nodes count as lost, and how long one waits for whom."""
+    """When nodes count as lost, and other time limits."""
 
     model_config = _MODEL_CONFIG
 
     beat_s: float = Field(default=0.5, gt=0)
-    """Seconds between a node's reports to the coordinator."""
+    """Seconds between a node's heartbeats to the coordinator."""
     dead_after_s: float = Field(default=10.0, gt=0)
-    """A node that has not reported for so long is dropped; its unfinished leases return to the pool."""
+    """A node without a heartbeat for this long is dropped; its unfinished leases return to the pool."""
     start_patience_s: float = Field(default=120.0, gt=0)
-    """Training begins with those that are there when not all nodes have joined after this time."""
+    """Training starts without the missing nodes if not all have joined after this time."""
     coordinator_grace_s: float = Field(default=10.0, gt=0)
-    """A node that has no work and gets no answer from the coordinator trains a share of its own after this time."""
+    """A node without work or an answer from the coordinator trains a share of its own after this time."""
     coordinator_patience_s: float = Field(default=600.0, gt=0)
-    """Without any answer from the coordinator for so long, a node gives up."""
+    """A node without any answer from the coordinator for this long gives up."""
     max_restarts: int = Field(default=3, ge=0)
-    """Restarts of a node's processes at most; each rejoins the ring as a newcomer."""
+    """Maximum number of restarts of a node's processes; after each, the node rejoins the ring as a newcomer."""
     max_bad_steps: int = Field(default=20, ge=1)
     """After this many steps in a row without a finite loss a node takes its weights from a neighbour."""
 
@@ -112,18 +112,18 @@ class LaunchConfig(BaseModel):
     model_config = _MODEL_CONFIG
 
     kind: Literal["local", "external", "prefect"] = "local"
-    """`local`: all on this machine; `external`: `starling train --node-rank ...` under any launcher; `prefect`: one run
-    of the `node` deployment for each, on a work pool."""
+    """`local`: all on this machine; `external`: `starling train --node-rank ...` under any launcher; `prefect`: each as
+    a run of the `node` deployment on a work pool."""
     listen: str = "127.0.0.1:0"
-    """HOST:PORT of the coordinator; port 0 takes a free one. A parameter server's processes take the next ports. Hosts
+    """HOST:PORT of the coordinator; port 0 chooses a free one. A parameter server's processes use the next ports. Hosts
     other than loopback need the ring's key."""
     key_file: str = ""
-    """File of the ring's key (`starling key FILE` makes one); empty makes a new key for each local run."""
+    """File of the ring's key (`starling key FILE` creates one); empty creates a new key for each local run."""
     pool: str = "starling"
     """Prefect work pool of the `node` deployment, for `prefect`."""
     trusted_network: bool = False
-    """Nobody else reaches the network between a node's machines (`machines_per_node`): their learners speak by NCCL or
-    Gloo, which neither encrypt nor ask for a key."""
+    """The network between a node's machines (`machines_per_node`) is private: their learners communicate by NCCL or
+    Gloo, which neither encrypt nor authenticate."""
 
 
 class TrainConfig(BaseModel):
@@ -132,23 +132,23 @@ class TrainConfig(BaseModel):
     model_config = _MODEL_CONFIG
 
     strategy: Annotated[StrategyConfig, OneOf(STRATEGY_CONFIGS, "single")] = SingleConfig()
-    """How learners work together. `single` is one process. One node of several learners: `scpsgd`, `onebit`, `d1d`
-    average gradients, `sdpsgd`, `ma`, `bmuf` weights, `pipeline` splits the layers. Several nodes of one: `adpsgd`
-    averages weights with neighbours, `asgd` and `easgd` use a parameter server, `hogwild` shares memory.
-    `h-adpsgd`: several nodes of several. See docs/strategies.md."""
+    """How learners work together. `single` is one process. One node of several learners: `scpsgd`, `onebit` and `d1d`
+    average gradients, `sdpsgd`, `ma` and `bmuf` average weights, `pipeline` splits the layers. Several nodes of one
+    learner: `adpsgd` averages weights with neighbours, `asgd` and `easgd` use a parameter server, `hogwild` shares
+    memory. Several nodes of several learners: `h-adpsgd`. See docs/strategies.md."""
     nodes: int = Field(default=1, ge=1, le=4096)
     """Nodes in the ring (super-learners)."""
     learners_per_node: int = Field(default=1, ge=1, le=4096)
-    """Learners that a node consists of; they keep step with each other."""
+    """Learners of a node, which keep step with each other."""
     machines_per_node: int = Field(default=1, ge=1, le=4096)
-    """Machines that each node's learners are spread over evenly; other machines than this one need
+    """Machines that each node's learners are spread over evenly; machines other than this one need
     `launch.trusted_network`."""
     exchange: ExchangeConfig = ExchangeConfig()
     """How nodes average their weights."""
     objective: ObjectiveChoice = CtcConfig()
     """What is minimized."""
     comm_hook: Literal["none", "bf16", "powersgd"] = "none"
-    """How gradients travel within a node of `scpsgd` or `h-adpsgd`: as they are, or by PyTorch's hook of that name."""
+    """How gradients travel within a node of `scpsgd` or `h-adpsgd`: uncompressed, or by PyTorch's hook of that name."""
     membership: MembershipConfig = MembershipConfig()
     """When nodes count as lost."""
     launch: LaunchConfig = LaunchConfig()
@@ -156,69 +156,71 @@ class TrainConfig(BaseModel):
     epochs: int = Field(default=20, ge=1)
     """Passes over the training set."""
     max_minutes: float = Field(default=0.0, ge=0)
-    """Stop after this much training time and keep the best model so far, restarts counted in; 0 never stops early."""
+    """Stop after this much training time, restarts included, and keep the best model so far; 0 never stops early."""
     sampling: SamplingConfig = SamplingConfig()
     """How often an epoch draws each corpus, domain or language."""
     loader_threads: int = Field(default=1, ge=1, le=64)
-    """Threads of each learner that read, decode and draw for augmentation ahead; they do not change which utterance
-    comes when."""
+    """Threads of each learner that read and decode ahead, and draw augmentation; their number does not change the order
+    of utterances."""
     max_unreadable: float = Field(default=0.05, ge=0, le=1)
-    """Training stops when damaged shards hold a larger share of the training set; below it they are left out."""
+    """Training stops if damaged shards hold a larger share of the training set; otherwise their utterances are left
+    out."""
     batch_seconds: float = Field(default=160.0, gt=0)
-    """Seconds of audio in a batch over all learners, padding included: each learner gets an equal share of this bound,
-    and a longer batch only where one utterance is longer."""
+    """Maximum seconds of audio in a batch over all learners, padding included: each learner gets an equal share of it,
+    and exceeds that only for a single longer utterance."""
     max_batch: int = Field(default=64, ge=1)
-    """Utterances in a batch over all learners at most."""
+    """Maximum number of utterances in a batch over all learners."""
     bucket_batches: int = Field(default=16, ge=1)
-    """Batches' worth of shuffled utterances sorted by duration together: more pads less, less shuffles better."""
+    """Size in batches of the buckets of shuffled utterances that are sorted by duration: larger buckets need less
+    padding, smaller ones shuffle better."""
     optimizer: Annotated[OptimizerConfig, OneOf(OPTIMIZERS, "adamw")] = AdamWConfig()
     """Optimizer and its constants."""
     schedule: ScheduleConfig = ScheduleConfig()
     """Learning rate over training."""
     augment: AugmentConfig = AugmentConfig()
-    """What is done to training features and audio; never to validation or test."""
+    """Augmentation of training audio and features; validation and test data are not augmented."""
     average: int = Field(default=1, ge=1)
     """The final model averages the weights of this many epochs, those with the lowest validation loss."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to train; `auto` takes a GPU if there is one."""
+    """Where to train; `auto` uses a GPU if there is one."""
     amp: Literal["auto", "off", "bf16"] = "auto"
     """Mixed precision of forward and backward passes; `auto` is bf16 on a GPU and off on a CPU."""
     compile: bool = False
-    """Compile the model's forward and backward pass (torch.compile, for batches of all shapes): takes minutes at the
-    start and needs a C++ compiler; meant for GPUs."""
+    """Compile the model's forward and backward pass (torch.compile with dynamic shapes): takes minutes at the start and
+    needs a C++ compiler; intended for GPUs."""
     threads: int = Field(default=0, ge=0)
-    """CPU threads of the training step; 0 is one per core but one, which reads ahead and serves everything else.
+    """CPU threads of the training step; 0 uses all cores but one, which is left for reading ahead and everything else.
     Results repeat bit for bit only with the same number."""
     checkpoint_steps: int = Field(default=200, ge=1)
-    """Steps between checkpoints; there is also one at every epoch's end."""
+    """Steps between checkpoints; there is also one at the end of every epoch."""
     checkpoint_keep: int = Field(default=2, ge=1)
-    """Checkpoints kept, the newest ones."""
+    """Number of newest checkpoints to keep."""
     log_steps: int = Field(default=10, ge=1)
     """Steps between lines in the journal."""
 
     @property
     def learners(self) -> int:
-        """Learners in all."""
+        """Total number of learners."""
         return self.nodes * self.learners_per_node
 
     @property
     def places(self) -> int:
-        """Machines of all nodes: as many processes `starling train --node-rank` there are."""
+        """Machines of all nodes, each with a process of `starling train --node-rank`."""
         return self.nodes * self.machines_per_node
 
     @property
     def servers(self) -> int:
-        """Processes of the parameter server; 0 without one."""
+        """Number of the parameter server's processes; 0 without one."""
         return int(getattr(self.strategy, "servers", 0))
 
     @property
     def gossip(self) -> GossipConfig:
-        """How nodes average with neighbours; the defaults for a strategy that does not."""
+        """How nodes average with neighbours; the defaults if the strategy does not."""
         return self.strategy if isinstance(self.strategy, GossipConfig) else GossipConfig()
 
     @property
     def traits(self) -> Traits:
-        """What the strategy needs."""
+        """What the strategy requires."""
         return self.strategy.traits
 
     @model_validator(mode="after")
@@ -241,12 +243,12 @@ class TrainConfig(BaseModel):
         if self.learners_per_node % self.machines_per_node:
             raise ValueError(
                 f"learners_per_node is {self.learners_per_node} and machines_per_node {self.machines_per_node}: every "
-                "machine has as many learners, so use a multiple"
+                "machine has equally many learners, so use a multiple"
             )
         if self.machines_per_node > 1 and self.launch.kind != "local" and not self.launch.trusted_network:
             raise ValueError(
-                f"machines_per_node is {self.machines_per_node}, and the learners of a node speak by NCCL or Gloo, "
-                "without encryption or a key: use a network that nobody else reaches and say so by "
+                f"machines_per_node is {self.machines_per_node}, and the learners of a node communicate by NCCL or "
+                "Gloo, without encryption or a key: use a private network and confirm it with "
                 "launch.trusted_network=true, or use machines_per_node=1 with h-adpsgd or adpsgd"
             )
         return self
@@ -260,8 +262,8 @@ class TrainConfig(BaseModel):
             raise ValueError("exchange.kind gloo has no newcomers: use strategy.newcomer=weights, or zmq")
         if self.exchange.daemons > 1 and gossip.newcomer != "weights":
             raise ValueError(
-                f"exchange.daemons is {self.exchange.daemons}, and only a single one gives newcomers the optimizer's "
-                "state: use strategy.newcomer=weights, or daemons=1"
+                f"exchange.daemons is {self.exchange.daemons}, but newcomers get the optimizer's state from a single "
+                "daemon only: use strategy.newcomer=weights, or daemons=1"
             )
         if self.exchange.kind == "gloo" and self.launch.kind != "local":
             raise ValueError(

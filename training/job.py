@@ -1,4 +1,4 @@
-"""A training job: everything a training process needs to know, as one JSON file."""
+"""A training job: the complete configuration of a training process, as a JSON file."""
 
 from pathlib import Path
 from typing import Any
@@ -11,18 +11,18 @@ from training.config import TrainConfig
 
 
 class TrainJob(BaseModel):
-    """What to train, on what, and where to leave it."""
+    """What to train, on which data, and where to write the results."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     run: str
-    """Identity of the training: the digest of all that it is made from. A resume must carry the same."""
+    """Identity of the training: the digest of all its inputs. A resume must have the same."""
     seed: int
     """Seed of initialization, batch order, dropout and augmentation."""
     train: TrainConfig
     """How to train."""
     spec: BundleSpec
-    """What the finished model will carry: features, tokens, model sizes, normalization."""
+    """Contents of the finished bundle: features, tokens, model sizes, normalization."""
     speakers: dict[str, dict[str, Any]] = {}
     """Feature statistics by speaker, for `cmvn: speaker`."""
     train_url: str
@@ -36,9 +36,9 @@ class TrainJob(BaseModel):
     cache: Path
     """Local folder for copies of remote shards."""
     servers: tuple[str, ...] = ()
-    """HOST:PORT of the parameter server's processes; who starts them fills it in."""
+    """HOST:PORT of the parameter server's processes, set by the supervisor that starts them."""
     cache_bytes: int | None = Field(default=None, gt=0)
-    """Limit of these copies; without one, the folder's own."""
+    """Limit of the cache in bytes; None uses the folder's own limit."""
 
     def speaker_stats(self) -> dict[str, CmvnStats]:
         """The speakers' statistics as objects."""

@@ -78,7 +78,7 @@ def test_an_utterance_that_does_not_fit_is_named_and_not_tried_for_ever(job):
     data, learner = open_set(job, job.train_url), Learner(job, CPU)
     batch = Loader(data, learner.augmenter, CPU)(range(4), 0)
     refuse(learner, 0)
-    with pytest.raises(TooLargeError, match=r"does not fit .*\(t00.\): leave such out by data\.max_seconds"):
+    with pytest.raises(TooLargeError, match=r"does not fit .*\(t00.\): exclude such utterances with data\.max_seconds"):
         learner.gradient(batch, 1)
 
 

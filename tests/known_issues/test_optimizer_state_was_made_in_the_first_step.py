@@ -138,9 +138,9 @@ def test_where_it_does_not_fit_the_error_says_what_helps(corpus, tmp_path, monke
         raise FULL
 
     monkeypatch.setattr(compute, "Moments", full)
-    with pytest.raises(TooLargeError, match=r"weights with .*Tried to allocate.*kind=sgd, fewer learners a GPU"):
+    with pytest.raises(TooLargeError, match=r"weights with .*Tried to allocate.*kind=sgd, fewer learners per GPU"):
         Learner(corpus.job(tmp_path), CPU)
-    with pytest.raises(TooLargeError, match=r"use a smaller model, fewer learners a GPU"):
+    with pytest.raises(TooLargeError, match=r"use a smaller model, fewer learners per GPU"):
         Learner(corpus.job(tmp_path, optimizer=KINDS["momentum"]), CPU)
 
 

@@ -59,8 +59,8 @@ def test_worlds_that_cannot_be_are_refused_with_the_remedy(strategy, nodes, per_
         ({"strategy": "bmuf", "comm_hook": "bf16"}, "comm_hook is bf16 but bmuf .* scpsgd or h-adpsgd"),
         ({"strategy": "hogwild", "launch": {"kind": "external"}}, "hogwild shares one machine's memory"),
         ({"strategy": "hogwild", "device": "cuda"}, "hogwild shares weights in main memory"),
-        ({"strategy": "scpsgd", "learners_per_node": 3, "machines_per_node": 2}, "as many learners, so use a multiple"),
-        ({"strategy": "adpsgd", "nodes": 2, "machines_per_node": 2}, "as many learners, so use a multiple"),
+        ({"strategy": "scpsgd", "learners_per_node": 3, "machines_per_node": 2}, "equally many learners, so"),
+        ({"strategy": "adpsgd", "nodes": 2, "machines_per_node": 2}, "equally many learners, so"),
     ],
 )
 def test_other_nonsense_is_refused_by_the_fields_name(values, field):

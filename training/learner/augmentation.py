@@ -1,6 +1,6 @@
-"""A training's augmentation: drawn where batches are loaded, ahead of the step, and applied where they are trained.
+"""Augmentation in training: random draws are made when a batch is loaded, and applied on the training device.
 
-What happens to an utterance is a pure function of the run's seed, the epoch and its id, in any process.
+An utterance's augmentation is a pure function of the run's seed, the epoch and the utterance's id, in any process.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ from training.learner.data import Batch
 
 
 def distinct(ids: list[str]) -> list[str]:
-    """The ids with a number behind one that a sampled epoch has drawn before for the same batch."""
+    """Make ids distinct: a number is appended where a sampled epoch draws an utterance again for the same batch."""
     seen: Counter[str] = Counter()
     found = []
     for name in ids:
@@ -33,8 +33,8 @@ class Augmenter:
 
     Args:
         config: `train.augment`.
-        sample_rate: Of the waveforms, in Hz.
-        seed: The run's.
+        sample_rate: Sample rate of the waveforms, in Hz.
+        seed: The run's seed.
     """
 
     def __init__(self, config: AugmentConfig, sample_rate: int, seed: int) -> None:
@@ -42,7 +42,7 @@ class Augmenter:
         self._rate, self._seed = sample_rate, seed
 
     def drawn(self, batch: Batch, epoch: int) -> Batch:
-        """A batch with the random draws of its augmentation in an epoch, recorded noise included."""
+        """Add the random draws of an epoch's augmentation to a batch, recorded noise included."""
         if not batch.ids:
             return batch
         seeds = utterance_seeds(self._seed, epoch, distinct(batch.ids))
@@ -50,9 +50,9 @@ class Augmenter:
         return replace(batch, drawn=waves | self._feats.draw(seeds))
 
     def features(self, frontend: FrontEnd, batch: Batch, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Augmented features [batch, frames, dim] of a batch that `drawn` gave, or of a part of it, and frames [batch].
+        """Augmented features [batch, frames, dim] and frames [batch] of a batch from `drawn`, or of part of one.
 
-        Augmentation waits for a GPU only to see where an utterance is quiet, if it gets pauses.
+        The only step that synchronizes with the GPU is the search for quiet samples, if pauses are inserted.
         """
         inputs, lengths = (x.to(device, non_blocking=True) for x in (batch.inputs, batch.lengths))
         if inputs.ndim == 2:
@@ -65,12 +65,12 @@ class Augmenter:
         return augmented
 
     def heard_seconds(self, ids: Sequence[str], seconds: NDArray[np.float64], epoch: int) -> NDArray[np.float64]:
-        """Seconds of utterances as an epoch trains them, when speed and pauses have changed them.
+        """Duration of utterances in an epoch, after augmentation with speed and pauses.
 
         Args:
-            ids: Of the utterances.
-            seconds: Of each as it is stored.
-            epoch: Which epoch.
+            ids: Ids of the utterances.
+            seconds: Duration of each as stored, seconds.
+            epoch: The epoch.
         """
         if not self._waves.steps:
             return seconds

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 
 class BatchError(ValueError):
-    """A batch plan cannot be made from what was given."""
+    """The durations do not allow a batch plan."""
 
 
 def derive_seed(*parts: int | str) -> int:
@@ -30,7 +30,7 @@ def plan_epoch(
     seed: int = 0,
     epoch: int | None = None,
 ) -> list[NDArray[np.int64]]:
-    """Divide utterances into batches, each utterance into exactly one.
+    """Divide utterances into batches; each utterance is in exactly one.
 
     Utterances are shuffled, cut into buckets of about `bucket_batches` batches, sorted by duration inside a bucket,
     batched greedily, and the batches shuffled. Without an epoch (validation, test) they are sorted by duration only.
@@ -38,7 +38,7 @@ def plan_epoch(
     Args:
         durations: Seconds of each utterance.
         batch_seconds: Longest utterance x number of utterances stays within this, unless a single one exceeds it.
-        max_batch: Utterances in a batch at most.
+        max_batch: Maximum number of utterances in a batch.
         bucket_batches: Size of a bucket, in batches.
         seed: Run seed.
         epoch: Epoch number, or None for the fixed order.
@@ -74,7 +74,7 @@ def plan_node(cfg: Any, durations: Any, seed: int, epoch: int = 0) -> list[NDArr
     Args:
         cfg: The training's configuration.
         durations: Seconds of each utterance.
-        seed: Of the order.
+        seed: Seed of the order.
         epoch: Epoch number.
     """
     return plan_epoch(
@@ -90,7 +90,7 @@ def plan_node(cfg: Any, durations: Any, seed: int, epoch: int = 0) -> list[NDArr
 def _pack(
     order: NDArray[np.int64], seconds: NDArray[np.float64], batch_seconds: float, max_batch: int
 ) -> list[NDArray[np.int64]]:
-    """Cut a list sorted by ascending duration into batches: the newest member is always the longest."""
+    """Cut a list sorted by ascending duration into batches: the last member is always the longest."""
     batches: list[NDArray[np.int64]] = []
     start = 0
     for stop in range(1, len(order) + 1):

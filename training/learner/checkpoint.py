@@ -1,11 +1,12 @@
-"""Checkpoints: replicas as safetensors in an object store; a set of them counts once its `complete.json` is there.
+"""Checkpoints: replicas as safetensors in an object store; a checkpoint is valid once its `complete.json` exists.
 
 Layout below the training's output:
-`checkpoints/<number>/node-<n>/{model,optimizer}.safetensors`, written by each node, or, where a strategy's ranks differ
-from each other, `checkpoints/<number>/node-<n>/rank-<r>/{model,optimizer,state}.safetensors`, written by each rank;
-`checkpoints/<number>/complete.json`, written by the store when all nodes have: what was trained, each file's SHA-256;
-`replicas/epoch-<e>/node-<n>.safetensors`, each node's weights at an epoch's end, and `snapshots/epoch-<e>.safetensors`,
-their average, written by the evaluator.
+`checkpoints/<number>/node-<n>/{model,optimizer}.safetensors`, written by each node, or, if the ranks' states differ,
+`checkpoints/<number>/node-<n>/rank-<r>/{model,optimizer,state}.safetensors`, written by each rank;
+`checkpoints/<number>/complete.json`, written by the coordinator when all nodes have reported: what was trained, and
+each file's SHA-256;
+`replicas/epoch-<e>/node-<n>.safetensors`, each node's weights at the end of an epoch, and
+`snapshots/epoch-<e>.safetensors`, their average, written by the evaluator.
 """
 
 import hashlib
@@ -21,7 +22,7 @@ from storage.intact import readable
 from storage.objects import ObjectMissingError, ObjectStore
 
 COMPUTE = "compute"
-"""Folder of a training's output: what each node computes on."""
+"""Folder of a training's output with each node's device and precision."""
 _RANK = re.compile(r"/rank-([0-9]+)/[^/]+$")
 
 
@@ -36,16 +37,16 @@ def cpu_weights(model: nn.Module) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class ReplicaState:
-    """What a replica needs to go on later as if nothing had been."""
+    """Everything that a replica needs to resume exactly."""
 
     weights: dict[str, Tensor]
     optimizer: dict[str, Tensor]
     state: dict[str, Tensor] = field(default_factory=dict)
-    """What its strategy remembers."""
+    """State of its strategy."""
 
 
 def pack_replica(folder: str, kept: ReplicaState) -> dict[str, bytes]:
-    """A replica as objects: name to content."""
+    """Serialize a replica to objects: name to content."""
     parts = {"model": kept.weights, "optimizer": kept.optimizer}
     if kept.state:
         parts["state"] = kept.state
@@ -53,22 +54,22 @@ def pack_replica(folder: str, kept: ReplicaState) -> dict[str, bytes]:
 
 
 def digests(objects: dict[str, bytes]) -> dict[str, str]:
-    """Name of each object to its SHA-256."""
+    """SHA-256 of each object, by name."""
     return {name: hashlib.sha256(data).hexdigest() for name, data in objects.items()}
 
 
 def write_objects(store: ObjectStore, objects: dict[str, bytes]) -> None:
-    """Publish what `pack_replica` gave."""
+    """Write the result of `pack_replica` to a store."""
     for name, data in objects.items():
         store.write(name, data)
 
 
 def load_replica(store: ObjectStore, files: dict[str, str]) -> ReplicaState:
-    """Read what was written of a replica.
+    """Read a replica.
 
     Args:
         store: The training's output.
-        files: Of the replica, name to SHA-256.
+        files: Files of the replica, name to SHA-256.
 
     Raises:
         CheckpointError: If a file is missing or damaged.
@@ -86,7 +87,7 @@ def load_replica(store: ObjectStore, files: dict[str, str]) -> ReplicaState:
 
 
 def files_by_rank(files: dict[str, str]) -> list[dict[str, str]]:
-    """A node's files, those of each rank by themselves; one lot where the ranks have left one replica together."""
+    """Group a node's files by rank; a single group if the ranks have written one replica together."""
     lots: dict[int, dict[str, str]] = {}
     for name, digest in files.items():
         found = _RANK.search(name)
@@ -95,10 +96,10 @@ def files_by_rank(files: dict[str, str]) -> list[dict[str, str]]:
 
 
 def mean_weights(replicas: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The mean of several sets of weights, accumulated in float64.
+    """Mean of several sets of weights, accumulated in float64.
 
     Raises:
-        CheckpointError: If there is none, or they are not of one model.
+        CheckpointError: If there are none, or they are not of one model.
     """
     total: dict[str, Tensor] = {}
     dtypes: dict[str, torch.dtype] = {}
@@ -116,25 +117,25 @@ def mean_weights(replicas: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def snapshot_name(epoch: int) -> str:
-    """Where the average of the replicas of an epoch is."""
+    """Name of the object with the average of an epoch's replicas."""
     return f"snapshots/epoch-{epoch:04d}.safetensors"
 
 
 def compute_name(node: int) -> str:
-    """Where a node leaves word of the device and the precision that it computes in."""
+    """Name of the object in which a node records its device and precision."""
     return f"{COMPUTE}/node-{node:04d}.json"
 
 
 def evaluation_name(epoch: int) -> str:
-    """Where the evaluator keeps what it found for an epoch: its replicas are deleted then."""
+    """Name of the object with the evaluator's result for an epoch, which stays when the replicas are deleted."""
     return f"replicas/epoch-{epoch:04d}.json"
 
 
 def read_weights(store: ObjectStore, name: str) -> dict[str, Tensor]:
-    """Weights by name.
+    """Read weights by name.
 
     Raises:
-        DamagedObjectError: The object is no safetensors file.
+        DamagedObjectError: If the object is not a safetensors file.
     """
     data = store.read(name)
     with readable(store.join(name)):
@@ -142,7 +143,7 @@ def read_weights(store: ObjectStore, name: str) -> dict[str, Tensor]:
 
 
 def write_weights(store: ObjectStore, name: str, weights: dict[str, Tensor]) -> None:
-    """Publish weights."""
+    """Write weights as safetensors."""
     store.write(name, save(weights))
 
 
@@ -155,6 +156,6 @@ def prune_snapshots(store: ObjectStore, wanted: set[int]) -> None:
 
 
 def best_epochs(history: list[dict[str, float]], count: int) -> list[int]:
-    """Epochs with the lowest validation loss, best first; of equals the later."""
+    """Epochs with the lowest validation loss, best first; among equals the later first."""
     ranked = sorted(history, key=lambda entry: (entry["loss"], -entry["epoch"]))
     return [int(entry["epoch"]) for entry in ranked[:count]]

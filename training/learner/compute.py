@@ -1,7 +1,6 @@
-"""One learner's arithmetic: batch to gradient, gradient to update. Knows nothing of other learners.
+"""One learner's computation: batch to gradient, gradient to update, independent of other learners.
 
-Nothing random survives from step to step: dropout draws from the seed that each step is given, and what augmentation
-needs of chance comes with the batch.
+No random state is carried from step to step: each step seeds dropout, and the batch brings its augmentation's draws.
 """
 
 import logging
@@ -36,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 def mixed_precision(wanted: str, device: torch.device) -> bool:
-    """Whether `train.amp` means bf16 on a device; `auto` does where a GPU has units for it and need not emulate it."""
+    """Whether `train.amp` means bf16 on a device; `auto` does on a GPU that supports bf16 in hardware."""
     if wanted == "auto":
         return device.type == "cuda" and has_bf16(device)
     if wanted == "bf16" and not has_bf16(device):
@@ -45,17 +44,17 @@ def mixed_precision(wanted: str, device: torch.device) -> bool:
 
 
 def use_threads(configured: int, learners: int = 1) -> None:
-    """Set the threads of a training step: one per core but one, shared by the learners of this machine."""
+    """Set the threads of a training step; by default all cores but one, divided among this machine's learners."""
     torch.set_num_threads(configured or max(1, ((os.cpu_count() or 1) - 1) // learners))
 
 
 def damage_folder(name: str) -> str:
-    """Where a training notes the damaged shards of its set `train` or `valid`, below its output."""
+    """Folder below a training's output that records the damaged shards of its set `train` or `valid`."""
     return f"damaged-shards/{name}"
 
 
 def open_set(job: TrainJob, url: str, lenient: bool = False) -> SpeechDataset:
-    """A job's training or validation set, from its shards; damaged ones are set aside below the job's output."""
+    """Open a job's training or validation set; damaged shards are recorded below the job's output."""
     store = ObjectStore(url)
     index = ShardIndex.read(store)
     reader = ShardReader(store, index, job.cache, job.cache_bytes)
@@ -69,7 +68,7 @@ class Losses:
     """Sums over one learner's part of a step."""
 
     loss: float = 0.0
-    """Sum of the objective, nats; over several learners `nan` if one of them is."""
+    """Sum of the objective in nats; NaN at one learner propagates to the sum over learners."""
     tokens: float = 0.0
     utterances: float = 0.0
     unalignable: float = 0.0
@@ -77,12 +76,12 @@ class Losses:
     seconds: float = 0.0
     """Audio."""
     unreadable: float = 0.0
-    """Utterances that are lost with damaged shards."""
+    """Utterances lost with damaged shards."""
     divided: float = 0.0
-    """Batches that the device's memory did not hold as a whole."""
+    """Batches that had to be divided to fit into the device's memory."""
 
     def to_list(self) -> list[float]:
-        """For an all-reduce."""
+        """All fields as numbers, for communication."""
         return [getattr(self, field.name) for field in fields(self)]
 
 
@@ -91,16 +90,16 @@ class Learner:
 
     Args:
         job: What to train.
-        device: Where.
+        device: Device to train on.
 
     Raises:
-        TooLargeError: The device's memory does not hold the model, its gradients and the optimizer's state.
+        TooLargeError: If the device's memory does not hold the model, its gradients and the optimizer's state.
 
     Attributes:
-        augmenter: Draws for batches, which come to `gradient` with what it has drawn.
-        frame_multiple: Batches are padded to a multiple of so many feature frames.
+        augmenter: Makes the random draws of batches, which `gradient` applies.
+        frame_multiple: Batches are padded to a multiple of this number of feature frames.
         moments: The optimizer's state.
-        held: In its block gradients of several backward passes add up before they go to other ranks.
+        held: Context in which gradients of several backward passes accumulate before other ranks get them.
     """
 
     def __init__(self, job: TrainJob, device: torch.device) -> None:
@@ -127,37 +126,37 @@ class Learner:
 
     @property
     def _updates(self) -> OptimizerConfig:
-        """The optimizer of this learner's own updates; without any it needs no state."""
+        """Optimizer of this learner's own updates; if it makes none, one without state."""
         return self.cfg.optimizer if self.cfg.traits.own_updates else SgdConfig(momentum=0.0)
 
     def _in_memory(self) -> AbstractContextManager[None]:
-        """In its block everything is made that must fit into memory beside batches."""
+        """Context for the allocations that must fit into memory besides batches."""
         count = sum(parameter.numel() for parameter in self.model.parameters())
         values = 2 + len(moment_names(self._updates))
         other = ", train.optimizer.kind=sgd" if self._updates.kind == "adamw" else ""
         return undivided(
             f"{count:,} weights with their gradients and optimizer state, {4e-9 * values * count:.2f} GB",
-            f"use a smaller model{other}, fewer learners a GPU, strategy pipeline on more of them, or a larger GPU",
+            f"use a smaller model{other}, fewer learners per GPU, strategy pipeline on more GPUs, or a larger GPU",
         )
 
     def describe(self) -> dict[str, str]:
-        """`device` and `precision` of this learner, for the record."""
+        """`device` and `precision` of this learner, as recorded in the training's output."""
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else str(self.device)
         has_lstm = any(isinstance(module, nn.LSTM | LstmLayers) for module in self.model.modules())
         return {"device": name, "precision": describe(self.device, self.amp, has_lstm)}
 
     def reset(self) -> None:
-        """Go back to the initial weights and an optimizer without a past."""
+        """Reset the weights to their initial values, and the optimizer's state to zero."""
         self.model.load_state_dict(self._initial_model().state_dict())
         self.moments.clear()
 
     def gradient(self, batch: Batch | None, seed: int) -> Losses:
-        """Add the gradient of a batch's summed loss to the flat gradients, which are cleared first.
+        """Compute the gradient of a batch's summed loss into the flat gradients, which are cleared first.
 
         Args:
-            batch: Utterances, with what `augmenter` has drawn for them; None leaves the gradients zero (a rank without
-                work in the last step of a lease).
-            seed: Of dropout.
+            batch: Utterances, with the draws of `augmenter`; None leaves the gradients zero (a rank without work in the
+                last step of a lease).
+            seed: Seed of dropout.
         """
         self.flat.zero_grad()
         if batch is None or not batch.ids:
@@ -168,10 +167,10 @@ class Learner:
         return Losses(loss, tokens, *counted, divided=float(divided))
 
     def _add_gradients(self, batch: Batch, seed: int) -> tuple[float, int, bool]:
-        """Loss, unalignable utterances, and whether the batch had to be divided since it does not fit into memory.
+        """Add a batch's gradient; returns loss, unalignable utterances, and whether it was divided to fit memory.
 
         Raises:
-            TooLargeError: A single utterance does not fit.
+            TooLargeError: If a single utterance does not fit.
         """
         size = self._portions.first(batch)
         if size == len(batch.ids):
@@ -181,12 +180,12 @@ class Learner:
                 if not is_out_of_memory(error):
                     raise
                 size = self._portions.smaller(batch, size)
-        # after the handler: the error's traceback holds on to what was computed
+        # outside the handler: the error's traceback keeps tensors alive
         with self.held():
             return *self._in_portions(batch, seed, size), True
 
     def _in_portions(self, batch: Batch, seed: int, size: int) -> tuple[float, int]:
-        """As `_backward`, some utterances at a time; all again with fewer if these do not fit either."""
+        """Like `_backward`, `size` utterances at a time; if these do not fit either, start over with fewer."""
         while True:
             self.flat.zero_grad()
             try:
@@ -201,7 +200,7 @@ class Learner:
                 size = self._portions.smaller(batch, size)
 
     def _backward(self, batch: Batch, seed: int) -> tuple[float, int]:
-        """Add a batch's gradient; its summed loss, and how many of its utterances are unalignable."""
+        """Add a batch's gradient; returns its summed loss and the number of unalignable utterances."""
         torch.manual_seed(seed)
         feats, frames = self.augmenter.features(self.frontend, batch, self.device)
         feats = rounded_up(feats, self.frame_multiple)
@@ -217,10 +216,10 @@ class Learner:
 
     @torch.no_grad()
     def scale_gradient(self, tokens: float) -> float:
-        """Turn summed gradients into those of the mean loss per token, clipped; one pass over the flat buffer.
+        """Scale summed gradients to those of the mean loss per token, and clip, in one pass over the flat buffer.
 
         Args:
-            tokens: Tokens that the gradients are summed over, at all learners of the node.
+            tokens: Number of tokens that the gradients are summed over, at all learners of the node.
 
         Returns:
             The gradient's L2 norm before clipping.
@@ -234,6 +233,6 @@ class Learner:
         return norm
 
     def update(self, lr: float) -> None:
-        """Apply the gradients."""
+        """Make one optimizer step with the gradients."""
         set_learning_rate(self.optimizer, lr)
         self.optimizer.step()

@@ -1,4 +1,4 @@
-"""Batches of speech from shards: payloads, decoded audio or stored features, tokens; read ahead by a thread."""
+"""Batches of speech from shards: waveforms or stored features, and tokens, read ahead by a thread."""
 
 import io
 import logging
@@ -28,7 +28,7 @@ _STOP = object()
 
 @dataclass
 class Batch:
-    """Utterances padded to the longest.
+    """Utterances, padded to the longest one.
 
     `inputs` holds waveforms [B, samples] in ±1, or stored features [B, frames, F]; `lengths` counts samples or frames.
     """
@@ -43,18 +43,18 @@ class Batch:
     token_lengths: Tensor
     seconds: float
     unreadable: int = 0
-    """Utterances that should be here and are lost with damaged shards."""
+    """Utterances of this batch that are lost with damaged shards."""
     drawn: dict[str, Drawn] = field(default_factory=dict)
-    """What was drawn for them by each augmentation, where they are to be augmented."""
+    """Random draws of each augmentation; empty without augmentation."""
 
     def pinned(self) -> "Batch":
-        """The same in page-locked memory, from which it is copied to a GPU while the CPU goes on."""
+        """Copy to page-locked memory, from which copies to a GPU are asynchronous."""
         names = ("inputs", "lengths", "tokens", "token_lengths")
         drawn = _each(self.drawn, lambda tensor: tensor.pin_memory())
         return replace(self, drawn=drawn, **{name: getattr(self, name).pin_memory() for name in names})
 
     def part(self, which: slice) -> "Batch":
-        """Some of the utterances, padded to the longest of them; sums stay the whole batch's."""
+        """Some of the utterances, padded to the longest of them; `seconds` and `unreadable` stay the whole batch's."""
         lengths, token_lengths = self.lengths[which], self.token_lengths[which]
         return replace(
             self,
@@ -71,7 +71,7 @@ class Batch:
 
 
 def _each(drawn: dict[str, Drawn], change: Callable[[Tensor], Tensor]) -> dict[str, Drawn]:
-    """Draws of which each tensor is changed."""
+    """Apply a function to each tensor of the draws."""
     return {name: {key: change(tensor) for key, tensor in one.items()} for name, one in drawn.items()}
 
 
@@ -79,7 +79,7 @@ def encode(tokenizer: Tokenizer, text: str, lenient: bool = False) -> list[int]:
     """Tokens of a text.
 
     Raises:
-        TokenError: If it has a symbol that the tokenizer does not know, unless `lenient` leaves it out.
+        TokenError: If the text has an unknown symbol, unless `lenient` omits such symbols.
     """
     try:
         return tokenizer.encode(text)
@@ -92,10 +92,10 @@ def encode(tokenizer: Tokenizer, text: str, lenient: bool = False) -> list[int]:
 
 
 def check_vocabulary(tokenizer: Tokenizer, texts: pa.Array) -> None:
-    """See that a tokenizer knows everything that transcripts consist of; each distinct word is looked at once.
+    """Check that a tokenizer can encode all transcripts; each distinct word is encoded once.
 
     Raises:
-        TokenError: It does not.
+        TokenError: If it cannot.
     """
     known: set[str] = set()
     spaced = False
@@ -116,19 +116,19 @@ def _padded(items: list[Tensor]) -> Tensor:
 
 
 class SpeechDataset:
-    """One set's utterances, by number, from verified shards.
+    """One set's utterances, by row of the index, from verified shards.
 
     Args:
         index: The set's index.
         reader: Reads its payloads.
         tokenizer: Encodes its transcripts; None leaves tokens empty (for decoding).
-        sample_rate: Rate that audio is brought to, Hz; None leaves it as stored.
-        lenient: Leave symbols that the tokenizer does not know out of the tokens (for validation: a word that never
-            occurs in training cannot be said, costs no loss, and counts as an error in the WER).
-        quarantine: Takes damaged shards, whose utterances are then left out of batches; without it they are errors.
+        sample_rate: Rate that audio is resampled to, Hz; None keeps the stored rate.
+        lenient: Omit symbols that the tokenizer does not know (for validation: a symbol that never occurs in training
+            cannot be recognized; it does not count in the loss, but its word is an error in the WER).
+        quarantine: Records damaged shards, whose utterances are then omitted from batches; None raises for them.
 
     Raises:
-        TokenError: The tokenizer does not know a symbol of a transcript, unless `lenient`.
+        TokenError: If the tokenizer does not know a symbol of a transcript, unless `lenient`.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class SpeechDataset:
         self.reader = reader
         self.sample_rate = sample_rate
         self.durations: NDArray[np.float64] = np.asarray(index.column("duration"), dtype=np.float64)
-        # columns stay as they are stored, and texts are encoded when needed: there may be ten million of them
+        # columns stay in Arrow memory and texts are encoded when needed: there may be ten million utterances
         self._ids, self._speakers, self._texts = (index.values(name) for name in ("id", "speaker", "text"))
         self._shard_of = index.column("shard")
         self._lost: set[int] = set()
@@ -165,7 +165,7 @@ class SpeechDataset:
         payload = self.reader.payload(row)
         try:
             return self._decode(payload)
-        except (ValueError, EOFError):  # shards are verified once: this one's bytes may have changed since
+        except (ValueError, EOFError):  # shards are verified once: the file may have changed since
             self.reader.recheck(row)
         payload = self.reader.payload(row)
         try:
@@ -180,20 +180,20 @@ class SpeechDataset:
         return resample(wave, rate, self.sample_rate) if self.sample_rate else wave
 
     def prefetch(self, rows: NDArray[np.int64]) -> None:
-        """Have the shards of coming utterances fetched and verified in the background, in that order."""
+        """Fetch and verify the shards of coming utterances in the background, in that order."""
         shards = self._shard_of[self.first_of_shards(rows)]
         self.reader.prefetch(int(shard) for shard in shards if shard not in self._lost)
 
     def first_of_shards(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The first of the rows in each shard, in their order."""
+        """The first row of each shard, in the order of `rows`."""
         _, first = np.unique(self._shard_of[rows], return_index=True)
         return rows[np.sort(first)]
 
     def check(self) -> None:
-        """See that no more of the set is lost than may be, whoever has found it.
+        """Check that the loss to damaged shards is within the limit, including those that other processes found.
 
         Raises:
-            TooManyShardsError: It is.
+            TooManyShardsError: If it is not.
         """
         if self._quarantine is not None:
             self._quarantine.check()
@@ -202,10 +202,10 @@ class SpeechDataset:
         """Load and pad the given utterances.
 
         Raises:
-            ShardError: A shard is damaged, and there is no quarantine for it.
-            TooManyShardsError: There is, and with this shard more is lost than its limit.
+            ShardError: If a shard is damaged and there is no quarantine.
+            TooManyShardsError: If there is one, and with this shard more is lost than its limit.
         """
-        # a list: a sampled epoch may draw an utterance twice for one batch
+        # a list, not a dictionary: a sampled epoch may draw an utterance twice for one batch
         loaded = [(int(row), item) for row in rows if (item := self._load_or_quarantine(int(row))) is not None]
         found = np.array([row for row, _ in loaded], dtype=np.int64)
         texts = [self._texts[row].as_py() for row, _ in loaded]

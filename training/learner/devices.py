@@ -1,4 +1,4 @@
-"""Which device a process computes on: chosen from an inventory of GPUs, so that no GPU is needed to test the choice."""
+"""Chooses a process's device from an inventory of GPUs, which tests can make up without a GPU."""
 
 import logging
 import os
@@ -12,16 +12,16 @@ from training.learner.gpus import Driver, Gpus
 
 log = logging.getLogger(__name__)
 _DRIVERS = {12: "525", 13: "580"}
-"""The oldest NVIDIA driver for each CUDA release (NVIDIA's table of minor version compatibility)."""
+"""Oldest NVIDIA driver for each CUDA release (NVIDIA's table of minor version compatibility)."""
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """What this machine has to compute on.
+    """This machine's GPUs.
 
     Attributes:
-        gpus: GPUs that torch can use.
-        trouble: Why torch can use none although the machine has some, and the remedy; empty if all is well.
+        gpus: Number of GPUs that torch can use.
+        trouble: Why torch cannot use the GPUs of this machine, and the remedy; empty if there is no problem.
     """
 
     gpus: int = 0
@@ -29,17 +29,17 @@ class Inventory:
 
 
 def inventory() -> Inventory:
-    """The GPUs of this machine."""
+    """Find the GPUs of this machine."""
     if torch.cuda.is_available():
         return Inventory(torch.cuda.device_count())
     return Inventory(0, gpu_trouble(Gpus().driver(), torch.version.cuda, os.environ.get("CUDA_VISIBLE_DEVICES")))
 
 
 def gpu_trouble(driver: Driver, wheel: str | None, visible: str | None = None) -> str:
-    """Why torch sees no GPU on a machine, and the remedy; empty if there is none, or if it was hidden on purpose.
+    """Explain why torch sees no GPU, with a remedy; empty if the machine has none or they were hidden on purpose.
 
     Args:
-        driver: What NVIDIA's driver says.
+        driver: NVIDIA's driver.
         wheel: CUDA release that torch was built for, such as `13.0`; None for a build without CUDA.
         visible: `CUDA_VISIBLE_DEVICES`, if it is set.
     """
@@ -67,16 +67,16 @@ def gpu_trouble(driver: Driver, wheel: str | None, visible: str | None = None) -
 def pick_device(
     wanted: str, number: int = 0, found: Inventory | None = None, field: str = "train.device"
 ) -> torch.device:
-    """The device that `auto`, `cpu` or `cuda` means here.
+    """The device that `auto`, `cpu` or `cuda` means on this machine.
 
     Args:
-        wanted: What the configuration says.
-        number: Which GPU of this machine; learners share GPUs where there are fewer.
-        found: The machine's GPUs, by default looked up.
-        field: Where it says so.
+        wanted: The configured device.
+        number: Number of the GPU; learners share GPUs if there are fewer.
+        found: The machine's GPUs; detected if None.
+        field: Name of the configuration field, for the error.
 
     Raises:
-        ValueError: If CUDA is wanted and there is none.
+        ValueError: If `wanted` is `cuda` and there is no GPU.
     """
     found = found or inventory()
     if wanted == "cuda" and not found.gpus:
@@ -88,9 +88,9 @@ def pick_device(
 
 
 def best_device(wanted: str, number: int = 0, found: Inventory | None = None) -> torch.device:
-    """As `pick_device`, but the CPU where CUDA is wanted and there is none.
+    """Like `pick_device`, but fall back to the CPU if `wanted` is `cuda` and there is no GPU.
 
-    For what runs beside or after training, on a machine that need not be one of the learners'.
+    For processes that run beside or after training, possibly on a machine without learners.
     """
     found = found or inventory()
     if wanted == "cuda" and not found.gpus:
@@ -100,12 +100,12 @@ def best_device(wanted: str, number: int = 0, found: Inventory | None = None) ->
 
 
 def spare_device(wanted: str, learners: int, found: Inventory | None = None) -> torch.device:
-    """A device for what runs beside the learners of this machine: a GPU that none of them uses, if there is one.
+    """Device of a process that runs beside this machine's learners: a GPU that none of them uses, if there is one.
 
     Args:
-        wanted: What the configuration says.
-        learners: Learners of this machine, which take the first GPUs.
-        found: The machine's GPUs, by default looked up.
+        wanted: The configured device.
+        learners: Number of learners on this machine, which take the first GPUs.
+        found: The machine's GPUs; detected if None.
     """
     return best_device(wanted, learners, found)
 
@@ -114,13 +114,13 @@ def rank_device(wanted: str, number: int, learners: int, found: Inventory | None
     """A learner's device.
 
     Args:
-        wanted: What the configuration says.
-        number: Which GPU of this machine.
+        wanted: The configured device.
+        number: Number of the GPU.
         learners: Learners of its node on this machine.
-        found: The machine's GPUs, by default looked up.
+        found: The machine's GPUs; detected if None.
 
     Raises:
-        ValueError: If CUDA is wanted and there is none, or if two learners of a node would share a GPU.
+        ValueError: If `wanted` is `cuda` and there is no GPU, or if two learners of a node would share a GPU.
     """
     found = found or inventory()
     device = pick_device(wanted, number, found)
@@ -135,20 +135,20 @@ def rank_device(wanted: str, number: int, learners: int, found: Inventory | None
 
 
 def claim(device: torch.device) -> None:
-    """Make a GPU this process's own: whatever does not name a device otherwise opens a context on the first GPU.
+    """Make a GPU the current device: otherwise, calls without a device open a context on the first GPU.
 
     Args:
-        device: Of this process; nothing happens for a CPU.
+        device: This process's device; a CPU needs nothing.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that a device has no memory left."""
+    """Whether an error means that a device is out of memory."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
-    # contexts, cuBLAS and cuDNN allocate beside torch's allocator, and say so in words
+    # contexts, cuBLAS and cuDNN bypass torch's allocator: their errors are recognized by their text only
     said = str(error)
     return isinstance(error, RuntimeError) and (
         "CUDA error: out of memory" in said or "CUDA out of memory" in said or "_STATUS_ALLOC_FAILED" in said
@@ -156,19 +156,19 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def release_memory(device: torch.device) -> None:
-    """Give memory that is not in use back to the GPU, for others that share it."""
+    """Return unused cached memory to the GPU, for other processes that share it."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 class SideStream:
-    """A CUDA stream for another thread's work, beside this thread's; on a CPU nothing needs an order.
+    """A CUDA stream for the work of another thread; does nothing on a CPU.
 
-    A thread begins with the first GPU and its default stream, which waits for every other: work of a thread that
-    states neither runs on the wrong device, or in the way of the backward pass.
+    A new thread's current device is the first GPU, and its current stream the default one, which synchronizes with all
+    others: without a stream of its own, its work runs on the wrong device or delays the backward pass.
 
     Args:
-        device: Where the work is done.
+        device: Device of the work.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -176,7 +176,7 @@ class SideStream:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def mark(self) -> torch.cuda.Event | None:
-        """What the calling thread has queued so far, for `after`."""
+        """Mark what the calling thread has queued so far, for `after`."""
         if self._stream is None:
             return None
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -185,7 +185,7 @@ class SideStream:
 
     @contextmanager
     def after(self, mark: torch.cuda.Event | None) -> Iterator[None]:
-        """Queue the block's work on this stream, behind what was marked."""
+        """Context that queues work on this stream, after everything before the mark."""
         if self._stream is None:
             yield
             return
@@ -195,6 +195,6 @@ class SideStream:
             yield
 
     def join(self) -> None:
-        """Let the calling thread's further work wait for this stream's; the thread itself does not wait."""
+        """Make the calling thread's stream wait for this one; the thread itself does not wait."""
         if self._stream is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)

@@ -1,4 +1,4 @@
-"""All parameters of a model in one contiguous buffer, gradients in another: averaging is one pass over memory."""
+"""A model's parameters in one contiguous buffer, its gradients in another: averaging is one pass over memory."""
 
 from collections.abc import Iterator
 
@@ -7,13 +7,13 @@ from torch import Tensor, nn
 
 
 class FlatParameters:
-    """Lays a model's float32 parameters, and behind them its averaged buffers, into one contiguous tensor.
+    """Moves a model's float32 parameters, followed by its averaged buffers, into one contiguous tensor.
 
-    Parameters and buffers become views of it: what is written to `weights` is the model, without a copy. Gradients are
-    views of `grads`, which holds the trainable parameters only. Frozen parameters stay where they are.
+    Parameters and buffers become views of it: writing to `weights` changes the model. Gradients are views of `grads`,
+    which covers the trainable parameters only. Frozen parameters are not moved.
 
     Args:
-        model: Already on its device; its parameters' storage is replaced.
+        model: The model, already on its device; its parameters' storage is replaced.
 
     Attributes:
         weights: Parameters, then buffers [num_weights], float32.
@@ -36,7 +36,7 @@ class FlatParameters:
         self.weights = torch.empty(total, device=device)
         self.grads = torch.zeros(self.num_parameters, device=device)
         self.spans: list[tuple[int, int]] = []
-        """Where each parameter lies: [start, stop)."""
+        """Range of each parameter in the buffer: [start, stop)."""
         self._adopt()
 
     def _adopt(self) -> None:
@@ -54,7 +54,7 @@ class FlatParameters:
 
     @torch.no_grad()
     def move(self, weights: Tensor) -> None:
-        """Let the model live in another buffer, as it is there: shared memory, for example.
+        """Replace the model's buffer by another one and its values, shared memory for example.
 
         Args:
             weights: [num_weights], float32, on the same device.
@@ -71,19 +71,19 @@ class FlatParameters:
         self.grads.zero_()
 
     def grad_norm(self) -> Tensor:
-        """L2 norm over all gradients, a scalar."""
+        """L2 norm of all gradients, a scalar."""
         norm: Tensor = torch.linalg.vector_norm(self.grads)
         return norm
 
     @torch.no_grad()
     def load(self, weights: Tensor) -> None:
-        """Take over weights [num_weights] of another replica.
+        """Copy the weights [num_weights] of another replica.
 
         Raises:
-            ValueError: If they are of another size.
+            ValueError: If their number differs.
         """
         if weights.shape != self.weights.shape:
-            raise ValueError(f"{weights.numel()} weights for a model of {self.weights.numel()}: another model's?")
+            raise ValueError(f"{weights.numel()} weights for a model of {self.weights.numel()}: is it another model?")
         self.weights.copy_(weights)
 
 
@@ -96,6 +96,6 @@ def _averaged_buffers(model: nn.Module) -> Iterator[Tensor]:
 
 
 def share(total: int, rank: int, ranks: int) -> tuple[int, int]:
-    """The part [start, stop) of `total` items that one of several ranks looks after; all but the last are equal."""
+    """The part [start, stop) of `total` items that belongs to a rank: ceil(total / ranks) items, fewer at the end."""
     size = -(-total // ranks)
     return min(total, rank * size), min(total, (rank + 1) * size)

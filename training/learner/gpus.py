@@ -1,4 +1,4 @@
-"""The GPUs that NVIDIA's driver shows (NVML), whether torch can use them or not."""
+"""The GPUs that NVIDIA's driver reports (NVML), whether torch can use them or not."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ class Driver:
     """NVIDIA's driver on this machine.
 
     Attributes:
-        gpus: GPUs that it shows, whether torch can use them or not.
-        version: Of the driver, such as `535.104`.
-        cuda: Newest CUDA release that it supports, such as (12, 2); None if it does not tell.
+        gpus: Number of GPUs that it reports, whether torch can use them or not.
+        version: Version of the driver, such as `535.104`.
+        cuda: Newest CUDA release that it supports, such as (12, 2); None if unknown.
     """
 
     gpus: int = 0
@@ -44,7 +44,7 @@ class Gpus:
         return Driver(len(self._handles), str(pynvml.nvmlSystemGetDriverVersion()), cuda)
 
     def sample(self) -> list[dict[str, float]]:
-        """Load and memory in percent, memory in MB and power in watts of each GPU, as far as it tells them."""
+        """Load and memory in percent, memory in MB and power in watts of each GPU, if the driver reports them."""
         return [self._one(number, handle) for number, handle in enumerate(self._handles)]
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""A model over a set of shards: hypotheses for every utterance."""
+"""Recognizes a set of shards: a hypothesis for every utterance."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from training.learner.microbatches import Portions
 
 @dataclass(frozen=True)
 class Decoded:
-    """One utterance, as said and as recognized."""
+    """One utterance, with its transcript and the hypothesis."""
 
     id: str
     ref: str
@@ -50,21 +50,21 @@ def decode_set(
 
     Args:
         bundle: Folder of the model.
-        url: Store of the set's index and shards (audio, or features as the model wants them).
+        url: Store of the set's index and shards (audio, or features of the model's kind).
         decode: Decoding parameters.
         cache: Local folder for copies of remote shards.
-        device: Where the model runs.
+        device: Device that the model runs on.
         speakers: Statistics by speaker, for `cmvn: speaker`.
-        batch_seconds: Seconds of audio recognized at once, padding included.
-        on_progress: Called with utterances done and in all.
+        batch_seconds: Seconds of audio in a batch, padding included.
+        on_progress: Called with the number of finished utterances and of all.
         on_damage: Called once for each damaged shard; may raise to stop. Without it the first damaged shard raises.
-        shards: Only the utterances of these, by their numbers in the index.
+        shards: Numbers of shards in the index: recognize only their utterances.
 
     Returns:
-        One entry an utterance, in the order of the index; those of damaged shards are left out.
+        One entry per utterance, in the order of the index, without those of damaged shards.
 
     Raises:
-        TooLargeError: The device's memory does not hold a single utterance.
+        TooLargeError: If the device's memory does not hold a single utterance.
     """
     recognizer = Recognizer.load(bundle, decode, device, speakers)
     store = ObjectStore(url)
@@ -105,7 +105,7 @@ def _whole_batches(
     batch_seconds: float,
     on_damage: Callable[[ShardError], object] | None,
 ) -> Iterator[Batch]:
-    """The utterances in batches, but those of damaged shards; a batch that needs one is planned anew without it."""
+    """Batches without the utterances of damaged shards; after each such shard, the rest is planned again."""
     shard_of = np.asarray(dataset.index.column("shard"))
     while True:
         plan = plan_epoch(dataset.durations[left], batch_seconds=batch_seconds, max_batch=256)

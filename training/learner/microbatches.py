@@ -1,6 +1,6 @@
-"""Batches that a device's memory does not hold are computed in portions; gradients of these add up to the batch's.
+"""Computes batches that do not fit into a device's memory in portions, whose gradients add up to the batch's.
 
-The loss is a sum over utterances, so that nothing but dropout's draws depends on how a batch is divided.
+The loss is a sum over utterances, so only dropout's draws depend on how a batch is divided.
 """
 
 import logging
@@ -18,19 +18,19 @@ T = TypeVar("T")
 
 
 class TooLargeError(RuntimeError):
-    """Something that cannot be divided does not fit into the device's memory."""
+    """Data that cannot be divided does not fit into the device's memory."""
 
 
 @contextmanager
 def undivided(what: str, remedy: str) -> Iterator[None]:
-    """Needs its memory as a whole.
+    """Context for allocations that cannot be divided: turns out-of-memory errors into `TooLargeError`.
 
     Args:
-        what: It is.
-        remedy: What a user can do.
+        what: What is allocated, for the error.
+        remedy: What a user can do, for the error.
 
     Raises:
-        TooLargeError: The memory does not hold it.
+        TooLargeError: If the device is out of memory.
     """
     try:
         yield
@@ -41,29 +41,29 @@ def undivided(what: str, remedy: str) -> Iterator[None]:
 
 
 class Portions:
-    """How much of a batch fits at a time; learnt from what did not."""
+    """Chooses how much of a batch to compute at a time, from earlier failures."""
 
     def __init__(self) -> None:
         self._too_much = math.inf
-        """The fewest values of padded input that did not fit."""
+        """Smallest number of padded input values that did not fit."""
 
     def first(self, batch: Batch) -> int:
-        """Utterances of a batch to begin with: all, unless as much has failed before."""
+        """Utterances of a batch to start with: all, unless an input of that size has failed before."""
         size, each = len(batch.ids), batch.inputs.numel() / max(1, len(batch.ids))
         while size > 1 and size * each >= self._too_much:
             size = math.ceil(size / 2)
         return size
 
     def smaller(self, batch: Batch, size: int) -> int:
-        """So many utterances of a batch did not fit: how many to try next.
+        """Number of utterances to try after `size` of them did not fit.
 
         Raises:
-            TooLargeError: It was a single one.
+            TooLargeError: If `size` is 1.
         """
         if size == 1:
             raise TooLargeError(
-                f"an utterance of this batch does not fit into the GPU's memory by itself ({_longest(batch)}): leave "
-                "such out by data.max_seconds, or use a smaller model, fewer learners a GPU or one with more memory"
+                f"an utterance of this batch does not fit into the GPU's memory by itself ({_longest(batch)}): exclude "
+                "such utterances with data.max_seconds, or use a smaller model, fewer learners per GPU, or a larger GPU"
             )
         self._too_much = min(self._too_much, batch.inputs.numel() / len(batch.ids) * size)
         smaller = math.ceil(size / 2)
@@ -74,13 +74,13 @@ class Portions:
         return smaller
 
     def each(self, batch: Batch, compute: Callable[[Batch], T]) -> Iterator[tuple[Batch, T]]:
-        """Compute something for a batch, in as many portions as memory demands.
+        """Apply a function to a batch, in as many portions as memory requires.
 
-        Returns:
-            The portions in the batch's order, with what was computed for each.
+        Yields:
+            The portions in the batch's order, with the result for each.
 
         Raises:
-            TooLargeError: A single utterance does not fit.
+            TooLargeError: If a single utterance does not fit.
         """
         start, size = 0, self.first(batch)
         while start < len(batch.ids):
@@ -94,15 +94,15 @@ class Portions:
                 yield part, found
                 start += size
                 continue
-            # after the handler: the error's traceback holds on to what was computed
+            # outside the handler: the error's traceback keeps tensors alive
             size = self.smaller(batch, len(part.ids))
 
 
 def _longest(batch: Batch) -> str:
-    """The longest utterance of a batch."""
+    """Id of the longest utterance of a batch."""
     return batch.ids[int(batch.lengths.argmax())]
 
 
 def cut(batch: Batch, size: int) -> Iterator[slice]:
-    """A batch's utterances, so many at a time."""
+    """Slices of a batch, `size` utterances each."""
     return (slice(start, start + size) for start in range(0, len(batch.ids), size))

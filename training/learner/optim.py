@@ -1,4 +1,4 @@
-"""Optimizers from a configuration, and their state as plain tensors (safetensors, never pickle)."""
+"""Builds optimizers from a configuration, and converts their state to plain tensors (safetensors, never pickle)."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from training.learner.flat import FlatParameters
 
 
 def build_optimizer(cfg: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """An optimizer over the model's parameters, matrices with weight decay and vectors without."""
+    """Build an optimizer over the model's parameters; weight decay applies to matrices, not to vectors."""
     decayed = [p for p in model.parameters() if p.requires_grad and p.ndim > 1]
     plain = [p for p in model.parameters() if p.requires_grad and p.ndim <= 1]
     groups = [
@@ -25,23 +25,24 @@ def build_optimizer(cfg: OptimizerConfig, model: nn.Module) -> torch.optim.Optim
 
 
 def in_one_pass(cfg: OptimizerConfig, device: torch.device | None) -> bool:
-    """Whether an update is one fused pass over all parameters of a device, which needs no memory of its own.
+    """Whether to use torch's fused update, one pass over all parameters of a device without temporary memory.
 
-    torch's default on a GPU, `foreach`, takes as much as the gradients once more. Its loop on a CPU takes memory for
-    one parameter at a time; for AdamW it took an eighth of a small model's step. SGD's fused pass rounds otherwise.
+    torch's default on a GPU, `foreach`, needs as much memory again as the gradients. Its loop on a CPU needs memory for
+    one parameter at a time; for AdamW it took an eighth of a small model's step. SGD's fused update on a CPU would
+    round differently.
     """
     return cfg.kind == "adamw" or (device is not None and device.type == "cuda")
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Give every parameter group the same learning rate."""
+    """Set the learning rate of every parameter group."""
     for group in optimizer.param_groups:
         group["lr"] = lr
 
 
 @torch.no_grad()
 def drop_momentum(optimizer: torch.optim.Optimizer) -> None:
-    """Let the next step follow from its gradient alone: SGD's velocity and AdamW's first moment become zero."""
+    """Set SGD's velocity and AdamW's first moment to zero: the next step depends on its gradient alone."""
     for entries in optimizer.state.values():
         for name in ("momentum_buffer", "exp_avg"):
             if entries.get(name) is not None:
@@ -49,25 +50,25 @@ def drop_momentum(optimizer: torch.optim.Optimizer) -> None:
 
 
 def moment_names(cfg: OptimizerConfig) -> tuple[str, ...]:
-    """What an optimizer keeps for every weight, by torch's names."""
+    """Names of an optimizer's per-weight state tensors in torch."""
     if isinstance(cfg, SgdConfig):
         return ("momentum_buffer",) if cfg.momentum else ()
     return ("exp_avg", "exp_avg_sq")
 
 
 class Moments:
-    """An optimizer's state as flat vectors, laid out as the weights are, and made before the first step.
+    """An optimizer's state as flat vectors in the order of the weights, allocated before the first step.
 
-    torch would make it in that step: too late to know how large a batch a GPU's memory holds.
+    torch would allocate it in that step: too late to know how large a batch fits into a GPU's memory.
 
     Args:
-        cfg: Of the optimizer.
-        optimizer: Over the model's parameters, without state; it gets that of a first step, zeros.
+        cfg: Configuration of the optimizer.
+        optimizer: Optimizer of the model's parameters, still without state; its state is set to zeros.
         flat: The model's weights.
 
     Attributes:
-        names: Of the vectors.
-        optimizer: Name of the optimizer and its vectors.
+        names: Names of the vectors.
+        optimizer: Names of the optimizer and its vectors, to compare with another node's.
     """
 
     def __init__(self, cfg: OptimizerConfig, optimizer: torch.optim.Optimizer, flat: FlatParameters) -> None:
@@ -75,7 +76,7 @@ class Moments:
         self.optimizer = " ".join((cfg.kind, *self.names))
         device = flat.weights.device
         self._values = torch.zeros(len(self.names), flat.num_parameters, device=device)
-        # the fused kernel counts for each parameter, and on its device; SGD does not count
+        # the fused kernel keeps a step count per parameter, on its device; SGD has none
         self._steps = torch.zeros(len(flat.parameters) if cfg.kind == "adamw" else 0, device=device)
         if not self.names:
             return
@@ -88,19 +89,19 @@ class Moments:
 
     @torch.no_grad()
     def clear(self) -> None:
-        """Become the state of an optimizer without a past."""
+        """Set the state to that of a new optimizer."""
         self._values.zero_()
         self._steps.zero_()
 
     @torch.no_grad()
     def write(self, rows: Tensor, start: int, stop: int) -> float:
-        """Write the moments of weights [start, stop).
+        """Copy the moments of weights [start, stop).
 
         Args:
-            rows: [names, stop - start], filled in; zero for averaged buffers, which have none.
+            rows: Output [names, stop - start]; zero for averaged buffers, which have no moments.
 
         Returns:
-            Steps that the optimizer has made; 0 if it has no past, 1 if it has one and does not count.
+            Steps that the optimizer has made; without a step count, 1 if any moment differs from zero, else 0.
         """
         rows.zero_()
         for row, values in zip(rows, self._values, strict=True):
@@ -113,7 +114,7 @@ class Moments:
         """Replace the state.
 
         Args:
-            rows: [names, num_weights], as `write` gives them for all weights.
+            rows: [names, num_weights], as `write` returns them for all weights.
             steps: Steps that the optimizer has made.
         """
         self._values.copy_(rows[:, : self._values.shape[1]])
@@ -132,22 +133,22 @@ def _named_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """A copy of the optimizer's state by name: `<parameter number>.<state name>`; scalars become tensors."""
+    """Copy the optimizer's state by name (`<parameter number>.<state name>`); scalars become tensors."""
     return {name: value.detach().clone().cpu().contiguous() for name, value in _named_state(optimizer).items()}
 
 
 @torch.no_grad()
 def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Put back what `optimizer_tensors` gave, in the memory that the optimizer's state has, if there is some.
+    """Restore what `optimizer_tensors` returned, in place if the optimizer has state already.
 
-    Hyper-parameters stay those of the optimizer itself.
+    Hyper-parameters of the optimizer do not change.
 
     Args:
-        optimizer: Over parameters of the same shapes.
-        tensors: Its state by name; empty for an optimizer without a past.
+        optimizer: Optimizer of parameters with the same shapes.
+        tensors: Its state by name; empty for the state of a new optimizer.
 
     Raises:
-        ValueError: They are not of this model and optimizer.
+        ValueError: If they are not of this model and optimizer.
     """
     if not optimizer.state:
         state: dict[int, dict[str, Tensor]] = {}

@@ -1,4 +1,4 @@
-"""Loads batches ahead of the training step, in threads, while which ones come next may still change."""
+"""Loads batches ahead of the training step, in threads, although the order of the next batches may still change."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,8 +20,8 @@ class Loader:
 
     Attributes:
         data: The training set.
-        augmenter: Of the training.
-        device: That batches are trained on.
+        augmenter: The training's augmentation.
+        device: Device that batches are trained on.
     """
 
     data: SpeechDataset
@@ -29,18 +29,18 @@ class Loader:
     device: torch.device
 
     def __call__(self, rows: Rows, epoch: int) -> Batch:
-        """The batch of some rows in an epoch."""
+        """Load the batch of some rows in an epoch."""
         batch = self.augmenter.drawn(self.data.batch(rows), epoch)
         return batch.pinned() if self.device.type == "cuda" else batch
 
 
 class Prefetcher:
-    """Batches by their rows and epoch, loaded before they are asked for where a hint came in time.
+    """Provides batches by rows and epoch; those that were hinted are loaded in advance.
 
     Args:
-        load: Loads the batch of some rows in an epoch; from several threads if there are several.
-        threads: That load. The order in which batches are taken is the caller's, however many there are.
-        begin: What each thread does first.
+        load: Loads the batch of some rows in an epoch; called from all threads.
+        threads: Number of loading threads; it does not affect the order of batches, which the caller decides.
+        begin: Initializer of each thread.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Prefetcher:
         self._loads: dict[tuple[bytes, int], Future[Batch]] = {}
 
     def hint(self, coming: Sequence[tuple[Rows, int]]) -> None:
-        """Say what probably comes next; what was hinted before and is neither here nor taken is dropped.
+        """Announce the batches that probably come next; earlier hints that are not repeated are dropped.
 
         Args:
             coming: Rows and epoch of each batch.
@@ -64,10 +64,10 @@ class Prefetcher:
                 self._loads[key] = self._pool.submit(self._load, rows, key[1])
 
     def take(self, rows: Rows, epoch: int) -> Batch | None:
-        """The batch of some rows in an epoch; None for no rows.
+        """Return the batch of some rows in an epoch; None for no rows.
 
         Raises:
-            ValueError: Loading them failed.
+            ValueError: If loading failed.
         """
         if not len(rows):
             return None

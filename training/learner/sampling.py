@@ -1,13 +1,13 @@
-"""How often an epoch draws each utterance when corpora, domains or languages are to be balanced.
+"""Sampling: how often an epoch draws each utterance, to balance corpora, domains, languages or speakers.
 
 An epoch has as many draws as the training set has utterances. `proportional` draws every utterance exactly once.
 `temperature` gives a group of n utterances the share n^(1/T) / Σ n^(1/T) (Conneau et al. 2020, arXiv:1911.02116,
-section 3.1, with α = 1/T): T = 1 is proportional, a large T gives all groups alike. `weights` names the shares.
+section 3.1, with α = 1/T): T = 1 is proportional, a large T gives all groups equal shares. `weights` sets the shares.
 
-A draw is a position in 0 … N−1 that belongs to one shard for ever; which of the shard's utterances it is changes from
-epoch to epoch. So leases, checkpoints and "exactly once" deal with positions, whatever the sampling, and:
+A draw is a position in 0 … N−1. A position always belongs to the same shard; the utterance of that shard that it draws
+changes from epoch to epoch. So leases, checkpoints and "exactly once" refer to positions, with any sampling, and:
 
-- which utterance a position is, is a pure function of (seed, epoch, position);
+- the utterance of a position is a pure function of (seed, epoch, position);
 - no utterance of a shard and group is drawn again before all of them have been drawn.
 """
 
@@ -25,11 +25,11 @@ Rows = NDArray[np.int64]
 
 
 class SamplingError(ValueError):
-    """Weights that do not fit the training set."""
+    """The configured weights do not fit the training set."""
 
 
 class SamplingConfig(BaseModel):
-    """How much of each corpus, domain or language an epoch has."""
+    """Shares of corpora, domains, languages or speakers in an epoch."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
@@ -37,17 +37,17 @@ class SamplingConfig(BaseModel):
     """`proportional`: every utterance once an epoch; `temperature`: smaller groups are drawn more often; `weights`:
     shares by name. An epoch always has as many draws as the training set has utterances."""
     by: Literal["corpus", "domain", "language", "speaker"] = "corpus"
-    """What makes a group."""
+    """What utterances are grouped by."""
     temperature: float = Field(default=2.0, ge=1)
-    """For `temperature`: 1 is proportional, more draws small groups more often, up to all alike."""
+    """For `temperature`: 1 is proportional; larger values draw small groups more often, up to equal shares."""
     weights: dict[str, float] = {}
-    """For `weights`: group to weight; the shares are these divided by their sum. Every group needs one; 0 leaves it
-    out."""
+    """For `weights`: weight of each group; shares are weights divided by their sum. Every group needs one; 0 excludes
+    it."""
 
     @model_validator(mode="after")
     def _check(self) -> "SamplingConfig":
         if (self.kind == "weights") != bool(self.weights):
-            raise ValueError("weights go with kind: weights, which needs them: for example {librispeech: 3, fsdd: 1}")
+            raise ValueError("weights and kind: weights need each other; an example is {librispeech: 3, fsdd: 1}")
         if any(not (0 <= weight < float("inf")) for weight in self.weights.values()):
             raise ValueError("weights must be finite and not negative")
         if self.weights and not sum(self.weights.values()) > 0:
@@ -64,18 +64,18 @@ class _Cell:
 
 
 class Draws:
-    """Which utterance each position of an epoch is.
+    """Maps each position of an epoch to an utterance.
 
     Args:
         index: The training set's index.
-        cfg: How much of what.
-        seed: The run's.
+        cfg: Groups and their shares.
+        seed: The run's seed.
 
     Attributes:
         shard: Shard of each position [N].
 
     Raises:
-        SamplingError: A group has no weight, or a weight no group.
+        SamplingError: If a group has no weight, or a weight no group.
     """
 
     def __init__(self, index: ShardIndex, cfg: SamplingConfig, seed: int) -> None:
@@ -101,13 +101,13 @@ class Draws:
         order = self._epochs.get(epoch)
         if order is None:
             order = np.concatenate([self._draw(cell, epoch) for cell in self._cells])
-            # two epochs are open at once; another thread may be at work here, and comes to the same
+            # at most two epochs are in use at a time; another thread may compute the same order at the same time
             self._epochs = {**dict(list(self._epochs.items())[-1:]), epoch: order}
         rows: Rows = order[positions]
         return rows
 
     def _draw(self, cell: _Cell, epoch: int) -> Rows:
-        """Goes on through endless shuffles of the cell's utterances where the epoch before has ended."""
+        """Draw from an endless sequence of shuffles of the cell's utterances, from where the previous epoch stopped."""
         start, stop, size = epoch * cell.draws, (epoch + 1) * cell.draws, len(cell.rows)
         passes = range(start // size, -(-stop // size))
         order = np.concatenate([self._shuffle(cell, number) for number in passes])
@@ -135,7 +135,7 @@ def _quota(sizes: Rows, names: list[str], cfg: SamplingConfig) -> Rows:
 
 
 def apportion(shares: NDArray[np.float64], total: int) -> Rows:
-    """Divide a whole number in given proportions, by largest remainders (Hamilton's method)."""
+    """Divide an integer in given proportions by largest remainders (Hamilton's method)."""
     exact = shares / shares.sum() * total
     counts = np.floor(exact).astype(np.int64)
     order = np.argsort(-(exact - counts), kind="stable")
@@ -145,7 +145,7 @@ def apportion(shares: NDArray[np.float64], total: int) -> Rows:
 
 
 def _cells(shard: NDArray[Any], groups: Rows, quota: Rows) -> list[_Cell]:
-    """Divide each group's draws among the shards that hold its utterances, by how many each holds."""
+    """Divide each group's draws among the shards, in proportion to the group's utterances in each."""
     cells: list[tuple[int, int, Rows, int]] = []
     for group, wanted in enumerate(quota):
         rows = np.flatnonzero(groups == group)

@@ -1,4 +1,4 @@
-"""Learning rate as a function of progress, so that it does not depend on who trained how many steps."""
+"""Learning rate as a function of global progress, independent of how many steps each learner has made."""
 
 import math
 
@@ -9,14 +9,14 @@ def learning_rate(cfg: ScheduleConfig, base: float, progress: float, epochs: int
     """The learning rate at a point of training.
 
     `published` (arXiv:1904.04956, 1907.05701): linear warm-up to base x batch / reference over `warmup_epochs`,
-    constant up to `hold_epochs`, then one factor `anneal` per epoch, in steps: the first at `hold_epochs` itself.
+    constant up to `hold_epochs`, then a factor of `anneal` at every epoch, the first one at `hold_epochs` itself.
 
     Args:
         cfg: Kind and constants.
         base: Learning rate for the reference batch.
         progress: Epochs trained so far, fractions included, over all learners.
-        epochs: Epochs in all.
-        batch: Mean utterances in a global batch; used when `cfg.reference_batch` is set.
+        epochs: Total number of epochs.
+        batch: Mean number of utterances in a global batch; used if `cfg.reference_batch` is set.
     """
     peak = base * batch / cfg.reference_batch if cfg.reference_batch else base
     if progress < cfg.warmup_epochs:

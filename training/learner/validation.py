@@ -16,11 +16,11 @@ from training.learner.padding import frame_multiple, rounded_up
 
 
 class Validation:
-    """Adds up what a model makes of a set, batch by batch.
+    """Accumulates the loss and the hypotheses of a set, batch by batch.
 
     Args:
-        objective: Whose loss counts.
-        tokenizer: Turns what is recognized into text.
+        objective: Objective that defines the loss.
+        tokenizer: Converts recognized tokens to text.
     """
 
     def __init__(self, objective: Objective, tokenizer: Tokenizer) -> None:
@@ -30,11 +30,11 @@ class Validation:
         self._rows: list[tuple[str, str, str, str, str]] = []
 
     def add(self, batch: Batch, log_probs: Tensor, frames: Tensor) -> None:
-        """Take a batch into account.
+        """Add a batch.
 
         Args:
-            batch: Its utterances.
-            log_probs: What the model says [batch, frames, vocab].
+            batch: The utterances.
+            log_probs: The model's output [batch, frames, vocab].
             frames: Output frames of each utterance [batch].
         """
         self._loss += float(self._objective.losses(log_probs, frames, batch)[0].double().sum())
@@ -57,13 +57,13 @@ def validate(
     cfg: TrainConfig,
     device: torch.device,
 ) -> dict[str, float]:
-    """Figures of a set, without augmentation and in float32.
+    """Compute loss and WER of a set, without augmentation and in float32.
 
     Returns:
-        Those of `Validation`, and `unreadable`, utterances lost with damaged shards, if any.
+        `loss` and `wer` as in `Validation.figures`; and `unreadable`, the utterances lost with damaged shards, if any.
 
     Raises:
-        TooManyShardsError: So many are lost that the figures would mean something else.
+        TooManyShardsError: If too many are lost for the results to be comparable.
     """
     found, unreadable = Validation(build_objective(cfg.objective), tokenizer), 0
     plan = plan_epoch(dataset.durations, batch_seconds=cfg.batch_seconds, max_batch=cfg.max_batch)

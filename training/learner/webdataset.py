@@ -1,4 +1,4 @@
-"""Our shards as a pipeline of the webdataset library, for training loops other than Starling's own.
+"""Starling's shards as a pipeline of the webdataset library, for other training loops.
 
     data = open_webdataset("s3://bucket/shards/train", cache=Path("/tmp/shards"), batch_seconds=240)
     loader = torch.utils.data.DataLoader(data, batch_size=None, num_workers=4, persistent_workers=True)
@@ -6,10 +6,10 @@
         for batch in loader:
             batch["waves"], batch["lengths"], batch["text"]
 
-The stages are the library's own, but for opening shards on any fsspec URL, decoding without pickle, and batches of
+The stages are the library's own, except for opening shards at any fsspec URL, decoding without pickle, and batches of
 utterances of similar length. Nodes (`torch.distributed`) and loader workers each read shards of their own. Unlike
-Starling's own reader (`training.learner.data`), this one reads whole shards in order, takes what a shard holds as it
-is, and may give nodes different numbers of batches.
+Starling's own reader (`training.learner.data`), this one reads whole shards in order, does not verify their checksums,
+and may give nodes different numbers of batches.
 """
 
 import io
@@ -41,26 +41,26 @@ def open_webdataset(
     batch_seconds: float = 0.0,
     max_batch: int = 64,
 ) -> webdataset.DataPipeline:
-    """Utterances or batches of a set of shards; iterating again gives the next epoch, in another order.
+    """Open a set of shards as utterances or batches; each iteration is an epoch, in another order.
 
-    Each process counts epochs by itself: with loader workers, have them persist.
+    Each process counts epochs by itself: with loader workers, use `persistent_workers=True`.
 
     Args:
-        url: Folder or object store with the set's index and shards, any URL that fsspec knows.
+        url: Folder or object store with the set's index and shards, any URL that fsspec supports.
         cache: Folder for copies of remote shards.
-        sample_rate: Rate that audio is brought to, Hz; None leaves it as stored.
-        shuffle: Utterances among which the order is random, beside the order of shards; 0 keeps both as stored.
-        seed: Of the order.
+        sample_rate: Rate that audio is resampled to, Hz; None keeps the stored rate.
+        shuffle: Size of the shuffle buffer in utterances; shards are shuffled, too. 0 keeps the stored order of both.
+        seed: Seed of the order.
         batch_seconds: Longest utterance times number of utterances of a batch; 0 gives single utterances.
-        max_batch: Utterances in a batch at most.
+        max_batch: Maximum number of utterances in a batch.
 
     Returns:
         A pipeline of dicts: each utterance's JSON (`id`, `text`, `speaker`, `duration`, ...) with `wave` [samples], or
-        `feats` [frames, F] where features are stored; batches have lists of these fields, `waves` or `feats` [batch,
+        `feats` [frames, F] if features are stored; batches have lists of these fields, `waves` or `feats` [batch,
         longest, ...] and `lengths` [batch].
 
     Raises:
-        ShardIndexError: There is no index, or a damaged one.
+        ShardIndexError: If the index is missing or damaged.
     """
     store = ObjectStore(url)
     names = [record.name for record in ShardIndex.read(store).shards]
@@ -89,7 +89,7 @@ def _opened(store: ObjectStore, cache: Path, shards: Iterable[Item]) -> Iterator
 
 
 def _decoded(sample_rate: int | None, sample: Item) -> Item:
-    """An utterance from the members of its tar."""
+    """Decode an utterance from its members of the tar."""
     found: Item = json.loads(sample.pop("json"))
     if "npy" in sample:
         stored = np.load(io.BytesIO(sample["npy"]), allow_pickle=False)
@@ -100,7 +100,7 @@ def _decoded(sample_rate: int | None, sample: Item) -> Item:
 
 
 def _batched(batch_seconds: float, max_batch: int, window: int, items: Iterable[Item]) -> Iterator[Item]:
-    """Batches of utterances of similar length, out of some at a time."""
+    """Batches of utterances of similar length, chosen within consecutive windows of utterances."""
     waiting: list[Item] = []
     for item in items:
         waiting.append(item)

@@ -1,5 +1,5 @@
-"""A node, or one machine of it: starts the ranks there (by torchrun if there are several), restarts them if they die,
-and ends with its parent.
+"""Runs a node, or one machine of it: starts the ranks (with torchrun if there are several), restarts them if they die,
+and exits when its parent does.
 """
 
 import argparse
@@ -30,9 +30,9 @@ _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 def allocator_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """What the ranks' environment should say of torch's GPU memory, unless somebody has said it already.
+    """Settings of torch's GPU allocator for the ranks; empty if the environment configures it already.
 
-    Batches differ in length, so that segments of fixed size fragment; expandable ones do not.
+    Batches differ in length, which fragments segments of fixed size; expandable segments do not fragment.
     """
     if any(environment.get(name) for name in _ALLOCATOR):
         return {}
@@ -40,7 +40,7 @@ def allocator_settings(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 class NodeError(RuntimeError):
-    """A node cannot begin, or failed too often."""
+    """A node cannot start, or failed too often."""
 
 
 def fetch_job(
@@ -51,12 +51,12 @@ def fetch_job(
     Args:
         coordinator: HOST:PORT.
         key_file: The ring's key; None for a ring without authentication on loopback.
-        patience_s: How long the coordinator may take to answer.
-        stop: Ends the waiting when it is set.
+        patience_s: Seconds to wait for an answer.
+        stop: Ends the wait when set.
 
     Returns:
-        The job as JSON, unread: this process needs nothing of it that would be worth loading torch for; None if it was
-        told to stop.
+        The job as plain JSON: validating it would import torch, which this process does not need. None if `stop` was
+        set.
 
     Raises:
         NodeError: If the coordinator does not answer.
@@ -89,9 +89,9 @@ class Node:
     """One node's processes on this machine.
 
     Args:
-        setup: Who it is and where the coordinator is; `node` counts machines, which the job deals out to nodes.
+        setup: The node's number and the coordinator's address; `node` counts machines, which the job assigns to nodes.
         max_restarts: How often its processes are restarted after they died.
-        cache: This machine's folder for copies of remote shards; by default the job's, if it can be had here.
+        cache: This machine's folder for copies of remote shards; the job's if None.
     """
 
     def __init__(self, setup: NodeSetup, max_restarts: int, cache: Path | None = None) -> None:
@@ -106,7 +106,7 @@ class Node:
         """Run until training is over.
 
         Returns:
-            0 when it is, 75 if it was stopped, otherwise the last status of the ranks.
+            0 when training is over, 75 if it was stopped, otherwise the last exit status of the ranks.
         """
         folder = self.setup.folder
         folder.mkdir(parents=True, exist_ok=True)
@@ -158,8 +158,8 @@ class Node:
         rank = ["-m", "training.node.rank", str(self.setup.folder / "node.json"), str(os.getpid())]
         if ranks == 1:
             return [sys.executable, *rank]
-        # one agent a machine: the agents of several would restart each other. Its own meeting point is a file, so that
-        # it listens on no port; the ranks meet through another.
+        # A torchrun agent per machine: agents of several machines would restart each other. Its rendezvous is a file,
+        # so that it listens on no port; the ranks use a rendezvous of their own.
         meeting = self.setup.folder / f"agents-{start}"
         return [
             sys.executable,
@@ -175,7 +175,7 @@ def _environment(start: str) -> dict[str, str]:
         START: start,
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         **allocator_settings(os.environ),
-        # otherwise torchrun's agent opens a TCP port on all addresses, without need
+        # otherwise torchrun's agent listens on all addresses, although nothing connects
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
 
@@ -196,9 +196,9 @@ def run_node(
     Args:
         coordinator: HOST:PORT of the coordinator.
         key_file: The ring's key.
-        folder: For logs, the local journal and meeting points.
-        node: Number of the machine among those of all nodes: of the node, where a node is one machine. One of the same
-            number that is alive is superseded.
+        folder: For logs, the local journal and rendezvous files.
+        node: Number of the machine among those of all nodes (the node's number if a node is one machine). It replaces
+            a live process with the same number.
         max_restarts: How often its processes are restarted after they died.
         bind_host: Address on which its exchanges listen.
         advertise_host: Address under which neighbours reach them; by default `bind_host`.
@@ -243,7 +243,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--max-restarts", type=int, default=3)
     parser.add_argument("--cache", type=Path, help="folder for copies of remote shards; by default the job's")
     parser.add_argument("--more", type=json.loads, default={}, help="further fields of the node's setup, JSON")
-    parser.add_argument("--parent", type=int, help="number of the process to end with")
+    parser.add_argument("--parent", type=int, help="PID of the process to exit with")
     args = parser.parse_args(argv)
     if args.parent:
         end_with_parent(args.parent)

@@ -1,4 +1,4 @@
-"""What a strategy's program asks of the other learners of its node, done with torch.distributed."""
+"""Runs the collectives of a strategy's program between the learners of a node, with torch.distributed."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,12 +14,12 @@ from training.strategies.requests import AllReduce, Mix, Op, Reduced, Ticket
 
 @dataclass
 class Underway(Ticket):
-    """A collective that has begun.
+    """A collective in progress.
 
     Attributes:
-        works: What torch.distributed does for it.
-        buffer: Where a sum arrives.
-        received: Where the neighbours' vectors arrive.
+        works: Handles of torch.distributed's operations.
+        buffer: Receives the sum.
+        received: Receive the neighbours' vectors.
     """
 
     works: list[dist.Work] = field(default_factory=list)
@@ -28,7 +28,7 @@ class Underway(Ticket):
 
 
 class NodeCollectives:
-    """Begins and ends collectives; all ranks must begin the same ones in the same order.
+    """Starts and finishes collectives; all ranks must start the same ones in the same order.
 
     Args:
         group: The node's ranks.
@@ -38,10 +38,10 @@ class NodeCollectives:
         self.group = group
 
     def begin(self, op: Op) -> Ticket:
-        """Begin; returns at once.
+        """Start a collective without waiting for it.
 
         Raises:
-            StrategyError: The operation is not one of a node's learners.
+            StrategyError: If the learners of a node do not support the operation.
         """
         if isinstance(op, AllReduce):
             return self._all_reduce(op)
@@ -53,7 +53,7 @@ class NodeCollectives:
         """Wait for a collective.
 
         Returns:
-            Its outcome, as `training.strategies.base` says.
+            Its outcome, as defined in `training.strategies.requests`.
         """
         if ticket.done:
             return ticket.outcome
@@ -73,13 +73,13 @@ class NodeCollectives:
         return ticket.outcome
 
     def _all_reduce(self, op: AllReduce) -> Underway:
-        """A weighted sum, with the sum of the weights behind it."""
+        """All-reduce the weighted vector, with its weight appended."""
         buffer = op.vector.new_empty(op.vector.numel() + 1)
         buffer[-1] = op.weight
         if op.weight:
             torch.mul(op.vector, op.weight, out=buffer[:-1])
         else:
-            buffer[:-1].zero_()  # no say at all, also where there is a number that is none
+            buffer[:-1].zero_()  # 0 * NaN would be NaN
         return Underway(op, works=self._sum(buffer), buffer=buffer)
 
     def _sum(self, buffer: Tensor) -> list[dist.Work]:
@@ -91,7 +91,7 @@ class NodeCollectives:
 
     def _mix(self, op: Mix) -> Ticket:
         rank, size = self.group.rank, self.group.size
-        if op.last or size == 1:  # all ranks take their last step together: nobody needs this vector any more
+        if op.last or size == 1:  # all ranks take their last step together, so no neighbour needs this vector
             return Ticket(op, done=True, outcome=op.vector)
         if op.graph == "complete":
             buffer = op.vector.clone()

@@ -1,10 +1,10 @@
-"""How gradients travel within a node: communication hooks with the signature of DistributedDataParallel's.
+"""Communication hooks: how gradients travel within a node, with the signature of DistributedDataParallel's hooks.
 
-A hook gets a bucket of gradients and gives a future of their mean over the ranks. The same hooks run in
+A hook takes a bucket of gradients and returns a future of their mean over the ranks. The same hooks run in
 `DistributedDataParallel.register_comm_hook` and in this engine's `training.node.process_group.GradientReducer`:
 `codec_hook` of this module, for the codecs of strategies, and PyTorch's own `bf16_compress_hook` and `powerSGD_hook`. A
-hook that remembers something from step to step (what compression has left out so far) keeps it in its state, which
-goes into checkpoints.
+hook that carries something from step to step (the compression error so far) keeps it in its state, which is part of
+checkpoints.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,27 +23,27 @@ from training.strategies.onebit import numbered
 from training.strategies.requests import Codec
 
 POWERSGD_RANK = 2
-"""Columns that stand for a matrix. Two are orthogonalized with an epsilon, which gradients of zero need."""
+"""Rank of the approximation: columns per matrix. Two are orthogonalized with an epsilon, which zero gradients need."""
 POWERSGD_START = 100
-"""Steps with full gradients before the first compressed one: directions change fast in the beginning."""
+"""Steps with uncompressed gradients before the first compressed one: directions change fast early in training."""
 EPSILON = 1e-8
 
 
 Hook = Callable[[GradBucket], Future[Tensor]]
-"""Begins the exchange of a bucket; its result is the mean over the ranks."""
+"""Starts the exchange of a bucket; its result is the mean over the ranks."""
 
 
 class Memory(Protocol):
-    """What a hook remembers from step to step; each rank its own."""
+    """State that a hook carries from step to step, separately at each rank."""
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """A copy by name, on the CPU."""
+        """Copy the state by name, on the CPU."""
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Put back what `state_tensors` gave at this rank; without anything, begin anew."""
+        """Restore what `state_tensors` returned at this rank; an empty dictionary resets the state."""
 
     def forget(self) -> None:
-        """Drop all errors: they belong to other weights, or are no longer finite."""
+        """Drop all errors: they belong to other weights, or are not finite."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class CommHook:
     """A hook and its state.
 
     Attributes:
-        run: `run(state, bucket)` begins the exchange of a bucket and gives a future of the mean.
+        run: `run(state, bucket)` starts the exchange of a bucket and returns a future of the mean.
         state: First argument of `run`; None for hooks without one.
     """
 
@@ -59,20 +59,20 @@ class CommHook:
     state: Memory | None = None
 
     def __call__(self, bucket: GradBucket) -> Future[Tensor]:
-        """Begin the exchange of a bucket."""
+        """Start the exchange of a bucket."""
         return self.run(self.state, bucket)
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """See `Memory.state_tensors`; empty without memory."""
+        """Copy the hook's state by name, on the CPU; empty for a hook without state."""
         return self.state.state_tensors() if self.state else {}
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """See `Memory.load_tensors`."""
+        """Restore the hook's state; an empty dictionary resets it."""
         if self.state:
             self.state.load_tensors(tensors)
 
     def forget(self) -> None:
-        """See `Memory.forget`: for a step that was thrown away since its gradients were not finite."""
+        """Drop the hook's errors, as after a step that was skipped because its gradients were not finite."""
         if self.state:
             self.state.forget()
 
@@ -81,21 +81,21 @@ class GradientBucket:
     """Gradients that travel together, with the methods of `torch.distributed.GradBucket`.
 
     Args:
-        number: Its place in the order of sending, from 0.
-        last: Whether it is the last of a step.
-        grads: A part of the flat gradients; stays the place where the result belongs.
-        parameters: Whose gradients these are, in this order.
+        number: Position in the order of sending, from 0.
+        last: Whether it is the last bucket of a step.
+        grads: A view of the flat gradients; the result belongs there, too.
+        parameters: The parameters of these gradients, in the same order.
     """
 
     def __init__(self, number: int, last: bool, grads: Tensor, parameters: Sequence[Tensor]) -> None:
         self._number, self._last, self._grads, self._parameters = number, last, grads, parameters
 
     def index(self) -> int:
-        """Its number among a step's buckets."""
+        """Position among a step's buckets."""
         return self._number
 
     def is_last(self) -> bool:
-        """Whether no other bucket of this step follows."""
+        """Whether this is the last bucket of the step."""
         return self._last
 
     def buffer(self) -> Tensor:
@@ -107,32 +107,32 @@ class GradientBucket:
         self._grads.copy_(buffer)
 
     def gradients(self) -> list[Tensor]:
-        """The gradients parameter by parameter, as views."""
+        """Views of the gradients, one per parameter."""
         pieces = self._grads.split_with_sizes([parameter.numel() for parameter in self._parameters])
         return [piece.view(p.shape) for piece, p in zip(pieces, self._parameters, strict=True)]
 
     def parameters(self) -> list[Tensor]:
-        """Whose gradients these are."""
+        """The parameters of these gradients."""
         return list(self._parameters)
 
 
 def run_hook(hook: Hook, bucket: GradientBucket) -> Tensor:
-    """Exchange a bucket, and wait: the mean over the ranks [values]."""
+    """Exchange a bucket and wait for the mean over the ranks [values]."""
     return hook(cast(GradBucket, bucket)).wait()
 
 
 def codec_hook(codec: Codec, bucket: GradBucket) -> Future[Tensor]:
-    """Exchange gradients as a strategy's codec says; as one bit a value with `OneBit`, for one.
+    """Exchange gradients that a strategy's codec compresses, such as `OneBit` to one bit per value.
 
-    Every rank sends its message to all others by all_gather, and decodes what all have sent. What its own message
-    leaves out stays here and is added to its next gradient, so the sum is conserved: at every rank, what was decoded so
-    far plus what was left out is the sum of its gradients. That holds for a rank without a batch, too, which sends what
-    it can of what it has left out.
+    Every rank sends its message to all others with all_gather and decodes all messages. The error of its own message
+    (gradient minus decoded message) stays at the rank and is added to its next gradient, so the sum is conserved: at
+    every rank, everything decoded so far plus the current error is the sum of its gradients. This includes a rank
+    without a batch, which encodes its error alone.
 
-    Gradients must be finite; after a step in which they are not, `Codec.forget`.
+    Gradients must be finite; call `Codec.forget` after a step in which they are not.
 
     Args:
-        codec: Of this rank; the same configuration at all.
+        codec: This rank's codec; all ranks use the same configuration.
         bucket: Gradients, from DistributedDataParallel or from `training.node.process_group.GradientReducer`.
 
     Returns:
@@ -151,7 +151,7 @@ def codec_hook(codec: Codec, bucket: GradBucket) -> Future[Tensor]:
     work = dist.all_gather_into_tensor(every.view(-1), mine, group=group, async_op=True)
 
     def decode(done: Future[list[Tensor]]) -> Tensor:
-        done.value()  # an exchange that has failed raises here
+        done.value()  # raises if the exchange failed
         return one.mean([_parts(data, message) for data in every], [1.0] * len(every))
 
     future: Future[Tensor] = work.get_future().then(decode)
@@ -159,19 +159,19 @@ def codec_hook(codec: Codec, bucket: GradBucket) -> Future[Tensor]:
 
 
 def _parts(data: Tensor, like: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """A message from its bytes, as tensors of these shapes and types."""
+    """Split a message's bytes into tensors of the given shapes and types."""
     pieces = data.split_with_sizes([part.numel() * part.element_size() for part in like])
-    # wider types have to lie at a multiple of their size, which a rank's bytes need not: hence the copy
+    # cloned for alignment: view(dtype) needs an offset that is a multiple of the type's size
     return tuple(piece.clone().view(part.dtype).view(part.shape) for piece, part in zip(pieces, like, strict=True))
 
 
 class PowerSgdState(powerSGD_hook.PowerSGDState):
-    """PyTorch's state of its PowerSGD hook (Vogels et al. 2019, arXiv:1905.13727), which a checkpoint can keep.
+    """State of PyTorch's PowerSGD hook (Vogels et al. 2019, arXiv:1905.13727) that checkpoints can save.
 
     Args:
-        device: Where gradients are.
-        rank: Columns that stand for a matrix.
-        start: Steps with full gradients before the first compressed one, at least 2.
+        device: Device of the gradients.
+        rank: Columns per approximated matrix.
+        start: Steps with uncompressed gradients before the first compressed one, at least 2.
     """
 
     def __init__(self, device: torch.device, rank: int = POWERSGD_RANK, start: int = POWERSGD_START) -> None:
@@ -179,21 +179,21 @@ class PowerSgdState(powerSGD_hook.PowerSGDState):
         super().__init__(None, rank, start, orthogonalization_epsilon=EPSILON)
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """See `Memory.state_tensors`: `step`, and for each bucket `error.<n>`, `p.<n>` and `q.<n>`."""
+        """Copy to the CPU: `step`, and for each bucket `error.<n>`, `p.<n>` and `q.<n>`."""
         found = {"step": torch.tensor(self.iter)}
         for name, tensors in self._memories():
             found |= {f"{name}.{number}": tensor.detach().clone().cpu() for number, tensor in tensors.items()}
         return found
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """See `Memory.load_tensors`."""
+        """Restore what `state_tensors` returned; an empty dictionary resets the state."""
         self.iter = int(tensors.get("step", 0))
         for name, memory in self._memories():
             memory.clear()
             memory |= {number: tensor.to(self.device) for number, tensor in numbered(tensors, name).items()}
 
     def forget(self) -> None:
-        """See `Memory.forget`; the matrices start from random ones again, the same at all ranks."""
+        """Drop errors and matrices; these start again from random values, the same at all ranks."""
         for _, memory in self._memories():
             memory.clear()
 
@@ -202,14 +202,14 @@ class PowerSgdState(powerSGD_hook.PowerSGDState):
 
 
 def build_hook(cfg: TrainConfig, device: torch.device) -> CommHook | None:
-    """The hook that a configuration asks for; None if gradients travel as they are.
+    """Build the configured hook; None if gradients are sent uncompressed.
 
     Args:
-        cfg: Of the training.
-        device: Where gradients are.
+        cfg: Training configuration.
+        device: Device of the gradients.
 
     Raises:
-        ValueError: If PyTorch's PowerSGD cannot run there.
+        ValueError: If PyTorch's PowerSGD cannot run on the device.
     """
     if cfg.comm_hook == "bf16":
         return CommHook(default_hooks.bf16_compress_hook)

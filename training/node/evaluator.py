@@ -1,7 +1,7 @@
 """Averages the replicas of each finished epoch, validates the average and every replica, and makes the final model.
 
-A process of its own, so learners never wait for it. It reads replicas from the object store and reports results to the
-coordinator.
+It is a separate process, so learners never wait for it. It reads replicas from the object store and reports results to
+the coordinator.
 """
 
 import argparse
@@ -44,7 +44,7 @@ from training.processes.exit_reason import run_with_reason
 log = logging.getLogger(__name__)
 POLL_S = 0.3
 _APART = 0.9
-"""A replica whose loss is below this part of the average's takes its place."""
+"""A replica whose loss is below this fraction of the average's loss replaces the average."""
 Weights = dict[str, Tensor]
 T = TypeVar("T")
 
@@ -68,7 +68,7 @@ class Evaluator:
     def __init__(self, job: TrainJob) -> None:
         self.job, self.cfg = job, job.train
         use_threads(self.cfg.threads)
-        # this machine need not be one of the learners', and where it is they come first
+        # learners on the same machine get the first GPUs; launched externally, they may run on other machines
         self.device = spare_device(self.cfg.device, self.cfg.learners if self.cfg.launch.kind == "local" else 0)
         self.output = ObjectStore(job.output_url)
         self.tokenizer = job.spec.build_tokenizer()
@@ -83,40 +83,40 @@ class Evaluator:
         self.model.to(self.device)
 
     def _or_on_cpu(self, work: Callable[[], T]) -> T:
-        """Do some work, and do it again on the CPU for good if the GPU, which learners may use too, has no room."""
+        """Run `work`; if the GPU, which learners may share, is out of memory, move to the CPU for good and rerun it."""
         try:
             return work()
         except RuntimeError as error:
             if self.device.type == "cpu" or not is_out_of_memory(error):
                 raise
-            log.warning("%s has no memory left for validation, which goes on on the CPU: %s", self.device, error)
-        # after the handler: the error's traceback holds on to what was computed
+            log.warning("%s is out of memory: validation continues on the CPU: %s", self.device, error)
+        # outside the handler: the error's traceback keeps tensors alive
         gpu, self.device = self.device, torch.device("cpu")
         self._place()
         release_memory(gpu)
         return work()
 
     def validate(self, weights: Weights) -> dict[str, float]:
-        """Loss per token in nats, and greedy WER as a fraction; both NaN for weights that give no finite numbers."""
+        """Loss per token in nats and greedy WER as a fraction; both are NaN if the weights give non-finite numbers."""
         self.model.load_state_dict(weights)
         try:
             return self._or_on_cpu(self._validate)
         except DecodeError:
             return {"loss": math.nan, "wer": math.nan}
         finally:
-            release_memory(self.device)  # a learner may wait for it
+            release_memory(self.device)  # a learner may need it
 
     def _validate(self) -> dict[str, float]:
-        # dither draws here, too: the same numbers, whatever this process did before
+        # dither draws random numbers: seed them, so that results do not depend on earlier calls
         torch.manual_seed(derive_seed("valid", self.job.seed))
         return validate(self.model, self.frontend, self.valid_set, self.tokenizer, self.cfg, self.device)
 
     def evaluate(self, epoch: int, nodes: list[int]) -> dict[str, Any]:
-        """Average an epoch's replicas (those with finite weights) and validate the average and each of them.
+        """Average the replicas of an epoch that have finite weights, and validate the average and each replica.
 
         Args:
-            epoch: The epoch, 1 is the first.
-            nodes: Whose replicas are there.
+            epoch: The epoch, from 1.
+            nodes: Nodes whose replicas were written.
 
         Returns:
             `loss` and `wer` of the average (None if no replica is finite), and `replicas`, each node's loss.
@@ -124,21 +124,21 @@ class Evaluator:
         try:
             result = self._evaluate(epoch, nodes)
         except ObjectMissingError:
-            # evaluated before the training was resumed from a checkpoint that did not know of it
+            # evaluated already, before the training resumed from an older checkpoint
             return self._earlier(epoch, nodes)
         self.output.write_json(evaluation_name(epoch), result)
         return result
 
     def _earlier(self, epoch: int, nodes: list[int]) -> dict[str, Any]:
-        """What an earlier evaluation of an epoch found, whose replicas are gone."""
+        """Result of an earlier evaluation of an epoch whose replicas are deleted."""
         try:
             return dict(self.output.read_json(evaluation_name(epoch)))
         except ObjectMissingError:
-            log.warning("the replicas of epoch %d are missing: it cannot be chosen", epoch)
+            log.warning("the replicas of epoch %d are missing: the final model cannot use it", epoch)
             return _nothing(epoch, nodes)
 
     def _evaluate(self, epoch: int, nodes: list[int]) -> dict[str, Any]:
-        """Validate, and keep the average, or the best replica where that is much better."""
+        """Validate, and save the average, or the best replica if that is much better."""
         sound: dict[int, Weights] = {}
         for node in nodes:
             weights = read_weights(self.output, replica_name(epoch, node))
@@ -154,7 +154,7 @@ class Evaluator:
         replicas = {str(node): None for node in nodes} | {str(node): one["loss"] for node, one in alone.items()}
         best = min(alone, key=lambda node: _or_infinite(alone[node]["loss"]))
         if _far_apart(result["loss"], alone[best]["loss"]):
-            # replicas that have exchanged nothing for long are models of their own, and their mean is none
+            # replicas that have not exchanged for long are unrelated models, and their mean is not a useful one
             log.warning(
                 "the replicas of epoch %d are far apart: node %d alone is better than their average", epoch, best
             )
@@ -165,20 +165,20 @@ class Evaluator:
     def finish(self, totals: dict[str, Any], history: list[dict[str, Any]]) -> dict[str, Any]:
         """Write the final model: the average over learners, and over the best `train.average` epochs.
 
-        Where the best epoch alone is much better than that, its weights are the model.
+        If the best epoch alone is much better than the average, its weights are the final model.
 
         Args:
             totals: Counters for `result.json`.
-            history: What `evaluate` returned, one an epoch.
+            history: Results of `evaluate`, one per epoch.
 
         Returns:
-            What `result.json` holds.
+            The content of `result.json`.
 
         Raises:
             NoModelError: If no epoch gave finite numbers.
         """
         usable = [entry for entry in history if entry.get("loss") is not None]
-        # a resume may go back to where an epoch was among the best again whose weights were deleted since
+        # after a resume, an epoch may be among the best again although its weights have been deleted
         usable = [entry for entry in usable if self.output.exists(snapshot_name(int(entry["epoch"])))]
         if not usable:
             raise NoModelError(
@@ -217,7 +217,7 @@ class Evaluator:
         return result
 
     def _computed(self) -> dict[str, str]:
-        """Devices and precisions that the learners have used, as they have left word of."""
+        """Devices and precisions that the learners recorded."""
         notes = [self.output.read_json(name) for name in self.output.list(COMPUTE)]
         return {name: "; ".join(sorted({str(note[name]) for note in notes})) for name in ("device", "precision")}
 
@@ -227,7 +227,7 @@ def _nothing(epoch: int, nodes: list[int]) -> dict[str, Any]:
 
 
 def _far_apart(mean: float, best: float) -> bool:
-    """Whether weights are so far apart that the best of them are a better model than their mean, by their losses."""
+    """Whether the best of several models has a much lower loss than their mean."""
     return best < _APART * _or_infinite(mean)
 
 
@@ -247,7 +247,7 @@ def run(evaluator: Evaluator, ask: Callable[[dict[str, Any]], dict[str, Any]]) -
     """Evaluate epochs as they become ready, until training is over.
 
     Args:
-        evaluator: Does the work.
+        evaluator: Evaluator of the job.
         ask: Sends a request to the coordinator and returns its answer.
 
     Returns:
@@ -258,7 +258,7 @@ def run(evaluator: Evaluator, ask: Callable[[dict[str, Any]], dict[str, Any]]) -
             result = evaluator.evaluate(int(item["epoch"]), [int(node) for node in item["nodes"]])
             history = ask({"op": "evaluated", "epoch": item["epoch"], "result": result})["history"]
             best = best_epochs([entry for entry in history if entry.get("loss") is not None], evaluator.cfg.average)
-            # later ones are of this training before it was resumed, and may be needed again
+            # later epochs were trained before a resume: their results may be needed again
             prune_snapshots(evaluator.output, {*best, *range(int(item["epoch"]) + 1, evaluator.cfg.epochs + 1)})
             evaluator.output.delete_tree(f"replicas/epoch-{int(item['epoch']):04d}")
             log.info("epoch %d: %s", item["epoch"], result)

@@ -1,4 +1,4 @@
-"""A learner's weights and optimizer, as its strategy's program sees them."""
+"""The replica that a strategy's program sees: a real learner's weights and optimizer."""
 
 import math
 
@@ -10,16 +10,16 @@ from training.node.shared_weights import SharedWeights
 
 
 class LearnerReplica:
-    """A learner's weights and optimizer; see `training.strategies.base.Replica`.
+    """A learner's weights and optimizer; implements `training.strategies.base.Replica`.
 
     Args:
         learner: Model and optimizer.
-        shared: Memory that the weights are in, for hogwild.
+        shared: Memory that holds the weights, for hogwild.
 
     Attributes:
         lr: Learning rate of the next update.
-        norm: L2 norm of the last gradient before it was clipped.
-        scaled: Whether the gradients are clipped already, and finite.
+        norm: L2 norm of the last gradient before clipping.
+        scaled: Whether the gradients are already clipped, and finite.
     """
 
     def __init__(self, learner: Learner, shared: SharedWeights | None = None) -> None:
@@ -41,16 +41,16 @@ class LearnerReplica:
 
     @property
     def updates(self) -> int:
-        """Optimizer steps made on these weights, by all that share them."""
+        """Optimizer steps on these weights, by all learners that share them."""
         return self.shared.updates() if self.shared else self._updates
 
     def clip(self) -> bool:
-        """Clip the gradients; whether they are finite."""
+        """Clip the gradients, and return whether they are finite."""
         self.norm = self.learner.scale_gradient(1.0)
         return math.isfinite(self.norm)
 
     def update(self) -> None:
-        """One optimizer step; a gradient that is not finite changes nothing."""
+        """Make one optimizer step; a non-finite gradient is skipped."""
         if self.scaled or self.clip():
             self.learner.update(self.lr)
             self._updates += 1
@@ -58,5 +58,5 @@ class LearnerReplica:
                 self.shared.count()
 
     def drop_momentum(self) -> None:
-        """Let the next update follow from its gradient alone."""
+        """Reset the momentum: the next update depends on its gradient alone."""
         drop_momentum(self.learner.optimizer)

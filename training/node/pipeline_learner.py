@@ -1,12 +1,12 @@
 """A model whose layers are split over the ranks of a node: strategy `pipeline`, for models that one device cannot hold.
 
-Each rank keeps one stage of the model (`speech.models.stages`), its gradients and its optimizer. A batch goes through
-the stages in parts, micro-batches, so that several stages work at a time (GPipe: Huang et al. 2018, arXiv:1811.06965;
+Each rank keeps one stage of the model (`speech.models.stages`), its gradients and its optimizer. A batch passes through
+the stages in micro-batches, so that several stages work at a time (GPipe: Huang et al. 2018, arXiv:1811.06965;
 1F1B: Narayanan et al. 2020, arXiv:2006.09503); torch.distributed.pipelining sends hidden frames forward and their
-gradients back. Weights change once a batch, by the sum over its micro-batches: the same as on one device.
+gradients back. Weights are updated once per batch, with the sum over its micro-batches, as on one device.
 
-Synchronizes everything: staleness 0. A step sends the hidden frames of the batch, and as much back, over each border
-between two stages; weights never travel. All wait for the slowest stage; a dead one stops the node, which restarts.
+Fully synchronous: staleness 0. A step sends the hidden frames of the batch forward, and as many bytes back, over each
+border between two stages; weights are never sent. All stages wait for the slowest one; if one dies, the node restarts.
 """
 
 import logging
@@ -32,13 +32,13 @@ from training.strategies.config import LayerPipelineConfig
 if TYPE_CHECKING:
     from torch.distributed.pipelining import PipelineStage
 
-# a schedule is made for every batch, and says so every time
+# a schedule is built for every batch, and logs it every time
 logging.getLogger("torch.distributed.pipelining").setLevel(logging.WARNING)
 
 
 @dataclass
 class Transcripts:
-    """Tokens [batch, most tokens] and how many each utterance has [batch]."""
+    """Tokens [batch, max tokens] and their number in each utterance [batch]."""
 
     tokens: Tensor
     token_lengths: Tensor
@@ -46,14 +46,14 @@ class Transcripts:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """What all ranks know of a batch, from rank 0.
+    """A batch as rank 0 announces it to all ranks.
 
     Attributes:
         frames: Feature frames of each utterance [batch].
         width: Feature frames that the batch is padded to.
-        transcripts: For the last stage.
+        transcripts: For the loss at the last stage.
         seconds: Audio.
-        unreadable: Utterances that are lost with damaged shards.
+        unreadable: Utterances lost with damaged shards.
     """
 
     frames: Tensor
@@ -75,15 +75,15 @@ class BatchPlan:
 
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> "BatchPlan":
-        """From what `to_message` gave."""
+        """Build from the result of `to_message`."""
         rest = {name: message[name] for name in ("width", "seconds", "unreadable")}
-        # the type is stated for lists without a number
+        # empty lists would become float tensors
         names = ("frames", "tokens", "token_lengths")
         frames, tokens, lengths = (torch.tensor(message[name], dtype=torch.int64) for name in names)
         return cls(frames, transcripts=Transcripts(tokens, lengths), **rest)
 
     def cut(self, micro_batches: int) -> tuple[int, int]:
-        """Utterances of a micro-batch, and how many of these there are; the last may have to be filled up."""
+        """Size of a micro-batch in utterances, and number of micro-batches; the last one may need padding."""
         size = math.ceil(len(self.frames) / micro_batches)
         return size, math.ceil(len(self.frames) / size)
 
@@ -102,14 +102,14 @@ class _Mixed(nn.Module):
 
 
 class PipelineLearner(Learner):
-    """One rank's stage of a model; used as a `training.learner.compute.Learner` is, by all ranks of the node together.
+    """One rank's stage of a model, with the interface of a `Learner`; all ranks of the node call it together.
 
     `model`, `flat` and `optimizer` are those of the stage.
 
     Args:
         job: What to train.
-        device: Where this stage is.
-        group: The node's ranks, one a stage; at least two.
+        device: Device of this stage.
+        group: The node's ranks, one per stage; at least two.
 
     Raises:
         ValueError: If the model has fewer layers than the node has ranks.
@@ -134,11 +134,11 @@ class PipelineLearner(Learner):
     # --- a step
 
     def gradient(self, batch: Batch | None, seed: int) -> Losses:
-        """Add the gradient of a batch's summed loss to the flat gradients of all stages, which are cleared first.
+        """Compute the gradient of a batch's summed loss into the flat gradients of all stages, which are cleared first.
 
         Args:
-            batch: Utterances with what was drawn for them, or None; only rank 0's counts.
-            seed: Of this rank's dropout.
+            batch: Utterances with what was drawn for their augmentation, or None; ignored except at rank 0.
+            seed: Seed of this rank's dropout.
 
         Returns:
             The whole batch's sums, the same at all ranks.
@@ -152,17 +152,17 @@ class PipelineLearner(Learner):
         plan = BatchPlan.from_message(self.group.tell(message))
         if not len(plan.frames):
             return Losses(unreadable=plan.unreadable)
-        # the other stages wait for this batch's parts: it cannot be divided any more
+        # the other stages wait for these micro-batches: the batch cannot be divided any further
         remedy = f"raise train.strategy.micro_batches ({self.constants.micro_batches}), or lower train.batch_seconds"
         with undivided("this stage's share of a batch", remedy):
             loss, unalignable = self._pass(feats, plan)
-        # the last stage alone has seen the loss
+        # only the last stage computes the loss
         loss, unalignable = self.group.gather_numbers([loss, unalignable])[-1]
         tokens = self.objective.items(plan.transcripts)
         return Losses(loss, tokens, len(plan.frames), unalignable, plan.seconds, plan.unreadable)
 
     def _front(self, batch: Batch | None) -> tuple[Tensor | None, dict[str, Any]]:
-        """Features of a batch, and what the other ranks need to know of it."""
+        """Features of a batch, and the message that describes it to the other ranks."""
         lost = batch.unreadable if batch else 0
         if batch is None or not batch.ids:
             none = torch.zeros(0, dtype=torch.int64)
@@ -173,7 +173,7 @@ class PipelineLearner(Learner):
         return feats, BatchPlan(frames.cpu(), feats.shape[1], transcripts, batch.seconds, lost).to_message()
 
     def _pass(self, feats: Tensor | None, plan: BatchPlan) -> tuple[float, float]:
-        """All micro-batches forward and backward; the loss and the unalignable utterances, at the last stage."""
+        """Run all micro-batches forward and backward; returns loss and unalignable utterances (at the last stage)."""
         size, parts = plan.cut(self.constants.micro_batches)
         fill = size * parts - len(plan.frames)
         lengths = F.pad(plan.frames, (0, fill))
@@ -181,17 +181,17 @@ class PipelineLearner(Learner):
 
         def loss_of(log_probs: Tensor, rows: Tensor) -> Tensor:
             nonlocal unalignable
-            rows = rows[rows < len(plan.frames)]  # without what only fills up
+            rows = rows[rows < len(plan.frames)]  # without padding
             transcripts = Transcripts(plan.transcripts.tokens[rows], plan.transcripts.token_lengths[rows])
             frames = self.stage.num_frames(plan.frames[rows]).to(log_probs.device)
             losses, count = self.objective.losses(log_probs[: len(rows)], frames, transcripts)
             unalignable += count
             return losses.sum()
 
-        # every rank imports this module, and torch.distributed.pipelining takes a second
+        # every rank imports this module, and importing torch.distributed.pipelining takes a second
         from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 
-        # 1F1B needs as many micro-batches as stages
+        # 1F1B needs at least as many micro-batches as stages
         one = self.constants.schedule == "1f1b" and parts >= self.group.size
         kind = Schedule1F1B if one else ScheduleGPipe
         schedule = kind(self._place(plan.width, size), parts, loss_of, scale_grads=False)
@@ -202,7 +202,7 @@ class PipelineLearner(Learner):
         return sum(float(loss.detach()) for loss in losses), unalignable
 
     def _place(self, width: int, size: int) -> "PipelineStage":
-        """This stage for micro-batches of a shape: stated here, since torch would pickle shapes to tell them."""
+        """Build this stage for micro-batches of a given shape; without it, torch would exchange pickled shapes."""
         from torch.distributed.pipelining import PipelineStage
 
         stage = self.stage
@@ -222,7 +222,7 @@ class PipelineLearner(Learner):
     # --- the whole model's weights
 
     def gather_state(self) -> dict[str, Tensor] | None:
-        """The whole model's state by name, on the CPU, at rank 0; None at the others. All ranks call it together."""
+        """The whole model's state by name, on the CPU; None except at rank 0. All ranks call it together."""
         mine = list(cpu_weights(self.model).values())
         parts = self.group.collect(mine, [list(shapes.values()) for shapes in self._shapes])
         if self.group.rank:
@@ -234,10 +234,10 @@ class PipelineLearner(Learner):
         }
 
     def load_state(self, weights: dict[str, Tensor]) -> None:
-        """Take over this stage's part of the whole model's state.
+        """Load this stage's part of the whole model's state.
 
         Raises:
-            RuntimeError: If some of it is missing or has other shapes.
+            RuntimeError: If tensors are missing or have other shapes.
         """
         mine = self._shapes[self.group.rank]
         self.model.load_state_dict({name: tensor for name, tensor in weights.items() if name in mine})

@@ -1,4 +1,4 @@
-"""A pipeline's step at one rank: every rank has a stage of the model, and all work on the same batch."""
+"""The stepper of strategy `pipeline`: every rank has a stage of the model, and all work on the same batch."""
 
 import math
 
@@ -11,7 +11,7 @@ from training.node.stepper import Rows, Stepped, Stepper, Weights
 
 
 class PipelineStepper(Stepper):
-    """Strategy `pipeline`; see `Stepper`.
+    """Stepper of strategy `pipeline`.
 
     Args:
         learner: This rank's stage.
@@ -22,12 +22,14 @@ class PipelineStepper(Stepper):
         self.learner: PipelineLearner = learner
         self._results: list[Stepped] = []
 
+    @override
     def share(self, rows: Rows) -> Rows:
-        """See `Stepper.share`: the first stage reads the whole batch, the others none of it."""
+        # the first stage reads the whole batch
         return rows if self.group.rank == 0 else rows[:0]
 
+    @override
     def step(self, losses: Losses, lost: bool, lr: float) -> None:
-        """See `Stepper.step`; the losses are the whole batch's at all ranks, and count once."""
+        # all ranks have the whole batch's losses: count them once
         part = StepReport(losses if self.group.rank == 0 else Losses(), False, lost=lost)
         parts = [StepReport.from_list(values) for values in self.group.gather_numbers(part.to_list())]
         norm = self.learner.scale_gradient(losses.tokens)
@@ -45,6 +47,7 @@ class PipelineStepper(Stepper):
     def model(self) -> Weights | None:
         return self.learner.gather_state()
 
+    @override
     def merge(self, replicas: list[Weights]) -> None:
-        """See `Stepper.merge`: stages are parts of the whole."""
+        # stages are parts of one model: nothing is averaged
         self.learner.load_state({name: tensor for part in replicas for name, tensor in part.items()})

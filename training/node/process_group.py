@@ -1,6 +1,6 @@
-"""The learners of one node: a process group that all-reduces gradients, and decides together.
+"""The learners of one node: a process group that all-reduces gradients and takes decisions collectively.
 
-A node of one learner needs no process group: the same calls then cost nothing.
+A node of one learner creates no process group; the same calls then cost nothing.
 """
 
 import datetime
@@ -22,9 +22,9 @@ from training.learner.flat import FlatParameters, share
 from training.node.comm_hooks import GradientBucket, Hook, run_hook
 
 TIMEOUT = datetime.timedelta(seconds=300)
-"""For collectives: a rank that has died is noticed at once (its connection closes), a stopped one after this time."""
+"""For collectives: a dead rank is noticed at once (its connection closes), a suspended one after this time."""
 BUCKET = 6_000_000
-"""Gradient values that are all-reduced together, while the backward pass goes on (24 MB)."""
+"""Gradient values that are all-reduced together, overlapping with the backward pass (24 MB)."""
 
 
 def _blank(size: int) -> Tensor:
@@ -35,36 +35,37 @@ class NodeGroup:
     """The ranks of a node.
 
     Args:
-        rank: Own number, from 0.
-        size: Ranks of the node.
-        meeting_point: Where all ranks of this start of the node, and nobody else, find each other: a file, or what
-            `training.node.rendezvous` has found; unused if the node has one rank.
-        device: Where the gradients are.
+        rank: This rank, from 0.
+        size: Number of ranks of the node.
+        meeting_point: Rendezvous of the ranks, specific to this start of the node: a file, or the store of
+            `training.node.rendezvous`; unused if the node has one rank.
+        device: Device of the gradients.
     """
 
     def __init__(self, rank: int, size: int, meeting_point: Path | Store, device: torch.device) -> None:
         self.rank, self.size, self.device = rank, size, device
         self._control: dist.ProcessGroup | None = None
         if size > 1:
-            # loopback unless somebody configured otherwise: most nodes are one machine
+            # loopback unless configured otherwise: most nodes are one machine
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
             os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
             backend = "nccl" if device.type == "cuda" else "gloo"
             found = FileStore(str(meeting_point), size) if isinstance(meeting_point, Path) else meeting_point
             self._agree(found)
-            # NCCL then opens its communicator here, on this device, and not with the first call on whatever is current
+            # With device_id, NCCL creates its communicator here, on this device; otherwise the first collective does,
+            # on the current device.
             bound = device if device.type == "cuda" else None
             dist.init_process_group(backend, store=found, rank=rank, world_size=size, timeout=TIMEOUT, device_id=bound)
-            # orders are CPU tensors: they must not wait for the GPU's queue
+            # control messages are CPU tensors: they must not wait for the GPU's queue
             self._control = dist.new_group(backend="gloo", timeout=TIMEOUT)
             if bound is not None:
                 self._warm_up()
 
     def _agree(self, store: Store) -> None:
-        """See that all ranks are on the same kind of device: NCCL and Gloo would wait for each other for ever.
+        """Check that all ranks use the same kind of device: NCCL and Gloo ranks would wait for each other forever.
 
         Raises:
-            ValueError: They are not: some machine of the node has no GPU that torch can use.
+            ValueError: If they do not, since a machine of the node has no GPU that torch can use.
         """
         store.set(f"device-{self.rank}", self.device.type)
         kinds = [store.get(f"device-{rank}").decode() for rank in range(self.size)]
@@ -76,16 +77,19 @@ class NodeGroup:
             )
 
     def _warm_up(self) -> None:
-        """A collective of all ranks: point-to-point calls of some of them hang in NCCL when they are its first."""
+        """Run a collective of all ranks: NCCL hangs if its first calls are point-to-point calls of some ranks."""
         ones = torch.ones(1, device=self.device)
         dist.all_reduce(ones)
         assert float(ones) == self.size
 
     def tell(self, message: dict[str, Any]) -> dict[str, Any]:
-        """What rank 0 says, at every rank.
+        """Broadcast a message from rank 0.
 
         Args:
-            message: JSON values; what other ranks give is ignored.
+            message: JSON values; ignored except at rank 0.
+
+        Returns:
+            Rank 0's message, at every rank.
         """
         if self.size == 1:
             return message
@@ -97,7 +101,7 @@ class NodeGroup:
         return dict(json.loads(data.numpy().tobytes()))
 
     def gather_text(self, text: str, limit: int = 512) -> list[str]:
-        """A short text of every rank, in the order of the ranks."""
+        """Gather a short text from every rank, in rank order."""
         if self.size == 1:
             return [text]
         data = torch.frombuffer(bytearray(text.encode().ljust(limit, b"\0")), dtype=torch.uint8)
@@ -106,7 +110,7 @@ class NodeGroup:
         return [part.numpy().tobytes().rstrip(b"\0").decode() for part in parts]
 
     def gather_numbers(self, mine: list[float]) -> list[list[float]]:
-        """Some numbers of every rank, as many of each, in the order of the ranks."""
+        """Gather equally many numbers from every rank, in rank order."""
         if self.size == 1:
             return [mine]
         parts = [torch.zeros(len(mine), dtype=torch.float64) for _ in range(self.size)]
@@ -114,7 +118,7 @@ class NodeGroup:
         return [part.tolist() for part in parts]
 
     def all(self, mine: bool) -> bool:
-        """Whether it is so at every rank."""
+        """Whether `mine` is true at every rank."""
         if self.size == 1:
             return mine
         flag = torch.tensor([int(mine)])
@@ -122,7 +126,7 @@ class NodeGroup:
         return bool(flag)
 
     def any(self, mine: bool) -> bool:
-        """Whether it is so at one of the ranks at least."""
+        """Whether `mine` is true at any rank."""
         return not self.all(not mine)
 
     def share(self, total: int) -> tuple[int, int]:
@@ -130,11 +134,11 @@ class NodeGroup:
         return share(total, self.rank, self.size)
 
     def gather_shares(self, mine: Tensor, total: int) -> Tensor:
-        """Put the ranks' shares of a flat buffer together again.
+        """All-gather the ranks' shares of a flat buffer.
 
         Args:
             mine: This rank's share, on the group's device.
-            total: Items of the whole buffer.
+            total: Number of elements of the whole buffer.
         """
         if self.size == 1:
             return mine
@@ -146,11 +150,11 @@ class NodeGroup:
         return whole[:total]
 
     def collect(self, mine: list[Tensor], like: list[list[Tensor]]) -> list[list[Tensor]]:
-        """Some tensors of every rank, at rank 0, in the order of the ranks; nothing at the others.
+        """Gather tensors from every rank at rank 0, in rank order; other ranks get an empty list.
 
         Args:
-            mine: This rank's, on the CPU, contiguous.
-            like: Tensors of the shapes and types that each rank gives; rank 0 needs them.
+            mine: This rank's tensors, on the CPU, contiguous.
+            like: Tensors with the shapes and types that each rank sends; used at rank 0 only.
         """
         if self.rank:
             for tensor in mine:
@@ -172,15 +176,15 @@ class NodeGroup:
 class GradientReducer:
     """Sums flat gradients over a node's ranks bucket by bucket, while the backward pass still runs.
 
-    Buckets go out in a fixed order, from the last parameters to the first: every rank must start the same collectives
-    in the same order, whichever gradient it has ready first (Li et al. 2020, arXiv:2006.15704, section 3.2).
+    Buckets are sent in a fixed order, from the last parameters to the first: every rank must start the same collectives
+    in the same order, whichever gradient is ready first (Li et al. 2020, arXiv:2006.15704, section 3.2).
 
     Args:
         group: The node's ranks.
-        flat: Whose gradients are summed.
-        bucket: Gradient values that a bucket holds at least, but for the last.
-        hook: How gradients travel; None all-reduces them as they are. A hook gives means, the result is sums all the
-            same. In a node of one rank it is not used.
+        flat: Parameters whose gradients are summed.
+        bucket: Minimum number of gradient values in a bucket; the last one may be smaller.
+        hook: How gradients travel; None all-reduces them uncompressed. A hook returns means, which are scaled to sums.
+            Unused in a node of one rank.
     """
 
     def __init__(self, group: NodeGroup, flat: FlatParameters, bucket: int = BUCKET, hook: Hook | None = None) -> None:
@@ -193,8 +197,8 @@ class GradientReducer:
         self._missing: list[int] = []
         self._held = False
         self._reset()
-        # a hook may follow its first collective up with others, as PowerSGD does; Gloo matches collectives by their
-        # order alone, so that one bucket must be through before the next begins: a thread sees to it
+        # A hook may run several collectives per bucket, as PowerSGD does, and Gloo matches collectives by their order
+        # alone. So one bucket must be finished before the next one starts: a single thread runs them in order.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gradients")
         self._stream = SideStream(flat.grads.device)
         if group.size > 1:
@@ -246,9 +250,9 @@ class GradientReducer:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Let gradients be computed again, in several backward passes, before the rest of them goes out.
+        """Hold back further buckets while gradients are recomputed in several backward passes.
 
-        Buckets that have gone out hold the gradients of the whole batch already: they keep what they have brought.
+        Buckets that have been sent already hold the sums of the whole batch: these are kept.
         """
         for wait in self._waits:
             wait()
@@ -264,11 +268,11 @@ class GradientReducer:
             self._flat.grads[start:stop].copy_(sums)
 
     def _gone(self) -> list[tuple[int, int]]:
-        """The buckets of this step that have gone out."""
+        """The buckets of this step that have been sent."""
         return self._buckets[: len(self._waits)]
 
     def finish(self) -> None:
-        """Send what has not gone out (parameters without a gradient in this step) and wait for all sums."""
+        """Send the remaining buckets (of parameters without a gradient in this step) and wait for all sums."""
         if self._group.size == 1:
             return
         while len(self._waits) < len(self._buckets):

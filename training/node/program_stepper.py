@@ -1,7 +1,7 @@
-"""Runs the program of a strategy (`training.strategies`) on real learners; the simulator runs the same on virtual ones.
+"""Runs the program of a strategy (`training.strategies`) on a real learner; the simulator runs it on virtual ones.
 
-The worker computes gradients; between two of them the program goes on until it wants the next one. What it asks of
-others is done by torch.distributed within the node, by the node's exchange, or by the parameter server.
+The worker computes gradients; after each, the program runs until it requests the next one. Its operations are executed
+by torch.distributed within the node, by the node's exchange, or by the parameter server.
 """
 
 import math
@@ -44,18 +44,18 @@ from training.strategies.requests import (
 )
 
 MAX_TURNS = 16
-"""Batches that learners train on without hearing from the coordinator at most."""
+"""Maximum number of batches that a node's learners train on between two decisions of rank 0."""
 _EXCHANGED = ("exchange_s", "staleness", "distance", "exchanges_per_step")
 
 
 class ProgramStepper(Stepper):
-    """A strategy's program at one rank.
+    """Stepper of a strategy that is defined by a program.
 
     Args:
         job: What to train.
         learner: Model and optimizer.
         ring: The node's ranks, and the exchange with other nodes.
-        server: The parameter server, where the strategy has one.
+        server: The parameter server, if the strategy uses one.
         shared: Memory for the weights, for hogwild.
         epoch_steps: Steps of a learner in an epoch.
     """
@@ -139,7 +139,7 @@ class ProgramStepper(Stepper):
         self._drop_state()
         if self._hook:
             self._hook.load_tensors({})
-        if self.shared:  # what is written next must not reach those who train already
+        if self.shared:  # new weights must not overwrite those that other learners train already
             self.learner.flat.move(self.replica.weights.clone())
 
     def _drop_state(self) -> None:
@@ -151,7 +151,7 @@ class ProgramStepper(Stepper):
     @override
     def step(self, losses: Losses, lost: bool, lr: float) -> None:
         self.replica.lr = lr
-        if self._program is None:  # all was done, and then a node's loss has made new work
+        if self._program is None:  # all work was done, then a lost node's lease returned to the pool
             self._start_program()
         if self._request.reduce == "own":
             self._step_alone(losses, lost)
@@ -159,11 +159,11 @@ class ProgramStepper(Stepper):
             self._step_together(losses, lost)
 
     def _step_alone(self, losses: Losses, lost: bool) -> None:
-        """Let the program have this rank's own gradient."""
+        """Pass this rank's own gradient to the program."""
         good = math.isfinite(losses.loss)
         with torch.no_grad():
             if not good:
-                self.replica.grads.fill_(math.nan)  # so that all that get a part of it leave it out, too
+                self.replica.grads.fill_(math.nan)  # receivers of any part of it skip it, too
             elif losses.tokens:
                 self.replica.grads.div_(losses.tokens)
         self._go_on(Work(losses.tokens))
@@ -172,7 +172,7 @@ class ProgramStepper(Stepper):
         self._rows.append([*part.to_list(), self.replica.norm, float(good)])
 
     def _step_together(self, losses: Losses, lost: bool) -> None:
-        """Let the program have the mean gradient of the node, and add what its exchanges have brought meanwhile."""
+        """Pass the mean gradient of the node to the program, and add the results of exchanges finished meanwhile."""
         assert self._reducer is not None
         self._reducer.finish()
         ring, request = self.ring, self._request
@@ -231,7 +231,7 @@ class ProgramStepper(Stepper):
             self._reducer.hook = partial(codec_hook, request.codec) if request.codec else self._hook
 
     def _play(self, program: Program, value: Work | None) -> Compute | None:
-        """Let a program go on until it wants a gradient; None if it has ended."""
+        """Run a program until it requests a gradient; None if it has ended."""
         answer: Any = value
         while True:
             try:
@@ -262,7 +262,7 @@ class ProgramStepper(Stepper):
         return weights
 
     def _push(self, op: Push) -> Pushed:
-        """Send a clipped gradient; one that is not finite stays here."""
+        """Send the clipped gradient; a non-finite one is not sent."""
         assert self.server is not None
         if not self.replica.clip():
             return Pushed(op.version, 0)
@@ -294,7 +294,7 @@ class ProgramStepper(Stepper):
         return named
 
     def _settle(self) -> None:
-        """Put what of the program is under way into its state."""
+        """Finish the program's pending operations, so that its state is complete."""
         self._play(self.context.settle(), None)
 
     @override

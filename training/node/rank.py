@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 STOPPED, DIVERGED = 75, 3
 START = "STARLING_START"
-"""Environment variable: what the learners of a machine have in common, and have for this start only."""
+"""Environment variable: token that the learners of a machine share, unique to this start of the node."""
 GAVE_UP = "gave-up.txt"
-"""In a node's folder: why another try would not help. torchrun reports one status for all that ranks may end with."""
+"""File in a node's folder that says why a restart would not help: torchrun hides the ranks' exit statuses."""
 
 
 class NodeSetup(BaseModel):
-    """What the ranks of a node need to know beside the job; a JSON file that the node's own process writes."""
+    """What the ranks of a node need to know besides the job; the node's agent writes it as a JSON file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -37,33 +37,33 @@ class NodeSetup(BaseModel):
     bind_host: str = "127.0.0.1"
     advertise_host: str = ""
     machine: int = 0
-    """Number of this machine in the node."""
+    """Number of this machine within the node."""
     machines: int = 1
     """Machines of the node."""
     first_gpu: int = 0
     """Number of the GPU of this machine's first learner, where several nodes share a machine."""
     learners_here: int = 0
-    """Learners on this machine, which share its cores; 0 is this node's alone."""
+    """Learners on this machine, which share its cores; 0 means those of this node only."""
     rendezvous: str = ""
-    """Files below this name are where the fixed ring of `exchange.kind: gloo` meets; local nodes only."""
+    """Name prefix of the rendezvous files of the fixed ring (`exchange.kind: gloo`); local nodes only."""
     slow: float = 1.0
-    """Makes this node so many times slower: a fault for tests and benchmarks."""
+    """Slows this node down by this factor: a fault for tests and benchmarks."""
 
 
 def main(argv: list[str]) -> int:
     """Run one rank.
 
     Args:
-        argv: The setup's file and the number of the process to end with.
+        argv: File of the setup, and PID of the process to exit with.
 
     Returns:
-        0 when training is over, 75 if it was stopped, 3 if another try would not help: it diverged, too many shards are
-        damaged, the GPU is too small, or the model cannot be split as configured.
+        0 when training is over, 75 if it was stopped, 3 if a restart would not help: training diverged, too many shards
+        are damaged, the GPU is too small, or the model cannot be split as configured.
     """
     setup_file, parent = Path(argv[0]), int(argv[1])
-    # torchrun knows this machine only
+    # torchrun counts the ranks of this machine only
     number, here = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    # it stands between a rank and its node; a rank of a node that is gone has nobody left to end it
+    # torchrun's agent is between a rank and its node: when that agent is gone, nothing else ends the rank
     end_with_parent(parent if here == 1 else os.getppid(), signal.SIGKILL)
     setup = NodeSetup.model_validate_json(setup_file.read_bytes())
     rank = setup.machine * here + number
@@ -139,7 +139,7 @@ def _run(job: "TrainJob", setup: NodeSetup, rank: int, here: int) -> int:
         worker = Worker(job, setup.node, learner, group, exchange, client, server, shared)
         worker.slow = setup.slow
         wish = worker.stop_requested
-        if rendezvous:  # the machine that is told may not be the one that decides
+        if rendezvous:  # the signal may reach a machine without rank 0, which decides
             rendezvous.told_to_leave, wish = wish, rendezvous.wants_to_leave
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: wish.set())
@@ -149,7 +149,7 @@ def _run(job: "TrainJob", setup: NodeSetup, rank: int, here: int) -> int:
     except (DivergedError, NoWeightsError, TooLargeError, TooManyShardsError) as error:
         log.error("%s", error)
         if isinstance(error, NoWeightsError):
-            return 1  # another try may find some
+            return 1  # a restart may find weights
         leave_reason(str(error), setup.folder / GAVE_UP)
         if client:
             client.fail(str(error))

@@ -1,8 +1,8 @@
-"""How the learners of a node find each other where the node has several machines, and notice that one is lost.
+"""Rendezvous of a node's learners on several machines: how they find each other and notice that a machine is lost.
 
-The store, which they can trust, tells where the node's first learner listens; there they meet as torch.distributed
-does. A thread of each machine's first learner stays in touch with the store: when a machine is lost or begins anew, it
-ends its process, and with it all of the node's, which then begin anew together.
+The coordinator, which authenticates them, gives out the address of the node's first learner, where torch.distributed's
+store listens. A thread of each machine's first learner polls the coordinator: when a machine is lost or restarts, the
+thread ends its process. That ends all processes of the node, which then restart together.
 """
 
 import datetime
@@ -23,17 +23,17 @@ from training.processes.sockets import interface_of, split_address
 
 log = logging.getLogger(__name__)
 TIMEOUT = datetime.timedelta(seconds=60)
-"""To connect to the node's first learner, which is known to listen."""
+"""For connecting to the node's first learner, which already listens."""
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Environment variables that name the interfaces of torch.distributed."""
 ASK_S = 0.2
-"""Between two looks whether the others are there."""
+"""Seconds between two polls whether the other machines have arrived."""
 LOST = 1
-"""Exit status when the meeting is over: the node's processes are started again."""
+"""Exit status after a machine was lost: the node's processes are restarted."""
 
 
 class RendezvousError(RuntimeError):
-    """The node's other machines did not come."""
+    """The node's other machines did not arrive in time."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class RankPlacement:
     """A learner's place in its node.
 
     Attributes:
-        rank: Own number in the node.
+        rank: Rank within the node.
         size: Learners of the node.
-        token: What this machine's learners have in common, and have for this start only.
+        token: Shared by this machine's learners, unique to this start.
     """
 
     rank: int
@@ -52,22 +52,22 @@ class RankPlacement:
 
 
 class Rendezvous:
-    """The learners of one node on several machines.
+    """Connects the learners of one node on several machines.
 
     Args:
-        setup: Which machine of which node this is.
-        place: Which learner.
+        setup: This machine and its node.
+        place: This learner's place in the node.
         key: The ring's key.
-        patience_s: How long the others may take to come.
-        ask_s: Between two signs of life.
+        patience_s: Seconds to wait for the other machines.
+        ask_s: Seconds between two polls of the coordinator.
 
     Attributes:
-        wants_to_leave: Set when this machine was told to leave; all of the node then leave.
-        told_to_leave: Is set when one of the node's machines wants to leave.
+        wants_to_leave: Set this to make the whole node leave.
+        told_to_leave: Set by this object when one of the node's machines wants to leave.
 
     Raises:
-        MeetingError: If the others do not come.
-        CoordinatorError: If the coordinator does not know of this machine.
+        RendezvousError: If the other machines do not arrive in time.
+        CoordinatorError: If the coordinator refuses this machine.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Rendezvous:
         self._met: list[str] = []
         self._client = CoordinatorClient(setup.coordinator, key)
         host = setup.advertise_host or setup.bind_host
-        # the interface that the exchanges use; who launches may have chosen another
+        # use the interface of the exchanges unless the environment names another
         if unset := [name for name in INTERFACES if name not in os.environ]:
             os.environ.update(dict.fromkeys(unset, interface_of(host)))
         try:
@@ -97,13 +97,13 @@ class Rendezvous:
         return self._client.request(message, patience_s)
 
     def _find_others(self, host: str) -> Store:
-        """The rendezvous of torch.distributed, at the node's first learner."""
+        """Create torch.distributed's store at the node's first learner, or connect to it."""
         if self._place.rank:
             address, port = split_address(self._await(""), "where the node's learners meet")
             return TCPStore(address.strip("[]"), port, wait_for_workers=False, timeout=TIMEOUT)
         family = socket.AF_INET6 if ":" in self._setup.bind_host else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM)
-        # torch would listen on all addresses
+        # without a socket of ours, torch would listen on all addresses
         listener.bind((self._setup.bind_host.strip("[]"), 0))
         listener.listen(1024)
         port = listener.getsockname()[1]
@@ -114,8 +114,8 @@ class Rendezvous:
         return store
 
     def _await(self, address: str) -> str:
-        """Wait until all machines are there; the address at which they meet."""
-        deadline, told, missing = time.monotonic() + self._patience_s, 0.0, "an answer of the coordinator"
+        """Wait until all machines have arrived; returns the address of the store."""
+        deadline, told, missing = time.monotonic() + self._patience_s, 0.0, "an answer from the coordinator"
         while time.monotonic() < deadline:
             try:
                 answer = self._ask(min(10.0, self._patience_s), address=address)
@@ -136,23 +136,23 @@ class Rendezvous:
         )
 
     def _stay(self) -> None:
-        """Give a sign of life every now and then until the node's learners part, or one machine is lost."""
+        """Poll the coordinator until `close`; end this process if a machine of the node is lost."""
         while not self._closed.wait(self._ask_s):
             try:
                 answer = self._ask(5.0, met=self._met, leaving=self.wants_to_leave.is_set())
             except CoordinatorError as error:
-                log.warning("%s", error)  # the learners know each other: they go on without the coordinator
+                log.warning("%s", error)  # the learners are connected: they do not need the coordinator
                 continue
             if answer["leave"]:
                 self.told_to_leave.set()
             if answer["over"] and not self._closed.is_set():
-                log.error("node %d begins anew: %s", self._setup.node, answer["over"])
-                # other threads may wait for the lost machine in a collective, which no signal ends
+                log.error("node %d restarts: %s", self._setup.node, answer["over"])
+                # other threads may wait for the lost machine in a collective, which no signal interrupts
                 logging.shutdown()
                 os._exit(LOST)
 
     def close(self) -> None:
-        """The learners part."""
+        """Stop polling and disconnect from the coordinator."""
         self._closed.set()
         if self._thread.is_alive():
             self._thread.join(6.0)

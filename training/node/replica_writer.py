@@ -1,7 +1,7 @@
-"""What a node leaves in the object store while it trains: its replica at epochs' ends, and checkpoints.
+"""Writes a node's replicas to the object store during training: at the end of each epoch, and for checkpoints.
 
-Copies are made between two steps, which is quick; writing goes on in a thread. Storage in trouble costs a checkpoint,
-not the training.
+Weights are copied between two steps, which is quick, and written in a thread. A storage failure costs a checkpoint, not
+the training.
 """
 
 import json
@@ -33,13 +33,13 @@ log = logging.getLogger(__name__)
 
 
 PATIENCE_S = 300.0
-"""How long rank 0 waits for the other ranks' parts of a checkpoint."""
+"""Seconds that rank 0 waits for the other ranks' parts of a checkpoint."""
 PAUSE_S = 0.1
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the coordinator asks for: the replica at an epoch's end (1 is the first), a checkpoint."""
+    """What to write: the replica at the end of an epoch (from 1), a checkpoint, both or neither."""
 
     epoch: int | None = None
     checkpoint: int | None = None
@@ -49,14 +49,14 @@ class Wanted:
 
 
 class ReplicaWriter:
-    """Writes what the coordinator asks for.
+    """Writes the replicas and checkpoints that the coordinator requests.
 
     Args:
         node: Number of the node.
-        stepper: Has the model, and what a resume needs.
+        stepper: Provides the model and the state for a resume.
         group: The node's ranks.
-        output: The training's output.
-        client: Says what is wanted, and is told what is written; at rank 0 only.
+        output: Store of the training's output.
+        client: Connection to the coordinator; at rank 0 only.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class ReplicaWriter:
         self._failed: DiskError | None = None
 
     def wanted(self) -> Wanted:
-        """What the coordinator asks for and has not been given; each thing once.
+        """New requests of the coordinator; each is returned once.
 
         Raises:
-            DiskError: A replica could not be written: its epoch gives no model, and the coordinator would wait for it.
+            DiskError: If a replica could not be written: the coordinator would wait for it forever.
         """
         assert self.client is not None
         if self._failed is not None:
@@ -85,20 +85,22 @@ class ReplicaWriter:
         return Wanted(epoch, checkpoint)
 
     def end_of(self, epoch: int) -> Wanted:
-        """An epoch has ended: write its replica at once. The coordinator would ask a heartbeat later, some steps on.
+        """The replica of an epoch that has just ended, unless requested before.
+
+        It is written at once: the coordinator would request it a heartbeat later, after further steps.
 
         Args:
-            epoch: The epoch that has just ended (1 is the first).
+            epoch: The epoch, from 1.
         """
         return Wanted(epoch if self._is_new("epoch", epoch) else None)
 
     def leave(self, wanted: Wanted, step: int, totals: list[dict[str, float]]) -> None:
-        """Copy what is wanted, and write it in a thread; where replicas are apart, all ranks call it together.
+        """Copy what is wanted, and write it in a thread; if the ranks' replicas differ, all ranks call it together.
 
         Args:
-            wanted: What.
+            wanted: What to write.
             step: Steps that this replica has made.
-            totals: The node's learners' counters, for a resume.
+            totals: Counters of the node's learners, for a resume.
         """
         if wanted.epoch is not None:
             weights = self.stepper.model()
@@ -109,10 +111,10 @@ class ReplicaWriter:
             self._checkpoint(wanted.checkpoint, record)
 
     def joined(self, closed: int) -> None:
-        """The node has joined anew: what was asked before may be asked again.
+        """Called when the node has joined or rejoined: earlier requests may be repeated.
 
         Args:
-            closed: Epochs that were over by then.
+            closed: Number of epochs that are over.
         """
         self._begun.clear()
         self._closed_before = closed
@@ -136,7 +138,7 @@ class ReplicaWriter:
         self._submit(write)
 
     def _was_left(self, epoch: int) -> bool:
-        """Whether a replica was left at that epoch's end, before the checkpoint that this process began with."""
+        """Whether an earlier process of this node wrote the epoch's replica, or the epoch was evaluated."""
         names = (replica_name(epoch, self.node), evaluation_name(epoch))
         return any(self.output.exists(name) for name in names)
 
@@ -167,12 +169,12 @@ class ReplicaWriter:
     def _write_together(
         self, client: NodeClient, number: int, record: dict[str, Any], objects: dict[str, bytes]
     ) -> None:
-        """Rank 0: a checkpoint counts when every rank's part is there; an object is there only as a whole."""
+        """At rank 0: report a checkpoint once every rank's part exists; objects are written atomically."""
         write_objects(self.output, objects)
         deadline = time.monotonic() + PATIENCE_S
         while missing := [name for name in record["files"] if not self.output.exists(name)]:
             if time.monotonic() > deadline:
-                log.error("checkpoint %d stays incomplete: nobody wrote %s", number, missing[0])
+                log.error("checkpoint %d is incomplete: %s was not written", number, missing[0])
                 return
             time.sleep(PAUSE_S)
         client.checkpoint_done(number, record)
@@ -189,12 +191,12 @@ class ReplicaWriter:
         self._writer.submit(guarded)
 
     def close(self) -> None:
-        """Wait until everything is written."""
+        """Wait until all writes have finished."""
         self._writer.shutdown(wait=True)
 
 
 def open_replica_writer(name: str) -> TextIO | None:
-    """The file that takes the ids of every step of a learner, if `STARLING_TRACE_IDS` names a folder for it."""
+    """Open a file for the utterance ids of each of a learner's steps, if `STARLING_TRACE_IDS` names a folder."""
     folder = os.environ.get("STARLING_TRACE_IDS", "")
-    # every line is out at once: it must outlive a kill
+    # line-buffered: lines must survive a kill
     return (Path(folder) / f"{name}.jsonl").open("a", buffering=1, encoding="utf-8") if folder else None

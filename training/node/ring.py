@@ -1,6 +1,6 @@
 """A node's place in the ring: each rank exchanges its own share of the weights with the same rank of other nodes.
 
-An all-gather inside the node spreads what the ranks' exchanges bring, so that averaging uses every rank's link.
+An all-gather within the node distributes the results of the ranks' exchanges, so averaging uses every rank's link.
 """
 
 import logging
@@ -16,22 +16,22 @@ from training.learner.optim import Moments
 from training.node.process_group import NodeGroup
 
 FETCH_S = 30.0
-"""How long a newcomer waits for a neighbour's weights at a time."""
+"""Seconds that a newcomer waits for a neighbour's weights, per attempt."""
 FETCH_TRIES = 2
 REPLICA_S = 60.0
-"""The same for weights and optimizer state, which a neighbour writes after its next step."""
+"""Seconds that it waits for weights and optimizer state, which a neighbour copies after its next step."""
 _RATE_STEPS = 50
 _DEFICIT = 0.8
 
 
 class ExchangeRate:
-    """How many exchanges of a rank end well in a step; says so once where they are too few.
+    """Successful exchanges of a rank per step; warns once if there are too few.
 
     Args:
-        name: Of the learner.
+        name: Name of the learner.
 
     Attributes:
-        per_step: Mean over the last steps, some fifty; 0 at the beginning.
+        per_step: Running mean over about the last fifty steps; 0 at the start.
     """
 
     def __init__(self, name: str) -> None:
@@ -39,7 +39,11 @@ class ExchangeRate:
         self._name, self._steps, self._finished, self._told = name, 0, 0, False
 
     def step(self, finished: int) -> None:
-        """A step is over, by which so many exchanges have ended well; a daemon that was restarted counts from 0."""
+        """Count a step.
+
+        Args:
+            finished: Successful exchanges so far; a restarted daemon counts from 0.
+        """
         ended, self._finished = max(0, finished - self._finished), finished
         self._steps += 1
         self.per_step += (ended - self.per_step) / min(self._steps, _RATE_STEPS)
@@ -54,13 +58,13 @@ class ExchangeRate:
 
 
 class Ring:
-    """Averages one node's weights with its neighbours'. With one node only there is no exchange and nothing happens.
+    """Averages a node's weights with its neighbours'; does nothing if there is only one node.
 
     Args:
         node: Number of the node.
         group: The node's ranks.
         flat: Its weights.
-        exchange: This rank's; None if there is one node only.
+        exchange: This rank's exchange; None if there is only one node.
         moments: State of the optimizer, for newcomers that take it.
     """
 
@@ -81,17 +85,17 @@ class Ring:
         self._part = group.share(flat.weights.numel())
 
     def endpoints(self) -> tuple[str, ...]:
-        """Where the node's exchanges answer, in the order of the ranks."""
+        """Addresses of the node's exchanges, in rank order."""
         return tuple(self.group.gather_text(self.exchange.endpoint if self.exchange else ""))
 
     def set_view(self, view: View) -> None:
-        """Who takes part from now on."""
+        """Set the nodes that take part from now on."""
         self.view = view
         if self.exchange:
             self.exchange.set_view(view)
 
     def start(self, step: int) -> None:
-        """Take part with the present weights."""
+        """Start exchanging, with the current weights."""
         if self.exchange:
             self.exchange.start(self._mine(), step)
 
@@ -101,14 +105,14 @@ class Ring:
         return self.flat.weights[start:stop]
 
     def take_from_neighbour(self) -> bool:
-        """Replace the weights by a live neighbour's, each rank its share; False if nobody has finite ones.
+        """Replace the weights by a live neighbour's, each rank its share; False if no neighbour has finite weights.
 
-        By option, the optimizer's state comes with them, if anybody has it.
+        If configured, the optimizer's state is taken as well, if a neighbour offers it.
         """
         return self._take_replica() or self._take_weights()
 
     def _take_replica(self) -> bool:
-        """Weights and optimizer state of one of a neighbour's steps, or nothing."""
+        """Take a neighbour's weights and optimizer state, both of the same step; False if none is available."""
         if self._moments is None or self.exchange is None:
             return False
         replica = self.exchange.fetch_replica(REPLICA_S)
@@ -117,7 +121,7 @@ class Ring:
         flat, group = self.flat, self.group
         rows = replica.rows.to(flat.weights.device)
         whole = torch.stack([group.gather_shares(row, flat.weights.numel()) for row in rows])
-        # a neighbour's ranks may have been asked at different steps, but the ranks here must not differ
+        # the neighbour's ranks may have answered at different steps, but the ranks here must agree
         steps = max(numbers[0] for numbers in group.gather_numbers([replica.steps]))
         flat.load(whole[0])
         self._moments.load(whole[1:], steps)
@@ -140,19 +144,19 @@ class Ring:
         return True
 
     def ready(self) -> bool:
-        """Right before an update: get what this rank's exchange has averaged until now; whether there is anything."""
+        """Collect this rank's averaging results, right before an update; returns whether there are any."""
         return self.exchange is not None and self.exchange.alive() and self.exchange.ready()
 
     @torch.no_grad()
     def average(self, ready: bool) -> None:
-        """Add what the exchanges of all ranks have brought, half the differences to neighbours, to the live weights.
+        """Add the results of all ranks' exchanges (half the difference to each neighbour) to the live weights.
 
         Args:
-            ready: Whether this rank's has brought anything; all ranks call this together if one of them has.
+            ready: Whether this rank has a result; all ranks call this together if any of them has one.
         """
         started = time.monotonic()
         self._add(ready)
-        # where a busy daemon was too late for the last update, that was its delta: this is what has been averaged since
+        # If a busy daemon was late for the last update, the first delta was that one's: add what came since, too.
         if self.group.size == 1 and self.ready():
             self._add(True)
         self.averaging_s = time.monotonic() - started
@@ -169,8 +173,7 @@ class Ring:
         """Offer the weights after a step, and allow further exchanges.
 
         Raises:
-            ExchangeError: If the exchange has died. That cannot be mended from here: the node starts its processes
-                anew, which rejoin the ring.
+            ExchangeError: If the exchange has died. The node then restarts its processes, which rejoin the ring.
         """
         if self.exchange is None:
             return
@@ -185,7 +188,7 @@ class Ring:
             self.rate.step(self.exchange.stats().finished // self.exchange.parts)
 
     def idle(self, step: int) -> None:
-        """There is nothing to train: the neighbours' averaging still reaches this replica."""
+        """Called while there is nothing to train: apply the neighbours' averaging all the same."""
         if self.exchange is not None and self.group.any(ready := self.ready()):
             self.average(ready)
             self.exchange.give(self._mine(), step)
@@ -193,7 +196,7 @@ class Ring:
 
     @torch.no_grad()
     def _give_replica(self) -> None:
-        """If a newcomer waits for it: copy weights and optimizer state of this step to where the daemon has them."""
+        """If a newcomer waits for a replica, copy weights and optimizer state of this step to the daemon's memory."""
         if self._moments is None or self.exchange is None:
             return
         slot = self.exchange.replica_slot()
@@ -202,5 +205,5 @@ class Ring:
             self.exchange.give_replica(self._moments.write(slot[1:], *self._part))
 
     def stats(self) -> ExchangeStats | None:
-        """Figures of this rank's exchange."""
+        """Statistics of this rank's exchange."""
         return self.exchange.stats() if self.exchange else None

@@ -1,4 +1,4 @@
-"""What a node does next: rank 0 decides, with the coordinator, and tells the other ranks."""
+"""Decides what a node does next: rank 0 asks the coordinator and broadcasts orders to the other ranks."""
 
 import threading
 from collections.abc import Sequence
@@ -21,39 +21,39 @@ from training.node.stepper import Rows, Stepped, Stepper
 Orders = dict[str, Any]
 
 READ_AHEAD = 3
-"""Batches that one thread loads ahead."""
+"""Batches loaded ahead with one loader thread; each further thread adds one."""
 FETCH_AHEAD = 200
 """Batches whose shards are fetched ahead, as far as the cache has room."""
 FETCH_EVERY = 16
-"""Steps after which the shards of what comes are looked at again."""
+"""Steps between two checks which shards are needed next."""
 
 
 def count_batches(job: TrainJob, data: SpeechDataset, draws: Draws) -> int:
-    """Batches of a node that trains the first epoch alone, augmentation aside: the same at every rank that asks.
+    """Number of batches in the first epoch if one node trains it alone, without augmentation; equal at all ranks.
 
     Args:
         job: What to train.
         data: The training set.
-        draws: Which utterance a position of an epoch is.
+        draws: Maps positions of an epoch to utterances.
 
     Raises:
-        BatchError: If the set is empty, or a duration is no positive number.
+        BatchError: If the set is empty, or a duration is not a positive number.
     """
     return len(plan_node(job.train, data.durations[draws.rows(0, np.arange(len(data)))], job.seed))
 
 
 class Scheduler:
-    """Rank 0's mind.
+    """Decides rank 0's next action.
 
     Args:
         job: What to train.
-        client: Speaks with the coordinator.
+        client: Connection to the coordinator.
         data: The training set.
-        draws: Which utterance a position of an epoch is.
-        stepper: How the ranks work together.
-        replica_writer: What the node leaves behind.
-        counters: Its counters.
-        batches: Of `count_batches`.
+        draws: Maps positions of an epoch to utterances.
+        stepper: The strategy's stepper at rank 0.
+        replica_writer: Writes replicas and checkpoints.
+        counters: The node's counters.
+        batches: Result of `count_batches`.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Scheduler:
         self._coming: list[int] = []
 
     def begin(self) -> None:
-        """The node has weights and wants work."""
+        """Start to request work; the node has weights."""
         self._given, self._held, self._concluded = [], None, False
         self._next_fetch = 0
         self.replica_writer.joined(self.client.progress().closed)
@@ -89,12 +89,12 @@ class Scheduler:
         """Cut a lease into this node's batches."""
         seed = self.job.seed if plan == WHOLE else derive_seed(self.job.seed, plan)
         drawn = self.draws.rows(epoch, rows)
-        # as long as augmentation makes them: a batch of equally long ones that it lengthens would be mostly padding
+        # durations after augmentation: planned by the original ones, slowed-down utterances would add much padding
         seconds = self.stepper.learner.augmenter.heard_seconds(self.data.ids(drawn), self.data.durations[drawn], epoch)
         return [rows[batch] for batch in plan_node(self.cfg, seconds, seed, epoch)]
 
     def _fetch_ahead(self, new: Sequence[Assignment] = ()) -> None:
-        """Have the shards of what comes next fetched, those of a new lease while the last one is trained."""
+        """Prefetch the shards of the next batches, including those of a new lease while the last one is trained."""
         coming = [self.draws.rows(one.epoch, one.rows) for one in [*self.client.peek(FETCH_AHEAD), *new]]
         if coming:
             rows = np.concatenate(coming[:FETCH_AHEAD])
@@ -102,11 +102,11 @@ class Scheduler:
             self._coming = self.data.first_of_shards(rows).tolist() if self.cfg.machines_per_node > 1 else []
 
     def decide(self, step: int, view: int) -> Orders:
-        """The node's next orders.
+        """Decide the node's next orders.
 
         Args:
-            step: Steps that it has made.
-            view: Number of the view that it knows.
+            step: Steps that the node has made.
+            view: Number of the view that it uses.
         """
         client = self.client
         if self.stop_requested.is_set():
@@ -135,7 +135,7 @@ class Scheduler:
         return {"do": "step", "turns": turns, "fetch": fetch}
 
     def _leave(self, wanted: Wanted, step: int) -> Orders | None:
-        """Leave what is wanted: alone and at once, or, where replicas are apart, by orders to all ranks."""
+        """Write what is wanted at once if rank 0 can do so alone; otherwise return orders for all ranks."""
         if not wanted:
             return None
         if self.stepper.apart:
@@ -144,11 +144,11 @@ class Scheduler:
         return None
 
     def _ends_epoch(self, work: Assignment) -> bool:
-        """Whether an epoch is over; a node alone knows to the step, so that its evaluations repeat bit for bit."""
+        """Whether an epoch ends before this batch. With one node that is exact, so evaluations repeat bit for bit."""
         return self.cfg.nodes == 1 and bool(self._given) and work.epoch > self._given[-1].epoch
 
     def _turns(self, work: Assignment, step: int, progress: Progress) -> list[Orders]:
-        """This batch, and as many more as ranks may train on before they talk again, of the same epoch."""
+        """This batch, and those of the same epoch that ranks may train on before they communicate again."""
         self._given = []
         turns, ahead = [], 0
         following: Assignment | None = work
@@ -168,7 +168,7 @@ class Scheduler:
         return turns
 
     def _turn(self, work: Assignment, progress: Progress, ahead: int) -> Orders:
-        # the rate at the middle of the step: the first step of a warm-up from zero moves, too
+        # the rate at the middle of the step, so that the first step of a warm-up is not zero
         epochs = progress.epochs + (ahead + 0.5 * len(work.rows)) / len(self.data)
         batch = self._mean_batch * max(1, progress.live)
         return {
@@ -180,10 +180,10 @@ class Scheduler:
         }
 
     def _drawn(self, work: Assignment) -> Orders:
-        """Which utterances a batch has, and in which epoch."""
+        """The utterances of a batch, and its epoch."""
         return {"rows": self.draws.rows(work.epoch, work.rows).tolist(), "epoch": work.epoch}
 
     def account(self, results: Sequence[Stepped]) -> None:
-        """The batches that were given out last have been trained."""
+        """Count the results of the batches ordered last."""
         for assignment, result in zip(self._given, results, strict=True):
             self.counters.step(assignment, result.parts, result.good)

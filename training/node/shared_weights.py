@@ -1,4 +1,4 @@
-"""Weights in a file that several processes of one machine map into their memory: hogwild's."""
+"""Weights in a file that several processes of one machine map into their memory, for hogwild."""
 
 import os
 from pathlib import Path
@@ -11,20 +11,20 @@ from storage.locks import file_lock
 
 LOCK_S = 60.0
 _NAME = 64
-"""Bytes that name the session at the file's beginning; each learner's count of updates follows."""
+"""Bytes at the start of the file that name the session; each learner's update count follows."""
 _PAGE = 4096
 
 
 class SharedWeights:
-    """A flat model, and how often each learner has changed it.
+    """Flat weights, and the number of updates that each learner has made to them.
 
-    Each learner counts in a place of its own, so that counts need no lock either.
+    Each learner has a counter of its own, so counting needs no lock.
 
     Args:
-        path: The file; made by whoever comes first.
-        size: Weights.
+        path: The file; the first learner creates it.
+        size: Number of weights.
         slot: This learner's number.
-        slots: Learners.
+        slots: Number of learners.
     """
 
     def __init__(self, path: Path, size: int, slot: int, slots: int) -> None:
@@ -32,7 +32,7 @@ class SharedWeights:
         head = -(-(_NAME + 8 * slots) // _PAGE) * _PAGE
         with file_lock(path.with_suffix(".lock"), LOCK_S), path.open("ab") as file:
             file.truncate(head + 4 * size)
-            if hasattr(os, "posix_fallocate"):  # a write to a mapped page that has no room kills the process (SIGBUS)
+            if hasattr(os, "posix_fallocate"):  # on a full disk, a write to an unallocated mapped page raises SIGBUS
                 os.posix_fallocate(file.fileno(), 0, head + 4 * size)
         data = np.memmap(path, dtype=np.uint8, mode="r+")
         self._session = data[:_NAME]
@@ -40,11 +40,11 @@ class SharedWeights:
         self._weights = torch.from_numpy(data[head:].view(np.float32))
 
     def enter(self, session: str, weights: Tensor) -> Tensor:
-        """The shared weights; the first learner of a session brings them.
+        """Return the shared weights; the first learner of a session initializes them.
 
         Args:
-            session: Name of the session; an empty one takes what is there.
-            weights: What to begin with.
+            session: Name of the session; empty to take the current weights.
+            weights: Initial weights.
         """
         name = np.zeros(_NAME, dtype=np.uint8)
         name[: len(session.encode())] = np.frombuffer(session.encode(), dtype=np.uint8)
@@ -56,9 +56,9 @@ class SharedWeights:
         return self._weights
 
     def count(self) -> None:
-        """This learner has changed the weights."""
+        """Count an update by this learner."""
         self._counts[self._slot] += 1
 
     def updates(self) -> int:
-        """Changes by all learners in this session."""
+        """Updates by all learners in this session."""
         return int(self._counts.sum())

@@ -1,4 +1,4 @@
-"""A node's step counters: what it reports to the coordinator, and each learner's figures for the journal."""
+"""A node's step counters: its reports to the coordinator, and each learner's lines for the journal."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,27 +15,27 @@ class StepReport:
 
     losses: Losses
     ready: bool
-    """Whether its exchange has brought something to add."""
+    """Whether its exchange has a result to add."""
     exchange_s: float = 0.0
     """Seconds of its last exchange."""
     staleness: float = 0.0
     distance: float = 0.0
     exchanges_per_step: float = 0.0
-    """Exchanges of its rank that ended well, a step; below 1, averaging does not keep up."""
+    """Successful exchanges of its rank per step; below 1, averaging does not keep up."""
     lost: bool = False
-    """Whether its rank has found more damaged shards than may be."""
+    """Whether its rank has found more damaged shards than are tolerated."""
 
     @classmethod
     def of(
         cls, losses: Losses, ready: bool, stats: ExchangeStats | None, per_step: float = 0.0, lost: bool = False
     ) -> "StepReport":
-        """Put together from a step's sums and the exchange's figures."""
+        """Build from a step's sums and the exchange's statistics."""
         if stats is None:
             return cls(losses, ready, lost=lost)
         return cls(losses, ready, stats.last_s, stats.staleness, stats.distance, per_step, lost)
 
     def to_list(self) -> list[float]:
-        """As numbers."""
+        """All fields as numbers."""
         return [
             *self.losses.to_list(),
             float(self.ready),
@@ -48,13 +48,13 @@ class StepReport:
 
     @classmethod
     def from_list(cls, values: list[float]) -> "StepReport":
-        """From what `to_list` gave."""
+        """Build from the result of `to_list`."""
         *losses, ready, exchange_s, staleness, distance, per_step, lost = values
         return cls(Losses(*losses), bool(ready), exchange_s, staleness, distance, per_step, bool(lost))
 
 
 def together(parts: list[StepReport]) -> Losses:
-    """Sums over the ranks; a loss that is no number makes the sum none."""
+    """Sums over the ranks; NaN propagates to the sum."""
     return Losses(*(sum(column) for column in zip(*(part.losses.to_list() for part in parts), strict=True)))
 
 
@@ -63,10 +63,10 @@ class StepCounters:
 
     Args:
         node: Number of the node.
-        ranks: Its learners.
+        ranks: Number of its learners.
         epochs: Epochs to train.
-        client: Where reports and journal lines go.
-        measured: Fields of `StepReport` that a strategy measures and the journal tells.
+        client: Receives reports and journal lines.
+        measured: Fields of `StepReport` that the strategy measures, for the journal.
     """
 
     def __init__(self, node: int, ranks: int, epochs: int, client: NodeClient, measured: tuple[str, ...] = ()) -> None:
@@ -75,25 +75,25 @@ class StepCounters:
         self.reset()
 
     def reset(self) -> None:
-        """Count anew."""
+        """Set all counters to 0."""
         self.totals = [Losses() for _ in range(self.ranks)]
 
     def to_list(self) -> list[dict[str, float]]:
-        """For a checkpoint."""
+        """The counters of each learner, for a checkpoint."""
         return [vars(total).copy() for total in self.totals]
 
     def load(self, totals: list[dict[str, float]]) -> None:
-        """From a checkpoint; a node of another size counts anew."""
+        """Restore the counters of a checkpoint; ignored if that node had another number of learners."""
         if len(totals) == len(self.totals):
             self.totals = [Losses(**total) for total in totals]
 
     def step(self, assignment: Assignment, parts: list[StepReport], good: bool) -> None:
-        """A batch is trained.
+        """Count a batch, and report it to the coordinator.
 
         Args:
             assignment: The batch.
-            parts: Of all ranks.
-            good: Whether it changed the weights; one bad step must not void the whole sum.
+            parts: Reports of all ranks.
+            good: Whether it changed the weights; otherwise its loss, which may be NaN, is left out of the sum.
         """
         for total, part in zip(self.totals, parts, strict=True):
             total.utterances += part.losses.utterances
@@ -113,16 +113,16 @@ class StepCounters:
         )
 
     def journal(self, parts: list[StepReport], **shared: Any) -> None:
-        """A line for each learner.
+        """Write a journal line for each learner.
 
         Args:
-            parts: Of all ranks.
-            shared: What is the same for all: `step`, `epoch`, `lr`, `grad_norm`, `elapsed`, `step_s`, `nodes` and, with
-                an exchange, its counters.
+            parts: Reports of all ranks.
+            shared: Values that are the same for all ranks: `step`, `epoch`, `lr`, `grad_norm`, `elapsed`, `step_s`,
+                `nodes` and, with an exchange, its counters.
         """
         for rank, (total, part) in enumerate(zip(self.totals, parts, strict=True)):
             if not part.losses.utterances:
-                continue  # this rank had no work in the last step of a lease, or nothing that could be read
+                continue  # this rank had no rows in the last step of a lease, or no readable ones
             entry = {
                 "kind": "step",
                 "learner": f"{self.node}.{rank}",

@@ -1,4 +1,4 @@
-"""What a rank does between a gradient and the next: reach the other learners, and change the weights."""
+"""The stepper: what a rank does between two gradients, communication with other learners and the update."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Stepped:
-    """A step of the node.
+    """Result of a node's step.
 
     Attributes:
-        parts: Of all its ranks.
+        parts: Reports of all ranks.
         norm: The gradient's L2 norm before clipping.
-        good: Whether loss and gradient were finite, so that the weights have changed.
+        good: Whether loss and gradient were finite, so that the weights were updated.
     """
 
     parts: list[StepReport]
@@ -33,16 +33,16 @@ class Stepped:
 
 
 class Stepper(ABC):
-    """One strategy at one rank.
+    """Runs a strategy at one rank.
 
     Args:
         learner: Model and optimizer.
         group: The node's ranks.
 
     Attributes:
-        apart: Whether each rank keeps something that the others do not have, so that all leave checkpoints.
-        turns: Batches that ranks may train on before they talk to each other again.
-        measured: Fields of `StepReport` that the journal tells.
+        apart: Whether the ranks' states differ, so that every rank writes its part of a checkpoint.
+        turns: Batches that ranks may train on before they communicate again.
+        measured: Fields of `StepReport` for the journal.
     """
 
     apart = True
@@ -53,10 +53,10 @@ class Stepper(ABC):
         self.learner, self.group = learner, group
 
     def begin(self, session: str) -> None:  # noqa: B027 - most strategies have nothing to do
-        """The weights are those that a session begins with, at all nodes."""
+        """Called when a session starts, with the same weights on all nodes."""
 
     def start(self, step: int) -> None:  # noqa: B027
-        """Training goes on from here."""
+        """Called before the first step after the weights were set, at the start or later."""
 
     def share(self, rows: Rows) -> Rows:
         """This rank's part of a batch."""
@@ -67,50 +67,50 @@ class Stepper(ABC):
         """Apply the gradient that was just computed, as the strategy does.
 
         Args:
-            losses: Of this rank's part of the batch.
+            losses: Sums over this rank's part of the batch.
             lost: Whether this rank has found too many damaged shards.
             lr: Learning rate of the step.
         """
 
     def after(self, step: int) -> None:  # noqa: B027
-        """A step is over."""
+        """Called after each step."""
 
     @abstractmethod
     def results(self) -> list[Stepped]:
-        """The steps since the last call, as all ranks made them; all ranks call it together."""
+        """Results of the steps since the last call, over all ranks; all ranks call it together."""
 
     def idle(self, step: int) -> None:  # noqa: B027
-        """There is nothing to train at present."""
+        """Called repeatedly while there is nothing to train."""
 
     def fetch(self) -> bool:
-        """Take over what others have, as a newcomer; False if no neighbour has finite weights."""
+        """Take the weights of other nodes, as a newcomer; False if no neighbour has finite weights."""
         return False
 
     def forget(self) -> None:  # noqa: B027
-        """Other weights come, which are not the others'."""
+        """Called before other weights than those of running learners are loaded: drop what belongs to the old ones."""
 
     def conclude(self) -> None:  # noqa: B027
-        """All work is done."""
+        """Called when all batches are trained."""
 
     @abstractmethod
     def model(self) -> Weights | None:
-        """The model as it would be if training ended now: at rank 0; all ranks call it together."""
+        """The model that training would give if it ended now, at rank 0; all ranks call it together."""
 
     def keep(self) -> ReplicaState:
-        """A copy of everything that a resume needs."""
+        """Copy everything that a resume needs."""
         return keep(self.learner)
 
     def restore(self, kept: ReplicaState) -> None:
-        """Put back what `keep` gave."""
+        """Restore what `keep` returned."""
         load_optimizer_tensors(self.learner.optimizer, kept.optimizer)
         self.learner.model.load_state_dict(kept.weights)
 
     def merge(self, replicas: list[Weights]) -> None:
-        """Begin with what another number of ranks has left."""
+        """Start from the replicas of a checkpoint that another number of ranks wrote."""
         self.learner.model.load_state_dict(mean_weights(replicas))
 
 
 def keep(learner: Learner, state: Weights | None = None) -> ReplicaState:
-    """A copy of a learner's model and optimizer, and of what its strategy remembers."""
+    """Copy a learner's model, its optimizer, and the state of its strategy."""
     copied = {name: tensor.detach().clone().cpu() for name, tensor in (state or {}).items()}
     return ReplicaState(cpu_weights(learner.model), optimizer_tensors(learner.optimizer), copied)

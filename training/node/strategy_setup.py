@@ -1,4 +1,4 @@
-"""Which learner and which stepper a strategy has at a rank."""
+"""Builds the learner, the stepper and the connections that a strategy needs at a rank."""
 
 from pathlib import Path
 
@@ -19,10 +19,10 @@ from training.processes.sockets import beside
 
 
 def build_learner(job: TrainJob, device: torch.device, group: NodeGroup) -> Learner:
-    """The model, or the part of it that a rank has.
+    """Build the learner of a rank, with the whole model or a pipeline's stage of it.
 
     Raises:
-        ValueError: If a pipeline has more ranks than the model layers.
+        ValueError: If a pipeline has more ranks than the model has layers.
     """
     if job.train.traits.split and group.size > 1:
         return PipelineLearner(job, device, group)
@@ -37,13 +37,13 @@ def build_stepper(
     shared: SharedWeights | None = None,
     epoch_steps: float = 0.0,
 ) -> Stepper:
-    """The strategy at one rank.
+    """Build the stepper of a rank.
 
     Args:
         job: What to train.
-        ring: The node's place among others, and its ranks.
-        learner: Of `build_learner`.
-        server: The parameter server, for strategies that have one.
+        ring: The node's ranks, and its exchange with other nodes.
+        learner: Result of `build_learner`.
+        server: The parameter server, for strategies that use one.
         shared: Memory for the weights, for hogwild.
         epoch_steps: Steps of a learner in an epoch, the same at all ranks.
     """
@@ -53,17 +53,17 @@ def build_stepper(
 
 
 def connect(job: TrainJob, node: int, coordinator: str, key: RingKey | None, size: int) -> ServerClient | None:
-    """A node's line to the parameter server, where the strategy has one.
+    """Connect a node to the parameter server; None if the strategy does not use one.
 
     Args:
         job: What to train.
         node: Number of the node.
         coordinator: HOST:PORT of the coordinator, beside which the server runs.
         key: The ring's key.
-        size: Weights.
+        size: Number of weights.
 
     Raises:
-        ValueError: If nobody has said where it is.
+        ValueError: If its address is not set.
     """
     if not job.train.servers:
         return None
@@ -77,16 +77,16 @@ def connect(job: TrainJob, node: int, coordinator: str, key: RingKey | None, siz
 
 
 def share_memory(job: TrainJob, node: int, meeting: str, size: int) -> SharedWeights | None:
-    """Memory for the weights of all learners of this machine, for hogwild.
+    """Map the weights that all learners of this machine share, for hogwild; None for other strategies.
 
     Args:
         job: What to train.
         node: Number of the node.
-        meeting: Files below this name are this run's; empty where nodes are started one by one.
-        size: Weights.
+        meeting: Name prefix of this run's files; empty if nodes are launched one by one.
+        size: Number of weights.
 
     Raises:
-        ValueError: If nodes are started one by one.
+        ValueError: If nodes are launched one by one.
     """
     if not job.train.traits.shared:
         return None

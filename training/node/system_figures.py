@@ -1,6 +1,6 @@
-"""What a node's machine is busy with: CPU, memory, network, GPUs, as lines of the training's journal.
+"""Load of a node's machine (CPU, memory, network, GPUs) as lines of the training's journal.
 
-What a machine does not tell is left out. One sample takes a few milliseconds, every ten seconds.
+Values that a machine does not provide are omitted. A sample every ten seconds takes a few milliseconds.
 """
 
 import logging
@@ -19,18 +19,18 @@ EVERY_S = 10.0
 """Seconds between samples."""
 _SOON_S = 0.5
 _TICK_S = 0.001
-"""Between the times of two samples at least: two at one time would be two values of the same point of a chart."""
+"""Minimum time between two samples: two at the same time would be two values at one point of a chart."""
 _MEGA = 1e6
 _log = logging.getLogger(__name__)
 
 
 class Machine:
-    """Samples this machine, in one thread."""
+    """Samples this machine's load; for use by a single thread."""
 
     def __init__(self) -> None:
         self._gpus = Gpus()
         with suppress(OSError):
-            psutil.cpu_percent()  # load is counted from here
+            psutil.cpu_percent()  # the next call measures the load since this one
 
     def sample(self) -> dict[str, Any]:
         """`cpu` in percent since the last sample, `memory` in percent and MB, network totals in MB, `gpus`."""
@@ -48,7 +48,7 @@ class Machine:
 
     @staticmethod
     def _network() -> dict[str, float]:
-        """Bytes over all interfaces but loopback."""
+        """Megabytes received and sent over all interfaces except loopback."""
         interfaces = psutil.net_io_counters(pernic=True)
         others = [counters for name, counters in interfaces.items() if name != "lo"]
         received, sent = (sum(getattr(one, name) for one in others) for name in ("bytes_recv", "bytes_sent"))
@@ -60,7 +60,7 @@ class SystemFigures:
 
     Args:
         node: Number of the node.
-        journal: Takes a line; may refuse with CoordinatorError while the node has not joined.
+        journal: Writes a line; may raise CoordinatorError while the node has not joined.
         elapsed: Seconds of training.
         every_s: Seconds between samples.
     """
@@ -87,13 +87,13 @@ class SystemFigures:
                 at = self._time()
                 self._journal({**self._about, "elapsed": at, **_sample(machine)})
                 self._latest = at
-            except CoordinatorError:  # it has not joined yet
+            except CoordinatorError:  # the node has not joined yet
                 wait_s = min(_SOON_S, self._every_s)
-            except (OSError, ValueError) as error:  # figures must not end a training
-                _log.warning("the machine's figures could not be noted: %s", error)
+            except (OSError, ValueError) as error:  # a failed sample must not end a training
+                _log.warning("cannot sample the machine's load: %s", error)
 
     def _time(self) -> float:
-        """Seconds of training, later than at the sample before: they stand still while a training waits for nodes."""
+        """Seconds of training, made strictly increasing: the training's clock stops while it waits for nodes."""
         return round(max(self._elapsed(), self._latest + _TICK_S), 3)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """The training loop of one learner: takes leased batches, computes gradients, and lets its strategy apply them.
 
-Rank 0 of a node decides with the coordinator what the node does next, and tells the others
-(`training.node.scheduler`). What happens between two gradients is up to the strategy (`training.node.stepper`).
+Rank 0 of a node decides with the coordinator what the node does next, and broadcasts it to the other ranks
+(`training.node.scheduler`). The strategy defines what happens between two gradients (`training.node.stepper`).
 """
 
 import json
@@ -37,7 +37,7 @@ from training.parameter_server.client import ServerClient
 
 log = logging.getLogger(__name__)
 IDLE_S = 0.02
-"""Between two looks at the coordinator's answers when there is nothing to train."""
+"""Seconds between two polls of the coordinator's answers when there is nothing to train."""
 JOIN_TRIES = 5
 MAX_RECOVERIES = 3
 """Times that a node takes a neighbour's weights after non-finite losses before it gives up."""
@@ -49,7 +49,7 @@ class DivergedError(RuntimeError):
 
 
 class NoWeightsError(RuntimeError):
-    """A newcomer found nobody to take weights from."""
+    """A newcomer found no weights to start from."""
 
 
 class Worker:
@@ -60,9 +60,9 @@ class Worker:
         node: Number of the node.
         learner: Model and optimizer.
         group: The node's ranks.
-        exchange: Averages with other nodes; None if there is one node only, or the strategy averages otherwise.
-        client: Speaks with the coordinator; at rank 0 only.
-        server: The parameter server, for strategies that have one.
+        exchange: Averages with other nodes; None if there is only one node, or the strategy has no exchange.
+        client: Connection to the coordinator; at rank 0 only.
+        server: The parameter server, for strategies that use one.
         shared: Memory for the weights, for hogwild.
     """
 
@@ -86,7 +86,7 @@ class Worker:
         self.draws = Draws(self.data.index, self.cfg.sampling, job.seed)
         batches = count_batches(job, self.data, self.draws)
         self.stepper = build_stepper(job, self.ring, learner, server, shared, batches / self.cfg.nodes)
-        # a thread begins with the first GPU, where page-locking would open a context of this process
+        # a new thread's current device is the first GPU, where page-locking would open a context of this process
         load = Loader(self.data, learner.augmenter, learner.device)
         self.prefetch = Prefetcher(load, self.cfg.loader_threads, begin=lambda: claim(learner.device))
         self.step = 0
@@ -110,12 +110,12 @@ class Worker:
         """Train until the coordinator says that training is over.
 
         Returns:
-            Why it ended: `done`, `time`, `stop`, or `left` if this node alone was asked to go.
+            Why it ended: `done`, `time`, `stop`, or `left` if only this node was asked to leave.
 
         Raises:
-            DivergedError: If this node has nothing finite to go on with.
-            NoWeightsError: If it joined in mid-run and found no weights.
-            TooManyShardsError: If more of the training set is lost with damaged shards than may be.
+            DivergedError: If this node has no finite weights to continue with.
+            NoWeightsError: If it joined a running training and found no weights.
+            TooManyShardsError: If damaged shards hold more of the training set than is tolerated.
         """
         deeds = {
             "step": self._train,
@@ -153,22 +153,22 @@ class Worker:
                 continue
             again = True
         else:
-            raise NoWeightsError(f"node {self.node} found no weights to begin with, neither a checkpoint's nor others'")
+            raise NoWeightsError(f"node {self.node} found no weights to start from: no checkpoint, no other node")
         self.stepper.start(self.step)
         if self.scheduler:
             self.scheduler.begin()
-        log.info("node %d rank %d: weights %s, from step %d on", self.node, self.group.rank, facts["source"], self.step)
+        log.info("node %d rank %d: weights %s, from step %d", self.node, self.group.rank, facts["source"], self.step)
 
     def _get_weights(self, facts: Orders) -> bool:
-        """Weights to begin with; False if a neighbour should give them and none does."""
+        """Get the weights to start from; False if they should come from a neighbour and none has them."""
         if facts["source"] == "own":
             return True
         if facts["source"] == "neighbour":
-            # it may be another process that made these steps: their seeds must not come twice
+            # another process may have made these steps: their seeds must not be used twice
             self.step = max(self.step, facts["step"])
             return self.stepper.fetch()
         self.stepper.forget()
-        if self.step:  # training begins anew, and this process has trained already
+        if self.step:  # training restarts, and this process has trained already
             self.learner.reset()
             self.step = 0
             if self.counters:
@@ -179,7 +179,7 @@ class Worker:
         return True
 
     def _resume(self, record: dict[str, Any] | None, records: list[dict[str, Any]]) -> None:
-        """Continue this rank's replica, or start from what all left together if there are as many no more."""
+        """Continue with this rank's replica of a checkpoint, or merge all replicas if their number has changed."""
         lots = files_by_rank(record["files"]) if record is not None else []
         if record is not None and len(lots) == (self.group.size if self.stepper.apart else 1):
             self.stepper.restore(load_replica(self.output, lots[self.group.rank if self.stepper.apart else 0]))
@@ -191,7 +191,7 @@ class Worker:
         self.stepper.merge([load_replica(self.output, lot).weights for lot in replicas])
 
     def _rejoin(self, _: Orders) -> None:
-        """The coordinator had given this node up, because it was stopped or cut off: come back as a newcomer."""
+        """Rejoin as a newcomer, after the coordinator dropped this node because it was suspended or cut off."""
         log.warning("node %d was dropped from the ring and rejoins", self.node)
         self._join(again=True)
 
@@ -227,18 +227,18 @@ class Worker:
             self._recover()
 
     def _fetch(self, rows: list[int]) -> None:
-        """Have shards fetched that rank 0 fetches for its own machine, once on each of the node's others."""
+        """Prefetch shards on the node's other machines, once per machine; rank 0 does so on its own."""
         here = self.cfg.learners_per_node // self.cfg.machines_per_node
         if rows and self.group.rank and self.group.rank % here == 0:
             self.data.prefetch(np.asarray(rows, dtype=np.int64))
 
     def _turn(self, turn: Orders) -> TooManyShardsError | None:
-        """One batch: its gradient, and what the strategy makes of it."""
+        """Train on one batch: compute its gradient, and pass it to the strategy."""
         batch, lost = self._take(self._share(turn["rows"]), turn["epoch"])
         self.prefetch.hint([(self._share(one["rows"]), one["epoch"]) for one in turn["next"]])
         seed = derive_seed("step", self.job.seed, self.name, self.step)
         losses = self.learner.gradient(batch, seed)
-        if self.slow > 1.0:  # a fault that tests inject: a machine that is so many times slower
+        if self.slow > 1.0:  # a fault that tests inject: a machine slower by this factor
             worked = 0.0 if self._rested is None else time.thread_time() - self._rested
             time.sleep(worked * (self.slow - 1.0))
             self._rested = time.thread_time()
@@ -253,7 +253,7 @@ class Worker:
         return self.stepper.share(np.asarray(rows, dtype=np.int64))
 
     def _take(self, rows: Rows, epoch: int) -> tuple[Batch | None, TooManyShardsError | None]:
-        """A batch, or why there is none: an error here alone would leave the node's other ranks waiting."""
+        """A batch, or the error: raised at one rank alone, it would leave the node's other ranks waiting."""
         try:
             return self.prefetch.take(rows, epoch), None
         except TooManyShardsError as error:
@@ -263,7 +263,7 @@ class Worker:
         if lost is not None:
             raise lost
         self.data.check()
-        raise TooManyShardsError("another learner of this node has found more damaged shards than may be")
+        raise TooManyShardsError("another learner of this node has found too many damaged shards")
 
     def _idle(self, _: Orders) -> None:
         time.sleep(IDLE_S)
@@ -287,7 +287,7 @@ class Worker:
         self.counters.journal(result.parts, **shared)
 
     def _recover(self) -> None:
-        """Too many steps without a finite loss: take a neighbour's weights, or give up."""
+        """After too many steps without a finite loss, take a neighbour's weights or give up."""
         self._bad = 0
         what = f"{self.cfg.membership.max_bad_steps} steps in a row without a finite loss or gradient"
         if self.client:

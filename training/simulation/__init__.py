@@ -1,4 +1,4 @@
-"""N learners in one process on a virtual clock, running the same programs as real ones."""
+"""The simulator: N learners in one process on a virtual clock, running the same programs as real ones."""
 
 from training.simulation.cluster import Cluster, MembershipChange
 from training.simulation.problem import Activations, Problem, Timing

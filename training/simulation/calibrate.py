@@ -1,4 +1,4 @@
-"""What a published table says about the machines behind it: two numbers from two of its rows; the rest is predicted."""
+"""Calibrates the simulator to a published table: two numbers follow from two of its rows, the others are predicted."""
 
 from dataclasses import dataclass
 
@@ -14,9 +14,9 @@ STRAGGLERS = {
 }
 """Hours per epoch of 16 P100, one of them slowed 1, 2, 10 and 100 times (arXiv:1904.04956; d1d is called HYBRID)."""
 SPEEDUPS = {"adpsgd": 10.88, "scpsgd": 8.70, "d1d": 9.26}
-"""Of the rows without a slow-down."""
+"""Published speed-ups of the rows without a slow-down."""
 MODEL_BYTES = 165e6
-"""The acoustic model of that table."""
+"""Size of the acoustic model of that table."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Costs:
 
     Attributes:
         compute: Forward and backward passes; a slow-down multiplies them.
-        exposed: Communication that nothing hides.
+        exposed: Communication that does not overlap with computation.
     """
 
     compute: float
@@ -35,9 +35,9 @@ class Costs:
 def calibrate(strategy: str) -> Costs:
     """Costs of the published runs.
 
-    For the methods whose learners wait for the slowest, an epoch takes s·c + a hours with one learner s times slower:
-    the rows s = 1 and s = 2 give c and a, the rows 10 and 100 are predicted. ADPSGD's rows hardly depend on s, so the
-    published speed-up gives its c (an epoch of one learner over 16) and the row s = 1 the rest.
+    If learners wait for the slowest, an epoch takes s·c + a hours with one learner s times slower: the rows s = 1 and
+    s = 2 give c and a, the rows 10 and 100 are predicted. ADPSGD's rows hardly depend on s, so the published speed-up
+    gives c (an epoch of one learner, divided by 16), and the row s = 1 gives the rest.
     """
     first, second = STRAGGLERS[strategy][:2]
     if strategy == "adpsgd":
@@ -47,20 +47,20 @@ def calibrate(strategy: str) -> Costs:
 
 
 def straggler_cluster(strategy: str, slow_down: float, steps: int) -> Cluster:
-    """The published cluster in hours per epoch: one virtual second is an hour of theirs.
+    """The published cluster; one virtual second stands for one hour.
 
     Args:
-        strategy: Its calibration is used.
-        slow_down: Of one learner's computation.
-        steps: Steps of a learner and epoch.
+        strategy: Strategy whose calibration is used.
+        slow_down: Slow-down of one learner's computation.
+        steps: Steps of a learner per epoch.
     """
     costs = calibrate(strategy)
     step_s, exposed_s = costs.compute / steps, costs.exposed / steps
     slow = {15: slow_down} if slow_down != 1 else {}
-    if strategy == "scpsgd":  # the whole all-reduce is exposed: let the links cost it
+    if strategy == "scpsgd":  # the whole all-reduce is exposed: choose the links' bandwidth to match
         gbit = 2 * 15 / 16 * MODEL_BYTES * 8 / 1e9 / exposed_s
         return Cluster(learners=16, step_s=step_s, slow=slow, link_gbit=gbit, link_ms=0)
-    # hidden communication costs nothing; what is exposed is the learner's own work
+    # hidden communication costs nothing; exposed communication is simulated as the learner's own work
     return Cluster(learners=16, step_s=step_s, overhead_s=exposed_s, slow=slow, link_gbit=1e9, link_ms=0)
 
 

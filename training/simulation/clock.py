@@ -1,4 +1,4 @@
-"""Virtual time: events happen in the order of their times, and at the same time in the order of their making."""
+"""Virtual time: events run in the order of their times; events at the same time in the order of their creation."""
 
 import heapq
 import itertools
@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 
 class Clock:
-    """Seconds that pass only from event to event.
+    """A virtual clock, which advances from event to event.
 
     Attributes:
-        now: The time of the event that happens at present, seconds.
+        now: Time of the current event, seconds.
     """
 
     def __init__(self) -> None:
@@ -19,21 +19,21 @@ class Clock:
         self._number = itertools.count()
 
     def at(self, time: float, event: Callable[[], None]) -> None:
-        """Have something happen at a time, not before now.
+        """Schedule an event at a time, or now if that has passed.
 
         Raises:
-            ValueError: The time is no finite number.
+            ValueError: If the time is not finite.
         """
         if not math.isfinite(time):
             raise ValueError(f"an event at {time} s will never happen: look at the cluster's links and step times")
         heapq.heappush(self._events, (max(time, self.now), next(self._number), event))
 
     def after(self, seconds: float, event: Callable[[], None]) -> None:
-        """Have something happen after some seconds."""
+        """Schedule an event after some seconds."""
         self.at(self.now + seconds, event)
 
     def step(self) -> bool:
-        """Let the next event happen; False if there is none."""
+        """Run the next event; False if there is none."""
         if not self._events:
             return False
         self.now, _, event = heapq.heappop(self._events)

@@ -1,4 +1,4 @@
-"""The machines that are simulated: how fast they compute, how they are linked, and what befalls them."""
+"""The simulated machines: their speed, their links, and which learners die or join."""
 
 import random
 from typing import Annotated
@@ -11,7 +11,7 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class MembershipChange(BaseModel):
-    """A learner comes or goes."""
+    """A learner joins or dies."""
 
     model_config = _MODEL_CONFIG
 
@@ -27,18 +27,18 @@ class Cluster(BaseModel):
     model_config = _MODEL_CONFIG
 
     learners: int = Field(default=4, ge=1, le=65536)
-    """Learners in all (GPUs)."""
+    """Total number of learners (GPUs)."""
     per_machine: int = Field(default=1, ge=1)
-    """Learners of a machine; they share its network link, and are a node of h-adpsgd."""
+    """Learners per machine; they share its network link, and form a node of h-adpsgd."""
     step_s: Positive = 0.1
     """Seconds of a forward and backward pass of one learner's batch."""
     overhead_s: Seconds = 0.0
-    """Seconds a step that communication costs the learner's own processor, which nothing hides: copies, additions,
-    launching. A slow-down of the computation does not stretch it."""
+    """Seconds per step that communication takes on the learner's own processor and that nothing hides: copies,
+    additions, launching. A slow-down of the computation does not scale it."""
     jitter: float = Field(default=0.0, ge=0, le=2)
-    """Standard deviation of a step's logarithm of time; the mean stays `step_s`."""
+    """Standard deviation of the logarithm of a step's time; the mean stays `step_s`."""
     slow: dict[int, Positive] = {}
-    """Learner number: how many times slower it computes."""
+    """Slow-down factor of the computation, by learner number."""
     link_gbit: Positive = 10.0
     """Bandwidth of a machine's network link in either direction, Gbit/s."""
     link_ms: Seconds = 0.05
@@ -48,12 +48,11 @@ class Cluster(BaseModel):
     local_ms: Seconds = 0.01
     """Latency of a message within a machine, milliseconds."""
     timeout_s: Positive = 5.0
-    """Seconds until a dead learner is known to be dead."""
+    """Seconds until a learner's death is detected."""
     losses: tuple[MembershipChange, ...] = ()
     """Learners that die; with h-adpsgd, each takes its whole node with it."""
     joins: tuple[MembershipChange, ...] = ()
-    """Learners that are not there from the beginning, and take over a neighbour's weights; with h-adpsgd, each brings
-    its whole node."""
+    """Learners that join later, with a neighbour's weights; with h-adpsgd, each brings its whole node."""
 
     @model_validator(mode="after")
     def _check(self) -> "Cluster":
@@ -65,7 +64,7 @@ class Cluster(BaseModel):
                 f"{self.learners} learners do not fill machines of {self.per_machine}: use a multiple of it"
             )
         if len({one.rank for one in self.joins}) == self.learners:
-            raise ValueError("nobody is there at the beginning: leave at least one learner out of joins")
+            raise ValueError("no learner is there at the start: leave at least one learner out of joins")
         for what, happenings in (("losses", self.losses), ("joins", self.joins)):
             if len({one.rank for one in happenings}) < len(happenings):
                 raise ValueError(f"{what} names a learner twice")
@@ -73,7 +72,7 @@ class Cluster(BaseModel):
 
     @property
     def machines(self) -> int:
-        """Machines, the last one perhaps not full."""
+        """Number of machines; the last one may be partly filled."""
         return -(-self.learners // self.per_machine)
 
     def machine(self, rank: int) -> int:
@@ -85,13 +84,13 @@ class Cluster(BaseModel):
 
         Args:
             rank: The learner.
-            chance: Its random numbers, of which jitter takes one.
-            share: How much of a usual step's work it is.
+            chance: Its random number generator; jitter draws one number.
+            share: Fraction of a regular step's work.
         """
         noise = chance.lognormvariate(-(self.jitter**2) / 2, self.jitter) if self.jitter else 1.0
         return share * self.step_s * self.slow.get(rank, 1.0) * noise + self.overhead_s
 
 
 def chance_of(seed: int, rank: int) -> random.Random:
-    """A learner's random numbers in a simulation."""
+    """A learner's random number generator in a simulation."""
     return random.Random(f"starling simulation {seed} {rank}")

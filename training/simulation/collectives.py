@@ -1,4 +1,4 @@
-"""Communications that several learners take part in: they begin when everybody who is present has come."""
+"""Collectives in virtual time: they start when all live learners have joined."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from training.strategies.requests import AllReduce, Gather, Mix, Reduced, Ticket
 
 
 class Participants:
-    """Learners that collectives wait for, by node and in a ring."""
+    """The learners that collectives wait for, by node and as a ring."""
 
     def __init__(self, node_of: Callable[[int], int]) -> None:
         self._node_of = node_of
@@ -25,13 +25,13 @@ class Participants:
         self._ring: dict[int, tuple[int, int]] | None = None
 
     def add(self, rank: int) -> None:
-        """A learner comes."""
+        """Add a learner."""
         self.everybody.add(rank)
         self._nodes[self._node_of(rank)].add(rank)
         self._ring = None
 
     def remove(self, rank: int) -> None:
-        """A learner goes."""
+        """Remove a learner."""
         self.everybody.discard(rank)
         self._nodes[self._node_of(rank)].discard(rank)
         self._ring = None
@@ -41,7 +41,7 @@ class Participants:
         return self._nodes[node]
 
     def around(self, rank: int) -> list[int]:
-        """A learner and its neighbours on the ring, each once, ascending."""
+        """A learner and its neighbours on the ring, without duplicates, ascending."""
         if self._ring is None:
             order = sorted(self.everybody)
             places = enumerate(order)
@@ -55,7 +55,7 @@ Finish = Callable[[int, Ticket, Any], None]
 
 @dataclass
 class PendingCollective:
-    """A collective that waits for those who are missing."""
+    """A collective that waits for further learners."""
 
     tickets: dict[int, Ticket] = field(default_factory=dict)
 
@@ -65,11 +65,11 @@ class VirtualCollectives:
 
     Args:
         clock: Virtual time.
-        links: Says what they cost.
-        present: Learners that a collective waits for, ascending.
-        node_of: The node of a learner.
-        finish: Is called with each learner's outcome, in time.
-        moment: Is told when newcomers may come in: an outcome is there, and nobody or everybody has taken it up.
+        links: Model of their cost.
+        present: Learners that collectives wait for.
+        node_of: Returns the node of a learner.
+        finish: Called with each learner's outcome when it arrives.
+        moment: Called when newcomers may join: after an outcome has arrived, before and after all have applied it.
     """
 
     def __init__(
@@ -92,11 +92,11 @@ class VirtualCollectives:
         self._underway = 0
 
     def waiting(self) -> bool:
-        """Whether somebody waits for others, or messages of a collective travel."""
+        """Whether any learner waits for others, or messages of a collective are in flight."""
         return bool(self._underway or self._mixing or any(meeting.tickets for meeting in self._meetings.values()))
 
     def join(self, rank: int, ticket: Ticket) -> None:
-        """A learner begins a collective."""
+        """Let a learner join a collective."""
         op = ticket.op
         if isinstance(op, Mix):
             self._join_mixing(rank, ticket, op)
@@ -112,7 +112,7 @@ class VirtualCollectives:
         self._look(key)
 
     def leave(self, rank: int) -> None:
-        """A learner is not waited for any more."""
+        """Stop waiting for a learner."""
         self._mixing.pop(rank, None)
         for key, meeting in list(self._meetings.items()):
             meeting.tickets.pop(rank, None)
@@ -169,7 +169,7 @@ class VirtualCollectives:
         self._mix(self._present.around(rank) if op.graph == "ring" else None)
 
     def enter_ring(self, rank: int, giver: int, vector: Tensor) -> None:
-        """A newcomer is in the round of whom it got its weights from; for neighbours behind, it has always had them."""
+        """Put a newcomer into its giver's round; for neighbours in earlier rounds, it posts its weights there, too."""
         if giver not in self._rounds:
             return
         self._rounds[rank] = self._rounds[giver]
@@ -179,7 +179,7 @@ class VirtualCollectives:
         self._mix()
 
     def _mix(self, ranks: list[int] | None = None) -> None:
-        """End the round of those who can, of whom one has news."""
+        """Finish the rounds of all waiting learners that can, or of the given ones only."""
         for rank in sorted(self._mixing) if ranks is None else ranks:
             if rank in self._mixing:
                 self._try(rank)
@@ -201,7 +201,7 @@ class VirtualCollectives:
         self._forget()
 
     def _mixed_at(self, rank: int, around: list[int], op: Mix) -> float:
-        """When the last neighbour's weights are here: everybody sends its own to each neighbour."""
+        """Time when the last neighbour's weights arrive: each learner sends its own to each neighbour."""
         if op.graph == "complete":
             seconds = self._links.all_reduce(around, op.num_bytes / len(around)) if len(around) > 1 else 0.0
             return self._clock.now + seconds * len(around)
@@ -209,7 +209,7 @@ class VirtualCollectives:
         return max((self._links.send(other, rank, op.num_bytes) for other in others), default=self._clock.now)
 
     def _forget(self) -> None:
-        """Drop rounds that everybody has behind himself, now and then: it takes a look at everybody."""
+        """Drop rounds that all learners have completed; only now and then, since it visits all learners."""
         self._mixed += 1
         if self._mixed % max(1, len(self._present.everybody)):
             return

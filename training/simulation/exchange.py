@@ -1,4 +1,4 @@
-"""The exchange of weights in virtual time: the averaging of the real ones, with messages that the clock delivers."""
+"""The exchange of weights in virtual time: the real protocol and averaging, with messages that the clock delivers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -21,25 +21,25 @@ from training.simulation.clock import Clock
 from training.simulation.network import LinkModel
 
 _CHUNK_KB = 1024
-"""Of a chunk at most, as `ExchangeConfig.chunk_kb` has it."""
+"""Maximum size of a chunk, the default of `ExchangeConfig.chunk_kb`."""
 _RINGS = 64
-"""Random rings remembered at a time: learners are at most so many exchanges apart, or a ring is shuffled again."""
+"""Number of random rings in the cache; if learners are more exchanges apart, a ring is shuffled again."""
 
 
 @dataclass
 class VirtualNetwork:
-    """What the exchanges of a simulation share.
+    """The network that the exchanges of a simulation share.
 
     Attributes:
         clock: Virtual time.
-        network: Carries messages.
-        ranks: Learner that speaks for each node.
-        neighbours: Whom a node asks.
-        seed: Of the random ring.
-        per_step: Exchanges that a node begins a step at most.
-        num_bytes: Of the weights on the wire.
-        timeout_s: Until a silent neighbour is given up.
-        news: Is told the node to which something has happened.
+        links: Model of the messages' cost.
+        ranks: The learner of each node that exchanges for it.
+        neighbours: How a node chooses its neighbours.
+        seed: Seed of the random ring.
+        per_step: Maximum number of exchanges that a node starts per step.
+        num_bytes: Size of the weights on the wire.
+        timeout_s: Seconds after which a silent neighbour is given up.
+        news: Called with a node when its exchange has news.
     """
 
     clock: Clock
@@ -58,19 +58,19 @@ class VirtualNetwork:
 
     @property
     def chunk_s(self) -> float:
-        """Seconds from the sending of a chunk to the settling with its answer."""
+        """Round trip time of a chunk, seconds."""
         cluster = self.links.cluster
         chunk = 4 * chunk_weights(int(self.num_bytes / 4), _CHUNK_KB)
         return 2 * (cluster.link_ms / 1e3 + chunk / (cluster.link_gbit * 1e9 / 8))
 
     def carry(self, node: int, peer: int) -> float:
-        """Send the weights in both directions; when the last chunk has come back."""
+        """Send the weights in both directions; returns the time when the last chunk is back."""
         here, there = self.ranks[node], self.ranks[peer]
         last = max(self.links.send(here, there, self.num_bytes), self.links.send(there, here, self.num_bytes))
         return last + self.chunk_s / 2
 
     def neighbour(self, view: View, node: int, number: int) -> int | None:
-        """What `training.exchange.neighbours.neighbour` says, for a thousand nodes without a thousand shuffles."""
+        """Same as `training.exchange.neighbours.neighbour`, but a ring is shuffled once, not once per node."""
         count = len(view.nodes)
         shuffled = resolve(self.neighbours, count) == "random-ring"
         key = (view.number, number if shuffled else 0)
@@ -86,7 +86,7 @@ class VirtualNetwork:
 
 
 class _Times(NamedTuple):
-    """When the chunk in the middle is at the other side, when its answer is back, and when the last answer is."""
+    """Times when the middle chunk is at the other side, when its answer is back, and when the last answer is."""
 
     there: float
     back: float
@@ -94,15 +94,15 @@ class _Times(NamedTuple):
 
 
 class VirtualExchange(MailboxExchange):
-    """One node's exchange: the protocol of the real ones, between whose messages virtual time passes.
+    """One node's exchange: the protocol of the real ones, with messages in virtual time.
 
-    Real exchanges average chunk by chunk, each within one round trip of the whole exchange's time. Here all chunks are
-    averaged as the middle one is: in a round trip of a chunk's length in the middle of the exchange. This matters:
-    two exchanges that a node is in at once add up to more than a mean of three.
+    Real exchanges average chunk by chunk, each chunk within one round trip somewhere in the exchange's duration. Here
+    all chunks are averaged like the middle one: within one round trip of a chunk in the middle of the exchange. This
+    matters: two exchanges of a node that overlap move its weights further than the mean of all three nodes.
     """
 
     def __init__(self, network: VirtualNetwork, node: int, size: int) -> None:
-        super().__init__(size, shared=False)  # the files of a thousand would use up the descriptors
+        super().__init__(size, shared=False)  # files for a thousand nodes would exceed the limit of open files
         self.node, self._network = node, network
         self._averager = Averager(self._mailbox, size)
         self._report = Report(self._mailbox)
@@ -116,10 +116,10 @@ class VirtualExchange(MailboxExchange):
         if self._protocol.may_begin:
             self._ask()
 
-    # --- the side that asks
+    # --- the requesting side
 
     def _ask(self) -> None:
-        """Begin an exchange: both directions carry the weights at once, chunk by chunk."""
+        """Start an exchange: the weights travel in both directions at once, chunk by chunk."""
         network, protocol = self._network, self._protocol
         peer = network.neighbour(protocol.view, self.node, protocol.number)
         protocol.number += 1
@@ -137,11 +137,11 @@ class VirtualExchange(MailboxExchange):
         network.clock.at(times.there - half, lambda: self._send(asking, times))
 
     def _under_way(self, asking: Asking) -> bool:
-        """Whether an exchange that was begun here goes on."""
+        """Whether an exchange that this node started is still in progress."""
         return self.alive() and self._protocol.asking is asking
 
     def _send(self, asking: Asking, times: _Times) -> None:
-        """The chunk in the middle leaves."""
+        """Send the middle chunk."""
         self._protocol.poll()
         if self._under_way(asking) and (request := self._protocol.next_request()) is not None:
             self._protocol.sent(request)
@@ -149,7 +149,7 @@ class VirtualExchange(MailboxExchange):
             self._network.clock.at(times.there, lambda: self._arrive(asking, request.header, message, times))
 
     def _arrive(self, asking: Asking, request: Header, message: bytearray, times: _Times) -> None:
-        """It is at the other side, if that is still there."""
+        """Deliver the middle chunk to the other side, if that still exists."""
         other, clock = self._network.open.get(asking.node), self._network.clock
         if other is not None:
             answer = other._answer(request, message)
@@ -157,7 +157,7 @@ class VirtualExchange(MailboxExchange):
         clock.at(times.ends, lambda: self._end(asking))
 
     def _hear(self, asking: Asking, answer: Header, message: bytearray) -> None:
-        """Its answer is here."""
+        """Receive the answer to the middle chunk."""
         if not self.alive():
             return
         self._protocol.poll()
@@ -165,7 +165,7 @@ class VirtualExchange(MailboxExchange):
             self._next()
 
     def _end(self, asking: Asking) -> None:
-        """The last chunk is here; without an answer to that in the middle, the exchange has failed."""
+        """End the exchange with its last chunk; it has failed if the middle one was not answered."""
         if not self._under_way(asking):
             return
         if self._protocol.complete:
@@ -183,10 +183,10 @@ class VirtualExchange(MailboxExchange):
         self._wake()
         self._network.news(self.node)
 
-    # --- the side that answers
+    # --- the answering side
 
     def _answer(self, request: Header, message: bytearray) -> Header:
-        """Answer a request; the chunk is replaced by the answer's."""
+        """Answer a request; the answer's chunk replaces the request's in `message`."""
         self._protocol.poll()
         answer = self._protocol.answer(request, message)
         self._protocol.poll()
@@ -199,8 +199,9 @@ class VirtualExchange(MailboxExchange):
     def set_view(self, view: View) -> None:
         self._protocol.view = view
 
+    @override
     def fetch(self, timeout_s: float) -> torch.Tensor | None:
-        """See `Exchange.fetch`; takes no virtual time."""
+        # takes no virtual time
         for node in by_distance(self._protocol.view, self.node):
             peer = self._network.open.get(node)
             if peer is not None and peer._averager.loaded:
@@ -209,8 +210,9 @@ class VirtualExchange(MailboxExchange):
                     return torch.from_numpy(weights)
         return None
 
+    @override
     def stats(self) -> ExchangeStats:
-        """See `Exchange.stats`; seconds are virtual, those of the processor and of silence are none."""
+        # seconds are virtual; neither CPU time nor silence is simulated
         self._report.publish(self._network.clock.now, self._averager)
         return replace(super().stats(), cpu_seconds=0.0, silent_s=0.0)
 

@@ -1,8 +1,8 @@
-"""What comes with a gradient (`Compute`) in terms of the virtual network: averaged gradients, averaged weights.
+"""Expands a program's `Compute` into requests to the virtual network, which average gradients and weights.
 
 The training engine sends gradients bucket by bucket during the backward pass, and each learner of a node exchanges its
 share of the weights. Here, gradients are all-reduced when they are complete, and the first learner of a node exchanges
-for it; what a machine's link carries is the same.
+for it; the traffic on a machine's link is the same.
 """
 
 from collections.abc import Generator
@@ -19,13 +19,13 @@ _EMPTY = torch.zeros(0)
 
 
 def spelled_out(context: LearnerContext, program: Program) -> Program:
-    """A program whose `Compute` asks for this learner's own gradient only; all else is requests of its own.
+    """Rewrite a program so that each `Compute` requests the learner's own gradient only, followed by explicit requests.
 
     At the end of a method that averages weights, all learners take their mean.
 
     Args:
-        context: The learner's.
-        program: What a method has it do.
+        context: The learner's context.
+        program: The method's program for it.
     """
     steps, averages, answer = 0, False, None
     while True:
@@ -49,7 +49,7 @@ def spelled_out(context: LearnerContext, program: Program) -> Program:
 
 
 def _offer(context: LearnerContext, step: int, first: bool) -> None:
-    """Give the weights after a number of steps to the exchange."""
+    """Offer the weights after a step to the exchange."""
     if context.exchange is None:
         return
     if first:
@@ -60,7 +60,7 @@ def _offer(context: LearnerContext, step: int, first: bool) -> None:
 
 
 def _reduced(context: LearnerContext, work: Work | None, request: Compute) -> Generator[Request, Any, Work | None]:
-    """Average gradients; the sum of the weights, or None if no learner had any work left."""
+    """Average gradients; returns the sum of the weights, or None if no learner has any work left."""
     assert request.reduce != "own"
     grads, codec = context.replica.grads, request.codec
     if codec is None or codec.warm:
@@ -78,17 +78,17 @@ def _reduced(context: LearnerContext, work: Work | None, request: Compute) -> Ge
 
 
 class _WholeBuffer:
-    """All gradients of a replica in one bucket; see `Bucket`."""
+    """A `Bucket` of all gradients of a replica."""
 
     def __init__(self, grads: Tensor) -> None:
         self._grads = grads
 
     def index(self) -> int:
-        """The first."""
+        """Position among a step's buckets; this is the only one."""
         return 0
 
     def is_last(self) -> bool:
-        """The last, too."""
+        """Whether this is the last bucket of the step."""
         return True
 
     def buffer(self) -> Tensor:
@@ -96,12 +96,12 @@ class _WholeBuffer:
         return self._grads
 
     def parameters(self) -> list[Tensor]:
-        """All parameters in one."""
+        """A single tensor that stands for all parameters."""
         return [self._grads]
 
 
 def _gathered(context: LearnerContext, codec: Codec, weight: float) -> Generator[Request, Any, Reduced]:
-    """The weighted mean of what all messages stand for, and the weights' sum."""
+    """Weighted mean of all decoded messages, and the sum of the weights."""
     one = codec.bucket(_WholeBuffer(context.replica.grads))
     message = one.encode(context.replica.grads) if weight else one.blank()
 
@@ -115,7 +115,7 @@ def _gathered(context: LearnerContext, codec: Codec, weight: float) -> Generator
 
 
 def _averaged(context: LearnerContext) -> Program:
-    """Add what the node's exchange has brought to the weights of all its learners."""
+    """Add the result of the node's exchange to the weights of all its learners."""
     weights, exchange = context.replica.weights, context.exchange
     if context.nodes == 1:
         return
@@ -127,7 +127,7 @@ def _averaged(context: LearnerContext) -> Program:
     if exchange is not None and exchange.ready():
         delta = exchange.take().clone()
         _release(context, exchange)
-    # the engine gathers shares of it, which is half of an all-reduce
+    # the engine all-gathers shares of the delta, which costs half as much as an all-reduce
     op = AllReduce(delta, float(leads), context.num_bytes / 2, "node", "averaging")
     brought: Reduced = yield from perform(op)
     with torch.no_grad():
@@ -147,10 +147,10 @@ def _release(context: LearnerContext, exchange: Exchange) -> None:
 
 
 def _end(context: LearnerContext, step: int) -> Program:
-    """Let every exchange in flight end on both sides, then take the mean of all learners."""
+    """Finish all exchanges in flight on both sides, then take the mean of all learners."""
     if context.nodes == 1:
         return
-    yield from _linger(context, "over", step)  # from here on, no exchange begins any more
+    yield from _linger(context, "over", step)  # no further exchange starts after this
     exchange = context.exchange
     while exchange is not None and _in_flight(exchange):
         yield Idle()
@@ -158,7 +158,7 @@ def _end(context: LearnerContext, step: int) -> Program:
     yield from _linger(context, "settled", step)
     if exchange is not None:
         _settle(context, exchange, step)
-    if context.node_size > 1:  # the node's other learners have not seen what the last exchanges brought
+    if context.node_size > 1:  # the node's other learners do not have the results of the last exchanges
         op = AllReduce(context.replica.weights.clone(), float(context.node_rank == 0), context.num_bytes, "node")
         mean: Reduced = yield from perform(op)
         with torch.no_grad():
@@ -167,7 +167,7 @@ def _end(context: LearnerContext, step: int) -> Program:
 
 
 def _linger(context: LearnerContext, channel: str, step: int) -> Program:
-    """Wait for all learners, and go on averaging meanwhile."""
+    """Wait for all learners, and apply the results of exchanges meanwhile."""
     exchange = context.exchange
     ticket = yield Start(AllReduce(_EMPTY, 1.0, 0.0, channel=channel))
     while not ticket.done:

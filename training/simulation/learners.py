@@ -1,4 +1,4 @@
-"""Puts learners on the seats of a cluster: replica, exchange and program of each."""
+"""Creates the learners of a simulated cluster: replica, exchange and program of each."""
 
 import random
 from collections.abc import Callable
@@ -37,15 +37,15 @@ class SimulatedLearner:
     ticket: Ticket | None = None
     steps: int = 0
     asked: int = 0
-    """Gradients that it has asked for, in vain or not."""
+    """Gradients that it has requested, including those that found no work left."""
     weight: float = 0.0
 
 
 def check(cluster: Cluster, method: Method, config: StrategyConfig) -> None:
-    """See that a method can train on a cluster.
+    """Check that a method can train on a cluster.
 
     Raises:
-        StrategyError: It cannot; the message says what to change.
+        StrategyError: If it cannot; the message says what to change.
     """
     method.check(config)
     if method.traits.shared and cluster.machines > 1 and cluster.per_machine > 1:
@@ -60,7 +60,7 @@ def make_network(
     seed: int,
     news: Callable[[int], None],
 ) -> VirtualNetwork:
-    """What the nodes' exchanges share; the first learner of a node speaks for it."""
+    """Build the network that the nodes' exchanges share; the first learner of a node exchanges for it."""
     ranks: dict[int, int] = {}
     for rank in range(links.cluster.learners):
         ranks.setdefault(node_of(rank), rank)
@@ -77,11 +77,11 @@ def make_learners(
     node_of: Callable[[int], int],
     stale: Callable[[float], None],
 ) -> list[SimulatedLearner]:
-    """All learners, those that come later included; theirs get no exchange yet."""
+    """Create all learners, including newcomers, which get no exchange yet."""
     cluster = network.links.cluster
     late, nodes = {node_of(one.rank) for one in cluster.joins}, len(network.ranks)
     if len(late) == nodes:
-        raise StrategyError("every node has a newcomer, which brings the whole of it: leave one node out of joins")
+        raise StrategyError("every node has a newcomer, which brings its whole node: leave one node out of joins")
     learners: list[SimulatedLearner] = []
     for rank in range(cluster.learners):
         replica, node = problem.replica(), node_of(rank)

@@ -1,4 +1,4 @@
-"""The work of a training: batches are leased one by one, so that a fast learner takes more."""
+"""Leases in a simulation: batches are leased one by one, so that a fast learner takes more."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class BatchLease:
-    """A batch that somebody trains on.
+    """A batch that is leased to a learner.
 
     Attributes:
-        number: Of the batch within its epoch.
+        number: Number of the batch within its epoch.
         epoch: Number of the epoch.
     """
 
@@ -18,11 +18,11 @@ class BatchLease:
 
 
 class LeasePool:
-    """Every batch of every epoch, each to be trained on once.
+    """The batches of all epochs, each to be trained on once.
 
     Attributes:
-        trained: Batches that somebody has finished.
-        repeated: Batches that went back because a learner died.
+        trained: Number of finished batches.
+        repeated: Number of batches that were returned because a learner died.
     """
 
     def __init__(self, batches: int, epochs: int) -> None:
@@ -34,7 +34,7 @@ class LeasePool:
 
     @property
     def total(self) -> int:
-        """Batches over all epochs."""
+        """Number of batches over all epochs."""
         return self.batches * self.epochs
 
     @property
@@ -44,11 +44,11 @@ class LeasePool:
 
     @property
     def over(self) -> bool:
-        """Whether everything has been trained on."""
+        """Whether all batches are finished."""
         return self.trained == self.total
 
     def take(self) -> BatchLease | None:
-        """The next batch; None if there is none at present."""
+        """Lease the next batch; None if there is none at present."""
         if self._returned:
             lease = self._returned.popleft()
         elif self._given < self.total:
@@ -60,12 +60,12 @@ class LeasePool:
         return lease
 
     def finish(self, lease: BatchLease) -> None:
-        """A batch has been trained on."""
+        """Mark a batch as trained."""
         self._underway.remove(lease)
         self.trained += 1
 
     def give_back(self, lease: BatchLease) -> None:
-        """A batch will not be finished by whoever had it."""
+        """Return a batch to the pool, because its learner will not finish it."""
         self._underway.remove(lease)
         self._returned.append(lease)
         self.repeated += 1

@@ -1,4 +1,4 @@
-"""Replicas of a real model, and their gradients: many small models at once where that is faster."""
+"""Replicas of a real model, and their gradients, for several small models at once if that is faster."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from training.learner.optim import build_optimizer, drop_momentum, set_learning_
 
 
 class _WholeModel(nn.Module):
-    """All trainable parameters of a model as one."""
+    """All trainable parameters of a model as a single one."""
 
     def __init__(self, flat: FlatParameters) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class _WholeModel(nn.Module):
         self.view(flat)
 
     def view(self, flat: FlatParameters) -> None:
-        """Lie where a model's parameters lie now."""
+        """Become a view of a model's flat parameters."""
         self.parameter.data = flat.weights[: flat.num_parameters]
         self.parameter.grad = flat.grads
 
@@ -33,29 +33,29 @@ class ModelReplica:
     def __init__(self, model: nn.Module, cfg: OptimizerConfig) -> None:
         self._flat = FlatParameters(model)
         self._cfg, self._whole = cfg, _WholeModel(self._flat)
-        # without weight decay all parameters are alike: one long one is updated in a tenth of the time
+        # without weight decay all parameters are treated alike: a single long one is updated in a tenth of the time
         self._optimizer = build_optimizer(cfg, model if cfg.weight_decay else self._whole)
         self._count = [0]
         self.num_bytes = 4.0 * self._flat.weights.numel()
 
     @property
     def weights(self) -> Tensor:
-        """See `Replica`."""
+        """Flat fp32 weights."""
         return self._flat.weights
 
     @property
     def grads(self) -> Tensor:
-        """See `Replica`."""
+        """Flat gradients."""
         return self._flat.grads
 
     @property
     def updates(self) -> int:
-        """See `Replica`."""
+        """Optimizer steps on these weights, by all replicas that share them."""
         return self._count[0]
 
     @torch.no_grad()
     def update(self) -> None:
-        """Clip, then one optimizer step."""
+        """Clip the gradients, then make one optimizer step."""
         clip = self._cfg.clip_norm
         if clip:
             norm = float(self._flat.grad_norm())
@@ -65,20 +65,20 @@ class ModelReplica:
         self._count[0] += 1
 
     def drop_momentum(self) -> None:
-        """See `Replica`."""
+        """Reset the momentum: the next update depends on its gradient alone."""
         drop_momentum(self._optimizer)
 
     def set_rate(self, lr: float) -> None:
-        """See `Trainable`."""
+        """Set the learning rate of the next updates."""
         set_learning_rate(self._optimizer, lr)
 
     def copy_from(self, other: Any) -> None:
-        """See `Trainable`."""
+        """Copy another replica's weights and optimizer state."""
         self._flat.load(other.weights)
         self._optimizer.load_state_dict(copy.deepcopy(other._optimizer.state_dict()))
 
     def share(self, other: Any) -> None:
-        """See `Trainable`."""
+        """Become a view of another replica's weights, with an optimizer of its own."""
         flat = self._flat
         flat.weights, self._count = other.weights, other._count
         self._whole.view(flat)
@@ -87,10 +87,10 @@ class ModelReplica:
 
 
 class Stack:
-    """Runs many sets of weights of one model at once (torch.func.vmap), for models of operations that allow it.
+    """Runs a model with many sets of weights at once (torch.func.vmap), if all its operations support that.
 
     Args:
-        model: Any replica of it; its own weights are not used.
+        model: The model; its own weights are not used.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -98,16 +98,16 @@ class Stack:
         self._shapes = [(name, p.shape, p.numel()) for name, p in model.named_parameters() if p.requires_grad]
 
     def __call__(self, weights_RN: Tensor, *inputs: Tensor) -> Any:
-        """Outputs of the model with each of R sets of flat weights, every one on its own part [r] of the inputs."""
+        """Outputs of the model for R sets of flat weights, set r with inputs [r]."""
 
         def one(parameters: dict[str, Tensor], *parts: Tensor) -> Any:
             return torch.func.functional_call(self._model, parameters, parts)
 
-        # one split, whose backward pass is one concatenation: a slice for each parameter would fill a gradient of the
-        # whole stack with zeros each time, which took more than half of a step
+        # A single split, whose backward pass is a concatenation: the backward pass of a slice per parameter fills a
+        # gradient of the whole stack with zeros each time, which took more than half of a step.
         parts = weights_RN.split_with_sizes([count for _, _, count in self._shapes], dim=1)
         named = {name: part.view(-1, *shape) for (name, shape, _), part in zip(self._shapes, parts, strict=True)}
-        # the fused attention kernels have no rule for this and would run one by one
+        # the fused attention kernels have no vmap rule and would run in a loop
         with sdpa_kernel(SDPBackend.MATH):
             return torch.func.vmap(one, randomness="different")(named, *inputs)
 
@@ -115,7 +115,7 @@ class Stack:
 def one_by_one(
     scratch: FlatParameters, weights: Sequence[Tensor], losses: Sequence[Callable[[], Tensor]], into: Sequence[Tensor]
 ) -> None:
-    """Gradients of losses that are computed with `scratch`'s model, each at its own weights."""
+    """Compute the gradients of losses with `scratch`'s model one after the other, each at its own weights."""
     for values, loss, grads in zip(weights, losses, into, strict=True):
         scratch.load(values)
         scratch.zero_grad()

@@ -1,4 +1,4 @@
-"""What messages cost: every machine has one link, which carries one message at a time in either direction."""
+"""The link model: every machine has one link, which carries one message at a time in either direction."""
 
 from collections import defaultdict
 
@@ -7,7 +7,7 @@ from training.simulation.cluster import Cluster
 
 
 class LinkModel:
-    """Links of machines, and what they have carried.
+    """The machines' links and their traffic.
 
     Attributes:
         sent: Bytes that each learner has sent.
@@ -24,7 +24,7 @@ class LinkModel:
         self._local = cluster.local_gbit * 1e9 / 8
 
     def send(self, source: int, target: int, num_bytes: float) -> float:
-        """Send a message from a learner to another; the time of its arrival."""
+        """Send a message from one learner to another; returns the time of its arrival."""
         here, there = self.cluster.machine(source), self.cluster.machine(target)
         self.sent[source] += num_bytes
         if here == there:
@@ -33,7 +33,7 @@ class LinkModel:
         return self._occupy(here, there, num_bytes) + self.cluster.link_ms / 1e3
 
     def to_server(self, source: int, servers: int, num_bytes: float) -> float:
-        """Send a learner's message to the servers, a part to each; the time of the last part's arrival."""
+        """Send a learner's message to the servers, a part to each; returns the time when the last part arrives."""
         here = self.cluster.machine(source)
         self.sent[source] += num_bytes
         self.carried[here] += num_bytes
@@ -41,7 +41,7 @@ class LinkModel:
         return max(ends) + self.cluster.link_ms / 1e3
 
     def from_server(self, target: int, servers: int, num_bytes: float) -> float:
-        """Send a message from the servers to a learner, a part from each; the time of the last part's arrival."""
+        """Send a message from the servers to a learner, a part from each; returns the last part's time of arrival."""
         there = self.cluster.machine(target)
         ends = [self._occupy(-1 - server, there, num_bytes / servers) for server in range(servers)]
         return max(ends) + self.cluster.link_ms / 1e3
@@ -52,14 +52,14 @@ class LinkModel:
         return end
 
     def all_reduce(self, ranks: list[int], num_bytes: float) -> float:
-        """Seconds of a ring all-reduce: 2 (N - 1) messages of a share each, over the slowest link of the ring.
+        """Seconds of a ring all-reduce: 2 (N - 1) messages of 1/N each, over the slowest link of the ring.
 
-        A ring laid machine by machine crosses every machine's link once, so a link carries what one learner sends.
+        A ring in the order of the machines crosses every machine's link once, so a link carries one learner's traffic.
         """
         return self._ring(ranks, 2 * (len(ranks) - 1), num_bytes / len(ranks))
 
     def all_gather(self, ranks: list[int], num_bytes: float) -> float:
-        """Seconds of a ring all-gather: everybody's payload of `num_bytes` travels to all others."""
+        """Seconds of a ring all-gather: every learner's payload of `num_bytes` travels to all others."""
         return self._ring(ranks, len(ranks) - 1, num_bytes)
 
     def _ring(self, ranks: list[int], messages: int, num_bytes: float) -> float:

@@ -1,4 +1,4 @@
-"""How newcomers get into a simulated training that runs: whose weights they take, and when."""
+"""Newcomers in a running simulation: whose weights they take, and when."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 class Arrivals:
-    """Newcomers of a simulation. They take over what the nearest learner has; `Method.joins` says at which moment.
+    """Newcomers of a simulation. They copy the nearest learner's state at the moment that `Method.joins` defines.
 
-    A newcomer of h-adpsgd brings its whole node with it.
+    With h-adpsgd, a newcomer brings its whole node.
 
     Args:
-        simulation: Where they come to.
+        simulation: The simulation that they join.
     """
 
     def __init__(self, simulation: "Simulation") -> None:
@@ -25,7 +25,7 @@ class Arrivals:
         self._here: list[list[SimulatedLearner]] = []
 
     def come(self, rank: int) -> None:
-        """A learner, and its node with it, asks for the weights; they travel."""
+        """Let a learner, and with it its node, request the weights, which then travel to it."""
         simulation = self._simulation
         newcomers = [
             one for one in simulation.learners if one.node == simulation.learners[rank].node and one.state == "away"
@@ -49,7 +49,7 @@ class Arrivals:
         return min(there, key=lambda one: (abs(one.rank - rank), one.rank), default=None)
 
     def admit(self, moment: Joins) -> None:
-        """It is this moment: let those in who wait for it."""
+        """Admit the newcomers that wait for this moment."""
         if not self._here or self._simulation.method.joins != moment:
             return
         here, self._here = self._here, []
@@ -58,14 +58,14 @@ class Arrivals:
             if giver is None or self._simulation.pool.over:
                 continue
             if moment == "during a gradient" and giver.state != "computing":
-                self._here.append(newcomers)  # its round's mean is not there yet
+                self._here.append(newcomers)  # the giver still waits for its round's mean
                 continue
             for one in newcomers:
                 self._equip(one, giver)
             self._simulation.enter(newcomers, giver)
 
     def _equip(self, learner: SimulatedLearner, giver: SimulatedLearner) -> None:
-        """Weights, optimizer (by option where there is one) and what the method keeps, as the giver has them now."""
+        """Copy the giver's weights, its optimizer's state (unless configured otherwise) and its program's state."""
         simulation = self._simulation
         if getattr(simulation.config, "newcomer", "weights+optimizer") == "weights":
             learner.replica.weights.copy_(giver.replica.weights)
@@ -82,7 +82,7 @@ class Arrivals:
 
 
 def _settle(giver: SimulatedLearner) -> None:
-    """Have a learner put what is under way into its state; at this moment it has arrived."""
+    """Let a learner store its pending communication in its state; the outcome has already arrived."""
     settling = giver.context.settle()
     outcome: Any = None
     while True:

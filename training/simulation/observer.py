@@ -1,4 +1,4 @@
-"""Looks at the average model while learners train."""
+"""Evaluates the average model while learners train."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,11 +10,11 @@ from training.simulation.result import Observation
 
 
 class Observer:
-    """Evaluates the mean of the replicas some times an epoch; costs no virtual time.
+    """Evaluates the mean of the replicas several times per epoch; takes no virtual time.
 
     Args:
-        problem: Evaluates.
-        per_epoch: Looks per epoch; 0 looks at the end only.
+        problem: Evaluates weights.
+        per_epoch: Evaluations per epoch; 0 evaluates at the end only.
     """
 
     def __init__(self, problem: Problem, per_epoch: int) -> None:
@@ -23,7 +23,7 @@ class Observer:
 
     @property
     def consensus(self) -> float:
-        """Mean distance of the looks in mid-run."""
+        """Mean consensus distance over the observations before the end."""
         distances = [one.consensus for one in self.seen[:-1]] or [0.0]
         return sum(distances) / len(distances)
 
@@ -34,13 +34,13 @@ class Observer:
         replicas: Callable[[], Sequence[Trainable]],
         finish: Callable[[Tensor], Tensor],
     ) -> None:
-        """Look, if it is time to.
+        """Evaluate, if an observation is due.
 
         Args:
             now: Virtual seconds.
-            epochs: Trained so far.
-            replicas: Of all learners that are there.
-            finish: The model that their mean stands for (`Seat.finish`).
+            epochs: Epochs trained so far.
+            replicas: Returns the replicas of all live learners.
+            finish: Turns their mean into the model (`LearnerContext.finish`).
         """
         if not self._per_epoch or epochs * self._per_epoch < self._next - 1e-9:
             return
@@ -49,7 +49,7 @@ class Observer:
         self.seen.append(Observation(now, epochs, distance, dict(self._problem.evaluate(finish(mean)))))
 
     def end(self, now: float, epochs: float, replicas: Sequence[Trainable]) -> tuple[Tensor, float]:
-        """Look at the finished model; its weights, and the distance between the replicas."""
+        """Evaluate the finished model; returns its weights and the consensus distance."""
         mean, distance = mean_and_distance(replicas)
         self.seen.append(Observation(now, epochs, distance, dict(self._problem.evaluate(mean))))
         return mean, distance
@@ -57,7 +57,7 @@ class Observer:
 
 @torch.no_grad()
 def mean_and_distance(replicas: Sequence[Trainable]) -> tuple[Tensor, float]:
-    """Mean of the replicas' weights, and the RMS distance from it, by weight."""
+    """Mean of the replicas' weights, and their consensus distance (root mean square over weights and replicas)."""
     mean = torch.zeros_like(replicas[0].weights, dtype=torch.float64)
     for one in replicas:
         mean += one.weights

@@ -1,4 +1,4 @@
-"""The parameter server in virtual time: its arithmetic happens when a message has arrived."""
+"""The parameter server in virtual time: it processes a message at the time of its arrival."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,15 +14,15 @@ Finish = Callable[[int, Ticket, Any], None]
 
 
 class VirtualParameterServer:
-    """Weights with an optimizer, on some processes with a link each.
+    """Weights with an optimizer, on several processes with a link each.
 
     Args:
         replica: The server's weights and optimizer.
-        servers: Processes.
+        servers: Number of processes.
         clock: Virtual time.
-        links: Carries messages.
-        rate: The learning rate of the moment.
-        finish: Is called with each learner's outcome, in time.
+        links: Model of the messages' cost.
+        rate: Returns the current learning rate.
+        finish: Called with each learner's outcome when it arrives.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class VirtualParameterServer:
         self._rate, self._finish = rate, finish
 
     def ask(self, rank: int, ticket: Ticket) -> None:
-        """A learner sends a message."""
+        """Send a learner's request."""
         op = ticket.op
         size = 0.0 if isinstance(op, Pull) else getattr(op, "num_bytes", 0.0)
         arrival = self._links.to_server(rank, self._servers, size)

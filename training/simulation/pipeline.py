@@ -20,19 +20,19 @@ from training.strategies.registry import PIPELINE
 class PipelineSimulation:
     """N learners that are the stages of one model (`training.node.pipeline_learner`).
 
-    A step takes the batches of all learners together through all stages, and updates the weights once, by the mean
-    gradient: what `scpsgd` does to its replicas. Every stage has 1/N of the layers, so what it computes of all batches
-    takes as long as a learner's step does on one of them.
+    A step takes the batches of all learners together through all stages, and updates the weights once with the mean
+    gradient, like `scpsgd`. Every stage has 1/N of the layers, so its computation for all batches takes as long as the
+    step of a learner with the whole model for one batch.
 
     Args:
-        cluster: Machines and links; nobody may come or go.
+        cluster: Machines and links; learners must not die or join.
         problem: Model, data and schedule.
-        config: Micro-batches and their schedule; the defaults if there is none.
-        seed: Of jitter.
-        observe: Looks at the model per epoch.
+        config: Micro-batches and their schedule; defaults if None.
+        seed: Seed of jitter.
+        observe: Evaluations of the model per epoch.
 
     Raises:
-        StrategyError: The model has too few layers, the cluster's learners come or go, or the constants are another
+        StrategyError: If the model has too few layers, learners die or join, or the configuration is another
             strategy's.
     """
 
@@ -50,8 +50,8 @@ class PipelineSimulation:
         for what, happenings in (("loses one", cluster.losses), ("waits for one", cluster.joins)):
             if happenings:
                 raise StrategyError(
-                    f"a pipeline that {what} of its stages has not all layers, and stands still: let learners come "
-                    "and go with other strategies"
+                    f"a pipeline that {what} of its stages lacks layers and cannot train: use another strategy if "
+                    "learners die or join"
                 )
         self.cluster, self.problem = cluster, problem
         self.activations = problem.activations(cluster.learners)
@@ -75,13 +75,13 @@ class PipelineSimulation:
         return self._outcome()
 
     def _pass(self, leases: Sequence[BatchLease]) -> None:
-        """Let time pass until the batches have been through all stages."""
+        """Advance the clock until the batches have passed through all stages."""
         learners, most = self.cluster.learners, self.config.micro_batches
         if self.activations.utterances:
             utterances = len(leases) * self.activations.utterances
             size = -(-utterances // most)
             most = -(-utterances // size)
-        # the engine does the same where there are fewer micro-batches than 1F1B's stages
+        # like the engine: 1F1B needs at least as many micro-batches as stages
         kind = self.config.schedule if most >= learners else "gpipe"
         seconds = [
             self.cluster.step_seconds(rank, chance, len(leases) / learners) for rank, chance in enumerate(self._chances)
@@ -89,7 +89,7 @@ class PipelineSimulation:
         self.stages.run(kind, most, seconds, len(leases) * self.activations.num_bytes)
 
     def _update(self, leases: Sequence[BatchLease]) -> None:
-        """One optimizer step with the mean gradient of some batches."""
+        """Make one optimizer step with the mean gradient of the batches."""
         at = self.replica.weights
         jobs = [
             Job(part, lease, rank, self.steps, at)

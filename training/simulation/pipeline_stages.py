@@ -1,4 +1,4 @@
-"""A batch on its way through the stages of a pipeline: what each does when, and what travels between them."""
+"""Timing of a batch in a pipeline: the order of each stage's passes, and the messages between stages."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
@@ -7,30 +7,30 @@ from training.simulation.clock import Clock
 from training.simulation.network import LinkModel
 
 FORWARD = 1 / 3
-"""Share of a step that the forward pass takes: the backward pass computes two products where the forward one has one,
-for the inputs and for the weights."""
+"""Share of the forward pass in a step: for each matrix product of the forward pass, the backward pass computes two, for
+the inputs and for the weights."""
 
 Kind = Literal["gpipe", "1f1b"]
 
 
 class Pass(NamedTuple):
-    """A micro-batch forward or backward through a stage."""
+    """The forward or backward pass of a micro-batch through a stage."""
 
     forward: bool
     number: int
 
 
 def schedule(kind: Kind, stage: int, stages: int, micro_batches: int) -> list[Pass]:
-    """What a stage does, in this order: that of torch.distributed.pipelining's ScheduleGPipe and Schedule1F1B.
+    """The passes of a stage in order, as in torch.distributed.pipelining's ScheduleGPipe and Schedule1F1B.
 
-    GPipe (arXiv:1811.06965) sends all micro-batches forward, then all backward. 1F1B (arXiv:2006.09503) begins with one
-    forward pass for every stage from this one on, and takes turns from there.
+    GPipe (arXiv:1811.06965) runs all micro-batches forward, then all backward. 1F1B (arXiv:2006.09503) starts with one
+    forward pass for every stage from this one on, then alternates backward and forward passes.
 
     Args:
-        kind: Which of the two.
-        stage: From 0.
-        stages: How many there are.
-        micro_batches: For 1F1B, as many as stages at least.
+        kind: The schedule.
+        stage: Number of the stage, from 0.
+        stages: Number of stages.
+        micro_batches: Number of micro-batches; for 1F1B, at least the number of stages.
     """
     forward = [Pass(True, number) for number in range(micro_batches)]
     backward = [Pass(False, number) for number in range(micro_batches)]
@@ -42,16 +42,16 @@ def schedule(kind: Kind, stage: int, stages: int, micro_batches: int) -> list[Pa
 
 
 class Stages:
-    """Takes batches through a pipeline; learner r has stage r.
+    """Times the batches of a pipeline; learner r has stage r.
 
-    A pass begins when the stage has done the one before, and what it needs has come: hidden frames from the stage
-    before, or their gradients from the stage behind. Messages travel while stages compute. 1F1B's turns alone wait
-    for their own, as the schedule of torch.distributed.pipelining sends and receives in one.
+    A pass starts when the stage has finished its previous one and the input has arrived: hidden frames from the stage
+    before, or their gradients from the stage after. Messages overlap with computation, except in 1F1B's alternating
+    phase: there a stage waits for its own message, since torch.distributed.pipelining fuses its send with a receive.
 
     Args:
         clock: Virtual time.
-        links: Carries what travels.
-        stages: How many.
+        links: Model of the messages' cost.
+        stages: Number of stages.
     """
 
     def __init__(self, clock: Clock, links: LinkModel, stages: int) -> None:
@@ -65,20 +65,20 @@ class Stages:
         self._here: set[tuple[int, Pass]] = set()
 
     def run(self, kind: Kind, micro_batches: int, seconds: Sequence[float], num_bytes: float) -> None:
-        """One batch, until the last stage has done its last pass; the clock says when that is.
+        """Run one batch, and advance the clock to the end of the last pass.
 
         Args:
             kind: Schedule.
-            micro_batches: Equal parts of the batch.
-            seconds: What each stage computes for all of it, forward and backward.
-            num_bytes: Of the hidden frames of all of it, and of their gradients, between two stages.
+            micro_batches: Number of equal parts of the batch.
+            seconds: Computation time of each stage for the whole batch, forward and backward.
+            num_bytes: Size of the batch's hidden frames between two stages; their gradients have the same size.
         """
         self._orders = [schedule(kind, stage, self._stages, micro_batches) for stage in range(self._stages)]
         self._seconds = [one / micro_batches for one in seconds]
         self._message = num_bytes / micro_batches
         self._place, self._here = [0] * self._stages, set()
         self._held = [self._clock.now] * self._stages
-        # 1F1B sends and receives in one from its last forward pass ahead to its last forward pass of all
+        # 1F1B fuses sends and receives from the last pass of its warm-up phase to its last forward pass
         turns = [range(self._stages - stage - 1, 2 * micro_batches - self._stages + stage) for stage in self._all]
         self._waits = turns if kind == "1f1b" else [range(0)] * self._stages
         for stage in self._all:
@@ -92,13 +92,13 @@ class Stages:
         return range(self._stages)
 
     def _go_on(self, stage: int) -> None:
-        """Begin the next pass of a stage, if it can."""
+        """Start the next pass of a stage if its input is there."""
         place, order = self._place[stage], self._orders[stage]
         if self._busy[stage] or place == len(order):
             return
         one = order[place]
         last = stage == self._stages - 1
-        # the first stage has the batch, the last one its loss
+        # forward passes of the first stage and backward passes of the last one need no message
         if (stage, one) in self._here or (stage == 0 and one.forward) or (last and not one.forward):
             self._busy[stage] = True
             seconds = self._seconds[stage] * (FORWARD if one.forward else 1 - FORWARD)

@@ -1,4 +1,4 @@
-"""Which method a cluster wants: predicted epoch time, efficiency and network load of each, and a recommendation."""
+"""The planner: predicts epoch time, efficiency and network load of each method for a cluster, and recommends one."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,15 +13,15 @@ from training.strategies.config import LayerPipelineConfig, StrategyConfig
 from training.strategies.registry import PIPELINE, STRATEGIES
 
 STEPS = 24
-"""Steps of each learner that are simulated; blocks of 8 end thrice in them."""
+"""Simulated steps of each learner: three blocks of 8."""
 MICRO_BATCHES = 4
-"""Micro-batches for each stage of a pipeline: with these, little is lost in filling and draining (arXiv:1811.06965)."""
+"""Micro-batches per stage of a pipeline: with these, filling and draining cost little (arXiv:1811.06965)."""
 MOST_UPDATES = 20_000
-"""Steps of all learners together that are simulated at most."""
+"""Maximum number of simulated steps over all learners."""
 FIXED_RING = 16
-"""Super-learners that a fixed ring keeps together; beyond, random neighbours (arXiv:2112.01433)."""
+"""Maximum number of super-learners on a fixed ring; beyond, random neighbours (arXiv:2112.01433)."""
 ADVISED = ("d1d", "adpsgd", "adpsgd random-ring", "h-adpsgd", "h-adpsgd random-ring", "scpsgd")
-"""What the recommendation chooses from: methods with published accuracy at the scale in question."""
+"""Candidates of the recommendation: methods with published accuracy at the scale in question."""
 _MODEL_CONFIG = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
 
@@ -35,7 +35,7 @@ class PlanRequest(BaseModel):
     step_s: Positive
     """Seconds of a forward and backward pass of one learner's batch, as measured."""
     overhead_s: Seconds = 0.0
-    """Seconds a step that communication costs the learner's own processor with several learners."""
+    """Seconds per step that communication takes on the learner's own processor, with several learners."""
     data_hours: Positive
     """Hours of audio in the training set."""
     batch_seconds: Positive
@@ -47,23 +47,23 @@ class PlanRequest(BaseModel):
     link_gbit: Positive = 10.0
     """Bandwidth of a machine's network link, Gbit/s."""
     link_ms: Seconds = 0.05
-    """Its latency, milliseconds."""
+    """Latency of that link, milliseconds."""
     local_gbit: Positive = 200.0
     """Bandwidth between the GPUs of a machine, Gbit/s."""
     slow: tuple[Positive, ...] = ()
-    """Slow-downs to expect: so many learners, each so many times slower."""
+    """Expected slow-downs: a factor for each slow learner."""
     losses_per_day: float = Field(default=0.0, ge=0)
-    """Learners that die in a day."""
+    """Learners that die per day."""
     restart_s: Seconds = 60.0
-    """Seconds until a lost learner is known to be lost and the others go on."""
+    """Seconds until a learner's death is detected and the others continue."""
     layers: int = Field(default=0, ge=0)
-    """Layers of the model, for `pipeline`, which needs one a learner; 0 if nobody knows."""
+    """Layers of the model, for `pipeline`, which needs at least one per learner; 0 if unknown."""
     border_mb: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """Megabytes of hidden frames that go from layer to layer for one learner's batch; 0 if nobody knows."""
+    """Megabytes of hidden frames between two layers for one learner's batch; 0 if unknown."""
 
     @property
     def learners(self) -> int:
-        """GPUs in all."""
+        """Total number of GPUs."""
         return self.nodes * self.gpus_per_node
 
     @property
@@ -72,10 +72,10 @@ class PlanRequest(BaseModel):
         return self.data_hours * 3600 / self.batch_seconds
 
     def cluster(self) -> Cluster:
-        """As the simulator wants it.
+        """The cluster for the simulator.
 
         Raises:
-            ValueError: More learners are slow than there are.
+            ValueError: If there are more slow-downs than learners.
         """
         if len(self.slow) > self.learners:
             raise ValueError(f"slow names {len(self.slow)} learners of {self.learners}: leave some out")
@@ -93,16 +93,16 @@ class PlanRequest(BaseModel):
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a method would do.
+    """Prediction for a method.
 
     Attributes:
-        strategy: Its name, with its neighbours where there is a choice.
+        strategy: Name of the method, with its neighbours if there is a choice.
         epoch_s: Seconds of an epoch.
-        speedup: Over one learner that trains alone.
-        efficiency: Share of the time of all learners together that is spent on gradients, if all were equally fast.
+        speedup: Relative to a single learner.
+        efficiency: Speed-up divided by the number of learners.
         nic_gb: Gigabytes that the busiest machine sends in an epoch.
-        staleness: Mean, in steps.
-        averaged: Replicas that average with each other; 1 where all weights are equal at every step.
+        staleness: Mean staleness, in steps.
+        averaged: Number of different replicas that average with each other; 1 if all are equal after every step.
     """
 
     strategy: str
@@ -116,7 +116,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Plan:
-    """Predictions, the quickest first, what to take, and what is left out and why."""
+    """Predictions, the fastest first; the recommended strategy and the reason; strategies left out, with reasons."""
 
     predictions: list[Prediction]
     choice: str
@@ -124,7 +124,7 @@ class Plan:
     left_out: dict[str, str]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """JSON values."""
         rows = [asdict(one) for one in self.predictions]
         choice = {"strategy": self.choice, "reason": self.reason}
         return {"rows": rows, "recommendation": choice, "left_out": self.left_out}
@@ -134,14 +134,14 @@ def plan(request: PlanRequest, seed: int = 0) -> Plan:
     """Predict every method that the cluster allows, and recommend one.
 
     Raises:
-        ValueError: The cluster contradicts itself.
+        ValueError: If the cluster is inconsistent.
     """
     found = []
     for label, name, config in _candidates(request):
         try:
             found.append(predict(request, label, name, config, seed))
         except StrategyError:
-            continue  # not on these machines
+            continue  # the method does not support this cluster
     found.sort(key=lambda one: one.epoch_s)
     choice, reason = recommend(request, found)
     obstacle = _pipeline_obstacle(request)
@@ -149,7 +149,7 @@ def plan(request: PlanRequest, seed: int = 0) -> Plan:
 
 
 def _pipeline_obstacle(request: PlanRequest) -> str:
-    """Why nothing can be said about `pipeline`; empty if something can."""
+    """Why there is no prediction for `pipeline`; empty if there is one."""
     if request.learners == 1:
         return ""
     if not (request.layers and request.border_mb):
@@ -169,7 +169,7 @@ def _candidates(request: PlanRequest) -> list[tuple[str, str, StrategyConfig]]:
             continue
         if (method.traits.grouped and request.gpus_per_node == 1) or (method.traits.shared and request.nodes > 1):
             continue
-        if method.traits.exchange:  # one exchange a step: the least that a learner makes, however large the model
+        if method.traits.exchange:  # one exchange per step: the minimum, which a model of any size needs
             chosen.append((name, name, method.config.model_validate({"neighbours": "ring", "per_step": 1})))
             chosen.append(
                 (
@@ -186,12 +186,12 @@ def _candidates(request: PlanRequest) -> list[tuple[str, str, StrategyConfig]]:
 
 
 def predict(request: PlanRequest, label: str, name: str, config: StrategyConfig, seed: int = 0) -> Prediction:
-    """Simulate some steps of a method, and extend them to an epoch."""
+    """Simulate some steps of a method, and extrapolate to an epoch."""
     learners = request.learners
     method = STRATEGIES[name]
     steps = max(8, min(STEPS, MOST_UPDATES // learners))
     if method is PIPELINE:
-        steps = 1  # one step is like another, and has many passes
+        steps = 1  # all steps are alike, and each has many passes
     problem = Timing(steps * learners, num_bytes=4.0 * request.parameters, border_bytes=1e6 * request.border_mb)
     outcome = simulate(request.cluster(), name, problem, config, seed=seed)
     per_batch = (outcome.open_epoch_s or outcome.epoch_s) / problem.batches
@@ -212,7 +212,7 @@ def predict(request: PlanRequest, label: str, name: str, config: StrategyConfig,
 
 
 def _lost_share(request: PlanRequest, name: str) -> float:
-    """Share of all learners' time that deaths cost: everybody's where all wait, else the dead one's (or its node's)."""
+    """Share of the total time lost by deaths: all learners lose time if they wait, else the dead one or its node."""
     method = STRATEGIES[name]
     hit = request.learners
     if method.free:
@@ -221,11 +221,11 @@ def _lost_share(request: PlanRequest, name: str) -> float:
 
 
 def recommend(request: PlanRequest, found: list[Prediction]) -> tuple[str, str]:
-    """The method to take, and why.
+    """Recommend a method, with the reason.
 
-    Among methods with published accuracy: the quickest, of those within 5 % of it the one that keeps the fewest
-    different replicas, as accuracy falls with their number (arXiv:2110.11199, 2112.01433); fixed rings up to 16
-    replicas, random ones beyond.
+    Among the methods with published accuracy that are at most 5 % slower than the fastest, it is the one with the
+    fewest different replicas, since accuracy falls with their number (arXiv:2110.11199, 2112.01433). Rings are fixed up
+    to 16 replicas, random beyond.
     """
     if request.learners == 1:
         return "single", "there is one learner: nothing to distribute"
@@ -253,4 +253,4 @@ def _why(request: PlanRequest, best: Prediction) -> str:
         neighbours = f"a fixed ring keeps {best.averaged} replicas together"
     if best.strategy.startswith("h-adpsgd"):
         return f"GPUs of a node are well linked and nodes are not{f' and {uneven}' if uneven else ''}; {neighbours}"
-    return f"{uneven or 'the network is slower than a gradient'}, and nobody waits for anybody; {neighbours}"
+    return f"{uneven or 'the network is slower than a gradient'}, and no learner waits for another; {neighbours}"

@@ -1,4 +1,4 @@
-"""What is trained: an interface, and the empty model of simulations that are about time only."""
+"""What a simulation trains: the interface, and a problem without a model, for simulations of timing only."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from training.strategies.base import Replica
 
 
 class Trainable(Replica, Protocol):
-    """A replica that a simulation can steer."""
+    """A replica that a simulation controls."""
 
     def set_rate(self, lr: float) -> None:
-        """The learning rate of the next updates."""
+        """Set the learning rate of the next updates."""
 
     def copy_from(self, other: Any) -> None:
-        """Take over another replica's weights and optimizer state."""
+        """Copy another replica's weights and optimizer state."""
 
     def share(self, other: Any) -> None:
         """Become a view of another replica's weights, with an optimizer of its own."""
@@ -26,14 +26,14 @@ class Trainable(Replica, Protocol):
 
 @dataclass
 class Job:
-    """A gradient that is wanted.
+    """A gradient to compute.
 
     Attributes:
-        replica: Gets the gradient.
+        replica: Receives the gradient.
         lease: The batch.
         rank: The learner, for its random numbers.
-        step: The learner's.
-        weights: A copy of the weights to compute at, if they may have changed since; None means the replica's.
+        step: Number of the learner's step.
+        weights: Copy of the weights to compute the gradient at, if the replica's may change; None uses the replica's.
     """
 
     replica: Trainable
@@ -45,11 +45,11 @@ class Job:
 
 @dataclass(frozen=True)
 class Activations:
-    """What goes from one stage of a split model to the next.
+    """Data that one stage of a split model sends to the next.
 
     Attributes:
-        num_bytes: Of the hidden frames of one learner's batch; their gradients are as many.
-        utterances: Of one learner's batch: it cannot be cut into more micro-batches; 0 if nobody knows.
+        num_bytes: Size of the hidden frames of one learner's batch; their gradients have the same size.
+        utterances: Utterances of one learner's batch, which limit the number of micro-batches; 0 if unknown.
     """
 
     num_bytes: float
@@ -68,27 +68,27 @@ class Problem(Protocol):
     epochs: int
 
     def replica(self) -> Trainable:
-        """A new replica with the initial weights; all are equal."""
+        """A new replica with the initial weights, which are the same for all replicas."""
 
     def gradients(self, jobs: Sequence[Job]) -> list[float]:
-        """Compute gradients of mean losses into the replicas; the batches' weights (tokens, utterances)."""
+        """Compute gradients of mean losses into the replicas; returns the batches' weights (tokens, utterances)."""
 
     def rate(self, progress: float) -> float:
-        """The learning rate after so many epochs."""
+        """Learning rate at a number of epochs."""
 
     def evaluate(self, weights: Tensor) -> Mapping[str, float]:
-        """Figures of a model with these weights: `loss`, perhaps `wer`; nothing if there is no model."""
+        """Evaluate a model with these weights: `loss`, perhaps `wer`; empty without a model."""
 
     def activations(self, stages: int) -> Activations:
-        """What travels between the model's stages, for `pipeline`.
+        """Data that travels between the model's stages, for `pipeline`.
 
         Raises:
-            StrategyError: The model cannot be split into so many.
+            StrategyError: If the model cannot be split into that many stages.
         """
 
 
 class Blank:
-    """A replica of one number, which stands for a model of any size."""
+    """A replica with a single weight that stands for a model of any size."""
 
     def __init__(self, num_bytes: float) -> None:
         self.weights, self.grads = torch.zeros(1), torch.zeros(1)
@@ -96,36 +96,36 @@ class Blank:
 
     @property
     def updates(self) -> int:
-        """See `Replica`."""
+        """Updates of these weights, by all replicas that share them."""
         return self._count[0]
 
     def update(self) -> None:
-        """Nothing changes."""
+        """Count the update; the weight does not change."""
         self._count[0] += 1
 
     def drop_momentum(self) -> None:
-        """There is none."""
+        """Do nothing: there is no optimizer."""
 
     def set_rate(self, lr: float) -> None:
-        """There is nothing to learn."""
+        """Do nothing: there is no optimizer."""
 
     def copy_from(self, other: Trainable) -> None:
-        """All are alike."""
+        """Do nothing: all replicas are equal."""
 
     def share(self, other: Any) -> None:
-        """See `Trainable`."""
+        """Share another replica's update count."""
         self._count = other._count
 
 
 @dataclass
 class Timing:
-    """Work without a model: what remains is time and bytes.
+    """A problem without a model, to simulate time and traffic only.
 
     Attributes:
         batches: Batches of an epoch.
-        epochs: Passes.
+        epochs: Passes over the data.
         num_bytes: The model's size in fp32.
-        border_bytes: Hidden frames of a learner's batch between two stages of a pipeline.
+        border_bytes: Size of the hidden frames of a learner's batch between two stages of a pipeline.
     """
 
     batches: int
@@ -134,21 +134,21 @@ class Timing:
     border_bytes: float = 0.0
 
     def replica(self) -> Blank:
-        """See `Problem.replica`."""
+        """A replica that stands for a model of `num_bytes` bytes."""
         return Blank(self.num_bytes)
 
     def gradients(self, jobs: Sequence[Job]) -> list[float]:
-        """See `Problem.gradients`."""
+        """Compute nothing; every batch has weight 1."""
         return [1.0] * len(jobs)
 
     def rate(self, progress: float) -> float:
-        """See `Problem.rate`."""
+        """Learning rate, which is unused: 0."""
         return 0.0
 
     def evaluate(self, weights: Tensor) -> Mapping[str, float]:
-        """See `Problem.evaluate`."""
+        """Nothing: there is no model to evaluate."""
         return {}
 
     def activations(self, stages: int) -> Activations:
-        """See `Problem.activations`; what has no layers can be split in any way."""
+        """The configured size at every border; without layers, any number of stages is possible."""
         return Activations(self.border_bytes)

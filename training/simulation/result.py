@@ -1,4 +1,4 @@
-"""What a simulation yields."""
+"""Results of a simulation."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,13 +8,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Observation:
-    """A look at the average model in mid-run.
+    """An evaluation of the average model during training.
 
     Attributes:
         at_s: Virtual seconds.
-        epochs: Trained so far, fractions included.
-        consensus: RMS distance of the learners' weights from their mean, by weight; 0 when all are equal.
-        figures: Of the average model.
+        epochs: Epochs trained so far, fractions included.
+        consensus: Consensus distance: RMS distance of a learner's weight from the mean; 0 if all learners are equal.
+        figures: Results of the average model.
     """
 
     at_s: float
@@ -32,14 +32,14 @@ class Staleness:
     most: float = 0.0
 
     def add(self, steps: float) -> None:
-        """Something has been applied that is so many steps old."""
+        """Add the staleness of an applied gradient or average."""
         self.count += 1
         self.total += steps
         self.most = max(self.most, steps)
 
     @property
     def mean(self) -> float:
-        """0 if nothing was told."""
+        """The mean; 0 without any value."""
         return self.total / self.count if self.count else 0.0
 
 
@@ -49,20 +49,20 @@ class Outcome:
 
     Attributes:
         strategy: Name of the method.
-        learners: How many.
-        seconds: Virtual seconds until the last batch was trained on.
-        epoch_s: Of them, per epoch.
-        open_epoch_s: What an epoch takes in a long training, where the next one begins before its last batch is done;
-            from the times at which batches were taken.
-        steps: Of each learner.
-        staleness: Of gradients and averagings, in steps.
-        bytes_per_step: Mean bytes that a learner sends a step.
+        learners: Number of learners.
+        seconds: Virtual seconds until the last batch was finished.
+        epoch_s: Virtual seconds per epoch.
+        open_epoch_s: Seconds of an epoch in a long training, where the next epoch starts before the last batch of this
+            one is finished; computed from the times at which batches were leased.
+        steps: Steps of each learner.
+        staleness: Staleness of gradients and averages, in steps.
+        bytes_per_step: Mean bytes that a learner sends per step.
         bytes_per_nic: Bytes that the busiest machine sends over the network in an epoch.
-        consensus: Mean of the observations'; before the learners are averaged at the end.
-        observations: In mid-run and, last, of the finished model.
-        weights: Mean of the learners that reached the end.
-        spread: RMS distance between the learners at the very end.
-        repeated: Batches that had to be trained on again because a learner died.
+        consensus: Mean consensus distance of the observations before the learners are averaged at the end.
+        observations: Observations during training; the last one is of the finished model.
+        weights: Mean weights of the learners that reached the end.
+        spread: Consensus distance of the learners at the very end.
+        repeated: Batches that had to be trained again because a learner died.
     """
 
     strategy: str
@@ -82,22 +82,22 @@ class Outcome:
 
     @property
     def figures(self) -> dict[str, float]:
-        """Of the finished model."""
+        """Results of the finished model."""
         return self.observations[-1].figures if self.observations else {}
 
     def curve(self) -> list[dict[str, float]]:
-        """The average model on the way: virtual seconds, epochs trained, consensus distance, and its figures."""
+        """The observations: virtual seconds, epochs trained, consensus distance, and results of the average model."""
         return [
             {"at_s": one.at_s, "epochs": one.epochs, "consensus": one.consensus, **one.figures}
             for one in self.observations
         ]
 
     def row(self, condition: str, one_epoch_s: float | None = None) -> dict[str, Any]:
-        """As a row of a table.
+        """Convert to a row of a table.
 
         Args:
-            condition: What was done to the cluster.
-            one_epoch_s: Epoch of a learner that trains alone, for the speed-up.
+            condition: Describes the cluster, such as a slow learner.
+            one_epoch_s: Seconds of an epoch with a single learner, for the speed-up.
         """
         return {
             "strategy": self.strategy,

@@ -1,4 +1,4 @@
-"""Simulates a strategy by name, whatever it is made of."""
+"""Simulates any strategy by name, with the simulator of programs or of pipelines."""
 
 from typing import cast
 
@@ -23,16 +23,16 @@ def simulate(
     """Train on a virtual clock until all work is done.
 
     Args:
-        cluster: Machines, links and what befalls them.
-        strategy: Its name.
+        cluster: Machines, links, and learners that die or join.
+        strategy: Name of the strategy.
         problem: Model, data and schedule.
-        config: The strategy's constants; its defaults if there are none.
-        seed: Of jitter and random neighbours.
-        observe: Looks at the average model per epoch.
+        config: The strategy's configuration; its defaults if None.
+        seed: Seed of jitter and random neighbours.
+        observe: Evaluations of the average model per epoch.
 
     Raises:
-        SimulationError: Learners wait for each other for ever.
-        StrategyError: The strategy is unknown, cannot do that, or all learners have died.
+        SimulationError: If learners wait for each other forever.
+        StrategyError: If the strategy is unknown or does not support the cluster, or all learners have died.
     """
     if find_strategy(strategy) is PIPELINE:
         layers = cast(LayerPipelineConfig | None, config)

@@ -22,22 +22,22 @@ from training.strategies.requests import AllReduce, Compute, Gather, Idle, Mix, 
 
 
 class SimulationError(RuntimeError):
-    """The learners wait for each other for ever."""
+    """The learners wait for each other forever."""
 
 
 class Simulation:
-    """N learners that train together.
+    """Simulates N learners that run a method's programs.
 
     Args:
-        cluster: Machines, links and what befalls them.
+        cluster: Machines, links, and learners that die or join.
         strategy: Name of the method.
         problem: Model, data and schedule.
-        config: The method's constants; its defaults if there are none.
-        seed: Of jitter and random neighbours.
-        observe: Looks at the average model per epoch.
+        config: The method's configuration; its defaults if None.
+        seed: Seed of jitter and random neighbours.
+        observe: Evaluations of the average model per epoch.
 
     Raises:
-        StrategyError: The method cannot do that.
+        StrategyError: If the method does not support the cluster.
     """
 
     def __init__(
@@ -88,15 +88,15 @@ class Simulation:
         """Run until every program has ended.
 
         Raises:
-            SimulationError: Programs wait for each other for ever.
-            StrategyError: All learners died.
+            SimulationError: If programs wait for each other forever.
+            StrategyError: If all learners died.
         """
         late = {one.rank for one in self.learners if one.context.joined}
         staggered = self.method.free and self._nodes > 1
         self._set_views([one for one in self.learners if one.rank not in late])
         for learner in self.learners:
             if learner.rank not in late:
-                # nobody begins at the very same moment: in lockstep, all exchanges would overlap with each other
+                # staggered starts: in lockstep, all exchanges would overlap with each other
                 delay = learner.random.random() * self.cluster.step_s if staggered else 0.0
                 self.clock.at(delay, _later(self._resume, learner, None))
                 self.present.add(learner.rank)
@@ -113,10 +113,10 @@ class Simulation:
 
     def _stuck(self) -> str:
         held = [f"learner {one.rank} is {one.state}" for one in self.learners if one.state not in ("ended", "dead")]
-        return f"{self.method.name} stands still at {self.clock.now:.3f} s: {', '.join(held[:8])}"
+        return f"{self.method.name} is deadlocked at {self.clock.now:.3f} s: {', '.join(held[:8])}"
 
     def _resume(self, learner: SimulatedLearner, value: Any) -> None:
-        """Let a program go on until it has to wait."""
+        """Run a program until it has to wait."""
         if learner.state in ("dead", "ended"):
             return
         learner.state = "running"
@@ -159,12 +159,12 @@ class Simulation:
             self.collectives.join(learner.rank, ticket)
         else:
             if self._server is None:
-                raise StrategyError(f"{self.method.name} asks a server, but is registered without one")
+                raise StrategyError(f"{self.method.name} uses a parameter server, but is registered without one")
             self._server.ask(learner.rank, ticket)
         return ticket
 
     def _finish(self, rank: int, ticket: Ticket, outcome: Any) -> None:
-        """A learner's communication is over."""
+        """Finish a learner's communication, and resume its program if it waits for that."""
         ticket.done, ticket.outcome = True, outcome
         learner = self.learners[rank]
         if learner.state == "waiting" and learner.ticket is ticket:
@@ -174,7 +174,7 @@ class Simulation:
             self._resume(learner, None)
 
     def _news(self, node: int) -> None:
-        """Something has happened to a node's exchange."""
+        """Resume a node's learner if it waits for its exchange, which has news."""
         learner = self.learners[self.network.ranks[node]]
         if learner.state == "idle":
             learner.state = "running"
@@ -184,7 +184,7 @@ class Simulation:
 
     def _compute(self, learner: SimulatedLearner) -> None:
         lease = self.pool.take()
-        if lease is None:  # others still have some: should one of them die, its work is for whoever is there
+        if lease is None:  # others still train: if one of them dies, its batch returns to the pool
             learner.state = "starved"
             self._starved.append(learner)
             return
@@ -220,7 +220,7 @@ class Simulation:
         self._resume(learner, Work(weight))
 
     def _work_off(self) -> None:
-        """Compute all gradients that are under way at once: nothing that they depend on changes any more."""
+        """Compute all pending gradients at once: nothing that they depend on changes any more."""
         waiting = [one for one in self.learners if one.job is not None]
         weights = self.problem.gradients([one.job for one in waiting if one.job is not None])
         for one, weight in zip(waiting, weights, strict=True):
@@ -230,9 +230,9 @@ class Simulation:
         return self.problem.rate(self.pool.progress)
 
     def _rate_of(self, learner: SimulatedLearner) -> float:
-        """Where all wait for each other, the rate follows from the round, or replicas would drift apart.
+        """Learning rate of a learner; if all wait for each other, it follows from the round, so replicas stay equal.
 
-        A round trains a batch of each learner that was there when the first of them began it.
+        A round has one batch for each learner that was there when the first learner started it.
         """
         if self.method.free:
             return self._rate()
@@ -259,7 +259,7 @@ class Simulation:
         self.clock.after(self.cluster.timeout_s, _later(self._forget, lost))
 
     def _forget(self, lost: Sequence[SimulatedLearner]) -> None:
-        """The others know now."""
+        """Remove dead learners, once the others have noticed."""
         for learner in lost:
             if learner.state == "dead":
                 self.present.remove(learner.rank)
@@ -275,7 +275,7 @@ class Simulation:
                 self._compute(one)
 
     def enter(self, newcomers: Sequence[SimulatedLearner], giver: SimulatedLearner) -> None:
-        """Newcomers begin, with what they have taken over."""
+        """Start newcomers, which have copied the giver's state."""
         for one in newcomers:
             one.state = "running"
             self._active += 1

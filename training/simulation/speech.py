@@ -1,4 +1,4 @@
-"""A real acoustic model on real speech in a simulation: features in memory, gradients of many replicas at once."""
+"""Simulates training a real acoustic model on real speech: features in memory, gradients of many replicas at once."""
 
 from collections.abc import Sequence
 
@@ -23,17 +23,17 @@ from training.simulation.problem import Activations, Job
 from training.strategies.base import StrategyError
 
 _LOAD = 64
-"""Utterances that go through the front end at a time."""
+"""Utterances per batch of the front end, and of validation."""
 _TOGETHER = 256
-"""Utterances that are computed at once at most, over however many replicas: more save nothing and take memory."""
+"""Maximum number of utterances computed at once, over all replicas: more save no time and need memory."""
 
 
 class Utterances:
-    """A set's features, tokens and texts in memory, each as one padded tensor; `inputs` of its batches are features.
+    """A set's features, tokens and texts in memory; features and tokens are padded tensors. Batches hold features.
 
     Attributes:
-        frames: Of each utterance.
-        seconds: Of the median utterance.
+        frames: Frames of each utterance.
+        seconds: Median duration of an utterance.
     """
 
     def __init__(self, dataset: SpeechDataset, spec: BundleSpec, job: TrainJob) -> None:
@@ -60,7 +60,7 @@ class Utterances:
         return len(self._ids)
 
     def batch(self, numbers: NDArray[np.int64]) -> Batch:
-        """Some utterances, padded to the longest."""
+        """Some utterances, padded to the longest one."""
         rows = torch.from_numpy(numbers)
         lengths, counts = self._lengths[rows], self._counts[rows]
         return Batch(
@@ -76,12 +76,12 @@ class Utterances:
         )
 
     def tokens(self, numbers: NDArray[np.int64]) -> float:
-        """How many tokens some utterances have."""
+        """Number of tokens of some utterances, at least 1."""
         return max(1.0, float(self._counts[torch.from_numpy(numbers)].sum()))
 
 
 def _padded(parts: list[Tensor]) -> Tensor:
-    """Tensors [rows, size, ...] of different sizes as one, zero beyond each one's own."""
+    """Concatenate tensors [rows, size, ...], padded with zeros to the largest size."""
     size = max(part.shape[1] for part in parts)
     out = torch.zeros(sum(map(len, parts)), size, *parts[0].shape[2:], dtype=parts[0].dtype)
     start = 0
@@ -95,11 +95,11 @@ class Speech:
     """A training job as a problem: its model, optimizer, schedule and data, without dropout and augmentation.
 
     Args:
-        job: As the pipeline makes it.
-        learners: The job's batch is divided by them.
-        epochs: Passes, if not the job's.
+        job: Job of a training, as the pipeline builds it.
+        learners: Number of learners that share the job's batch.
+        epochs: Passes over the data; 0 uses the job's.
         together: Replicas whose gradients are computed at once; 0 chooses by the kind of model.
-        like: Another problem of the same data and features, to use what it has in memory.
+        like: Another problem with the same data and features, whose memory is shared.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Speech:
             self._valid = Utterances(open_set(job, job.valid_url, lenient=True), spec, job)
         else:
             self._train, self._valid = like._train, like._valid
-        # by the median: the configured bound is for the longest utterance of a batch
+        # by the median duration, although the configured bound refers to the longest utterance of a batch
         bound = min(job.train.max_batch, int(job.train.batch_seconds / self._train.seconds))
         self.batch = max(1, bound // learners)
         self.batches = -(-len(self._train) // self.batch)
@@ -132,16 +132,16 @@ class Speech:
         return self._spec.build_model()
 
     def replica(self) -> ModelReplica:
-        """See `Problem.replica`."""
+        """A new replica with the initial weights."""
         return ModelReplica(self._build(), self._cfg.optimizer)
 
     def rate(self, progress: float) -> float:
-        """See `Problem.rate`."""
+        """Learning rate of the job's schedule at the middle of the step."""
         middle = progress + 0.5 / self.batches
         return learning_rate(self._cfg.schedule, self._cfg.optimizer.lr, middle, self.epochs, self._global)
 
     def _plan(self, epoch: int) -> list[NDArray[np.int64]]:
-        """Batches of an epoch: equally many utterances each, of similar lengths."""
+        """Batches of an epoch, with equally many utterances of similar lengths."""
         if epoch not in self._plans:
             rng = np.random.Generator(np.random.PCG64(derive_seed("simulated batches", self._seed, epoch)))
             order = rng.permutation(len(self._train))
@@ -156,7 +156,7 @@ class Speech:
         return self._plans[epoch]
 
     def gradients(self, jobs: Sequence[Job]) -> list[float]:
-        """See `Problem.gradients`; a batch's weight is its tokens."""
+        """Compute gradients of mean losses into the replicas; a batch's weight is its number of tokens."""
         batches = [self._plan(job.lease.epoch)[job.lease.number] for job in jobs]
         weights = [job.replica.weights if job.weights is None else job.weights for job in jobs]
         into = [job.replica.grads for job in jobs]
@@ -184,7 +184,7 @@ class Speech:
         into: Sequence[Tensor],
     ) -> None:
         size = max(map(len, numbers))
-        # a shorter batch gets its first utterance once more, with a weight of zero
+        # shorter batches are padded with copies of their first utterance, with a weight of zero
         square = np.stack([np.concatenate([one, np.full(size - len(one), one[0])]) for one in numbers])
         shares = torch.zeros(square.shape)
         for place, one in enumerate(numbers):
@@ -200,7 +200,11 @@ class Speech:
             grads.copy_(leaf.grad[place])
 
     def activations(self, stages: int) -> Activations:
-        """See `Problem.activations`: padded to the longest utterance, the mean over the first epoch's batches."""
+        """Hidden frames of a batch, padded to the longest utterance: the mean over the first epoch's batches.
+
+        Raises:
+            StrategyError: If the model has too few layers.
+        """
         if stages == 1:
             return Activations(0.0)
         model = self._build()
@@ -213,9 +217,9 @@ class Speech:
 
     @torch.no_grad()
     def evaluate(self, weights: Tensor) -> dict[str, float]:
-        """See `Problem.evaluate`: validation loss in nats per token, and greedy WER as a fraction.
+        """Validation loss in nats per token, and greedy WER as a fraction.
 
-        Both are NaN for weights that are not finite: training has diverged.
+        Both are NaN for non-finite weights: training has diverged.
         """
         if not bool(weights.isfinite().all()):
             return {"loss": float("nan"), "wer": float("nan")}

@@ -1,1 +1,1 @@
-"""Methods of distributed training as programs: what one learner does. Engine and simulator run them."""
+"""Methods of distributed training as programs of a single learner, which the training engine and the simulator run."""

@@ -1,14 +1,15 @@
-"""A learner's program: what it asks of the other learners, and what it gets back.
+"""A learner's program: a generator of requests to the other learners.
 
-A method is a generator. It yields requests and is resumed with their outcomes; it knows no sockets, processes or
-clocks. The training engine performs the requests with real ones, the simulator on a virtual clock.
+A method of distributed training is a generator. It yields requests and is resumed with their outcomes, independent of
+sockets, processes and clocks: the training engine executes the requests between processes, the simulator on a virtual
+clock.
 
     def program(context, cfg):                       # synchronous SGD
         while (work := (yield Compute(reduce="all"))) is not None:
             if work.weight:
                 context.replica.update()
 
-A vector that was passed to `Start` must not be touched until its ticket is done.
+A vector passed to `Start` must not be changed until its ticket is done.
 """
 
 from collections.abc import Callable, Generator
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class StrategyError(ValueError):
-    """A method cannot do what is asked of it; the message says what to change."""
+    """A method does not support what is requested; the message says what to change."""
 
 
 class Replica(Protocol):
@@ -34,29 +35,29 @@ class Replica(Protocol):
     Attributes:
         weights: Flat fp32 weights; writing to them changes the model.
         grads: Flat gradients of the trainable part, which comes first in `weights`.
-        updates: Optimizer steps made on these weights, by all that share them.
-        num_bytes: Size of the weights on the wire in fp32; a simulation without a model states another model's.
+        updates: Optimizer steps on these weights, by all learners that share them.
+        num_bytes: Size of the weights on the wire in fp32; a simulation without a model gives the size of another one.
     """
 
     num_bytes: float
 
     @property
     def weights(self) -> Tensor:
-        """See above."""
+        """Flat fp32 weights."""
 
     @property
     def grads(self) -> Tensor:
-        """See above."""
+        """Flat gradients."""
 
     @property
     def updates(self) -> int:
-        """See above."""
+        """Optimizer steps on these weights."""
 
     def update(self) -> None:
-        """One optimizer step with `grads`, at the learning rate of the moment."""
+        """Make one optimizer step with `grads`, at the current learning rate."""
 
     def drop_momentum(self) -> None:
-        """Let the next update follow from its gradient alone."""
+        """Reset the momentum: the next update depends on its gradient alone."""
 
 
 def _nothing(_: float) -> None:
@@ -64,41 +65,41 @@ def _nothing(_: float) -> None:
 
 
 def identity(mean: Tensor) -> Tensor:
-    """The model of most methods: the mean of the replicas, as it is."""
+    """Default of `LearnerContext.finish`: the model is the mean of the replicas."""
     return mean
 
 
 def settled() -> Program:
-    """What most methods have to do before a checkpoint: nothing."""
+    """Default of `LearnerContext.settle`: no communication is pending."""
     yield from ()
 
 
 @dataclass
 class LearnerContext:
-    """A learner's place among the others.
+    """What a program sees: its replica, its place among the learners, and its state.
 
-    A program that is suspended at a `Compute` can be stopped there and restarted later with a seat that has the same
+    A program that is suspended at a `Compute` can be stopped there and restarted later with a context that has the same
     weights, optimizer and `state`: the result is the same as without the interruption.
 
     Attributes:
         replica: Its weights and optimizer.
-        rank: Its number.
-        size: Learners when training began.
-        node_rank: Its number within its node; nodes other than h-adpsgd's have one learner.
-        node_size: Learners of its node.
-        nodes: Nodes when training began.
-        epoch_steps: Steps of a learner in an epoch, where all are equally fast and none is lost; the same at all
-            learners, and after a resume.
-        exchange: By which the simulator averages for `Compute.average`; None where there is nothing to average with.
-        stale: Is told the staleness of each applied gradient or average, in steps.
-        joined: Whether it came when others were training already.
-        finish: The model that training would yield if it ended now, from the mean of the replicas as they are now.
+        rank: Its rank among all learners.
+        size: Number of learners at the start of training.
+        node_rank: Its rank within its node; nodes have one learner except with h-adpsgd.
+        node_size: Number of learners of its node.
+        nodes: Number of nodes at the start of training.
+        epoch_steps: Steps of a learner in an epoch if all are equally fast and none is lost; the same at all learners,
+            and after a resume.
+        exchange: Exchange that the simulator uses for `Compute.average`; None for a learner without one.
+        stale: Called with the staleness of each applied gradient or average, in steps.
+        joined: Whether the learner joined a running training.
+        finish: Returns the model that training would give if it ended now, from the current mean of the replicas.
             Programs set it.
-        settle: Makes a short program that waits for pending communication and puts its outcome into `state`. It runs
-            at all learners before `state` is kept, while they are suspended at a `Compute`, and yields nothing but
-            `Wait`. Programs set it.
-        state: What of the program a checkpoint has to keep, by name; programs read it when they begin (empty: from the
-            beginning) and keep it up to date. Counters are tensors of no dimension.
+        settle: Returns a short program that waits for pending communication and stores its outcome in `state`. It runs
+            at all learners before `state` is saved, while they are suspended at a `Compute`, and yields only `Wait`.
+            Programs set it.
+        state: Tensors of the program that a checkpoint saves, by name. Programs read it when they start (empty in a new
+            training) and keep it up to date. Counters are 0-dimensional tensors.
     """
 
     replica: Replica
@@ -117,15 +118,15 @@ class LearnerContext:
 
     @property
     def num_bytes(self) -> float:
-        """Of the weights on the wire, as fp32."""
+        """Size of the weights on the wire in fp32."""
         return self.replica.num_bytes
 
 
 def kept(context: LearnerContext, name: str, fresh: Tensor) -> Tensor:
-    """A tensor of the program's state: what a checkpoint has brought, or else `fresh`; on the device of `fresh`.
+    """A tensor of the program's state: the checkpoint's value, or `fresh` without one; on the device of `fresh`.
 
     Raises:
-        StrategyError: The checkpoint's is of another shape.
+        StrategyError: If the checkpoint's tensor has another size.
     """
     old = context.state.get(name)
     if old is not None and old.numel() != fresh.numel():
@@ -137,25 +138,25 @@ def kept(context: LearnerContext, name: str, fresh: Tensor) -> Tensor:
 
 
 def counter(context: LearnerContext, name: str) -> Tensor:
-    """A number of the program's state, to be changed in place; 0 at the beginning."""
+    """A number of the program's state, to be changed in place; 0 at the start."""
     return kept(context, name, torch.zeros((), dtype=torch.float64))
 
 
 def perform(op: Op) -> Generator[Request, Any, Any]:
-    """Begin a communication and wait for it: `outcome = yield from perform(op)`."""
+    """Start a communication and wait for it: `outcome = yield from perform(op)`."""
     ticket = yield Start(op)
     return (yield Wait(ticket))
 
 
 def weight_of(work: Work | None) -> float:
-    """A learner without work takes part in collectives with a weight of 0."""
+    """Weight of a learner in collectives; 0 for one without work."""
     return work.weight if work is not None else 0.0
 
 
 def reduce(
     context: LearnerContext, vector: Tensor, weight: float, scope: Literal["all", "node"] = "all"
 ) -> Generator[Request, Any, Reduced]:
-    """All-reduce a vector as large as the weights; alone, nothing is sent."""
+    """All-reduce a vector as large as the weights; with a single learner, nothing is sent."""
     if (context.size if scope == "all" else context.node_size) == 1:
         return Reduced(vector, weight)
     reduced: Reduced = yield from perform(AllReduce(vector, weight, context.num_bytes, scope))
@@ -163,7 +164,7 @@ def reduce(
 
 
 def average_all(context: LearnerContext) -> Program:
-    """The end of a decentralized training: all learners take their mean (arXiv:2110.11199)."""
+    """End a decentralized training: all learners set their weights to the mean (arXiv:2110.11199)."""
     if context.size == 1:
         return
     op = AllReduce(context.replica.weights.clone(), 1.0, context.num_bytes, channel="end")

@@ -1,4 +1,4 @@
-"""Methods that train on their own for a block of steps and synchronize between blocks."""
+"""Methods whose learners train independently for a block of steps and synchronize between blocks."""
 
 import torch
 from torch import Tensor
@@ -14,11 +14,11 @@ def ma(context: LearnerContext, cfg: MaConfig) -> Program:
 
         W_i: tau steps of SGD from W;  W = mean_i(W_i)
 
-    The mean weighs learners by the work that they did in the block, so that with tau = 1 and plain SGD this is
-    `scpsgd`. Each learner keeps its optimizer's state over the end of a block; it is not averaged.
+    The mean weights learners by the work that they did in the block, so that with tau = 1 and plain SGD this is
+    `scpsgd`. Each learner keeps its optimizer's state across blocks; it is not averaged.
 
     Synchronizes weights. Sends 2(N-1)/N of the model every tau steps. Staleness 0; within a block, replicas drift
-    apart. All wait for the slowest at the end of a block; a dead learner stops all until it is known to be dead.
+    apart. All wait for the slowest at the end of a block; a dead learner blocks all until its death is detected.
     """
     block = _Block(context, cfg.tau)
     while True:
@@ -32,12 +32,12 @@ def ma(context: LearnerContext, cfg: MaConfig) -> Program:
 
 
 class _Block:
-    """Steps of training on one's own.
+    """A block of independent training steps.
 
     Attributes:
-        steps: Done since the block began; 0-dimensional, as part of the seat's state.
-        weight: Work done since then.
-        over: Whether there was no more work.
+        steps: Steps in this block so far; 0-dimensional, part of the context's state.
+        weight: Weight of the work in this block so far.
+        over: Whether there is no more work.
     """
 
     def __init__(self, context: LearnerContext, tau: int) -> None:
@@ -46,12 +46,12 @@ class _Block:
         self.over = False
 
     def begin(self) -> None:
-        """The next block begins."""
+        """Start the next block."""
         self.steps.zero_()
         self.weight.zero_()
 
     def train(self) -> Program:
-        """Train to the block's end."""
+        """Train to the end of the block."""
         while self.steps < self._tau:
             work = yield Compute()
             if work is None:
@@ -76,15 +76,15 @@ def bmuf(context: LearnerContext, cfg: BmufConfig) -> Program:
         G = mean_i(W_i) - S;  Δ <- η Δ + ζ G;  W <- W + Δ
         the next block starts at S = W (classical), or at S = W + η Δ (nesterov)
 
-    S is where the block started, W the model. They are kept apart: taking the look-ahead point S for the model would
-    add η Δ once more at every block and move (1 + η) times too far. The trained model is W; in the midst of a block,
-    `LearnerContext.finish` says what W would be if the block ended now. With η = 0 and ζ = 1 this is `ma`. η is
-    1 - 1/N unless given. The optimizer's momentum restarts with every block where there is one over blocks: both
-    together diverge at learning rates that either bears (`benchmarks/bmuf_stability.py`); the rest of its state lives
-    on. Synchronous steps come first (`WarmConfig`), so that blocks begin from weights that are worth averaging.
+    S is the start of the block, W the model. They are separate: with the look-ahead point S as the model, η Δ would be
+    added twice at every block, and W would move (1 + η) times too far. The trained model is W; within a block,
+    `LearnerContext.finish` returns what W would be if the block ended now. With η = 0 and ζ = 1 this is `ma`. The
+    default of η is 1 - 1/N. If there is momentum over blocks, the optimizer's momentum is reset at every block: both
+    together diverge at learning rates at which either alone is stable (`benchmarks/bmuf_stability.py`). The rest of its
+    state is kept. Synchronous steps come first (`WarmConfig`), so that the first block starts from usable weights.
 
     Synchronizes weights. Sends 2(N-1)/N of the model every tau steps. Staleness 0; within a block, replicas drift
-    apart. All wait for the slowest at the end of a block; a dead learner stops all until it is known to be dead.
+    apart. All wait for the slowest at the end of a block; a dead learner blocks all until its death is detected.
     """
     weights = context.replica.weights
     yield from _warm_up(context, cfg.warm_up(context.epoch_steps))
@@ -106,13 +106,13 @@ def bmuf(context: LearnerContext, cfg: BmufConfig) -> Program:
 
 
 class _Filter:
-    """What BMUF keeps between blocks.
+    """BMUF's state between blocks.
 
     Attributes:
         model: W.
-        start: S, where the block started.
+        start: S, the start of the block.
         momentum: Δ.
-        resets: Whether the optimizer's own momentum ends with a block.
+        resets: Whether the optimizer's own momentum is reset at the end of a block.
     """
 
     def __init__(self, context: LearnerContext, cfg: BmufConfig) -> None:
@@ -124,13 +124,13 @@ class _Filter:
         self.momentum = kept(context, "momentum", torch.zeros_like(weights))
 
     def after(self, mean: Tensor) -> tuple[Tensor, Tensor]:
-        """Δ and W after a block that ended at a mean."""
+        """Δ and W after a block whose replicas have a given mean."""
         momentum = self._eta * self.momentum + self._zeta * (mean - self.start)
         return momentum, self.model + momentum
 
     @torch.no_grad()
     def end_block(self, mean: Tensor) -> None:
-        """Filter the block's update of the model."""
+        """Update the model with the filtered result of a block."""
         momentum, model = self.after(mean)
         self.momentum.copy_(momentum)
         self.model.copy_(model)
@@ -138,7 +138,7 @@ class _Filter:
 
 
 def _warm_up(context: LearnerContext, steps: int) -> Program:
-    """Steps of synchronous SGD."""
+    """Make some steps of synchronous SGD."""
     done = counter(context, "warm_steps")
     while done < steps:
         work = yield Compute()

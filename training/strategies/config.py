@@ -1,4 +1,4 @@
-"""What one can choose about each strategy; apart from `training.strategies`, which needs much more than pydantic."""
+"""Configuration of each strategy; it needs pydantic only, unlike the strategies' programs."""
 
 import math
 from collections.abc import Mapping
@@ -12,18 +12,18 @@ from speech.choices import Choice
 
 @dataclass(frozen=True)
 class Traits:
-    """What a strategy needs of machines and of the configuration.
+    """What a strategy requires of machines and of the configuration.
 
     Attributes:
-        one_node: All learners are of one node: they keep step, by collectives.
+        one_node: All learners belong to one node and keep step by collectives.
         one_learner: Every node has one learner.
         exchange: Nodes average weights through an exchange.
         grouped: The learners of a node are one super-learner.
         server: There is a parameter server.
-        shared: All learners' weights are the same main memory, of one machine.
-        buckets: Gradients travel in buckets, for which there are communication hooks.
+        shared: All learners' weights are the same main memory, on one machine.
+        buckets: Gradients travel in buckets, which communication hooks support.
         split: Every learner has some of the model's layers.
-        own_updates: Learners make updates by optimizers of their own, and do not leave it to the servers.
+        own_updates: Learners make updates with their own optimizers, not the servers.
     """
 
     one_node: bool = False
@@ -45,7 +45,7 @@ class StrategyConfig(Choice):
     """A strategy's constants.
 
     Attributes:
-        traits: What it needs of machines and of the rest of the configuration.
+        traits: What it requires of machines and of the rest of the configuration.
     """
 
     traits: ClassVar[Traits] = Traits()
@@ -71,7 +71,7 @@ class SdpsgdConfig(StrategyConfig):
     kind: Literal["sdpsgd"] = "sdpsgd"
     traits: ClassVar[Traits] = Traits(one_node=True)
     graph: Literal["ring", "complete"] = "ring"
-    """Whom a learner averages with at every step: both neighbours, or all learners."""
+    """Learners that each one averages with at every step: both neighbours, or all."""
 
 
 class D1dConfig(StrategyConfig):
@@ -87,13 +87,14 @@ class GossipConfig(StrategyConfig):
     kind: Literal["adpsgd", "h-adpsgd"] = "adpsgd"
     traits: ClassVar[Traits] = Traits(one_learner=True, exchange=True)
     neighbours: Literal["auto", "ring", "random-ring", "exponential"] = "auto"
-    """`ring` alternates left and right; `random-ring` shuffles the ring at every exchange; `exponential` asks at
-    distance 1, 2, 4, ... by turns; `auto` is `ring` below eight nodes and `random-ring` from eight on."""
+    """`ring` alternates left and right; `random-ring` shuffles the ring at every exchange; `exponential` cycles through
+    the distances 1, 2, 4, ...; `auto` is `ring` below eight nodes and `random-ring` from eight on."""
     per_step: int = Field(default=4, ge=1)
-    """Exchanges that a node starts per training step at most, one after the other: more keep replicas closer."""
+    """Maximum number of exchanges that a node starts per training step, one after the other: more keep replicas
+    closer."""
     newcomer: Newcomer = "weights"
-    """What a node that joins a running training, or comes back, takes from a neighbour: its weights, or the weights and
-    the optimizer's state of one step (momentum; AdamW's moments), for which the neighbour copies them once."""
+    """What a node that joins or rejoins a running training takes from a neighbour: its weights, or weights and
+    optimizer state (momentum; AdamW's moments) of one step, which the neighbour copies once."""
 
 
 class HierarchicalGossipConfig(GossipConfig):
@@ -113,12 +114,12 @@ class MaConfig(StrategyConfig):
 
 
 class WarmConfig(StrategyConfig):
-    """A method that begins with plain synchronous SGD."""
+    """A method that starts with plain synchronous SGD."""
 
     warm_steps: int = Field(default=0, ge=0)
-    """Steps of plain synchronous SGD at the beginning."""
+    """Steps of plain synchronous SGD at the start."""
     warm_epochs: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """The same in epochs, begun steps included: 1 is customary. The longer of the two counts."""
+    """The same in epochs, rounded up to whole steps; 1 is customary. The longer of the two applies."""
 
     def warm_up(self, epoch_steps: float) -> int:
         """Steps of the warm-up.
@@ -127,11 +128,11 @@ class WarmConfig(StrategyConfig):
             epoch_steps: Steps of a learner in an epoch.
 
         Raises:
-            ValueError: The warm-up is counted in epochs, and the length of an epoch is not known.
+            ValueError: If the warm-up is counted in epochs and the length of an epoch is unknown.
         """
         if self.warm_epochs and not epoch_steps > 0:
             raise ValueError("warm_epochs needs to know how many steps an epoch has: use warm_steps")
-        # a product such as 0.1 * 30, a little above 3, is three steps
+        # rounding error: 0.1 * 30 is slightly above 3, but three steps are meant
         return max(self.warm_steps, math.ceil(self.warm_epochs * epoch_steps - 1e-6))
 
 
@@ -147,10 +148,10 @@ class BmufConfig(WarmConfig):
     zeta: float = Field(default=1.0, gt=0)
     """Block learning rate."""
     block_start: Literal["nesterov", "classical"] = "nesterov"
-    """Where a block starts: at the look-ahead point (nesterov), or at the model."""
+    """Start of a block: the look-ahead point (nesterov), or the model (classical)."""
     momentum: Literal["auto", "keep", "reset"] = "auto"
-    """What becomes of the optimizer's momentum at a block's end. Kept beside the momentum over blocks it counts twice
-    and short blocks diverge (docs/strategies.md); `auto` resets it unless `eta` is 0."""
+    """What happens to the optimizer's momentum at the end of a block. If it is kept, it adds to the momentum over
+    blocks and short blocks diverge (docs/strategies.md); `auto` resets it unless `eta` is 0."""
 
 
 class AsgdConfig(StrategyConfig):
@@ -159,7 +160,7 @@ class AsgdConfig(StrategyConfig):
     kind: Literal["asgd"] = "asgd"
     traits: ClassVar[Traits] = Traits(one_learner=True, server=True, own_updates=False)
     servers: int = Field(default=1, ge=1)
-    """Processes that the server is divided into, each with a link of its own."""
+    """Number of processes that the server is divided into, each with its own link."""
 
 
 class EasgdConfig(StrategyConfig):
@@ -168,11 +169,11 @@ class EasgdConfig(StrategyConfig):
     kind: Literal["easgd"] = "easgd"
     traits: ClassVar[Traits] = Traits(one_learner=True, server=True)
     tau: int = Field(default=4, ge=1)
-    """Steps between two meetings with the center."""
+    """Steps between two synchronizations with the center."""
     beta: float = Field(default=0.9, gt=0, le=1)
-    """Elasticity over all learners: each one's alpha is beta / N."""
+    """Elasticity over all learners: alpha of each is beta / N."""
     servers: int = Field(default=1, ge=1)
-    """Processes that hold the center, each with a link of its own."""
+    """Number of processes that hold the center, each with its own link."""
 
 
 class OneBitConfig(WarmConfig):
@@ -192,14 +193,14 @@ class HogwildConfig(StrategyConfig):
 
 
 class LayerPipelineConfig(StrategyConfig):
-    """Layers of one model on several learners."""
+    """The layers of one model, split over several learners."""
 
     kind: Literal["pipeline"] = "pipeline"
     traits: ClassVar[Traits] = Traits(one_node=True, split=True)
     micro_batches: int = Field(default=4, ge=1)
-    """Parts of a batch that follow each other through the layers; more keep more learners busy at a time."""
+    """Parts of a batch that pass through the layers one after the other; more keep more learners busy at a time."""
     schedule: Literal["gpipe", "1f1b"] = "1f1b"
-    """`gpipe`: all parts forward, then all backward; `1f1b`: backward as soon as possible, which holds fewer
+    """`gpipe`: all parts forward, then all backward; `1f1b`: backward as soon as possible, which stores fewer
     activations."""
 
 

@@ -8,13 +8,14 @@ from training.strategies.requests import Compute, Program
 def hogwild(context: LearnerContext, cfg: StrategyConfig) -> Program:
     """Hogwild (Niu et al. 2011): the learners of one machine update the same weights without locks.
 
-        g = grad(W), at the W of that moment;  W -= lr · g
+        g = grad(W), at the current W;  W -= lr · g
 
-    The replicas' weights are one memory, which the engine or simulator provides; each learner keeps its own
+    All replicas' weights are the same memory, which the engine or simulator provides; each learner keeps its own
     optimizer state.
 
-    Synchronizes nothing. Sends nothing. Staleness: the updates of others while the gradient was computed, N - 1 when
-    all are equally fast. A slow learner delays no other, and its gradients are the stalest; a dead one costs its work.
+    Synchronizes nothing. Sends nothing. Staleness: updates by others while the gradient was computed, N - 1 if all are
+    equally fast. A slow learner does not delay others, and its gradients are the stalest; a dead one costs only its
+    work.
     """
     replica = context.replica
     while True:

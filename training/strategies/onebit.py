@@ -1,4 +1,4 @@
-"""Synchronous SGD whose gradients travel as one bit a value."""
+"""Synchronous SGD whose gradients are sent as one bit per value."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -12,18 +12,18 @@ from training.strategies.config import OneBitConfig
 from training.strategies.requests import Bucket, Compute, Program
 
 LEVEL_BYTES = 8
-"""Two fp32 levels a block."""
+"""Two fp32 levels per block."""
 
 
 class OneBitCodec:
-    """Signs and two levels a block, with the error fed back (Seide et al. 2014).
+    """Encodes gradients as signs and two levels per block, with error feedback (Seide et al. 2014).
 
         q = signs(g + e), decoded as the mean of the block's values of that sign;  e <- (g + e) - decode(q)
 
-    Nothing is lost: what was decoded so far plus the error is the sum of all gradients.
+    The sum is conserved: everything decoded so far plus the error is the sum of all gradients.
 
     Args:
-        size: Gradient values.
+        size: Number of gradient values.
         block: Values that share two levels.
     """
 
@@ -37,10 +37,13 @@ class OneBitCodec:
 
     @torch.no_grad()
     def encode(self, grads: Tensor) -> tuple[Tensor, Tensor]:
-        """Packed signs [blocks, block / 8] of uint8 and levels [blocks, 2] (below, at or above zero); keeps the error.
+        """Encode gradients, and keep the error for the next call.
 
         Args:
             grads: [size]; must be finite.
+
+        Returns:
+            Packed signs [blocks, block / 8], uint8; and levels [blocks, 2] of the values below zero and of the others.
         """
         if self.error.device != grads.device:
             self.error = self.error.to(grads.device)
@@ -54,20 +57,20 @@ class OneBitCodec:
         return bits, levels
 
     def decode(self, bits: Tensor, levels: Tensor) -> Tensor:
-        """What was encoded [size], coarsely."""
+        """Decode to approximate gradients [size]."""
         chosen = torch.where(unpack(bits), levels[:, 1:], levels[:, :1])
         return chosen.flatten()[: self.size]
 
     def blank(self) -> tuple[Tensor, Tensor]:
-        """Bits and levels that count for nothing."""
+        """Bits and levels that decode to zero."""
         return pack(torch.zeros(self.blocks, self.block)), torch.zeros(self.blocks, 2)
 
     def mean(self, messages: Sequence[tuple[Tensor, ...]], weights: Sequence[float]) -> Tensor:
-        """The weighted mean [size] of encoded gradients.
+        """Weighted mean [size] of encoded gradients.
 
         Args:
-            messages: Bits and levels of each.
-            weights: Of each; those of weight 0 are left out.
+            messages: Bits and levels of each learner.
+            weights: Weight of each; messages of weight 0 are ignored.
         """
         mean, total = torch.zeros_like(self.error), sum(weights)
         for (bits, levels), weight in zip(messages, weights, strict=True):
@@ -81,35 +84,35 @@ def _mean(values: Tensor, chosen: Tensor) -> Tensor:
 
 
 def pack(flags: Tensor) -> Tensor:
-    """Booleans [..., 8 n] as bytes [..., n]."""
+    """Pack booleans [..., 8 n] into bytes [..., n]."""
     shifts = torch.arange(8, device=flags.device)
     eights = flags.reshape(*flags.shape[:-1], -1, 8).to(torch.int32)
     return (eights << shifts).sum(dim=-1).to(torch.uint8)
 
 
 def unpack(data: Tensor) -> Tensor:
-    """Bytes [..., n] as booleans [..., 8 n]."""
+    """Unpack bytes [..., n] to booleans [..., 8 n]."""
     shifts = torch.arange(8, device=data.device)
     return (((data[..., None].to(torch.int32) >> shifts) & 1) > 0).flatten(-2)
 
 
 def wire_bytes(num_bytes: float, block: int) -> float:
-    """Bytes of fp32 gradients of `num_bytes` as packed bits and levels."""
+    """Encoded size, bits and levels, of fp32 gradients of `num_bytes` bytes."""
     return num_bytes / 32 + num_bytes / 4 / block * LEVEL_BYTES
 
 
 class OneBit:
-    """How gradients travel as one bit a value: a codec with its error for each bucket, and the warm-up; see `Codec`.
+    """A `Codec` that sends gradients as one bit per value: an encoder with its error per bucket, and the warm-up.
 
     Errors belong to parameters. When buckets change, as DistributedDataParallel's do after its first step, each
     parameter's error moves to its new bucket.
 
     Args:
-        cfg: Block size, and steps with full gradients.
+        cfg: Block size, and length of the warm-up.
         epoch_steps: Steps of an epoch, the same at all ranks; for a warm-up that is counted in epochs.
 
     Attributes:
-        warm_steps: Steps with full gradients.
+        warm_steps: Steps with uncompressed gradients.
         step: Steps so far.
     """
 
@@ -122,15 +125,15 @@ class OneBit:
 
     @property
     def warm(self) -> bool:
-        """Whether gradients still travel in full in this step."""
+        """Whether gradients are still uncompressed in this step."""
         return self.step < self.warm_steps
 
     def next_step(self) -> None:
-        """All gradients of a step have been sent."""
+        """Called when all gradients of a step have been sent."""
         self.step += 1
 
     def wire_bytes(self, num_bytes: float) -> float:
-        """Bytes of a message for fp32 gradients of `num_bytes` bytes."""
+        """Size of the message for fp32 gradients of `num_bytes` bytes."""
         return wire_bytes(num_bytes, self.cfg.block)
 
     def bucket(self, bucket: Bucket) -> OneBitCodec:
@@ -169,19 +172,19 @@ class OneBit:
         self._codecs, self._layouts = {}, {}
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """A copy of `step`, and of `error.<bucket>` for each bucket, on the CPU."""
+        """Copy `step`, and `error.<bucket>` of each bucket, to the CPU."""
         errors = self._restored | {index: codec.error for index, codec in self._codecs.items()}
         copies = {f"error.{index}": error.detach().clone().cpu() for index, error in errors.items()}
         return {"step": torch.tensor(self.step), **copies}
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put back what `state_tensors` gave at this rank; without anything, start from the beginning."""
+        """Restore what `state_tensors` returned at this rank; empty resets the state."""
         self.forget()
         self.step = int(tensors.get("step", 0))
         self._restored = numbered(tensors, "error")
 
     def forget(self) -> None:
-        """Drop all errors; the count of steps goes on."""
+        """Drop all errors; the step count is kept."""
         self._codecs, self._layouts, self._restored, self._moving = {}, {}, {}, {}
 
 
@@ -190,7 +193,7 @@ def _same(one: list[Tensor], other: list[Tensor]) -> bool:
 
 
 def numbered(tensors: Mapping[str, Tensor], name: str) -> dict[int, Tensor]:
-    """Copies of the tensors called `<name>.<number>`, by number."""
+    """Copies of the tensors named `<name>.<number>`, by number."""
     found = ((key.rpartition("."), tensor) for key, tensor in tensors.items())
     return {int(number): tensor.clone() for (before, _, number), tensor in found if before == name}
 
@@ -200,16 +203,15 @@ def onebit(context: LearnerContext, cfg: OneBitConfig) -> Program:
 
         q_i = quantize(g_i + e_i);  e_i <- g_i + e_i - decode(q_i);  W -= lr · mean_i(decode(q_i))
 
-    All learners get and decode the bits of all others, so that nothing is quantized twice. A learner that trains alone
-    sends nothing, and quantizes nothing. A learner without work keeps its error for itself. The first steps send full
-    gradients (`WarmConfig`).
+    All learners receive and decode the bits of all others, so nothing is quantized twice. A single learner does not
+    quantize. A learner without work keeps its error. The first steps send uncompressed gradients (`WarmConfig`).
 
-    Synchronizes gradients. Sends (N-1)/32 of the model a step, and 8 bytes a block and peer. Staleness 0, but for the
-    error, which comes later. All wait for the slowest; a dead learner stops all until it is known to be dead, and its
-    error is lost.
+    Synchronizes gradients. Sends (N-1)/32 of the model per step, plus 8 bytes per block and peer. Staleness 0, except
+    for the error, which is applied later. All wait for the slowest; a dead learner blocks all until its death is
+    detected, and its error is lost.
     """
     codec = OneBit(cfg, context.epoch_steps)
-    if context.joined:  # the errors are a neighbour's, which feeds them back itself
+    if context.joined:  # the errors are copies of a neighbour's, which feeds them back itself
         context.state = {name: tensor for name, tensor in context.state.items() if not name.startswith("error")}
     codec.load_tensors(context.state)
     context.settle = partial(_keep, context, codec)
@@ -220,6 +222,6 @@ def onebit(context: LearnerContext, cfg: OneBitConfig) -> Program:
 
 
 def _keep(context: LearnerContext, codec: OneBit) -> Program:
-    """Errors and the count of steps become part of the state."""
+    """Copy errors and step count into the state."""
     context.state = codec.state_tensors()
     yield from ()

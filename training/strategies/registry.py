@@ -1,4 +1,4 @@
-"""Methods by name, each with the facts that one chooses by."""
+"""Registry of the strategies by name, with the properties that one chooses by."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -35,16 +35,16 @@ Joins = Literal["at once", "during a gradient", "before an outcome is applied", 
 
 @dataclass(frozen=True)
 class Facts:
-    """What one chooses by.
+    """Properties of a strategy that one chooses by.
 
     Attributes:
-        synchronizes: What, and with whom.
-        sent: Mean bytes that a learner sends a step, from the learners' number, the model's bytes and the
-            configuration; for h-adpsgd, that a node's first learner sends over the network; for pipeline, where
-            weights do not travel, from the bytes that a learner's batch has at a border instead of the model's.
+        synchronizes: What is synchronized, and with which learners.
+        sent: Mean bytes that a learner sends per step, as a function of the number of learners, the model's bytes and
+            the configuration; for h-adpsgd, the bytes that a node's first learner sends over the network; for pipeline,
+            where no weights are sent, a function of a batch's bytes at a border instead of the model's.
         staleness: In steps.
-        slow: What a slow learner does to the others.
-        dead: What a dead one does.
+        slow: Effect of a slow learner on the others.
+        dead: Effect of a dead learner on the others.
     """
 
     synchronizes: str
@@ -56,12 +56,12 @@ class Facts:
 
 @dataclass(frozen=True)
 class Strategy:
-    """A way of training with several learners, and what it needs.
+    """A way to train with several learners.
 
     Attributes:
-        name: In configurations.
-        config: Class of its constants.
-        facts: What one chooses by.
+        name: Name in configurations.
+        config: Class of its configuration.
+        facts: Properties that one chooses by.
     """
 
     name: str
@@ -70,19 +70,19 @@ class Strategy:
 
     @property
     def traits(self) -> Traits:
-        """What it needs of machines."""
+        """What it requires of machines."""
         return self.config.traits
 
     @property
     def free(self) -> bool:
-        """Whether learners go on without waiting for each other."""
+        """Whether learners never wait for each other."""
         return self.traits.exchange or self.traits.server or self.traits.shared
 
     def check(self, config: StrategyConfig) -> None:
-        """See that constants are this strategy's.
+        """Check that a configuration is this strategy's.
 
         Raises:
-            StrategyError: They are not.
+            StrategyError: If it is another strategy's.
         """
         if not isinstance(config, self.config):
             raise StrategyError(f"{self.name} is configured by a {self.config.__name__}, not {type(config).__name__}")
@@ -90,15 +90,15 @@ class Strategy:
 
 @dataclass(frozen=True)
 class Method(Strategy):
-    """A strategy whose learners each have a replica of the model, and a program.
+    """A strategy whose learners each have a replica of the whole model and run a program.
 
     Attributes:
-        program: One learner's.
-        equal: Whether a node's replicas are the same after every step, since gradients are averaged (`Compute.reduce`).
-        apart: Whether each learner of a node keeps something that the others lack, so that all leave checkpoints.
-        joins: When a newcomer can take over a neighbour's weights and state: at once where learners are free; when all
-            have taken up a collective's outcome where they wait for each other; before they do where it is applied one
-            step late; during a gradient where neighbours keep step.
+        program: Program of a learner.
+        equal: Whether a node's replicas are equal after every step, because gradients are averaged (`Compute.reduce`).
+        apart: Whether the states of a node's learners differ, so that every learner writes its part of a checkpoint.
+        joins: When a newcomer can copy a neighbour's weights and state: at once if learners do not wait for each other;
+            after all have applied a collective's outcome if they do; before that if it is applied one step late; during
+            a gradient if neighbours keep step.
     """
 
     program: Callable[..., Program] = field(kw_only=True)
@@ -245,27 +245,27 @@ PIPELINE = Strategy(
         "its layers are missing: training cannot go on without it",
     ),
 )
-"""One model whose layers are split over the learners (`training.node.pipeline_learner`): one replica, so no program."""
+"""A model whose layers are split over the learners (`training.node.pipeline_learner`): one replica, so no program."""
 STRATEGIES: Mapping[str, Strategy] = {**METHODS, PIPELINE.name: PIPELINE}
-"""All ways of training with several learners."""
+"""All strategies by name."""
 
 
 def find_strategy(name: str) -> Strategy:
-    """The strategy of a name.
+    """Find a strategy by name.
 
     Raises:
-        StrategyError: There is none.
+        StrategyError: If there is none.
     """
     if name not in STRATEGIES:
-        raise StrategyError(f"{name!r} is no strategy: choose one of {', '.join(STRATEGIES)}")
+        raise StrategyError(f"{name!r} is not a strategy: choose one of {', '.join(STRATEGIES)}")
     return STRATEGIES[name]
 
 
 def find_method(name: str) -> Method:
-    """The method of a name.
+    """Find a method by name.
 
     Raises:
-        StrategyError: There is none.
+        StrategyError: If there is none, or the strategy has no program.
     """
     if name not in METHODS:
         find_strategy(name)
@@ -274,5 +274,5 @@ def find_method(name: str) -> Method:
 
 
 def method_of(strategy: str) -> Method:
-    """The method whose program learners run; one that has the whole model for itself trains as those of `scpsgd` do."""
+    """The method whose program a strategy's learners run; `single` and a `pipeline` of one run the one of `scpsgd`."""
     return find_method(strategy if strategy in METHODS else "scpsgd")

@@ -1,4 +1,4 @@
-"""What a program may ask of others, and what it gets back."""
+"""Requests that a program can make, and their outcomes."""
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
@@ -9,80 +9,80 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Work:
-    """A gradient has been computed: of the mean loss over `weight` items (tokens, utterances).
+    """A computed gradient of the mean loss over `weight` items (tokens, utterances).
 
-    A weight of 0 says that the batch was empty: there is no gradient, and no update of the learner's own.
+    A weight of 0 means that the batch was empty: there is no gradient, and the learner makes no update of its own.
     """
 
     weight: float = 1.0
 
 
 class Bucket(Protocol):
-    """Gradients that travel together, as `torch.distributed.GradBucket` has them."""
+    """Gradients that travel together; the interface of `torch.distributed.GradBucket`."""
 
     def index(self) -> int:
-        """Its number among a step's buckets."""
+        """Position among a step's buckets."""
 
     def is_last(self) -> bool:
-        """Whether no other bucket of this step follows."""
+        """Whether this is the last bucket of the step."""
 
     def buffer(self) -> Tensor:
         """All gradients [values]."""
 
     def parameters(self) -> list[Tensor]:
-        """Whose gradients these are."""
+        """The parameters of these gradients."""
 
 
 class BucketCodec(Protocol):
-    """Turns a bucket's gradients into a message, and the messages of all learners into their mean."""
+    """Encodes a bucket's gradients as a message, and decodes the messages of all learners to their mean."""
 
     def encode(self, grads: Tensor) -> tuple[Tensor, ...]:
-        """The message; what it leaves out is kept, and added to the next gradients.
+        """Encode gradients as a message; the error is kept and added to the next gradients.
 
         Args:
             grads: [values]; must be finite.
         """
 
     def blank(self) -> tuple[Tensor, ...]:
-        """A message of the same size that counts for nothing."""
+        """A message of the same size that decodes to zero."""
 
     def mean(self, messages: Sequence[tuple[Tensor, ...]], weights: Sequence[float]) -> Tensor:
-        """The weighted mean [values] of what messages stand for; zero if nothing has a weight."""
+        """Weighted mean [values] of decoded messages; zero if all weights are 0."""
 
 
 class Codec(Protocol):
-    """How the gradients of a learner travel as less than they are; remembers what it leaves out."""
+    """Compresses the gradients of a learner, with error feedback."""
 
     @property
     def warm(self) -> bool:
-        """Whether gradients still travel in full in this step."""
+        """Whether gradients are still uncompressed in this step."""
 
     def next_step(self) -> None:
-        """All gradients of a step have been sent."""
+        """Called when all gradients of a step have been sent."""
 
     def bucket(self, bucket: Bucket) -> BucketCodec:
         """The codec of a bucket."""
 
     def wire_bytes(self, num_bytes: float) -> float:
-        """Bytes of a message for fp32 gradients of `num_bytes` bytes."""
+        """Size of the message for fp32 gradients of `num_bytes` bytes."""
 
     def forget(self) -> None:
-        """Drop what was left out: it belongs to other weights, or is not finite."""
+        """Drop all errors: they belong to other weights, or are not finite."""
 
 
 @dataclass(frozen=True)
 class Compute:
-    """Gradient of the next batch's mean loss, at the weights as they are now, into `replica.grads`.
+    """Compute the gradient of the next batch's mean loss at the current weights into `replica.grads`.
 
     Outcome: `Work`; None when all work of the training is done.
 
     Attributes:
-        reduce: Whose gradients are averaged: only this learner's own, those of its node, or those of all learners. The
-            engine averages them bucket by bucket while the rest of the gradient is still being computed. Then
-            `replica.grads` is for `replica.update` only, and `Work.weight` is that of all whose gradients are in it.
-        codec: How averaged gradients travel; in full without one.
-        average: Weights are averaged with a neighbouring node while the gradient is computed, and what this has brought
-            is added to the node's weights before the outcome.
+        reduce: Whose gradients are averaged: none but this learner's own, those of its node, or those of all learners.
+            The engine averages them bucket by bucket while the rest of the gradient is still being computed.
+            `replica.grads` is then for `replica.update` only, and `Work.weight` is the sum over the averaged learners.
+        codec: Compresses averaged gradients; None sends them uncompressed.
+        average: Average weights with a neighbouring node while the gradient is computed, and add the result to the
+            node's weights before the outcome.
     """
 
     reduce: Literal["own", "node", "all"] = "own"
@@ -92,14 +92,14 @@ class Compute:
 
 @dataclass(frozen=True)
 class AllReduce:
-    """Weighted mean of a vector over all learners that are present. Outcome: `Reduced`.
+    """Weighted mean of a vector over all live learners. Outcome: `Reduced`.
 
     Attributes:
-        vector: This learner's.
-        weight: 0 takes part without a say.
-        num_bytes: Of the vector on the wire.
+        vector: This learner's vector.
+        weight: Its weight; with 0 the learner takes part without affecting the mean.
+        num_bytes: Size of the vector on the wire.
         scope: All learners, or those of this node.
-        channel: Keeps concurrent collectives apart.
+        channel: Separates concurrent collectives.
     """
 
     vector: Tensor
@@ -111,13 +111,13 @@ class AllReduce:
 
 @dataclass(frozen=True)
 class Gather:
-    """The payloads of all learners, put together. Outcome: that of `combine`.
+    """All-gather of the learners' payloads. Outcome: the result of `combine`.
 
     Attributes:
-        payload: Tensors, not changed on the way.
-        combine: Makes the outcome of the payloads in the order of the ranks. It is the same at all learners, so that
-            learners of one process may share it: it must not be changed.
-        num_bytes: Of the payload on the wire.
+        payload: Tensors of this learner.
+        combine: Computes the outcome from all payloads, in rank order. Learners of one process may share the outcome,
+            which is the same for all: it must not be changed.
+        num_bytes: Size of the payload on the wire.
     """
 
     payload: tuple[Tensor, ...]
@@ -127,17 +127,17 @@ class Gather:
 
 @dataclass(frozen=True)
 class Mix:
-    """Mean with the neighbours, who all wait for each other: one round of a doubly stochastic matrix.
+    """Synchronous averaging with neighbours: one round of a doubly stochastic mixing matrix.
 
-    On the ring both neighbours and oneself count equally (1/3 each); on the complete graph all learners do.
-    Outcome: the mixed vector.
+    On the ring the learner and both its neighbours have weight 1/3; on the complete graph all learners have the same
+    weight. Outcome: the mixed vector.
 
     Attributes:
-        vector: This learner's.
-        graph: Who its neighbours are.
-        num_bytes: Of the vector on the wire.
-        last: The learner takes part no more; neighbours that go on use this vector in all further rounds. The outcome
-            is the vector itself.
+        vector: This learner's vector.
+        graph: Defines the neighbours.
+        num_bytes: Size of the vector on the wire.
+        last: The learner's last round; neighbours that continue use this vector in all further rounds. The outcome is
+            the vector itself.
     """
 
     vector: Tensor
@@ -148,12 +148,12 @@ class Mix:
 
 @dataclass(frozen=True)
 class Push:
-    """Have the parameter server apply a gradient. Outcome: `Pushed`.
+    """Send a gradient to the parameter server, which applies it. Outcome: `Pushed`.
 
     Attributes:
         grads: The gradient.
-        version: Of the weights that it was computed at.
-        num_bytes: On the wire.
+        version: Version of the weights that it was computed at.
+        num_bytes: Size of the gradient on the wire.
     """
 
     grads: Tensor
@@ -163,14 +163,14 @@ class Push:
 
 @dataclass(frozen=True)
 class Pull:
-    """The server's weights. Outcome: `Pulled`."""
+    """Get the server's weights. Outcome: `Pulled`."""
 
     num_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
 class Elastic:
-    """Draw the server's center towards a vector x: d = alpha (x - center); center += d. Outcome: d."""
+    """Move the server's center towards a vector x: d = alpha (x - center); center += d. Outcome: d."""
 
     vector: Tensor
     alpha: float
@@ -182,7 +182,7 @@ Op = AllReduce | Gather | Mix | Push | Pull | Elastic
 
 @dataclass(frozen=True)
 class Reduced:
-    """A weighted mean and the weights' sum; the mean of no weight at all is zero."""
+    """A weighted mean and the sum of the weights; the mean is zero if that sum is."""
 
     vector: Tensor
     weight: float
@@ -190,7 +190,7 @@ class Reduced:
 
 @dataclass(frozen=True)
 class Pushed:
-    """The server's version after a push; `staleness` updates of others came between pull and push."""
+    """The server's version after a push, and the number of updates by others between pull and push."""
 
     version: int
     staleness: float
@@ -206,7 +206,7 @@ class Pulled:
 
 @dataclass
 class Ticket:
-    """A communication that was started."""
+    """A communication in progress."""
 
     op: Op
     done: bool = False
@@ -215,21 +215,21 @@ class Ticket:
 
 @dataclass(frozen=True)
 class Start:
-    """Begin a communication. Outcome, at once: its `Ticket`."""
+    """Start a communication. Outcome, at once: its `Ticket`."""
 
     op: Op
 
 
 @dataclass(frozen=True)
 class Wait:
-    """Wait for a communication. Outcome: that of its operation."""
+    """Wait for a communication. Outcome: the outcome of its operation."""
 
     ticket: Ticket
 
 
 @dataclass(frozen=True)
 class Idle:
-    """Let a moment pass: until something of this learner has happened (a ticket is done, its exchange has news)."""
+    """Wait for this learner's next event: a finished ticket, or a result of its exchange."""
 
 
 Request = Compute | Start | Wait | Idle

@@ -1,4 +1,4 @@
-"""Methods around a parameter server: asynchronous SGD and elastic averaging."""
+"""Methods with a parameter server: asynchronous SGD and elastic averaging."""
 
 import torch
 
@@ -14,11 +14,11 @@ def asgd(context: LearnerContext, cfg: AsgdConfig) -> Program:
 
         pull W;  g = grad(W);  push g: the server makes the step with its own optimizer
 
-    Synchronizes gradients and weights with the server. A learner sends the model once a step and gets it once; the
-    servers together carry N times that, which is the bottleneck. Staleness: the updates of others between pull and
-    push, N - 1 when all are equally fast; measured with version numbers. A slow learner delays no other, and its
-    gradients are the stalest. A dead learner costs its work only; a dead server stops all until it is back, and costs
-    the steps since it last saved.
+    Synchronizes gradients and weights with the server. A learner sends the model's bytes once per step and receives
+    them once; the servers together carry N times that, which is the bottleneck. Staleness: updates by others between
+    pull and push, N - 1 if all are equally fast; measured with version numbers. A slow learner does not delay others,
+    and its gradients are the stalest. A dead learner costs only its work; a dead server blocks all until it has
+    restarted, and costs the steps since it last saved.
     """
     replica, size = context.replica, context.num_bytes
     while True:
@@ -35,7 +35,7 @@ def asgd(context: LearnerContext, cfg: AsgdConfig) -> Program:
 
 
 def _take_the_servers(context: LearnerContext) -> Program:
-    """When all learners are done, the server's weights are the model."""
+    """Take the server's weights as the model, once all learners are done."""
     yield from perform(AllReduce(_EMPTY, 1.0, 0.0, channel="end"))
     pulled: Pulled = yield from perform(Pull(context.num_bytes))
     with torch.no_grad():
@@ -43,16 +43,16 @@ def _take_the_servers(context: LearnerContext) -> Program:
 
 
 def easgd(context: LearnerContext, cfg: EasgdConfig) -> Program:
-    """Elastic averaging SGD (Zhang et al. 2015): learners and a center draw each other every tau steps.
+    """Elastic averaging SGD (Zhang et al. 2015): learners and a center attract each other every tau steps.
 
         d = α (x_i - x̃);  x_i -= d;  x̃ += d;  and in between x_i -= lr · grad(x_i)
 
-    α = beta / N. The trained model is the center x̃. A learner that trains alone is drawn to its own past, too.
+    α = beta / N. The trained model is the center x̃. A single learner has a center, too, which follows its own past.
 
-    Synchronizes weights with the center. A learner sends the model once and gets as much back every tau steps; the
-    servers carry N times that. Staleness: steps since the last meeting, at most tau - 1. A slow learner delays no
-    other. A dead learner costs its work only; a dead server stops all until it is back, and costs the meetings since
-    it last saved.
+    Synchronizes weights with the center. A learner sends the model once and receives as much every tau steps; the
+    servers carry N times that. Staleness: steps since the last synchronization, at most tau - 1. A slow learner does
+    not delay others. A dead learner costs only its work; a dead server blocks all until it has restarted, and costs the
+    synchronizations since it last saved.
     """
     replica, alpha = context.replica, cfg.beta / context.size
     resumed, apart = "steps_apart" in context.state, counter(context, "steps_apart")

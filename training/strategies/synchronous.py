@@ -1,4 +1,4 @@
-"""Methods whose learners keep step: all-reduce, synchronous gossip, the all-reduce that overlaps with a gradient."""
+"""Synchronous methods: all-reduce, synchronous gossip, and an all-reduce that overlaps with the next gradient."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -12,15 +12,16 @@ from training.strategies.requests import AllReduce, Compute, Mix, Program, Reduc
 
 
 def scpsgd(context: LearnerContext, cfg: StrategyConfig) -> Program:
-    """Synchronous centralized parallel SGD: one all-reduce of the gradients a step.
+    """Synchronous centralized parallel SGD: one all-reduce of the gradients per step.
 
         g_i = grad(W; batch_i);  W -= lr · mean_i(g_i)
 
-    (arXiv:1904.04956 averages the weights after a local step instead, which is the same for plain SGD; gradients keep
-    every optimizer's state equal.) The mean weighs batches by their size, so N learners equal one with the whole batch.
+    (arXiv:1904.04956 averages the weights after a local step instead, which is the same for plain SGD; averaged
+    gradients keep the optimizers' states equal, too.) The mean weights batches by their size, so N learners are
+    equivalent to one with the whole batch.
 
-    Synchronizes gradients. Sends 2(N-1)/N of the model a step (ring all-reduce). Staleness 0. All wait for the slowest;
-    a dead learner stops all until it is known to be dead, then the others go on.
+    Synchronizes gradients. Sends 2(N-1)/N of the model per step (ring all-reduce). Staleness 0. All wait for the
+    slowest; a dead learner blocks all until its death is detected, then the others continue.
     """
     while (work := (yield Compute(reduce="all"))) is not None:
         if work.weight:
@@ -29,7 +30,7 @@ def scpsgd(context: LearnerContext, cfg: StrategyConfig) -> Program:
 
 
 def apply(context: LearnerContext, grads: Tensor) -> None:
-    """An optimizer step with given gradients."""
+    """Make an optimizer step with given gradients."""
     with torch.no_grad():
         if grads is not context.replica.grads:
             context.replica.grads.copy_(grads)
@@ -37,15 +38,15 @@ def apply(context: LearnerContext, grads: Tensor) -> None:
 
 
 def sdpsgd(context: LearnerContext, cfg: SdpsgdConfig) -> Program:
-    """Synchronous decentralized parallel SGD: mean with both neighbours at every step, who wait for each other.
+    """Synchronous decentralized parallel SGD: every step averages weights with both neighbours.
 
         W_i = Σ_j T_ij W_j;  W_i -= lr · grad(W_i; batch_i)
 
-    T holds 1/3 for oneself and either neighbour on the ring (arXiv:1904.04956). The gradient is taken after the mean,
-    so that the complete graph is `scpsgd` with plain SGD, exactly; the mean is not hidden behind it.
+    T is 1/3 for a learner and each of its neighbours on the ring (arXiv:1904.04956). The gradient is computed after the
+    averaging, so the complete graph with plain SGD is exactly `scpsgd`; the averaging does not overlap with it.
 
-    Synchronizes weights with two neighbours. Sends the model twice a step, for any N. Staleness 0. A slow learner
-    delays its neighbours, these theirs, and in the end all; a dead one likewise until the ring closes.
+    Synchronizes weights with two neighbours. Sends the model twice per step, for any N. Staleness 0. A slow learner
+    delays its neighbours, these delay theirs, and so eventually all; a dead one does so until the ring closes.
     """
     replica, mixed = context.replica, counter(context, "mixed")
     while True:
@@ -71,8 +72,8 @@ class _Underway:
     """An all-reduce that runs while the next gradient is computed.
 
     Attributes:
-        ticket: Its own; done already if a checkpoint has brought its outcome.
-        step: Whose gradients it is about; those of a checkpoint are of the step before the first.
+        ticket: Its ticket; already done if the outcome comes from a checkpoint.
+        step: Step of its gradients; 0, the step before the first, if they come from a checkpoint.
         over: Whether this learner had no more work for it.
     """
 
@@ -86,11 +87,12 @@ def d1d(context: LearnerContext, cfg: StrategyConfig) -> Program:
 
         W_{k+1} = W_k - lr · mean_i(g_i(W_{k-1})), while g_i(W_k) is computed     (arXiv:2110.11199)
 
-    A learner that trains alone has nothing to overlap with, and is plain SGD. For a checkpoint, `LearnerContext.settle`
-    waits for the mean gradient under way, which is part of the state; without it, training goes on one gradient short.
+    With a single learner this is plain SGD. For a checkpoint, `LearnerContext.settle` waits for the pending mean
+    gradient, which is part of the state; without it, a resumed training would miss one gradient.
 
-    Synchronizes gradients. Sends 2(N-1)/N of the model a step, hidden as far as a gradient takes as long. Staleness 1,
-    always. All wait for the slowest; a dead learner stops all until it is known to be dead, as in `scpsgd`.
+    Synchronizes gradients. Sends 2(N-1)/N of the model per step, hidden behind the next gradient as far as that takes
+    as long. Staleness is always 1. All wait for the slowest; a dead learner blocks all until its death is detected, as
+    in `scpsgd`.
     """
     if context.size == 1:
         yield from scpsgd(context, cfg)
@@ -102,7 +104,7 @@ def d1d(context: LearnerContext, cfg: StrategyConfig) -> Program:
         fresh = replica.grads.clone()
         if underway is not None:
             mean: Reduced = yield Wait(underway.ticket)
-            context.state.clear()  # it is in the weights now
+            context.state.clear()  # the pending gradient is applied now
             if mean.weight:
                 context.stale(step - underway.step)
                 apply(context, mean.vector)
@@ -114,14 +116,14 @@ def d1d(context: LearnerContext, cfg: StrategyConfig) -> Program:
 
 
 def _keep(context: LearnerContext, ticket: Ticket) -> Program:
-    """The mean gradient under way becomes part of the state."""
+    """Wait for the pending mean gradient, and add it to the state."""
     mean: Reduced = yield Wait(ticket)
     context.state["late"] = mean.vector.clone()
     context.state["late_weight"] = torch.tensor(mean.weight, dtype=torch.float64)
 
 
 def _resumed(context: LearnerContext) -> _Underway | None:
-    """The mean gradient that was under way when the state was kept."""
+    """The mean gradient that was pending when the state was saved."""
     if "late" not in context.state:
         return None
     vector = kept(context, "late", torch.zeros_like(context.replica.grads))

@@ -80,7 +80,7 @@ def test_a_batch_that_comes_back_is_given_out_again():
         ({"learners": 6, "per_machine": 4}, "do not fill machines of 4"),
         (
             {"joins": tuple(MembershipChange(rank=rank, at_s=1) for rank in range(4))},
-            "nobody is there at the beginning",
+            "no learner is there at the start",
         ),
         ({"losses": (MembershipChange(rank=1, at_s=1), MembershipChange(rank=1, at_s=2))}, "names a learner twice"),
     ],
@@ -97,7 +97,7 @@ def test_programs_that_wait_for_ever_are_found_out(monkeypatch):
 
     changed = replace(METHODS["scpsgd"], program=stuck)
     monkeypatch.setattr("training.simulation.simulator.find_method", lambda name: changed)
-    with pytest.raises(SimulationError, match="scpsgd stands still at .*learner 0 is idle"):
+    with pytest.raises(SimulationError, match="scpsgd is deadlocked at .*learner 0 is idle"):
         Simulation(Cluster(learners=2), "scpsgd", Timing(4)).run()
 
 

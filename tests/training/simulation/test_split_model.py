@@ -186,7 +186,7 @@ def test_empty_batches_change_nothing():
 @pytest.mark.parametrize(
     ("cluster", "message"),
     [
-        ({"losses": (MembershipChange(rank=1, at_s=1.0),)}, "a pipeline that loses one of its stages .* stands still"),
+        ({"losses": (MembershipChange(rank=1, at_s=1.0),)}, "a pipeline that loses one of its stages .* cannot train"),
         ({"joins": (MembershipChange(rank=1, at_s=1.0),)}, "a pipeline that waits for one of its stages"),
     ],
 )

@@ -194,7 +194,7 @@ def test_who_has_the_model_alone_trains_as_scpsgds_learners_do():
 
 
 def test_an_unknown_method_is_refused_with_those_that_exist():
-    with pytest.raises(StrategyError, match="'adsgd' is no strategy: choose one of scpsgd, .*adpsgd"):
+    with pytest.raises(StrategyError, match="'adsgd' is not a strategy: choose one of scpsgd, .*adpsgd"):
         find_method("adsgd")
 
 

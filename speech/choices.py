@@ -61,6 +61,13 @@ class OneOf:
         union = core_schema.tagged_union_schema(choices, discriminator="kind")
         return core_schema.no_info_before_validator_function(self._named, union)
 
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """With `anyOf` in place of `oneOf`, which the forms of Prefect's UI do not know."""
+        found = handler(schema)
+        found.pop("discriminator", None)
+        found["anyOf"] = found.pop("oneOf")
+        return found
+
     def _named(self, value: Any) -> Any:
         if isinstance(value, str):
             return {"kind": value}

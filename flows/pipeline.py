@@ -35,7 +35,7 @@ def new_run_id(config: PipelineConfig) -> str:
     context = FlowRunContext.get()
     run = context.flow_run if context else None
     began = (run.created if run else None) or datetime.now(UTC)
-    ending = run.id.hex[-4:] if run else uuid4().hex[:4]
+    ending = run.id.hex[-6:] if run else uuid4().hex[:6]
     return f"{config.name}-{began:%Y%m%d-%H%M%S}-{ending}"
 
 

@@ -185,7 +185,7 @@ def test_the_retry_of_a_flow_run_has_the_same_run_id(monkeypatch):
     config = parse_config(tiny_document())
     run = SimpleNamespace(id=uuid4(), created=datetime(2026, 11, 21, 2, 15, tzinfo=UTC))
     monkeypatch.setattr(pipeline.FlowRunContext, "get", classmethod(lambda cls: SimpleNamespace(flow_run=run)))
-    assert pipeline.new_run_id(config) == f"tiny-20261121-021500-{run.id.hex[-4:]}" == pipeline.new_run_id(config)
+    assert pipeline.new_run_id(config) == f"tiny-20261121-021500-{run.id.hex[-6:]}" == pipeline.new_run_id(config)
     monkeypatch.setattr(pipeline.FlowRunContext, "get", classmethod(lambda cls: None))
     assert pipeline.new_run_id(config) != pipeline.new_run_id(config)
 

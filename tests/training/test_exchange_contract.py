@@ -475,7 +475,7 @@ def test_figures_of_parts_add_up():
 
 
 @pytest.mark.parametrize(
-    ("node", "world", "neighbours", "message"),
+    ("node", "rendezvous", "neighbours", "message"),
     [
         (0, None, "ring", "needs a rendezvous"),
         (0, RingRendezvous("file", 2, True), "random-ring", "fixed neighbours"),

@@ -130,5 +130,5 @@ def test_every_machine_of_a_node_fetches_what_comes(job, tmp_path):
 
 def work_for(worker):
     """Orders to train, if that is what comes next."""
-    orders = worker.decider.decide(0, worker.ring.view.number)
+    orders = worker.scheduler.decide(0, worker.ring.view.number)
     return orders if orders["do"] == "step" else None

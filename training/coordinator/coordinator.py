@@ -1,7 +1,7 @@
 """The coordinator's decisions: who is in the ring, who trains what, when to checkpoint, when training is over.
 
-It owns no socket: `handle` answers one request, `tick` does what depends on time. Every change of the ledger is an
-event; the server commits the events of a request before it sends the answer.
+It owns no socket: `handle` answers a request, `tick` does what depends on time. Every change of the ledger is an event,
+which the server commits before it sends the answer.
 """
 
 import logging
@@ -25,7 +25,7 @@ NOTE_S = 1.0
 
 
 class Coordinator:
-    """Decides what nodes do; pure logic without sockets.
+    """Decides what nodes do; no I/O.
 
     Args:
         core: Job, ledger, clocks.
@@ -59,8 +59,6 @@ class Coordinator:
         self._first_join: float | None = now if self.ledger.states else None
         self._final: float | None = None
         self._final_due = False
-
-    # --- requests
 
     def handle(self, message: Message) -> Message:
         """Answer a request.

@@ -146,8 +146,8 @@ def test_a_learner_ten_times_slower_trains_less_and_holds_nobody_up(corpus, tmp_
 @pytest.mark.slow
 def test_a_learner_may_join_in_the_middle(corpus, tmp_path):
     """Node 3 is killed for good at the start; a process started by hand takes its place."""
-    takes = {"newcomer": "weights+optimizer"}
-    job = fault_job(corpus, tmp_path, membership={**QUICK, "max_restarts": 0}, exchange=takes)
+    takes = {"kind": "adpsgd", "newcomer": "weights+optimizer"}
+    job = fault_job(corpus, tmp_path, membership={**QUICK, "max_restarts": 0}, strategy=takes)
     with Running(job, slow=20) as running:
         running.wait_for_epoch(1)
         for module in ("training.node.agent", "training.node.rank"):

@@ -12,17 +12,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from speech.choices import own_fields
-from speech.decoding import DECODERS, DecodeChoice, GreedyConfig
-from speech.features import FEATURES, FeatureChoice
+from speech.choices import choice_of, own_fields
+from speech.decoding import DecodeChoice, GreedyConfig
+from speech.features import FeatureChoice
 from speech.features.cmvn import CmvnStats
 from speech.frontend import FrontEnd
-from speech.models import MODELS, AcousticModel, ModelChoice, build_model
+from speech.models import AcousticModel, ModelChoice, build_model
 from speech.text import NormalizerConfig
 from speech.tokens import Tokenizer, tokenizer_from_dict
 
@@ -50,20 +50,12 @@ class BundleSpec(BaseModel):
     decode: DecodeChoice = GreedyConfig()
     provenance: dict[str, Any] = {}
 
-    @field_validator("model", mode="before")
+    @field_validator("features", "model", "decode", mode="before")
     @classmethod
-    def _own_model_fields(cls, value: Any) -> Any:
-        return own_fields(value, {kind: model.config for kind, model in MODELS.items()})
-
-    @field_validator("features", mode="before")
-    @classmethod
-    def _own_feature_fields(cls, value: Any) -> Any:
-        return own_fields(value, {kind: one.settings for kind, one in FEATURES.items()})
-
-    @field_validator("decode", mode="before")
-    @classmethod
-    def _own_decode_fields(cls, value: Any) -> Any:
-        return own_fields(value, {kind: decoder.config for kind, decoder in DECODERS.items()})
+    def _own_fields(cls, value: Any, info: ValidationInfo) -> Any:
+        choice = choice_of(cls.model_fields[str(info.field_name)])
+        assert choice is not None
+        return own_fields(value, choice.kinds)
 
     def build_frontend(self, speakers: dict[str, CmvnStats] | None = None) -> FrontEnd:
         """The front end with this bundle's statistics."""

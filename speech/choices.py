@@ -18,6 +18,7 @@ from pydantic import (
     SerializerFunctionWrapHandler,
     model_serializer,
 )
+from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, core_schema
 
 
@@ -38,7 +39,7 @@ class Choice(BaseModel):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """With a description of the kind, which a subclass declares anew: a form shows it."""
+        """With a description of the kind, which subclasses redeclare without one: a form shows it."""
         found = handler(schema)
         kind = handler.resolve_ref_schema(found).get("properties", {}).get("kind", {})
         kind.setdefault("description", Choice.model_fields["kind"].description)
@@ -74,6 +75,11 @@ class OneOf:
         if isinstance(value, Mapping) and "kind" not in value:
             return {"kind": self.default, **value}
         return value
+
+
+def choice_of(field: FieldInfo) -> OneOf | None:
+    """The choice that a field is annotated with, if it is."""
+    return next((one for one in field.metadata if isinstance(one, OneOf)), None)
 
 
 def own_fields(value: Any, kinds: Mapping[str, type[Choice]]) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from speech.choices import OneOf
+from speech.choices import choice_of
 from tasks.dataset.sources import nearest
 from training.strategies.config import STRATEGY_CONFIGS
 
@@ -22,7 +22,7 @@ def choices(model: type[BaseModel], place: str = "") -> Iterator[str]:
     """Fields below a model that take one of several kinds, as dotted names."""
     for name, field in model.model_fields.items():
         here = f"{place}{field.alias or name}"
-        if any(isinstance(one, OneOf) for one in field.metadata):
+        if choice_of(field):
             yield here
         for below in _models_in(field.annotation):
             yield from choices(below, f"{here}.")
@@ -103,7 +103,7 @@ def _inside(model: type[BaseModel] | None, name: str) -> tuple[type[BaseModel] |
     fields = {} if model is None else {(f.alias or one): f for one, f in model.model_fields.items()}
     if name not in fields:
         return None, {}
-    choice = next((one for one in fields[name].metadata if isinstance(one, OneOf)), None)
+    choice = choice_of(fields[name])
     return next(_models_in(fields[name].annotation), None), choice.kinds if choice else {}
 
 

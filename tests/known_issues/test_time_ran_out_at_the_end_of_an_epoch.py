@@ -2,6 +2,8 @@
 
 The evaluator waited for replicas of the other epoch, which no node was asked for any more. Nor did it go on when the
 nodes were gone before they had left the replicas that they had been asked for.
+
+If the epoch that began had a lease but no step yet, the result named that epoch, which was never evaluated.
 """
 
 import pytest
@@ -27,6 +29,10 @@ def coordinator(tmp_path):
         beat(made, 0)
     assert made.ledger.values.finish == "time"
     return made
+
+
+def epoch(coordinator):
+    return coordinator.handle({"op": "status"})["totals"]["epoch"]
 
 
 def leave(coordinator):
@@ -64,3 +70,23 @@ def test_nodes_that_are_gone_are_not_waited_for(coordinator):
     leave(coordinator)
     assert ready(coordinator) == []
     assert status(coordinator) == 0
+
+
+def test_an_epoch_without_a_step_is_not_the_last_one(tmp_path):
+    made, clock = books.make_coordinator(tmp_path, nodes=1, epochs=5, max_minutes=0.1)
+    books.join(made, 0)
+    beat(made, 0)
+    beat(made, 0, reports=[report(1, list(range(SIZE)), 0)])
+    made.core.do("lease", epoch=1, incarnation="n0", live=1)
+    assert epoch(made) == 2
+    while not made.ledger.values.finish:
+        clock.now += 10.0
+        beat(made, 0)
+        made.tick()
+    assert made.ledger.values.finish == "time"
+    assert epoch(made) == made.ledger.values.last == 1
+
+
+def test_late_steps_do_not_change_the_epoch_of_the_result(coordinator):
+    beat(coordinator, 0, reports=[report(2, list(range(2, SIZE)), 0), report(3, list(range(SIZE)), 1)])
+    assert epoch(coordinator) == 1

@@ -187,7 +187,8 @@ def test_max_minutes_ends_an_epoch_early_with_a_model(corpus, tmp_path, exact_ti
     result = run.result
     assert result["elapsed"] >= 0.3
     assert result["step"] == len(run.losses) < 5000 * 48
-    assert result["epoch"] == result["history"][-1]["epoch"] == 1 + (result["step"] - 1) // 48
+    assert result["epoch"] == result["history"][-1]["epoch"]
+    assert 48 * (result["epoch"] - 1) < result["step"]
     assert len(run.model_bytes) > 1000
 
 

@@ -256,7 +256,7 @@ class Coordinator:
         ledger, totals = self.ledger, self.ledger.totals
         return {
             "step": totals.steps,
-            "epoch": ledger.values.closed + int(bool(ledger.epochs) and not ledger.complete),
+            "epoch": ledger.current,
             "utterances": totals.utterances,
             "audio_seconds": totals.seconds,
             "unalignable": totals.unalignable,

@@ -160,6 +160,13 @@ class Ledger:
         """Whether all epochs are closed."""
         return self.values.closed >= self.total
 
+    @property
+    def current(self) -> int:
+        """The epoch (1 is the first) that training is in; once it has ended, the last one in which a step was made."""
+        if self.values.finish:
+            return self.values.last
+        return self.values.closed + int(bool(self.epochs) and not self.complete)
+
     def view(self) -> View:
         """The current view of the ring."""
         members = sorted((state.member for state in self.states.values()), key=lambda member: member.node)

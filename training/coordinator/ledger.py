@@ -152,8 +152,7 @@ class Ledger:
     @property
     def repeated(self) -> int:
         """Utterances that were, or may have been, trained more than once in an epoch."""
-        closed = sum(part.repeats.count for part in self.closed.values())
-        return closed + sum(part.repeats.count for part in self.epochs.values())
+        return sum(part.repeats.count for part in (*self.closed.values(), *self.epochs.values()))
 
     @property
     def complete(self) -> bool:
@@ -163,9 +162,8 @@ class Ledger:
     @property
     def current(self) -> int:
         """The epoch (1 is the first) that training is in; once it has ended, the last one in which a step was made."""
-        if self.values.finish:
-            return self.values.last
-        return self.values.closed + int(bool(self.epochs) and not self.complete)
+        values = self.values
+        return values.last if values.finish else values.closed + int(bool(self.epochs) and not self.complete)
 
     def view(self) -> View:
         """The current view of the ring."""

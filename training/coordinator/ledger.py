@@ -152,7 +152,8 @@ class Ledger:
     @property
     def repeated(self) -> int:
         """Utterances that were, or may have been, trained more than once in an epoch."""
-        return sum(part.repeats.count for part in (*self.closed.values(), *self.epochs.values()))
+        closed = sum(part.repeats.count for part in self.closed.values())
+        return closed + sum(part.repeats.count for part in self.epochs.values())
 
     @property
     def complete(self) -> bool:
@@ -209,8 +210,7 @@ class Ledger:
         self._new_view([node], left)
 
     def _on_drop(self, event: Event) -> None:
-        state = self.states.get(event["incarnation"])
-        if state is not None:
+        if (state := self.states.get(event["incarnation"])) is not None:
             self._remove(state)
             self._new_view([], {str(state.member.node): event["why"]})
             self.values.failure = event.get("failure") or self.values.failure

@@ -178,6 +178,8 @@ def run(request, site):
     sys.path[:] = ["" if command[1] == "-c" else str(Path.cwd()), *request["path"], *site]
     sys.modules["numpy"].random.seed()
     sys.modules["torch"].seed()
+    if forks.SITE in request["path"]:
+        runpy.run_path(str(Path(forks.SITE, "sitecustomize.py")))
     module = sys.modules["__main__"] = types.ModuleType("__main__")
     if command[1] == "-m":
         runpy._run_module_as_main(command[2])

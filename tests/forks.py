@@ -13,8 +13,8 @@ usual
 - if STARLING_TESTS_FORK=0, which `make test-all` sets; without xdist, unless STARLING_TESTS_FORK=1; not on Linux;
 - if the process would differ from a fork: unusual arguments of Popen, a thread outside THREADS, a terminal as a stream,
   limits, umask, signal masks and the like that differ from the fork server's (`inherited_state`), a variable that
-  libraries may read while they are imported (`import_environment`), a sitecustomize.py. pytest's summary of warnings
-  then names the reason.
+  libraries may read while they are imported (`import_environment`), a sitecustomize.py other than that of SITE, which
+  forks run as well. pytest's summary of warnings then names the reason.
 
 Known differences between a fork and an interpreter: forks of one server share the hash seed; libraries other than
 Prefect are in sys.modules before the program imports them; modules of libraries are not finalized at exit.
@@ -74,6 +74,8 @@ USUAL |= {"uid": None, "gid": None, "gids": None}
 THREADS = weakref.WeakSet({threading.main_thread()})
 """Threads whose children may be forks. On Linux a child's parent-death signal comes when the thread that started it
 ends, a fork's when the main thread does. A test may add a thread that waits for its children."""
+SITE = str(Path(__file__).with_name("slow_nodes"))
+"""Folder of a sitecustomize.py that changes none of the libraries."""
 MAX_REQUEST = 64 << 10
 """Bytes of a request at most, and so of a fork's command line and environment."""
 PDEATHSIG, SUBREAPER, GET_SUBREAPER = 1, 36, 37
@@ -217,7 +219,7 @@ class Client:
             "the thread": threading.current_thread() not in THREADS,
             "state of this process": inherited_state() != self.state,
             "environment variables": import_environment(env) != import_environment(self.environment),
-            "a sitecustomize.py": any(Path(folder, "sitecustomize.py").exists() for folder in path),
+            "a sitecustomize.py": any(Path(folder, "sitecustomize.py").exists() for folder in path if folder != SITE),
             "the working directory": not cwd.is_dir(),
             "the length": len(data) >= MAX_REQUEST,
             "a terminal": any(map(os.isatty, fds)),

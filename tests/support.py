@@ -115,6 +115,17 @@ def environment(**values):
         put(before)
 
 
+def slow_nodes(factors):
+    """Environment variables that make nodes slower.
+
+    Args:
+        factors: By node number: how many times slower.
+    """
+    path = [str(ROOT / "tests" / "slow_nodes"), os.environ.get("PYTHONPATH", "")]
+    named = ",".join(f"{node}:{factor}" for node, factor in factors.items())
+    return {"STARLING_SLOW_NODES": named, "PYTHONPATH": os.pathsep.join(filter(None, path))}
+
+
 def shared_folder():
     """The folder of one pytest run, for all its test processes."""
     return Path(os.environ["STARLING_TESTS_SHARED"])

@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import resource
+import runpy
 import signal
 import socket
 import subprocess
@@ -16,7 +17,7 @@ from pathlib import Path
 import forks
 import pytest
 from forks import Forkable
-from support import ROOT, processes_naming, wait_until
+from support import ROOT, environment, processes_naming, slow_nodes, wait_until
 
 from training.processes.children import bind_to_parent
 
@@ -224,3 +225,23 @@ def test_passed_descriptors_keep_their_numbers(python):
     with open(end, "rb") as pipe:
         assert pipe.read() == b"here"
     assert process.wait(240) == 0
+
+
+@pytest.mark.parametrize("kind", [str, Forkable])
+def test_slow_nodes_are_slow_in_forks_and_interpreters(kind):
+    code = "from training.node.worker import Worker; print(Worker.__init__.__name__)"
+    command = [sys.executable, "-c", kind(code)]
+    for factors, name in (({0: 2}, "make_slow"), ({}, "__init__")):
+        done = subprocess.run(command, cwd=ROOT, env=os.environ | slow_nodes(factors), capture_output=True, text=True)
+        assert done.stdout == name + "\n", done.stderr
+
+
+def test_a_slow_learner_sleeps_in_proportion_to_its_work(monkeypatch):
+    slept, clock = [], iter([10.0, 11.5, 11.5, 12.0, 12.0])
+    monkeypatch.setattr("time.sleep", slept.append)
+    monkeypatch.setattr("time.thread_time", lambda: next(clock))
+    with environment(STARLING_SLOW_NODES=""):
+        slowed = runpy.run_path(str(Path(forks.SITE, "sitecustomize.py")))["slowed"]
+    gradient = slowed(lambda batch, seed: batch + seed, 4.0)
+    assert [gradient(1, 2), gradient(3, 4), gradient(5, 6)] == [3, 7, 11]
+    assert slept == [4.5, 1.5]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from support import ROOT, environment, load_beside, wait_until
+from support import ROOT, environment, load_beside, slow_nodes, wait_until
 
 from flows.cli.live_table import clock, number, picture, render
 from tasks.stages.base import StageError
@@ -169,7 +169,7 @@ def test_a_ring_is_watched_from_its_beginning_to_its_end(tmp_path):
     corpus = tones.make_corpus(tmp_path / "tones")
     work = tmp_path / "home" / "work" / "train-ring"
     job = corpus.job(work, strategy="adpsgd", nodes=2, epochs=6)
-    with environment(STARLING_SLOW_NODES="1:3"):
+    with environment(**slow_nodes({1: 3})):
         trainer = threading.Thread(target=tones.train, args=(job,))
         trainer.start()
     wait_until(lambda: is_running(work) and (work / "coordinator.json").exists())

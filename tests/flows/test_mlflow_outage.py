@@ -9,14 +9,14 @@ from contextlib import suppress
 
 import mlflow
 import pytest
-from support import environment, processes_naming, starling, tiny_document, wait_until, write_config
+from support import environment, processes_naming, slow_nodes, starling, tiny_document, wait_until, write_config
 
 from flows.servers.services import start_mlflow
 from tasks.tracking.metrics import Translator
 from training.coordinator.journal import read_journal
 
 AWAY_S = 30
-SLOW = {"STARLING_SLOW_NODES": "0:12,1:12"}
+SLOW = slow_nodes({0: 12, 1: 12})
 
 
 def kill_server(home, service):

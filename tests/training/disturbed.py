@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import forks
-from support import environment, processes_naming, wait_until
+from support import environment, processes_naming, slow_nodes, wait_until
 from tones import train
 
 from training.coordinator.journal import read_journal
@@ -23,8 +23,7 @@ class Running:
 
     def __init__(self, job, slow=SLOW, **nodes):
         self.job, self.folder = job, job.journal.parent
-        slowness = {str(number): slow for number in range(job.train.nodes)} | nodes
-        self._env = {"STARLING_SLOW_NODES": ",".join(f"{k}:{v}" for k, v in slowness.items())}
+        self._env = slow_nodes({str(number): slow for number in range(job.train.nodes)} | nodes)
         self.trained = self.error = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         forks.THREADS.add(self._thread)

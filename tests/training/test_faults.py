@@ -1,6 +1,6 @@
 """Faults in the middle of real trainings by four learners: each run finishes, utterances add up, the model is as good.
 
-Learners are slowed down (`STARLING_SLOW_NODES`), because a tiny model's training would be over before anything happens.
+Learners are slowed down (tests/slow_nodes), because a tiny model's training would be over before anything happens.
 """
 
 import json

@@ -10,7 +10,7 @@ import pytest
 import torch
 from forks import Forkable
 from safetensors.torch import load_file
-from support import end_processes, processes_naming, wait_until
+from support import end_processes, processes_naming, slow_nodes, wait_until
 from tones import LEARNS, bare, train, train_here
 
 from storage.locks import file_lock
@@ -22,7 +22,7 @@ from training.launch.training_process import TrainingFailedError, run_training
 ROOT = Path(__file__).resolve().parents[2]
 RANDOM = {"time_masks": 1, "time_mask_frames": 3, "speed_factors": [0.9, 1.1], "noise_snr_db": [10, 20]}
 ENDLESS = 100_000
-SLOW = {"STARLING_SLOW_NODES": "0:8"}
+SLOW = slow_nodes({0: 8})
 """A tiny model's epochs are over before anybody could disturb them."""
 
 PARENT = """
@@ -54,7 +54,7 @@ def start(job, folder):
     job_file = folder / "parent.json"
     job_file.write_text(job.model_dump_json())
     command = [sys.executable, "-c", Forkable(PARENT), str(job_file), str(folder)]
-    environment = {**os.environ, **SLOW, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, **SLOW, "OMP_NUM_THREADS": "1"}
     with (folder / "parent.log").open("ab") as log:
         return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
 

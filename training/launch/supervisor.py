@@ -155,7 +155,7 @@ class TrainingSupervisor:
     def _node(self, number: int, address: str) -> ManagedProcess:
         here = self.cfg.learners_per_node // self.cfg.machines_per_node
         more: dict[str, Any] = {"first_gpu": number * here, "learners_here": self.cfg.learners}
-        more |= {"rendezvous": str(self.folder / f"{RENDEZVOUS}-{os.getpid()}")} | self._faults(number)
+        more |= {"rendezvous": str(self.folder / f"{RENDEZVOUS}-{os.getpid()}")}
         name = f"node-{number:03d}"
         (self.folder / name / GAVE_UP).unlink(missing_ok=True)
         self._logs_begin[name] = log_size(self.folder / name / "node.log")
@@ -163,11 +163,6 @@ class TrainingSupervisor:
         words += ["--folder", str(self.folder / name), "--node-rank", str(number)]
         words += ["--max-restarts", str(self.cfg.membership.max_restarts), "--more", json.dumps(more)]
         return self._part(name, words, self.cfg.membership.max_restarts)
-
-    def _faults(self, number: int) -> dict[str, float]:
-        """Slow nodes, by `STARLING_SLOW_NODES` ("2:10" makes node 2 ten times slower): for tests and benchmarks."""
-        slow = dict(item.split(":", 1) for item in os.environ.get("STARLING_SLOW_NODES", "").split(",") if item)
-        return {"slow": float(slow[str(number)])} if str(number) in slow else {}
 
     # --- watching
 

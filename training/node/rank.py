@@ -46,8 +46,6 @@ class NodeSetup(BaseModel):
     """Learners on this machine, which share its cores; 0 means those of this node only."""
     rendezvous: str = ""
     """Name prefix of the rendezvous files of the fixed ring (`exchange.kind: gloo`); local nodes only."""
-    slow: float = 1.0
-    """Slows this node down by this factor: a fault for tests and benchmarks."""
 
 
 def main(argv: list[str]) -> int:
@@ -137,7 +135,6 @@ def _run(job: "TrainJob", setup: NodeSetup, rank: int, here: int) -> int:
         server = connect(job, setup.node, setup.coordinator, key, learner.flat.weights.numel())
         shared = share_memory(job, setup.node, setup.rendezvous, learner.flat.weights.numel())
         worker = Worker(job, setup.node, learner, group, exchange, client, server, shared)
-        worker.slow = setup.slow
         wish = worker.stop_requested
         if rendezvous:  # the signal may reach a machine without rank 0, which decides
             rendezvous.told_to_leave, wish = wish, rendezvous.wants_to_leave

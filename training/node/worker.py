@@ -99,8 +99,6 @@ class Worker:
                 job, client, self.data, self.draws, self.stepper, self.replica_writer, self.counters, batches
             )
         self.stop_requested = self.scheduler.stop_requested if self.scheduler else threading.Event()
-        self.slow = 1.0
-        self._rested: float | None = None
         self._bad = self._recoveries = 0
         self._ids = open_replica_writer(self.name)
 
@@ -238,10 +236,6 @@ class Worker:
         self.prefetch.hint([(self._share(one["rows"]), one["epoch"]) for one in turn["next"]])
         seed = derive_seed("step", self.job.seed, self.name, self.step)
         losses = self.learner.gradient(batch, seed)
-        if self.slow > 1.0:  # a fault that tests inject: a machine slower by this factor
-            worked = 0.0 if self._rested is None else time.thread_time() - self._rested
-            time.sleep(worked * (self.slow - 1.0))
-            self._rested = time.thread_time()
         self.stepper.step(losses, lost is not None, turn["lr"])
         self.step += 1
         if self._ids and batch is not None:

@@ -1,0 +1,146 @@
+"""What the process of one rank does: it builds the learner and its connections, trains, and says why it ended."""
+
+import logging
+import signal
+import threading
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from storage.quarantine import TooManyShardsError
+from training.coordinator.node_client import NodeClient
+from training.exchange import Exchange, ExchangeSetup, RingRendezvous, build_exchange
+from training.job import TrainJob
+from training.learner.compute import Learner, use_threads
+from training.learner.devices import claim, inventory, rank_device
+from training.learner.microbatches import TooLargeError
+from training.node.process_group import NodeGroup
+from training.node.rank import DIVERGED, GAVE_UP, STOPPED, NodeSetup
+from training.node.rendezvous import RankPlacement, Rendezvous, RendezvousError
+from training.node.strategy_setup import build_learner, connect, share_memory
+from training.node.system_figures import SystemFigures
+from training.node.worker import DivergedError, NoWeightsError, Worker
+from training.processes.exit_reason import leave_reason
+from training.processes.keys import RingKey
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class RankParts:
+    """A rank's learner and its group.
+
+    Attributes:
+        learner: Model and optimizer, on the rank's device.
+        group: The node's ranks.
+        rendezvous: The node's machines; None if there is one.
+    """
+
+    learner: Learner
+    group: NodeGroup
+    rendezvous: Rendezvous | None
+
+
+def run_rank(job: TrainJob, setup: NodeSetup, place: RankPlacement, here: int) -> int:
+    """Train as one rank of a node.
+
+    Args:
+        job: The training.
+        setup: The node, and this machine.
+        place: This rank's place in its node.
+        here: Ranks of the node on this machine.
+
+    Returns:
+        The process's exit status, see `training.node.rank.main`.
+    """
+    use_threads(job.train.threads, setup.learners_here or here)
+    key = RingKey.load(setup.key_file) if setup.key_file else None
+    try:
+        parts = _build(job, setup, place, here, key)
+    except (ValueError, RendezvousError, TooLargeError) as error:
+        log.error("%s", error)
+        leave_reason(str(error), setup.folder / GAVE_UP)
+        return DIVERGED
+    with ExitStack() as stack:
+        stack.callback(parts.group.close)
+        if parts.rendezvous:
+            stack.callback(parts.rendezvous.close)
+        return _train(job, setup, place, key, parts, stack)
+
+
+def _build(job: TrainJob, setup: NodeSetup, place: RankPlacement, here: int, key: RingKey | None) -> RankParts:
+    wanted = "cpu" if job.train.traits.shared else job.train.device
+    found = inventory()
+    if found.trouble and wanted != "cpu":
+        log.warning("training on the CPU: %s", found.trouble)
+    device = rank_device(wanted, setup.first_gpu + place.rank % here, here, found)
+    claim(device)
+    rendezvous = None
+    if setup.machines > 1:
+        rendezvous = Rendezvous(setup, place, key, job.train.membership.coordinator_patience_s)
+    store = rendezvous.store if rendezvous else setup.folder / f"meet-{place.token}"
+    group = NodeGroup(place.rank, place.size, store, device)
+    return RankParts(build_learner(job, device, group), group, rendezvous)
+
+
+def _train(
+    job: TrainJob, setup: NodeSetup, place: RankPlacement, key: RingKey | None, parts: RankParts, stack: ExitStack
+) -> int:
+    client, learner = None, parts.learner
+    try:
+        size = learner.flat.weights.numel()
+        if server := connect(job, setup.node, setup.coordinator, key, size):
+            stack.callback(server.close)
+        if exchange := _build_exchange(job, setup, place.rank, key, parts):
+            stack.callback(exchange.close)
+        if place.rank == 0:
+            client = coordinator = NodeClient(setup.coordinator, key, setup.node, folder=setup.folder)
+            stack.callback(client.close)
+            figures = SystemFigures(setup.node, client.journal, lambda: coordinator.progress().elapsed)
+            stack.callback(figures.close)
+        shared = share_memory(job, setup.node, setup.rendezvous, size)
+        worker = Worker(job, setup.node, learner, parts.group, exchange, client, server, shared)
+        _leave_on_signals(worker.stop_requested, parts.rendezvous)
+        why = worker.run()
+    except (DivergedError, NoWeightsError, TooLargeError, TooManyShardsError) as error:
+        log.error("%s", error)
+        if isinstance(error, NoWeightsError):
+            return 1  # a restart may find weights
+        leave_reason(str(error), setup.folder / GAVE_UP)
+        if client:
+            client.fail(str(error))
+        return DIVERGED
+    log.info("node %d rank %d: training is over (%s) after %d steps", setup.node, place.rank, why, worker.step)
+    return 0 if why in ("done", "time") else STOPPED
+
+
+def _build_exchange(
+    job: TrainJob, setup: NodeSetup, rank: int, key: RingKey | None, parts: RankParts
+) -> Exchange | None:
+    if job.train.nodes == 1 or not job.train.traits.exchange:
+        return None
+    begin, end = parts.group.share(parts.learner.flat.weights.numel())
+    moments = parts.learner.moments
+    return build_exchange(
+        job.train.exchange,
+        ExchangeSetup(
+            node=setup.node,
+            rank=rank,
+            size=end - begin,
+            key=key if job.train.exchange.encrypt else None,
+            folder=setup.folder,
+            bind_host=setup.bind_host,
+            advertise_host=setup.advertise_host,
+            seed=job.seed,
+            rendezvous=RingRendezvous(setup.rendezvous, job.train.nodes) if setup.rendezvous else None,
+            moments=len(moments.names) if job.train.gossip.newcomer == "weights+optimizer" else 0,
+            optimizer=moments.optimizer,
+            gossip=job.train.gossip,
+        ),
+    )
+
+
+def _leave_on_signals(wish: threading.Event, rendezvous: Rendezvous | None) -> None:
+    if rendezvous:  # the signal may reach a machine without rank 0, which decides
+        rendezvous.told_to_leave, wish = wish, rendezvous.wants_to_leave
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: wish.set())

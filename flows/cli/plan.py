@@ -1,4 +1,4 @@
-"""`starling plan`: which method of distributed training a cluster wants."""
+"""`starling plan`: which method of distributed training suits a cluster."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,53 +13,56 @@ if TYPE_CHECKING:
     from training.simulation.planner import Plan
 
 
+MeasureOption = Annotated[
+    bool, typer.Option("--measure", help="Time the configuration's model here, on its data if they are prepared.")
+]
+OverheadSOption = Annotated[
+    float, typer.Option("--overhead-s", help="Seconds of communication per step that overlap with nothing.")
+]
+DataHoursOption = Annotated[
+    float, typer.Option("--data-hours", help="Audio in the training set; 0: the measured data's, or 100.")
+]
+SlowOption = Annotated[
+    list[float] | None, typer.Option("--slow", help="How many times slower a learner is. Repeatable.")
+]
+RestartSOption = Annotated[
+    float, typer.Option("--restart-s", help="Seconds until training continues after a learner died.")
+]
+BorderMbOption = Annotated[
+    float, typer.Option("--border-mb", min=0, help="Activations of a learner's batch between layers, for pipeline.")
+]
+
+
 @friendly
 def plan(
     config: Annotated[Path | None, typer.Argument(help="YAML configuration: the model, for --measure.")] = None,
     overrides: SetOption = None,
-    measure: Annotated[
-        bool, typer.Option("--measure", help="Time the configuration's model here, on its data if they are prepared.")
-    ] = False,
+    measure: MeasureOption = False,
     parameters: Annotated[int, typer.Option("--parameters", min=0, help="Weights of the model.")] = 0,
     step_s: Annotated[float, typer.Option("--step-s", help="Seconds of a forward and backward pass.")] = 0.0,
-    overhead_s: Annotated[
-        float, typer.Option("--overhead-s", help="Seconds a step of communication that nothing hides.")
-    ] = 0.0,
+    overhead_s: OverheadSOption = 0.0,
     batch_seconds: Annotated[float, typer.Option("--batch-seconds", help="Audio in one learner's batch.")] = 160.0,
-    data_hours: Annotated[
-        float, typer.Option("--data-hours", help="Audio in the training set; 0: the measured data's, or 100.")
-    ] = 0.0,
+    data_hours: DataHoursOption = 0.0,
     nodes: Annotated[int, typer.Option("--nodes", min=1, help="Machines.")] = 1,
     gpus_per_node: Annotated[int, typer.Option("--gpus-per-node", min=1, help="Learners of a machine.")] = 1,
     link_gbit: Annotated[float, typer.Option("--link-gbit", help="A machine's network link, Gbit/s.")] = 10.0,
     link_ms: Annotated[float, typer.Option("--link-ms", help="Its latency, milliseconds.")] = 0.05,
     local_gbit: Annotated[float, typer.Option("--local-gbit", help="Between GPUs of a machine, Gbit/s.")] = 200.0,
-    slow: Annotated[
-        list[float] | None, typer.Option("--slow", help="How many times slower a learner is. Repeatable.")
-    ] = None,
-    losses_per_day: Annotated[float, typer.Option("--losses-per-day", help="Learners that die in a day.")] = 0.0,
-    restart_s: Annotated[
-        float, typer.Option("--restart-s", help="Until those who wait for a dead learner go on, seconds.")
-    ] = 60.0,
+    slow: SlowOption = None,
+    losses_per_day: Annotated[float, typer.Option("--losses-per-day", help="Learners that die per day.")] = 0.0,
+    restart_s: RestartSOption = 60.0,
     layers: Annotated[int, typer.Option("--layers", min=0, help="Layers of the model, for pipeline.")] = 0,
-    border_mb: Annotated[
-        float,
-        typer.Option("--border-mb", min=0, help="Activations of a learner's batch between layers, for pipeline."),
-    ] = 0.0,
+    border_mb: BorderMbOption = 0.0,
     json_output: JsonOption = False,
 ) -> None:
     """Predict each method's epoch time, efficiency, network load and staleness on a cluster, and recommend one."""
     from training.simulation.planner import PlanRequest
     from training.simulation.planner import plan as make_plan
 
-    measured = None
-    if measure:
-        if config is None:
-            raise ValueError("--measure needs a configuration: whose model is it to measure?")
-        measured = _measure(config, overrides or [], batch_seconds)
+    measured = _measure(config, overrides or [], batch_seconds) if measure else None
+    if measured:
         parameters, step_s = measured.parameters, measured.seconds
         layers, border_mb = layers or measured.layers, border_mb or measured.border_mb
-        err.print(f"[dim]{parameters:,} weights; {step_s:.3f} s a step here, on {measured.data}[/dim]", highlight=False)
     if not parameters or step_s <= 0:
         raise ValueError("give the model by --parameters and --step-s, or a configuration and --measure")
     request = PlanRequest(
@@ -87,15 +90,20 @@ def plan(
     _show(found)
 
 
-def _measure(config_path: Path, overrides: list[str], batch_seconds: float) -> "Step":
+def _measure(config_path: Path | None, overrides: list[str], batch_seconds: float) -> "Step":
     import sys
     from contextlib import redirect_stdout
 
     from flows.cli.step_time import measure
     from tasks.config.pipeline import load_config
 
+    if config_path is None:
+        raise ValueError("--measure needs a configuration: name the YAML file whose model is measured")
     with redirect_stdout(sys.stderr):
-        return measure(load_config(config_path, overrides), batch_seconds)
+        step = measure(load_config(config_path, overrides), batch_seconds)
+    text = f"[dim]{step.parameters:,} weights; {step.seconds:.3f} s a step here, on {step.data}[/dim]"
+    err.print(text, highlight=False)
+    return step
 
 
 def _show(found: "Plan") -> None:

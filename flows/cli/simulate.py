@@ -1,4 +1,4 @@
-"""`starling simulate`: methods of distributed training compared on a virtual cluster, on this machine."""
+"""`starling simulate`: compare methods of distributed training on a virtual cluster, on this machine."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,54 +20,60 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 
+ConfigOption = Annotated[
+    Path | None, typer.Argument(help="YAML configuration: what is trained. Not needed with --timing.")
+]
+StrategyOption = Annotated[
+    list[str] | None, typer.Option("--strategy", help="Method to simulate. Repeatable; all without it.")
+]
+OptionOption = Annotated[
+    list[str] | None,
+    typer.Option("--option", metavar="STRATEGY.FIELD=VALUE", help="A method's constant, e.g. bmuf.tau=8."),
+]
+SlowOption = Annotated[
+    list[str] | None, typer.Option("--slow", metavar="RANK=FACTOR", help="Learner RANK computes FACTOR x slower.")
+]
+LoseOption = Annotated[
+    list[str] | None, typer.Option("--lose", metavar="RANK=SECONDS", help="Learner RANK dies at that virtual time.")
+]
+JoinOption = Annotated[
+    list[str] | None, typer.Option("--join", metavar="RANK=SECONDS", help="Learner RANK joins at that virtual time.")
+]
+ParametersOption = Annotated[int, typer.Option("--parameters", min=1, help="With --timing: weights of the model.")]
+BorderMbOption = Annotated[
+    float, typer.Option("--border-mb", min=0, help="With --timing: activations of a learner's batch, for pipeline.")
+]
+JitterOption = Annotated[
+    float,
+    typer.Option("--jitter", help="Standard deviation of the logarithm of a step's time; 0: all take equally long."),
+]
+
+
 @friendly
 def simulate(
-    config: Annotated[
-        Path | None, typer.Argument(help="YAML configuration: what is trained. Not needed with --timing.")
-    ] = None,
+    config: ConfigOption = None,
     overrides: SetOption = None,
-    strategy: Annotated[
-        list[str] | None, typer.Option("--strategy", help="Method to simulate. Repeatable; all without it.")
-    ] = None,
+    strategy: StrategyOption = None,
     learners: Annotated[list[int] | None, typer.Option("--learners", min=1, help="Learners. Repeatable.")] = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option("--option", metavar="STRATEGY.FIELD=VALUE", help="A method's constant, e.g. bmuf.tau=8."),
-    ] = None,
-    slow: Annotated[
-        list[str] | None, typer.Option("--slow", metavar="RANK=FACTOR", help="Learner RANK computes FACTOR x slower.")
-    ] = None,
-    lose: Annotated[
-        list[str] | None, typer.Option("--lose", metavar="RANK=SECONDS", help="Learner RANK dies then (virtual time).")
-    ] = None,
-    join: Annotated[
-        list[str] | None, typer.Option("--join", metavar="RANK=SECONDS", help="Learner RANK comes only then.")
-    ] = None,
-    timeout_s: Annotated[float, typer.Option("--timeout-s", help="Until a dead learner is known to be dead.")] = 5.0,
+    option: OptionOption = None,
+    slow: SlowOption = None,
+    lose: LoseOption = None,
+    join: JoinOption = None,
+    timeout_s: Annotated[float, typer.Option("--timeout-s", help="Seconds until a dead learner is detected.")] = 5.0,
     timing: Annotated[bool, typer.Option("--timing", help="Time and bytes only: no model, no data.")] = False,
-    parameters: Annotated[
-        int, typer.Option("--parameters", min=1, help="With --timing: weights of the model.")
-    ] = 43_000_000,
+    parameters: ParametersOption = 43_000_000,
     steps: Annotated[int, typer.Option("--steps", min=1, help="With --timing: steps of each learner.")] = 100,
     epochs: Annotated[int, typer.Option("--epochs", min=0, help="Epochs; 0 takes the configuration's.")] = 0,
-    border_mb: Annotated[
-        float, typer.Option("--border-mb", min=0, help="With --timing: activations of a learner's batch, for pipeline.")
-    ] = 8.0,
+    border_mb: BorderMbOption = 8.0,
     step_s: Annotated[float, typer.Option("--step-s", help="Seconds of a forward and backward pass.")] = 0.1,
-    jitter: Annotated[
-        float, typer.Option("--jitter", help="Standard deviation of a step's log time; 0: all steps take as long.")
-    ] = 0.0,
+    jitter: JitterOption = 0.0,
     per_machine: Annotated[int, typer.Option("--per-machine", min=1, help="Learners of a machine.")] = 1,
     link_gbit: Annotated[float, typer.Option("--link-gbit", help="A machine's network link, Gbit/s.")] = 10.0,
     link_ms: Annotated[float, typer.Option("--link-ms", help="Its latency, milliseconds.")] = 0.05,
-    seed: Annotated[int, typer.Option("--seed", help="Of jitter and random neighbours.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of jitter and random neighbours.")] = 0,
     json_output: JsonOption = False,
 ) -> None:
     """Simulate methods of distributed training on a virtual clock: the same programs, without the machines."""
-    from training.simulation import simulate as run
-    from training.strategies.base import StrategyError
-    from training.strategies.registry import METHODS, STRATEGIES
-
     if config is None and not timing:
         raise ValueError("give a configuration to train, or --timing to simulate time and bytes without a model")
     fields: dict[str, Any] = {
@@ -81,29 +87,60 @@ def simulate(
     for name, option_name, texts in (("losses", "--lose", lose), ("joins", "--join", join)):
         times = _by_rank(option_name, texts, "RANK=SECONDS, such as 3=60")
         fields[name] = [{"rank": rank, "at_s": seconds} for rank, seconds in times.items()]
-    names = strategy or [name for name, method in STRATEGIES.items() if not method.traits.shared]
-    constants = {name: _constants(name, option or []) for name in names}
     clusters = [_cluster(count, min(per_machine, count), fields) for count in learners or [4]]
+    constants = _all_constants(strategy, option or [])
     job = None if timing or config is None else _job(config, overrides or [])
-    rows: list[Row] = []
-    curves: list[list[Row]] = []
-    for cluster in clusters:
-        for name in names:
-            problem = _problem(job, cluster.learners, epochs, steps, parameters, border_mb)
-            try:
-                outcome = run(cluster, name, problem, constants[name], seed=seed)
-            except StrategyError as error:
-                if strategy or name in METHODS:
-                    raise
-                err.print(f"{name} is left out: {error}", highlight=False)  # it was not asked for by name
-                continue
-            rows.append(outcome.row(_condition(cluster), problem.batches * cluster.step_s))
-            curves.append(outcome.curve())
-            err.print(f"[dim]{name}, {cluster.learners} learners: {rows[-1]['epoch_s']:,.1f} s an epoch[/dim]")
+
+    def problem(count: int) -> "Problem":
+        return _problem(job, count, epochs, steps, parameters, border_mb)
+
+    rows, curves = _run(clusters, constants, problem, seed, optional=not strategy)
     if json_output:
         print_json({"rows": rows, "curves": curves})
         return
     _show(rows)
+
+
+def _run(
+    clusters: list["Cluster"],
+    constants: dict[str, "StrategyConfig"],
+    problem_for: Callable[[int], "Problem"],
+    seed: int,
+    *,
+    optional: bool,
+) -> tuple[list[Row], list[list[Row]]]:
+    """Simulate every method on every cluster.
+
+    Args:
+        clusters: The clusters.
+        constants: The methods' configurations by name.
+        problem_for: Returns what a number of learners train.
+        seed: Of jitter and random neighbours.
+        optional: Whether a method that cannot train this model is left out, not refused.
+
+    Returns:
+        A row per simulation, and its curve.
+    """
+    from training.simulation import simulate as run
+    from training.strategies.base import StrategyError
+    from training.strategies.registry import METHODS
+
+    rows: list[Row] = []
+    curves: list[list[Row]] = []
+    for cluster in clusters:
+        for name, chosen in constants.items():
+            problem = problem_for(cluster.learners)
+            try:
+                outcome = run(cluster, name, problem, chosen, seed=seed)
+            except StrategyError as error:
+                if name in METHODS or not optional:
+                    raise
+                err.print(f"{name} is left out: {error}", highlight=False)
+                continue
+            rows.append(outcome.row(_condition(cluster), problem.batches * cluster.step_s))
+            curves.append(outcome.curve())
+            err.print(f"[dim]{name}, {cluster.learners} learners: {rows[-1]['epoch_s']:,.1f} s an epoch[/dim]")
+    return rows, curves
 
 
 def _by_rank(option: str, texts: list[str] | None, form: str) -> dict[int, float]:
@@ -132,6 +169,14 @@ def _cluster(learners: int, per_machine: int, fields: dict[str, Any]) -> "Cluste
         where = ".".join(str(part) for part in found["loc"])
         message = found["msg"].removeprefix("Value error, ")
         raise ValueError(f"{where}: {message}" if where else message) from None
+
+
+def _all_constants(names: list[str] | None, texts: list[str]) -> dict[str, "StrategyConfig"]:
+    """Configurations of these methods, or of all that a virtual cluster can run, by name."""
+    from training.strategies.registry import STRATEGIES
+
+    simulated = [name for name, method in STRATEGIES.items() if not method.traits.shared]
+    return {name: _constants(name, texts) for name in names or simulated}
 
 
 def _constants(name: str, texts: list[str]) -> "StrategyConfig":
@@ -190,7 +235,7 @@ def _problem(
 
 
 def _condition(cluster: "Cluster") -> str:
-    """What befalls the cluster: `slow 3=10, lost 2=30, joined 1=5`."""
+    """What happens to the cluster: `slow 3=10, lost 2=30, joined 1=5`."""
     told = [("slow", rank, factor) for rank, factor in sorted(cluster.slow.items())]
     told += [("lost", one.rank, one.at_s) for one in cluster.losses]
     told += [("joined", one.rank, one.at_s) for one in cluster.joins]
@@ -198,7 +243,7 @@ def _condition(cluster: "Cluster") -> str:
 
 
 def _show(rows: list[Row]) -> None:
-    """A table that fits 80 columns: what all rows share stands beneath it, what none has is left out."""
+    """Print a table that fits 80 columns: values that all rows share are below it, empty columns are left out."""
     from rich.table import Table
 
     same = {name: rows[0][name] for name in ("learners", "condition") if len({row[name] for row in rows}) == 1}

@@ -85,7 +85,7 @@ class Starling(System):
         return True
 
 
-def exchange_config(fields: Mapping[str, str]) -> tuple[ExchangeConfig, GossipConfig]:
+def exchange_config(fields: Mapping[str, object]) -> tuple[ExchangeConfig, GossipConfig]:
     """The exchange, which by default does not encrypt, as the other systems do not; and with whom to average.
 
     Raises:

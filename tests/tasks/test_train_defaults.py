@@ -12,7 +12,7 @@ from speech.text import NormalizerConfig
 from speech.tokens import TokenConfig
 from tasks.stages.train import TRAIN
 from training.config import OPTIMIZERS, TrainConfig
-from training.strategies.config import STRATEGY_CONFIGS
+from training.strategies.registry import STRATEGY_CONFIGS
 
 FILE = Path(__file__).with_name("train_defaults.json")
 PARTS = {

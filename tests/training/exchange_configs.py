@@ -1,7 +1,7 @@
 """The two halves of an exchange's configuration from one set of fields."""
 
 from training.config import ExchangeConfig
-from training.strategies.config import GossipConfig
+from training.strategies.gossip import GossipConfig
 
 
 def configs(**values):

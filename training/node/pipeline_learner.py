@@ -27,7 +27,7 @@ from training.learner.data import Batch
 from training.learner.microbatches import undivided
 from training.learner.padding import rounded_up
 from training.node.process_group import NodeGroup
-from training.strategies.config import LayerPipelineConfig
+from training.strategies.pipeline import LayerPipelineConfig
 
 if TYPE_CHECKING:
     from torch.distributed.pipelining import PipelineStage

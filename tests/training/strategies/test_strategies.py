@@ -6,18 +6,13 @@ from regression import Regression
 
 from training.simulation import Cluster, MembershipChange, Simulation, Timing
 from training.strategies.base import LearnerContext, StrategyError
-from training.strategies.config import (
-    STRATEGY_CONFIGS,
-    BmufConfig,
-    EasgdConfig,
-    GossipConfig,
-    MaConfig,
-    OneBitConfig,
-    ScpsgdConfig,
-    SdpsgdConfig,
-)
-from training.strategies.registry import METHODS, STRATEGIES, find_method, method_of
+from training.strategies.blocks import BmufConfig, MaConfig
+from training.strategies.gossip import GossipConfig
+from training.strategies.onebit import OneBitConfig
+from training.strategies.registry import METHODS, STRATEGIES, STRATEGY_CONFIGS, find_method, method_of
 from training.strategies.requests import Compute
+from training.strategies.servers import EasgdConfig
+from training.strategies.synchronous import ScpsgdConfig, SdpsgdConfig
 
 NAMES = sorted(METHODS)
 
@@ -183,7 +178,7 @@ def test_replicas_are_equal_where_the_program_averages_gradients_as_they_are_com
     request = next(method.program(contexts[0], method.config()))
     reduces = isinstance(request, Compute) and request.reduce != "own"
     assert method.equal == reduces
-    assert method.apart or method.equal
+    assert method.state_per_rank or method.equal
     assert method.traits.exchange == (isinstance(request, Compute) and request.average)
     assert method.traits.buckets == (reduces and request.codec is None and not method.traits.one_learner)
     assert method_of(name) is method

@@ -22,7 +22,8 @@ from speech.decoding import DecodeChoice, GreedyConfig
 from speech.features import FeatureChoice
 from speech.features.cmvn import CmvnStats
 from speech.frontend import FrontEnd
-from speech.models import AcousticModel, ModelChoice, build_model
+from speech.models import ModelChoice, build_model
+from speech.models.networks.base import AcousticModel
 from speech.text import NormalizerConfig
 from speech.tokens import Tokenizer, tokenizer_from_dict
 

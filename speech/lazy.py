@@ -1,4 +1,4 @@
-"""torch, imported when it is first used.
+"""torch and torchaudio, imported when they are first used.
 
 Importing torch takes seconds. Modules that define configurations beside the code that they configure use
 
@@ -12,7 +12,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["torch"]
+__all__ = ["torch", "torchaudio"]
 
 
 class _LazyModule(ModuleType):
@@ -26,5 +26,6 @@ class _LazyModule(ModuleType):
 
 if TYPE_CHECKING:
     import torch
+    import torchaudio
 else:
-    torch = _LazyModule("torch")
+    torch, torchaudio = _LazyModule("torch"), _LazyModule("torchaudio")

@@ -1,11 +1,14 @@
 """What training minimizes: losses of a batch from a model's outputs and the utterances' transcripts."""
 
-from abc import ABC, abstractmethod
-from typing import ClassVar, Protocol
+from __future__ import annotations
 
-from torch import Tensor
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from speech.choices import Choice
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class ObjectiveConfig(Choice):

@@ -5,9 +5,9 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from speech.features.cmvn import frame_mask
-from speech.models import MODELS, AcousticModel, BlstmConfig, ConformerConfig, ModelChoice, ModelConfig, build_model
-from speech.models.base import Subsampling
-from speech.models.conformer import rotary_tables, rotate
+from speech.models import MODELS, BlstmConfig, ConformerConfig, ModelChoice, ModelConfig, build_model
+from speech.models.networks.base import AcousticModel, Subsampling
+from speech.models.networks.conformer import rotary_tables, rotate
 
 NUM_FEATURES, VOCAB = 12, 7
 LENGTHS = (61, 40, 17, 8, 3, 1)

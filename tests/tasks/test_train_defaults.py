@@ -19,8 +19,8 @@ PARTS = {
     "train": TrainConfig,
     "tokens": TokenConfig,
     "normalizer": NormalizerConfig,
-    **{f"features {kind}": features.settings for kind, features in FEATURES.items()},
-    **{f"model {kind}": model.config for kind, model in MODELS.items()},
+    **{f"features {kind}": features for kind, features in FEATURES.items()},
+    **{f"model {kind}": model for kind, model in MODELS.items()},
     **{f"strategy {kind}": config for kind, config in STRATEGY_CONFIGS.items()},
     **{f"optimizer {kind}": config for kind, config in OPTIMIZERS.items()},
 }

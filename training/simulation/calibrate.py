@@ -37,8 +37,8 @@ def calibrate(strategy: str) -> Costs:
     """Costs of the published runs.
 
     If learners wait for the slowest, an epoch takes s·c + a hours with one learner s times slower: the rows s = 1 and
-    s = 2 give c and a, the rows 10 and 100 are predicted. The rows of a method whose learners never wait hardly depend on s, so the published speed-up
-    gives c (an epoch of one learner, divided by 16), and the row s = 1 gives the rest.
+    s = 2 give c and a, the rows 10 and 100 are predicted. If they do not, the rows hardly depend on s, so the published
+    speed-up gives c (an epoch of one learner, divided by 16), and the row s = 1 gives the rest.
     """
     first, second = STRAGGLERS[strategy][:2]
     if find_method(strategy).free:

@@ -49,9 +49,11 @@ class Decoder(ABC):
 
     Attributes:
         config: Class of its configuration.
+        reads: Outputs that it decodes (`Objective.outputs`).
     """
 
     config: ClassVar[type[DecodeConfig]]
+    reads: ClassVar[str] = "ctc"
 
     def __init__(self, cfg: DecodeConfig, tokenizer: Tokenizer) -> None:
         self.cfg = cfg

@@ -32,11 +32,14 @@ class Objective(ABC):
 
     Attributes:
         config: Class of its configuration.
-        decoders: Kinds of decoders (`DecodeConfig.kind`) that read the outputs of models trained with it.
+        outputs: What models trained with it put out; decoders that read that have it as `Decoder.reads`.
     """
 
     config: ClassVar[type[ObjectiveConfig]]
-    decoders: ClassVar[tuple[str, ...]]
+    outputs: ClassVar[str]
+
+    def __init__(self, cfg: ObjectiveConfig) -> None:
+        self.cfg = cfg
 
     @abstractmethod
     def losses(self, outputs: Tensor, frames: Tensor, targets: Targets) -> tuple[Tensor, int]:

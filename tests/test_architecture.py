@@ -47,7 +47,9 @@ def test_speech_and_storage_know_nobody(room):
     assert imported([room]) == [room]
 
 
-@pytest.mark.parametrize("module", ["training.config", "tasks.config.pipeline", "training.job", "flows.deploy.deployments"])
+@pytest.mark.parametrize(
+    "module", ["training.config", "tasks.config.pipeline", "training.job", "flows.deploy.deployments"]
+)
 def test_configurations_are_read_without_torch(module):
     script = f"import sys, {module}; print(sorted({{'torch', 'torchaudio'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=240)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from speech.models import precision
+from speech.models.networks import precision
 from speech.models.networks.blstm import run_lstm
 from speech.models.networks.precision import describe, has_bf16, lstm_dtype
 from training.learner.compute import Learner, mixed_precision, open_set

@@ -18,7 +18,7 @@ from training.learner.flat import FlatParameters
 from training.node.process_group import NodeGroup
 from training.node.ring import Ring
 from training.processes.keys import RingKey
-from training.strategies.config import GossipConfig
+from training.strategies.gossip import GossipConfig
 
 _BATCH, _SHARDS = 8, 96
 _SHARD_S = 10.0

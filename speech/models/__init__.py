@@ -1,8 +1,8 @@
-"""Acoustic models with a CTC output, and the registry that builds them from a configuration.
+"""Acoustic models with CTC output, and the registry that builds them from a configuration.
 
     model = build_model(ConformerConfig(layers=4), num_features=80, vocab_size=30)
 
-A new model is one file with its configuration beside `conformer.py`, and one line in `MODELS`.
+To add a model, add a file with the model and its configuration, and a line in `MODELS`.
 """
 
 from speech.models.base import AcousticModel, ModelConfig

@@ -1,4 +1,4 @@
-"""What every acoustic model promises, its configuration, and the front end that shortens the frame sequence."""
+"""Base classes of acoustic models and their configurations, and the convolutional subsampling."""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar, Literal
@@ -12,12 +12,12 @@ from speech.features.cmvn import frame_mask
 
 
 class ModelConfig(Choice):
-    """What all acoustic models can be told."""
+    """Configuration common to all acoustic models."""
 
     dim: int = Field(default=144, ge=8)
-    """Width: model dimension of a Conformer, cells per direction of a BLSTM."""
+    """Width: model dimension of a Conformer, or cells per direction of a BLSTM."""
     layers: int = Field(default=8, ge=1)
-    """Encoder layers."""
+    """Number of encoder layers."""
     subsampling: Literal[1, 2, 4, 8] = 4
     """Feature frames per output frame. An utterance needs at least as many output frames as tokens."""
     channels: int = Field(default=32, ge=1)
@@ -27,7 +27,7 @@ class ModelConfig(Choice):
 
 
 def halved(lengths: Tensor, times: int = 1) -> Tensor:
-    """Output frames of `times` stride-2 convolutions for each number of frames."""
+    """Numbers of output frames of `times` stride-2 convolutions."""
     for _ in range(times):
         lengths = torch.div(lengths + 1, 2, rounding_mode="floor")
     return lengths
@@ -36,8 +36,8 @@ def halved(lengths: Tensor, times: int = 1) -> Tensor:
 class Subsampling(nn.Module):
     """Stride-2 convolutions over time and frequency, then a projection to the encoder's width.
 
-    Padding is masked to zero before every convolution, so that an utterance's frames do not depend on what it was
-    batched with. Each stride-2 convolution maps T frames to ceil(T / 2).
+    Padding is masked to zero before every convolution, so that an utterance's frames do not depend on the rest of the
+    batch. Each stride-2 convolution maps T frames to ceil(T / 2).
     """
 
     def __init__(self, num_features: int, dim: int, factor: int, channels: int) -> None:
@@ -55,7 +55,7 @@ class Subsampling(nn.Module):
 
     def forward(self, feats_BTF: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """[B, T, F] and [B] -> [B, T', dim] and [B]."""
-        if feats_BTF.shape[1] == 0:  # a convolution needs a frame to look at; the lengths of 0 hide it again
+        if feats_BTF.shape[1] == 0:  # a convolution needs a frame; the lengths of 0 mask it again
             feats_BTF = feats_BTF.new_zeros(feats_BTF.shape[0], 1, feats_BTF.shape[2])
         x = feats_BTF.unsqueeze(1)
         for conv in self.convs:
@@ -70,7 +70,7 @@ class AcousticModel(nn.Module, ABC):
     """Feature frames in, natural log probabilities over tokens (index 0: CTC's blank) out.
 
     Attributes:
-        config: Class of its configuration.
+        config: Class of the model's configuration.
     """
 
     config: ClassVar[type[ModelConfig]]
@@ -84,7 +84,7 @@ class AcousticModel(nn.Module, ABC):
 
     @staticmethod
     def encoder_input_dim(cfg: ModelConfig) -> int:
-        """Width that the subsampling front end hands to the encoder."""
+        """Width of the encoder's input, which the subsampling projects to."""
         return cfg.dim
 
     @abstractmethod
@@ -99,13 +99,13 @@ class AcousticModel(nn.Module, ABC):
             lengths: Feature frames of each utterance [batch].
 
         Returns:
-            Log probabilities [batch, output frames, vocab_size] in float32 and the output frames of each
-            utterance [batch]. What stands beyond a length is unspecified.
+            Log probabilities [batch, output frames, vocab_size] in float32 and the output frames of each utterance
+            [batch]. Values beyond a length are unspecified.
         """
         x_BTD, out_lengths = self.subsampling(feats_BTF, lengths)
         logits_BTV = self.encode(x_BTD, out_lengths)
         return logits_BTV.float().log_softmax(dim=-1), out_lengths
 
     def num_parameters(self) -> int:
-        """Trainable parameters."""
+        """Number of trainable parameters."""
         return sum(p.numel() for p in self.parameters() if p.requires_grad)

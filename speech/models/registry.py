@@ -1,4 +1,4 @@
-"""Which acoustic models there are."""
+"""Registry of the acoustic models."""
 
 from typing import Annotated
 
@@ -13,11 +13,11 @@ ModelChoice = Annotated[ModelConfig, OneOf({kind: model.config for kind, model i
 
 
 def build_model(cfg: ModelConfig, num_features: int, vocab_size: int) -> AcousticModel:
-    """An initialized acoustic model.
+    """Build a randomly initialized acoustic model.
 
     Args:
         cfg: Kind and sizes.
-        num_features: Width of a feature frame.
-        vocab_size: Tokens, the blank included.
+        num_features: Number of features per frame.
+        vocab_size: Number of tokens, including the blank.
     """
     return MODELS[cfg.kind](cfg, num_features, vocab_size)

@@ -1,7 +1,7 @@
-"""Acoustic models cut into stages, for pipelines: consecutive layers, each stage a module of its own.
+"""Splits acoustic models into stages of consecutive layers, for pipeline parallelism.
 
-The first stage holds the subsampling front end beside its layers, the last one the output layer. Stages take over the
-model's parameters under the model's own names: their state dicts are disjoint parts of the whole model's.
+The first stage also contains the subsampling, the last one the output layer. Stages share the model's parameters under
+the same names: their state dicts are disjoint parts of the model's state dict.
 """
 
 from abc import ABC, abstractmethod
@@ -17,16 +17,16 @@ from speech.models.conformer import Conformer, ConformerConfig, run_layers
 
 
 class ModelStage(nn.Module, ABC):
-    """Some consecutive layers of an acoustic model.
+    """Consecutive layers of an acoustic model.
 
     Args:
-        model: Whose parameters are taken over.
-        layers: Numbers of the layers.
-        hidden: Width of what goes from stage to stage.
+        model: The model, whose parameters are shared.
+        layers: Indices of the layers.
+        hidden: Width of the frames between stages.
 
     Attributes:
-        in_width: Values of a frame that comes in.
-        out_width: Values of a frame that goes out.
+        in_width: Width of an input frame.
+        out_width: Width of an output frame.
     """
 
     def __init__(self, model: AcousticModel, layers: range, hidden: int) -> None:
@@ -44,13 +44,13 @@ class ModelStage(nn.Module, ABC):
 
     @abstractmethod
     def run(self, x: Tensor, frames: Tensor) -> Tensor:
-        """Subsampled or hidden frames [B, T', D] through this stage's layers, and to scores if it is the last."""
+        """Run this stage's layers over subsampled or hidden frames [B, T', D]; the last stage returns scores."""
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """What `AcousticModel.forward` does, as far as this stage goes.
+        """This stage's part of `AcousticModel.forward`.
 
         Args:
-            x: Features [batch, frames, num_features] for the first stage; the previous one's result for the others.
+            x: Features [batch, frames, num_features] for the first stage, the previous stage's output for the others.
             lengths: Feature frames of each utterance [batch], for all stages.
 
         Returns:
@@ -81,28 +81,28 @@ class ConformerStage(ModelStage):
 
 
 def hidden_width(model: AcousticModel) -> int:
-    """Values of a frame between two layers."""
+    """Width of the frames between two layers."""
     return 2 * model.cfg.dim if isinstance(model, Blstm) else model.cfg.dim
 
 
 def border_bytes(model: AcousticModel, utterances: int, frames: int) -> float:
-    """Bytes of what a stage sends on of a batch: hidden frames, as fp32.
+    """Bytes of hidden frames (fp32) that a stage sends to the next one for a batch.
 
     Args:
-        model: As a whole.
-        utterances: Of the batch.
-        frames: Feature frames that it is padded to.
+        model: The whole model.
+        utterances: Utterances in the batch.
+        frames: Feature frames to which the batch is padded.
     """
     inner = int(halved(torch.tensor(max(1, frames)), len(model.subsampling.convs)))
     return 4.0 * utterances * inner * hidden_width(model)
 
 
 class LstmLayers(nn.Module):
-    """Layers of a bidirectional LSTM, with its parameters under its names.
+    """Some layers of a bidirectional LSTM, with its parameters under the same names.
 
     Args:
-        lstm: Whose parameters are taken over.
-        layers: Numbers of the layers.
+        lstm: The LSTM, whose parameters are shared.
+        layers: Indices of the layers.
     """
 
     def __init__(self, lstm: nn.LSTM, layers: range) -> None:
@@ -123,11 +123,11 @@ class LstmLayers(nn.Module):
                     parameter = getattr(lstm, f"{kind}_l{name}{end}")
                     setattr(part, f"{kind}_l{own}{end}", parameter)
                     self.register_parameter(f"{kind}_l{name}{end}", parameter)
-        # no submodule: the parameters must not appear a second time, under other numbers
+        # in a tuple, so that it is not a submodule, whose parameters would be registered again under other names
         self._part = (part,)
 
     def forward(self, x_BTD: Tensor, lengths: Tensor) -> Tensor:
-        """[B, T, D] and [B] -> [B, T, 2 x hidden_size]; dropout follows as between layers of the whole."""
+        """[B, T, D] and [B] -> [B, T, 2 x hidden_size], with dropout after all but the LSTM's last layer."""
         (part,) = self._part
         return F.dropout(run_lstm(part.train(self.training), x_BTD, lengths), self.dropout, self.training)
 
@@ -149,14 +149,14 @@ class BlstmStage(ModelStage):
 
 
 def split_model(model: AcousticModel, stages: int) -> list[ModelStage]:
-    """Cut a model into stages whose largest has as few parameters as can be.
+    """Split a model into stages, minimizing the number of parameters of the largest one.
 
     Args:
-        model: Its parameters become the stages'.
-        stages: How many; each gets a layer at least.
+        model: The model; the stages share its parameters.
+        stages: Number of stages; each gets at least one layer.
 
     Raises:
-        ValueError: If the model has fewer layers.
+        ValueError: If the model has fewer layers than stages.
     """
     if model.cfg.layers < stages:
         raise ValueError(
@@ -171,7 +171,7 @@ def split_model(model: AcousticModel, stages: int) -> list[ModelStage]:
 
 
 def _costs(model: AcousticModel) -> list[int]:
-    """Parameters of each layer; the first one's with the front end, the last one's with the output layer."""
+    """Parameters of each layer; the first includes the subsampling, the last the output layer."""
     costs, last = [0] * model.cfg.layers, model.cfg.layers - 1
     for name, parameter in model.named_parameters():
         part, _, rest = name.partition(".")
@@ -186,7 +186,7 @@ def _costs(model: AcousticModel) -> list[int]:
 
 
 def balanced(costs: list[int], parts: int) -> list[range]:
-    """Cut a sequence into consecutive parts, none empty, so that the largest sum is as small as can be."""
+    """Split a sequence into consecutive non-empty parts, minimizing the largest sum."""
 
     @cache
     def best(start: int, left: int) -> tuple[int, tuple[int, ...]]:

@@ -141,8 +141,7 @@ class CorpusReader(ABC):
         return digest.hexdigest()
 
     def _make(self, utterance_id: str, audio: str | Path, text: str, speaker: str, **fields: Any) -> Utterance | None:
-        """Create an utterance, ignoring fields that are None; if its file is missing, record a problem and return
-        None."""
+        """Create an utterance, ignoring fields that are None; if its file is missing, record a problem, return None."""
         if "://" not in str(audio) and not Path(audio).is_file():
             self._problem(utterance_id, "missing-audio", f"{audio} does not exist")
             return None

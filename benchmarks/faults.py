@@ -222,9 +222,7 @@ def _pair(text: str) -> Pair:
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks.faults", description=__doc__.splitlines()[0])
     parser.add_argument("--faults", type=int, default=100)
-    parser.add_argument(
-        "--seed", type=int, default=1, help="seed of faults, times and order of variants"
-    )
+    parser.add_argument("--seed", type=int, default=1, help="seed of faults, times and order of variants")
     parser.add_argument("--per-run", type=int, default=5, help="faults per run")
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--only", nargs="+", type=_pair, default=[], metavar="ROLE:SIGNAL")

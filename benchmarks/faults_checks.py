@@ -128,13 +128,13 @@ def no_locks(home: Path, killed: set[int]) -> Iterator[Finding]:
     """
     for path in sorted(home.rglob("*.lock")):
         if is_locked(path):
-            yield Finding("locks", f"{path.relative_to(home)} is held by {path.read_text().strip() or 'somebody'}")
+            yield Finding("locks", f"{path.relative_to(home)} is held by {path.read_text().strip() or 'a process'}")
     for name, value in _leases(home / "prefect" / "prefect.db"):
         holder = LockOwner.read(value)
         if not holder.gone():
             yield Finding("leases", f"{name} seems to be held by {holder}")
         elif holder.pid not in killed:
-            yield Finding("leases", f"{name} was not given back by {holder}, which nobody had ended")
+            yield Finding("leases", f"{name} was not released by {holder}, which no fault has ended")
 
 
 def _leases(database: Path) -> list[tuple[str, Any]]:
@@ -157,7 +157,7 @@ def registered_once(home: Path) -> Iterator[Finding]:
     if len(versions) != 1:
         yield Finding("registry", f"{len(versions)} versions of the model instead of one")
     if {"champion"} - {alias for (alias,) in aliases}:
-        yield Finding("registry", f"the only model is no champion; its aliases: {[alias for (alias,) in aliases]}")
+        yield Finding("registry", f"the only model is not the champion; its aliases: {[alias for (alias,) in aliases]}")
 
 
 def stored_whole(home: Path) -> Iterator[Finding]:

@@ -126,8 +126,8 @@ def at_places(places: list[str]) -> list[Mutation]:
 class Related:
     """Finds the test files nearest to a module.
 
-    Tests are sorted by the number of imports between them and the module (naming a module in a string, as in `-m
-    training.coordinator.server`, counts as importing it), then by room, then by words in common with the module's name.
+    Tests are sorted by the number of imports between them and the module (naming a module in a string counts as
+    importing it, as in `-m training.coordinator.server`), then by room, then by words in common with the module's name.
     """
 
     def __init__(self, root: Path) -> None:

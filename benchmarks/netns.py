@@ -66,7 +66,7 @@ class Switch:
 
     def __init__(self, machines: int, rate: str) -> None:
         if not 0 < machines <= 200:
-            raise NamespaceError(f"{machines} machines do not fit in one network: 1 to 200 do")
+            raise NamespaceError(f"{machines} machines are not possible in one network: use 1 to 200")
         self.rate = rate
         self._switch = _new_namespace()
         enter(self._switch)

@@ -67,7 +67,7 @@ class PublishedBlstm(nn.Module):
         self.bottleneck = nn.Linear(2 * cells, 256)
         self.output = nn.Linear(256, outputs)
 
-    def forward(self, x_BTF: Tensor) -> Tensor:  # noqa: D102 - the class says it
+    def forward(self, x_BTF: Tensor) -> Tensor:  # noqa: D102 - described in the class
         whole = torch.full((len(x_BTF),), x_BTF.shape[1])
         scores: Tensor = self.output(self.bottleneck(run_lstm(self.lstm, x_BTF, whole)))
         return scores

@@ -1,8 +1,9 @@
 """Audits a whole object store: verification and repair by indexes and records, and disk usage.
 
 report = verify(store)                    # shards by their indexes, other objects by their outputs' records
-report.problems                           # what is missing, damaged or inconsistent repair(store, report.problems)
-# deletes it with its stage's record: the next run recreates it usage(store) # bytes of each stage output
+report.problems                           # what is missing, damaged or inconsistent
+repair(store, report.problems)            # deletes it with its stage's record: the next run recreates it
+usage(store)                              # bytes of each stage output
 """
 
 import re

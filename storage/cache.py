@@ -71,7 +71,7 @@ class ShardCache:
 
     def __init__(self, folder: Path, max_bytes: int | None = None) -> None:
         if max_bytes is not None and max_bytes <= 0:
-            raise ValueError(f"a cache of {max_bytes} bytes can hold nothing: give it a positive limit")
+            raise ValueError(f"a cache limit of {max_bytes} bytes is not possible: use a positive one")
         self.folder = Path(folder)
         self._max_bytes = max_bytes
 

@@ -7,8 +7,8 @@ the same load, so their ratio is reliable even on a busy machine. Systems:
 - ddp, localsgd: torch's DistributedDataParallel and post-local SGD, over Gloo;
 - adpsgd, pushsum: github.com/facebookresearch/stochastic_gradient_push; name its folder with --sgp;
 - hivemind, torchft: `python -m venv VENV; VENV/bin/pip install hivemind torchft-nightly`, and pass VENV/bin/python as
-  --peers-python. VENV needs numpy and torch, too; to share those of this environment, write its package folder (`python
-  -c "import site; print(site.getsitepackages()[0])"`) to a .pth file in VENV's before running pip.
+  --peers-python. VENV needs numpy and torch, too; to share those of this environment, write its package folder
+  (`python -c "import site; print(site.getsitepackages()[0])"`) to a .pth file in VENV's before running pip.
 
 Systems that are not installed are skipped and listed in the output.
 

@@ -79,7 +79,7 @@ class An4Reader(CorpusReader):
     def _lists(self) -> list[Path]:
         found = sorted((self.root / "etc").glob("*.fileids"), key=lambda path: ("train" not in path.stem, path.name))
         if not found:
-            raise CorpusError(f"{self.root} has no etc/*.fileids: name the folder that holds etc and wav")
+            raise CorpusError(f"{self.root} has no etc/*.fileids: name the folder that contains etc and wav")
         return found
 
     def files(self) -> Iterator[Path]:

@@ -18,7 +18,7 @@ _MOST_TEXT = 1 << 20
 """Maximum number of characters to look ahead."""
 _OPEN = (
     "a quotation mark opens a cell that does not end on this line: remove the mark, or double it and quote the cell; "
-    "if the cell does hold a line break, put a space there"
+    "if the cell contains a line break, replace it by a space"
 )
 
 NumberedLines = Iterator[tuple[int, str | None]]

@@ -42,7 +42,7 @@ class KaldiReader(CorpusReader):
 
     def _utterances(self) -> Iterator[Utterance]:
         if not self.root.is_dir():
-            raise CorpusError(f"{self.root} is a file: name the Kaldi data folder that holds wav.scp and text")
+            raise CorpusError(f"{self.root} is a file: name the Kaldi data folder that contains wav.scp and text")
         recordings = self._read("wav.scp", required=True, report=True)
         segments = self._segments(recordings)
         speakers = self._read("utt2spk", report=True)

@@ -136,7 +136,7 @@ def inside(folder: Path, name: str, archive: Path) -> Path:
 
 def _write(content: IO[bytes], size: int, path: Path, done: Unpacked, limit: int, archive: Path) -> None:
     if size < 0 or done.bytes + size > limit:
-        raise UnsafeArchiveError(f"{archive} holds more than {limit} bytes: is this the right archive?")
+        raise UnsafeArchiveError(f"{archive} unpacks to more than {limit} bytes: check its source")
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_symlink():
         path.unlink()
@@ -145,7 +145,7 @@ def _write(content: IO[bytes], size: int, path: Path, done: Unpacked, limit: int
         while block := content.read(_BLOCK):
             written += len(block)
             if done.bytes + written > limit:
-                raise UnsafeArchiveError(f"{archive} holds more than {limit} bytes: is this the right archive?")
+                raise UnsafeArchiveError(f"{archive} unpacks to more than {limit} bytes: check its source")
             file.write(block)
     if written != size:
         raise UnsafeArchiveError(f"{archive} is truncated within {path.name!r}: fetch it again")
@@ -168,7 +168,7 @@ def _link(name: str, target: str, folder: Path, done: Unpacked, limit: int, arch
         os.link(source, path)
     except OSError:  # a file system without hard links
         if done.bytes + source.stat().st_size > limit:
-            raise UnsafeArchiveError(f"{archive} holds more than {limit} bytes: is this the right archive?") from None
+            raise UnsafeArchiveError(f"{archive} unpacks to more than {limit} bytes: check its source") from None
         shutil.copyfile(source, path)
         done.bytes += source.stat().st_size
     done.files += 1
@@ -176,4 +176,4 @@ def _link(name: str, target: str, folder: Path, done: Unpacked, limit: int, arch
 
 def _check_count(number: int, archive: Path) -> None:
     if number >= _MAX_MEMBERS:
-        raise UnsafeArchiveError(f"{archive} has more than {_MAX_MEMBERS} members: is this the right archive?")
+        raise UnsafeArchiveError(f"{archive} has more than {_MAX_MEMBERS} members: check its source")

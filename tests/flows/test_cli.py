@@ -116,7 +116,7 @@ def test_score_compares_two_trn_files(tmp_path):
         (["run", "{}/good.yaml", "--set", "train.epochs=["], "is no YAML value"),
         (["run", "{}/good.yaml", "--set", "nonsense"], "write field=value"),
         (["transcribe", "{}", "--model", "{}"], "there is no audio file in"),
-        (["transcribe", "{}/ref.trn", "--model", "{}"], "is no model bundle"),
+        (["transcribe", "{}/ref.trn", "--model", "{}"], "is not a model bundle"),
         (["deploy"], "no Prefect server runs: start `starling up`"),
     ],
 )

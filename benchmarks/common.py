@@ -42,12 +42,12 @@ def show(title: str, seconds: dict[str, float], ours: str, unit: str, amount: fl
     print(json.dumps({"benchmark": title, "rows": rows}))
 
 
-def _ends(pipe: Connection, process: BaseProcess) -> tuple[Connection, int]:
+def _waitables(pipe: Connection, process: BaseProcess) -> tuple[Connection, int]:
     """The objects to wait for: a message from a process, or its end."""
     return pipe, process.sentinel
 
 
-def _new(number: int, pipe: Connection, process: BaseProcess) -> list[Any]:
+def _receive(number: int, pipe: Connection, process: BaseProcess) -> list[Any]:
     """Receive at most one message of a process, without waiting.
 
     Raises:
@@ -101,9 +101,9 @@ class Watched:
                 raise BenchmarkError(f"process {silent} has not answered for {self._patience_s:.0f} s")
             for number, (pipe, process) in enumerate(self._members):
                 # watch all processes while waiting for one
-                if number not in answers and (new := _new(number, pipe, process)):
+                if number not in answers and (new := _receive(number, pipe, process)):
                     answers[number] = new[0]
-            waiting = [thing for n, member in enumerate(self._members) if n not in answers for thing in _ends(*member)]
+            waiting = [end for n, one in enumerate(self._members) if n not in answers for end in _waitables(*one)]
             if waiting:
                 wait(waiting, 1.0)
         return [answers[number] for number in range(len(self._members))]

@@ -153,7 +153,7 @@ class Transcriber:
         for number, (item, recording) in enumerate(zip(audio, found, strict=True)):
             try:
                 rates: list[int] = []
-                for wave in split_blocks(_noting(rates, self._blocks(item, sample_rate))):
+                for wave in split_blocks(_recording_rate(rates, self._blocks(item, sample_rate))):
                     at = resample(wave, rates[0], self.sample_rate)
                     yield _Piece(number, at, recording.seconds)
                     recording.seconds += len(wave) / rates[0]
@@ -234,7 +234,7 @@ class Transcriber:
         return parts
 
 
-def _noting(rates: list[int], blocks: Iterator[tuple[Tensor, int]]) -> Iterator[tuple[Tensor, int]]:
+def _recording_rate(rates: list[int], blocks: Iterator[tuple[Tensor, int]]) -> Iterator[tuple[Tensor, int]]:
     """Yield the blocks and store their sample rate in `rates[0]`."""
     for block, rate in blocks:
         rates[:] = [rate]

@@ -53,15 +53,15 @@ def any_file_lock(
             path.parent.mkdir(parents=True, exist_ok=True)
             files.append(stack.enter_context(path.open("a+")))
         deadline = time.monotonic() + wait_s
-        told = on_wait is None
+        notified = on_wait is None
         while (file := next(filter(_locked_now, files), None)) is None:
             others = " and ".join(path.read_text(encoding="utf-8").strip() or "another process" for path in paths)
             if time.monotonic() > deadline:
                 names = " and ".join(map(str, paths))
                 raise LockTimeoutError(f"{names} is held by {others}: wait for it, or end it")
-            if not told and on_wait is not None:
+            if not notified and on_wait is not None:
                 on_wait(others)
-            told = True
+            notified = True
             time.sleep(poll_s)
         file.truncate(0)
         file.write(holder or f"process {os.getpid()}")

@@ -1,12 +1,12 @@
 """Filter banks by Kaldi's definitions, as a torch module for CPU and GPU; each kind of features has its formula.
 
-Frames lie wholly inside the utterance (`snip_edges`); each has its mean removed, is pre-emphasized, windowed and
-zero-padded to a power of two; the power spectrum passes the mel filters; logarithms are floored at the epsilon of
-float32. Samples are taken on the scale of 16-bit integers. Results agree with kaldi-native-fbank to 1e-3, except where
-a filter's energy is so far below its frame's that a float32 Fourier transform cannot resolve it.
+Frames lie entirely inside the utterance (`snip_edges`). For each frame the mean is removed; then it is pre-emphasized,
+windowed and zero-padded to a power of two. Mel filters are applied to the power spectrum; logarithms are floored at the
+epsilon of float32. Samples are on the scale of 16-bit integers. Results agree with kaldi-native-fbank to 1e-3, except
+where a filter's energy is so far below that of the frame that a float32 FFT cannot resolve it.
 
-Speed decides here, as features are computed while training: on a CPU each utterance is computed by itself, so padding
-costs nothing, in chunks of frames that stay in the cache; on a GPU the padded batch is computed at once.
+Features are computed during training, so speed matters. On a CPU, each utterance is processed separately, without its
+padding, in chunks of frames that fit the cache; on a GPU, the padded batch is processed at once.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from speech.features.cmvn import loud_frames
 from speech.features.config import FeatureConfig
 from speech.features.mel import FeatureError, mel_filter_bank, povey_window
 
-_CPU_CHUNK_FRAMES = 1024  # 2 MB of padded float32 samples: fits the caches, and calls cost little
-_GPU_CHUNK_FRAMES = 1 << 16  # about half a gigabyte of intermediate results
+_CPU_CHUNK_FRAMES = 1024  # 2 MB of padded float32 samples: fits the cache, and amortizes the cost of the calls
+_GPU_CHUNK_FRAMES = 1 << 16  # about 0.5 GB of intermediate results
 _INT16_SCALE = 32768.0
 _LOUD_HZ = 500.0
 _EPSILON = torch.finfo(torch.float32).eps  # Kaldi's floor under logarithms
@@ -29,8 +29,8 @@ class FilterBank(nn.Module):
     """Features of any kind: cuts waveforms into frames, and has the steps that the kinds' formulas share.
 
     Args:
-        config: the features.
-        sample_rate: of the waveforms, in Hz.
+        config: configuration of the features.
+        sample_rate: sample rate of the waveforms in Hz.
 
     Attributes:
         dim: number of features in a frame.
@@ -38,7 +38,7 @@ class FilterBank(nn.Module):
         hop_length: samples between the starts of two frames.
 
     Raises:
-        FeatureError: the configuration does not fit the sample rate.
+        FeatureError: the configuration is not possible at this sample rate.
 
     Example:
         >>> features = FilterBank(LogMelConfig(num_mels=40), sample_rate=16000)
@@ -68,7 +68,7 @@ class FilterBank(nn.Module):
         filters = mel_filter_bank(
             config.num_mels, self.fft_size, sample_rate, config.low_freq, config.high_freq, config.scale
         )
-        # Everything before the spectrum is linear, so the 16-bit scale may hide in the window (a power of two: exact).
+        # Everything before the spectrum is linear, so the window includes the 16-bit scale (a power of two: exact).
         self.register_buffer("window", (povey_window(self.frame_length) * _INT16_SCALE).float(), persistent=False)
         self.register_buffer("filters", filters.float(), persistent=False)
         hz = torch.arange(len(filters), dtype=torch.float64) * sample_rate / self.fft_size
@@ -78,28 +78,28 @@ class FilterBank(nn.Module):
             self.register_buffer(name, table.float(), persistent=False)
 
     def speech_frames(self, feats: Tensor, lengths: Tensor) -> Tensor | None:
-        """Frames that statistics for normalization are made of, by `cmvn_gate_db`: bool `[B, T]`; None for all.
+        """Mask of the frames used for CMVN statistics according to `cmvn_gate_db`: bool `[B, T]`; None for all frames.
 
         Args:
-            feats: `[B, T, dim]`, features as they are made (or stored), not normalized.
+            feats: `[B, T, dim]`, computed or stored features, not normalized.
             lengths: `[B]`, frames of each utterance.
         """
         return self.loud_frames(feats, lengths, self.config.cmvn_gate_db) if self.config.cmvn_gate_db else None
 
     def loud_frames(self, feats: Tensor, lengths: Tensor, range_db: float) -> Tensor:
-        """Frames within some dB of an utterance's loudest ones: bool `[B, T]`; see `speech.features.cmvn`."""
+        """Mask of the frames within `range_db` of an utterance's loudest ones: bool `[B, T]`."""
         return loud_frames(self.config.levels(self, feats), lengths, range_db)
 
     def level(self, log_energies: Tensor) -> Tensor:
-        """Natural logarithm of each frame's energy where speech has most of its own, and noise has not: `[...]`.
+        """Natural logarithm of each frame's energy, weighted towards low frequencies, where speech is strong: `[B, T]`.
 
-        Filters count as a first-order low-pass at 500 Hz weights them; above, that undoes the pre-emphasis, which
-        would lend white noise ten decibels.
+        The weights are those of a first-order low-pass filter at 500 Hz. At higher frequencies it compensates the
+        pre-emphasis, which would raise white noise by ten decibels.
         """
         return torch.logsumexp(log_energies + self.loudness, dim=-1)
 
     def num_frames(self, lengths: Tensor) -> Tensor:
-        """Numbers of frames `[B]` of utterances of `lengths` samples; 0 for one that is shorter than a frame."""
+        """Numbers of frames `[B]` of utterances of `lengths` samples; 0 if an utterance is shorter than a frame."""
         frames = torch.div(lengths - self.frame_length, self.hop_length, rounding_mode="floor") + 1
         return frames.clamp(min=0)
 
@@ -108,7 +108,7 @@ class FilterBank(nn.Module):
         """Compute the features of a padded batch.
 
         Args:
-            waves: `[B, N]`, samples in [-1, 1]; what lies beyond an utterance's length is never looked at.
+            waves: `[B, N]`, samples in [-1, 1]; samples beyond an utterance's length are ignored.
             lengths: `[B]`, number of samples of each utterance.
 
         Returns:
@@ -116,13 +116,13 @@ class FilterBank(nn.Module):
             the number of frames of each utterance, `[B]`, on the device of `lengths`.
 
         Raises:
-            ValueError: the shapes do not fit, or (on a CPU) a length exceeds N.
+            ValueError: the shapes do not match, or (on a CPU) a length exceeds N.
         """
         if waves.dim() != 2 or lengths.shape != waves.shape[:1]:
             raise ValueError(f"need waves [B, N] and lengths [B], not {tuple(waves.shape)} and {tuple(lengths.shape)}")
         num_frames = self.num_frames(lengths)
         total = max(0, (waves.shape[1] - self.frame_length) // self.hop_length + 1)
-        # The spectrum spans ten orders of magnitude: mixed precision around the whole model must not reach it.
+        # The spectrum spans ten orders of magnitude: exclude it from mixed precision.
         with torch.autocast(waves.device.type, enabled=False):
             if waves.device.type == "cpu":
                 return self._each(waves.float(), num_frames, total), num_frames
@@ -144,7 +144,7 @@ class FilterBank(nn.Module):
         return features.masked_fill_(padding.unsqueeze(2), 0.0)
 
     def _fill(self, waves: Tensor, out: Tensor, chunk: int) -> None:
-        """Write the features of `waves` `[..., N]` into `out` `[..., T, dim]`, `chunk` frames at a time."""
+        """Compute the features of `waves` `[..., N]` into `out` `[..., T, dim]`, `chunk` frames at a time."""
         total = out.shape[-2]
         if total == 0:
             return
@@ -164,7 +164,7 @@ class FilterBank(nn.Module):
         size, coefficient = self.frame_length, self.config.preemphasis
         padded = centred.new_empty(*centred.shape[:-1], self.fft_size)
         padded[..., size:] = 0.0
-        padded[..., 0] = centred[..., 0] * (1.0 - coefficient)  # its predecessor is taken to be itself
+        padded[..., 0] = centred[..., 0] * (1.0 - coefficient)  # as in Kaldi, the first sample is its own predecessor
         torch.sub(centred[..., 1:], centred[..., :-1], alpha=coefficient, out=padded[..., 1:size])
         padded[..., :size].mul_(self.window)
         spectrum = torch.view_as_real(torch.fft.rfft(padded))

@@ -2,7 +2,7 @@
 
     model = build_model(ConformerConfig(layers=4), num_features=80, vocab_size=30)
 
-A new model is one file with its configuration beside `conformer.py`, and one line in `MODELS`.
+To add a model, add a file with the model and its configuration, and a line in `MODELS`.
 """
 
 from speech.models.blstm import BlstmConfig

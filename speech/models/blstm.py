@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class BlstmConfig(ModelConfig):
-    """Bidirectional LSTM, the published recipe's kind of encoder."""
+    """Bidirectional LSTM, as in the published recipe."""
 
     kind: Literal["blstm"] = "blstm"
     bottleneck: int = Field(default=0, ge=0)
-    """Width of the linear bottleneck before the output layer; 0 leaves it out (published: 256)."""
+    """Width of the linear bottleneck before the output layer (published: 256); 0 for none."""
 
     @override
     def build(self, num_features: int, vocab_size: int) -> AcousticModel:

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 class ConformerConfig(ModelConfig):
-    """Conformer; the defaults make one of about four million parameters."""
+    """Conformer; about four million parameters with the defaults."""
 
     kind: Literal["conformer"] = "conformer"
     heads: int = Field(default=4, ge=1)
-    """Attention heads of a layer; `dim` must be a multiple of twice this number."""
+    """Attention heads per layer; `dim` must be a multiple of twice this number."""
     kernel: int = Field(default=15, ge=3)
-    """Frames that the depthwise convolution sees; odd."""
+    """Kernel size of the depthwise convolution in frames; odd."""
     feed_forward: int = Field(default=4, ge=1)
     """Hidden width of the feed-forward modules, as a multiple of `dim`."""
 

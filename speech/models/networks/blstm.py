@@ -17,8 +17,8 @@ from speech.models.networks.precision import run_packed
 
 
 def run_lstm(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor) -> Tensor:
-    """Frames [B, T, D], of which `lengths` [B] count, through an LSTM: [B, T, H], zero beyond the lengths."""
-    # an utterance without a frame cannot be packed: it borrows one frame, which its length of 0 then hides
+    """Run an LSTM over frames [B, T, D] with `lengths` [B]; returns [B, T, H], zero beyond the lengths."""
+    # utterances without frames cannot be packed: they get one frame, which their length of 0 masks afterwards
     packed = pack_padded_sequence(x_BTD, lengths.clamp(min=1).cpu(), batch_first=True, enforce_sorted=False)
     x_BTH, _ = pad_packed_sequence(run_packed(lstm, packed), batch_first=True, total_length=x_BTD.shape[1])
     return x_BTH
@@ -44,7 +44,7 @@ class Blstm(AcousticModel):
         self._open_forget_gates()
 
     def _open_forget_gates(self) -> None:
-        """Start with forget gates near open, so that gradients pass through long utterances from the first step."""
+        """Initialize the forget gates nearly open, so that gradients pass through long utterances from the start."""
         with torch.no_grad():
             for name, bias in self.lstm.named_parameters():
                 if "bias_ih" in name:

@@ -1,9 +1,9 @@
 """Conformer encoder (Gulati et al. 2020, arXiv:2005.08100) for CTC.
 
-Two deliberate differences from the paper. Positions enter by rotating queries and keys (Su et al. 2021,
-arXiv:2104.09864) instead of by relative sinusoids: the same relative information without a second score matrix. The
-convolution module normalizes each frame by itself (LayerNorm) instead of over the batch: batch statistics would let
-padding and neighbours in the batch leak into an utterance, and would have to be averaged between learners.
+Two deliberate differences from the paper. Positions are encoded by rotating queries and keys (RoPE: Su et al. 2021,
+arXiv:2104.09864) instead of relative sinusoids: the same relative information without a second score matrix. The
+convolution module uses LayerNorm instead of BatchNorm: batch statistics would leak padding and other utterances of the
+batch into an utterance, and would have to be averaged between learners.
 """
 
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ from speech.models.networks.dropout import Dropout
 
 
 class FeedForward(nn.Module):
-    """Pre-normalized two-layer perceptron with SiLU; the caller adds half of it (a macaron half-step)."""
+    """Pre-normalized two-layer perceptron with SiLU; the caller adds half of its output (a macaron half-step)."""
 
     def __init__(self, cfg: ConformerConfig) -> None:
         super().__init__()
@@ -47,23 +47,23 @@ def rotary_tables(num_frames: int, head_dim: int, device: torch.device) -> tuple
 
 
 def rotate(x_BHTK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each pair (first half, second half) of a head's coordinates by its position's angle."""
+    """Rotate each pair of a head's coordinates (first half, second half) by the angle of its position."""
     a, b = x_BHTK.chunk(2, dim=-1)
     cos, sin = cos.to(x_BHTK.dtype), sin.to(x_BHTK.dtype)
     return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
 
 
 def attend(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, key_mask: Tensor, multiple: int = 0) -> Tensor:
-    """Scaled dot-product attention, with heads widened by zeros to a multiple that fused kernels take.
+    """Scaled dot-product attention, with heads zero-padded to a width that fused kernels support.
 
-    On a GPU others are computed step by step, with all T x T weights in memory. Zeros change no product.
+    On a GPU, other widths are computed unfused, with all T x T weights in memory. Padding does not change the result.
 
     Args:
         q_BHTK: Queries.
         k_BHTK: Keys.
         v_BHTK: Values.
         key_mask: [B, 1, 1, T], True where a frame may be attended to.
-        multiple: Of what; by default 8 on a GPU, anything on a CPU.
+        multiple: The width is padded to a multiple of this; 0 means 8 on a GPU and no padding on a CPU.
     """
     width = q_BHTK.shape[-1]
     if extra := -width % (multiple or (8 if q_BHTK.is_cuda else 1)):
@@ -88,8 +88,8 @@ class SelfAttention(nn.Module):
         q, k, v = (
             part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(self.norm(x_BTD)).chunk(3, dim=-1)
         )
-        # no dropout on the T x T weights: drawing them took a quarter of a training step on a CPU and rules out the
-        # fused kernels; the output's dropout regularizes the same path
+        # no dropout on the T x T weights: its masks took a quarter of a training step on a CPU and rule out fused
+        # kernels; dropout of the output regularizes the same path
         mixed = attend(rotate(q, cos, sin), rotate(k, cos, sin), v, key_mask)
         out: Tensor = self.dropout(self.out(mixed.transpose(1, 2).flatten(2)))
         return out
@@ -137,8 +137,8 @@ class ConformerLayer(nn.Module):
 
 
 def run_layers(layers: Iterable[nn.Module], x_BTD: Tensor, lengths: Tensor, cfg: ConformerConfig) -> Tensor:
-    """Subsampled frames [B, T, D], of which `lengths` [B] count, through Conformer layers, one after the other."""
-    # a length of 0 would mask every key and turn the softmax into NaN; one zero frame hides nothing else
+    """Run Conformer layers over subsampled frames [B, T, D] with `lengths` [B]."""
+    # a length of 0 would mask every key, and the softmax would be NaN: such utterances get one (zero) frame
     mask_BT = frame_mask(lengths.clamp(min=1), x_BTD.shape[1])
     cos, sin = rotary_tables(x_BTD.shape[1], cfg.dim // cfg.heads, x_BTD.device)
     for layer in layers:

@@ -494,7 +494,7 @@ def test_what_is_downloaded_and_where_to(recorder, tmp_path, monkeypatch):
     calls = recorder("storage.corpora.download.download_corpus", answer)
     shown = invoke("corpus", "download", "x").stdout
     assert shown.splitlines() == [
-        "x a: was there",
+        "x a: already there",
         "x b: 1,200 files, 3 MB",
         "Use it as a source: kind: fsdd, path: /there",
     ]

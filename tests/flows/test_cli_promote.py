@@ -29,7 +29,7 @@ def test_the_champion_is_named_and_listed(finished, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["promote"], "say which model"),
+        (["promote"], "no model given"),
         (["promote", "nobody"], "nobody has no challenger"),
         (["promote", "tiny", "--version", "99"], "tiny has no version 99"),
         (["promote", "tiny", "--force"], "needs a reason"),

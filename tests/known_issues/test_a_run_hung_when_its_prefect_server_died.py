@@ -93,7 +93,7 @@ def test_a_server_that_dies_too_often_ends_the_run(begun, ended):
         assert refused(url)
     assert len(begun) == prefect_api.RESTARTS + 1
     assert f"prefect ended by itself {prefect_api.RESTARTS + 1} times" in said[-1]
-    assert "the same command then finishes the work" in said[-1]
+    assert "run the same command again to continue" in said[-1]
 
 
 def test_a_full_disk_ends_the_run_at_the_first_death(begun, ended, monkeypatch):

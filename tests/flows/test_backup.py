@@ -230,12 +230,12 @@ def test_a_backup_of_the_other_profile_is_refused(filled, tmp_path, monkeypatch)
 def test_running_servers_are_not_pulled_from_under(filled, tmp_path, monkeypatch):
     url, _ = backup(str(tmp_path / "backups"))
     monkeypatch.setattr(module.services, "running_services", lambda: {"prefect": "http://127.0.0.1:4200"})
-    with pytest.raises(BackupError, match="end `starling up` first"):
+    with pytest.raises(BackupError, match="stop `starling up` first"):
         restore(url, force=True)
 
 
 def test_a_data_folder_without_databases_has_nothing_to_back_up(home, tmp_path):
-    with pytest.raises(DatabaseError, match="nothing has run with this data folder"):
+    with pytest.raises(DatabaseError, match="run a pipeline with this data folder first"):
         backup(str(tmp_path / "backups"))
     with pytest.raises(BackupError, match="no backup"):
         find_backup(str(tmp_path / "backups"))

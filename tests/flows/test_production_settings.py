@@ -100,7 +100,7 @@ def test_the_s3_server_is_found_beside_python_or_on_the_path(monkeypatch, tmp_pa
     assert production.find_rclone() == str(tmp_path / "rclone")
     (tmp_path / "rclone").unlink()
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(ServiceError, match="no rclone here.*pip install"):
+    with pytest.raises(ServiceError, match="rclone, which serves S3, is not installed.*pip install"):
         production.find_rclone()
 
 

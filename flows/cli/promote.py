@@ -135,7 +135,7 @@ def _show_history(name: str, versions: list[dict[str, Any]], json_output: bool) 
         print_json({"model": name, "versions": versions})
         return
     if not versions:
-        err.print(f"there is no model {name} in the registry", highlight=False)
+        err.print(f"the registry has no model {name}", highlight=False)
         raise typer.Exit(1)
     from rich.table import Table
 

@@ -219,11 +219,11 @@ def test_a_backup_from_the_future_is_refused(filled, tmp_path):
 def test_a_backup_of_the_other_profile_is_refused(filled, tmp_path, monkeypatch):
     url, manifest = backup(str(tmp_path / "backups"))
     ObjectStore(url).write_json(MANIFEST, manifest | {"kind": "postgresql"})
-    with pytest.raises(BackupError, match="postgresql database, and the data folder is of the small profile"):
+    with pytest.raises(BackupError, match="postgresql database, but the data folder is of the small profile"):
         restore(url, force=True)
     ObjectStore(url).write_json(MANIFEST, manifest)
     monkeypatch.setenv(module.POSTGRES, "127.0.0.1:1")
-    with pytest.raises(BackupError, match="sqlite database, and the data folder is of the production profile"):
+    with pytest.raises(BackupError, match="sqlite database, but the data folder is of the production profile"):
         restore(url, force=True)
 
 

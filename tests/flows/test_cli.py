@@ -108,7 +108,7 @@ def test_score_compares_two_trn_files(tmp_path):
     ("words", "message"),
     [
         (["score"], "give either a configuration, or both --ref and --hyp"),
-        (["score", "--ref", "{}/ref.trn", "--hyp", "{}/short.trn"], "'b' is missing in"),
+        (["score", "--ref", "{}/ref.trn", "--hyp", "{}/short.trn"], "'b' is missing from"),
         (["score", "--ref", "{}/ref.trn", "--hyp", "{}/none.trn"], "none.trn"),
         (["score", "--ref", "{}/ref.trn", "--hyp", "{}/bad.trn"], "line 1"),
         (["run", "{}/none.yaml"], "none.yaml cannot be read"),

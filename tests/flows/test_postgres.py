@@ -28,7 +28,7 @@ from storage.objects import ObjectStore
 
 
 def test_a_missing_program_is_named_with_the_package():
-    with pytest.raises(PostgresError, match=r"no pg_nothing here: apt-get install postgresql"):
+    with pytest.raises(PostgresError, match=r"pg_nothing is not installed: apt-get install postgresql"):
         find_postgres("pg_nothing")
 
 

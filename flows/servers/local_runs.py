@@ -31,11 +31,11 @@ def end_runs(workers: list[Service], patience_s: float) -> None:
         patience_s: Time limit for the flows.
     """
     deadline = time.monotonic() + patience_s
-    told: dict[int, UUID | None] = {}
+    runs_by_pid: dict[int, UUID | None] = {}
     while flows := _flows_of(workers):
         # a worker may start another one meanwhile
-        new = {pid: _run_of(pid) for pid in flows if pid not in told}
-        told |= new
+        new = {pid: _run_of(pid) for pid in flows if pid not in runs_by_pid}
+        runs_by_pid |= new
         if runs := [run for run in new.values() if run]:
             _cancelling(runs)
         for pid in new:
@@ -46,7 +46,7 @@ def end_runs(workers: list[Service], patience_s: float) -> None:
                     _send(below, signal.SIGKILL)
             break
         time.sleep(_POLL_S)
-    if runs := [run for run in told.values() if run]:
+    if runs := [run for run in runs_by_pid.values() if run]:
         _cancelled(runs)
 
 

@@ -183,11 +183,11 @@ class Lease:
 
     def _beat(self, table: LeaseTable, client: SyncPrefectClient) -> None:
         if not (self._lease and table.renew(self._lease, self.holder)):
-            self._take_anew(table)
+            self._retake(table)
         if self._on_beat is not None:
             self._on_beat(client)
 
-    def _take_anew(self, table: LeaseTable) -> None:
+    def _retake(self, table: LeaseTable) -> None:
         self._lease = ""
         taken = table.take(self.name, self.holder)
         if isinstance(taken, str):

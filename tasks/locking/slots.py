@@ -91,12 +91,12 @@ def machine_lock(paths: list[Path], what: str, config: SlotsConfig, holder: Lock
     Raises:
         SlotTakenError: If others hold all of them for too long; the message names the owners.
     """
-    told = WaitNotice(what)
+    notice = WaitNotice(what)
     with ExitStack() as stack:
         try:
-            stack.enter_context(any_file_lock(paths, patience_s(config), holder=str(holder), on_wait=told.wait))
+            stack.enter_context(any_file_lock(paths, patience_s(config), holder=str(holder), on_wait=notice.wait))
         except LockTimeoutError as error:
-            raise SlotTakenError(taken_text(what, told.others)) from error
+            raise SlotTakenError(taken_text(what, notice.others)) from error
         yield
 
 
@@ -152,7 +152,7 @@ def _acquire(names: list[str], what: str, patience: float, holder: LockOwner) ->
     from tasks.locking.leases import Lease, LeaseTable, impatient_client
 
     deadline = time.monotonic() + patience
-    told = WaitNotice(what)
+    notice = WaitNotice(what)
     with impatient_client() as client:
         table = LeaseTable(client)
         while True:
@@ -164,7 +164,7 @@ def _acquire(names: list[str], what: str, patience: float, holder: LockOwner) ->
                 others.append(str(taken))
             if time.monotonic() > deadline:
                 raise SlotTakenError(taken_text(what, " and ".join(others)))
-            told.wait(" and ".join(others))
+            notice.wait(" and ".join(others))
             time.sleep(_POLL_S * random.uniform(0.5, 1.5))
 
 

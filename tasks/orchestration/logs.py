@@ -139,11 +139,11 @@ class LogStream:
         self._logger.propagate = False
         if not self._logger.handlers:
             self._logger.addHandler(JsonConsole())
-        self._begun = ""
+        self._incomplete = ""
 
     def write(self, text: str) -> int:
         """Log complete lines."""
-        *lines, self._begun = (self._begun + text).split("\n")
+        *lines, self._incomplete = (self._incomplete + text).split("\n")
         for line in lines:
             if line.strip():
                 self._logger.info(line.strip())

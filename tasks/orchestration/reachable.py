@@ -182,7 +182,7 @@ def _ask(
     what: str, ask: Callable[[], Any], remedy: str, password: str, patience_s: float, say: Callable[[str], None]
 ) -> None:
     """Repeat a request until the server answers, or the time is up."""
-    deadline, told = time.monotonic() + patience_s, False
+    deadline, announced = time.monotonic() + patience_s, False
     while (failure := _failure(ask)) is not None:
         if _refused(failure):
             raise UnreachableError(f"{what} refuses the password", password) from failure
@@ -192,9 +192,9 @@ def _ask(
             raise UnreachableError(f"{what} cannot be used ({_reason(failure)})", remedy) from failure
         if time.monotonic() > deadline:
             raise UnreachableError(f"{what} does not answer ({_reason(failure)})", remedy) from failure
-        if not told:
+        if not announced:
             say(f"{what} does not answer; waiting for it")
-        told = True
+        announced = True
         time.sleep(_PAUSE_S)
 
 

@@ -106,9 +106,9 @@ def held_out(digits, **fields):
 
 def test_two_speakers_that_are_held_out_are_the_only_ones_of_the_test_set(home, digits):
     words = (
-        r"data\.sources\.1 says what 'test' is, and data\.sources\.0 is divided by its corpus' own split, which puts "
-        r"\d+ utterance\(s\) of \d speaker\(s\) \(.*dan.*\).*Set data\.sources\.0\.own_split: false to train on them, "
-        r"or data\.speaker_overlap: allow to test on them"
+        r"data\.sources\.1 defines the set 'test', but data\.sources\.0 is divided by its corpus' own split, which "
+        r"adds \d+ utterance\(s\) of \d speaker\(s\) \(.*dan.*\).*Set data\.sources\.0\.own_split: false to train on "
+        r"them, or data\.speaker_overlap: allow to test on them"
     )
     with pytest.raises(SplitError, match=words):
         prepared(held_out(digits))
@@ -147,7 +147,7 @@ def test_speakers_of_training_and_test_are_named_unless_it_is_meant(home, digits
     ]
     assert not warnings(prepared(apart))
     assert not warnings(prepared([source], split_by="utterance"))
-    with pytest.raises(SplitError, match=r"speak in 'test', too, and data\.speaker_overlap is refuse"):
+    with pytest.raises(SplitError, match=r"are also in 'test', and data\.speaker_overlap is refuse"):
         prepared([source], speaker_overlap="refuse", split_by="utterance")
     assert speakers(prepared(apart, speaker_overlap="refuse"))["test"] == {"ann"}
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from training.coordinator.checkpoints import make_document, restored_state
-from training.coordinator.messages import pack_rows
+from training.coordinator.packing import pack_rows
 
 NODES, AMOUNTS = st.integers(0, 3), st.integers(1, 7)
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from training.coordinator.messages import Message, Rows, pack_bits, pack_rows, unpack_bits, unpack_rows
+from training.coordinator.messages import JsonObject
+from training.coordinator.packing import Rows, pack_bits, pack_rows, unpack_bits, unpack_rows
 from training.learner.batching import derive_seed
 
 MAX_NAMED = 1000
@@ -85,7 +86,7 @@ class Totals:
     steps: int = 0
     """Steps of all nodes."""
 
-    def add(self, counts: Message, sign: int = 1) -> None:
+    def add(self, counts: JsonObject, sign: int = 1) -> None:
         """Add a report's counts, or subtract them (`sign` -1)."""
         for name, value in vars(self).items():
             setattr(self, name, value + sign * counts.get(name, 0))
@@ -134,12 +135,12 @@ class ClosedEpoch:
     elapsed: float
     step: int
 
-    def to_dict(self) -> Message:
+    def to_dict(self) -> JsonObject:
         """JSON representation."""
         return {**vars(self), "repeats": vars(self.repeats).copy(), "totals": vars(self.totals).copy()}
 
     @classmethod
-    def from_dict(cls, value: Message) -> "ClosedEpoch":
+    def from_dict(cls, value: JsonObject) -> "ClosedEpoch":
         """Inverse of `to_dict`."""
         repeats, totals = Repeats(**value["repeats"]), Totals(**value["totals"])
         return cls(repeats, totals, float(value["elapsed"]), int(value["step"]))
@@ -297,7 +298,7 @@ class Epoch:
         rows = [self.open_rows(lease) for lease in self.leases.values() if lease.incarnation == incarnation]
         return sum(int((~self.begun[part]).sum()) for part in rows)
 
-    def to_dict(self) -> Message:
+    def to_dict(self) -> JsonObject:
         """JSON representation."""
         leases = [
             [x.number, x.incarnation, x.whole, x.adopted, pack_rows(self.open_rows(x))] for x in self.leases.values()
@@ -315,7 +316,7 @@ class Epoch:
         }
 
     @classmethod
-    def from_dict(cls, value: Message, shards: ShardMap, seed: int) -> "Epoch":
+    def from_dict(cls, value: JsonObject, shards: ShardMap, seed: int) -> "Epoch":
         """Inverse of `to_dict`."""
         epoch = cls(int(value["number"]), shards, seed)
         size = len(shards)

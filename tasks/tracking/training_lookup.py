@@ -123,7 +123,7 @@ class RemoteTraining:
         try:
             self._read()
             status = self._client.request(StatusRequest(), _ANSWER_S)
-        except CoordinatorUnreachableError as error:
+        except (CoordinatorUnreachableError, CoordinatorFailedError) as error:
             self.trouble = str(error)
             return time.monotonic() - self._heard < self._gone_s
         self.coordinator, self.trouble, self._heard = status.model_dump(), "", time.monotonic()

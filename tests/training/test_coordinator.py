@@ -78,14 +78,14 @@ def test_a_beats_answer_tells_what_the_node_does_not_know(tmp_path):
     coordinator, clock = ring(tmp_path, epochs=3)
     number = coordinator.ledger.values.view
     assert beat(coordinator, 0, view=number)["view"] is None
-    assert [member[0] for member in beat(coordinator, 0, view=number - 1)["view"]["members"]] == [0, 1]
+    assert [member["node"] for member in beat(coordinator, 0, view=number - 1)["view"]["members"]] == [0, 1]
     (lease,) = beat(coordinator, 0, want=True)["leases"]
     clock.now += 0.25  # not noted yet
     reply = beat(coordinator, 0, have=[lease["id"]])
     assert (reply["leases"], reply["pools"], reply["running"]) == ([], {"0": 1}, True)
     assert reply["progress"] == {"trained": 0, "size": SIZE, "total": 3, "closed": 0, "live": 2, "elapsed": 0.25}
     ask(coordinator, op="leave", incarnation="n1")
-    assert [member[0] for member in beat(coordinator, 0, view=number)["view"]["members"]] == [0]
+    assert [member["node"] for member in beat(coordinator, 0, view=number)["view"]["members"]] == [0]
     assert beat(coordinator, 1)["dropped"]
 
 

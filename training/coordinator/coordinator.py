@@ -168,7 +168,8 @@ class Coordinator:
         """Accept journal lines of a node, each exactly once: only those that follow the bytes already received."""
         if portion.offset == self.ledger.books.spools.get(portion.name, 0):
             self.core.do("spool", name=portion.name, offset=portion.end)
-            self.ledger.lines += [line for line in portion.lines if isinstance(line.get("kind"), str)]
+            lines = [line for line in portion.lines if isinstance(line, dict) and isinstance(line.get("kind"), str)]
+            self.ledger.lines += lines
 
     def _reply(self, state: MemberState, beat: Heartbeat) -> HeartbeatReply:
         name, ledger, view = state.member.incarnation, self.ledger, self.ledger.view()

@@ -255,7 +255,7 @@ class NodeClient:
             record: JSON values: `node`, `step`, `seq` (at the time of the weights), and what a resume needs.
         """
         with self._lock:
-            if self._state.checkpoint.meet(number):
+            if self._state.checkpoint.fulfill(number):
                 self._state.outbox.records.append((number, CheckpointRecord.model_validate(record)))
         self._thread.wake()
 
@@ -267,7 +267,7 @@ class NodeClient:
     def snapshot_written(self, epoch: int) -> None:
         """Report that this node's replica of an epoch's end is written."""
         with self._lock:
-            if self._state.snapshot.meet(epoch):
+            if self._state.snapshot.fulfill(epoch):
                 self._state.outbox.snapshots.append(epoch)
         self._thread.wake()
 

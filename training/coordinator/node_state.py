@@ -27,7 +27,7 @@ _NOT_JOINED = JoinReply(incarnation="", session="", view=View(), job={"seed": 0}
 
 
 class Demand:
-    """The coordinator's demands to write a checkpoint or a replica; each is met once.
+    """The coordinator's demands to write a checkpoint or a replica; each is fulfilled once.
 
     Attributes:
         number: The checkpoint or epoch that must be written now, or None.
@@ -37,11 +37,11 @@ class Demand:
     def __init__(self) -> None:
         self.number: int | None = None
         self.unseen = False
-        self._met: set[int] = set()
+        self._fulfilled: set[int] = set()
 
     def hear(self, number: int | None) -> None:
         """Record what the coordinator demands."""
-        number = None if number in self._met else number
+        number = None if number in self._fulfilled else number
         self.unseen = self.unseen or number not in (None, self.number)
         self.number = number
 
@@ -50,12 +50,12 @@ class Demand:
         self.unseen = False
         return self.number
 
-    def meet(self, number: int) -> bool:
+    def fulfill(self, number: int) -> bool:
         """Record that it is written; False if it was before."""
         if self.number == number:
             self.number = None
-        first = number not in self._met
-        self._met.add(number)
+        first = number not in self._fulfilled
+        self._fulfilled.add(number)
         return first
 
 

@@ -119,12 +119,12 @@ class CheckpointRecord(Message):
 
 
 class SpoolPortion(Message):
-    """Journal lines of a spool file, from byte `offset` to `end`."""
+    """Journal lines of a spool file, from byte `offset` to `end`; lines without a `kind` are skipped."""
 
     name: Name
     offset: Count
     end: Count
-    lines: tuple[JsonObject, ...]
+    lines: tuple[Any, ...]
 
 
 class Heartbeat(Request[HeartbeatReply]):

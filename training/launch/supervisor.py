@@ -16,7 +16,7 @@ from typing import Any
 from storage.locks import file_lock
 from storage.objects import ObjectStore
 from training.coordinator.client import CoordinatorClient
-from training.coordinator.messages import CoordinatorUnreachableError
+from training.coordinator.messages import CoordinatorFailedError, CoordinatorUnreachableError
 from training.coordinator.requests import StatusRequest, StopRequest
 from training.job import TrainJob
 from training.launch.managed import ManagedProcess, SupervisorError
@@ -244,8 +244,8 @@ class TrainingSupervisor:
             # members may run on other machines: the coordinator knows when all have left
             while time.monotonic() < deadline and client.request(StatusRequest(), patience_s=2.0).members:
                 time.sleep(0.1)
-        except CoordinatorUnreachableError:
-            log.warning("the coordinator does not answer: no last checkpoint")
+        except (CoordinatorUnreachableError, CoordinatorFailedError) as error:
+            log.warning("no last checkpoint: %s", error)
         finally:
             client.close()
         return STOPPED

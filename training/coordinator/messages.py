@@ -221,22 +221,14 @@ class StatusReply(Message):
     """State of the training, for display, the evaluator and the supervisor.
 
     Attributes:
-        session: Name of the session.
-        running: Whether leases are granted.
-        stopping: Whether a stop was requested.
-        finish: Why training has ended, or "".
-        failure: Reason that the last failed node gave.
-        view: Number of the current view.
         members: `node`, `ready`, `step`, `incarnation`, `leases` and `leased` of each member, by node.
         wanted: Number of nodes of the job.
         pool: Utterances of the current epoch that are neither trained nor leased.
-        progress: How far training is.
         totals: Counters of the whole training.
         to_evaluate: Number of epochs that are over and not evaluated.
-        restored: Number of the checkpoint from which the session started; 0 for none.
         checkpoint: Number of the checkpoint in the making.
-        history: Results of evaluations.
-        result: The final result.
+
+    Other fields are those of `ledger.Counters` and `ledger.Books`.
     """
 
     session: str

@@ -35,20 +35,15 @@ def status(ledger: Ledger, wanted: int, rounds: CheckpointRounds, to_evaluate: i
         {"node": state.member.node, "ready": state.ready, "step": state.step, "incarnation": name} | _held(ledger, name)
         for name, state in ledger.states.items()
     ]
+    names = ("session", "running", "stopping", "finish", "failure", "view", "restored")
     return StatusReply(
-        session=values.session,
-        running=values.running,
-        stopping=values.stopping,
-        finish=values.finish,
-        failure=values.failure,
-        view=values.view,
+        **{name: getattr(values, name) for name in names},
         members=tuple(sorted(members, key=lambda member: int(member["node"]))),
         wanted=wanted,
         pool=_unleased(ledger),
         progress=ledger.progress(),
         totals=_totals(ledger),
         to_evaluate=to_evaluate,
-        restored=values.restored,
         checkpoint=rounds.current.number if rounds.current else None,
         history=tuple(ledger.books.history),
         result=ledger.books.result,

@@ -141,8 +141,8 @@ class Coordinator:
     def _record(self, state: MemberState, beat: Heartbeat) -> None:
         """Record everything that a heartbeat reports; repeated reports are ignored."""
         core, name = self.core, state.member.incarnation
-        for batch in [*beat.started, *beat.returned, *beat.reports]:
-            core.check_rows(batch.epoch, batch.rows)
+        for entry in (*beat.started, *beat.returned, *beat.reports):
+            core.check_rows(entry.epoch, entry.rows)
         if beat.ready and not state.ready:
             core.do("ready", incarnation=name)
         for batch in beat.started:

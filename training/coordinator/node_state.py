@@ -88,7 +88,8 @@ class NodeState:
         self._joined = reply
         self.incarnation, self.session, self.view = reply.incarnation, reply.session, reply.view
         self.known = HeartbeatReply(progress=reply.progress, finish=reply.finish)
-        self.outbox, self.step, self.kept = Outbox(), reply.step, previous.kept if previous else ""
+        self.kept: str = previous.kept if previous else ""
+        self.outbox, self.step = Outbox(), reply.step
         if previous is not None and reply.source == "own" and reply.session == previous.session:
             self.outbox = previous.outbox.renumbered()
             self.step = previous.step if self.outbox.reports else reply.step

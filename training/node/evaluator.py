@@ -277,8 +277,8 @@ def run(evaluator: Evaluator, ask: Ask) -> str:
             best = best_epochs([entry for entry in history if entry.get("loss") is not None], evaluator.cfg.average)
             # later epochs were trained before a resume: their results may be needed again
             prune_snapshots(evaluator.output, {*best, *range(item.epoch + 1, evaluator.cfg.epochs + 1)})
-            evaluator.output.delete_tree(f"replicas/epoch-{int(item['epoch']):04d}")
-            log.info("epoch %d: %s", item["epoch"], result)
+            evaluator.output.delete_tree(f"replicas/epoch-{item.epoch:04d}")
+            log.info("epoch %d: %s", item.epoch, result)
         status = ask(StatusRequest())
         if status.finish not in ("", "done", "time") or status.result:
             return status.finish

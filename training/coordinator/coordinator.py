@@ -37,7 +37,10 @@ from training.coordinator.requests import (
     JournalRequest,
     LeaveRequest,
     RendezvousRequest,
+    Report,
+    ReturnedBatch,
     SpoolPortion,
+    StartedBatch,
     StatusRequest,
     StopRequest,
 )
@@ -141,7 +144,8 @@ class Coordinator:
     def _record(self, state: MemberState, beat: Heartbeat) -> None:
         """Record everything that a heartbeat reports; repeated reports are ignored."""
         core, name = self.core, state.member.incarnation
-        for entry in (*beat.started, *beat.returned, *beat.reports):
+        entries: list[StartedBatch | ReturnedBatch | Report] = [*beat.started, *beat.returned, *beat.reports]
+        for entry in entries:
             core.check_rows(entry.epoch, entry.rows)
         if beat.ready and not state.ready:
             core.do("ready", incarnation=name)

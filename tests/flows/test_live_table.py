@@ -76,7 +76,7 @@ def test_what_is_not_there_or_not_clear_is_said(home, tmp_path):
     assert is_running(first)
     assert find_training("").folder == first
     fcntl.flock(locks[1], fcntl.LOCK_EX)
-    with pytest.raises(WatchError, match="2 trainings run"):
+    with pytest.raises(WatchError, match="2 trainings are running"):
         find_training("")
     for lock in locks:
         lock.close()

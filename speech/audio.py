@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 SILENCE_DB = -120.0
 """Level of digital silence in `level_db`; finite, so that JSON and Parquet can store it."""
-
 _BLOCK_SAMPLES = 1 << 20  # read in blocks: a header may claim any length, so memory must follow the actual data
 MAX_SAMPLES = 1 << 29
 """Maximum length of a waveform in samples, nine hours at 16 kHz: a small file of silence may decode to very many."""
@@ -37,10 +36,8 @@ _INT16_SCALE = 32768
 _HEAD = 512  # bytes inspected to distinguish text from audio
 _MAGIC = (b"RIFF", b"RIFX", b"RF64", b"OggS", b"fLaC", b"ID3", b"FORM", b".snd", b"NIST", b"caff", b"Creative Voice")
 _OPUS_PREROLL_S = 1.0
-"""Audio decoded and discarded after a seek in Opus, whose prediction depends on earlier samples, so that the result
-equals that of one pass. RFC 7845, section 4.6, requires at least 80 ms; SILK's long-term prediction needs more on loud
-noise."""
-
+"""Audio decoded and discarded after a seek in Opus, so that the result equals that of one pass. RFC 7845, section 4.6,
+requires at least 80 ms; SILK's long-term prediction needs more on loud noise."""
 _ROUNDING_S = 0.01
 """Excess of the announced length over the actual one that is attributed to inexact headers, not to truncation."""
 

@@ -30,7 +30,7 @@ class FberConfig(FeatureConfig):
     def _check_levels(self) -> FberConfig:
         for option in ("cmvn_gate_db", "trim_db"):
             if getattr(self, option):
-                raise ValueError(f"{option} looks for loud frames, and ratios have no level: leave it out")
+                raise ValueError(f"{option} needs the level of frames, and energy ratios have none: remove it")
         return self
 
     @override

@@ -21,7 +21,7 @@ def test_a_flipped_bit_in_the_weights(bundle, place):
     data = bytearray(path.read_bytes())
     data[place] ^= 1
     path.write_bytes(data)
-    with pytest.raises(BundleError, match=r"model\.safetensors is damaged.*fetch the model again, or make it again"):
+    with pytest.raises(BundleError, match=r"model\.safetensors is damaged.*fetch the model again, or recreate it"):
         load_bundle(bundle)
 
 

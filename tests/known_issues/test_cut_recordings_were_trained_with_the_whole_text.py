@@ -70,9 +70,9 @@ def test_a_cut_recording_is_refused_however_it_is_read(form, subtype, tmp_path, 
 
 def test_the_message_says_how_much_is_missing():
     whole = encoded("WAV", "PCM_16")
-    with pytest.raises(AudioError, match=r"truncated: the header announces 4\.000 s, the file holds 1\.000 s"):
+    with pytest.raises(AudioError, match=r"truncated: the header announces 4\.000 s, the file has 1\.000 s"):
         decode_audio(whole[: 44 + RATE * 2])
-    with pytest.raises(AudioError, match=r"truncated: its end is missing, the file holds [123]\.\d\d\d s"):
+    with pytest.raises(AudioError, match=r"truncated: its end is missing, the file has [123]\.\d\d\d s"):
         decode_audio(encoded("OGG", "OPUS")[:-2000])
 
 
@@ -165,6 +165,6 @@ def test_they_are_quarantined_with_their_reason_and_counted(home, tmp_path):
     assert result.counts == {"read": 5, "written": 2, "quarantined": 3}
     assert {row["id"] for row in read_table(result.store, MANIFEST)} == {"u0", "u3"}
     assert {row["reason"] for row in refused.values()} == {"unreadable"}
-    assert "truncated: the header announces 1.000 s, the file holds 0.499 s" in refused["u1"]["detail"]
+    assert "truncated: the header announces 1.000 s, the file has 0.499 s" in refused["u1"]["detail"]
     assert "a sample of 1e+30" in refused["u2"]["detail"]
     assert "truncated: its end is missing" in refused["ogg"]["detail"]

@@ -25,7 +25,7 @@ def break_losses(monkeypatch, bad_calls):
             return losses * (math.nan if len(calls) - 1 in bad_calls else 1.0), unalignable
 
     assert isinstance(real(CtcConfig()), Ctc)
-    monkeypatch.setattr(training.learner.compute, "build_objective", lambda cfg: Broken())
+    monkeypatch.setattr(training.learner.compute, "build_objective", lambda cfg: Broken(cfg))
 
 
 def test_one_bad_step_does_not_poison_the_epochs_sum(tones, corpus, tmp_path, monkeypatch):

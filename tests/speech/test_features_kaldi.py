@@ -71,7 +71,8 @@ def ours(config, wave, rate):
 
 def resolvable(config, wave, rate):
     """Which frames hold no filter more than about 70 dB below the frame's strongest, where float32 gives out."""
-    logmel = ours(config.model_copy(update={"kind": "logmel", "use_energy": False, "energy_floor": 0.0}), wave, rate)
+    fields = {name: getattr(config, name) for name in LogMelConfig.model_fields if name != "kind"}
+    logmel = ours(LogMelConfig(**fields), wave, rate)
     return logmel.amin(1) > logmel.amax(1) - 16.0
 
 

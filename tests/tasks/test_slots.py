@@ -68,7 +68,7 @@ def test_a_run_that_refuses_names_who_is_at_it(home):
     with (
         machine_lock([path], "the output train/k", REFUSE, LockOwner.here("nightly", "http://ui/1")),
         pytest.raises(
-            SlotTakenError, match=r"the output train/k: run nightly \(http://ui/1\), process \d+ on .*cancel"
+            SlotTakenError, match=r"the output train/k: held by run nightly \(http://ui/1\), process \d+ on .*cancel"
         ),
         machine_lock([path], "the output train/k", REFUSE, LockOwner.here("mine")),
     ):
@@ -90,7 +90,7 @@ def test_a_pool_has_as_many_trainings_as_it_may(home):
     two = config(collision="refuse", trainings=2, pool="gpus")
     with training_slot(two, LockOwner.here("a")), training_slot(two, LockOwner.here("b")):
         with (
-            pytest.raises(SlotTakenError, match=r"training in the pool gpus: run a, .* and run b, "),
+            pytest.raises(SlotTakenError, match=r"training in the pool gpus: held by run a, .* and run b, "),
             training_slot(two, LockOwner.here("c")),
         ):
             raise AssertionError

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from flows.cli.app import app
 from flows.cli.transcripts import ctm_lines
 from speech.audio import decode_audio, stream_audio
-from speech.transcriber import Transcriber, Transcript, split_blocks
+from speech.transcriber import Transcriber, Transcript
 from speech.words import Word
 
 said = load_beside(__file__, "../speech/test_transcriber.py")
@@ -123,13 +123,6 @@ def test_a_long_file_is_read_piece_by_piece_and_keeps_its_words(sure, tmp_path):
     assert [word.word for word in found.words] == texts
     drift = [word.start - (0.3 + 0.5 * n) for n, word in enumerate(found.words)]
     assert max(map(abs, drift)) < 0.1
-
-
-def test_blocks_are_cut_where_a_whole_recording_would_be():
-    wave = torch.randn(9000, generator=torch.Generator().manual_seed(0))
-    blocks = [(part, 100) for part in wave.split(700)]
-    for one, other in zip(split_blocks(blocks, 8.0), list(split_blocks([(wave, 100)], 8.0)), strict=True):
-        assert torch.equal(one, other)
 
 
 def test_a_stream_is_what_decoding_at_once_gives(tmp_path):

@@ -59,14 +59,14 @@ def test_a_training_is_found_by_name_and_key(home, target):
 
 
 def test_what_is_not_there_or_not_clear_is_said(home, tmp_path):
-    with pytest.raises(WatchError, match="no training runs in"):
+    with pytest.raises(WatchError, match="no training is running in"):
         find_training("")
     first, second = work_folder(home), work_folder(home, "train-xyz", "other")
-    with pytest.raises(WatchError, match=r"(?s)no training runs.*other \(train-xyz\).*"):
+    with pytest.raises(WatchError, match=r"(?s)no training is running.*other \(train-xyz\).*"):
         find_training("")
     with pytest.raises(WatchError, match="'nobody' is no folder, no HOST:PORT and no training"):
         find_training("nobody")
-    with pytest.raises(WatchError, match="--key-file is for a coordinator elsewhere"):
+    with pytest.raises(WatchError, match="--key-file is for a remote coordinator"):
         find_training("tiny", tmp_path / "key")
     locks = [open(folder / "training.lock", "w") for folder in (first, second)]  # noqa: SIM115
     import fcntl

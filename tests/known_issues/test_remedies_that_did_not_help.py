@@ -117,7 +117,7 @@ def test_following_the_advice_brings_everything_back(prepared):
         assert "/".join(name.split("/")[:2]) in said
         again()
         assert content(store) == before, (pattern, kind)
-    assert "all whole" in starling(f"starling storage verify --url {store.url}")
+    assert "all intact" in starling(f"starling storage verify --url {store.url}")
 
 
 def test_what_is_deleted_by_hand_is_made_again_by_the_next_run(prepared, caplog):
@@ -134,7 +134,7 @@ def test_what_is_deleted_by_hand_is_made_again_by_the_next_run(prepared, caplog)
         assert content(store) == before, pattern
         if not name.endswith("done.json"):
             assert f"objects/{'/'.join(name.split('/')[:2])}/" in caplog.text
-            assert "runs again, and keeps what is whole" in caplog.text
+            assert "runs again and keeps the intact objects" in caplog.text
 
 
 def test_a_run_that_meets_damage_names_the_object_and_a_command_that_helps(prepared):

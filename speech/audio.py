@@ -198,7 +198,7 @@ def _no_audio(head: bytes, size: int) -> str:
         return ""
     if not all(c.isprintable() or c.isspace() for c in text):
         return ""
-    return "cannot be decoded (it holds text, not audio): check the name"
+    return "cannot be decoded (it contains text, not audio): check the name"
 
 
 def _open(source: bytes | str | Path, raw_rate: int | None) -> soundfile.SoundFile:
@@ -215,7 +215,7 @@ def _check_whole(source: bytes | str | Path, file: soundfile.SoundFile, name: st
         return
     announced = "its end is missing" if math.isinf(times) else f"the header announces {held * times:.3f} s"
     raise AudioError(
-        f"{name} is truncated: {announced}, the file holds {held:.3f} s. Fetch it again; if the transcript fits what "
+        f"{name} is truncated: {announced}, the file has {held:.3f} s. Fetch it again; if the transcript matches what "
         "is left, write that to a new file (ffmpeg -i OLD NEW)",
         "unreadable",
     )
@@ -256,7 +256,7 @@ def _block(file: soundfile.SoundFile) -> int:
 
 
 def _too_long(name: str, samples: int) -> AudioError:
-    return AudioError(f"{name} has {samples} samples, more than {MAX_SAMPLES} at once: give its segments", "unreadable")
+    return AudioError(f"{name} has {samples} samples, more than the limit of {MAX_SAMPLES}: use segments", "unreadable")
 
 
 def _seek(file: soundfile.SoundFile, first: int, name: str) -> None:

@@ -124,13 +124,13 @@ def _read(folder: Path) -> tuple[BundleSpec, dict[str, str]]:
     """The spec, and the SHA-256 of the other files (none in bundles written before checksums were introduced)."""
     path = folder / SPEC
     if not path.is_file():
-        raise BundleError(f"{folder} is no model bundle: it has no bundle.json")
+        raise BundleError(f"{folder} is not a model bundle: it has no bundle.json")
     try:
         value = _Written.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        raise BundleError(f"{path} does not fit this version of Starling, or is damaged: {error}") from error
+        raise BundleError(f"{path} is damaged or incompatible with this version of Starling: {error}") from error
     if value.format != FORMAT:
-        raise BundleError(f"{path} has format {value.format}, this version of Starling reads {FORMAT}")
+        raise BundleError(f"{path} has format {value.format}, but this version of Starling reads {FORMAT}")
     if value.checksum and value.checksum != _checksum(json.loads(path.read_bytes())):
         raise BundleError(f"{_damaged(path)}. If you have edited it, remove its field checksum")
     return BundleSpec(**{name: getattr(value, name) for name in BundleSpec.model_fields}), value.files
@@ -160,11 +160,11 @@ def check_files(folder: Path) -> dict[str, str]:
     return found
 
 
-_AGAIN = "fetch the model again, or make it again with `starling register CONFIG --again`"
+_AGAIN = "fetch the model again, or recreate it with `starling register CONFIG --again`"
 
 
 def _damaged(path: Path) -> BundleError:
-    return BundleError(f"{path} is damaged, its SHA-256 is not what bundle.json says: {_AGAIN}")
+    return BundleError(f"{path} is damaged, its SHA-256 differs from bundle.json: {_AGAIN}")
 
 
 def load_bundle(folder: Path) -> tuple[BundleSpec, AcousticModel]:
@@ -178,9 +178,9 @@ def load_bundle(folder: Path) -> tuple[BundleSpec, AcousticModel]:
     try:
         model = spec.build_model()
     except ValueError as error:
-        raise BundleError(f"{folder / SPEC} describes no model: {error}") from error
+        raise BundleError(f"{folder / SPEC} does not describe a valid model: {error}") from error
     try:
         model.load_state_dict(load_file(str(folder / WEIGHTS)))
     except (OSError, RuntimeError, SafetensorError) as error:
-        raise BundleError(f"{folder / WEIGHTS} does not fit its bundle.json: {error}") from error
+        raise BundleError(f"{folder / WEIGHTS} does not match its bundle.json: {error}") from error
     return spec, model.eval()

@@ -16,7 +16,7 @@ Augment = Callable[[Tensor, Tensor], Tensor]
 
 _SILENCE, _KEPT = 5, 4
 """Frames before the first and after the last loud frame of a trimmed utterance; how many of them are its own."""
-_AROUND = 12
+_PADDING = 12
 """Frames of zeros added at both ends before trimming, so that the first and last samples lie in full frames, too."""
 
 
@@ -69,7 +69,7 @@ class FrontEnd(nn.Module):
         Returns:
             Features [batch, frames, dim] and frame counts [batch].
         """
-        feats, frames = self._extracted(inputs, lengths)
+        feats, frames = self._unnormalized(inputs, lengths)
         feats = self._normalize(feats, frames, speakers)
         if augment is not None:
             feats = augment(feats, frames)
@@ -95,19 +95,19 @@ class FrontEnd(nn.Module):
         if not self.cfg.trim_db:
             feats, frames = self(inputs, lengths, speakers)
             return feats, frames, torch.zeros(len(lengths))
-        raw, frames = self._surrounded(inputs, lengths)
+        raw, frames = self._padded(inputs, lengths)
         feats = self._normalize(raw, frames, speakers)
-        feats, frames, start = _between_pauses(feats, frames, self.extract.loud_frames(raw, frames, self.cfg.trim_db))
+        feats, frames, start = _trim_silence(feats, frames, self.extract.loud_frames(raw, frames, self.cfg.trim_db))
         feats, frames = self.expand(feats, frames)
-        return feats, frames, (start.cpu() - _AROUND) * (self.cfg.hop_ms / 1000)
+        return feats, frames, (start.cpu() - _PADDING) * (self.cfg.hop_ms / 1000)
 
-    def _extracted(self, inputs: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    def _unnormalized(self, inputs: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Unnormalized features and frame counts."""
         return (inputs, lengths) if inputs.ndim == 3 else self.extract(inputs, lengths)
 
-    def _surrounded(self, inputs: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    def _padded(self, inputs: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Unnormalized features and frame counts of the utterances, padded with digital silence at both ends."""
-        size = self.extract.hop_length * _AROUND
+        size = self.extract.hop_length * _PADDING
         if inputs.ndim == 2:
             waves = inputs.masked_fill(~frame_mask(lengths, inputs.shape[1], inputs.device), 0.0)
             found: tuple[Tensor, Tensor] = self.extract(nn.functional.pad(waves, (size, size)), lengths + 2 * size)
@@ -115,8 +115,8 @@ class FrontEnd(nn.Module):
         zeros = inputs.new_zeros(1, self.extract.frame_length)
         silence = self.extract(zeros, torch.tensor([zeros.shape[1]]))[0]
         feats = torch.where(frame_mask(lengths, inputs.shape[1], inputs.device).unsqueeze(2), inputs, silence)
-        edge = silence.expand(len(inputs), _AROUND, -1)
-        return torch.cat([edge, feats, edge], dim=1), lengths + 2 * _AROUND
+        edge = silence.expand(len(inputs), _PADDING, -1)
+        return torch.cat([edge, feats, edge], dim=1), lengths + 2 * _PADDING
 
     def _normalize(self, feats: Tensor, frames: Tensor, speakers: Sequence[str] | None) -> Tensor:
         cfg = self.cfg
@@ -165,7 +165,7 @@ class FrontEnd(nn.Module):
         return self._tables[key]
 
 
-def _between_pauses(feats: Tensor, frames: Tensor, loud: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _trim_silence(feats: Tensor, frames: Tensor, loud: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Trim each utterance to its loud part plus `_SILENCE` frames at both ends.
 
     Args:

@@ -163,7 +163,7 @@ class TextNormalizer:
             names = ", ".join(f"{c!r} (U+{ord(c):04X})" for c in outside)
             raise TextError(
                 "outside-alphabet",
-                f"the text {_shorten(text)} holds {names}, outside the alphabet: "
+                f"the text {_shorten(text)} contains {names}, outside the alphabet: "
                 "add them to `alphabet`, or correct the text",
                 outside,
             )

@@ -128,7 +128,7 @@ def undo_changes(normalized: str, changes: Sequence[TextChange]) -> str:
         end = change.start + len(change.became)
         if change.start < position or normalized[change.start : end] != change.became:
             raise ValueError(
-                f"the text has no {change.became!r} at character {change.start}: these are another's changes"
+                f"the text has no {change.became!r} at character {change.start}: these are the changes of another text"
             )
         parts += [normalized[position : change.start], change.was]
         position = end

@@ -85,7 +85,7 @@ class Tokenizer(ABC):
         """
         for token in ids:
             if not 0 < token < self.size:
-                raise TokenError(f"token {token} is no text: ids go from 1 to {self.size - 1} (0 is the blank)")
+                raise TokenError(f"token {token} is not text: ids are 1 to {self.size - 1} (0 is the blank)")
         return " ".join(self._join([self.symbols[token] for token in ids]).split())
 
     @abstractmethod
@@ -111,7 +111,7 @@ class Tokenizer(ABC):
         short = text if len(text) <= 60 else text[:59] + "…"
         return TokenError(
             f"{shown} in {short!r}: not among the {self.size} tokens ({self.kind}); normalize the text as the "
-            "training texts were, or train the tokenizer on texts that hold it",
+            "training texts were, or train the tokenizer on texts that contain it",
             names,
         )
 
@@ -275,7 +275,8 @@ def _train_sentencepiece(lines: list[str], vocab_size: int) -> bytes:
 def _checked(text: str) -> str:
     if SPACE_SYMBOL in text:
         raise TokenError(
-            f"the text {text[:60]!r} holds {SPACE_SYMBOL!r} (U+2581), which stands for the space", [SPACE_SYMBOL]
+            f"the text {text[:60]!r} contains {SPACE_SYMBOL!r} (U+2581), reserved for the space",
+            [SPACE_SYMBOL],
         )
     return text
 
@@ -304,5 +305,5 @@ def tokenizer_from_dict(value: Mapping[str, Any]) -> Tokenizer:
     """
     kind = value.get("kind")
     if not isinstance(kind, str) or kind not in TOKENIZERS:
-        raise TokenError(f"unknown kind of tokenizer {kind!r}: there are {', '.join(sorted(TOKENIZERS))}")
+        raise TokenError(f"unknown kind of tokenizer {kind!r}: use one of {', '.join(sorted(TOKENIZERS))}")
     return TOKENIZERS[kind].from_dict(value)

@@ -144,7 +144,7 @@ class Transcriber:
                 recording.error = str(error)
             except (TypeError, ValueError) as error:
                 what = type(item).__name__
-                recording.error = f"a {what} is no audio: give a path, bytes or an array of samples ({error})"
+                recording.error = f"a {what} is not audio: give a path, bytes or an array of samples ({error})"
 
     def _blocks(self, item: Audio, sample_rate: int | None) -> Iterator[tuple[Tensor, int]]:
         if isinstance(item, str | Path | bytes):
@@ -155,7 +155,7 @@ class Transcriber:
             samples = samples / -float(np.iinfo(samples.dtype).min or -1)
         wave = torch.as_tensor(samples.astype(np.float32))
         if wave.ndim != 1 or len(wave) == 0:
-            text = f"an array of shape {tuple(wave.shape)} is no audio: give finite samples [num_samples] in ±1"
+            text = f"an array of shape {tuple(wave.shape)} is not audio: give finite samples [num_samples] in ±1"
             raise AudioError(text, "unreadable")
         check_samples(wave, f"an array of shape {tuple(wave.shape)}")
         yield wave, sample_rate or self.sample_rate

@@ -89,7 +89,7 @@ class Decoder(ABC):
             torch.arange(num_frames, device=log_probs.device) < torch.tensor(counts, device=log_probs.device)[:, None]
         )
         if bool((log_probs.isnan().any(dim=2) & valid).any()):
-            raise DecodeError("log_probs holds NaN: the model has diverged, or its input was damaged")
+            raise DecodeError("log_probs contains NaN: the model has diverged, or its input was damaged")
         return log_probs, counts
 
     def _hypothesis(

@@ -138,9 +138,9 @@ class CmvnStats:
         try:
             count, sums, squares = int(value["count"]), _vector(value["sum"]), _vector(value["sumsq"])
         except (KeyError, TypeError, ValueError) as error:
-            raise CmvnError(f"these are no CMVN statistics ({error!r}): compute them again") from error
+            raise CmvnError(f"these are not CMVN statistics ({error!r}): compute them again") from error
         if count < 0 or len(sums) != len(squares) or not torch.isfinite(sums + squares).all():
-            raise CmvnError("CMVN statistics are damaged (count, sum and sumsq do not fit): compute them again")
+            raise CmvnError("CMVN statistics are damaged (count, sum and sumsq do not match): compute them again")
         stats = cls(len(sums))
         stats.count, stats.sum, stats.sumsq = count, sums, squares
         return stats
@@ -166,7 +166,7 @@ def normalize(feats: Tensor, lengths: Tensor, mean: Tensor, std: Tensor) -> Tens
         CmvnError: the dimensions of features and statistics differ.
     """
     if mean.shape[-1] != feats.shape[-1] or std.shape[-1] != feats.shape[-1]:
-        raise CmvnError(f"CMVN statistics of {mean.shape[-1]} features do not fit frames of {feats.shape[-1]}")
+        raise CmvnError(f"CMVN statistics of {mean.shape[-1]} features do not match frames of {feats.shape[-1]}")
     mean, scale = mean.to(feats), std.to(feats).clamp(min=STD_FLOOR).reciprocal()
     if mean.dim() == 2:
         mean = mean.unsqueeze(1)

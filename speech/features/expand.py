@@ -73,7 +73,7 @@ def add_deltas(feats: Tensor, lengths: Tensor, order: int = 2, window: int = 2) 
             if weight:
                 block.add_(wide[:, start + shift : start + shift + total], alpha=weight)
         blocks.append(block)
-    return _silenced(torch.cat(blocks, dim=2), lengths)
+    return _zero_padding(torch.cat(blocks, dim=2), lengths)
 
 
 def splice(feats: Tensor, lengths: Tensor, left: int, right: int) -> Tensor:
@@ -90,7 +90,7 @@ def splice(feats: Tensor, lengths: Tensor, left: int, right: int) -> Tensor:
     """
     total = feats.shape[1]
     wide = repeat_edges(feats, lengths, left, right)
-    return _silenced(torch.cat([wide[:, k : k + total] for k in range(left + 1 + right)], dim=2), lengths)
+    return _zero_padding(torch.cat([wide[:, k : k + total] for k in range(left + 1 + right)], dim=2), lengths)
 
 
 def thin(feats: Tensor, lengths: Tensor, stride: int) -> tuple[Tensor, Tensor]:
@@ -98,7 +98,7 @@ def thin(feats: Tensor, lengths: Tensor, stride: int) -> tuple[Tensor, Tensor]:
     return feats[:, ::stride], torch.div(lengths + stride - 1, stride, rounding_mode="floor")
 
 
-def _silenced(feats: Tensor, lengths: Tensor) -> Tensor:
+def _zero_padding(feats: Tensor, lengths: Tensor) -> Tensor:
     return feats.masked_fill_(~frame_mask(lengths, feats.shape[1], feats.device).unsqueeze(2), 0.0)
 
 

@@ -78,7 +78,7 @@ class SynthesisConfig(BaseModel):
                 raise ValueError(f"{split}_voices is empty: name a voice, or set {split} to 0")
             for voice in voices:
                 if not voice.replace("_", "a").isalnum():
-                    raise ValueError(f"{split}_voices: {voice!r} is no name of letters and digits")
+                    raise ValueError(f"{split}_voices: {voice!r} is not a name of letters and digits: correct it")
                 if voice in seen:
                     raise ValueError(
                         f"voice {voice!r} is in {seen[voice]}_voices and {split}_voices: speakers are disjoint"
@@ -193,7 +193,7 @@ def _open_folder(config: SynthesisConfig, folder: Path) -> dict[str, list[int]]:
         for path in (folder / "audio").glob("*.flac"):
             path.unlink()
     elif metadata.exists() or any((folder / "audio").iterdir()):
-        raise ValueError(f"{folder} holds a corpus that was not synthesized here: choose an empty folder")
+        raise ValueError(f"{folder} contains a corpus that was not synthesized here: choose an empty folder")
     _replace(record, expected)
     return {}
 

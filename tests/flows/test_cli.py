@@ -90,7 +90,7 @@ def test_corpus_inspect_counts_what_is_good_and_why_the_rest_is_not(tmp_path, ho
 
 
 def test_corpus_inspect_of_nothing_known_says_so(tmp_path, home):
-    assert "looks like no known corpus layout" in invoke("corpus", "inspect", tmp_path, code=1).stderr
+    assert "has no known corpus layout" in invoke("corpus", "inspect", tmp_path, code=1).stderr
     assert "did you mean 'librispeech'" in invoke("corpus", "inspect", tmp_path, "--kind", "librispech", code=1).stderr
 
 
@@ -116,7 +116,7 @@ def test_score_compares_two_trn_files(tmp_path):
         (["run", "{}/good.yaml", "--set", "train.epochs=["], "is no YAML value"),
         (["run", "{}/good.yaml", "--set", "nonsense"], "write field=value"),
         (["transcribe", "{}", "--model", "{}"], "no audio file in"),
-        (["transcribe", "{}/ref.trn", "--model", "{}"], "is no model bundle"),
+        (["transcribe", "{}/ref.trn", "--model", "{}"], "is not a model bundle"),
         (["deploy"], "no Prefect server is running: start `starling up`"),
     ],
 )

@@ -195,7 +195,7 @@ def test_later_stages_come_back_too_and_read_nothing_damaged(home):
         store.write(name, flip(whole))
         if reader:
             store.delete(find(store, f"{reader}/*/done.json"))
-            with pytest.raises(DamagedObjectError, match="its SHA-256 is not that of the stage's record") as caught:
+            with pytest.raises(DamagedObjectError, match="its SHA-256 differs from the stage's record") as caught:
                 until(stages, document)
             assert store.join(name) in str(caught.value)
         if name.startswith("train"):  # it would be trained anew: see below

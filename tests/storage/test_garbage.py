@@ -66,7 +66,7 @@ class GarbageContract:
         plan = plan_later(store, registered={f"register/{'a' * 16}"})
         assert {name.split("/")[1][0] for name in names(plan)} == {"b", "c"}
         assert len(plan.garbage) == 9
-        assert plan.kept[f"prepare/{'a' * 16}"].endswith("stands on it")
+        assert plan.kept[f"prepare/{'a' * 16}"].endswith("depends on it")
 
     def test_what_a_running_stage_stands_on_stays(self, store):
         chain(store, "a", registered=False)

@@ -111,7 +111,7 @@ def kinds(waves: list[Tensor], device: str) -> dict[str, Work]:
     padded = batches(waves)
     works: dict[str, Work] = {}
     for kind in FEATURES:
-        extract = build_features(FEATURES[kind].settings(num_mels=FILTERS), RATE).to(device)
+        extract = build_features(FEATURES[kind](num_mels=FILTERS), RATE).to(device)
         works[kind] = lambda extract=extract: [extract(w.to(device), n.to(device)) for w, n in padded]
     wanted = {
         "speed": AugmentConfig(speed_factors=(0.9, 1.0, 1.1)),

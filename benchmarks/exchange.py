@@ -27,7 +27,7 @@ from benchmarks.exchange_raw import RawPair
 from training.config import ExchangeConfig
 from training.exchange import Exchange, ExchangeSetup, RingRendezvous, build_exchange
 from training.processes.keys import RingKey
-from training.strategies.config import GossipConfig
+from training.strategies.gossip import GossipConfig
 
 PUBLISHED = 43_000_000
 """Parameters of the published acoustic model (arXiv:1904.04956: "over 43 M")."""

@@ -37,7 +37,7 @@ from training.config import ExchangeConfig
 from training.exchange import Exchange, ExchangeSetup, build_exchange
 from training.exchange.neighbours import Kind, neighbour
 from training.processes.keys import RingKey
-from training.strategies.config import GossipConfig
+from training.strategies.gossip import GossipConfig
 
 _FORK = multiprocessing.get_context("fork")
 _SEEN = 64

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 from benchmarks import experiment_plans as plans
 from benchmarks.experiment_runs import Record, Results, Run
-from training.strategies.config import Newcomer
+from training.strategies.gossip import Newcomer
 
 Row = dict[str, Any]
 WORDS = 360

@@ -31,7 +31,7 @@ from typing import get_args
 from benchmarks import experiment_plans as plans
 from benchmarks import experiment_report as report
 from benchmarks.experiment_runs import Digits, Problems, Record, Results, Run
-from training.strategies.config import Newcomer
+from training.strategies.gossip import Newcomer
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "experiments" / "results.jsonl"

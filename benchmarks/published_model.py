@@ -26,8 +26,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.common import BenchmarkError, Watched
-from speech.models.blstm import run_lstm
-from speech.models.precision import describe
+from speech.models.networks.blstm import run_lstm
+from speech.models.networks.precision import describe
 from training.config import ExchangeConfig, SgdConfig
 from training.coordinator.membership import Member, View
 from training.exchange.base import Exchange

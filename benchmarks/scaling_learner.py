@@ -30,7 +30,7 @@ from training.exchange import Exchange, ExchangeSetup, build_exchange
 from training.node.process_group import NodeGroup
 from training.processes.children import end_with_parent
 from training.processes.keys import RingKey
-from training.strategies.config import GossipConfig
+from training.strategies.gossip import GossipConfig
 
 IDLE_S = 0.02
 

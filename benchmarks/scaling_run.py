@@ -28,7 +28,7 @@ from benchmarks.scaling_probes import machine_cpu, rate, tree_cpu
 from benchmarks.scaling_scenario import Measured, Scenario
 from training.config import TrainConfig
 from training.processes.children import end_with_parent, stop
-from training.strategies.config import GossipConfig
+from training.strategies.gossip import GossipConfig
 
 START_S = 120.0
 _FORK = multiprocessing.get_context("fork")

@@ -24,7 +24,7 @@ import torch
 from benchmarks.common import view_of
 from training.config import ExchangeConfig
 from training.exchange import Exchange, ExchangeSetup, build_exchange
-from training.strategies.config import GossipConfig
+from training.strategies.gossip import GossipConfig
 
 _WARM_UP = 10
 

@@ -92,7 +92,7 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
         for warning in summary["data"]["warnings"]:
             console.print(f"[bold yellow]warning[/bold yellow] {escape(warning)}", highlight=False, soft_wrap=True)
     training = summary.get("training")
-    if training and training["strategy"] != "single":
+    if training and training["nodes"] * training["learners_per_node"] > 1:
         console.print(_training_table(training))
     if summary["sets"]:
         console.print(score_table(summary["sets"]))

@@ -14,14 +14,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import soundfile
-import torch
-import torchaudio
-from torch import Tensor
 
+from speech.lazy import torch, torchaudio
 from speech.truncation import announced_times
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 SILENCE_DB = -120.0
 """Level of digital silence in `level_db`; finite, so that JSON and Parquet can store it."""
@@ -302,7 +304,7 @@ def resample(wave: Tensor, from_rate: int, to_rate: int) -> Tensor:
         raise ValueError(f"cannot resample from {from_rate} Hz to {to_rate} Hz: sample rates must be positive")
     if from_rate == to_rate or wave.shape[-1] == 0:
         return wave
-    return cast(Tensor, _resampler(from_rate, to_rate, str(wave.device))(wave))
+    return cast("Tensor", _resampler(from_rate, to_rate, str(wave.device))(wave))
 
 
 def load_audio(

@@ -5,26 +5,31 @@ model sizes, text normalization and decoding parameters. A flipped bit in a weig
 `bundle.json` contains the SHA-256 of the other files and of itself; loading verifies them.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from speech.choices import choice_of, own_fields
 from speech.decoding import DecodeChoice, GreedyConfig
 from speech.features import FeatureChoice
 from speech.features.cmvn import CmvnStats
-from speech.frontend import FrontEnd
-from speech.models import AcousticModel, ModelChoice, build_model
+from speech.models import ModelChoice, build_model
 from speech.text import NormalizerConfig
 from speech.tokens import Tokenizer, tokenizer_from_dict
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from speech.frontend import FrontEnd
+    from speech.models.networks.base import AcousticModel
 
 log = logging.getLogger(__name__)
 FORMAT = 1
@@ -60,6 +65,8 @@ class BundleSpec(BaseModel):
     def build_frontend(self, speakers: dict[str, CmvnStats] | None = None) -> FrontEnd:
         """The front end with this bundle's statistics."""
         stats = CmvnStats.from_dict(self.stats) if self.stats else None
+        from speech.frontend import FrontEnd
+
         return FrontEnd(self.features, self.sample_rate, stats, speakers)
 
     def build_tokenizer(self) -> Tokenizer:
@@ -82,6 +89,8 @@ class _Written(BundleSpec):
 
 def save_bundle(folder: Path, spec: BundleSpec, weights: dict[str, Tensor]) -> None:
     """Write a bundle into a folder, bundle.json last."""
+    from safetensors.torch import save_file
+
     folder.mkdir(parents=True, exist_ok=True)
     save_file(weights, str(folder / WEIGHTS))
     save_spec(folder, spec, {WEIGHTS: _sha256(folder / WEIGHTS)})
@@ -173,6 +182,8 @@ def load_bundle(folder: Path) -> tuple[BundleSpec, AcousticModel]:
     Raises:
         BundleError: If the folder is not a usable bundle.
     """
+    from safetensors.torch import load_file
+
     spec = load_spec(folder)
     check_files(folder)
     try:

@@ -18,7 +18,7 @@ from training.learner.flat import FlatParameters
 from training.node.process_group import NodeGroup
 from training.node.ring import Ring
 from training.processes.keys import RingKey
-from training.strategies.config import GossipConfig
+from training.strategies.gossip import GossipConfig
 
 _BATCH, _SHARDS = 8, 96
 _SHARD_S = 10.0
@@ -85,7 +85,7 @@ class Starling(System):
         return True
 
 
-def exchange_config(fields: Mapping[str, str]) -> tuple[ExchangeConfig, GossipConfig]:
+def exchange_config(fields: Mapping[str, object]) -> tuple[ExchangeConfig, GossipConfig]:
     """Configurations of exchange and gossip; by default unencrypted, like the other systems.
 
     Raises:

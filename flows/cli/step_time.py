@@ -9,8 +9,9 @@ import torch
 from torch.nn import functional as F
 
 from speech.features import build_features
-from speech.models import AcousticModel, build_model
-from speech.models.stages import border_bytes
+from speech.models import build_model
+from speech.models.networks.base import AcousticModel
+from speech.models.networks.stages import border_bytes
 from tasks import STAGES
 from tasks.config.pipeline import PipelineConfig
 from tasks.orchestration.stage_tasks import ALL

@@ -43,7 +43,9 @@ def _not_empty(store: Any, found: object) -> None:
     from storage.objects import ObjectMissingError
 
     if not found:
-        raise ObjectMissingError(f"{store.url} holds no output of any stage: check bucket and prefix, or run one")
+        raise ObjectMissingError(
+            f"{store.url} holds no output of any stage: check bucket and prefix, or run a pipeline first"
+        )
 
 
 @app.command("verify")

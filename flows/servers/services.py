@@ -168,7 +168,7 @@ def spawn(
 def end_orphans(keep: set[int], patience_s: float = 15.0) -> None:
     """Terminate the children of this process except those to keep, and kill them after the time limit.
 
-    Their descendants become children of this process, and are ended as well.
+    Descendants that this process adopts as orphans are ended as well.
     """
     deadline = time.monotonic() + patience_s
     sent: dict[int, int] = {}

@@ -5,13 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from speech.choices import Choice
+from speech.lazy import torch
 from speech.tokens import Tokenizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class DecodeError(ValueError):
@@ -48,9 +49,11 @@ class Decoder(ABC):
 
     Attributes:
         config: Class of the decoder's configuration.
+        reads: Outputs that it decodes (`Objective.outputs`).
     """
 
     config: ClassVar[type[DecodeConfig]]
+    reads: ClassVar[str] = "ctc"
 
     def __init__(self, cfg: DecodeConfig, tokenizer: Tokenizer) -> None:
         self.cfg = cfg

@@ -13,15 +13,18 @@ It holds the GIL: use several processes to decode in parallel, not threads.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
-from torch import Tensor
 
 from speech.decoding.base import DecodeConfig, Decoder, Hypothesis
 from speech.decoding.paths import collapse
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 _NEVER = -1e9
 _IMPOSSIBLE = -1e7

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from torch import Tensor
 
 from speech.decoding.base import DecodeConfig, Decoder, Hypothesis
 from speech.decoding.paths import collapse
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class GreedyConfig(DecodeConfig):

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+from speech.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 STD_FLOOR = 1e-3
 """Smallest standard deviation, so that constant features are not amplified."""

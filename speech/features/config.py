@@ -1,12 +1,17 @@
-"""Configuration of the acoustic features."""
+"""What all kinds of acoustic features have in common: their configuration, and how a kind is computed."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from speech.choices import Choice
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from speech.features.kaldi import FilterBank
 
 
 def leave_out_defaults(value: dict[str, Any], model: BaseModel, fields: tuple[str, ...]) -> dict[str, Any]:
@@ -95,6 +100,35 @@ class FeatureConfig(Choice):
         return {"kind": self.kind} | leave_out_defaults(handler(self), self, _LATER)
 
     @property
+    def width(self) -> int:
+        """Features of a frame, before deltas and splicing."""
+        return self.num_mels
+
+    def tables(self) -> dict[str, Tensor]:
+        """Constant tensors that the formulas need beside the filters, by name; they are buffers of the `FilterBank`.
+
+        Raises:
+            FeatureError: Options contradict each other.
+        """
+        return {}
+
+    def compute(self, bank: FilterBank, frames: Tensor) -> Tensor:
+        """Frames of samples `[..., frame_length]` to features `[..., width]`.
+
+        Args:
+            bank: The filters, and the steps that kinds share.
+            frames: As cut from the waveforms.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no formula")
+
+    def levels(self, bank: FilterBank, feats: Tensor) -> Tensor:
+        """Natural logarithm of the energy of each frame of speech, for features `[..., width]`: `[...]`.
+
+        By default the features are logarithms of the filters' energies.
+        """
+        return bank.level(feats)
+
+    @property
     def frame_factor(self) -> int:
         """Factor by which deltas and splicing multiply the number of features per frame."""
         return (self.delta_order + 1) * (self.splice_left + 1 + self.splice_right)
@@ -117,49 +151,10 @@ _LATER = (
 )
 
 
-class LogMelConfig(FeatureConfig):
-    """Log-mel filter-bank energies."""
-
-    kind: Literal["logmel"] = "logmel"
-
-
 class FrameEnergyConfig(FeatureConfig):
     """Features that may include the frame's energy."""
 
     use_energy: bool = False
     """Add the frame's log energy as the first feature (`fbank`), or replace the first coefficient by it (`mfcc`)."""
     energy_floor: float = Field(default=0.0, ge=0)
-    """Floor of the frame's energy with `use_energy`, on the scale of squared 16-bit samples; 0 disables it."""
-
-
-class FbankConfig(FrameEnergyConfig):
-    """Filter-bank energies, logarithmic or linear, with or without the frame's energy."""
-
-    kind: Literal["fbank"] = "fbank"
-    log_energies: bool = True
-    """Whether to take logarithms of the energies."""
-
-
-class MfccConfig(FrameEnergyConfig):
-    """Mel-frequency cepstral coefficients."""
-
-    kind: Literal["mfcc"] = "mfcc"
-    num_ceps: int = Field(default=13, ge=1)
-    """Number of cepstral coefficients, at most `num_mels`."""
-    cepstral_lifter: float = Field(default=22.0, ge=0)
-    """Length of the cepstral lifter; 0 disables it."""
-
-
-class FberConfig(FeatureConfig):
-    """Filter-bank energy ratios: each band's share of the frame's energy."""
-
-    kind: Literal["fber"] = "fber"
-    log_energies: bool = False
-    """Whether to take logarithms of the ratios."""
-
-    @model_validator(mode="after")
-    def _check_levels(self) -> FberConfig:
-        for option in ("cmvn_gate_db", "trim_db"):
-            if getattr(self, option):
-                raise ValueError(f"{option} needs the level of frames, and energy ratios have none: remove it")
-        return self
+    """Smallest energy of a frame with `use_energy`, on the scale of squared 16-bit samples; 0 is none."""

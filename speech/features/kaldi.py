@@ -1,4 +1,4 @@
-"""Kaldi-compatible features as torch modules for CPU and GPU: log-mel, MFCC, filter-bank energies and ratios.
+"""Filter banks by Kaldi's definitions, as a torch module for CPU and GPU; each kind of features has its formula.
 
 Frames lie entirely inside the utterance (`snip_edges`). For each frame the mean is removed; then it is pre-emphasized,
 windowed and zero-padded to a power of two. Mel filters are applied to the power spectrum; logarithms are floored at the
@@ -11,15 +11,12 @@ padding, in chunks of frames that fit the cache; on a GPU, the padded batch is p
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
-
 import torch
 from torch import Tensor, nn
 
-from speech.choices import OneOf
 from speech.features.cmvn import loud_frames
-from speech.features.config import FbankConfig, FberConfig, FeatureConfig, LogMelConfig, MfccConfig
-from speech.features.mel import FeatureError, dct_matrix, lifter_weights, mel_filter_bank, povey_window
+from speech.features.config import FeatureConfig
+from speech.features.mel import FeatureError, mel_filter_bank, povey_window
 
 _CPU_CHUNK_FRAMES = 1024  # 2 MB of padded float32 samples: fits the cache, and amortizes the cost of the calls
 _GPU_CHUNK_FRAMES = 1 << 16  # about 0.5 GB of intermediate results
@@ -28,8 +25,8 @@ _LOUD_HZ = 500.0
 _EPSILON = torch.finfo(torch.float32).eps  # Kaldi's floor under logarithms
 
 
-class LogMel(nn.Module):
-    """Log-mel filter-bank energies (Kaldi's `compute-fbank-feats --use-energy=false`); base class of the other kinds.
+class FilterBank(nn.Module):
+    """Features of any kind: cuts waveforms into frames, and has the steps that the kinds' formulas share.
 
     Args:
         config: configuration of the features.
@@ -44,14 +41,13 @@ class LogMel(nn.Module):
         FeatureError: the configuration is not possible at this sample rate.
 
     Example:
-        >>> features = LogMel(LogMelConfig(num_mels=40), sample_rate=16000)
+        >>> features = FilterBank(LogMelConfig(num_mels=40), sample_rate=16000)
         >>> frames, num_frames = features(torch.zeros(1, 16000), torch.tensor([16000]))
         >>> frames.shape, num_frames
         (torch.Size([1, 98, 40]), tensor([98]))
     """
 
-    settings: ClassVar[type[FeatureConfig]] = LogMelConfig
-    config: FeatureConfig
+    epsilon = _EPSILON
     window: Tensor
     filters: Tensor
     loudness: Tensor
@@ -60,7 +56,7 @@ class LogMel(nn.Module):
         super().__init__()
         self.config = config
         self.sample_rate = sample_rate
-        self.dim = config.num_mels
+        self.dim = config.width
         self.frame_length = int(sample_rate * 0.001 * config.frame_ms)
         self.hop_length = int(sample_rate * 0.001 * config.hop_ms)
         if self.frame_length < 2 or self.hop_length < 1:
@@ -78,6 +74,8 @@ class LogMel(nn.Module):
         hz = torch.arange(len(filters), dtype=torch.float64) * sample_rate / self.fft_size
         centres = hz @ filters / filters.sum(0)
         self.register_buffer("loudness", -torch.log1p((centres / _LOUD_HZ).square()).float(), persistent=False)
+        for name, table in config.tables().items():
+            self.register_buffer(name, table.float(), persistent=False)
 
     def speech_frames(self, feats: Tensor, lengths: Tensor) -> Tensor | None:
         """Mask of the frames used for CMVN statistics according to `cmvn_gate_db`: bool `[B, T]`; None for all frames.
@@ -90,15 +88,15 @@ class LogMel(nn.Module):
 
     def loud_frames(self, feats: Tensor, lengths: Tensor, range_db: float) -> Tensor:
         """Mask of the frames within `range_db` of an utterance's loudest ones: bool `[B, T]`."""
-        return loud_frames(self._levels(feats), lengths, range_db)
+        return loud_frames(self.config.levels(self, feats), lengths, range_db)
 
-    def _levels(self, feats: Tensor) -> Tensor:
+    def level(self, log_energies: Tensor) -> Tensor:
         """Natural logarithm of each frame's energy, weighted towards low frequencies, where speech is strong: `[B, T]`.
 
         The weights are those of a first-order low-pass filter at 500 Hz. At higher frequencies it compensates the
         pre-emphasis, which would raise white noise by ten decibels.
         """
-        return torch.logsumexp(feats + self.loudness, dim=-1)
+        return torch.logsumexp(log_energies + self.loudness, dim=-1)
 
     def num_frames(self, lengths: Tensor) -> Tensor:
         """Numbers of frames `[B]` of utterances of `lengths` samples; 0 if an utterance is shorter than a frame."""
@@ -153,19 +151,15 @@ class LogMel(nn.Module):
         frames = waves.unfold(-1, self.frame_length, self.hop_length)
         for start in range(0, total, chunk):
             stop = min(start + chunk, total)
-            out[..., start:stop, :] = self._features(frames[..., start:stop, :])
+            out[..., start:stop, :] = self.config.compute(self, frames[..., start:stop, :])
 
-    def _features(self, frames: Tensor) -> Tensor:
-        """Frames `[..., frame_length]` to features `[..., dim]`."""
-        return _log(self._energies(self._centred(frames)))
-
-    def _centred(self, frames: Tensor) -> Tensor:
-        """Add dither and remove the mean of each frame."""
+    def centred(self, frames: Tensor) -> Tensor:
+        """Frames with dither and without their mean."""
         if self.config.dither:
             frames = frames + torch.randn_like(frames) * (self.config.dither / _INT16_SCALE)
         return frames - frames.mean(-1, keepdim=True)
 
-    def _energies(self, centred: Tensor) -> Tensor:
+    def energies(self, centred: Tensor) -> Tensor:
         """Centred frames `[..., frame_length]` to the filters' energies `[..., num_mels]`."""
         size, coefficient = self.frame_length, self.config.preemphasis
         padded = centred.new_empty(*centred.shape[:-1], self.fft_size)
@@ -178,118 +172,12 @@ class LogMel(nn.Module):
         return torch.matmul(power, self.filters)
 
     @staticmethod
-    def _log_energy(centred: Tensor, floor: float) -> Tensor:
+    def log_energy(centred: Tensor, floor: float) -> Tensor:
         """Log energy of centred frames, before pre-emphasis and window (Kaldi's `--raw-energy`): `[..., 1]`."""
         energy = centred.square().sum(-1, keepdim=True).mul_(_INT16_SCALE**2)
         return energy.clamp_(min=max(_EPSILON, floor)).log_()
 
-
-def _log(energies: Tensor) -> Tensor:
-    return energies.clamp_(min=_EPSILON).log_()
-
-
-class FilterBank(LogMel):
-    """Filter-bank energies with Kaldi's options: logarithmic or linear, optionally with the frame's energy.
-
-    With `log_energies: false` they are energies on the scale of squared 16-bit samples (`--use-log-fbank=false`).
-    """
-
-    settings = FbankConfig
-    config: FbankConfig
-
-    def __init__(self, config: FbankConfig, sample_rate: int) -> None:
-        super().__init__(config, sample_rate)
-        self.dim = config.num_mels + config.use_energy
-
-    def _features(self, frames: Tensor) -> Tensor:
-        centred = self._centred(frames)
-        energies = self._energies(centred)
-        if self.config.log_energies:
-            energies = _log(energies)
-        return (
-            torch.cat([self._log_energy(centred, self.config.energy_floor), energies], dim=-1)
-            if self.config.use_energy
-            else energies
-        )
-
-    def _levels(self, feats: Tensor) -> Tensor:
-        energies = feats[..., int(self.config.use_energy) :]
-        return super()._levels(energies if self.config.log_energies else _log(energies.clone()))
-
-
-class EnergyRatio(LogMel):
-    """Filter-bank energy ratio: each band's share of the frame's energy in all bands.
-
-    r_b = (E_b + ε) / Σ_k (E_k + ε). Ratios are positive, sum to one and do not depend on the level of the recording;
-    with ε, Kaldi's floor, they are equal in digital silence. With `log_energies: true`, ln r_b.
-    """
-
-    settings = FberConfig
-    config: FberConfig
-
-    def _features(self, frames: Tensor) -> Tensor:
-        energies = self._energies(self._centred(frames)).add_(_EPSILON)
-        shares = energies.div_(energies.sum(-1, keepdim=True))
-        return shares.log_() if self.config.log_energies else shares
-
-
-class Mfcc(LogMel):
-    """Mel-frequency cepstral coefficients (Kaldi's `compute-mfcc-feats`).
-
-    Log-mel energies, orthonormal cosine transform, cepstral lifter. With `use_energy` the frame's log energy replaces
-    the first coefficient. Arguments and errors are those of `LogMel`.
-    """
-
-    settings = MfccConfig
-    config: MfccConfig
-
-    cosines: Tensor
-    smoothed: Tensor
-
-    def __init__(self, config: MfccConfig, sample_rate: int) -> None:
-        super().__init__(config, sample_rate)
-        if config.num_ceps > config.num_mels:
-            raise FeatureError(
-                f"features.num_ceps={config.num_ceps} exceeds features.num_mels={config.num_mels}: lower the first"
-            )
-        self.dim = config.num_ceps
-        cosines = dct_matrix(config.num_mels, config.num_ceps) * lifter_weights(config.num_ceps, config.cepstral_lifter)
-        self.register_buffer("cosines", cosines.float(), persistent=False)
-        # maps cepstra back to smoothed log energies
-        self.register_buffer("smoothed", torch.linalg.pinv(cosines).float(), persistent=False)
-
-    def _features(self, frames: Tensor) -> Tensor:
-        centred = self._centred(frames)
-        cepstra = torch.matmul(_log(self._energies(centred)), self.cosines)
-        if self.config.use_energy:
-            cepstra[..., :1] = self._log_energy(centred, self.config.energy_floor)
-        return cepstra
-
-    def _levels(self, feats: Tensor) -> Tensor:
-        if self.config.use_energy:
-            return feats[..., 0]
-        return super()._levels(torch.matmul(feats, self.smoothed))
-
-
-FEATURES: dict[str, type[LogMel]] = {"logmel": LogMel, "mfcc": Mfcc, "fbank": FilterBank, "fber": EnergyRatio}
-"""Feature extractors by kind. To add one, add a class with its configuration, and a line here."""
-FeatureChoice = Annotated[FeatureConfig, OneOf({kind: one.settings for kind, one in FEATURES.items()}, "logmel")]
-"""A field that takes the configuration of any of them."""
-
-
-def feature_dim(config: FeatureConfig, sample_rate: int) -> int:
-    """Number of features per frame that a model receives, including deltas and splicing.
-
-    Raises:
-        FeatureError: the configuration is not possible at this sample rate.
-    """
-    return build_features(config, sample_rate).dim * config.frame_factor
-
-
-def build_features(config: FeatureConfig, sample_rate: int) -> LogMel:
-    """Build the configured feature extractor.
-
-    Raises:
-        FeatureError: the configuration is not possible at this sample rate.
-    """
-    return FEATURES[config.kind](config, sample_rate)
+    @staticmethod
+    def log(energies: Tensor) -> Tensor:
+        """Logarithms, floored; in place."""
+        return energies.clamp_(min=_EPSILON).log_()

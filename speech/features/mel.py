@@ -7,9 +7,12 @@ computed in float64 and rounded once.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+from speech.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class FeatureError(ValueError):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from speech.features.cmvn import STD_FLOOR, frame_mask
+from speech.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def window_bounds(lengths: Tensor, places: Tensor, window: int, min_window: int, center: bool) -> tuple[Tensor, Tensor]:

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from speech.audio import encode_flac, resample
+from speech.lazy import torch
 from speech.synthesis.commands import random_command
 from speech.synthesis.espeak import Engine, Voice
 

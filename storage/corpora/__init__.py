@@ -24,40 +24,24 @@ __all__ = [
 ]
 
 READERS: dict[str, str] = {
-    "librispeech": "storage.corpora.librispeech:LibriSpeechReader",
-    "mls": "storage.corpora.mls:MlsReader",
-    "commonvoice": "storage.corpora.commonvoice:CommonVoiceReader",
+    "kaldi": "storage.corpora.kaldi:KaldiReader",
+    "lhotse": "storage.corpora.lhotse:LhotseReader",
+    "nemo": "storage.corpora.nemo:NemoReader",
     "peoples_speech": "storage.corpora.peoples_speech:PeoplesSpeechReader",
+    "gigaspeech": "storage.corpora.gigaspeech:GigaSpeechReader",
+    "table": "storage.corpora.table:TableReader",
+    "commonvoice": "storage.corpora.commonvoice:CommonVoiceReader",
+    "speechocean762": "storage.corpora.presets:SpeechOceanReader",
     "tedlium": "storage.corpora.tedlium:TedliumReader",
     "an4": "storage.corpora.an4:An4Reader",
-    "telephone": "storage.corpora.presets:TelephoneReader",
-    "speechocean762": "storage.corpora.presets:SpeechOceanReader",
+    "mls": "storage.corpora.mls:MlsReader",
     "fsdd": "storage.corpora.presets:FsddReader",
-    "gigaspeech": "storage.corpora.gigaspeech:GigaSpeechReader",
-    "kaldi": "storage.corpora.kaldi:KaldiReader",
-    "nemo": "storage.corpora.nemo:NemoReader",
-    "lhotse": "storage.corpora.lhotse:LhotseReader",
-    "table": "storage.corpora.table:TableReader",
     "webdataset": "storage.corpora.webdataset:WebDatasetReader",
+    "librispeech": "storage.corpora.librispeech:LibriSpeechReader",
+    "telephone": "storage.corpora.presets:TelephoneReader",
 }
-
-# From the most to the least specific: a manifest may be beside tars, a table beside folders of audio.
-_GUESSES = (
-    "kaldi",
-    "lhotse",
-    "nemo",
-    "peoples_speech",
-    "gigaspeech",
-    "table",
-    "commonvoice",
-    "speechocean762",
-    "tedlium",
-    "an4",
-    "mls",
-    "fsdd",
-    "webdataset",
-    "librispeech",
-)
+"""Readers by kind, in the order in which they are tried for "auto", from the surest sign to the weakest: a manifest
+may lie beside tars, a table beside folders of audio."""
 
 
 def reader_class(kind: str) -> type[CorpusReader]:
@@ -96,7 +80,7 @@ def guess_kind(path: str) -> str:
         CorpusError: the path does not exist, or no layout matches.
     """
     root = Path(path).expanduser()
-    for kind in _GUESSES:
+    for kind in READERS:
         try:
             if reader_class(kind).recognises(root):
                 return kind

@@ -86,7 +86,7 @@ def machine_lock(paths: list[Path], what: str, config: SlotsConfig, holder: Lock
         paths: The lock files.
         what: What the locks protect, for messages.
         config: Whether and how long to wait.
-        holder: The owner-to-be.
+        holder: The run that requests the lock.
 
     Raises:
         SlotTakenError: If others hold all of them for too long; the message names the owners.
@@ -129,7 +129,7 @@ def shared_lock(names: list[str], what: str, config: SlotsConfig, holder: LockOw
         names: Names of the locks, see `lock_name`.
         what: What the locks protect, for messages.
         config: Whether and how long to wait.
-        holder: The owner-to-be.
+        holder: The run that requests the lock.
 
     Yields:
         The lease; None outside of flows.
@@ -186,7 +186,7 @@ def training_slot(config: PipelineConfig, holder: LockOwner) -> Iterator[None]:
 
     Args:
         config: The configuration.
-        holder: The owner-to-be.
+        holder: The run that requests the lock.
 
     Raises:
         SlotTakenError: If others hold all slots for too long; the message names them.
@@ -211,7 +211,7 @@ def kept_lease(
 
     Args:
         name: Name of the lease, see `lock_name`.
-        holder: The owner-to-be.
+        holder: The run that requests the lock.
         on_beat: Called after each renewal.
 
     Yields:

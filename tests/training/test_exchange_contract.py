@@ -8,16 +8,16 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from exchange_configs import configs
 from pretended_copies import DeviceExchange
 from support import wait_until
 
+from benchmarks.peers.starling import exchange_config
 from training.config import ExchangeConfig
 from training.coordinator.membership import Member, View
 from training.exchange import ExchangeError, ExchangeSetup, ExchangeStats, RingRendezvous, build_exchange
 from training.exchange.several import combined
 from training.processes.keys import RingKey
-from training.strategies.config import GossipConfig
+from training.strategies.gossip import GossipConfig
 
 SIZE = 10_000
 CONFIG = {"chunk_kb": 16, "timeout_s": 1.0, "per_step": 1}  # three chunks
@@ -317,7 +317,7 @@ class TestZmq(ExchangeContract):
     key = None
 
     def make(self, count, folder, **config):
-        cfg, gossip = configs(**CONFIG | {"encrypt": self.key is not None} | config)
+        cfg, gossip = exchange_config(CONFIG | {"encrypt": self.key is not None} | config)
         made = []
         try:
             for n in range(count):
@@ -331,7 +331,7 @@ class TestZmq(ExchangeContract):
 
 def test_several_exchanges_begin_in_a_step_as_far_as_the_processor_time_goes(tmp_path):
     for share, wanted in ((1.0, 3), (0.0, 1)):
-        cfg, gossip = configs(**CONFIG | {"encrypt": False, "per_step": 3, "cpu_share": share})
+        cfg, gossip = exchange_config(CONFIG | {"encrypt": False, "per_step": 3, "cpu_share": share})
         ring = Ring(build_exchange(cfg, ExchangeSetup(n, 0, SIZE, None, tmp_path, gossip=gossip)) for n in range(2))
         try:
             ring.start()
@@ -355,7 +355,7 @@ class TestZmqOfADevice(TestZmq):
         return super().all_there(exchange) and exchange._mailbox.offered == exchange._mailbox.released
 
     def make(self, count, folder, **config):
-        cfg, gossip = configs(**CONFIG | {"encrypt": False} | config)
+        cfg, gossip = exchange_config(CONFIG | {"encrypt": False} | config)
         return [DeviceExchange(cfg, ExchangeSetup(n, 0, SIZE, None, folder, gossip=gossip)) for n in range(count)]
 
 
@@ -388,7 +388,7 @@ class TestGloo(ExchangeContract):
     meets = True
 
     def make(self, count, folder, **config):
-        cfg, gossip = configs(**CONFIG | {"kind": "gloo"} | config)
+        cfg, gossip = exchange_config(CONFIG | {"kind": "gloo"} | config)
         rendezvous = RingRendezvous(str(folder / "meet"), count)
         return [
             build_exchange(cfg, ExchangeSetup(n, 0, SIZE, None, folder, rendezvous=rendezvous, gossip=gossip))
@@ -408,7 +408,7 @@ class TestGloo(ExchangeContract):
 
 
 def test_ranks_exchange_with_the_same_rank(tmp_path):
-    cfg, gossip = configs(**CONFIG | {"encrypt": False})
+    cfg, gossip = exchange_config(CONFIG | {"encrypt": False})
     setups = {(n, r): ExchangeSetup(n, r, SIZE, None, tmp_path, gossip=gossip) for n in (0, 1) for r in (0, 1)}
     made = {place: build_exchange(cfg, setup) for place, setup in setups.items()}
     try:
@@ -434,7 +434,7 @@ def test_ranks_exchange_with_the_same_rank(tmp_path):
 
 
 def test_two_daemons_average_what_one_would(tmp_path):
-    cfg, gossip = configs(**CONFIG | {"encrypt": False, "daemons": 2})
+    cfg, gossip = exchange_config(CONFIG | {"encrypt": False, "daemons": 2})
     ring = Ring(build_exchange(cfg, ExchangeSetup(n, 0, SIZE, None, tmp_path, gossip=gossip)) for n in range(2))
     try:
         ring.start()

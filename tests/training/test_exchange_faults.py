@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 import zmq
-from exchange_configs import configs
 from support import ROOT, end_processes, processes_naming, wait_until
 
+from benchmarks.peers.starling import exchange_config
 from training.config import ExchangeConfig
 from training.coordinator.membership import Member, View
 from training.exchange import ExchangeSetup, PortTakenError, build_exchange
@@ -25,7 +25,7 @@ SIZE = 50_000  # 13 chunks of 16 KiB
 
 
 def build(node, folder, key=None, seed=0, bind_host="127.0.0.1", size=SIZE, **config):
-    cfg, gossip = configs(**{"chunk_kb": 16, "timeout_s": 0.5, "encrypt": key is not None} | config)
+    cfg, gossip = exchange_config({"chunk_kb": 16, "timeout_s": 0.5, "encrypt": key is not None} | config)
     return build_exchange(cfg, ExchangeSetup(node, 0, size, key, folder, bind_host, seed=seed, gossip=gossip))
 
 

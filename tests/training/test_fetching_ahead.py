@@ -10,7 +10,7 @@ from storage.objects import ObjectStore
 from training.coordinator.node_client import NodeClient
 from training.learner.compute import Learner, open_set
 from training.node.process_group import NodeGroup
-from training.strategies.config import ScpsgdConfig, SingleConfig
+from training.strategies.synchronous import ScpsgdConfig, SingleConfig
 
 SHARDS = 12
 

@@ -1,0 +1,151 @@
+"""What every acoustic model promises, and the front end that shortens the frame sequence."""
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from speech.features.cmvn import frame_mask
+from speech.models.config import ModelConfig
+
+
+def halved(lengths: Tensor, times: int = 1) -> Tensor:
+    """Output frames of `times` stride-2 convolutions for each number of frames."""
+    for _ in range(times):
+        lengths = torch.div(lengths + 1, 2, rounding_mode="floor")
+    return lengths
+
+
+class Subsampling(nn.Module):
+    """Stride-2 convolutions over time and frequency, then a projection to the encoder's width.
+
+    Padding is masked to zero before every convolution, so that an utterance's frames do not depend on what it was
+    batched with. Each stride-2 convolution maps T frames to ceil(T / 2).
+    """
+
+    def __init__(self, num_features: int, dim: int, factor: int, channels: int) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList()
+        width, in_channels = num_features, 1
+        for _ in range(factor.bit_length() - 1):
+            self.convs.append(nn.Conv2d(in_channels, channels, kernel_size=3, stride=2, padding=1))
+            width, in_channels = (width + 1) // 2, channels
+        self.project = nn.Linear(width * in_channels, dim)
+
+    def output_lengths(self, lengths: Tensor) -> Tensor:
+        """Output frames for each number of feature frames."""
+        return halved(lengths, len(self.convs))
+
+    def forward(self, feats_BTF: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """[B, T, F] and [B] -> [B, T', dim] and [B]."""
+        if feats_BTF.shape[1] == 0:  # a convolution needs a frame to look at; the lengths of 0 hide it again
+            feats_BTF = feats_BTF.new_zeros(feats_BTF.shape[0], 1, feats_BTF.shape[2])
+        x = feats_BTF.unsqueeze(1)
+        for conv in self.convs:
+            x = x * frame_mask(lengths, x.shape[2])[:, None, :, None]
+            x = torch.relu(conv(x))
+            lengths = halved(lengths)
+        x_BTD = self.project(x.transpose(1, 2).flatten(2))
+        return x_BTD * frame_mask(lengths, x_BTD.shape[1])[..., None], lengths
+
+
+class AcousticModel(nn.Module, ABC):
+    """Feature frames in, natural log probabilities over tokens (index 0: CTC's blank) out."""
+
+    def __init__(self, cfg: ModelConfig, num_features: int, vocab_size: int) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.num_features = num_features
+        self.vocab_size = vocab_size
+        self.subsampling = Subsampling(num_features, self.encoder_input_dim(cfg), cfg.subsampling, cfg.channels)
+
+    @staticmethod
+    def encoder_input_dim(cfg: ModelConfig) -> int:
+        """Width that the subsampling front end hands to the encoder."""
+        return cfg.dim
+
+    @abstractmethod
+    def encode(self, x_BTD: Tensor, lengths: Tensor) -> Tensor:
+        """Subsampled frames [B, T', D] to unnormalized token scores [B, T', vocab_size]."""
+
+    def forward(self, feats_BTF: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Log probabilities of the tokens for every output frame.
+
+        Args:
+            feats_BTF: Normalized features [batch, frames, num_features], zero beyond each length.
+            lengths: Feature frames of each utterance [batch].
+
+        Returns:
+            Log probabilities [batch, output frames, vocab_size] in float32 and the output frames of each
+            utterance [batch]. What stands beyond a length is unspecified.
+        """
+        x_BTD, out_lengths = self.subsampling(feats_BTF, lengths)
+        logits_BTV = self.encode(x_BTD, out_lengths)
+        return logits_BTV.float().log_softmax(dim=-1), out_lengths
+
+    @property
+    def hidden_width(self) -> int:
+        """Values of a frame between two layers."""
+        return self.cfg.dim
+
+    def layer_of(self, parameter: str) -> int | None:
+        """Number of the layer that a named parameter belongs to; None for the front end and the output layer."""
+        return None
+
+    def stage(self, layers: range) -> "ModelStage":
+        """Consecutive layers as a module of its own, with this model's parameters.
+
+        Raises:
+            ValueError: If models of this kind cannot be split.
+        """
+        raise ValueError(f"model {self.cfg.kind} cannot be split into stages: use another strategy than pipeline")
+
+    def num_parameters(self) -> int:
+        """Trainable parameters."""
+        return sum(p.numel() for p in self.parameters() if p.requires_grad)
+
+
+class ModelStage(nn.Module, ABC):
+    """Some consecutive layers of an acoustic model.
+
+    Args:
+        model: Whose parameters are taken over.
+        layers: Numbers of the layers.
+
+    Attributes:
+        in_width: Values of a frame that comes in.
+        out_width: Values of a frame that goes out.
+    """
+
+    def __init__(self, model: AcousticModel, layers: range) -> None:
+        super().__init__()
+        self.cfg = model.cfg
+        self.is_first, self.is_last = layers.start == 0, layers.stop == model.cfg.layers
+        self.in_width = model.num_features if self.is_first else model.hidden_width
+        self.out_width = model.vocab_size if self.is_last else model.hidden_width
+        self.subsampling = model.subsampling if self.is_first else None
+        self._halvings = len(model.subsampling.convs)
+
+    def num_frames(self, lengths: Tensor) -> Tensor:
+        """Output frames for each number of feature frames."""
+        return halved(lengths, self._halvings)
+
+    @abstractmethod
+    def run(self, x: Tensor, frames: Tensor) -> Tensor:
+        """Subsampled or hidden frames [B, T', D] through this stage's layers, and to scores if it is the last."""
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """What `AcousticModel.forward` does, as far as this stage goes.
+
+        Args:
+            x: Features [batch, frames, num_features] for the first stage; the previous one's result for the others.
+            lengths: Feature frames of each utterance [batch], for all stages.
+
+        Returns:
+            Log probabilities [batch, output frames, vocab_size] of the last stage, hidden frames [batch, output frames,
+            width] of the others; float32.
+        """
+        if self.subsampling is not None:
+            x, _ = self.subsampling(x, lengths)
+        x = self.run(x, self.num_frames(lengths)).float()
+        return (x.log_softmax(dim=-1) if self.is_last else x).contiguous()

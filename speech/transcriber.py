@@ -12,12 +12,12 @@ from torch import Tensor
 from speech.audio import AudioError, check_samples, resample, stream_audio
 from speech.decoding import DecodeConfig, DecodeError, Hypothesis
 from speech.recognizer import Recognizer
-from speech.vad import SileroConfig, VadConfig, build_vad, cut
+from speech.vad import EnergyConfig, VadConfig, build_vad, cut
 from speech.words import Word, timed_words
 
 MAX_SECONDS = 30.0
 """Longest piece that is recognized at once, in seconds; longer recordings are split."""
-DEFAULT_VAD = SileroConfig()
+DEFAULT_VAD = EnergyConfig()
 _WINDOW = 4  # batches that are read ahead and sorted by length
 
 Audio = str | Path | bytes | NDArray[np.floating] | Tensor

@@ -29,7 +29,8 @@ from tasks.dataset.tables import TableWriter
 from tasks.stages.prepare import _SCHEMA
 from training.coordinator.epochs import ShardMap
 from training.coordinator.ledger import Ledger
-from training.coordinator.messages import Rows, encode, pack_rows
+from training.coordinator.messages import Lease
+from training.coordinator.packing import Rows, pack_rows
 from training.coordinator.worklist import Worklist, plan_lease
 from training.learner.batching import plan_epoch
 from training.learner.sampling import Draws, SamplingConfig
@@ -207,10 +208,10 @@ def leases(folder: Path, count: int, nodes: int = 16) -> dict[str, object]:
             packed = pack_rows(lease.rows)
             largest = max(largest, len(packed))
             worklist = Worklist(shards, 1, 1, {})
-            found = {"id": str(lease.number), "epoch": 0, "whole": False, "rows": packed}
+            found = Lease(id=str(lease.number), epoch=0, rows=packed)
             worklist.add(plan_lease(planner, found, len(shards)))
             if granted == nodes:
-                state = len(encode(ledger.to_dict()))
+                state = len(json.dumps(ledger.to_dict()))
             report(ledger, worklist, f"n{node}")
     assert ledger.repeated == 0
     return {"leases": granted, "largest_lease_bytes": largest, "state_bytes": state}

@@ -12,8 +12,9 @@ from tasks.stages.preflight import check_key_file
 from tasks.tracking.training_view import TrainingView
 from training.coordinator.client import CoordinatorClient
 from training.coordinator.journal import JournalTail, parse_lines
-from training.coordinator.messages import CoordinatorError, CoordinatorUnreachableError, Message
-from training.processes.keys import KeyFileError, RingKey
+from training.coordinator.messages import CoordinatorFailedError, CoordinatorUnreachableError, JsonObject
+from training.coordinator.requests import JournalRequest, StatusRequest
+from training.processes.keys import RingKey
 
 _ANSWER_S = 2.0
 _LOCAL_ANSWER_S = 0.5
@@ -32,7 +33,7 @@ class Watched(Protocol):
     name: str
     """Name for the display."""
     view: TrainingView
-    coordinator: Message | None
+    coordinator: JsonObject | None
     """The coordinator's last answer to `status`; None if it does not answer."""
     trouble: str
     """Error message while the training cannot be reached; else empty."""
@@ -54,7 +55,7 @@ class LocalTraining:
     def __init__(self, folder: Path) -> None:
         self.folder, self.view = folder, TrainingView()
         self.name = training_name(folder)
-        self.coordinator: Message | None = None
+        self.coordinator: JsonObject | None = None
         self.trouble = ""
         self._tail = JournalTail(folder / "journal.jsonl")
         self._client: CoordinatorClient | None = None
@@ -80,8 +81,8 @@ class LocalTraining:
             if self._client is None and address:
                 self._client = CoordinatorClient(address, _key_of(self.folder))
             if self._client is not None:
-                self.coordinator = self._client.request({"op": "status"}, _LOCAL_ANSWER_S)
-        except (CoordinatorError, KeyFileError, ValueError):
+                self.coordinator = self._client.request(StatusRequest(), _LOCAL_ANSWER_S).model_dump()
+        except (ValueError, CoordinatorUnreachableError, CoordinatorFailedError):
             self.coordinator, self._not_before = None, time.monotonic() + _ASK_AGAIN_S
 
     def close(self) -> None:
@@ -105,7 +106,7 @@ class RemoteTraining:
 
     def __init__(self, address: str, key_file: Path | None, gone_s: float = GONE_S) -> None:
         self.name, self.view = address, TrainingView()
-        self.coordinator: Message | None = None
+        self.coordinator: JsonObject | None = None
         self.trouble = ""
         if key_file is not None:
             check_key_file(key_file, "--key-file")
@@ -117,25 +118,24 @@ class RemoteTraining:
         """Fetch new journal lines and the status; returns whether the training still runs.
 
         Raises:
-            CoordinatorError: If the coordinator rejects the request.
+            CoordinatorError: If the coordinator refuses the request, because it is of another version.
         """
         try:
             self._read()
-            self.coordinator = self._client.request({"op": "status"}, _ANSWER_S)
-        except CoordinatorUnreachableError as error:
+            status = self._client.request(StatusRequest(), _ANSWER_S)
+        except (CoordinatorUnreachableError, CoordinatorFailedError) as error:
             self.trouble = str(error)
             return time.monotonic() - self._heard < self._gone_s
-        self.trouble, self._heard = "", time.monotonic()
-        status = self.coordinator
-        return not (status["finish"] and (status["result"] is not None or not status["members"]))
+        self.coordinator, self.trouble, self._heard = status.model_dump(), "", time.monotonic()
+        return not (status.finish and (status.result is not None or not status.members))
 
     def _read(self) -> None:
         while True:
-            portion = self._client.request({"op": "journal", "offset": self._offset}, _ANSWER_S)
-            self._offset = int(portion["end"])
-            for entry in parse_lines(str(portion["text"]).splitlines()):
+            portion = self._client.request(JournalRequest(offset=self._offset), _ANSWER_S)
+            self._offset = portion.end
+            for entry in parse_lines(portion.text.splitlines()):
                 self.view.feed(entry)
-            if not portion["text"]:
+            if not portion.text:
                 return
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ from flows.cli.live_table import clock, number, picture, render
 from tasks.stages.base import StageError
 from tasks.tracking.training_lookup import LocalTraining, RemoteTraining, WatchError, find_training, is_running
 from training.coordinator.journal import Journal
+from training.coordinator.messages import JournalReply
 from training.coordinator.views import journal_portion
 from training.processes.keys import RingKey
 
@@ -110,18 +111,18 @@ def test_a_store_is_watched_with_its_key_only(make_store, make_node, tmp_path):
 
 def test_a_store_gives_its_journal_in_bounded_pieces(tmp_path):
     path = tmp_path / "job.journal"
-    assert journal_portion(path, 0) == {"offset": 0, "end": 0, "text": ""}
+    assert journal_portion(path, 0) == JournalReply(offset=0, end=0, text="")
     journal = Journal(path)
     for step in range(9000):
         journal.write("step", step=step, note="x" * 60)
     portion = journal_portion(path, 0)
-    assert portion["offset"] == 0
-    assert len(portion["text"]) < 300_000
-    assert portion["end"] == len(portion["text"])
+    assert portion.offset == 0
+    assert len(portion.text) < 300_000
+    assert portion.end == len(portion.text)
     tail = journal_portion(path, -1)
-    assert tail["end"] == path.stat().st_size
-    assert journal_portion(path, tail["end"])["text"] == ""
-    assert journal_portion(path, 10**15)["offset"] == 0
+    assert tail.end == path.stat().st_size
+    assert journal_portion(path, tail.end).text == ""
+    assert journal_portion(path, 10**15).offset == 0
 
 
 def test_numbers_that_are_missing_have_a_dash():

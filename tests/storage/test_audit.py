@@ -94,7 +94,7 @@ class AuditContract:
         fill(two.store.child("train"), shards=2)
         first, second = verify(store).problems
         assert "missing, but the stage's record names it" in first.reason
-        assert "digest is not that" in second.reason
+        assert "digest differs" in second.reason
 
     def test_a_broken_index_or_record_is_named(self, store):
         output = publish(store, "shard", "a")

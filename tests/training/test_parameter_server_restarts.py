@@ -19,6 +19,7 @@ from speech.features import CmvnStats
 from speech.tokens import TokenConfig, train_tokenizer
 from training.config import AdamWConfig
 from training.coordinator.client import CoordinatorClient
+from training.coordinator.requests import JobRequest
 from training.job import TrainJob
 from training.learner.flat import FlatParameters
 from training.learner.optim import build_optimizer, set_learning_rate
@@ -171,7 +172,7 @@ def test_a_training_starts_its_servers_tells_their_addresses_and_restarts_them(c
         store = wait_for(lambda: read_address(tmp_path / "coordinator.json"), 120)
         key = RingKey.load(tmp_path / "ring.key")
         with CoordinatorClient(store, key) as client:
-            addresses = client.request({"op": "job"})["job"]["servers"]
+            addresses = client.request(JobRequest()).job["servers"]
         assert addresses == [read_address(note_file(tmp_path / "servers", number)) for number in range(2)]
         with client_of(addresses, key=key, patience_s=60, flat=flat) as client:
             assert client.init("s", flat.weights, {})

@@ -1,6 +1,6 @@
 """Transcribes files, bytes and arrays of any length with the model of a bundle."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,10 +12,12 @@ from torch import Tensor
 from speech.audio import AudioError, check_samples, resample, stream_audio
 from speech.decoding import DecodeConfig, DecodeError, Hypothesis
 from speech.recognizer import Recognizer
+from speech.vad import EnergyConfig, VadConfig, build_vad, cut
 from speech.words import Word, timed_words
 
 MAX_SECONDS = 30.0
 """Longest piece that is recognized at once, in seconds; longer recordings are split."""
+DEFAULT_VAD = EnergyConfig()
 _WINDOW = 4  # batches that are read ahead and sorted by length
 
 Audio = str | Path | bytes | NDArray[np.floating] | Tensor
@@ -72,29 +74,6 @@ class _Recording:
         return Transcript(text=text, seconds=self.seconds, confidence=confidence, words=words)
 
 
-def split_blocks(blocks: Iterable[tuple[Tensor, int]], max_seconds: float = MAX_SECONDS) -> Iterator[Tensor]:
-    """Split a recording into pieces of at most `max_seconds`, at the quietest 50 ms of each piece's last third.
-
-    Args:
-        blocks: Consecutive blocks of samples [num_samples], each with its sample rate in Hz. At most one piece and one
-            block are in memory.
-        max_seconds: Longest piece in seconds.
-    """
-    wave = torch.empty(0)
-    for block, rate in blocks:
-        wave = torch.cat([wave, block]) if len(wave) else block
-        limit = max(3, int(max_seconds * rate))
-        hop = max(1, min(int(0.05 * rate), limit // 3))
-        while len(wave) > limit:
-            tail_start = limit * 2 // 3
-            frames = wave[tail_start:limit].unfold(0, hop, hop)
-            quietest = int(frames.square().mean(dim=1).argmin())
-            cut = tail_start + quietest * hop + hop // 2
-            yield wave[:cut]
-            wave = wave[cut:]
-    yield wave
-
-
 class Transcriber:
     """Transcribes audio with a bundle's model.
 
@@ -103,11 +82,18 @@ class Transcriber:
         decode: Decoding parameters; the bundle's own by default.
         device: Device to run on, for example `cpu` or `cuda`.
         batch_seconds: Seconds of audio per batch, padding included.
+        vad: Voice activity detection: only pieces with speech are recognized.
     """
 
     def __init__(
-        self, folder: Path, decode: DecodeConfig | None = None, device: str = "cpu", batch_seconds: float = 120.0
+        self,
+        folder: Path,
+        decode: DecodeConfig | None = None,
+        device: str = "cpu",
+        batch_seconds: float = 120.0,
+        vad: VadConfig | None = None,
     ) -> None:
+        self.vad = build_vad(vad or DEFAULT_VAD)
         self.recognizer = Recognizer.load(folder, decode, device)
         self.spec, self.batch_seconds = self.recognizer.spec, batch_seconds
 
@@ -152,11 +138,8 @@ class Transcriber:
         """Yield the recordings' pieces at the model's rate; records durations and errors."""
         for number, (item, recording) in enumerate(zip(audio, found, strict=True)):
             try:
-                rates: list[int] = []
-                for wave in split_blocks(_recording_rate(rates, self._blocks(item, sample_rate))):
-                    at = resample(wave, rates[0], self.sample_rate)
-                    yield _Piece(number, at, recording.seconds)
-                    recording.seconds += len(wave) / rates[0]
+                for piece in cut(self.vad, _counting(recording, self._blocks(item, sample_rate)), MAX_SECONDS):
+                    yield _Piece(number, resample(piece.wave, piece.sample_rate, self.sample_rate), piece.start)
             except AudioError as error:
                 recording.error = str(error)
             except (TypeError, ValueError) as error:
@@ -234,8 +217,8 @@ class Transcriber:
         return parts
 
 
-def _recording_rate(rates: list[int], blocks: Iterator[tuple[Tensor, int]]) -> Iterator[tuple[Tensor, int]]:
-    """Yield the blocks and store their sample rate in `rates[0]`."""
+def _counting(recording: _Recording, blocks: Iterator[tuple[Tensor, int]]) -> Iterator[tuple[Tensor, int]]:
+    """Yield the blocks and add their duration to the recording's."""
     for block, rate in blocks:
-        rates[:] = [rate]
+        recording.seconds += len(block) / rate
         yield block, rate

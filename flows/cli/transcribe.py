@@ -22,6 +22,16 @@ class Format(StrEnum):
     text = "text"
     json = "json"
     ctm = "ctm"
+    srt = "srt"
+    vtt = "vtt"
+
+
+class Detector(StrEnum):
+    """Kinds of voice activity detection."""
+
+    silero = "silero"
+    energy = "energy"
+    none = "none"
 
 
 @friendly
@@ -33,7 +43,10 @@ def transcribe(
         str, typer.Option("--model", "-m", help="models:/NAME@ALIAS, models:/NAME/VERSION, or a bundle's folder.")
     ] = "models:/starling-demo@champion",
     kind: Annotated[
-        Format, typer.Option("--format", "-f", help="Plain text, one JSON object, or NIST's CTM with word times.")
+        Format,
+        typer.Option(
+            "--format", "-f", help="Plain text, one JSON object, or with word times NIST's CTM or subtitles (srt, vtt)."
+        ),
     ] = Format.text,
     output: Annotated[
         str,
@@ -42,6 +55,10 @@ def transcribe(
     device: Annotated[
         str, typer.Option("--device", help="cpu, cuda, cuda:1, or auto (a GPU if there is one).")
     ] = "cpu",
+    vad: Annotated[
+        Detector | None,
+        typer.Option("--vad", help="How speech is found, between which recordings are cut in pauses; none: by length."),
+    ] = None,
     json_output: JsonOption = False,
 ) -> None:
     """Recognize speech in audio files of any length.
@@ -50,13 +67,14 @@ def transcribe(
     """
     from flows.cli.transcripts import open_sink
     from speech.transcriber import Transcriber
+    from speech.vad import DETECTORS
     from training.learner.devices import pick_device
 
     recordings = find_audio(files)
     with redirect_stdout(sys.stderr):
         if device in ("auto", "cuda"):
             device = str(pick_device(device, field="--device"))
-        transcriber = Transcriber(fetch_model(model), device=device)
+        transcriber = Transcriber(fetch_model(model), device=device, vad=DETECTORS[vad.value].config() if vad else None)
     sink = open_sink(
         "json" if json_output else kind.value,
         Path(output) if output else None,

@@ -1,29 +1,23 @@
-"""Output of `starling transcribe`: text, JSON or CTM, to standard output, one file, or one file per recording."""
+"""Output of `starling transcribe`, in any format: to standard output, one file, or one file per recording."""
 
 import json
 import os
-import re
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from flows.cli.subtitles import ctm, srt, vtt
 from speech.transcriber import Transcript
 
-_SUFFIXES = {"text": ".txt", "json": ".json", "ctm": ".ctm"}
-
-
-def ctm_lines(name: str, found: Transcript) -> list[str]:
-    """A transcript in NIST's CTM format: file, channel, start, duration, word, confidence; times in seconds.
-
-    Args:
-        name: Name of the recording; white space becomes underscores, since it separates CTM's columns.
-        found: Transcript with words.
-    """
-    label = re.sub(r"\s", "_", name) or "_"
-    return [f"{label} 1 {w.start:.3f} {w.duration:.3f} {w.word} {w.confidence:.4f}" for w in found.words]
+TIMED: dict[str, Callable[[str, Transcript], str]] = {"ctm": ctm, "srt": srt, "vtt": vtt}
+"""Formats with word times: functions of a recording's name and its transcript."""
+_SUFFIXES = {"text": ".txt", "json": ".json", **{kind: f".{kind}" for kind in TIMED}}
+_SINGLE = ("srt", "vtt")
+"""Formats of which a file describes one recording."""
 
 
 def entry(path: Path, found: Transcript) -> dict[str, Any]:
@@ -83,13 +77,12 @@ class Stream(Sink):
         if self.kind == "json":
             self.entries.append(entry(path, found))
         elif not found.error:
-            for line in self._lines(path, place, found):
-                self._write(line + "\n")
+            self._write(self._text(path, place, found))
 
-    def _lines(self, path: Path, place: Path, found: Transcript) -> list[str]:
-        if self.kind == "ctm":
-            return ctm_lines(str(place), found)
-        return [f"{path}: {found.text}" if self.several else found.text]
+    def _text(self, path: Path, place: Path, found: Transcript) -> str:
+        if self.kind in TIMED:
+            return TIMED[self.kind](str(place), found)
+        return f"{path}: {found.text}\n" if self.several else f"{found.text}\n"
 
     def _write(self, text: str) -> None:
         sys.stdout.write(text)
@@ -167,8 +160,7 @@ class Folder(Sink):
         if self.kind == "json":
             text = json.dumps({"model": self.model, **entry(path, found)}) + "\n"
         else:
-            lines = ctm_lines(str(place), found) if self.kind == "ctm" else [found.text]
-            text = "".join(f"{line}\n" for line in lines)
+            text = TIMED[self.kind](str(place), found) if self.kind in TIMED else f"{found.text}\n"
         partial = _partial(target)
         try:
             partial.write_text(text, encoding="utf-8")
@@ -195,12 +187,17 @@ def open_sink(kind: str, output: Path | None, model: str, several: bool, folder:
     """Open the output for transcripts.
 
     Args:
-        kind: `text`, `json` or `ctm`.
+        kind: `text`, `json`, or one of `TIMED`.
         output: A file or a folder; None is standard output.
         model: Name of the model, for JSON.
         several: Whether there are several recordings.
         folder: Whether the output is a folder even if it does not exist yet.
+
+    Raises:
+        ValueError: Subtitles of several recordings would go into one file.
     """
+    if several and kind in _SINGLE and not (folder or (output and output.is_dir())):
+        raise ValueError(f"--format {kind} makes one file per recording: give --output FOLDER/ for several of them")
     if output is None:
         return Stream(kind, model, several)
     if output.exists() and not output.is_file() and not output.is_dir():

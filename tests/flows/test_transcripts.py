@@ -12,9 +12,9 @@ from support import load_beside, write_tone
 from typer.testing import CliRunner
 
 from flows.cli.app import app
-from flows.cli.transcripts import ctm_lines
+from flows.cli.subtitles import ctm, srt, vtt
 from speech.audio import decode_audio, stream_audio
-from speech.transcriber import Transcriber, Transcript, split_blocks
+from speech.transcriber import Transcriber, Transcript
 from speech.words import Word
 
 said = load_beside(__file__, "../speech/test_transcriber.py")
@@ -81,9 +81,49 @@ def test_ctm_has_the_words_where_they_were_said(sure, audio):
         assert float(row[2]) == pytest.approx(0.1 + 0.3 * number, abs=0.08)
         assert 0.05 < float(row[3]) <= 0.25
         assert 0.9 < float(row[5]) <= 1.0
-    assert ctm_lines("two parts", Transcript("a", 1.0, 1.0, words=(Word("a", 0.5, 0.25, 0.75),))) == [
-        "two_parts 1 0.500 0.250 a 0.7500"
-    ]
+    found = Transcript("a", 1.0, 1.0, words=(Word("a", 0.5, 0.25, 0.75),))
+    assert ctm("two parts", found) == "two_parts 1 0.500 0.250 a 0.7500\n"
+
+
+WORDS = (
+    Word("one", 0.0, 0.4, 1.0),
+    Word("&", 0.5, 0.3, 1.0),
+    Word("two", 1.61, 0.3999, 1.0),
+    Word("x", 3661.5, 1, 1.0),
+)
+
+
+def cues(words):
+    return [cue.splitlines()[2] for cue in srt("a", Transcript("", 1.0, 1.0, words=words)).split("\n\n")[:-1]]
+
+
+def test_subtitles_change_at_pauses():
+    found = Transcript("", 1.0, 1.0, words=WORDS)
+    assert srt("a", found) == (
+        "1\n00:00:00,000 --> 00:00:00,800\none &\n\n2\n00:00:01,610 --> 00:00:02,010\ntwo\n\n"
+        "3\n01:01:01,500 --> 01:01:02,500\nx\n\n"
+    )
+    assert vtt("a", found) == (
+        "WEBVTT\n\n00:00:00.000 --> 00:00:00.800\none &amp;\n\n00:00:01.610 --> 00:00:02.010\ntwo\n\n"
+        "01:01:01.500 --> 01:01:02.500\nx\n\n"
+    )
+    assert (srt("a", Transcript("", 1.0, 1.0)), vtt("a", Transcript("", 1.0, 1.0))) == ("", "WEBVTT\n\n")
+
+
+def test_subtitles_without_a_pause_change_when_they_are_full():
+    assert [len(text) for text in cues(tuple(Word("abcd", 0.1 * n, 0.1, 1.0) for n in range(40)))] == [74, 74, 49]
+    slow = cues(tuple(Word("a", 1.0 * n, 1.0, 1.0) for n in range(20)))
+    assert [len(text.split()) for text in slow] == [6, 6, 6, 2]
+
+
+def test_subtitles_are_made_of_one_recording_or_into_a_folder(sure, audio, tmp_path):
+    lines = transcribe(audio / "b.flac", "--format", "vtt", model=sure).stdout.splitlines()
+    assert lines[0] == "WEBVTT"
+    assert " ".join(line for line in lines[2:] if line and "-->" not in line) == TEXT
+    refused = transcribe(audio, "--format", "srt", model=sure, code=1)
+    assert "give --output FOLDER/" in refused.stderr
+    transcribe(audio, "--format", "srt", "--output", f"{tmp_path}/srt/", model=sure, code=1)
+    assert (tmp_path / "srt" / "b.srt").read_text().startswith("1\n00:00:00,")
 
 
 def test_output_goes_into_one_file_or_into_a_file_each(sure, audio, tmp_path):
@@ -123,13 +163,6 @@ def test_a_long_file_is_read_piece_by_piece_and_keeps_its_words(sure, tmp_path):
     assert [word.word for word in found.words] == texts
     drift = [word.start - (0.3 + 0.5 * n) for n, word in enumerate(found.words)]
     assert max(map(abs, drift)) < 0.1
-
-
-def test_blocks_are_cut_where_a_whole_recording_would_be():
-    wave = torch.randn(9000, generator=torch.Generator().manual_seed(0))
-    blocks = [(part, 100) for part in wave.split(700)]
-    for one, other in zip(split_blocks(blocks, 8.0), list(split_blocks([(wave, 100)], 8.0)), strict=True):
-        assert torch.equal(one, other)
 
 
 def test_a_stream_is_what_decoding_at_once_gives(tmp_path):

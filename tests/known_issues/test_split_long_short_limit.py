@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from speech.transcriber import split_blocks
+from speech.vad import EverythingConfig, build_vad, cut
 
 
 @pytest.mark.parametrize("max_seconds", [0.1, 0.01, 0.00001])
 def test_short_limits(max_seconds):
     wave = torch.randn(1000, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(torch.cat(list(split_blocks([(wave, 8000)], max_seconds))), wave)
+    pieces = cut(build_vad(EverythingConfig()), [(wave, 8000)], max_seconds)
+    assert torch.equal(torch.cat([piece.wave for piece in pieces]), wave)

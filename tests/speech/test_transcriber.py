@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from speech.audio import encode_flac
 from speech.bundle import BundleError, BundleSpec, save_bundle
@@ -20,7 +18,7 @@ from speech.decoding import BeamConfig
 from speech.features import LogMelConfig
 from speech.models import BlstmConfig
 from speech.tokens import TokenConfig, train_tokenizer
-from speech.transcriber import Transcriber, split_blocks
+from speech.transcriber import Transcriber
 
 RATE = 8000
 WORDS = ["alpha", "bravo", "charlie", "delta", "echo", "foxtrot"]
@@ -181,27 +179,3 @@ def test_the_real_model_runs(folder):
 def test_without_a_bundle_there_is_a_clear_error(tmp_path):
     with pytest.raises(BundleError, match=r"bundle\.json"):
         Transcriber(tmp_path)
-
-
-@settings(max_examples=100)
-@given(
-    samples=st.integers(0, 5000),
-    rate=st.sampled_from([100, 997, 8000]),
-    max_seconds=st.floats(0.02, 3.0),
-    seed=st.integers(0, 5),
-)
-def test_pieces_cover_every_sample_once(samples, rate, max_seconds, seed):
-    wave = torch.randn(samples, generator=torch.Generator().manual_seed(seed))
-    pieces = list(split_blocks([(wave, rate)], max_seconds))
-    assert torch.equal(torch.cat(pieces), wave)
-    limit = max(3, int(max_seconds * rate))
-    assert all(len(piece) <= limit for piece in pieces)
-    assert all(len(piece) >= limit * 2 // 3 for piece in pieces[:-1])
-
-
-def test_a_cut_falls_into_the_quietest_place():
-    wave = torch.ones(100_000)
-    wave[25_000:25_800] = 0.0
-    first, second = list(split_blocks([(wave, 1000)], 30.0))[:2]
-    assert 25_000 <= len(first) < 25_800
-    assert len(second) >= 20_000

@@ -1,0 +1,122 @@
+"""WER on long and padded recordings: `python -m benchmarks.segmentation --config configs/demo.yaml [--model MODEL]`.
+
+The clips of the configuration's test set are recognized three ways: as they are; each with a pause before and after it;
+and joined to recordings of about two minutes, with pauses of 0.5 to 2 s between clips. Pauses are white noise of some
+level. Each way is transcribed with every voice activity detector. The same command gives the same recordings.
+"""
+
+import argparse
+import json
+import random
+import sys
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from benchmarks.silence import find_model, load_clips, padded, pause
+from flows.pipeline import new_run_id
+from speech.scoring import score_sets
+from speech.transcriber import Transcriber
+from speech.vad import DETECTORS
+from tasks.config.pipeline import load_config
+from tasks.orchestration.stage_tasks import run_plainly
+from tasks.stages.base import Run
+
+JOINED_S = 120.0
+
+
+@dataclass
+class Recording:
+    """A recording and what is said in it."""
+
+    wave: Tensor
+    text: str
+    speaker: str
+
+
+def join(clips: list[Recording], level_db: float | None, sample_rate: int) -> list[Recording]:
+    """Join clips to recordings of about two minutes, with pauses between, before and after them."""
+    generator = random.Random(1)
+    found: list[Recording] = []
+    parts: list[Tensor] = []
+    texts: list[str] = []
+    for number, clip in enumerate(clips):
+        parts += [pause(generator.uniform(0.5, 2.0), level_db, sample_rate, number), clip.wave]
+        texts.append(clip.text)
+        if sum(map(len, parts)) >= JOINED_S * sample_rate or clip is clips[-1]:
+            parts.append(pause(1.0, level_db, sample_rate, len(clips)))
+            found.append(Recording(torch.cat(parts), " ".join(texts), f"recording {len(found)}"))
+            parts, texts = [], []
+    return found
+
+
+def wer(transcriber: Transcriber, recordings: list[Recording]) -> float:
+    """Word error rate over all recordings."""
+    texts = [found.text for found in transcriber.transcribe([one.wave.numpy() for one in recordings])]
+    rows = [
+        (str(number), one.text, text, one.speaker, "")
+        for number, (one, text) in enumerate(zip(recordings, texts, strict=True))
+    ]
+    return float(score_sets(rows).wer)
+
+
+def measure(transcriber: Transcriber, clips: list[Recording], levels: list[float | None]) -> list[dict[str, object]]:
+    """One row for each detector and level of the pauses."""
+    rate = transcriber.sample_rate
+    rows: list[dict[str, object]] = []
+    for kind, detector in DETECTORS.items():
+        transcriber.vad = detector(detector.config())
+        clean = wer(transcriber, clips)
+        for level in levels:
+            around = [
+                Recording(padded(clip.wave, 1.0, level, rate, number), clip.text, clip.speaker)
+                for number, clip in enumerate(clips)
+            ]
+            row: dict[str, object] = {
+                "vad": kind,
+                "pauses": "zeros" if level is None else f"{level:g} dB",
+                "clean": clean,
+            }
+            rows.append(
+                row | {"padded": wer(transcriber, around), "joined": wer(transcriber, join(clips, level, rate))}
+            )
+            print(_line(rows[-1]), file=sys.stderr, flush=True)
+    return rows
+
+
+def _line(row: dict[str, object]) -> str:
+    figures = " | ".join(f"{100 * float(str(row[name])):.2f} %" for name in ("clean", "padded", "joined"))
+    return f"| {row['vad']} | {row['pauses']} | {figures} |"
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, default=Path("configs/demo.yaml"))
+    parser.add_argument("--model", default="", help="a bundle's folder or models:/…; by default the configuration's")
+    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="as for `starling run`")
+    parser.add_argument("--test-set", default="test")
+    parser.add_argument("--clips", type=int, default=200)
+    parser.add_argument("--levels", type=float, nargs="*", default=[-60.0, -40.0], help="noise in dB of full scale")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args()
+    with redirect_stdout(sys.stderr):
+        config = load_config(options.config, options.set)
+        run = Run(config, new_run_id(config), "")
+        run_plainly(run, "shard")
+        transcriber = Transcriber(find_model(options.model, run))
+        waves, said = load_clips(run, options.test_set, options.clips, transcriber.sample_rate)
+        clips = [Recording(wave, text, speaker) for wave, (_, text, speaker) in zip(waves, said, strict=True)]
+        rows = measure(transcriber, clips, [None, *options.levels])
+    if options.json:
+        print(json.dumps(rows))
+        return
+    print("| detector | pauses | clips | padded | joined |\n|---|---|---|---|---|")
+    print("\n".join(map(_line, rows)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""Voice activity detection: where there is speech in a recording.
+
+    detector = build_vad(SileroConfig())
+    for piece in cut(detector, blocks, max_seconds=30.0): ...
+
+To add a detector, add a file with the detector and its configuration, and a line in `DETECTORS`.
+"""
+
+from speech.vad.base import Vad, VadConfig
+from speech.vad.cutting import Piece, cut
+from speech.vad.energy import EnergyConfig, EnergyVad
+from speech.vad.everything import EverythingConfig, EverythingVad
+from speech.vad.silero import SileroConfig, SileroVad
+
+__all__ = [
+    "DETECTORS",
+    "EnergyConfig",
+    "EnergyVad",
+    "EverythingConfig",
+    "EverythingVad",
+    "Piece",
+    "SileroConfig",
+    "SileroVad",
+    "Vad",
+    "VadConfig",
+    "build_vad",
+    "cut",
+]
+
+DETECTORS: dict[str, type[Vad]] = {"silero": SileroVad, "energy": EnergyVad, "none": EverythingVad}
+
+
+def build_vad(cfg: VadConfig) -> Vad:
+    """Builds the configured detector."""
+    return DETECTORS[cfg.kind](cfg)

@@ -1,0 +1,46 @@
+"""The interface of voice activity detectors: samples in, intervals of speech out."""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from pydantic import Field
+from torch import Tensor
+
+from speech.choices import Choice
+
+Interval = tuple[int, int]
+"""First sample, and the one after the last."""
+
+
+class VadConfig(Choice):
+    """Base class of the detectors' configurations."""
+
+    pause_s: float = Field(default=0.6, ge=0)
+    """Pauses that are at least this long, in seconds, separate pieces that are recognized on their own."""
+    pad_s: float = Field(default=0.3, ge=0)
+    """Seconds of the pause that stay before and after each piece, so that soft sounds at its ends are not lost."""
+
+
+class Vad(ABC):
+    """Finds speech in a recording.
+
+    Attributes:
+        config: Class of the detector's configuration.
+    """
+
+    config: ClassVar[type[VadConfig]]
+
+    def __init__(self, cfg: VadConfig) -> None:
+        self.cfg = cfg
+
+    @abstractmethod
+    def speech(self, wave: Tensor, sample_rate: int) -> list[Interval]:
+        """Find the speech in a waveform.
+
+        Args:
+            wave: Samples [num_samples] in ±1.
+            sample_rate: In Hz.
+
+        Returns:
+            Disjoint intervals in order, within the waveform.
+        """

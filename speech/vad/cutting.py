@@ -1,0 +1,80 @@
+"""Cuts recordings of any length into pieces of speech, in pauses."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from speech.vad.base import Interval, Vad
+
+_MIN_PAUSE_S = 0.1
+"""A recording that is too long for one piece is cut in a pause of at least this length, if it has one."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece of a recording."""
+
+    wave: Tensor
+    """Samples [num_samples]."""
+    start: float
+    """Seconds of the recording before it."""
+    sample_rate: int
+    """In Hz."""
+
+
+def cut(vad: Vad, blocks: Iterable[tuple[Tensor, int]], max_seconds: float) -> Iterator[Piece]:
+    """Cut a recording into pieces that contain speech.
+
+    Detection runs on `max_seconds` of the recording at a time, and the recording is cut in the last pause of these. If
+    there is none, it is cut at the quietest 50 ms of their last third. What is between two pieces is a pause.
+
+    Args:
+        vad: Finds speech; its configuration says which pauses separate pieces.
+        blocks: Consecutive blocks of samples [num_samples], each with its sample rate in Hz. At most `max_seconds` and
+            one block are in memory.
+        max_seconds: Longest piece in seconds.
+    """
+    wave, before = torch.empty(0), 0
+    rate = 0
+    for block, rate in blocks:
+        wave = torch.cat([wave, block]) if len(wave) else block
+        limit = max(3, int(max_seconds * rate))
+        while len(wave) > limit:
+            window = wave[:limit]
+            speech = vad.speech(window, rate)
+            end = _last_pause(speech, window, rate)
+            yield from _pieces(vad, window[:end], rate, speech, before)
+            wave, before = wave[end:], before + end
+    if len(wave):
+        yield from _pieces(vad, wave, rate, vad.speech(wave, rate), before)
+
+
+def _last_pause(speech: list[Interval], window: Tensor, rate: int) -> int:
+    """Sample in the middle of the window's last pause, or of the quietest 50 ms in its last third."""
+    edges = [0, *(edge for interval in speech for edge in interval), len(window)]
+    pauses = [one + two for one, two in zip(edges[::2], edges[1::2], strict=True) if two - one >= _MIN_PAUSE_S * rate]
+    if pauses and pauses[-1] >= 2:
+        return pauses[-1] // 2
+    hop = max(1, min(int(0.05 * rate), len(window) // 3))
+    tail = len(window) * 2 // 3
+    quietest = int(window[tail:].unfold(0, hop, hop).square().mean(dim=1).argmin())
+    return tail + quietest * hop + hop // 2
+
+
+def _pieces(vad: Vad, wave: Tensor, rate: int, speech: list[Interval], before: int) -> Iterator[Piece]:
+    """The pieces of a window: speech with short pauses in it, and with some of the long pauses around it."""
+    merged: list[Interval] = []
+    for start, end in ((start, min(end, len(wave))) for start, end in speech if start < len(wave)):
+        if merged and start - merged[-1][1] < vad.cfg.pause_s * rate:
+            merged[-1] = (merged[-1][0], end)
+        else:
+            merged.append((start, end))
+    # two pieces share the pause between them
+    borders = [0, *((one[1] + two[0]) // 2 for one, two in pairwise(merged)), len(wave)]
+    pad = int(vad.cfg.pad_s * rate)
+    for (start, end), left, right in zip(merged, borders, borders[1:], strict=False):
+        first, last = max(left, start - pad), min(right, end + pad)
+        yield Piece(wave[first:last], (before + first) / rate, rate)

@@ -1,0 +1,56 @@
+"""Voice activity by Silero VAD, a small recurrent network whose weights come with its package (MIT licence)."""
+
+from functools import cache
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from speech.audio import resample
+from speech.vad.base import Interval, Vad, VadConfig
+
+_RATES = (8000, 16000)
+
+
+class SileroConfig(VadConfig):
+    """Voice activity by Silero VAD."""
+
+    kind: Literal["silero"] = "silero"
+    threshold: float = Field(default=0.4, gt=0, lt=1)
+    """Probability from which a frame of 32 ms counts as speech."""
+    min_speech_s: float = Field(default=0.1, ge=0)
+    """Shorter speech is ignored."""
+
+
+class SileroVad(Vad):
+    """Silero VAD 6 (https://github.com/snakers4/silero-vad), for 8 and 16 kHz; other rates are resampled to 16 kHz."""
+
+    config = SileroConfig
+    cfg: SileroConfig
+
+    def speech(self, wave: Tensor, sample_rate: int) -> list[Interval]:
+        """The intervals that the network takes for speech."""
+        find, network = _silero()
+        rate = sample_rate if sample_rate in _RATES else 16000
+        with torch.inference_mode():
+            found = find(
+                resample(wave, sample_rate, rate),
+                network,
+                sampling_rate=rate,
+                threshold=self.cfg.threshold,
+                min_speech_duration_ms=int(1000 * self.cfg.min_speech_s),
+                speech_pad_ms=0,
+            )
+        times = [[min(len(wave), part[edge] * sample_rate // rate) for edge in ("start", "end")] for part in found]
+        return [(start, end) for start, end in times if start < end]
+
+
+@cache
+def _silero() -> tuple[Any, Any]:
+    """The package's function and its network."""
+    threads = torch.get_num_threads()
+    from silero_vad import get_speech_timestamps, load_silero_vad
+
+    torch.set_num_threads(threads)  # importing the package sets one
+    return get_speech_timestamps, load_silero_vad()

@@ -1,0 +1,270 @@
+"""ARPA files: the text format of back-off models that every toolkit reads. `.gz` files are compressed.
+
+    \\data\\
+    ngram 1=4
+
+    \\1-grams:
+    -1.2041<tab>word<tab>-0.30103
+    …
+    \\end\\
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import tempfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from speech.lm.base import LmError
+from speech.lm.ngram import LOWEST, NgramModel, NgramTables
+from speech.lm.vocabulary import SPECIAL, UNKNOWN, Vocabulary
+
+_BATCH = 1 << 18
+_UNKNOWN_LOG_PROB = -100.0  # KenLM's for a model without <unk>
+_COUNT = re.compile(r"ngram\s+(\d+)\s*=\s*(\d+)")
+
+
+def write_arpa(model: NgramModel, path: Path) -> None:
+    """Writes a model, atomically."""
+    handle, name = tempfile.mkstemp(prefix=".arpa-", dir=path.parent)
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as raw:
+            if path.suffix == ".gz":
+                # Without a name and a time in it, equal models give equal files.
+                with gzip.GzipFile("", "wb", compresslevel=1, fileobj=raw, mtime=0) as packed:
+                    _write(model, packed)
+            else:
+                _write(model, raw)
+            raw.flush()
+            os.fsync(raw.fileno())
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _write(model: NgramModel, file: IO[bytes]) -> None:
+    counts = "".join(f"ngram {n}={count}\n" for n, count in enumerate(model.tables.counts, 1))
+    file.write(f"\\data\\\n{counts}".encode())
+    words = pa.array(list(model.words), pa.large_string())
+    prefixes = words  # all n-grams one order lower, as text
+    for n in range(1, model.order + 1):
+        file.write(f"\n\\{n}-grams:\n".encode())
+        first, last = model.tables.bounds(n)
+        parts = []
+        for start in range(first, last, _BATCH):
+            at = slice(start, min(start + _BATCH, last))
+            text = _ngrams(model, n, at, prefixes, words)
+            file.write(_lines(model, n, at, text))
+            if n < model.order:
+                parts.append(text)
+        prefixes = pa.chunked_array(parts, pa.large_string()).combine_chunks()
+    file.write(b"\n\\end\\\n")
+
+
+def _ngrams(model: NgramModel, order: int, at: slice, prefixes: Any, words: Any) -> Any:
+    """Some n-grams as text."""
+    states, last_words = np.divmod(model.tables.keys[at], len(model.words))
+    text = words.take(pa.array(last_words))
+    if order == 1:
+        return text
+    places = states - 1 - model.tables.bounds(order - 1)[0]
+    return _joined(prefixes.take(pa.array(places)), text, separator=" ")
+
+
+def _lines(model: NgramModel, order: int, at: slice, ngrams: Any) -> memoryview:
+    fields = [_numbers(model.tables.log_probs[at]), ngrams]
+    if order < model.order:
+        fields.append(_numbers(model.tables.backoffs[at]))
+    lines = _joined(_joined(*fields, separator="\t"), pa.scalar("", pa.large_string()), separator="\n")
+    size = np.frombuffer(lines.buffers()[1], np.int64)[len(lines)]
+    return memoryview(lines.buffers()[2])[:size]
+
+
+def _joined(*columns: Any, separator: str) -> Any:
+    return pc.binary_join_element_wise(*columns, pa.scalar(separator, pa.large_string()))
+
+
+def _numbers(values: NDArray[np.float32]) -> Any:
+    """Numbers with as many digits as float32 has; no "-0"."""
+    return pc.cast(pa.array(values + np.float32(0)), pa.large_string())
+
+
+def read_arpa(path: Path | str) -> NgramModel:
+    """Reads a model.
+
+    Raises:
+        LmError: The file cannot be read, is no ARPA file, is cut off, or contradicts itself; the message names the line.
+    """
+    path = Path(path)
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+            return _Reader(path, file).model()
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise LmError(f"{path}: the language model cannot be read: {error}; write it again, or copy it again") from error
+
+
+class _Reader:
+    """Reads one file, section by section."""
+
+    def __init__(self, path: Path, file: IO[bytes]) -> None:
+        self.path, self.file, self.number = path, file, 0
+
+    def model(self) -> NgramModel:
+        counts = self._header()
+        words, log_probs, backoffs = self._unigrams(counts[0])
+        builder = _Builder(self, words, log_probs, backoffs)
+        for order, count in enumerate(counts[1:], 2):
+            self._expect(f"\\{order}-grams:")
+            builder.add(order, *self._section(order, count, words))
+        self._expect("\\end\\")
+        return builder.model()
+
+    def fail(self, message: str) -> LmError:
+        return LmError(f"{self.path}, line {self.number}: {message}; write the model again, or copy it again")
+
+    def _lines(self) -> Iterator[str]:
+        for raw in self.file:
+            self.number += 1
+            yield raw.decode().strip("\r\n")
+
+    def _next(self) -> str:
+        """The next line that is not empty."""
+        for line in self._lines():
+            if line.strip():
+                return line.strip()
+        raise self.fail("the file ends too early")
+
+    def _expect(self, wanted: str) -> None:
+        if (line := self._next()) != wanted:
+            raise self.fail(f"{wanted} was expected, not {line[:60]!r}")
+
+    def _header(self) -> list[int]:
+        for line in self._lines():
+            if line.strip() == "\\data\\":
+                break
+            if self.number > 1000:
+                raise self.fail("no \\data\\ at the beginning: this is no ARPA file")
+        counts: list[int] = []
+        while (line := self._next()) != "\\1-grams:":
+            match = _COUNT.fullmatch(line)
+            if match is None or int(match[1]) != len(counts) + 1:
+                raise self.fail(f"'ngram {len(counts) + 1}=…' or \\1-grams: was expected, not {line[:60]!r}")
+            counts.append(int(match[2]))
+        if not counts or not counts[0]:
+            raise self.fail("the model has no unigrams")
+        return counts
+
+    def _rows(self, order: int, count: int) -> Iterator[list[str]]:
+        """The fields of each n-gram; those without a back-off weight get one of 0."""
+        lines = self._lines()
+        for read in range(count):
+            fields = next(lines, "").split()
+            if len(fields) == order + 1:
+                fields.append("0")
+            if len(fields) != order + 2:
+                raise self.fail(f"n-gram {read + 1} of {count} of order {order} was expected: log10 p, {order} words, back-off")
+            yield fields
+
+    def _floats(self, texts: list[str]) -> NDArray[np.float32]:
+        try:
+            values = np.array(texts, dtype=np.float64)
+        except ValueError as error:
+            raise self.fail(f"in the {len(texts)} lines before: {error}") from error
+        if not np.isfinite(values).all() and not np.isneginf(values[~np.isfinite(values)]).all():
+            raise self.fail(f"in the {len(texts)} lines before: a number is not finite")
+        return np.maximum(values, LOWEST).astype(np.float32)
+
+    def _unigrams(self, count: int) -> tuple[Vocabulary, NDArray[np.float32], NDArray[np.float32]]:
+        rows = list(self._rows(1, count))
+        values = {row[1]: (row[0], row[2]) for row in rows}
+        if len(values) != count:
+            raise self.fail("a word comes twice among the unigrams")
+        words = Vocabulary(values)
+        missing = {word: (str(_UNKNOWN_LOG_PROB if word == UNKNOWN else LOWEST), "0") for word in SPECIAL}
+        ordered = [(missing | values)[word] for word in words]
+        log_probs = self._floats([p for p, _ in ordered])
+        return words, log_probs, self._floats([backoff for _, backoff in ordered])
+
+    def _section(
+        self, order: int, count: int, words: Vocabulary
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
+        """Words, log10 p and back-off weights of the n-grams of an order."""
+        ids = np.empty((count, order), dtype=np.int64)
+        log_probs, backoffs = np.empty(count, np.float32), np.empty(count, np.float32)
+        rows, at = self._rows(order, count), 0
+        while batch := [row for row, _ in zip(rows, range(_BATCH), strict=False)]:
+            columns = list(zip(*batch, strict=True))
+            part = slice(at, at + len(batch))
+            log_probs[part], backoffs[part] = self._floats(list(columns[0])), self._floats(list(columns[-1]))
+            for place in range(order):
+                ids[part, place] = words.indices(columns[place + 1])
+            at += len(batch)
+        return ids, log_probs, backoffs
+
+
+class _Builder:
+    """Puts the sorted arrays of a model together, from the unigrams up."""
+
+    def __init__(
+        self, reader: _Reader, words: Vocabulary, log_probs: NDArray[np.float32], backoffs: NDArray[np.float32]
+    ) -> None:
+        self.reader, self.words, self.width = reader, words, len(words)
+        self.counts = [self.width]
+        self.keys = [np.arange(self.width, dtype=np.int64)]
+        self.log_probs, self.backoffs = [log_probs], [backoffs]
+        self.links = [np.zeros(self.width, dtype=np.int32)]
+
+    def add(
+        self, order: int, ids: NDArray[np.int64], log_probs: NDArray[np.float32], backoffs: NDArray[np.float32]
+    ) -> None:
+        """Adds the n-grams of the next order."""
+        states = self._states(ids[:, :-1])
+        if (states < 0).any():
+            missing = ids[int(np.flatnonzero(states < 0)[0])]
+            text = " ".join(self.words[int(word)] for word in missing)
+            raise self.reader.fail(f"the {order}-gram {text!r} has no {order - 1}-gram as its context")
+        keys = states * self.width + ids[:, -1]
+        by_key = np.argsort(keys, kind="stable")
+        if (np.diff(keys[by_key]) == 0).any():
+            raise self.reader.fail(f"a {order}-gram comes twice")
+        links = np.zeros(len(ids), dtype=np.int64)
+        for length in range(1, order):  # the longest suffix that is there stays
+            found = self._states(ids[:, order - length :])
+            links = np.where(found > 0, found, links)
+        self.counts.append(len(ids))
+        self.keys.append(keys[by_key])
+        self.log_probs.append(log_probs[by_key])
+        self.backoffs.append(backoffs[by_key])
+        self.links.append(links[by_key].astype(np.int32))
+
+    def model(self) -> NgramModel:
+        backoffs = np.concatenate([np.zeros(0, np.float32), *self.backoffs[:-1]])
+        log_probs = np.concatenate(self.log_probs)
+        tables = NgramTables(tuple(self.counts), np.concatenate(self.keys), log_probs, backoffs, np.concatenate(self.links))
+        return NgramModel(self.words, tables)
+
+    def _states(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The states that some words lead to, `[n-grams]`; -1 where there is none."""
+        states = np.zeros(len(ids), dtype=np.int64)
+        base = 0
+        for place in range(ids.shape[1]):
+            keys = self.keys[place]
+            if len(keys) == 0:
+                return np.full(len(ids), -1)
+            wanted = states * self.width + ids[:, place]
+            at = np.minimum(keys.searchsorted(wanted), len(keys) - 1)
+            states = np.where((states >= 0) & (keys[at] == wanted), base + at + 1, -1)
+            base += len(keys)
+        return states

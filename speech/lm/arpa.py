@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from speech.lm.base import LmError
+from speech.lm.base import LmError, batches
 from speech.lm.ngram import LOWEST, NgramModel, NgramTables
 from speech.lm.vocabulary import SPECIAL, UNKNOWN, Vocabulary
 
@@ -105,14 +105,16 @@ def read_arpa(path: Path | str) -> NgramModel:
     """Reads a model.
 
     Raises:
-        LmError: The file cannot be read, is no ARPA file, is cut off, or contradicts itself; the message names the line.
+        LmError: The file cannot be read, is no ARPA file, is cut off, or contradicts itself.
     """
     path = Path(path)
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
             return _Reader(path, file).model()
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise LmError(f"{path}: the language model cannot be read: {error}; write it again, or copy it again") from error
+        raise LmError(
+            f"{path}: the language model cannot be read: {error}; write it again, or copy it again"
+        ) from error
 
 
 class _Reader:
@@ -174,7 +176,9 @@ class _Reader:
             if len(fields) == order + 1:
                 fields.append("0")
             if len(fields) != order + 2:
-                raise self.fail(f"n-gram {read + 1} of {count} of order {order} was expected: log10 p, {order} words, back-off")
+                raise self.fail(
+                    f"n-gram {read + 1} of {count} of order {order} was expected: log10 p, {order} words, back-off"
+                )
             yield fields
 
     def _floats(self, texts: list[str]) -> NDArray[np.float32]:
@@ -193,7 +197,8 @@ class _Reader:
             raise self.fail("a word comes twice among the unigrams")
         words = Vocabulary(values)
         missing = {word: (str(_UNKNOWN_LOG_PROB if word == UNKNOWN else LOWEST), "0") for word in SPECIAL}
-        ordered = [(missing | values)[word] for word in words]
+        values = missing | values
+        ordered = [values[word] for word in words]
         log_probs = self._floats([p for p, _ in ordered])
         return words, log_probs, self._floats([backoff for _, backoff in ordered])
 
@@ -203,8 +208,8 @@ class _Reader:
         """Words, log10 p and back-off weights of the n-grams of an order."""
         ids = np.empty((count, order), dtype=np.int64)
         log_probs, backoffs = np.empty(count, np.float32), np.empty(count, np.float32)
-        rows, at = self._rows(order, count), 0
-        while batch := [row for row, _ in zip(rows, range(_BATCH), strict=False)]:
+        at = 0
+        for batch in batches(self._rows(order, count), _BATCH):
             columns = list(zip(*batch, strict=True))
             part = slice(at, at + len(batch))
             log_probs[part], backoffs[part] = self._floats(list(columns[0])), self._floats(list(columns[-1]))
@@ -252,7 +257,9 @@ class _Builder:
     def model(self) -> NgramModel:
         backoffs = np.concatenate([np.zeros(0, np.float32), *self.backoffs[:-1]])
         log_probs = np.concatenate(self.log_probs)
-        tables = NgramTables(tuple(self.counts), np.concatenate(self.keys), log_probs, backoffs, np.concatenate(self.links))
+        tables = NgramTables(
+            tuple(self.counts), np.concatenate(self.keys), log_probs, backoffs, np.concatenate(self.links)
+        )
         return NgramModel(self.words, tables)
 
     def _states(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -15,14 +15,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from speech.choices import Choice
 from speech.lm.vocabulary import END_ID, UNKNOWN_ID, Vocabulary
 
+if TYPE_CHECKING:
+    from speech.lm.sources import Text
+
+Unit = Literal["word", "character"]
 _BATCH = 8192
 
 
@@ -30,20 +36,43 @@ class LmError(ValueError):
     """A language model that cannot be estimated or read: too little text, impossible settings, a damaged file."""
 
 
+class TextConfig(BaseModel):
+    """Which text a language model is estimated on, besides the training transcripts."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
+
+    paths: tuple[str, ...] = ()
+    """Paths or URLs of text files, one sentence a line, UTF-8; plain, .gz, .bz2 or .xz; `*` matches several."""
+    allow_test_text: bool = False
+    """Keeps lines that share a sequence of words with the test and validation transcripts."""
+    protected_length: int = Field(default=8, ge=2)
+    """Number of words of such a sequence."""
+    block_bytes: int = Field(default=16_000_000, ge=1_000)
+    """Text that a process works on at a time, in bytes."""
+
+
 class LmConfig(Choice):
     """How a language model is estimated."""
+
+    text: TextConfig = Field(default_factory=TextConfig)
+    """Text besides the training transcripts; a list of paths or URLs is enough."""
+
+    @field_validator("text", mode="before")
+    @classmethod
+    def _paths(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"paths": [value]}
+        return {"paths": value} if isinstance(value, list | tuple) else value
 
 
 class LanguageModel(ABC):
     """Probabilities of sentences.
 
     Attributes:
-        config: Class of its configuration.
         words: Its vocabulary.
         start: State at the beginning of a sentence.
     """
 
-    config: ClassVar[type[LmConfig]]
     words: Vocabulary
     start: Any
 
@@ -101,6 +130,41 @@ class LanguageModel(ABC):
                     log10_known=float(log_probs[known].sum()),
                 )
         return total
+
+
+class Estimator(ABC):
+    """Estimates language models of one kind, and reads them again.
+
+    Attributes:
+        config: Class of its configuration.
+    """
+
+    config: ClassVar[type[LmConfig]]
+
+    def __init__(self, cfg: LmConfig) -> None:
+        self.cfg = cfg
+
+    @property
+    def unit(self) -> Unit:
+        """What the model predicts."""
+        return "word"
+
+    @abstractmethod
+    def estimate(self, text: Text, folder: Path, workers: int = 1) -> tuple[LanguageModel, dict[str, Any]]:
+        """Estimates a model and writes it to a folder.
+
+        Args:
+            text: The text, in blocks of the model's units.
+            folder: Where the model's files go; it exists. Temporary files lie in it, too.
+            workers: Number of processes.
+
+        Returns:
+            The model, and facts for the record as a JSON value: `text` with the counts of the text, and the model's.
+        """
+
+    @abstractmethod
+    def load(self, folder: Path) -> LanguageModel:
+        """Reads the model that `estimate` wrote to a folder."""
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,9 @@ def encode_block(block: Block, path: Path) -> Encoded:
     starts = int(np.count_nonzero(ids == 0))  # the first token is <s>
     ends = int(np.count_nonzero(ids == index.get(END, -1)))
     if (starts, ends) != (len(block.lines), len(block.lines)) or "<unk>" in index:
-        raise LmError("the text holds <s>, </s> or <unk>, which mean something in a language model: take them out of it")
+        raise LmError(
+            "the text holds <s>, </s> or <unk>, which mean something in a language model: take them out of it"
+        )
     counts["tokens"] += len(tokens) - 2 * len(block.lines)
     np.save(path, ids, allow_pickle=False)
     return path, list(index), counts
@@ -88,7 +90,9 @@ def _encoded(text: Text, folder: Path) -> Iterator[Encoded]:
     for block in text.prepared():
         yield encode_block(block, _path(folder, number))
         number += 1
-    pieces = ((text.clean, data, counts, _path(folder, at)) for at, (data, counts) in enumerate(text.raw_blocks(), number))
+    pieces = (
+        (text.clean, data, counts, _path(folder, at)) for at, (data, counts) in enumerate(text.raw_blocks(), number)
+    )
     yield from in_processes(_clean_and_encode, pieces, text.workers)
 
 

@@ -133,9 +133,7 @@ def _continuations(suffixes: NDArray[np.int32], count: int) -> NDArray[np.int64]
     return found
 
 
-def _kept(
-    counts: Sequence[NgramCounts], width: int, cutoffs: Sequence[int], allowed: Mask | None
-) -> list[Mask]:
+def _kept(counts: Sequence[NgramCounts], width: int, cutoffs: Sequence[int], allowed: Mask | None) -> list[Mask]:
     """Which n-grams of each order stay in the model."""
     limits = [*cutoffs, *[cutoffs[-1] if cutoffs else 0] * len(counts)]
     words = np.ones(width, dtype=np.bool_) if allowed is None else allowed.copy()
@@ -208,7 +206,10 @@ def _log10(values: NDArray[np.float64]) -> NDArray[np.float32]:
 
 
 def _tables(
-    levels: Sequence[Level], log_probs: Sequence[NDArray[np.float32]], backoffs: Sequence[NDArray[np.float32]], width: int
+    levels: Sequence[Level],
+    log_probs: Sequence[NDArray[np.float32]],
+    backoffs: Sequence[NDArray[np.float32]],
+    width: int,
 ) -> NgramTables:
     """The arrays of the model: kept n-grams of all orders, numbered anew."""
     counts = [int(np.count_nonzero(level.kept)) for level in levels]

@@ -94,9 +94,7 @@ class NgramModel(LanguageModel):
         """As many states at the beginning of a sentence as one asks for."""
         return np.full(count, self.start, dtype=np.int64)
 
-    def find(
-        self, states: NDArray[np.int64], words: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    def find(self, states: NDArray[np.int64], words: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Indices of the n-grams that consist of a state and a word, and whether there is one, both `[batch]`."""
         keys = states.astype(np.int64) * self._width + words
         places = np.minimum(self.tables.keys.searchsorted(keys), len(self.tables.keys) - 1)

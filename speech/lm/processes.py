@@ -14,9 +14,7 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 
 
-def in_processes(
-    function: Callable[..., Result], pieces: Iterable[tuple[Any, ...]], workers: int
-) -> Iterator[Result]:
+def in_processes(function: Callable[..., Result], pieces: Iterable[tuple[Any, ...]], workers: int) -> Iterator[Result]:
     """Yields the function's result for each piece of work, in order.
 
     Args:

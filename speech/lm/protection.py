@@ -1,8 +1,8 @@
 """Keeps the test set out of the text: lines that share a sequence of words with protected transcripts are found.
 
 A language model that has read the test set's sentences predicts them too well, and the error rate means nothing. Books
-and crawled pages often hold what test sets were read from. A sequence of eight words that comes twice by chance is rare;
-shorter transcripts cannot be protected this way.
+and crawled pages often hold what test sets were read from. A sequence of eight words that comes twice by chance is
+rare; shorter transcripts cannot be protected this way.
 """
 
 from __future__ import annotations

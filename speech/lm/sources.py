@@ -16,12 +16,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
 
 import fsspec
-from pydantic import BaseModel, ConfigDict, Field
 
-from speech.lm.base import LmError, batches
+from speech.lm.base import LmError, TextConfig, Unit, batches
 from speech.lm.processes import in_processes
 from speech.lm.protection import Protection
 from speech.lm.vocabulary import SPECIAL
@@ -29,22 +27,6 @@ from speech.text import NormalizerConfig, TextError, TextNormalizer
 
 _LONGEST_LINE = 1 << 20
 _DAMAGED = (EOFError, OSError, lzma.LZMAError, zlib.error)
-Unit = Literal["word", "character"]
-
-
-class TextConfig(BaseModel):
-    """Which text a language model is estimated on, besides the training transcripts."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
-
-    paths: tuple[str, ...] = ()
-    """Paths or URLs of text files, one sentence a line, UTF-8; plain, .gz, .bz2 or .xz; `*` matches several."""
-    allow_test_text: bool = False
-    """Keeps lines that share a sequence of words with the test and validation transcripts."""
-    protected_length: int = Field(default=8, ge=2)
-    """Number of words of such a sequence."""
-    block_bytes: int = Field(default=16_000_000, ge=1_000)
-    """Text that a process works on at a time, in bytes."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +63,8 @@ class Text:
     ) -> None:
         self.cfg, self.transcripts, self.workers = cfg, transcripts, workers
         protection = None if cfg.allow_test_text else Protection(protect, cfg.protected_length)
-        self.clean: Callable[[bytes, Counter[str]], Block] = partial(clean, normalizer or NormalizerConfig(), protection, unit)
+        cleaner = partial(clean, normalizer or NormalizerConfig(), protection, unit)
+        self.clean: Callable[[bytes, Counter[str]], Block] = cleaner
         self._prepare = partial(prepare, protection, unit)
 
     def blocks(self) -> Iterator[Block]:
@@ -139,9 +122,7 @@ def _read(url: str, block_bytes: int) -> Iterator[tuple[bytes, Counter[str]]]:
         yield rest, counts
 
 
-def clean(
-    cfg: NormalizerConfig, protection: Protection | None, unit: Unit, data: bytes, counts: Counter[str]
-) -> Block:
+def clean(cfg: NormalizerConfig, protection: Protection | None, unit: Unit, data: bytes, counts: Counter[str]) -> Block:
     """Decodes and normalizes raw lines."""
     normalizer, lines, dropped = TextNormalizer(cfg), [], Counter(counts)
     raw = data.split(b"\n") if data else []

@@ -17,6 +17,7 @@ import re
 import tempfile
 import zlib
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -153,11 +154,8 @@ class _Reader:
             raise self.fail(f"{wanted} was expected, not {line[:60]!r}")
 
     def _header(self) -> list[int]:
-        for line in self._lines():
-            if line.strip() == "\\data\\":
-                break
-            if self.number > 1000:
-                raise self.fail("no \\data\\ at the beginning: this is no ARPA file")
+        if not any(line.strip() == "\\data\\" for line in islice(self._lines(), 1000)):
+            raise self.fail("no \\data\\ at the beginning: this is no ARPA file")
         counts: list[int] = []
         while (line := self._next()) != "\\1-grams:":
             match = _COUNT.fullmatch(line)

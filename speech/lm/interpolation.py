@@ -74,13 +74,13 @@ def tuned_weights(
     Words that no model knows are left out.
 
     Raises:
-        LmError: The held-out text holds no word that a model knows.
+        LmError: There is no held-out text.
     """
     mixture = Mixture(models, [1 / len(models)] * len(models))
-    probs = np.concatenate([_component_probs(mixture, words) for words in held_out], axis=1)
-    probs = probs[:, probs.sum(axis=0) > 0]
-    if not probs.shape[1]:
-        raise LmError("weights of language models need held-out text with words that the models know")
+    columns = [_component_probs(mixture, words) for words in held_out]
+    if not columns:
+        raise LmError("weights of language models need held-out text")
+    probs = np.concatenate(columns, axis=1)
     weights = mixture.weights
     for _ in range(iterations):
         posteriors = weights[:, None] * probs

@@ -121,7 +121,7 @@ class Clustering:
         # The pair of a class with itself grows by both sides at once.
         gains += _xlogx(own + before + after + self.same[word]) + _xlogx(own)
         gains -= _xlogx(own + before) + _xlogx(own + after)
-        # Totals of the classes without the word: its pairs with the others are not in `pairs` now, but are in any class.
+        # Totals of the classes without the word; its pairs with others are not in `pairs` now, but are in any class.
         rows, columns = pairs.sum(axis=1) + before, pairs.sum(axis=0) + after
         gains -= _xlogx(rows + self.firsts[word]) - _xlogx(rows)
         gains -= _xlogx(columns + self.seconds[word]) - _xlogx(columns)

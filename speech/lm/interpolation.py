@@ -81,6 +81,7 @@ def tuned_weights(
     if not columns:
         raise LmError("weights of language models need held-out text")
     probs = np.concatenate(columns, axis=1)
+    probs = probs[:, probs.sum(axis=0) > 0]
     weights = mixture.weights
     for _ in range(iterations):
         posteriors = weights[:, None] * probs

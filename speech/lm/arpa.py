@@ -16,10 +16,10 @@ import os
 import re
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -55,7 +55,11 @@ def write_arpa(model: NgramModel, path: Path) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _write(model: NgramModel, file: IO[bytes]) -> None:
+class _Sink(Protocol):
+    def write(self, data: bytes | memoryview, /) -> object: ...
+
+
+def _write(model: NgramModel, file: _Sink) -> None:
     counts = "".join(f"ngram {n}={count}\n" for n, count in enumerate(model.tables.counts, 1))
     file.write(f"\\data\\\n{counts}".encode())
     words = pa.array(list(model.words), pa.large_string())
@@ -121,7 +125,7 @@ def read_arpa(path: Path | str) -> NgramModel:
 class _Reader:
     """Reads one file, section by section."""
 
-    def __init__(self, path: Path, file: IO[bytes]) -> None:
+    def __init__(self, path: Path, file: Iterable[bytes]) -> None:
         self.path, self.file, self.number = path, file, 0
 
     def model(self) -> NgramModel:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from speech.lm.sources import Text
 
 Unit = Literal["word", "character"]
+States = Sequence[Any] | NDArray[np.int64]
+"""States of a batch: an array where they are numbers."""
 _BATCH = 8192
 
 
@@ -85,12 +87,12 @@ class LanguageModel(ABC):
             word: Number of the word in `words`; 0 is an unknown word, 2 the end of the sentence.
         """
 
-    def score_batch(self, states: Sequence[Any], words: NDArray[np.int64]) -> tuple[Sequence[Any], NDArray[np.float64]]:
+    def score_batch(self, states: States, words: NDArray[np.int64]) -> tuple[States, NDArray[np.float64]]:
         """Scores one word after each of several states: states and log10 p, both `[batch]`."""
         pairs = [self.score(state, int(word)) for state, word in zip(states, words, strict=True)]
         return [state for state, _ in pairs], np.array([log_prob for _, log_prob in pairs])
 
-    def starts(self, count: int) -> Sequence[Any]:
+    def starts(self, count: int) -> States:
         """As many states at the beginning of a sentence as one asks for."""
         return [self.start] * count
 

@@ -9,7 +9,7 @@ the last one. The classes of a history are predicted by an n-gram model with Wit
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from pydantic import Field
 from typing_extensions import override
 
 from speech.lm.arpa import read_arpa, write_arpa
-from speech.lm.base import Estimator, LanguageModel, LmConfig, LmError
+from speech.lm.base import Estimator, LanguageModel, LmConfig, LmError, States
 from speech.lm.counting import NgramCounts, count_ngrams
 from speech.lm.encoding import EncodedText, encode_lines, encode_text
 from speech.lm.estimation import smoothed
@@ -63,9 +63,7 @@ class ClassModel(LanguageModel):
         return after, log_prob + float(self.log_probs[word])
 
     @override
-    def score_batch(
-        self, states: Sequence[Any] | NDArray[np.int64], words: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def score_batch(self, states: States, words: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         after, log_probs = self.ngrams.score_batch(states, self.classes[words])
         return after, log_probs + self.log_probs[words]
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from speech.lm.base import LanguageModel, LmError
+from speech.lm.base import LanguageModel, LmError, States
 from speech.lm.ngram import LOWEST, NgramModel, NgramTables
 from speech.lm.vocabulary import START_ID, UNKNOWN_ID, Vocabulary
 
@@ -44,7 +44,7 @@ class Mixture(LanguageModel):
         return states[0], float(log_probs[0])
 
     def score_batch(
-        self, states: Sequence[tuple[Any, ...]], words: NDArray[np.int64]
+        self, states: States, words: NDArray[np.int64]
     ) -> tuple[list[tuple[Any, ...]], NDArray[np.float64]]:
         """Scores one word after each of several states: states and log10 p, both `[batch]`."""
         after, probs = self.component_probs(states, words)
@@ -52,7 +52,7 @@ class Mixture(LanguageModel):
             return after, np.maximum(np.log10(self.weights @ probs), LOWEST)
 
     def component_probs(
-        self, states: Sequence[tuple[Any, ...]], words: NDArray[np.int64]
+        self, states: States, words: NDArray[np.int64]
     ) -> tuple[list[tuple[Any, ...]], NDArray[np.float64]]:
         """States after the words, and each model's probabilities, `[models, batch]`."""
         after, probs = [], np.zeros((len(self.models), len(words)))

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from speech.lm.base import LanguageModel
+from speech.lm.base import LanguageModel, States
 from speech.lm.vocabulary import START_ID, Vocabulary
 
 LOWEST = -99.0
@@ -70,9 +69,7 @@ class NgramModel(LanguageModel):
             backed_off += float(self._backoffs[state])
             state = int(self._links[state])
 
-    def score_batch(
-        self, states: Sequence[Any] | NDArray[np.int64], words: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def score_batch(self, states: States, words: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Scores one word after each of several states: states and log10 p, both `[batch]`."""
         current = np.array(states, dtype=np.int64)
         found = np.empty(len(current), dtype=np.int64)

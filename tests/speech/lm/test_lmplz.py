@@ -5,8 +5,6 @@ Runs where `lmplz` is on the PATH, or the environment variable LMPLZ names it.
 
 import bz2
 import itertools
-import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,23 +12,16 @@ import pytest
 from speech.lm import NgramConfig, Sources, estimate, load
 from speech.lm.lmplz import lmplz_path
 
-DATA = Path(os.environ.get("STARLING_SHARED_DATA", "/nowhere"))
-BOOKS = DATA / "text" / "books-1.txt.bz2"
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(lmplz_path() is None, reason="needs lmplz"),
-    pytest.mark.skipif(not BOOKS.exists(), reason="needs STARLING_SHARED_DATA"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(lmplz_path() is None, reason="needs lmplz")]
 
 
-def books():
-    with bz2.open(BOOKS, "rt") as file:
+def books(data):
+    with bz2.open(data / "text" / "books-1.txt.bz2", "rt") as file:
         return [line.strip().lower() for line in itertools.islice(file, 30_000)]
 
 
-def transcripts():
-    paths = sorted((DATA / "LibriSpeech" / "train-clean-5").rglob("*.trans.txt"))
+def transcripts(data):
+    paths = sorted((data / "LibriSpeech" / "train-clean-5").rglob("*.trans.txt"))
     return [line.partition(" ")[2].strip().lower() for path in paths for line in path.read_text().splitlines()]
 
 
@@ -46,9 +37,9 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_all_probabilities_and_back_off_weights_are_those_of_lmplz(tmp_path, name):
+def test_all_probabilities_and_back_off_weights_are_those_of_lmplz(tmp_path, shared_data, name):
     make_lines, options = TEXTS[name]
-    lines = make_lines()
+    lines = make_lines(shared_data)
     models = []
     for lmplz in (False, True):
         (folder := tmp_path / str(lmplz)).mkdir()

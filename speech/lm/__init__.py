@@ -24,10 +24,12 @@ from speech.lm.kenlm import KenlmModel
 from speech.lm.ngram import NgramModel
 from speech.lm.ngram_estimator import NgramConfig, NgramEstimator
 from speech.lm.pruning import entropy_pruned
-from speech.lm.sources import Text, units
+from speech.lm.sources import Text
 from speech.lm.unigram import UnigramConfig, UnigramEstimator
+from speech.lm.units import Units
 from speech.lm.vocabulary import END_ID, START_ID, UNKNOWN_ID, Vocabulary
 from speech.text import NormalizerConfig
+from speech.tokens import Tokenizer
 
 __all__ = [
     "END_ID",
@@ -52,6 +54,7 @@ __all__ = [
     "TextConfig",
     "UnigramConfig",
     "UnigramEstimator",
+    "Units",
     "Vocabulary",
     "entropy_pruned",
     "estimate",
@@ -59,7 +62,6 @@ __all__ = [
     "merged_ngrams",
     "read_arpa",
     "tuned_weights",
-    "units",
     "write_arpa",
 ]
 
@@ -84,6 +86,8 @@ class Sources:
     """Transcripts by name of their set, on which the record gives perplexities."""
     normalizer: NormalizerConfig = field(default_factory=NormalizerConfig)
     """How the text is normalized: as the transcripts were."""
+    tokenizer: Tokenizer | None = None
+    """That of the acoustic model, for models of its tokens."""
 
 
 def estimate(sources: Sources, cfg: LmConfig, folder: Path, workers: int = 1) -> dict[str, Any]:
@@ -102,11 +106,11 @@ def estimate(sources: Sources, cfg: LmConfig, folder: Path, workers: int = 1) ->
         LmError: There is no text, or the model cannot be estimated from it.
     """
     estimator = LANGUAGE_MODELS[cfg.kind](cfg)
-    text = Text(cfg.text, sources.normalizer, sources.transcripts, sources.protected, estimator.unit, workers)
+    cut = Units(estimator.unit, sources.tokenizer)
+    text = Text(cfg.text, sources.normalizer, sources.transcripts, sources.protected, cut, workers)
     model, facts = estimator.estimate(text, folder, workers)
     perplexity = {
-        name: model.evaluate(units(line, estimator.unit) for line in lines).to_dict()
-        for name, lines in sources.held_out.items()
+        name: model.evaluate(cut(line) for line in lines).to_dict() for name, lines in sources.held_out.items()
     }
     return {"kind": cfg.kind, **facts, "perplexity": perplexity}
 

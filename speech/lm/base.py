@@ -28,7 +28,7 @@ from speech.lm.vocabulary import END_ID, UNKNOWN_ID, Vocabulary
 if TYPE_CHECKING:
     from speech.lm.sources import Text
 
-Unit = Literal["word", "character"]
+Unit = Literal["word", "character", "token"]
 States = Sequence[Any] | NDArray[np.int64]
 """States of a batch: an array where they are numbers."""
 _BATCH = 8192

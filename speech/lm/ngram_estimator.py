@@ -32,7 +32,7 @@ class NgramConfig(LmConfig):
     order: int = Field(default=3, ge=1, le=12)
     """Number of words of the longest n-grams."""
     unit: Unit = "word"
-    """What is predicted; with characters, "|" stands for the space between words."""
+    """What is predicted; with characters, "▁" stands between words; `token` is the acoustic model's."""
     smoothing: Method = "kneser-ney"
     """`witten-bell` for few and frequent units, where Kneser-Ney's discounts cannot be estimated."""
     discount_fallback: tuple[float, float, float] | None = None

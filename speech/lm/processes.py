@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -25,7 +26,10 @@ def in_processes(function: Callable[..., Result], pieces: Iterable[tuple[Any, ..
     Raises:
         RuntimeError: A process was killed, as the system does when memory runs out.
     """
-    if workers < 2:
+    iterator = iter(pieces)
+    first = list(islice(iterator, 2))
+    pieces = chain(first, iterator)
+    if workers < 2 or len(first) < 2:  # starting a process costs more than most single pieces
         yield from (function(*piece) for piece in pieces)
         return
     context = multiprocessing.get_context("spawn")

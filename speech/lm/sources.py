@@ -19,11 +19,13 @@ from functools import partial
 
 import fsspec
 
-from speech.lm.base import LmError, TextConfig, Unit, batches
+from speech.lm.base import LmError, TextConfig, batches
 from speech.lm.processes import in_processes
 from speech.lm.protection import Protection
+from speech.lm.units import Units
 from speech.lm.vocabulary import SPECIAL
 from speech.text import NormalizerConfig, TextError, TextNormalizer
+from speech.tokens import TokenError
 
 _LONGEST_LINE = 1 << 20
 _DAMAGED = (EOFError, OSError, lzma.LZMAError, zlib.error)
@@ -34,7 +36,7 @@ class Block:
     """Some lines of the text, ready for counting."""
 
     lines: list[str]
-    """Units (words or characters) with one space between them; never empty."""
+    """Units (words, characters or tokens) with one space between them; never empty."""
     counts: Counter[str] = field(default_factory=Counter)
     """`lines` that were read, `kept`, and those dropped by reason: `empty`, `undecodable`, `outside-alphabet`,
     `special-symbol`, `too-long`, `protected`; `files`, and `damaged` files."""
@@ -48,7 +50,7 @@ class Text:
         normalizer: How lines are normalized: as the transcripts are.
         transcripts: Training transcripts, normalized already; they come first.
         protect: Transcripts of the test and validation sets, normalized already.
-        unit: What the model predicts; a space is the character "|".
+        units: What the model predicts.
         workers: Number of processes that normalize.
     """
 
@@ -58,14 +60,15 @@ class Text:
         normalizer: NormalizerConfig | None = None,
         transcripts: Iterable[str] = (),
         protect: Iterable[str] = (),
-        unit: Unit = "word",
+        units: Units | None = None,
         workers: int = 1,
     ) -> None:
         self.cfg, self.transcripts, self.workers = cfg, transcripts, workers
+        self.units = units or Units()
         protection = None if cfg.allow_test_text else Protection(protect, cfg.protected_length)
-        cleaner = partial(clean, normalizer or NormalizerConfig(), protection, unit)
+        cleaner = partial(clean, normalizer or NormalizerConfig(), protection, self.units)
         self.clean: Callable[[bytes, Counter[str]], Block] = cleaner
-        self._prepare = partial(prepare, protection, unit)
+        self._prepare = partial(prepare, protection, self.units)
 
     def blocks(self) -> Iterator[Block]:
         """Yields the text in blocks, the same ones whatever the number of processes."""
@@ -122,7 +125,9 @@ def _read(url: str, block_bytes: int) -> Iterator[tuple[bytes, Counter[str]]]:
         yield rest, counts
 
 
-def clean(cfg: NormalizerConfig, protection: Protection | None, unit: Unit, data: bytes, counts: Counter[str]) -> Block:
+def clean(
+    cfg: NormalizerConfig, protection: Protection | None, units: Units, data: bytes, counts: Counter[str]
+) -> Block:
     """Decodes and normalizes raw lines."""
     normalizer, lines, dropped = TextNormalizer(cfg), [], Counter(counts)
     raw = data.split(b"\n") if data else []
@@ -137,10 +142,10 @@ def clean(cfg: NormalizerConfig, protection: Protection | None, unit: Unit, data
             dropped["undecodable"] += 1
         except TextError as error:
             dropped["empty" if error.reason == "empty-text" else error.reason] += 1
-    return prepare(protection, unit, lines, dropped)
+    return prepare(protection, units, lines, dropped)
 
 
-def prepare(protection: Protection | None, unit: Unit, lines: list[str], counts: Counter[str]) -> Block:
+def prepare(protection: Protection | None, units: Units, lines: list[str], counts: Counter[str]) -> Block:
     """Drops what must not be counted from normalized lines, and cuts the others into units."""
     usable = [line for line in lines if line.strip()]
     counts["empty"] += len(lines) - len(usable)
@@ -150,15 +155,15 @@ def prepare(protection: Protection | None, unit: Unit, lines: list[str], counts:
         found = protection.found(kept)
         counts["protected"] += int(found.sum())
         kept = [line for line, hit in zip(kept, found, strict=True) if not hit]
-    counts["kept"] += len(kept)
-    return Block([" ".join(units(line, unit)) for line in kept], +counts)
+    cut = []
+    for line in kept:
+        try:
+            cut.append(" ".join(units(line)))
+        except TokenError:
+            counts["outside-alphabet"] += 1
+    counts["kept"] += len(cut)
+    return Block(cut, +counts)
 
 
 def _special(line: str) -> bool:
     return any(word in SPECIAL for word in line.split())
-
-
-def units(line: str, unit: Unit) -> list[str]:
-    """A line cut into words, or into characters with "|" for the space between words."""
-    words = line.split()
-    return words if unit == "word" else list("|".join(words))

@@ -18,7 +18,7 @@ class UnigramConfig(LmConfig):
 
     kind: Literal["unigram"] = "unigram"
     unit: Unit = "word"
-    """What is predicted; with characters, "|" stands for the space between words."""
+    """What is predicted; with characters, "▁" stands between words; `token` is the acoustic model's."""
     vocabulary: int | None = Field(default=None, ge=1)
     """Greatest number of words, the most frequent ones; None for all."""
 

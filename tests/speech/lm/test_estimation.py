@@ -111,7 +111,7 @@ def test_cutting_the_text_into_blocks_changes_no_bit(make, sentences, monkeypatc
 
 def test_processes_change_no_bit(make, sentences):
     alone = make(sentences, 3, fallback=FALLBACK)
-    together = make(sentences, 3, fallback=FALLBACK, block_lines=100, workers=2)
+    together = make(sentences, 3, fallback=FALLBACK, block_lines=200, workers=2)
     for name in ("keys", "log_probs", "backoffs", "links"):
         np.testing.assert_array_equal(getattr(together.tables, name), getattr(alone.tables, name))
 

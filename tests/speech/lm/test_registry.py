@@ -6,6 +6,7 @@ from pydantic import BaseModel, ValidationError
 
 from speech.lm import LANGUAGE_MODELS, LmChoice, LmError, NgramConfig, Sources, estimate, load
 from speech.lm.lmplz import lmplz_path
+from speech.tokens import TokenConfig, train_tokenizer
 
 
 class Holder(BaseModel):
@@ -77,9 +78,21 @@ def test_characters_are_units_too(tmp_path, lines):
     cfg = NgramConfig(order=4, unit="character", smoothing="witten-bell")
     record = estimate(Sources(transcripts=lines, held_out={"valid": ["one two"]}), cfg, tmp_path)
     model = load(cfg, tmp_path)
-    assert "|" in model.words
+    assert "▁" in model.words
     assert len(model.words) < 30
     assert record["perplexity"]["valid"]["words"] == 7
+
+
+def test_tokens_of_the_acoustic_model_are_units_too(tmp_path, lines):
+    tokenizer = train_tokenizer(TokenConfig(kind="bpe", vocab_size=40), lines)
+    cfg = NgramConfig(order=3, unit="token", smoothing="witten-bell")
+    sources = Sources(transcripts=[*lines, "wholly q"], tokenizer=tokenizer, held_out={"valid": lines[:5]})
+    record = estimate(sources, cfg, tmp_path)
+    assert set(load(cfg, tmp_path).words) <= {*tokenizer.symbols, "<unk>", "<s>", "</s>"}
+    assert record["perplexity"]["valid"]["words"] == sum(len(tokenizer.encode(line)) for line in lines[:5])
+    assert record["text"]["outside-alphabet"] == 1
+    with pytest.raises(LmError, match="tokenizer"):
+        estimate(Sources(transcripts=lines), cfg, tmp_path)
 
 
 def test_text_may_be_a_list_of_paths():

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from speech.lm import LmError, Text, TextConfig
+from speech.lm import LmError, Text, TextConfig, Units
 from speech.lm.protection import Protection
 from speech.text import NormalizerConfig
 
@@ -87,8 +87,8 @@ def test_blocks_cut_no_line(tmp_path, block_bytes):
 
 def test_transcripts_come_first_and_characters_have_a_sign_for_the_space(tmp_path):
     (tmp_path / "t.txt").write_text("Radio on\n")
-    lines, counts = read([tmp_path / "t.txt"], transcripts=["off", ""], unit="character")
-    assert lines == ["o f f", "r a d i o | o n"]
+    lines, counts = read([tmp_path / "t.txt"], transcripts=["off", ""], units=Units("character"))
+    assert lines == ["o f f", "r a d i o ▁ o n"]
     assert counts == {"files": 1, "lines": 3, "kept": 2, "empty": 1}
 
 

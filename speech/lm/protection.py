@@ -58,14 +58,9 @@ class Protection:
 def _hashes(
     numbers: NDArray[np.uint64], owners: NDArray[np.int64], length: int
 ) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-    """Hashes of the sequences that lie in one line and have only numbered words, and their lines."""
+    """Hashes of the sequences that lie in one line, and their lines."""
     count = max(len(numbers) - length + 1, 0)
-    unknown = np.concatenate([[0], np.cumsum(numbers == 0)])
-    starts = np.flatnonzero(
-        (owners[:count] == owners[length - 1 :][:count]) & (unknown[length:] == unknown[:-length][:count])
-        if count
-        else np.zeros(0, dtype=np.bool_)
-    )
+    starts = np.flatnonzero(owners[:count] == owners[length - 1 :])
     hashes = np.zeros(len(starts), dtype=np.uint64)
     for offset in range(length):
         hashes = (hashes ^ numbers[starts + offset]) * np.uint64(_PRIME)

@@ -26,9 +26,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from speech.lm.base import LmError, batches
+from speech.lm.base import LmError
 from speech.lm.ngram import LOWEST, NgramModel, NgramTables
-from speech.lm.vocabulary import SPECIAL, UNKNOWN, Vocabulary
+from speech.lm.vocabulary import UNKNOWN, UNKNOWN_ID, Vocabulary
 
 _BATCH = 1 << 18
 _UNKNOWN_LOG_PROB = -100.0  # KenLM's for a model without <unk>
@@ -126,15 +126,16 @@ class _Reader:
     """Reads one file, section by section."""
 
     def __init__(self, path: Path, file: Iterable[bytes]) -> None:
-        self.path, self.file, self.number = path, file, 0
+        self.path, self.file, self.number = path, iter(file), 0
 
     def model(self) -> NgramModel:
         counts = self._header()
         words, log_probs, backoffs = self._unigrams(counts[0])
         builder = _Builder(self, words, log_probs, backoffs)
+        texts = pa.array(list(words), pa.large_string())
         for order, count in enumerate(counts[1:], 2):
             self._expect(f"\\{order}-grams:")
-            builder.add(order, *self._section(order, count, words))
+            builder.add(order, *self._section(order, count, texts))
         self._expect("\\end\\")
         return builder.model()
 
@@ -170,55 +171,71 @@ class _Reader:
             raise self.fail("the model has no unigrams")
         return counts
 
-    def _rows(self, order: int, count: int) -> Iterator[list[str]]:
-        """The fields of each n-gram; those without a back-off weight get one of 0."""
-        lines = self._lines()
-        for read in range(count):
-            fields = next(lines, "").split()
-            if len(fields) == order + 1:
-                fields.append("0")
-            if len(fields) != order + 2:
-                raise self.fail(
-                    f"n-gram {read + 1} of {count} of order {order} was expected: log10 p, {order} words, back-off"
-                )
-            yield fields
-
-    def _floats(self, texts: list[str]) -> NDArray[np.float32]:
-        try:
-            values = np.array(texts, dtype=np.float64)
-        except ValueError as error:
-            raise self.fail(f"in the {len(texts)} lines before: {error}") from error
-        if not np.isfinite(values).all() and not np.isneginf(values[~np.isfinite(values)]).all():
-            raise self.fail(f"in the {len(texts)} lines before: a number is not finite")
-        return np.maximum(values, LOWEST).astype(np.float32)
-
     def _unigrams(self, count: int) -> tuple[Vocabulary, NDArray[np.float32], NDArray[np.float32]]:
-        rows = list(self._rows(1, count))
-        values = {row[1]: (row[0], row[2]) for row in rows}
-        if len(values) != count:
+        texts, log_probs, backoffs = self._fields(1, count)
+        found = [word for text in texts for word in text[0].to_pylist()]
+        if len(set(found)) != count:
             raise self.fail("a word comes twice among the unigrams")
-        words = Vocabulary(values)
-        missing = {word: (str(_UNKNOWN_LOG_PROB if word == UNKNOWN else LOWEST), "0") for word in SPECIAL}
-        values = missing | values
-        ordered = [values[word] for word in words]
-        log_probs = self._floats([p for p, _ in ordered])
-        return words, log_probs, self._floats([backoff for _, backoff in ordered])
+        words = Vocabulary(found)
+        places = words.indices(found)
+        all_log_probs, all_backoffs = np.full(len(words), LOWEST, np.float32), np.zeros(len(words), np.float32)
+        all_log_probs[words.index(UNKNOWN)] = _UNKNOWN_LOG_PROB
+        all_log_probs[places], all_backoffs[places] = log_probs, backoffs
+        return words, all_log_probs, all_backoffs
 
     def _section(
-        self, order: int, count: int, words: Vocabulary
+        self, order: int, count: int, words: Any
     ) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
-        """Words, log10 p and back-off weights of the n-grams of an order."""
+        """Words, log10 p and back-off weights of the n-grams of an order; `words` is an Arrow array."""
+        texts, log_probs, backoffs = self._fields(order, count)
         ids = np.empty((count, order), dtype=np.int64)
-        log_probs, backoffs = np.empty(count, np.float32), np.empty(count, np.float32)
         at = 0
-        for batch in batches(self._rows(order, count), _BATCH):
-            columns = list(zip(*batch, strict=True))
-            part = slice(at, at + len(batch))
-            log_probs[part], backoffs[part] = self._floats(list(columns[0])), self._floats(list(columns[-1]))
-            for place in range(order):
-                ids[part, place] = words.indices(columns[place + 1])
-            at += len(batch)
+        for columns in texts:
+            for place, column in enumerate(columns):
+                known = pc.fill_null(pc.index_in(column, value_set=words), UNKNOWN_ID)
+                ids[at : at + len(column), place] = known.to_numpy(zero_copy_only=False)
+            at += len(columns[0])
         return ids, log_probs, backoffs
+
+    def _fields(self, order: int, count: int) -> tuple[list[list[Any]], NDArray[np.float32], NDArray[np.float32]]:
+        """The columns of words in batches, log10 p, and back-off weights, 0 where there are none."""
+        texts, log_probs, backoffs = [], [], []
+        for first in range(0, count, _BATCH):
+            fields, lengths = self._batch(order, min(_BATCH, count - first), f"{order}-grams {first + 1} to {count}")
+            starts = np.cumsum(lengths) - lengths
+            texts.append([fields.take(pa.array(starts + place)) for place in range(1, order + 1)])
+            log_probs.append(self._floats(fields.take(pa.array(starts))))
+            weights = np.zeros(len(lengths), dtype=np.float32)
+            present = lengths == order + 2
+            weights[present] = self._floats(fields.take(pa.array(starts[present] + order + 1)))
+            backoffs.append(weights)
+        empty = np.zeros(0, dtype=np.float32)
+        return texts, np.concatenate([empty, *log_probs]), np.concatenate([empty, *backoffs])
+
+    def _batch(self, order: int, count: int, wanted: str) -> tuple[Any, NDArray[np.int64]]:
+        """The fields of the next lines, one after the other, and how many each line has."""
+        lines = list(islice(self.file, count))
+        try:
+            texts = pc.cast(pa.array(lines, pa.large_binary()), pa.large_string())
+        except pa.ArrowInvalid as error:
+            raise self.fail(f"the text after it is not UTF-8: {error}") from error
+        fields = pc.ascii_split_whitespace(pc.ascii_trim_whitespace(texts))
+        lengths = pc.list_value_length(fields).to_numpy(zero_copy_only=False).astype(np.int64)
+        wrong = np.flatnonzero((lengths != order + 1) & (lengths != order + 2))
+        if len(wrong) or len(lines) < count:
+            self.number += int(wrong[0]) + 1 if len(wrong) else len(lines)
+            raise self.fail(f"{wanted} were expected, each with log10 p, {order} words, and perhaps a back-off weight")
+        self.number += count
+        return fields.flatten(), lengths
+
+    def _floats(self, texts: Any) -> NDArray[np.float32]:
+        try:
+            values = pc.cast(texts, pa.float64()).to_numpy(zero_copy_only=False)
+        except pa.ArrowInvalid as error:
+            raise self.fail(f"in the {len(texts)} lines before: {error}") from error
+        if np.isnan(values).any() or np.isposinf(values).any():
+            raise self.fail(f"in the {len(texts)} lines before: a number is not finite")
+        return np.maximum(values, LOWEST).astype(np.float32)
 
 
 class _Builder:

@@ -81,14 +81,15 @@ def test_n_grams_in_any_order_and_without_their_suffixes_are_read(tmp_path):
     [
         (r"\data" + "\\", "nothing", "no ARPA file"),
         ("ngram 1=4", "ngram 1=five", r"line 2: 'ngram 1=…'"),
-        ("ngram 1=4", "ngram 1=5", "n-gram 5 of 5 of order 1 was expected"),
+        ("ngram 1=4", "ngram 1=5", "line 10: 1-grams 1 to 5 were expected"),
+        ("ngram 2=2", "ngram 2=99999999999999", "2-grams 1 to 99999999999999 were expected"),
         ("ngram 1=4", "ngram 1=3", r"\\2-grams: was expected"),
         ("-0.25\tthe", "soft\tthe", "soft"),
         ("-0.25\tthe", "nan\tthe", "not finite"),
         ("-0.25\tthe", "-0.4\t</s>", "comes twice"),
         ("-0.6\tthe </s>", "-0.2\t<s> the", "a 2-gram comes twice"),
-        ("-0.6\tthe </s>", "-0.6\tthe", "n-gram 2 of 2 of order 2"),
-        ("-0.6\tthe </s>\n\n\\end\\\n", "", "n-gram 2 of 2 of order 2"),
+        ("-0.6\tthe </s>", "-0.6\tthe", "2-grams 1 to 2 were expected"),
+        ("-0.6\tthe </s>\n\n\\end\\\n", "", "2-grams 1 to 2 were expected"),
         ("\\end\\\n", "", "the file ends too early"),
     ],
 )

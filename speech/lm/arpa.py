@@ -32,6 +32,7 @@ from speech.lm.vocabulary import UNKNOWN, UNKNOWN_ID, Vocabulary
 
 _BATCH = 1 << 18
 _UNKNOWN_LOG_PROB = -100.0  # KenLM's for a model without <unk>
+_Batch = tuple[Any, NDArray[np.float32], NDArray[np.float32]]
 _COUNT = re.compile(r"ngram\s+(\d+)\s*=\s*(\d+)")
 
 
@@ -172,8 +173,8 @@ class _Reader:
         return counts
 
     def _unigrams(self, count: int) -> tuple[Vocabulary, NDArray[np.float32], NDArray[np.float32]]:
-        texts, log_probs, backoffs = self._fields(1, count)
-        found = [word for text in texts for word in text[0].to_pylist()]
+        texts, log_probs, backoffs = self._joined(self._batches(1, count))
+        found = [word for columns in texts for word in columns[0].to_pylist()]
         if len(set(found)) != count:
             raise self.fail("a word comes twice among the unigrams")
         words = Vocabulary(found)
@@ -185,32 +186,32 @@ class _Reader:
 
     def _section(
         self, order: int, count: int, words: Any
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]]:
         """Words, log10 p and back-off weights of the n-grams of an order; `words` is an Arrow array."""
-        texts, log_probs, backoffs = self._fields(order, count)
-        ids = np.empty((count, order), dtype=np.int64)
-        at = 0
-        for columns in texts:
-            for place, column in enumerate(columns):
-                known = pc.fill_null(pc.index_in(column, value_set=words), UNKNOWN_ID)
-                ids[at : at + len(column), place] = known.to_numpy(zero_copy_only=False)
-            at += len(columns[0])
-        return ids, log_probs, backoffs
+        numbered = (
+            (_numbers_of(columns, words), log_probs, backoffs)
+            for columns, log_probs, backoffs in self._batches(order, count)
+        )
+        ids, log_probs, backoffs = self._joined(numbered)
+        return np.concatenate([np.zeros((0, order), dtype=np.int32), *ids]), log_probs, backoffs
 
-    def _fields(self, order: int, count: int) -> tuple[list[list[Any]], NDArray[np.float32], NDArray[np.float32]]:
-        """The columns of words in batches, log10 p, and back-off weights, 0 where there are none."""
-        texts, log_probs, backoffs = [], [], []
+    def _joined(self, batches: Iterable[_Batch]) -> tuple[list[Any], NDArray[np.float32], NDArray[np.float32]]:
+        """The batches' words one after the other, and their log10 p and back-off weights in one array each."""
+        found = list(batches)
+        empty = np.zeros(0, dtype=np.float32)
+        log_probs = np.concatenate([empty, *(one[1] for one in found)])
+        return [one[0] for one in found], log_probs, np.concatenate([empty, *(one[2] for one in found)])
+
+    def _batches(self, order: int, count: int) -> Iterator[_Batch]:
+        """Columns of words, log10 p, and back-off weights, 0 where there are none."""
         for first in range(0, count, _BATCH):
             fields, lengths = self._batch(order, min(_BATCH, count - first), f"{order}-grams {first + 1} to {count}")
             starts = np.cumsum(lengths) - lengths
-            texts.append([fields.take(pa.array(starts + place)) for place in range(1, order + 1)])
-            log_probs.append(self._floats(fields.take(pa.array(starts))))
-            weights = np.zeros(len(lengths), dtype=np.float32)
+            columns = [fields.take(pa.array(starts + place)) for place in range(1, order + 1)]
+            backoffs = np.zeros(len(lengths), dtype=np.float32)
             present = lengths == order + 2
-            weights[present] = self._floats(fields.take(pa.array(starts[present] + order + 1)))
-            backoffs.append(weights)
-        empty = np.zeros(0, dtype=np.float32)
-        return texts, np.concatenate([empty, *log_probs]), np.concatenate([empty, *backoffs])
+            backoffs[present] = self._floats(fields.take(pa.array(starts[present] + order + 1)))
+            yield columns, self._floats(fields.take(pa.array(starts))), backoffs
 
     def _batch(self, order: int, count: int, wanted: str) -> tuple[Any, NDArray[np.int64]]:
         """The fields of the next lines, one after the other, and how many each line has."""
@@ -230,12 +231,18 @@ class _Reader:
 
     def _floats(self, texts: Any) -> NDArray[np.float32]:
         try:
-            values = pc.cast(texts, pa.float64()).to_numpy(zero_copy_only=False)
+            values: NDArray[np.float64] = pc.cast(texts, pa.float64()).to_numpy(zero_copy_only=False)
         except pa.ArrowInvalid as error:
             raise self.fail(f"in the {len(texts)} lines before: {error}") from error
         if np.isnan(values).any() or np.isposinf(values).any():
             raise self.fail(f"in the {len(texts)} lines before: a number is not finite")
         return np.maximum(values, LOWEST).astype(np.float32)
+
+
+def _numbers_of(columns: list[Any], words: Any) -> NDArray[np.int32]:
+    """The numbers of words, `[n-grams, order]`; of <unk> for those that have no unigram."""
+    known = (pc.fill_null(pc.index_in(column, value_set=words), UNKNOWN_ID) for column in columns)
+    return np.stack([one.to_numpy(zero_copy_only=False).astype(np.int32) for one in known], axis=1)
 
 
 class _Builder:
@@ -251,7 +258,7 @@ class _Builder:
         self.links = [np.zeros(self.width, dtype=np.int32)]
 
     def add(
-        self, order: int, ids: NDArray[np.int64], log_probs: NDArray[np.float32], backoffs: NDArray[np.float32]
+        self, order: int, ids: NDArray[np.int32], log_probs: NDArray[np.float32], backoffs: NDArray[np.float32]
     ) -> None:
         """Adds the n-grams of the next order."""
         states = self._states(ids[:, :-1])
@@ -281,7 +288,7 @@ class _Builder:
         )
         return NgramModel(self.words, tables)
 
-    def _states(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _states(self, ids: NDArray[np.int32]) -> NDArray[np.int64]:
         """The states that some words lead to, `[n-grams]`; -1 where there is none."""
         states = np.zeros(len(ids), dtype=np.int64)
         base = 0

@@ -1,0 +1,120 @@
+"""Language models: from text to probabilities of sentences.
+
+    cfg = NgramConfig(order=3, text=["books/*.txt.bz2"])
+    record = estimate(Sources(transcripts=train, protected=test, held_out={"valid": valid}), cfg, folder)
+    model = load(cfg, folder)
+    model.evaluate(line.split() for line in lines).without_unknown
+
+A new kind of model is one file with its configuration beside `unigram.py`, and one line in `LANGUAGE_MODELS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from speech.choices import OneOf
+from speech.lm.arpa import read_arpa, write_arpa
+from speech.lm.base import Estimator, LanguageModel, LmConfig, LmError, Perplexity, TextConfig
+from speech.lm.classes import ClassConfig, ClassEstimator
+from speech.lm.interpolation import Mixture, merged_ngrams, tuned_weights
+from speech.lm.kenlm import KenlmModel
+from speech.lm.ngram import NgramModel
+from speech.lm.ngram_estimator import NgramConfig, NgramEstimator
+from speech.lm.pruning import entropy_pruned
+from speech.lm.sources import Text
+from speech.lm.unigram import UnigramConfig, UnigramEstimator
+from speech.lm.units import Units
+from speech.lm.vocabulary import END_ID, START_ID, UNKNOWN_ID, Vocabulary
+from speech.text import NormalizerConfig
+from speech.tokens import Tokenizer
+
+__all__ = [
+    "END_ID",
+    "LANGUAGE_MODELS",
+    "START_ID",
+    "UNKNOWN_ID",
+    "ClassConfig",
+    "ClassEstimator",
+    "Estimator",
+    "KenlmModel",
+    "LanguageModel",
+    "LmChoice",
+    "LmConfig",
+    "LmError",
+    "Mixture",
+    "NgramConfig",
+    "NgramEstimator",
+    "NgramModel",
+    "Perplexity",
+    "Sources",
+    "Text",
+    "TextConfig",
+    "UnigramConfig",
+    "UnigramEstimator",
+    "Units",
+    "Vocabulary",
+    "entropy_pruned",
+    "estimate",
+    "load",
+    "merged_ngrams",
+    "read_arpa",
+    "tuned_weights",
+    "write_arpa",
+]
+
+LANGUAGE_MODELS: dict[str, type[Estimator]] = {
+    "ngram": NgramEstimator,
+    "unigram": UnigramEstimator,
+    "class": ClassEstimator,
+}
+LmChoice = Annotated[LmConfig, OneOf({kind: one.config for kind, one in LANGUAGE_MODELS.items()}, "ngram")]
+"""A field that takes the configuration of any language model."""
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What a language model is made from, besides the text that its configuration names; all normalized already."""
+
+    transcripts: Iterable[str] = ()
+    """Training transcripts."""
+    protected: Iterable[str] = ()
+    """Transcripts of the test and validation sets: text with their word sequences is left out."""
+    held_out: Mapping[str, Iterable[str]] = field(default_factory=dict)
+    """Transcripts by name of their set, on which the record gives perplexities."""
+    normalizer: NormalizerConfig = field(default_factory=NormalizerConfig)
+    """How the text is normalized: as the transcripts were."""
+    tokenizer: Tokenizer | None = None
+    """That of the acoustic model, for models of its tokens."""
+
+
+def estimate(sources: Sources, cfg: LmConfig, folder: Path, workers: int = 1) -> dict[str, Any]:
+    """Estimates a language model and writes it to a folder.
+
+    Args:
+        sources: Transcripts.
+        cfg: Kind of the model, its settings, and its text.
+        folder: Where the model's files go; it exists.
+        workers: Number of processes.
+
+    Returns:
+        The record, a JSON value: `kind`, `text` (lines by what became of them), sizes, and `perplexity` by set.
+
+    Raises:
+        LmError: There is no text, or the model cannot be estimated from it.
+    """
+    estimator = LANGUAGE_MODELS[cfg.kind](cfg)
+    cut = Units(estimator.unit, sources.tokenizer)
+    text = Text(cfg.text, sources.normalizer, sources.transcripts, sources.protected, cut, workers)
+    model, facts = estimator.estimate(text, folder, workers)
+    perplexity = {
+        name: model.evaluate(cut(line) for line in lines).to_dict() for name, lines in sources.held_out.items()
+    }
+    return {"kind": cfg.kind, **facts, "perplexity": perplexity}
+
+
+def load(cfg: LmConfig, folder: Path) -> LanguageModel:
+    """Reads the model that `estimate` wrote to a folder with the same configuration."""
+    return LANGUAGE_MODELS[cfg.kind](cfg).load(folder)

@@ -1,0 +1,238 @@
+"""From counts to a back-off model, on sorted arrays.
+
+The result equals that of KenLM's `lmplz` (Heafield et al. 2013, "Scalable modified Kneser-Ney language model
+estimation") up to rounding: unigrams are interpolated with a uniform distribution over all words but <s>, which gives
+<unk> its probability; n-grams with few occurrences, or with words outside the vocabulary, are removed after discounting
+and their probability goes to the shorter contexts; <s> has log10 p 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from speech.lm.base import LmError
+from speech.lm.counting import Keys, NgramCounts, keys_path, load_array
+from speech.lm.ngram import NgramModel, NgramTables
+from speech.lm.processes import in_processes
+from speech.lm.smoothing import Discounts, Method, discounts
+from speech.lm.vocabulary import SPECIAL, START_ID, Vocabulary
+
+_SLICE = 1 << 22
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Level:
+    """The n-grams of one order while they are estimated; all arrays are `[n-grams]`."""
+
+    keys: Keys
+    adjusted: NDArray[np.int64]
+    suffixes: NDArray[np.int32]
+    """Index of the n-gram without its first word, one order lower."""
+    kept: Mask
+
+
+def smoothed(
+    words: Vocabulary,
+    counts: Sequence[NgramCounts],
+    method: Method,
+    folder: Path,
+    *,
+    cutoffs: Sequence[int] = (),
+    allowed: Mask | None = None,
+    fallback: tuple[float, float, float] | None = None,
+    workers: int = 1,
+) -> tuple[NgramModel, list[Discounts]]:
+    """Estimates a model and the discounts of its orders.
+
+    Args:
+        words: The vocabulary of the counts.
+        counts: Those of all orders.
+        method: Method of smoothing.
+        folder: Scratch folder in which they were counted.
+        cutoffs: For each order the highest count that is removed, not descending; the last one holds for all further
+            orders.
+        allowed: Words that the model shall have, `[words]`; the special ones need not be among them.
+        fallback: Discounts where they cannot be estimated.
+        workers: Number of processes.
+
+    Raises:
+        LmError: Discounts cannot be estimated.
+    """
+    width = len(words)
+    levels = _levels(counts, width, method, folder, cutoffs, allowed, workers)
+    found = [discounts(method, n, level.adjusted, fallback) for n, level in enumerate(levels, 1)]
+    log_probs, backoffs = _interpolated(levels, found, width)
+    kept_words = Vocabulary(words[int(at)] for at in np.flatnonzero(levels[0].kept))
+    return NgramModel(kept_words, _tables(levels, log_probs, backoffs, width)), found
+
+
+def _levels(
+    counts: Sequence[NgramCounts],
+    width: int,
+    method: Method,
+    folder: Path,
+    cutoffs: Sequence[int],
+    allowed: Mask | None,
+    workers: int,
+) -> list[Level]:
+    suffixes = _suffixes(counts, width, folder, workers)
+    kept = _kept(counts, width, cutoffs, allowed)
+    levels = []
+    first, last = START_ID, START_ID + 1
+    for n, own in enumerate(counts, 1):
+        if n > 1:
+            first, last = (int(at) for at in own.keys.searchsorted([first * width, last * width]))
+        adjusted = own.counts
+        if method == "kneser-ney" and n < len(counts):
+            adjusted = _continuations(suffixes[n], len(own.keys))
+            adjusted[first:last] = own.counts[first:last]  # n-grams that begin with <s>
+        levels.append(Level(own.keys, adjusted, suffixes[n - 1], kept[n - 1]))
+    return levels
+
+
+def _slices(count: int) -> Iterator[slice]:
+    for first in range(0, count, _SLICE):
+        yield slice(first, min(first + _SLICE, count))
+
+
+def _suffixes(counts: Sequence[NgramCounts], width: int, folder: Path, workers: int) -> list[NDArray[np.int32]]:
+    """For each order the indices of the n-grams without their first words, on disk."""
+    assert all(len(one.keys) < 2**31 for one in counts), "more n-grams than 32 bits count"
+    found: list[NDArray[np.int32]] = [np.zeros(width, dtype=np.int32)]
+    for n, own in enumerate(counts[1:], 2):
+        path = folder / f"suffixes-{n}.npy"
+        np.lib.format.open_memmap(path, mode="w+", dtype=np.int32, shape=own.keys.shape).flush()
+        pieces = ((folder, n, width, part) for part in _slices(len(own.keys)))
+        for _ in in_processes(_write_suffixes, pieces, workers):
+            pass
+        found.append(load_array(path))
+    return found
+
+
+def _write_suffixes(folder: Path, order: int, width: int, part: slice) -> None:
+    prefixes, last_words = np.divmod(load_array(keys_path(folder, order))[part], width)
+    if order > 2:
+        shorter = load_array(folder / f"suffixes-{order - 1}.npy")[prefixes].astype(np.int64) * width + last_words
+        last_words = load_array(keys_path(folder, order - 1)).searchsorted(shorter)
+    whole = np.load(folder / f"suffixes-{order}.npy", mmap_mode="r+", allow_pickle=False)
+    whole[part] = last_words
+    whole.flush()
+
+
+def _continuations(suffixes: NDArray[np.int32], count: int) -> NDArray[np.int64]:
+    """Number of different words before each n-gram."""
+    found = np.zeros(count, dtype=np.int64)
+    for part in _slices(len(suffixes)):
+        found += np.bincount(suffixes[part], minlength=count)
+    return found
+
+
+def _kept(counts: Sequence[NgramCounts], width: int, cutoffs: Sequence[int], allowed: Mask | None) -> list[Mask]:
+    """Which n-grams of each order stay in the model."""
+    limits = [*cutoffs, *[cutoffs[-1] if cutoffs else 0] * len(counts)]
+    words = np.ones(width, dtype=np.bool_) if allowed is None else allowed.copy()
+    words &= counts[0].counts > limits[0]
+    words[: len(SPECIAL)] = True
+    kept = [words]
+    for own, limit in zip(counts[1:], limits[1:], strict=False):
+        mask = np.ones(len(own.keys), dtype=np.bool_)
+        for part in _slices(len(own.keys)):
+            prefixes, last_words = np.divmod(own.keys[part], width)
+            mask[part] = (own.counts[part] > limit) & words[last_words] & kept[-1][prefixes]
+        kept.append(mask)
+    return kept
+
+
+@dataclass(frozen=True)
+class _Contexts:
+    """Sums over the words after each context; both arrays are `[contexts]`."""
+
+    totals: NDArray[np.float64]
+    gammas: NDArray[np.float64]
+
+
+def _contexts(level: Level, order: int, found: Discounts, width: int, count: int) -> _Contexts:
+    """What `count` contexts share out: their totals, and the share of shorter contexts (1 without any n-gram)."""
+    totals, removed = np.zeros(count), np.zeros(count)
+    types = np.zeros((4, count))  # kept n-grams with a count of 1, 2, more; all n-grams
+    for part in _slices(len(level.keys)):
+        prefixes = level.keys[part] // width if order > 1 else np.zeros(len(level.keys[part]), dtype=np.int64)
+        adjusted, kept = level.adjusted[part], level.kept[part]
+        totals += np.bincount(prefixes, adjusted, count)
+        removed += np.bincount(prefixes, np.where(kept, 0, adjusted), count)
+        for row, chosen in enumerate((adjusted == 1, adjusted == 2, adjusted > 2)):
+            types[row] += np.bincount(prefixes[chosen & kept], minlength=count)
+        types[3] += np.bincount(prefixes[adjusted > 0], minlength=count)
+    free = removed + sum(amount * row for amount, row in zip(found.amounts, types[:3], strict=True))
+    if found.adds_types:
+        totals, free = totals + types[3], free + types[3]
+    empty = totals == 0
+    totals[empty] = 1
+    return _Contexts(totals, np.where(empty, 1.0, free / totals))
+
+
+def _interpolated(
+    levels: Sequence[Level], found: Sequence[Discounts], width: int
+) -> tuple[list[NDArray[np.float32]], list[NDArray[np.float32]]]:
+    """log10 p of each order, and log10 of the back-off weights of each order but the highest, of kept n-grams."""
+    lower = np.array([1 / (np.count_nonzero(levels[0].kept) - 1)])
+    log_probs, backoffs = [], []
+    for n, (level, own) in enumerate(zip(levels, found, strict=True), 1):
+        contexts = _contexts(level, n, own, width, len(levels[n - 2].keys) if n > 1 else 1)
+        if n > 1:
+            backoffs.append(_log10(contexts.gammas[levels[n - 2].kept]))
+        probs = np.empty(len(level.keys))
+        for part in _slices(len(level.keys)):
+            prefixes = level.keys[part] // width if n > 1 else 0
+            adjusted = level.adjusted[part]
+            own_share = (adjusted - own.of(adjusted)) / contexts.totals[prefixes]
+            probs[part] = own_share + contexts.gammas[prefixes] * lower[level.suffixes[part]]
+        if n == 1:
+            probs[START_ID] = 1.0
+        log_probs.append(np.minimum(_log10(probs[level.kept]), 0))
+        lower = probs
+    return log_probs, backoffs
+
+
+def _log10(values: NDArray[np.float64]) -> NDArray[np.float32]:
+    with np.errstate(divide="ignore"):
+        return np.maximum(np.log10(values), -99.0).astype(np.float32)
+
+
+def _tables(
+    levels: Sequence[Level],
+    log_probs: Sequence[NDArray[np.float32]],
+    backoffs: Sequence[NDArray[np.float32]],
+    width: int,
+) -> NgramTables:
+    """The arrays of the model: kept n-grams of all orders, numbered anew."""
+    counts = [int(np.count_nonzero(level.kept)) for level in levels]
+    new_width = counts[0]
+    keys = np.empty(sum(counts), dtype=np.int64)
+    links = np.zeros(sum(counts), dtype=np.int32)
+    keys[:new_width] = np.arange(new_width)
+    new_words = np.cumsum(levels[0].kept) - 1
+    numbers, base, at = new_words, 1, new_width
+    for level, lower_count in zip(levels[1:], counts, strict=False):
+        for part in _slices(len(level.keys)):
+            kept = level.kept[part]
+            prefixes, last_words = np.divmod(level.keys[part][kept], width)
+            to = slice(at, at + len(prefixes))
+            keys[to] = (base + numbers[prefixes]) * new_width + new_words[last_words]
+            links[to] = base + numbers[level.suffixes[part][kept]]
+            at += len(prefixes)
+        base += lower_count
+        numbers = np.cumsum(level.kept) - 1
+    if sum(counts) * new_width >= 2**63:
+        raise LmError("the model has too many n-grams and words for 64-bit keys: limit lm.vocabulary")
+    return NgramTables(tuple(counts), keys, np.concatenate(log_probs), _joined(backoffs), links)
+
+
+def _joined(parts: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.float32)

@@ -1,0 +1,140 @@
+"""The n-gram language model: its configuration, and how it is estimated."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, field_validator, model_validator
+from typing_extensions import override
+
+from speech.lm.arpa import read_arpa, write_arpa
+from speech.lm.base import Estimator, LmConfig, Unit
+from speech.lm.counting import count_ngrams
+from speech.lm.encoding import encode_text
+from speech.lm.estimation import smoothed
+from speech.lm.lmplz import run_lmplz
+from speech.lm.ngram import NgramModel
+from speech.lm.pruning import entropy_pruned
+from speech.lm.smoothing import Discounts, Method
+from speech.lm.sources import Text
+from speech.lm.vocabulary import SPECIAL
+
+
+class NgramConfig(LmConfig):
+    """An n-gram model with back-off."""
+
+    kind: Literal["ngram"] = "ngram"
+    order: int = Field(default=3, ge=1, le=12)
+    """Number of words of the longest n-grams."""
+    unit: Unit = "word"
+    """What is predicted; with characters, "▁" stands between words; `token` is the acoustic model's."""
+    smoothing: Method = "kneser-ney"
+    """`witten-bell` for few and frequent units, where Kneser-Ney's discounts cannot be estimated."""
+    discount_fallback: tuple[float, float, float] | None = None
+    """Discounts of counts 1, 2, and 3 and more, for orders in which they cannot be estimated. None: an error."""
+    cutoffs: tuple[int, ...] = ()
+    """For each order the highest count that is removed, not descending; the last holds for all further orders. `[0, 0,
+    1]` removes trigrams that occur once."""
+    vocabulary: int | None = Field(default=None, ge=1)
+    """Greatest number of words, the most frequent ones; None for all."""
+    prune: float = Field(default=0.0, ge=0, lt=1)
+    """Threshold of entropy pruning: the relative rise of perplexity for which an n-gram stays; 0 for none."""
+    compress: bool = False
+    """Writes `lm.arpa.gz`."""
+    lmplz: bool = False
+    """Estimates with KenLM's `lmplz`, which must be on the PATH."""
+
+    @field_validator("cutoffs")
+    @classmethod
+    def _ascending(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if any(count < 0 for count in value) or list(value) != sorted(value):
+            raise ValueError("must not descend, as [0, 0, 1]: else n-grams would stay without their contexts")
+        return value
+
+    @field_validator("discount_fallback")
+    @classmethod
+    def _possible(cls, value: tuple[float, float, float] | None) -> tuple[float, float, float] | None:
+        if value is not None and not all(0 <= amount <= count for count, amount in enumerate(value, 1)):
+            raise ValueError("must be three numbers in 0 to 1, 0 to 2 and 0 to 3, as [0.5, 1.0, 1.5]")
+        return value
+
+    @model_validator(mode="after")
+    def _fitting(self) -> Self:
+        if len(self.cutoffs) > self.order:
+            raise ValueError(f"cutoffs has {len(self.cutoffs)} numbers, but order is {self.order}")
+        if self.lmplz and self.smoothing != "kneser-ney":
+            raise ValueError("lmplz smoothes by kneser-ney only: set lmplz: false or smoothing: kneser-ney")
+        return self
+
+
+class NgramEstimator(Estimator):
+    """Counts, smooths and prunes n-grams, and writes `lm.arpa`."""
+
+    config = NgramConfig
+    cfg: NgramConfig
+
+    @property
+    @override
+    def unit(self) -> Unit:
+        return self.cfg.unit
+
+    @override
+    def estimate(self, text: Text, folder: Path, workers: int = 1) -> tuple[NgramModel, dict[str, Any]]:
+        with tempfile.TemporaryDirectory(prefix=".lm-", dir=folder) as scratch:
+            if self.cfg.lmplz:
+                model, facts = self._by_lmplz(text, Path(scratch))
+            else:
+                model, facts = self._by_counting(text, Path(scratch), workers)
+        if self.cfg.prune:
+            facts["ngrams_before_pruning"] = list(model.tables.counts)
+            model = entropy_pruned(model, self.cfg.prune)
+        path = self._path(folder)
+        write_arpa(model, path)
+        facts |= {"ngrams": list(model.tables.counts), "words": len(model.words), "bytes": path.stat().st_size}
+        return model, facts | {"bytes_in_memory": model.num_bytes}
+
+    @override
+    def load(self, folder: Path) -> NgramModel:
+        return read_arpa(self._path(folder))
+
+    def _path(self, folder: Path) -> Path:
+        return folder / ("lm.arpa.gz" if self.cfg.compress else "lm.arpa")
+
+    def _by_counting(self, text: Text, scratch: Path, workers: int) -> tuple[NgramModel, dict[str, Any]]:
+        encoded = encode_text(text, scratch)
+        counts = count_ngrams(encoded, self.cfg.order, scratch, workers)
+        model, found = smoothed(
+            encoded.words,
+            counts,
+            self.cfg.smoothing,
+            scratch,
+            cutoffs=self.cfg.cutoffs,
+            allowed=most_frequent(counts[0].counts, self.cfg.vocabulary),
+            fallback=self.cfg.discount_fallback,
+            workers=workers,
+        )
+        return model, {"text": dict(encoded.counts), "tool": "starling", "discounts": _amounts(found)}
+
+    def _by_lmplz(self, text: Text, scratch: Path) -> tuple[NgramModel, dict[str, Any]]:
+        cfg = self.cfg
+        arpa, counts = run_lmplz(text, scratch, cfg.order, cfg.cutoffs, cfg.vocabulary, cfg.discount_fallback)
+        return read_arpa(arpa), {"text": dict(counts), "tool": "lmplz"}
+
+
+def most_frequent(counts: NDArray[np.int64], limit: int | None) -> NDArray[np.bool_] | None:
+    """Mask of the most frequent words, `[words]`; of equally frequent ones those that come first. None for no limit."""
+    if limit is None or limit >= len(counts) - len(SPECIAL):
+        return None
+    chosen = np.argsort(-counts[len(SPECIAL) :], kind="stable")[:limit] + len(SPECIAL)
+    allowed = np.zeros(len(counts), dtype=np.bool_)
+    allowed[chosen] = True
+    return allowed
+
+
+def _amounts(found: Sequence[Discounts]) -> list[list[float]]:
+    return [list(one.amounts) for one in found]

@@ -1,0 +1,169 @@
+"""Text for language models: files and transcripts, normalized, without the test set, in blocks of lines.
+
+    text = Text(TextConfig(paths=["books/*.txt.bz2"]), NormalizerConfig(), protect=test_transcripts)
+    for block in text.blocks():
+        block.lines
+
+Nothing in the text stops the work: lines that cannot be read, normalized or used are dropped and counted by reason, and
+an archive that is damaged is read as far as it goes. What does stop it is a path that leads nowhere.
+"""
+
+from __future__ import annotations
+
+import lzma
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+import fsspec
+
+from speech.lm.base import LmError, TextConfig, batches
+from speech.lm.processes import in_processes
+from speech.lm.protection import Protection
+from speech.lm.units import Units
+from speech.lm.vocabulary import SPECIAL
+from speech.text import NormalizerConfig, TextError, TextNormalizer
+from speech.tokens import TokenError
+
+_LONGEST_LINE = 1 << 20
+_DAMAGED = (EOFError, OSError, lzma.LZMAError, zlib.error)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some lines of the text, ready for counting."""
+
+    lines: list[str]
+    """Units (words, characters or tokens) with one space between them; never empty."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """`lines` that were read, `kept`, and those dropped by reason: `empty`, `undecodable`, `outside-alphabet`,
+    `special-symbol`, `too-long`, `protected`; `files`, and `damaged` files."""
+
+
+class Text:
+    """The text of a language model.
+
+    Args:
+        cfg: Files.
+        normalizer: How lines are normalized: as the transcripts are.
+        transcripts: Training transcripts, normalized already; they come first.
+        protect: Transcripts of the test and validation sets, normalized already.
+        units: What the model predicts.
+        workers: Number of processes that normalize.
+    """
+
+    def __init__(
+        self,
+        cfg: TextConfig,
+        normalizer: NormalizerConfig | None = None,
+        transcripts: Iterable[str] = (),
+        protect: Iterable[str] = (),
+        units: Units | None = None,
+        workers: int = 1,
+    ) -> None:
+        self.cfg, self.transcripts, self.workers = cfg, transcripts, workers
+        self.units = units or Units()
+        protection = None if cfg.allow_test_text else Protection(protect, cfg.protected_length)
+        cleaner = partial(clean, normalizer or NormalizerConfig(), protection, self.units)
+        self.clean: Callable[[bytes, Counter[str]], Block] = cleaner
+        self._prepare = partial(prepare, protection, self.units)
+
+    def blocks(self) -> Iterator[Block]:
+        """Yields the text in blocks, the same ones whatever the number of processes."""
+        yield from self.prepared()
+        yield from in_processes(self.clean, self.raw_blocks(), self.workers)
+
+    def prepared(self) -> Iterator[Block]:
+        """Yields the transcripts in blocks."""
+        for lines in batches(self.transcripts, 100_000):
+            yield self._prepare(lines, Counter(lines=len(lines)))
+
+    def raw_blocks(self) -> Iterator[tuple[bytes, Counter[str]]]:
+        """Yields pieces of the files, whole lines, with what was already counted."""
+        for url in self.cfg.paths:
+            for path in _files(url):
+                yield from _read(path, self.cfg.block_bytes)
+
+
+def _files(url: str) -> list[str]:
+    """The files that a URL with or without wildcards stands for.
+
+    Raises:
+        LmError: There are none.
+    """
+    try:
+        system, path = fsspec.core.url_to_fs(url)
+        found = sorted(system.glob(path)) if "*" in path else [path] if system.isfile(path) else []
+    except (OSError, ValueError, ImportError) as error:
+        raise LmError(f"lm.text: {url} cannot be opened: {error}") from error
+    if not found:
+        raise LmError(f"lm.text: there is no file {url}: correct the path, or take it out of lm.text.paths")
+    return [str(system.unstrip_protocol(name)) for name in found]
+
+
+def _read(url: str, block_bytes: int) -> Iterator[tuple[bytes, Counter[str]]]:
+    """Yields whole lines of a file, at most about `block_bytes` at a time."""
+    counts, rest = Counter(files=1), b""
+    try:
+        with fsspec.open(url, "rb", compression="infer") as file:
+            while piece := file.read(block_bytes):
+                head, newline, tail = piece.rpartition(b"\n")
+                if newline:
+                    yield rest + head, counts
+                    counts, rest = Counter(), tail
+                else:
+                    rest += tail
+                if len(rest) > max(_LONGEST_LINE, block_bytes):
+                    rest = b"\xff" * (_LONGEST_LINE + 1)  # no line of text: counted as too long once it ends
+    except _DAMAGED as error:
+        if isinstance(error, FileNotFoundError | PermissionError):
+            raise LmError(f"lm.text: {url} cannot be opened: {error}") from error
+        counts["damaged"] += 1
+    if rest or counts:
+        yield rest, counts
+
+
+def clean(
+    cfg: NormalizerConfig, protection: Protection | None, units: Units, data: bytes, counts: Counter[str]
+) -> Block:
+    """Decodes and normalizes raw lines."""
+    normalizer, lines, dropped = TextNormalizer(cfg), [], Counter(counts)
+    raw = data.split(b"\n") if data else []
+    dropped["lines"] += len(raw)
+    for piece in raw:
+        if len(piece) > _LONGEST_LINE:
+            dropped["too-long"] += 1
+            continue
+        try:
+            lines.append(normalizer(piece.decode()))
+        except UnicodeDecodeError:
+            dropped["undecodable"] += 1
+        except TextError as error:
+            dropped["empty" if error.reason == "empty-text" else error.reason] += 1
+    return prepare(protection, units, lines, dropped)
+
+
+def prepare(protection: Protection | None, units: Units, lines: list[str], counts: Counter[str]) -> Block:
+    """Drops what must not be counted from normalized lines, and cuts the others into units."""
+    usable = [line for line in lines if line.strip()]
+    counts["empty"] += len(lines) - len(usable)
+    kept = [line for line in usable if "<" not in line or not _special(line)]
+    counts["special-symbol"] += len(usable) - len(kept)
+    if protection is not None and len(protection):
+        found = protection.found(kept)
+        counts["protected"] += int(found.sum())
+        kept = [line for line, hit in zip(kept, found, strict=True) if not hit]
+    cut = []
+    for line in kept:
+        try:
+            cut.append(" ".join(units(line)))
+        except TokenError:
+            counts["outside-alphabet"] += 1
+    counts["kept"] += len(cut)
+    return Block(cut, +counts)
+
+
+def _special(line: str) -> bool:
+    return any(word in SPECIAL for word in line.split())

@@ -1,0 +1,46 @@
+"""What the language models' tests share."""
+
+import random
+
+import pytest
+
+from speech.lm.counting import count_ngrams
+from speech.lm.encoding import encode_lines
+from speech.lm.estimation import smoothed
+
+
+def zipf_sentences(count=300, words=40, seed=0):
+    """Sentences in which the frequent words of a small vocabulary follow each other in a pattern."""
+    chosen = random.Random(seed)
+    weights = [1 / rank for rank in range(1, words + 1)]
+    found = []
+    for _ in range(count):
+        sentence = chosen.choices(range(words), weights, k=chosen.randint(1, 9))
+        for at in range(1, len(sentence)):
+            if chosen.random() < 0.4:
+                sentence[at] = (sentence[at - 1] * 7 + 1) % words
+        found.append([f"w{word}" for word in sentence])
+    return found
+
+
+@pytest.fixture
+def sentences():
+    return zipf_sentences()
+
+
+@pytest.fixture
+def make(tmp_path_factory):
+    """Estimates a model from sentences."""
+
+    def build(sentences, order=3, method="kneser-ney", allowed=None, block_lines=100_000, workers=1, **options):
+        folder = tmp_path_factory.mktemp("lm")
+        text = encode_lines([" ".join(sentence) for sentence in sentences], folder, block_lines)
+        counts = count_ngrams(text, order, folder, workers)
+        mask = None
+        if allowed is not None:
+            import numpy as np
+
+            mask = np.array([word in allowed for word in text.words])
+        return smoothed(text.words, counts, method, folder, allowed=mask, workers=workers, **options)[0]
+
+    return build

@@ -1,0 +1,1 @@
+"""Hidden Markov models with Gaussian mixtures: training, alignment, and decoding with a graph."""

@@ -35,7 +35,8 @@ class LdaStatistics:
         """Add frames `[N, F]` of classes `[N]`, in place."""
         self.counts += torch.bincount(classes, minlength=len(self.counts)).double()
         self.sums.index_add_(0, classes, frames.double())
-        self.products += (frames.T @ frames).double()
+        wide = frames.double()  # in float32 the difference of two large sums would lose the variance within classes
+        self.products += wide.T @ wide
         return self
 
     def __add__(self, other: LdaStatistics) -> LdaStatistics:

@@ -61,7 +61,7 @@ def speech_like(rng: np.random.Generator, words: list[str], dim: int = 4) -> tor
     rows = [np.zeros((int(rng.integers(4, 9)), dim))]
     for word in words:
         for phone in PHONES.numbers(LEXICON[word][0]):
-            rows += [np.repeat(place[None], int(rng.integers(2, 5)), 0) for place in places[phone]]
+            rows += [np.repeat(place[None], int(rng.integers(2, 4)), 0) for place in places[phone]]
         if rng.random() < 0.3:
             rows.append(np.zeros((int(rng.integers(4, 9)), dim)))
     rows.append(np.zeros((int(rng.integers(4, 9)), dim)))
@@ -69,12 +69,12 @@ def speech_like(rng: np.random.Generator, words: list[str], dim: int = 4) -> tor
     return torch.from_numpy((frames + 0.4 * rng.normal(size=frames.shape)).astype(np.float32))
 
 
-def corpus(count: int = 24, seed: int = 0, speakers: int = 2) -> list[Utterance]:
+def corpus(count: int = 60, seed: int = 0, speakers: int = 2) -> list[Utterance]:
     """Utterances of random words."""
     rng = np.random.default_rng(seed)
     found = []
     for number in range(count):
-        words = rng.choice(list(LEXICON), int(rng.integers(2, 5))).tolist()
+        words = rng.choice(list(LEXICON), int(rng.integers(1, 5))).tolist()
         speaker = number % speakers
         found.append(Utterance(f"u{number:03}", f"s{speaker}", speech_like(rng, words) * (1 + 0.2 * speaker), tuple(words)))
     return found

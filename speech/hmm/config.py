@@ -34,7 +34,7 @@ class HmmConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     mono: StageConfig = StageConfig(
-        gaussians=1000, iterations=20, growing=14, realign=(1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 18)
+        gaussians=1000, iterations=20, growing=14, realign=(2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 18)
     )
     """Monophones, from a flat start."""
     tri: StageConfig = StageConfig(leaves=1800, gaussians=9_000, iterations=12, growing=8, realign=(5,))

@@ -12,7 +12,7 @@ from speech.hmm.decoding_graph import WordTable, compose_lexicon, decoding_graph
 from speech.hmm.fst_arrays import FstArrays
 from speech.hmm.graphs import state_graph, utterance_graph
 from speech.hmm.tree import monophone_tree
-from tests.speech.hmm.toys import LEXICON, PHONES, arpa, context_tree, random_model, sentence_cost
+from hmm_toys import LEXICON, PHONES, arpa, context_tree, random_model, sentence_cost
 
 WORDS = WordTable.of(LEXICON)
 

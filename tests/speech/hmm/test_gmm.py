@@ -8,7 +8,7 @@ import torch
 
 from speech.hmm.gmm import DiagGmm, split_targets
 from speech.hmm.statistics import accumulate, merge, update
-from tests.speech.hmm.toys import random_model
+from hmm_toys import random_model
 
 
 def mixture(seed=0, pdfs=5, size=3, dim=4):

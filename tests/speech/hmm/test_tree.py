@@ -9,7 +9,7 @@ import pytest
 from speech.hmm.clustering import dendrogram, gaussian_log_likelihood, merge_clusters, phonetic_questions
 from speech.hmm.topology import MAX_STATES, PhoneSet
 from speech.hmm.tree import ContextStatistics, DecisionTree, grow_tree, monophone_tree
-from tests.speech.hmm.toys import PHONES, context_tree, random_stats
+from hmm_toys import PHONES, context_tree, random_stats
 
 FLOOR = 0.01
 

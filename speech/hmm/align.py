@@ -18,6 +18,7 @@ from speech.hmm.topology import Floats, Ints, PhoneSet, TransitionModel
 from speech.hmm.tree import DecisionTree
 
 LogLikelihoods = NDArray[np.float32]
+_PRUNE = 3  # frames between two looks at the ends of the band: a look costs as much as a step
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,9 @@ class Alignment:
     def word_times(self) -> list[tuple[int, int, int]]:
         """Each word's number, first frame and the frame after its last."""
         times: dict[int, tuple[int, int]] = {}
-        for word, start, end in zip(self.words.tolist(), self.starts[:-1].tolist(), self.starts[1:].tolist(), strict=True):
+        for word, start, end in zip(
+            self.words.tolist(), self.starts[:-1].tolist(), self.starts[1:].tolist(), strict=True
+        ):
             if word != NO_WORD:
                 times[word] = (times.get(word, (start, end))[0], end)
         return [(word, start, end) for word, (start, end) in times.items()]
@@ -131,22 +134,20 @@ def viterbi(graph: StateGraph, log_likelihoods: LogLikelihoods, columns: Ints, b
     scores[0, 0] = 0.0
     low, high = 0, 1
     sources, weights, starts, loops = graph.sources, graph.weights, graph.starts, graph.loops
-    lowest, highest = graph.lowest.tolist(), graph.highest.tolist()
-    firsts = starts.tolist()
+    lowest, highest, firsts = graph.lowest.tolist(), graph.highest.tolist(), starts.tolist()
     for t in range(frames):
         before = scores[t]
         low, high = lowest[low], highest[high - 1] + 1
         first, last = firsts[low], firsts[high]
         arrived = before.take(sources[first:last])
         arrived += weights[first:last]
-        entered = np.maximum.reduceat(arrived, starts[low:high] - first)
+        best = np.maximum.reduceat(arrived, starts[low:high] - first, out=scores[t + 1, low:high])
         stayed = before[low:high] + loops[low:high]
-        np.greater(entered, stayed, out=moved[t, low:high])
-        np.maximum(entered, stayed, out=entered)
-        entered += log_likelihoods[t].take(columns[low:high])
-        scores[t + 1, low:high] = entered
-        if beam < math.inf and t % 2:
-            alive = np.flatnonzero(entered > entered.max() - beam)
+        np.greater(best, stayed, out=moved[t, low:high])
+        np.maximum(best, stayed, out=best)
+        best += log_likelihoods[t].take(columns[low:high])
+        if t % _PRUNE == 0 and beam < math.inf:
+            alive = np.flatnonzero(best > np.maximum.reduce(best) - beam)
             if len(alive):
                 low, high = low + int(alive[0]), low + int(alive[-1]) + 1
     return _traced(graph, scores, moved)

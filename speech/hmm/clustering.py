@@ -34,9 +34,11 @@ def gaussian_log_likelihood(rows: Rows, floor: float) -> NDArray[np.float64]:
     return np.where(counts[:, 0] > 0, -0.5 * counts[:, 0] * densities, 0.0)
 
 
-def _losses(rows: Rows, one: int, others: NDArray[np.int64], floor: float, own: NDArray[np.float64]) -> Rows:
+def _losses(rows: Rows, one: int, others: NDArray[np.int64], floor: float, own: Rows) -> Rows:
     """What uniting a cluster with others costs in log likelihood."""
-    return own[one] + own[others] - gaussian_log_likelihood(rows[one] + rows[others], floor)
+    together = gaussian_log_likelihood(rows[one] + rows[others], floor)
+    found: Rows = own[one] + own[others] - together
+    return found
 
 
 def dendrogram(rows: Rows, floor: float, threshold: float = math.inf) -> list[tuple[int, int]]:
@@ -95,7 +97,7 @@ def phonetic_questions(phones: Sequence[int], tables: Sequence[Rows], floor: flo
     Returns:
         Sets, sorted, each once.
     """
-    questions = {(phone,) for phone in phones}
+    questions: set[tuple[int, ...]] = {(phone,) for phone in phones}
     for rows in tables:
         members = {i: {phone} for i, phone in enumerate(phones)}
         for kept, absorbed in dendrogram(rows, floor):

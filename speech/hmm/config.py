@@ -22,7 +22,7 @@ class StageConfig(BaseModel):
     """EM iterations."""
     growing: int = Field(default=11, ge=1)
     """Iterations over which the mixtures grow."""
-    realign: tuple[int, ...] = (4, 9)
+    realign: tuple[int, ...] = (5, 10)
     """Iterations before which the utterances are aligned anew."""
     estimate: tuple[int, ...] = (2, 4, 6, 10)
     """Iterations before which MLLT (`lda`) or the speakers' fMLLR (`sat`) are estimated."""
@@ -33,17 +33,15 @@ class HmmConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    mono: StageConfig = StageConfig(
-        gaussians=1000, iterations=20, growing=14, realign=(2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 18)
-    )
+    mono: StageConfig = StageConfig(gaussians=1000, iterations=14, growing=10, realign=(2, 3, 4, 5, 6, 8, 10, 12))
     """Monophones, from a flat start."""
-    tri: StageConfig = StageConfig(leaves=1800, gaussians=9_000, iterations=12, growing=8, realign=(5,))
+    tri: StageConfig = StageConfig(leaves=1800, gaussians=9_000, iterations=10, growing=7, realign=(5,))
     """Triphones on features with deltas."""
     lda: StageConfig = StageConfig()
     """Triphones on LDA and MLLT."""
     sat: StageConfig = StageConfig()
     """Triphones on LDA, MLLT and fMLLR by speaker."""
-    mono_utterances: int = Field(default=400, ge=1)
+    mono_utterances: int = Field(default=300, ge=1)
     """The shortest utterances, that monophones are trained on."""
     lda_context: int = Field(default=4, ge=1)
     """Neighbours on either side for LDA."""

@@ -137,7 +137,7 @@ def noise_pdfs(model: AcousticModel) -> Ints:
 
 
 def decode_speaker(
-    model: AcousticModel, decoder: GraphDecoder, features: Sequence[Tensor], passes: int = 2
+    model: AcousticModel, decoder: GraphDecoder, features: Sequence[Tensor], passes: int = 2, minimum: float = 500.0
 ) -> list[list[Hypothesis]]:
     """Decode a speaker's utterances, first without adaptation, then with fMLLR from the hypotheses before.
 
@@ -146,6 +146,7 @@ def decode_speaker(
         decoder: over the model's graph.
         features: static features of each utterance.
         passes: how often to adapt and decode again.
+        minimum: frames below which the speaker is left as he is.
 
     Returns:
         The hypotheses after each pass, the first without adaptation.
@@ -153,7 +154,7 @@ def decode_speaker(
     found = [decode_plain(model, decoder, features)]
     transform: Tensor | None = None
     for _ in range(passes):
-        transform = speaker_transform(model, features, found[-1], transform)
+        transform = speaker_transform(model, features, found[-1], transform, minimum=minimum)
         scores = [model.gmm.log_likelihoods(model.chain(one, transform)) for one in features]
         found.append([decoder(one.cpu().numpy()) for one in scores])
     return found

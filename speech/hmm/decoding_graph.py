@@ -27,6 +27,10 @@ from speech.hmm.tree import DecisionTree
 BACKOFF, BEGIN, END, EPSILON = "#0", "<s>", "</s>", "<eps>"
 
 
+_Row = tuple[int, int, int, float, int]
+"""An arc: source, input label, output label, cost, target."""
+
+
 @dataclass(frozen=True)
 class WordTable:
     """Words by number; 0 is no word, and the last three are the symbols of the language model.
@@ -100,7 +104,9 @@ def _disambiguated(
     return found, max(used.values(), default=0)
 
 
-def lexicon_fst(phones: PhoneSet, lexicon: Lexicon, words: WordTable, options: GraphOptions | None = None) -> LexiconFst:
+def lexicon_fst(
+    phones: PhoneSet, lexicon: Lexicon, words: WordTable, options: GraphOptions | None = None
+) -> LexiconFst:
     """L from pronunciations: each word, then silence or not (as Kaldi's `make_lexicon_fst.pl`).
 
     Raises:
@@ -109,7 +115,9 @@ def lexicon_fst(phones: PhoneSet, lexicon: Lexicon, words: WordTable, options: G
     options = options or GraphOptions()
     missing = [word for word in words.words if not lexicon.get(word)]
     if missing:
-        raise ValueError(f"the lexicon lacks {len(missing)} words of the language model, such as {missing[0]}: add them")
+        raise ValueError(
+            f"the lexicon lacks {len(missing)} words of the language model, such as {missing[0]}: add them"
+        )
     backoff = len(phones) + 1
     entries = [
         (number, phones.numbers(pronunciation), options.cost(word, pronunciation))
@@ -129,7 +137,7 @@ def _lexicon_arrays(
 ) -> FstArrays:
     """States: 0 beginning, 1 between words, 2 before silence, 3 after it."""
     pause, direct = -math.log(silence), -math.log1p(-silence)
-    rows: list[tuple[int, int, int, float, int]] = [
+    rows: list[_Row] = [
         (0, 0, 0, direct, 1),
         (0, 0, 0, pause, 2),
         (2, phones.number(SILENCE), 0, 0.0, 3),
@@ -145,8 +153,12 @@ def _lexicon_arrays(
         rows += [(source, symbols[-1], label, extra + direct, 1), (source, symbols[-1], label, extra + pause, 2)]
     finals = np.full(states, np.inf, dtype=np.float32)
     finals[1] = 0.0
-    source, ilabel, olabel, weight, target = zip(*rows, strict=True)
-    return from_arcs(0, finals, np.array(source), arc_records(ilabel, olabel, weight, target))
+    return _of_rows(rows, finals)
+
+
+def _of_rows(rows: Sequence[_Row], finals: NDArray[np.float32]) -> FstArrays:
+    sources, *columns = (np.array(column) for column in zip(*rows, strict=True))
+    return from_arcs(0, finals, sources, arc_records(*columns))
 
 
 def compose_lexicon(lexicon: LexiconFst, language_model: Any) -> Any:
@@ -173,11 +185,15 @@ class _States:
     symbols: NDArray[np.int32]
 
 
-def _states_fst(windows: Sequence[Sequence[int]], tree: DecisionTree, transitions: TransitionModel, scales: Scales) -> _States:
+def _states_fst(
+    windows: Sequence[Sequence[int]], tree: DecisionTree, transitions: TransitionModel, scales: Scales
+) -> _States:
     """H for the windows that occur: contexts with the same pdfs are one class."""
     # [0] stands for the frames' delay at the beginning, [-symbol] for a disambiguation symbol
     is_context = np.array([len(window) == 3 or (len(window) == 1 and window[0] > 0) for window in windows])
-    contexts = np.array([_triple(window) for window, real in zip(windows, is_context, strict=True) if real], dtype=np.int32)
+    contexts = np.array(
+        [_triple(window) for window, real in zip(windows, is_context, strict=True) if real], dtype=np.int32
+    )
     pdfs = tree.pdfs(contexts)
     models, inverse = np.unique(np.concatenate([contexts[:, 1:2], pdfs], axis=1), axis=0, return_inverse=True)
     classes = np.zeros(len(windows), dtype=np.int32)
@@ -185,7 +201,7 @@ def _states_fst(windows: Sequence[Sequence[int]], tree: DecisionTree, transition
     disambiguation = [i for i, window in enumerate(windows) if len(window) > 0 and not is_context[i]]
     classes[disambiguation] = len(models) + 1 + np.arange(len(disambiguation))
     symbols = len(transitions.keys) + 1 + np.arange(len(disambiguation), dtype=np.int32)
-    rows: list[tuple[int, int, int, float, int]] = [
+    rows: list[_Row] = [
         (0, int(symbol), int(classes[i]), 0.0, 0) for symbol, i in zip(symbols, disambiguation, strict=True)
     ]
     weights = transitions.weights(scales)
@@ -194,8 +210,7 @@ def _states_fst(windows: Sequence[Sequence[int]], tree: DecisionTree, transition
         states = _add_phone(rows, states, number, phone, [pdf for pdf in row if pdf >= 0], transitions, weights)
     finals = np.full(states, np.inf, dtype=np.float32)
     finals[0] = 0.0
-    source, ilabel, olabel, weight, target = zip(*rows, strict=True)
-    fst = from_arcs(0, finals, np.array(source), arc_records(ilabel, olabel, weight, target)).vector()
+    fst = _of_rows(rows, finals).vector()
     kaldifst.arcsort(fst, "olabel")
     return _States(fst, classes, symbols)
 
@@ -206,7 +221,7 @@ def _triple(window: Sequence[int]) -> tuple[int, int, int]:
 
 
 def _add_phone(
-    rows: list[tuple[int, int, int, float, int]],
+    rows: list[_Row],
     states: int,
     number: int,
     phone: int,

@@ -62,9 +62,7 @@ class FmllrStatistics:
         return self
 
     def __add__(self, other: FmllrStatistics) -> FmllrStatistics:
-        return FmllrStatistics(
-            self.products + other.products, self.linear + other.linear, self.count + other.count
-        )
+        return FmllrStatistics(self.products + other.products, self.linear + other.linear, self.count + other.count)
 
 
 def identity(dim: int) -> Tensor:
@@ -109,7 +107,8 @@ def _row(inverse: Tensor, linear: Tensor, cofactors: Tensor, count: float) -> Te
     solutions = [(-cross + sign * root) / (2.0 * square) for sign in (1.0, -1.0)]
     gains = [count * torch.log((a * square + cross).abs()) - 0.5 * a.square() * square for a in solutions]
     best = solutions[0] if gains[0] >= gains[1] else solutions[1]
-    return best * direction + inverse @ linear
+    row: Tensor = best * direction + inverse @ linear
+    return row
 
 
 def fmllr_gain(stats: FmllrStatistics, transform: Tensor) -> float:

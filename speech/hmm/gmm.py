@@ -21,7 +21,7 @@ from torch import Tensor
 _WIDTHS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 256)
 _TILE = 32  # frames of one pdf that are computed together
 _TILES = 1024  # tiles at a time: some ten megabytes of intermediate results
-_PERTURB = 0.01  # of a standard deviation: how far the halves of a split component move apart (Kaldi's default)
+_PERTURB = 0.2  # of a standard deviation: how far the halves of a split component move apart (as in HTK)
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class DiagGmm:
         index = order[places.clamp(max=max(len(order) - 1, 0))]
         extended = torch.cat([frames, frames.square()], dim=1)
         for rows, width in self._groups(tile_pdf):
-            for part in rows.split(_TILES):
+            for part in torch.split(rows, _TILES):
                 yield self._tile(extended, index[part], inside[part], tile_pdf[part], width)
 
     def _tile(self, extended: Tensor, index: Tensor, inside: Tensor, pdfs: Tensor, width: int) -> Tiles:

@@ -240,7 +240,6 @@ def _inner_arcs(owners: Ints, states: Ints, transitions: TransitionModel, log_pr
     rank = np.arange(len(source)) - np.repeat(np.cumsum(counts) - counts, counts)
     moves = transitions.offsets[owners][source] + rank
     target_state = transitions.destinations[moves]
-    last = transitions.phones  # the end of a phone is the number of its states
     sizes = transitions.num_states[owners][source]
     kept = (target_state != states[source]) & (target_state < sizes)
     source, moves, target_state = source[kept], moves[kept], target_state[kept]
@@ -259,7 +258,7 @@ def _outer_arcs(
     first, second = graph.edges[:, 0].astype(np.int64), graph.edges[:, 1].astype(np.int64)
     known = np.maximum(first, 0)  # what this gives for the beginning is replaced below
     ends = bases[known] + counts[known] - 1
-    exits = transitions.transition(owners[ends - 1], counts[known])
+    exits = transitions.transition(owners[ends - 1], counts[known].astype(np.int32))
     weight = -graph.costs.astype(np.float64) + np.where(first < 0, 0.0, log_probs[exits])
     ends = np.where(first < 0, 0, ends)
     finals = np.full(bases[-1], -np.inf)

@@ -29,7 +29,9 @@ class LdaStatistics:
     def zeros(cls, classes: int, dim: int) -> LdaStatistics:
         """No frames."""
         kind = torch.float64
-        return cls(torch.zeros(classes, dtype=kind), torch.zeros(classes, dim, dtype=kind), torch.zeros(dim, dim, dtype=kind))
+        return cls(
+            torch.zeros(classes, dtype=kind), torch.zeros(classes, dim, dtype=kind), torch.zeros(dim, dim, dtype=kind)
+        )
 
     def add(self, frames: Tensor, classes: Tensor) -> LdaStatistics:
         """Add frames `[N, F]` of classes `[N]`, in place."""
@@ -66,4 +68,5 @@ def estimate_lda(stats: LdaStatistics, dim: int) -> Tensor:
     whitened = torch.linalg.solve_triangular(lower, whitened.T, upper=False)
     _, vectors = torch.linalg.eigh((whitened + whitened.T) / 2)
     chosen = vectors.flip(1)[:, :dim]
-    return torch.linalg.solve_triangular(lower.T, chosen, upper=True).T.float().contiguous()
+    found: Tensor = torch.linalg.solve_triangular(lower.T, chosen, upper=True).T
+    return found.float().contiguous()

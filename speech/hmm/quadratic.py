@@ -21,7 +21,7 @@ def weighted_products(weights: Tensor, frames: Tensor) -> Tensor:
     size = frames.shape[1]
     row, column = torch.triu_indices(size, size, device=frames.device)
     total = torch.zeros(weights.shape[1], len(row), dtype=torch.float64, device=frames.device)
-    for part, values in zip(weights.split(_FRAMES), frames.split(_FRAMES), strict=True):
+    for part, values in zip(torch.split(weights, _FRAMES), torch.split(frames, _FRAMES), strict=True):
         total += (part.T @ (values[:, row] * values[:, column])).double()
     found = total.new_zeros(weights.shape[1], size, size)
     found[:, row, column] = total

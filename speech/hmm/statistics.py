@@ -52,7 +52,11 @@ class GmmStatistics:
 
 
 def accumulate(
-    gmm: DiagGmm, frames: Tensor, pdfs: Tensor, into: GmmStatistics | None = None, posterior_frames: Tensor | None = None
+    gmm: DiagGmm,
+    frames: Tensor,
+    pdfs: Tensor,
+    into: GmmStatistics | None = None,
+    posterior_frames: Tensor | None = None,
 ) -> GmmStatistics:
     """The E step: sums over frames whose pdfs are known (Viterbi training).
 

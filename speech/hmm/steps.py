@@ -98,7 +98,7 @@ class AlignOptions:
     beam: float = 10.0
     retry_beam: float = 40.0
     acoustic_scale: float = 0.1
-    scales: Scales = Scales()
+    scales: Scales = field(default_factory=Scales)
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ def align_frames(
     used, columns = np.unique(states.pdfs, return_inverse=True)
     scores = model.gmm.log_likelihoods(frames, torch.from_numpy(used.astype(np.int64)).to(frames.device))
     scaled = (options.acoustic_scale * scores).cpu().numpy()
-    path = viterbi(states, scaled, columns, beam or math.inf)
+    path = viterbi(states, scaled, columns.astype(np.int32), beam or math.inf)
     if path is None:
         return None
     score = float(scaled[np.arange(len(path)), columns[path]].mean())

@@ -103,6 +103,11 @@ class PhoneSet:
     def _index(self) -> dict[str, int]:
         return {name: i + 1 for i, name in enumerate(self.names)}
 
+    def base(self, phone: int) -> str:
+        """The lexicon's name of a phone, without its place in the word."""
+        name = self.names[phone - 1]
+        return name.rpartition("_")[0] if self.positions and phone > self.noises else name
+
     def numbers(self, pronunciation: Sequence[str]) -> tuple[int, ...]:
         """Numbers of a word's phones, with their places in the word if this set has them."""
         if not self.positions:
@@ -167,7 +172,9 @@ class TransitionModel:
         self.phones = phones
         self.keys = np.asarray(keys, dtype=np.int32).reshape(-1, 3)
         moves = [phones.topology(int(phone)).moves[int(state)] for phone, state, _ in self.keys]
-        self.num_states = np.array([phones.topology(int(phone)).num_states for phone in self.keys[:, 0]], dtype=np.int32)
+        self.num_states = np.array(
+            [phones.topology(int(phone)).num_states for phone in self.keys[:, 0]], dtype=np.int32
+        )
         self.offsets = np.concatenate([[0], np.cumsum([len(row) for row in moves])]).astype(np.int32)
         self.destinations = np.array([to for row in moves for to, _ in row], dtype=np.int32)
         self.owners = np.repeat(np.arange(len(moves), dtype=np.int32), np.diff(self.offsets))
@@ -209,7 +216,7 @@ class TransitionModel:
         """
         stay = self.log_probs[self.loops]
         leave = np.log1p(-np.exp(stay))[self.owners]
-        found = scales.loop * leave + scales.transition * (self.log_probs - leave)
+        found: Floats = scales.loop * leave + scales.transition * (self.log_probs - leave)
         found[self.loops] = scales.loop * stay
         return found
 

@@ -188,7 +188,9 @@ class Trainer:
         rows = stats.rows()
         spoken = list(range(self.phones.noises + 1, len(self.phones) + 1))
         tables = [
-            np.stack([rows[(stats.contexts[:, 1] == phone) & (stats.contexts[:, 3] == state)].sum(0) for phone in spoken])
+            np.stack(
+                [rows[(stats.contexts[:, 1] == phone) & (stats.contexts[:, 3] == state)].sum(0) for phone in spoken]
+            )
             for state in range(3)
         ]
         questions = phonetic_questions(spoken, tables, floor)
@@ -215,9 +217,15 @@ class Trainer:
         model, floor = self._updated(config, iteration, state.model, total)
         self.progress(
             Progress(
-                name, iteration, config.iterations, total.gmm.average, model.gmm.num_components,
-                len(state.aligned.failures), state.aligned.retried, time.monotonic() - started,
-            )  # fmt: skip
+                name,
+                iteration,
+                config.iterations,
+                total.gmm.average,
+                model.gmm.num_components,
+                len(state.aligned.failures),
+                state.aligned.retried,
+                time.monotonic() - started,
+            )
         )
         return replace(state, iteration=iteration, model=model, variance=floor)
 
@@ -237,9 +245,7 @@ class Trainer:
         return replace(model, gmm=gmm, transitions=model.transitions.updated(total.transitions)), variance
 
     def _mllt(self, state: Checkpoint) -> AcousticModel:
-        step = partial(
-            steps.mllt_statistics, state.model, alignments=state.aligned.alignments, every=self.config.every
-        )
+        step = partial(steps.mllt_statistics, state.model, alignments=state.aligned.alignments, every=self.config.every)
         parts: list[MlltStatistics] = list(self._map(step))
         matrix = estimate_mllt(sum(parts[1:], parts[0]))
         chain = state.model.chain
@@ -311,9 +317,7 @@ class Trainer:
     def _contexts(
         self, chain: FeatureChain, aligned: AlignedShard, adaptations: Mapping[str, Tensor], short: bool = False
     ) -> ContextStatistics:
-        step = partial(
-            steps.context_statistics, alignments=aligned.alignments, chain=chain, adaptations=adaptations
-        )
+        step = partial(steps.context_statistics, alignments=aligned.alignments, chain=chain, adaptations=adaptations)
         return ContextStatistics.merge([one for part in self._map(step, short) for one in part])
 
     def _map(self, step: Callable[[Shard], T], short: bool = False) -> Iterable[T]:

@@ -5,13 +5,13 @@ import math
 
 import numpy as np
 import pytest
+from hmm_toys import LEXICON, PHONES, context_tree, corpus, random_model
 
 from speech.hmm.align import alignment_of_path, equal_alignment, transition_counts, viterbi
 from speech.hmm.graphs import GraphOptions, state_graph, utterance_graph
 from speech.hmm.steps import AlignOptions, Shard, align, make_graphs
 from speech.hmm.topology import NOISE, SILENCE, PhoneSet, Scales, TransitionModel
 from speech.hmm.tree import monophone_tree
-from hmm_toys import LEXICON, PHONES, context_tree, corpus, random_model
 
 SIL = PHONES.silence
 
@@ -35,7 +35,9 @@ def best_reading(model, words, scores):
     for phones, cost in readings(words):
         contexts = np.array([*zip((0, *phones[:-1]), phones, (*phones[1:], 0), strict=True)], dtype=np.int32)
         table = model.tree.pdfs(contexts)
-        chain = [(i, s, int(table[i, s])) for i in range(len(phones)) for s in range(PHONES.topology(phones[i]).num_states)]
+        chain = [
+            (i, s, int(table[i, s])) for i in range(len(phones)) for s in range(PHONES.topology(phones[i]).num_states)
+        ]
         size = len(chain)
         matrix, final = np.full((size, size), -np.inf), -np.inf
         for a, (i, s, pdf) in enumerate(chain):

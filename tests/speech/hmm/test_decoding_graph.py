@@ -5,6 +5,7 @@ import itertools
 import kaldifst
 import numpy as np
 import pytest
+from hmm_toys import LEXICON, PHONES, arpa, context_tree, random_model, sentence_cost
 
 from speech.hmm.align import viterbi
 from speech.hmm.decode import DecodeOptions, GraphDecoder
@@ -12,7 +13,6 @@ from speech.hmm.decoding_graph import WordTable, compose_lexicon, decoding_graph
 from speech.hmm.fst_arrays import FstArrays
 from speech.hmm.graphs import state_graph, utterance_graph
 from speech.hmm.tree import monophone_tree
-from hmm_toys import LEXICON, PHONES, arpa, context_tree, random_model, sentence_cost
 
 WORDS = WordTable.of(LEXICON)
 

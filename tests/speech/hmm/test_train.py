@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from hmm_toys import LEXICON, arpa, corpus
 
 from speech.hmm.checkpoint import load_checkpoint, pack_alignments, unpack_alignments
 from speech.hmm.config import HmmConfig, StageConfig
@@ -11,7 +12,6 @@ from speech.hmm.decoding_graph import WordTable, compose_lexicon, decoding_graph
 from speech.hmm.model import AcousticModel, ModelError
 from speech.hmm.steps import Shard, Utterance, accumulate_shard, make_shards
 from speech.hmm.train import Trainer, TrainingError
-from hmm_toys import LEXICON, arpa, corpus
 
 STAGE = StageConfig(leaves=20, gaussians=50, iterations=4, growing=2, realign=(3,), estimate=(2, 4))
 CONFIG = HmmConfig(
@@ -56,6 +56,7 @@ def test_interrupted_training_gives_the_same_model(trained, tmp_path):
             done.append(progress)
             if len(done) == limit:
                 raise Interrupted
+
         return report
 
     for stop in [next(stops), 5, 4, 3]:
@@ -122,9 +123,9 @@ def test_adaptation_helps_an_unusual_speaker(trained, tmp_path):
     decoder = decoder_of(model, tmp_path)
     unusual = corpus(16, seed=6, speakers=1)
     heard = [one.features * 0.8 + 0.4 for one in unusual]
-    first, *adapted = decode_speaker(model, decoder, heard)
+    first, *adapted = decode_speaker(model, decoder, heard, minimum=100)
     assert len(adapted) == 2
-    transform = speaker_transform(model, heard, adapted[-1])
+    transform = speaker_transform(model, heard, adapted[-1], minimum=100)
 
     def fit(matrix):
         rows = [model.gmm.log_likelihoods(model.chain(one, matrix)) for one in heard]
@@ -157,5 +158,7 @@ def test_nothing_to_train_on_is_said():
     with pytest.raises(TrainingError, match="no utterances"):
         Trainer([], LEXICON)
     short = [Utterance("u", "s", torch.zeros(3, 4), ("TO", "AT"))]
-    with pytest.raises(TrainingError, match=r"none of the 1 utterances could be aligned \(first u: 3 frames are too few"):
+    with pytest.raises(
+        TrainingError, match=r"none of the 1 utterances could be aligned \(first u: 3 frames are too few"
+    ):
         Trainer(short, LEXICON, CONFIG).run("mono")

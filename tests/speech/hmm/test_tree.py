@@ -5,11 +5,11 @@ import json
 
 import numpy as np
 import pytest
+from hmm_toys import PHONES, context_tree, random_stats
 
 from speech.hmm.clustering import dendrogram, gaussian_log_likelihood, merge_clusters, phonetic_questions
 from speech.hmm.topology import MAX_STATES, PhoneSet
 from speech.hmm.tree import ContextStatistics, DecisionTree, grow_tree, monophone_tree
-from hmm_toys import PHONES, context_tree, random_stats
 
 FLOOR = 0.01
 
@@ -49,7 +49,9 @@ def test_tree_has_the_wanted_leaves_and_every_context_a_pdf():
     questions = [(phone,) for phone in spoken]
     tree = grow_tree(PHONES, random_stats(rng), questions, leaves=40, minimum=10, merge=False)
     assert tree.num_pdfs == 40 + 2 * 5
-    contexts = np.array(list(itertools.product(range(len(PHONES) + 1), range(1, len(PHONES) + 1), range(len(PHONES) + 1))))
+    contexts = np.array(
+        list(itertools.product(range(len(PHONES) + 1), range(1, len(PHONES) + 1), range(len(PHONES) + 1)))
+    )
     pdfs = tree.pdfs(contexts)
     for row, (_, phone, _) in zip(pdfs, contexts.tolist(), strict=True):
         count = PHONES.topology(phone).num_states

@@ -41,7 +41,9 @@ def context_tree(rng: np.random.Generator, leaves: int = 25) -> DecisionTree:
     return grow_tree(PHONES, random_stats(rng), questions, leaves, minimum=10)
 
 
-def random_model(rng: np.random.Generator, tree: DecisionTree | None = None, dim: int = 3, size: int = 2) -> AcousticModel:
+def random_model(
+    rng: np.random.Generator, tree: DecisionTree | None = None, dim: int = 3, size: int = 2
+) -> AcousticModel:
     """A model with random parameters."""
     tree = tree or monophone_tree(PHONES)
     keys = tree.transition_keys()
@@ -76,7 +78,9 @@ def corpus(count: int = 60, seed: int = 0, speakers: int = 2) -> list[Utterance]
     for number in range(count):
         words = rng.choice(list(LEXICON), int(rng.integers(1, 5))).tolist()
         speaker = number % speakers
-        found.append(Utterance(f"u{number:03}", f"s{speaker}", speech_like(rng, words) * (1 + 0.2 * speaker), tuple(words)))
+        found.append(
+            Utterance(f"u{number:03}", f"s{speaker}", speech_like(rng, words) * (1 + 0.2 * speaker), tuple(words))
+        )
     return found
 
 

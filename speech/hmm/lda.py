@@ -35,6 +35,7 @@ class LdaStatistics:
 
     def add(self, frames: Tensor, classes: Tensor) -> LdaStatistics:
         """Add frames `[N, F]` of classes `[N]`, in place."""
+        frames, classes = frames.cpu(), classes.cpu()
         self.counts += torch.bincount(classes, minlength=len(self.counts)).double()
         self.sums.index_add_(0, classes, frames.double())
         wide = frames.double()  # in float32 the difference of two large sums would lose the variance within classes

@@ -47,8 +47,8 @@ class MlltStatistics:
             counts = tile.posteriors.sum(1).reshape(-1, 1)
             weighted = torch.bmm(tile.posteriors, inverse)
             precisions[tile.frames[tile.inside]] = weighted[tile.inside]
-            self.products -= _cross_terms(inverse.reshape(-1, dim), means, sums - 0.5 * counts * means)
-        self.products += weighted_products(precisions, frames)
+            self.products -= _cross_terms(inverse.reshape(-1, dim), means, sums - 0.5 * counts * means).cpu()
+        self.products += weighted_products(precisions, frames).cpu()
         self.num_frames += len(frames)
         return self
 

@@ -114,7 +114,7 @@ def update(gmm: DiagGmm, stats: GmmStatistics, variance_floor: Tensor, minimum: 
     """
     occupancies, dim = stats.occupancies, gmm.dim
     kept = occupancies >= minimum
-    kept[torch.arange(len(kept)), occupancies.argmax(1)] = True
+    kept.scatter_(1, occupancies.argmax(1, keepdim=True), True)
     starved = occupancies.max(1).values < minimum
     safe = occupancies.clamp(min=1e-10).unsqueeze(2)
     means = stats.sums[..., :dim] / safe

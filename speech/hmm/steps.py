@@ -225,8 +225,8 @@ def _aligned(
     return torch.cat([frames for frames, _ in pairs]), [alignment for _, alignment in pairs]
 
 
-def _pdfs(found: Sequence[Alignment], tree: DecisionTree) -> Tensor:
-    return torch.from_numpy(np.concatenate([one.pdfs(tree) for one in found]).astype(np.int64))
+def _pdfs(found: Sequence[Alignment], tree: DecisionTree, device: torch.device) -> Tensor:
+    return torch.from_numpy(np.concatenate([one.pdfs(tree) for one in found]).astype(np.int64)).to(device)
 
 
 def accumulate_shard(
@@ -254,7 +254,7 @@ def accumulate_shard(
         return Statistics(GmmStatistics.zeros(model.gmm), counts)
     for one in found:
         counts += transition_counts(one, model.tree, model.transitions)
-    pdfs = _pdfs(found, model.tree)
+    pdfs = _pdfs(found, model.tree, frames.device)
     if unadapted:
         plain, _ = _aligned(Shard(shard.utterances), alignments, model.chain, None)
         return Statistics(accumulate(model.gmm, plain, pdfs, posterior_frames=frames), counts)
@@ -266,7 +266,7 @@ def context_statistics(
 ) -> list[ContextStatistics]:
     """Statistics to grow a tree from: one, or none if no utterance has an alignment."""
     frames, found = _aligned(shard, alignments, chain, adaptations)
-    return [ContextStatistics.of_frames(concatenated_contexts(found), frames.numpy())] if found else []
+    return [ContextStatistics.of_frames(concatenated_contexts(found), frames.cpu().numpy())] if found else []
 
 
 def lda_statistics(shard: Shard, alignments: Alignments, chain: FeatureChain, tree: DecisionTree) -> LdaStatistics:
@@ -276,7 +276,7 @@ def lda_statistics(shard: Shard, alignments: Alignments, chain: FeatureChain, tr
     stats = LdaStatistics.zeros(tree.num_pdfs, dim)
     for one in shard.utterances:
         if one.id in alignments:
-            stats.add(wide(one.features), _pdfs([alignments[one.id]], tree))
+            stats.add(wide(one.features), _pdfs([alignments[one.id]], tree, one.features.device))
     return stats
 
 
@@ -284,7 +284,7 @@ def mllt_statistics(model: AcousticModel, shard: Shard, alignments: Alignments, 
     """Statistics for MLLT; of every n-th frame only, where there are plenty."""
     stats = MlltStatistics.zeros(model.gmm.dim)
     frames, found = _aligned(shard, alignments, model.chain, None)
-    return stats.add(model.gmm, frames[::every], _pdfs(found, model.tree)[::every]) if found else stats
+    return stats.add(model.gmm, frames[::every], _pdfs(found, model.tree, frames.device)[::every]) if found else stats
 
 
 def fmllr_statistics(
@@ -313,7 +313,7 @@ def fmllr_statistics(
         adapted = adapt(plain, known[speaker]) if speaker in known else plain
         phones = np.concatenate([one.phones[one.phone_of_frame()] for one in found])
         weights = torch.from_numpy(np.where(phones <= model.tree.phones.noises, silence_weight, 1.0))[::every]
-        pdfs = _pdfs(found, model.tree)[::every]
+        pdfs = _pdfs(found, model.tree, plain.device)[::every]
         zeros = FmllrStatistics.zeros(model.gmm.dim)
         stats[speaker] = zeros.add(model.gmm, plain[::every], pdfs, weights, adapted[::every])
     return stats

@@ -8,7 +8,9 @@ import pytest
 import torch
 from hmm_toys import random_model
 
+from speech.hmm.fmllr import FmllrStatistics
 from speech.hmm.gmm import DiagGmm, split_targets
+from speech.hmm.mllt import MlltStatistics
 from speech.hmm.statistics import accumulate, merge, update
 
 
@@ -123,3 +125,24 @@ def test_split_keeps_the_density_nearly_and_is_repeatable():
     assert (grown.log_likelihoods(frames) - gmm.log_likelihoods(frames)).abs().mean() < 0.1
     torch.testing.assert_close(grown.means, gmm.split([4, 5, 3, 1, 6], seed=3).means)
     torch.testing.assert_close(grown.weights.sum(1), torch.ones(5))
+
+
+@pytest.mark.gpu
+def test_a_gpu_gives_the_same_sums():
+    gmm, (frames, pdfs) = mixture(), sample(count=500)
+    there = gmm.to("cuda")
+    torch.testing.assert_close(there.log_likelihoods(frames.cuda()).cpu(), gmm.log_likelihoods(frames))
+    ours, theirs = accumulate(gmm, frames, pdfs), accumulate(there, frames.cuda(), pdfs.cuda())
+    torch.testing.assert_close(theirs.sums.cpu(), ours.sums, rtol=1e-4, atol=1e-3)
+    floor = torch.full((4,), 0.01)
+    torch.testing.assert_close(update(there, theirs, floor).means.cpu(), update(gmm, ours, floor).means)
+    mllt = [
+        MlltStatistics.zeros(4).add(gmm, frames, pdfs),
+        MlltStatistics.zeros(4).add(there, frames.cuda(), pdfs.cuda()),
+    ]
+    torch.testing.assert_close(mllt[1].products, mllt[0].products, rtol=1e-3, atol=1e-2)
+    fmllr = (
+        FmllrStatistics.zeros(4).add(gmm, frames, pdfs),
+        FmllrStatistics.zeros(4).add(there, frames.cuda(), pdfs.cuda()),
+    )
+    torch.testing.assert_close(fmllr[1].products, fmllr[0].products, rtol=1e-3, atol=1e-2)

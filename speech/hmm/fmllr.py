@@ -117,7 +117,8 @@ def fmllr_gain(stats: FmllrStatistics, transform: Tensor) -> float:
     def auxiliary(matrix: Tensor) -> Tensor:
         quadratic = torch.einsum("ij,ijk,ik->", matrix, stats.products, matrix)
         determinant = torch.linalg.slogdet(matrix[:, :-1])[1]
-        return stats.count * determinant + (matrix * stats.linear).sum() - 0.5 * quadratic
+        value: Tensor = stats.count * determinant + (matrix * stats.linear).sum() - 0.5 * quadratic
+        return value
 
     start = identity(len(stats.linear))
     return float(auxiliary(transform) - auxiliary(start)) / max(stats.count, 1.0)

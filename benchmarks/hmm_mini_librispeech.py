@@ -1,0 +1,208 @@
+"""A GMM-HMM recognizer of mini-LibriSpeech, from audio to WER: monophones, triphones, LDA+MLLT, SAT.
+
+    python -m benchmarks.hmm_mini_librispeech --arpa lm.arpa [--work FOLDER] [--stages mono tri lda sat] [--json]
+
+Trains on train-clean-5, decodes dev-clean-5 (found by STARLING_SHARED_DATA) with CMUdict and an n-gram. Prints WER,
+CPU seconds and peak memory of each step. Use OMP_NUM_THREADS=1 for CPU seconds that mean something. An interrupted run
+continues in its folder, but its CPU seconds are only those of the last part.
+"""
+
+import argparse
+import json
+import os
+import re
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from speech.audio import decode_audio
+from speech.features import CmvnStats, MfccConfig, build_features
+from speech.hmm.checkpoint import load_checkpoint
+from speech.hmm.config import HmmConfig
+from speech.hmm.decode import DecodeOptions, GraphDecoder, Hypothesis, by_speaker, decode_plain, decode_speaker
+from speech.hmm.decoding_graph import WordTable, compose_lexicon, decoding_graph, grammar, lexicon_fst
+from speech.hmm.fst_arrays import FstArrays
+from speech.hmm.graphs import Lexicon
+from speech.hmm.model import AcousticModel
+from speech.hmm.steps import Utterance
+from speech.hmm.topology import PhoneSet
+from speech.hmm.train import STAGES, Progress, Trainer
+from speech.scoring import score_sets
+
+RATE = 16000
+FEATURES = MfccConfig(num_mels=23, dither=0.0)
+ROWS: list[dict[str, object]] = []
+
+
+@contextmanager
+def measured(name: str, **facts: object) -> Iterator[dict[str, object]]:
+    """Measure a step: CPU seconds, wall seconds, peak memory so far."""
+    row: dict[str, object] = {"step": name, **facts}
+    cpu, wall = time.process_time(), time.monotonic()
+    yield row
+    row |= {"cpu_s": round(time.process_time() - cpu, 1), "wall_s": round(time.monotonic() - wall, 1)}
+    row["peak_gb"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6, 2)
+    ROWS.append(row)
+    print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+
+
+def read_corpus(folder: Path) -> list[Utterance]:
+    """MFCC of a LibriSpeech folder, mean and variance normalized by speaker."""
+    extract = build_features(FEATURES, RATE)
+    texts = dict(
+        line.split(" ", 1) for path in folder.rglob("*.trans.txt") for line in path.read_text().splitlines() if line
+    )
+    features: dict[str, Tensor] = {}
+    stats: dict[str, CmvnStats] = {}
+    for path in sorted(one for one in folder.rglob("*") if one.suffix in (".flac", ".opus")):
+        wave = decode_audio(path)[0]
+        features[path.stem] = extract(wave.unsqueeze(0), torch.tensor([len(wave)]))[0][0]
+        stats.setdefault(path.stem.split("-")[0], CmvnStats(extract.dim)).add(features[path.stem])
+    found = []
+    for name, frames in features.items():
+        own = stats[name.split("-")[0]]
+        found.append(Utterance(name, name.split("-")[0], (frames - own.mean) / own.std, tuple(texts[name].split())))
+    return found
+
+
+def read_cmudict(path: Path) -> Lexicon:
+    """Pronunciations by word, in upper case."""
+    found: dict[str, list[tuple[str, ...]]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        word, *phones = line.split("#")[0].split()
+        found.setdefault(re.sub(r"\(\d+\)$", "", word).upper(), []).append(tuple(phones))
+    return found
+
+
+def arpa_words(path: Path) -> list[str]:
+    """The unigrams of an ARPA file."""
+    words, inside = [], False
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            if line.startswith("\\"):
+                if inside and line.startswith("\\2"):
+                    break
+                inside = line.startswith("\\1-grams")
+            elif inside and len(parts := line.split()) > 1:
+                words.append(parts[1])
+    return words
+
+
+class Recognition:
+    """Graphs of one lexicon and language model, and scores of what they recognize."""
+
+    def __init__(self, phones: PhoneSet, lexicon: Lexicon, arpa: Path, options: DecodeOptions) -> None:
+        self.options = options
+        with measured("L o G") as row:
+            known = set(phones.names)
+            spoken = {
+                word: usable
+                for word in arpa_words(arpa)
+                if (usable := [one for one in lexicon.get(word, ()) if known.issuperset(one)])
+            }
+            self.words = WordTable.of(spoken)
+            found = lexicon_fst(phones, spoken, self.words)
+            self.symbols = found.symbols
+            self.lg = compose_lexicon(found, grammar(arpa, self.words))
+            row["words"] = len(self.words.words)
+
+    def graph(self, name: str, model: AcousticModel) -> FstArrays:
+        """The decoding graph of a model."""
+        with measured(f"{name}: graph") as row:
+            found = decoding_graph(self.lg, self.symbols, model.tree, model.transitions)
+            row |= {"states": len(found.finals), "arcs": len(found.arcs), "mb": round(len(found.arcs) * 16e-6)}
+        return found
+
+    def score(self, name: str, model: AcousticModel, test: list[Utterance], passes: int) -> None:
+        """Decode and print the WER after each pass."""
+        decoder = GraphDecoder(self.graph(name, model).constant(), self.words, self.options)
+        seconds = sum(len(one.features) for one in test) / 100
+        started = time.process_time()
+        with measured(f"{name}: decode") as row:
+            hypotheses = decoded(model, decoder, test, passes)
+            row["wer"] = [round(100 * wer(test, one), 2) for one in hypotheses]
+            row["rtf"] = round((time.process_time() - started) / seconds / (passes + 1), 3)
+
+
+def decoded(model: AcousticModel, decoder: GraphDecoder, test: list[Utterance], passes: int) -> list[list[Hypothesis]]:
+    """Hypotheses of all utterances after each pass."""
+    if not passes:
+        return [decode_plain(model, decoder, [one.features for one in test])]
+    found: list[dict[int, Hypothesis]] = [{} for _ in range(passes + 1)]
+    for places in by_speaker([one.speaker for one in test]).values():
+        for number, one in enumerate(decode_speaker(model, decoder, [test[i].features for i in places], passes)):
+            for place, hypothesis in zip(places, one, strict=True):
+                found[number][place] = hypothesis
+    return [[one[place] for place in range(len(test))] for one in found]
+
+
+def wer(test: list[Utterance], hypotheses: list[Hypothesis]) -> float:
+    """Word error rate, counted as sclite does."""
+    rows = [
+        (one.id, " ".join(one.words), " ".join(found.words), one.speaker, "dev")
+        for one, found in zip(test, hypotheses, strict=True)
+    ]
+    return float(score_sets(rows).wer)
+
+
+def arguments() -> argparse.Namespace:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--arpa", type=Path, help="n-gram; without one, models are trained and not scored")
+    parser.add_argument("--work", type=Path, default=Path("hmm-work"), help="checkpoints")
+    parser.add_argument("--stages", nargs="+", default=list(STAGES), choices=STAGES, help="which stages to score")
+    parser.add_argument("--config", default="{}", help="changes to HmmConfig as JSON")
+    parser.add_argument("--beam", type=float, default=DecodeOptions.beam)
+    parser.add_argument("--scale", type=float, default=DecodeOptions.acoustic_scale)
+    parser.add_argument("--passes", type=int, default=2, help="how often SAT adapts and decodes again")
+    parser.add_argument("--limit", type=int, help="train on so many utterances only")
+    parser.add_argument("--json", action="store_true", help="a line of JSON at the end")
+    return parser.parse_args()
+
+
+def show(progress: Progress) -> None:
+    """A line for each iteration."""
+    print(
+        f"{progress.stage} {progress.iteration}/{progress.iterations}: {progress.log_likelihood:.3f} a frame, "
+        f"{progress.gaussians} Gaussians, {progress.failures} failed, {progress.retried} retried, "
+        f"{progress.seconds:.1f} s",
+        flush=True,
+    )
+
+
+def main() -> None:
+    """Train, decode, print."""
+    args = arguments()
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    data = Path(os.environ.get("STARLING_SHARED_DATA", "../shared/data"))
+    with measured("features"):
+        train = read_corpus(data / "LibriSpeech" / "train-clean-5")[: args.limit]
+        test = read_corpus(data / "LibriSpeech" / "dev-clean-5")
+    lexicon = read_cmudict(data / "lexicon" / "cmudict.dict")
+    phones = PhoneSet.of(one for several in lexicon.values() for one in several)
+    trainer = Trainer(train, lexicon, HmmConfig(**json.loads(args.config)), args.work, show, phones=phones)
+    state = None
+    for name in STAGES[: 1 + max(STAGES.index(one) for one in args.stages)]:
+        with measured(f"{name}: train") as row:
+            state = trainer.stage(name, state)
+            row |= {"pdfs": state.model.gmm.num_pdfs, "gaussians": state.model.gmm.num_components}
+    del trainer, train, state
+    if args.arpa:
+        options = DecodeOptions(beam=args.beam, acoustic_scale=args.scale)
+        recognition = Recognition(phones, lexicon, args.arpa, options)
+        for name in args.stages:
+            checkpoint = load_checkpoint(args.work / name)
+            assert checkpoint is not None
+            recognition.score(name, checkpoint.model, test, args.passes if name == "sat" else 0)
+    if args.json:
+        print(json.dumps({"benchmark": "GMM-HMM, mini-LibriSpeech", "argv": sys.argv[1:], "rows": ROWS}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Configuration of GMM-HMM training; the defaults suit about five hours of speech."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+StageName = Literal["mono", "tri", "lda", "sat"]
+
+
+class StageConfig(BaseModel):
+    """One training stage: a tree, then EM iterations with growing mixtures."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    leaves: int = Field(default=2500, ge=1)
+    """Wanted tied states; not read for monophones."""
+    gaussians: int = Field(default=15_000, ge=1)
+    """Components of all mixtures at the end."""
+    iterations: int = Field(default=16, ge=1)
+    """EM iterations."""
+    growing: int = Field(default=11, ge=1)
+    """Iterations over which the mixtures grow."""
+    realign: tuple[int, ...] = (5, 10)
+    """Iterations before which the utterances are aligned anew."""
+    estimate: tuple[int, ...] = (2, 4, 6, 10)
+    """Iterations before which MLLT (`lda`) or the speakers' fMLLR (`sat`) are estimated."""
+
+
+class HmmConfig(BaseModel):
+    """GMM-HMM training: monophones, triphones on deltas, LDA with MLLT, speaker-adaptive training."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    mono: StageConfig = StageConfig(gaussians=1000, iterations=14, growing=10, realign=(2, 3, 4, 5, 6, 8, 10, 12))
+    """Monophones, from a flat start."""
+    tri: StageConfig = StageConfig(leaves=1800, gaussians=9_000, iterations=10, growing=7, realign=(5,))
+    """Triphones on features with deltas."""
+    lda: StageConfig = StageConfig()
+    """Triphones on LDA and MLLT."""
+    sat: StageConfig = StageConfig()
+    """Triphones on LDA, MLLT and fMLLR by speaker."""
+    mono_utterances: int = Field(default=300, ge=1)
+    """The shortest utterances, that monophones are trained on."""
+    lda_context: int = Field(default=4, ge=1)
+    """Neighbours on either side for LDA."""
+    lda_dim: int = Field(default=40, ge=1)
+    """Features after LDA."""
+    beam: float = Field(default=10.0, ge=0)
+    """Beam of alignment, at the acoustic scale; 0 is none."""
+    retry_beam: float = Field(default=40.0, ge=0)
+    """Beam of a second try."""
+    acoustic_scale: float = Field(default=0.1, gt=0)
+    """Weight of the log likelihoods in alignment."""
+    silence_probability: float = Field(default=0.5, gt=0, lt=1)
+    """Probability of silence between words."""
+    power: float = Field(default=0.25, ge=0, le=1)
+    """Components of a mixture are proportional to this power of its frames."""
+    variance_floor: float = Field(default=0.01, gt=0)
+    """Smallest variance, as a share of the features' own."""
+    minimum_occupancy: float = Field(default=10.0, ge=0)
+    """Frames below which a component is removed."""
+    leaf_frames: float = Field(default=80.0, ge=0)
+    """Frames that a leaf of the tree must have."""
+    silence_weight: float = Field(default=0.01, ge=0)
+    """Weight of silence in fMLLR."""
+    every: int = Field(default=2, ge=1)
+    """MLLT and fMLLR see every n-th frame."""
+    positions: bool = False
+    """Phones know their place in the word: for larger corpora."""
+    shard_frames: int = Field(default=200_000, ge=1)
+    """Frames of a shard that is worked on at a time."""
+    seed: int = 0
+    """Of the directions in which components are split."""

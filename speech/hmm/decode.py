@@ -1,0 +1,168 @@
+"""Decoding with a graph: beam search by kaldi-decoder, in two passes with fMLLR for each speaker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import kaldi_decoder
+import kaldifst
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from speech.hmm.decoding_graph import WordTable
+from speech.hmm.fmllr import FmllrStatistics, estimate_fmllr
+from speech.hmm.model import AcousticModel, adapt
+from speech.hmm.topology import Ints
+
+
+@dataclass(frozen=True)
+class DecodeOptions:
+    """How to search.
+
+    Attributes:
+        beam: width of the beam, at the scale of the scaled log likelihoods.
+        max_active: most states that are kept at a frame.
+        acoustic_scale: weight of the log likelihoods beside the graph's costs.
+    """
+
+    beam: float = 13.0
+    max_active: int = 7000
+    acoustic_scale: float = 0.083333
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """What was recognized.
+
+    Attributes:
+        words: the words.
+        pdfs: int32 `[T]`, the tied state of each frame.
+        cost: of the path.
+        complete: whether the search ended in a final state.
+    """
+
+    words: tuple[str, ...]
+    pdfs: Ints
+    cost: float
+    complete: bool
+
+
+class GraphDecoder:
+    """Searches a graph.
+
+    Args:
+        graph: kaldifst's constant transducer, input labels pdf + 1.
+        words: the output labels.
+        options: beam and scale.
+    """
+
+    def __init__(self, graph: Any, words: WordTable, options: DecodeOptions | None = None) -> None:
+        self.options = options or DecodeOptions()
+        self.words = words
+        self._graph = graph  # the decoder does not keep it alive
+        settings = kaldi_decoder.FasterDecoderOptions(beam=self.options.beam, max_active=self.options.max_active)
+        self._decoder = kaldi_decoder.FasterDecoder(graph, settings)
+
+    def __call__(self, log_likelihoods: NDArray[np.float32]) -> Hypothesis:
+        """Decode log likelihoods `[T, P]` (or posteriors minus priors), not scaled."""
+        if len(log_likelihoods) == 0:
+            return Hypothesis((), np.zeros(0, dtype=np.int32), 0.0, False)
+        scaled = np.ascontiguousarray(self.options.acoustic_scale * log_likelihoods, dtype=np.float32)
+        self._decoder.decode(kaldi_decoder.DecodableCtc(scaled))
+        complete = self._decoder.reached_final()
+        found, lattice = self._decoder.get_best_path()
+        if not found:
+            return Hypothesis((), np.zeros(0, dtype=np.int32), float("inf"), False)
+        _, labels, words, weight = kaldifst.get_linear_symbol_sequence(lattice)
+        names = tuple(self.words.words[word - 1] for word in words)
+        pdfs = np.array(labels, dtype=np.int32) - 1
+        return Hypothesis(names, pdfs, float(weight.value1 + weight.value2), complete)
+
+
+def decode_plain(model: AcousticModel, decoder: GraphDecoder, features: Sequence[Tensor]) -> list[Hypothesis]:
+    """Decode utterances without adaptation; with a speaker-adapted model by its mixtures for such features."""
+    gmm = model.unadapted or model.gmm
+    return [decoder(gmm.log_likelihoods(model.chain(one)).cpu().numpy()) for one in features]
+
+
+def speaker_transform(
+    model: AcousticModel,
+    features: Sequence[Tensor],
+    hypotheses: Sequence[Hypothesis],
+    transform: Tensor | None = None,
+    silence_weight: float = 0.01,
+    passes: int = 3,
+    minimum: float = 500.0,
+) -> Tensor:
+    """A speaker's fMLLR from what was recognized.
+
+    Args:
+        model: the speaker-adapted model.
+        features: of all of the speaker's utterances, static.
+        hypotheses: what was recognized in them.
+        transform: the transform so far, for the first posteriors of components.
+        silence_weight: weight of frames of silence and noise.
+        passes: how often posteriors and transform are computed.
+        minimum: frames below which the speaker is left as he is.
+
+    Returns:
+        float32 `[D, D + 1]`.
+    """
+    pairs = [(model.chain(one), found) for one, found in zip(features, hypotheses, strict=True)]
+    pairs = [(frames, found) for frames, found in pairs if len(frames) and len(found.pdfs) == len(frames)]
+    dim = model.gmm.dim
+    if not pairs:
+        return torch.eye(dim, dim + 1)
+    frames = torch.cat([one for one, _ in pairs])
+    pdfs = torch.from_numpy(np.concatenate([found.pdfs for _, found in pairs]).astype(np.int64))
+    quiet = torch.isin(pdfs, torch.from_numpy(noise_pdfs(model).astype(np.int64)))
+    weights = torch.where(quiet, silence_weight, 1.0)
+    for _ in range(passes):
+        adapted = frames if transform is None else adapt(frames, transform)
+        stats = FmllrStatistics.zeros(dim).add(model.gmm, frames, pdfs, weights, adapted)
+        transform = estimate_fmllr(stats, minimum).float()
+    assert transform is not None
+    return transform
+
+
+def noise_pdfs(model: AcousticModel) -> Ints:
+    """The pdfs of silence and noise."""
+    noises = np.arange(1, model.tree.phones.noises + 1, dtype=np.int32)
+    table = model.tree.pdfs(np.stack([0 * noises, noises, 0 * noises], axis=1))
+    return np.unique(table[table >= 0])
+
+
+def decode_speaker(
+    model: AcousticModel, decoder: GraphDecoder, features: Sequence[Tensor], passes: int = 2, minimum: float = 500.0
+) -> list[list[Hypothesis]]:
+    """Decode a speaker's utterances, first without adaptation, then with fMLLR from the hypotheses before.
+
+    Args:
+        model: a speaker-adapted model.
+        decoder: over the model's graph.
+        features: static features of each utterance.
+        passes: how often to adapt and decode again.
+        minimum: frames below which the speaker is left as he is.
+
+    Returns:
+        The hypotheses after each pass, the first without adaptation.
+    """
+    found = [decode_plain(model, decoder, features)]
+    transform: Tensor | None = None
+    for _ in range(passes):
+        transform = speaker_transform(model, features, found[-1], transform, minimum=minimum)
+        scores = [model.gmm.log_likelihoods(model.chain(one, transform)) for one in features]
+        found.append([decoder(one.cpu().numpy()) for one in scores])
+    return found
+
+
+def by_speaker(speakers: Sequence[str]) -> Mapping[str, list[int]]:
+    """Places of each speaker's utterances."""
+    found: dict[str, list[int]] = {}
+    for place, speaker in enumerate(speakers):
+        found.setdefault(speaker, []).append(place)
+    return found

@@ -1,0 +1,124 @@
+"""Feature-space maximum-likelihood linear regression: a speaker's affine transform (Gales 1998, CSL 12).
+
+x̂ = A x + b = W ξ with ξ = (x, 1) maximizes β log |A| + Σ_i (w_i k_i - ½ w_i G_i w_iᵀ), row by row. The same transform
+serves to train on speakers as if they were one (speaker-adaptive training).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from speech.hmm.gmm import DiagGmm
+from speech.hmm.quadratic import weighted_products
+
+
+@dataclass
+class FmllrStatistics:
+    """Sums over a speaker's frames.
+
+    Attributes:
+        products: float64 `[D, D + 1, D + 1]`, G_i = Σ γ / σ²_i ξ ξᵀ.
+        linear: float64 `[D, D + 1]`, k_i = Σ γ μ_i / σ²_i ξ.
+        count: frames, weighted.
+    """
+
+    products: Tensor
+    linear: Tensor
+    count: float = 0.0
+
+    @classmethod
+    def zeros(cls, dim: int) -> FmllrStatistics:
+        """No frames."""
+        kind = torch.float64
+        return cls(torch.zeros(dim, dim + 1, dim + 1, dtype=kind), torch.zeros(dim, dim + 1, dtype=kind))
+
+    def add(
+        self, gmm: DiagGmm, frames: Tensor, pdfs: Tensor, weights: Tensor | None = None, adapted: Tensor | None = None
+    ) -> FmllrStatistics:
+        """Add frames, in place.
+
+        Args:
+            gmm: the mixtures that transformed frames shall fit.
+            frames: `[N, D]`, not adapted.
+            pdfs: int64 `[N]`.
+            weights: `[N]`, of the frames: small ones for silence, which tells little about a speaker.
+            adapted: `[N, D]`, the frames under the transform so far, for the components' posteriors.
+        """
+        weights = torch.ones(len(frames), device=frames.device) if weights is None else weights.to(frames)
+        precisions, targets = torch.zeros_like(frames), torch.zeros_like(frames)
+        for tile in gmm.tiles(frames if adapted is None else adapted, pdfs):
+            width = tile.posteriors.shape[2]
+            inverse = gmm.variances[tile.pdfs, :width].reciprocal()
+            where = tile.frames[tile.inside]
+            precisions[where] = torch.bmm(tile.posteriors, inverse)[tile.inside]
+            targets[where] = torch.bmm(tile.posteriors, gmm.means[tile.pdfs, :width] * inverse)[tile.inside]
+        extended = torch.cat([frames, frames.new_ones(len(frames), 1)], dim=1)
+        self.products += weighted_products(precisions * weights.unsqueeze(1), extended).cpu()
+        self.linear += ((targets * weights.unsqueeze(1)).double().T @ extended.double()).cpu()
+        self.count += float(weights.sum(dtype=torch.float64))
+        return self
+
+    def __add__(self, other: FmllrStatistics) -> FmllrStatistics:
+        return FmllrStatistics(self.products + other.products, self.linear + other.linear, self.count + other.count)
+
+
+def identity(dim: int) -> Tensor:
+    """The transform that changes nothing: float64 `[D, D + 1]`."""
+    return torch.eye(dim, dim + 1, dtype=torch.float64)
+
+
+def estimate_fmllr(stats: FmllrStatistics, minimum: float = 500.0, iterations: int = 20) -> Tensor:
+    """A speaker's transform, by row updates from the identity.
+
+    w_i = (α p_i + k_i) G_i⁻¹ with p_i the row's cofactors and a zero, where α solves
+    α² p G⁻¹ pᵀ + α p G⁻¹ kᵀ - β = 0 and makes the auxiliary function larger (Gales 1998, equations 18 to 20).
+
+    Args:
+        stats: sums over the speaker's frames.
+        minimum: with fewer frames, the identity.
+        iterations: passes over all rows.
+
+    Returns:
+        float64 `[D, D + 1]`.
+    """
+    dim = len(stats.linear)
+    transform = identity(dim)
+    if stats.count < minimum:
+        return transform
+    inverses = torch.linalg.inv(stats.products)
+    for _ in range(iterations):
+        before = transform.clone()
+        for i in range(dim):
+            cofactors = torch.cat([torch.linalg.inv(transform[:, :dim])[:, i], transform.new_zeros(1)])
+            transform[i] = _row(inverses[i], stats.linear[i], cofactors, stats.count)
+        if (transform - before).abs().max() < 1e-6:
+            break
+    return transform
+
+
+def _row(inverse: Tensor, linear: Tensor, cofactors: Tensor, count: float) -> Tensor:
+    """One row, given the cofactors (up to a factor) of the others."""
+    direction = inverse @ cofactors
+    square, cross = cofactors @ direction, linear @ direction
+    root = (cross.square() + 4.0 * count * square).sqrt()
+    solutions = [(-cross + sign * root) / (2.0 * square) for sign in (1.0, -1.0)]
+    gains = [count * torch.log((a * square + cross).abs()) - 0.5 * a.square() * square for a in solutions]
+    best = solutions[0] if gains[0] >= gains[1] else solutions[1]
+    row: Tensor = best * direction + inverse @ linear
+    return row
+
+
+def fmllr_gain(stats: FmllrStatistics, transform: Tensor) -> float:
+    """How much a transform raises the auxiliary function over the identity, for a frame."""
+
+    def auxiliary(matrix: Tensor) -> Tensor:
+        quadratic = torch.einsum("ij,ijk,ik->", matrix, stats.products, matrix)
+        determinant = torch.linalg.slogdet(matrix[:, :-1])[1]
+        value: Tensor = stats.count * determinant + (matrix * stats.linear).sum() - 0.5 * quadratic
+        return value
+
+    start = identity(len(stats.linear))
+    return float(auxiliary(transform) - auxiliary(start)) / max(stats.count, 1.0)

@@ -1,0 +1,104 @@
+"""Weighted transducers as numpy arrays, and back, through OpenFst's file format for constant transducers.
+
+Graphs have millions of arcs: what changes every arc is done on arrays, and OpenFst (kaldifst) does the rest.
+"""
+
+from __future__ import annotations
+
+import struct
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import kaldifst
+import numpy as np
+from numpy.typing import NDArray
+
+_MAGIC = 2125659606
+_STATE = np.dtype([("final", "<f4"), ("first", "<u4"), ("arcs", "<u4"), ("in_eps", "<u4"), ("out_eps", "<u4")])
+_ARC = np.dtype([("ilabel", "<i4"), ("olabel", "<i4"), ("weight", "<f4"), ("target", "<i4")])
+_EXPANDED = 1  # the property that OpenFst's constant transducers have; the others are found out when needed
+
+
+@dataclass
+class FstArrays:
+    """A transducer.
+
+    Attributes:
+        start: its first state.
+        finals: float32 `[S]`, final costs, infinite where a state is not final.
+        sources: int32 `[A]`, sorted: the state that each arc leaves.
+        arcs: `[A]`, records of ilabel, olabel, weight (a cost) and target.
+    """
+
+    start: int
+    finals: NDArray[np.float32]
+    sources: NDArray[np.int32]
+    arcs: NDArray[Any]
+
+    def write(self, path: Path) -> None:
+        """Write a constant transducer that `kaldifst.StdConstFst.read` reads."""
+        states = np.zeros(len(self.finals), dtype=_STATE)
+        counts = np.bincount(self.sources, minlength=len(states))
+        states["final"], states["arcs"] = self.finals, counts
+        states["first"] = np.cumsum(counts) - counts
+        for field, label in (("in_eps", "ilabel"), ("out_eps", "olabel")):
+            states[field] = np.bincount(self.sources[self.arcs[label] == 0], minlength=len(states))
+        with path.open("wb") as file:
+            file.write(struct.pack("<ii5si8sii", _MAGIC, 5, b"const", 8, b"standard", 2, 0))
+            file.write(struct.pack("<Qqqq", _EXPANDED, self.start, len(states), len(self.arcs)))
+            states.tofile(file)
+            self.arcs.tofile(file)
+
+    @classmethod
+    def read(cls, path: Path) -> FstArrays:
+        """The inverse of `write`.
+
+        Raises:
+            ValueError: the file is no constant transducer.
+        """
+        with path.open("rb") as file:
+            head = file.read(33)
+            if len(head) < 33 or head[:13] != struct.pack("<ii5s", _MAGIC, 5, b"const"):
+                raise ValueError(f"{path} is not a constant transducer of OpenFst: build the graph again")
+            _, start, count, arcs = struct.unpack("<Qqqq", file.read(32))
+            states = np.fromfile(file, _STATE, count)
+            records = np.fromfile(file, _ARC, arcs)
+        if len(states) != count or len(records) != arcs:
+            raise ValueError(f"{path} is truncated: build the graph again")
+        return cls(start, states["final"].copy(), np.repeat(np.arange(count, dtype=np.int32), states["arcs"]), records)
+
+    @classmethod
+    def of(cls, fst: Any) -> FstArrays:
+        """The arrays of a kaldifst transducer."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "fst"
+            constant = fst if isinstance(fst, kaldifst.StdConstFst) else kaldifst.StdConstFst(fst)
+            if not constant.write(str(path)):
+                raise OSError(f"cannot write a graph to {path}: is the disk full?")
+            return cls.read(path)
+
+    def constant(self) -> Any:
+        """As kaldifst's constant transducer."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "fst"
+            self.write(path)
+            return kaldifst.StdConstFst.read(str(path))
+
+    def vector(self) -> Any:
+        """As kaldifst's mutable transducer."""
+        return kaldifst.StdVectorFst(self.constant())
+
+
+def arc_records(ilabel: Any, olabel: Any, weight: Any, target: Any) -> NDArray[Any]:
+    """Arcs from columns."""
+    records = np.zeros(len(target), dtype=_ARC)
+    records["ilabel"], records["olabel"], records["weight"], records["target"] = ilabel, olabel, weight, target
+    return records
+
+
+def from_arcs(start: int, finals: NDArray[np.float32], sources: NDArray[Any], arcs: NDArray[Any]) -> FstArrays:
+    """A transducer from arcs in any order."""
+    order = np.argsort(sources, kind="stable")
+    return FstArrays(start, finals.astype(np.float32), sources[order].astype(np.int32), arcs[order])

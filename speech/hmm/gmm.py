@@ -1,0 +1,226 @@
+"""Gaussian mixtures with diagonal covariances, one for each tied state (pdf), all in the same tensors.
+
+    log b_j(x) = log Σ_k w_jk N(x; μ_jk, σ²_jk)
+
+A component's log density is linear in (x, x²), so densities of many frames are one matrix product. Mixtures have
+different numbers of components: rows are padded with components of weight 0, which come last, and work is done for
+mixtures of about the same size at a time. The same code runs on a CPU and on a GPU.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+_WIDTHS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 256)
+_TILE = 32  # frames of one pdf that are computed together
+_TILES = 1024  # tiles at a time: some ten megabytes of intermediate results
+_PERTURB = 0.2  # of a standard deviation: how far the halves of a split component move apart (as in HTK)
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Frames of some pdfs with the posteriors of their mixtures' components.
+
+    Attributes:
+        frames: int64 `[M, R]`, which frames; where `inside` is false, some frame.
+        inside: bool `[M, R]`.
+        pdfs: int64 `[M]`, the pdf of each tile.
+        posteriors: float32 `[M, R, K]`, zero outside.
+        log_likelihoods: float32 `[M, R]`, zero outside.
+    """
+
+    frames: Tensor
+    inside: Tensor
+    pdfs: Tensor
+    posteriors: Tensor
+    log_likelihoods: Tensor
+
+
+class DiagGmm:
+    """Mixtures of P pdfs with up to K components in D dimensions.
+
+    Args:
+        weights: `[P, K]`; zero for padding, which comes last in a row.
+        means: `[P, K, D]`.
+        variances: `[P, K, D]`, positive.
+    """
+
+    def __init__(self, weights: Tensor, means: Tensor, variances: Tensor) -> None:
+        self.weights, self.means, self.variances = weights.float(), means.float(), variances.float()
+        self.counts = (weights > 0).sum(1)
+
+    @property
+    def num_pdfs(self) -> int:
+        """Number of mixtures, P."""
+        return len(self.weights)
+
+    @property
+    def dim(self) -> int:
+        """Number of features in a frame, D."""
+        return self.means.shape[2]
+
+    @property
+    def num_components(self) -> int:
+        """Components of all mixtures."""
+        return int(self.counts.sum())
+
+    def to(self, device: torch.device | str) -> DiagGmm:
+        """The same mixtures on a device."""
+        return DiagGmm(self.weights.to(device), self.means.to(device), self.variances.to(device))
+
+    @classmethod
+    def of_moments(cls, means: Tensor, variances: Tensor) -> DiagGmm:
+        """One Gaussian for each pdf, from `[P, D]` each."""
+        return cls(torch.ones(len(means), 1, device=means.device), means.unsqueeze(1), variances.unsqueeze(1))
+
+    @cached_property
+    def _inverse(self) -> Tensor:
+        return self.variances.reciprocal()
+
+    @cached_property
+    def _linear(self) -> Tensor:
+        """Coefficients of (x, x²): `[P, K, 2 D]`."""
+        return torch.cat([self.means * self._inverse, -0.5 * self._inverse], dim=2)
+
+    @cached_property
+    def _constant(self) -> Tensor:
+        """The terms without x: `[P, K]`, -inf for padding."""
+        squares = (self.means.double().square() / self.variances + self.variances.double().log()).sum(2)
+        return (self.weights.double().log() - 0.5 * (squares + self.dim * math.log(2 * math.pi))).float()
+
+    @cached_property
+    def _width_class(self) -> Tensor:
+        widths = torch.tensor(_WIDTHS, device=self.counts.device)
+        return torch.bucketize(self.counts, widths)
+
+    def _groups(self, pdfs: Tensor) -> Iterator[tuple[Tensor, int]]:
+        """Places in `pdfs` of mixtures of about the same size, and the size."""
+        classes = self._width_class[pdfs]
+        for number in torch.unique(classes).tolist():
+            yield (classes == number).nonzero().squeeze(1), min(_WIDTHS[number], self.weights.shape[1])
+
+    def log_likelihoods(self, frames: Tensor, pdfs: Tensor | None = None) -> Tensor:
+        """Log densities of frames under some pdfs (or all).
+
+        Args:
+            frames: `[T, D]`.
+            pdfs: int64 `[Q]`.
+
+        Returns:
+            float32 `[T, Q]`.
+        """
+        pdfs = torch.arange(self.num_pdfs, device=frames.device) if pdfs is None else pdfs
+        extended = torch.cat([frames, frames.square()], dim=1).T.contiguous()
+        found = frames.new_empty(len(pdfs), len(frames))
+        for places, width in self._groups(pdfs):
+            chosen = pdfs[places]
+            linear = self._linear[chosen, :width].reshape(-1, 2 * self.dim)
+            constant = self._constant[chosen, :width].reshape(-1, 1)
+            scores = torch.addmm(constant, linear, extended).view(len(chosen), width, len(frames))
+            found[places] = scores[:, 0] if width == 1 else torch.logsumexp(scores, dim=1)
+        return found.T.contiguous()
+
+    def tiles(self, frames: Tensor, pdfs: Tensor) -> Iterator[Tiles]:
+        """Posteriors of the components of each frame's pdf.
+
+        Args:
+            frames: `[N, D]`.
+            pdfs: int64 `[N]`, the pdf of each frame.
+
+        Yields:
+            Every frame is in one tile.
+        """
+        order = torch.argsort(pdfs, stable=True)
+        present, numbers = torch.unique(pdfs, return_counts=True)
+        tiles = (numbers + _TILE - 1) // _TILE
+        tile_pdf = present.repeat_interleave(tiles)
+        first = (numbers.cumsum(0) - numbers).repeat_interleave(tiles)
+        rank = torch.arange(len(tile_pdf), device=frames.device) - (tiles.cumsum(0) - tiles).repeat_interleave(tiles)
+        places = (first + rank * _TILE).unsqueeze(1) + torch.arange(_TILE, device=frames.device)
+        inside = places < (first + numbers.repeat_interleave(tiles)).unsqueeze(1)
+        index = order[places.clamp(max=max(len(order) - 1, 0))]
+        extended = torch.cat([frames, frames.square()], dim=1)
+        for rows, width in self._groups(tile_pdf):
+            for part in torch.split(rows, _TILES):
+                yield self._tile(extended, index[part], inside[part], tile_pdf[part], width)
+
+    def _tile(self, extended: Tensor, index: Tensor, inside: Tensor, pdfs: Tensor, width: int) -> Tiles:
+        linear, constant = self._linear[pdfs, :width], self._constant[pdfs, :width].unsqueeze(1)
+        scores = torch.baddbmm(constant, extended[index], linear.transpose(1, 2))
+        total = torch.logsumexp(scores, dim=2)
+        posteriors = (scores - total.unsqueeze(2)).exp_() * inside.unsqueeze(2)
+        return Tiles(index, inside, pdfs, posteriors, total * inside)
+
+    def transformed(self, matrix: Tensor) -> DiagGmm:
+        """The mixtures with their means multiplied by a matrix `[D, D]` (variances are left as they are)."""
+        return DiagGmm(self.weights, (self.means.double() @ matrix.double().T).float(), self.variances)
+
+    def split(self, targets: Sequence[int], seed: int = 0) -> DiagGmm:
+        """Grow mixtures to wanted numbers of components by splitting their heaviest ones.
+
+        A component is replaced by two of half its weight, whose means differ by a random part of the standard
+        deviation (Young et al. 2006, HTK Book, section 10.6).
+
+        Args:
+            targets: wanted number of components of each pdf; a mixture that has as many or more stays.
+            seed: of the random directions.
+        """
+        width = max(max(targets), self.weights.shape[1])
+        grown = [_padded(part, width) for part in (self.weights, self.means, self.variances)]
+        weights, means, variances = (part.cpu() for part in grown)
+        generator = torch.Generator().manual_seed(seed)
+        counts = self.counts.cpu().clone()
+        wanted = torch.as_tensor(list(targets))
+        while len(rows := (counts < wanted).nonzero().squeeze(1)):
+            heaviest, end = weights[rows].argmax(1), counts[rows]
+            noise = torch.randn(len(rows), self.dim, generator=generator)
+            move = _PERTURB * variances[rows, heaviest].sqrt() * noise
+            weights[rows, heaviest] *= 0.5
+            weights[rows, end] = weights[rows, heaviest]
+            variances[rows, end] = variances[rows, heaviest]
+            means[rows, end] = means[rows, heaviest] - move
+            means[rows, heaviest] += move
+            counts[rows] += 1
+        return DiagGmm(weights, means, variances).to(self.weights.device)
+
+
+def _padded(values: Tensor, width: int) -> Tensor:
+    """Values `[P, K, ...]` with K raised to `width` by zeros, for variances by ones (as the mean of a padded one)."""
+    fill = torch.zeros(len(values), width - values.shape[1], *values.shape[2:], device=values.device)
+    return torch.cat([values, fill + 1 if values.dim() == 3 else fill], dim=1).clone()
+
+
+def split_targets(occupancies: Sequence[float], total: int, power: float = 0.25, minimum: float = 20.0) -> list[int]:
+    """How many components each mixture gets: proportional to a power of its occupancy.
+
+    Components are dealt one at a time to the mixture with the largest occupancy^power / components (as in Kaldi's
+    `GetSplitTargets`; powers of 0.2 to 0.25 give rare states more than their share).
+
+    Args:
+        occupancies: frames of each pdf.
+        total: components of all mixtures.
+        power: of the occupancy.
+        minimum: frames that each component must have.
+
+    Returns:
+        Components of each pdf, at least one.
+    """
+    targets = [1] * len(occupancies)
+    queue = [(-(max(value, 1e-3) ** power), i) for i, value in enumerate(occupancies)]
+    heapq.heapify(queue)
+    left = total - len(targets)
+    while left > 0 and queue:
+        _, i = heapq.heappop(queue)
+        if occupancies[i] / (targets[i] + 1) < minimum:
+            continue
+        targets[i] += 1
+        left -= 1
+        heapq.heappush(queue, (-(occupancies[i] ** power) / targets[i], i))
+    return targets

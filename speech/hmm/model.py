@@ -1,0 +1,145 @@
+"""The acoustic model: tree, transitions, mixtures and the chain of feature transforms; saved without pickle."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from speech.features.expand import add_deltas, splice
+from speech.hmm.gmm import DiagGmm
+from speech.hmm.topology import TransitionModel
+from speech.hmm.tree import DecisionTree
+
+
+class ModelError(ValueError):
+    """A file that holds no model."""
+
+
+@dataclass(frozen=True)
+class FeatureChain:
+    """From normalized static features to what the mixtures model.
+
+    Attributes:
+        context: neighbours on either side that frames are spliced with; 0 stands for deltas of first and second order.
+        matrix: float32 `[D, (2 context + 1) F]`, LDA and MLLT in one, or None.
+    """
+
+    context: int = 0
+    matrix: Tensor | None = None
+
+    def wide(self, frames: Tensor) -> Tensor:
+        """Frames `[T, F]` with deltas or neighbours."""
+        lengths = torch.tensor([len(frames)])
+        if self.context == 0:
+            return add_deltas(frames.unsqueeze(0), lengths)[0]
+        return splice(frames.unsqueeze(0), lengths, self.context, self.context)[0]
+
+    def __call__(self, frames: Tensor, adaptation: Tensor | None = None) -> Tensor:
+        """Transform an utterance.
+
+        Args:
+            frames: `[T, F]`.
+            adaptation: the speaker's affine transform `[D, D + 1]`.
+
+        Returns:
+            `[T, D]`.
+        """
+        wide = self.wide(frames)
+        found = wide if self.matrix is None else wide @ self.matrix.to(wide).T
+        return found if adaptation is None else adapt(found, adaptation)
+
+
+def adapt(frames: Tensor, transform: Tensor) -> Tensor:
+    """Frames `[T, D]` under an affine transform `[D, D + 1]`, whose last column is the offset."""
+    transform = transform.to(frames)
+    return torch.addmm(transform[:, -1], frames, transform[:, :-1].T)
+
+
+@dataclass(frozen=True)
+class AcousticModel:
+    """A trained model.
+
+    Attributes:
+        tree: contexts to pdfs.
+        transitions: transition probabilities.
+        gmm: the pdfs.
+        chain: features.
+        unadapted: mixtures for features without the speaker's transform, of the same tree, or None.
+    """
+
+    tree: DecisionTree
+    transitions: TransitionModel
+    gmm: DiagGmm
+    chain: FeatureChain
+    unadapted: DiagGmm | None = None
+
+    def with_gmm(self, gmm: DiagGmm) -> AcousticModel:
+        """The model with other mixtures."""
+        return replace(self, gmm=gmm)
+
+    def save(self, folder: Path) -> None:
+        """Write `model.safetensors` and `model.json`; the second one, written last, says that both are there."""
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {f"gmm.{name}": value for name, value in _tensors(self.gmm).items()}
+        if self.unadapted is not None:
+            tensors |= {f"unadapted.{name}": value for name, value in _tensors(self.unadapted).items()}
+        if self.chain.matrix is not None:
+            tensors["matrix"] = self.chain.matrix.contiguous()
+        tensors["transitions.keys"] = torch.from_numpy(self.transitions.keys)
+        tensors["transitions.log_probs"] = torch.from_numpy(self.transitions.log_probs)
+        write_tensors(folder / "model.safetensors", tensors)
+        write_json(folder / "model.json", {"tree": self.tree.to_dict(), "context": self.chain.context})
+
+    @classmethod
+    def load(cls, folder: Path) -> AcousticModel:
+        """The inverse of `save`.
+
+        Raises:
+            ModelError: a file is missing or damaged.
+        """
+        try:
+            facts = json.loads((folder / "model.json").read_text())
+            tensors = load_file(folder / "model.safetensors")
+            tree = DecisionTree.from_dict(facts["tree"])
+            keys = tensors["transitions.keys"].numpy().astype(np.int32)
+            transitions = TransitionModel(tree.phones, keys, tensors["transitions.log_probs"].numpy())
+            gmm = _gmm(tensors, "gmm")
+            unadapted = _gmm(tensors, "unadapted") if "unadapted.weights" in tensors else None
+            chain = FeatureChain(int(facts["context"]), tensors.get("matrix"))
+        except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
+            raise ModelError(f"{folder} holds no acoustic model ({error!r}): train it again") from error
+        return cls(tree, transitions, gmm, chain, unadapted)
+
+
+def _tensors(gmm: DiagGmm) -> dict[str, Tensor]:
+    return {name: getattr(gmm, name).cpu().contiguous() for name in ("weights", "means", "variances")}
+
+
+def _gmm(tensors: Mapping[str, Tensor], name: str) -> DiagGmm:
+    return DiagGmm(tensors[f"{name}.weights"], tensors[f"{name}.means"], tensors[f"{name}.variances"])
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    save_file({name: value.contiguous() for name, value in tensors.items()}, partial)
+    partial.replace(path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(json.dumps(value))
+    partial.replace(path)

@@ -1,0 +1,80 @@
+"""Probabilities of pronunciations and of silence between words, from alignments (Chen et al. 2015).
+
+A pronunciation's probability is divided by that of the word's most frequent one, so that words with many
+pronunciations are not at a disadvantage (as in Kaldi's `dict_dir_add_pronprobs.sh`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from speech.hmm.align import Alignment
+from speech.hmm.graphs import NO_WORD, GraphOptions, Lexicon
+from speech.hmm.topology import PhoneSet
+
+Pronunciation = tuple[str, tuple[str, ...]]
+"""A word and its phones by name."""
+
+
+@dataclass
+class PronunciationCounts:
+    """How words were spoken.
+
+    Attributes:
+        spoken: how often each word was pronounced in each way.
+        pauses: how often silence stood between words, before the first or after the last one.
+        places: how often it could have.
+    """
+
+    spoken: Counter[Pronunciation] = field(default_factory=Counter)
+    pauses: int = 0
+    places: int = 0
+
+    def add(self, alignment: Alignment, words: Sequence[str], phones: PhoneSet) -> PronunciationCounts:
+        """Count an utterance, in place."""
+        said: dict[int, list[str]] = {}
+        for phone, word in zip(alignment.phones.tolist(), alignment.words.tolist(), strict=True):
+            if word == NO_WORD:
+                self.pauses += 1
+            else:
+                said.setdefault(word, []).append(phones.base(phone))
+        for word, names in said.items():
+            self.spoken[words[word], tuple(names)] += 1
+        self.places += len(words) + 1
+        return self
+
+    def __add__(self, other: PronunciationCounts) -> PronunciationCounts:
+        return PronunciationCounts(self.spoken + other.spoken, self.pauses + other.pauses, self.places + other.places)
+
+
+def graph_options(counts: PronunciationCounts, lexicon: Lexicon, smoothing: float = 1.0) -> GraphOptions:
+    """Probabilities for training and decoding graphs.
+
+    Args:
+        counts: of all utterances.
+        lexicon: all pronunciations.
+        smoothing: added to each count; words that were not heard keep equal pronunciations.
+
+    Returns:
+        Options whose pronunciations are those with less than the largest probability.
+    """
+    found: dict[Pronunciation, float] = {}
+    for word in {word for word, _ in counts.spoken}:
+        numbers = {tuple(one): counts.spoken[word, tuple(one)] + smoothing for one in lexicon.get(word, ())}
+        if len(numbers) > 1:
+            most = max(numbers.values())
+            found |= {(word, one): number / most for one, number in numbers.items() if number < most}
+    silence = (counts.pauses + smoothing) / (counts.places + 2 * smoothing)
+    return GraphOptions(silence, found)
+
+
+def count_pronunciations(
+    alignments: Mapping[str, Alignment], transcripts: Mapping[str, Sequence[str]], phones: PhoneSet
+) -> PronunciationCounts:
+    """Counts of all aligned utterances."""
+    total = PronunciationCounts()
+    for name, alignment in alignments.items():
+        total.add(alignment, transcripts[name], phones)
+    return total

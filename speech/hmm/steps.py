@@ -1,0 +1,336 @@
+"""What training does with a shard of utterances: pure functions, whose results are merged in any order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from speech.hmm.align import (
+    Alignment,
+    alignment_of_path,
+    concatenated_contexts,
+    equal_alignment,
+    transition_counts,
+    viterbi,
+)
+from speech.hmm.fmllr import FmllrStatistics
+from speech.hmm.graphs import GraphOptions, Lexicon, UtteranceGraph, state_graph, utterance_graph
+from speech.hmm.lda import LdaStatistics
+from speech.hmm.mllt import MlltStatistics
+from speech.hmm.model import AcousticModel, FeatureChain, adapt
+from speech.hmm.statistics import GmmStatistics, accumulate
+from speech.hmm.topology import Floats, PhoneSet, Scales
+from speech.hmm.tree import ContextStatistics, DecisionTree
+
+Adaptations = Mapping[str, Tensor]
+"""Transforms by speaker."""
+Alignments = Mapping[str, Alignment]
+"""Alignments by utterance."""
+Graphs = Mapping[str, UtteranceGraph]
+
+
+@dataclass(frozen=True)
+class Utterance:
+    """What is trained on.
+
+    Attributes:
+        id: its name.
+        speaker: who speaks.
+        features: float32 `[T, F]`, normalized.
+        words: the transcript.
+    """
+
+    id: str
+    speaker: str
+    features: Tensor
+    words: tuple[str, ...]
+
+
+@dataclass
+class Shard:
+    """Utterances that are worked on together.
+
+    The features of the last chain and adaptations asked for are kept.
+    """
+
+    utterances: Sequence[Utterance]
+    _key: tuple[object, object] | None = field(default=None, repr=False)
+    _features: list[Tensor] = field(default_factory=list, repr=False)
+
+    def features(self, chain: FeatureChain, adaptations: Adaptations | None = None) -> list[Tensor]:
+        """Transformed features of each utterance; a speaker without a transform is left as he is."""
+        if self._key is None or self._key[0] is not chain or self._key[1] is not adaptations:
+            known = adaptations or {}
+            self._features = [chain(one.features, known.get(one.speaker)) for one in self.utterances]
+            self._key = (chain, adaptations)
+        return self._features
+
+
+def make_shards(utterances: Iterable[Utterance], frames: int = 200_000) -> list[Shard]:
+    """Cut utterances into shards of about so many frames."""
+    shards: list[list[Utterance]] = [[]]
+    count = 0
+    for utterance in utterances:
+        if count >= frames:
+            shards.append([])
+            count = 0
+        shards[-1].append(utterance)
+        count += len(utterance.features)
+    return [Shard(one) for one in shards if one]
+
+
+@dataclass(frozen=True)
+class AlignOptions:
+    """How to align.
+
+    Attributes:
+        beam: of the Viterbi search, at the scale of the scaled log likelihoods; 0 is none.
+        retry_beam: of a second try.
+        acoustic_scale: weight of the log likelihoods.
+        scales: weights of the transitions.
+    """
+
+    beam: float = 10.0
+    retry_beam: float = 40.0
+    acoustic_scale: float = 0.1
+    scales: Scales = field(default_factory=Scales)
+
+
+@dataclass(frozen=True)
+class AlignedShard:
+    """Alignments and failures of a shard.
+
+    Attributes:
+        alignments: by utterance.
+        failures: the reason for each utterance that has none.
+        retried: how many needed the wider beam.
+    """
+
+    alignments: Alignments
+    failures: Mapping[str, str]
+    retried: int = 0
+
+    @property
+    def score(self) -> float:
+        """Mean log likelihood of a frame along the paths."""
+        frames = sum(one.num_frames for one in self.alignments.values())
+        return sum(one.score * one.num_frames for one in self.alignments.values()) / max(frames, 1)
+
+
+def merge_aligned(parts: Iterable[AlignedShard]) -> AlignedShard:
+    """The alignments of all shards."""
+    alignments: dict[str, Alignment] = {}
+    failures: dict[str, str] = {}
+    retried = 0
+    for part in parts:
+        alignments |= part.alignments
+        failures |= part.failures
+        retried += part.retried
+    return AlignedShard(alignments, failures, retried)
+
+
+def make_graphs(
+    shard: Shard, phones: PhoneSet, lexicon: Lexicon, options: GraphOptions | None = None, context: bool = True
+) -> dict[str, UtteranceGraph]:
+    """Training graphs of a shard's utterances."""
+    return {one.id: utterance_graph(phones, lexicon, one.words, options, context) for one in shard.utterances}
+
+
+def align_equally(shard: Shard, phones: PhoneSet, graphs: Graphs) -> AlignedShard:
+    """A first alignment without any model; see `speech.hmm.align.equal_alignment`."""
+    alignments, failures = {}, {}
+    for one in shard.utterances:
+        found = equal_alignment(graphs[one.id], len(one.features), phones)
+        if found is None:
+            failures[one.id] = f"{len(one.features)} frames are too few for its transcript"
+        else:
+            alignments[one.id] = found
+    return AlignedShard(alignments, failures)
+
+
+def align(
+    model: AcousticModel,
+    shard: Shard,
+    graphs: Graphs,
+    options: AlignOptions | None = None,
+    adaptations: Adaptations | None = None,
+) -> AlignedShard:
+    """Align a shard's utterances.
+
+    An utterance that fails in the beam is tried again with the wider one; one that fails again is named.
+    """
+    options = options or AlignOptions()
+    alignments: dict[str, Alignment] = {}
+    failures: dict[str, str] = {}
+    retried = 0
+    for one, frames in zip(shard.utterances, shard.features(model.chain, adaptations), strict=True):
+        found = align_frames(model, graphs[one.id], frames, options, options.beam)
+        if found is None and options.beam:
+            retried += 1
+            found = align_frames(model, graphs[one.id], frames, options, options.retry_beam)
+        if found is None:
+            failures[one.id] = f"no path of its transcript through {len(frames)} frames within the beam"
+        else:
+            alignments[one.id] = found
+    return AlignedShard(alignments, failures, retried)
+
+
+def align_frames(
+    model: AcousticModel, graph: UtteranceGraph, frames: Tensor, options: AlignOptions, beam: float
+) -> Alignment | None:
+    """Align transformed features `[T, D]`; None if no path within the beam reaches the end."""
+    states = state_graph(graph, model.tree, model.transitions, options.scales)
+    used, columns = np.unique(states.pdfs, return_inverse=True)
+    scores = model.gmm.log_likelihoods(frames, torch.from_numpy(used.astype(np.int64)).to(frames.device))
+    scaled = (options.acoustic_scale * scores).cpu().numpy()
+    path = viterbi(states, scaled, columns.astype(np.int32), beam or math.inf)
+    if path is None:
+        return None
+    score = float(scaled[np.arange(len(path)), columns[path]].mean())
+    return alignment_of_path(graph, states, path, score)
+
+
+@dataclass
+class Statistics:
+    """Sums for one EM iteration.
+
+    Attributes:
+        gmm: of the mixtures.
+        transitions: counts of transitions.
+    """
+
+    gmm: GmmStatistics
+    transitions: Floats
+
+    def __add__(self, other: Statistics) -> Statistics:
+        return Statistics(self.gmm + other.gmm, self.transitions + other.transitions)
+
+
+def _aligned(
+    shard: Shard, alignments: Alignments, chain: FeatureChain, adaptations: Adaptations | None
+) -> tuple[Tensor, list[Alignment]]:
+    """Frames of the aligned utterances of a shard, and their alignments."""
+    pairs = [
+        (frames, alignments[one.id])
+        for one, frames in zip(shard.utterances, shard.features(chain, adaptations), strict=True)
+        if one.id in alignments
+    ]
+    if not pairs:
+        return torch.zeros(0, 0), []
+    return torch.cat([frames for frames, _ in pairs]), [alignment for _, alignment in pairs]
+
+
+def _pdfs(found: Sequence[Alignment], tree: DecisionTree, device: torch.device) -> Tensor:
+    return torch.from_numpy(np.concatenate([one.pdfs(tree) for one in found]).astype(np.int64)).to(device)
+
+
+def accumulate_shard(
+    model: AcousticModel,
+    shard: Shard,
+    alignments: Alignments,
+    adaptations: Adaptations | None = None,
+    unadapted: bool = False,
+) -> Statistics:
+    """The E step for a shard.
+
+    Args:
+        model: the model.
+        shard: utterances; those without alignment are left out.
+        alignments: by utterance.
+        adaptations: transforms by speaker.
+        unadapted: sum features without the speakers' transforms, with the posteriors of those with them.
+
+    Returns:
+        Statistics for `speech.hmm.statistics.update` and `TransitionModel.updated`.
+    """
+    counts = np.zeros(len(model.transitions.log_probs))
+    frames, found = _aligned(shard, alignments, model.chain, adaptations)
+    if not found:
+        return Statistics(GmmStatistics.zeros(model.gmm), counts)
+    for one in found:
+        counts += transition_counts(one, model.tree, model.transitions)
+    pdfs = _pdfs(found, model.tree, frames.device)
+    if unadapted:
+        plain, _ = _aligned(Shard(shard.utterances), alignments, model.chain, None)
+        return Statistics(accumulate(model.gmm, plain, pdfs, posterior_frames=frames), counts)
+    return Statistics(accumulate(model.gmm, frames, pdfs), counts)
+
+
+def context_statistics(
+    shard: Shard, alignments: Alignments, chain: FeatureChain, adaptations: Adaptations | None = None
+) -> list[ContextStatistics]:
+    """Statistics to grow a tree from: one, or none if no utterance has an alignment."""
+    frames, found = _aligned(shard, alignments, chain, adaptations)
+    return [ContextStatistics.of_frames(concatenated_contexts(found), frames.cpu().numpy())] if found else []
+
+
+def lda_statistics(shard: Shard, alignments: Alignments, chain: FeatureChain, tree: DecisionTree) -> LdaStatistics:
+    """Statistics for LDA of spliced frames; classes are the tree's pdfs."""
+    wide = FeatureChain(chain.context)
+    dim = shard.utterances[0].features.shape[1] * (2 * chain.context + 1)
+    stats = LdaStatistics.zeros(tree.num_pdfs, dim)
+    for one in shard.utterances:
+        if one.id in alignments:
+            stats.add(wide(one.features), _pdfs([alignments[one.id]], tree, one.features.device))
+    return stats
+
+
+def mllt_statistics(model: AcousticModel, shard: Shard, alignments: Alignments, every: int = 1) -> MlltStatistics:
+    """Statistics for MLLT; of every n-th frame only, where there are plenty."""
+    stats = MlltStatistics.zeros(model.gmm.dim)
+    frames, found = _aligned(shard, alignments, model.chain, None)
+    return stats.add(model.gmm, frames[::every], _pdfs(found, model.tree, frames.device)[::every]) if found else stats
+
+
+def fmllr_statistics(
+    model: AcousticModel,
+    shard: Shard,
+    alignments: Alignments,
+    adaptations: Adaptations | None = None,
+    silence_weight: float = 0.01,
+    every: int = 1,
+) -> dict[str, FmllrStatistics]:
+    """Statistics for fMLLR by speaker.
+
+    Args:
+        model: the model that adapted features shall fit.
+        shard: utterances.
+        alignments: by utterance.
+        adaptations: the transforms so far, for the posteriors.
+        silence_weight: weight of frames of silence and noise.
+        every: use every n-th frame only.
+    """
+    stats: dict[str, FmllrStatistics] = {}
+    known = adaptations or {}
+    for speaker, ones in _by_speaker(shard, alignments).items():
+        part = Shard(ones)
+        plain, found = _aligned(part, alignments, model.chain, None)
+        adapted = adapt(plain, known[speaker]) if speaker in known else plain
+        phones = np.concatenate([one.phones[one.phone_of_frame()] for one in found])
+        weights = torch.from_numpy(np.where(phones <= model.tree.phones.noises, silence_weight, 1.0))[::every]
+        pdfs = _pdfs(found, model.tree, plain.device)[::every]
+        zeros = FmllrStatistics.zeros(model.gmm.dim)
+        stats[speaker] = zeros.add(model.gmm, plain[::every], pdfs, weights, adapted[::every])
+    return stats
+
+
+def _by_speaker(shard: Shard, alignments: Alignments) -> dict[str, list[Utterance]]:
+    found: dict[str, list[Utterance]] = {}
+    for one in shard.utterances:
+        if one.id in alignments:
+            found.setdefault(one.speaker, []).append(one)
+    return found
+
+
+def merge_speakers(parts: Iterable[Mapping[str, FmllrStatistics]]) -> dict[str, FmllrStatistics]:
+    """Statistics of all shards by speaker."""
+    total: dict[str, FmllrStatistics] = {}
+    for part in parts:
+        for speaker, stats in part.items():
+            total[speaker] = total[speaker] + stats if speaker in total else stats
+    return total

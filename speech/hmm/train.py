@@ -1,0 +1,347 @@
+"""Training of GMM-HMMs: monophones, triphones, LDA with MLLT, speaker-adaptive training.
+
+The steps are those of Kaldi's `train_mono`, `train_deltas`, `train_lda_mllt` and `train_sat`. Each iteration ends with
+a checkpoint; an interrupted training continues after the last one and gives the same model.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from speech.hmm import steps
+from speech.hmm.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from speech.hmm.clustering import phonetic_questions
+from speech.hmm.config import HmmConfig, StageConfig, StageName
+from speech.hmm.fmllr import estimate_fmllr
+from speech.hmm.gmm import DiagGmm, split_targets
+from speech.hmm.graphs import GraphOptions, Lexicon
+from speech.hmm.lda import LdaStatistics, estimate_lda
+from speech.hmm.mllt import MlltStatistics, estimate_mllt
+from speech.hmm.model import AcousticModel, FeatureChain
+from speech.hmm.statistics import GmmStatistics, update
+from speech.hmm.steps import AlignedShard, AlignOptions, Graphs, Shard, Statistics, Utterance
+from speech.hmm.topology import PhoneSet, TransitionModel
+from speech.hmm.tree import ContextStatistics, DecisionTree, grow_tree, monophone_tree
+
+T = TypeVar("T")
+Mapper = Callable[[Callable[[Shard], T], Sequence[Shard]], Iterable[T]]
+"""Applies a function to all shards, here or elsewhere; like the built-in `map`."""
+STAGES: tuple[StageName, ...] = ("mono", "tri", "lda", "sat")
+
+
+class TrainingError(ValueError):
+    """Data that nothing can be trained on."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What training reports after each iteration.
+
+    Attributes:
+        stage: "mono", "tri", "lda" or "sat".
+        iteration: from 1.
+        iterations: how many there will be.
+        log_likelihood: of a frame, before the update.
+        gaussians: components after the update.
+        failures: utterances without alignment.
+        retried: utterances that needed the wider beam at the last alignment.
+        seconds: of this iteration.
+    """
+
+    stage: StageName
+    iteration: int
+    iterations: int
+    log_likelihood: float
+    gaussians: int
+    failures: int
+    retried: int
+    seconds: float
+
+
+class Trainer:
+    """Trains stage by stage.
+
+    Args:
+        utterances: the training set.
+        lexicon: pronunciations of words.
+        config: sizes and schedules.
+        folder: for checkpoints; None for none.
+        progress: called after each iteration.
+        mapper: applies a step to all shards.
+        phones: the phone set, if it is not that of the lexicon.
+
+    Example:
+        >>> trainer = Trainer(utterances, lexicon, HmmConfig(), Path("work"))
+        >>> result = trainer.run("sat")
+    """
+
+    def __init__(
+        self,
+        utterances: Iterable[Utterance],
+        lexicon: Lexicon,
+        config: HmmConfig | None = None,
+        folder: Path | None = None,
+        progress: Callable[[Progress], None] | None = None,
+        mapper: Mapper[Any] = map,
+        phones: PhoneSet | None = None,
+    ) -> None:
+        self.config = config or HmmConfig()
+        self.lexicon, self.folder, self.mapper = lexicon, folder, mapper
+        self.progress = progress or (lambda _: None)
+        known = list(utterances)
+        if not known:
+            raise TrainingError("there are no utterances to train on: check the training set")
+        used = {word for one in known for word in one.words}
+        listed = (p for word, ps in lexicon.items() if word in used for p in ps) if phones is None else ()
+        self.phones = phones or PhoneSet.of(listed, self.config.positions)
+        self.shards = steps.make_shards(known, self.config.shard_frames)
+        shortest = sorted(known, key=lambda one: (len(one.features), one.id))[: self.config.mono_utterances]
+        self.short_shards = steps.make_shards(shortest, self.config.shard_frames)
+        self._graphs: dict[str, Any] = {}
+
+    def run(self, last: StageName = "sat") -> Checkpoint:
+        """Train all stages up to one.
+
+        Returns:
+            The last stage's model, alignments and speakers' transforms.
+        """
+        result: Checkpoint | None = None
+        for name in STAGES[: STAGES.index(last) + 1]:
+            result = self.stage(name, result)
+        assert result is not None
+        return result
+
+    def stage(self, name: StageName, previous: Checkpoint | None = None) -> Checkpoint:
+        """Train one stage from the one before it.
+
+        Raises:
+            TrainingError: no utterance could be aligned.
+        """
+        config: StageConfig = getattr(self.config, name)
+        folder = None if self.folder is None else self.folder / name
+        found = load_checkpoint(folder) if folder else None
+        state, first = (self._begin(name, previous), 0) if found is None else (found, found.iteration)
+        for iteration in range(first + 1, config.iterations + 1):
+            state = self._iteration(name, config, iteration, state)
+            if folder:
+                save_checkpoint(folder, state)
+        if state.finished:
+            return state
+        state = self._finish(name, state)
+        if folder:
+            save_checkpoint(folder, state)
+        return state
+
+    # -- beginnings ------------------------------------------------------------------------------------------------
+
+    def _begin(self, name: StageName, previous: Checkpoint | None) -> Checkpoint:
+        if name == "mono":
+            return self._flat_start()
+        assert previous is not None, f"{name} needs the stage before it"
+        options = replace(previous, iteration=0, finished=False)
+        aligned = self._aligned(name, previous.model, previous.adaptations)
+        if name == "tri":
+            chain = FeatureChain()
+        elif name == "lda":
+            chain = self._lda(previous.model, aligned)
+        else:
+            chain = previous.model.chain
+            options = replace(options, adaptations=self._fmllr(previous.model, aligned, {}))
+        model = self._tied(name, chain, aligned, options.adaptations)
+        return replace(options, model=model, aligned=aligned)
+
+    def _flat_start(self) -> Checkpoint:
+        tree, chain = monophone_tree(self.phones), FeatureChain()
+        graphs = self.graphs(mono=True)
+        step = partial(steps.align_equally, phones=self.phones, graphs=graphs)
+        aligned = steps.merge_aligned(self._map(step, short=True))
+        self._check(aligned)
+        stats = self._contexts(chain, aligned, {}, short=True)
+        mean, variance = _moments(stats.counts.sum(), stats.sums.sum(0))
+        gmm = DiagGmm.of_moments(mean.repeat(tree.num_pdfs, 1), variance.repeat(tree.num_pdfs, 1))
+        model = AcousticModel(tree, TransitionModel(self.phones, tree.transition_keys()), gmm, chain)
+        return Checkpoint("mono", 0, model, aligned, {}, variance)
+
+    def _lda(self, model: AcousticModel, aligned: AlignedShard) -> FeatureChain:
+        wide = FeatureChain(self.config.lda_context)
+        step = partial(steps.lda_statistics, alignments=aligned.alignments, chain=wide, tree=model.tree)
+        parts: list[LdaStatistics] = list(self._map(step))
+        total = sum(parts[1:], parts[0])
+        return FeatureChain(self.config.lda_context, estimate_lda(total, self.config.lda_dim))
+
+    def _tied(
+        self, name: StageName, chain: FeatureChain, aligned: AlignedShard, adaptations: Mapping[str, Tensor]
+    ) -> AcousticModel:
+        """A tree, and a Gaussian for each of its leaves."""
+        stats = self._contexts(chain, aligned, adaptations)
+        dim = stats.sums.shape[1] // 2
+        floor = self.config.variance_floor * float(_moments(stats.counts.sum(), stats.sums.sum(0))[1].mean())
+        rows = stats.rows()
+        spoken = list(range(self.phones.noises + 1, len(self.phones) + 1))
+        tables = [
+            np.stack(
+                [rows[(stats.contexts[:, 1] == phone) & (stats.contexts[:, 3] == state)].sum(0) for phone in spoken]
+            )
+            for state in range(3)
+        ]
+        questions = phonetic_questions(spoken, tables, floor)
+        leaves: int = getattr(self.config, name).leaves
+        tree = grow_tree(self.phones, stats, questions, leaves, self.config.leaf_frames, floor)
+        gmm = _leaf_gaussians(tree, stats, dim, self.config.variance_floor)
+        return AcousticModel(tree, TransitionModel(self.phones, tree.transition_keys()), gmm, chain)
+
+    # -- iterations ------------------------------------------------------------------------------------------------
+
+    def _iteration(self, name: StageName, config: StageConfig, iteration: int, state: Checkpoint) -> Checkpoint:
+        started = time.monotonic()
+        if iteration in config.realign:
+            state = replace(state, aligned=self._aligned(name, state.model, state.adaptations))
+        if iteration in config.estimate and name == "lda":
+            state = replace(state, model=self._mllt(state))
+        if iteration in config.estimate and name == "sat":
+            state = replace(state, adaptations=self._fmllr(state.model, state.aligned, state.adaptations))
+        step = partial(
+            steps.accumulate_shard, state.model, alignments=state.aligned.alignments, adaptations=state.adaptations
+        )
+        parts: list[Statistics] = list(self._map(step, short=name == "mono"))
+        total = sum(parts[1:], parts[0])
+        model, floor = self._updated(config, iteration, state.model, total)
+        self.progress(
+            Progress(
+                name,
+                iteration,
+                config.iterations,
+                total.gmm.average,
+                model.gmm.num_components,
+                len(state.aligned.failures),
+                state.aligned.retried,
+                time.monotonic() - started,
+            )
+        )
+        return replace(state, iteration=iteration, model=model, variance=floor)
+
+    def _updated(
+        self, config: StageConfig, iteration: int, model: AcousticModel, total: Statistics
+    ) -> tuple[AcousticModel, Tensor]:
+        """The M step, and growing mixtures."""
+        sums = total.gmm.sums.sum((0, 1))
+        variance = _moments(float(total.gmm.occupancies.sum()), sums.numpy())[1]
+        gmm = update(model.gmm, total.gmm, self.config.variance_floor * variance, self.config.minimum_occupancy)
+        if iteration <= config.growing:
+            share = iteration / config.growing
+            wanted = round(gmm.num_pdfs + share * max(config.gaussians - gmm.num_pdfs, 0))
+            occupancies = total.gmm.occupancies.sum(1).tolist()
+            targets = split_targets(occupancies, wanted, self.config.power, 2 * self.config.minimum_occupancy)
+            gmm = gmm.split(targets, self.config.seed + iteration)
+        return replace(model, gmm=gmm, transitions=model.transitions.updated(total.transitions)), variance
+
+    def _mllt(self, state: Checkpoint) -> AcousticModel:
+        step = partial(steps.mllt_statistics, state.model, alignments=state.aligned.alignments, every=self.config.every)
+        parts: list[MlltStatistics] = list(self._map(step))
+        matrix = estimate_mllt(sum(parts[1:], parts[0]))
+        chain = state.model.chain
+        assert chain.matrix is not None, "MLLT without LDA"
+        combined = (matrix @ chain.matrix.double()).float()
+        return replace(state.model, chain=replace(chain, matrix=combined), gmm=state.model.gmm.transformed(matrix))
+
+    def _fmllr(
+        self, model: AcousticModel, aligned: AlignedShard, adaptations: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        step = partial(
+            steps.fmllr_statistics,
+            model,
+            alignments=aligned.alignments,
+            adaptations=adaptations,
+            silence_weight=self.config.silence_weight,
+            every=self.config.every,
+        )
+        merged = steps.merge_speakers(self._map(step))
+        return {speaker: estimate_fmllr(stats).float() for speaker, stats in sorted(merged.items())}
+
+    def _finish(self, name: StageName, state: Checkpoint) -> Checkpoint:
+        """For SAT: mixtures for features that are not adapted, by one pass with the posteriors of those that are."""
+        if name != "sat":
+            return replace(state, finished=True)
+        step = partial(
+            steps.accumulate_shard,
+            state.model,
+            alignments=state.aligned.alignments,
+            adaptations=state.adaptations,
+            unadapted=True,
+        )
+        parts: list[Statistics] = list(self._map(step))
+        total: GmmStatistics = sum(parts[1:], parts[0]).gmm
+        floor = self.config.variance_floor * _moments(float(total.occupancies.sum()), total.sums.sum((0, 1)).numpy())[1]
+        unadapted = update(state.model.gmm, total, floor, self.config.minimum_occupancy)
+        return replace(state, model=replace(state.model, unadapted=unadapted), finished=True)
+
+    # -- helpers ---------------------------------------------------------------------------------------------------
+
+    def graphs(self, mono: bool) -> Graphs:
+        """Training graphs, made once."""
+        key = "mono" if mono else "tri"
+        if key not in self._graphs:
+            options = GraphOptions(self.config.silence_probability)
+            step = partial(
+                steps.make_graphs, phones=self.phones, lexicon=self.lexicon, options=options, context=not mono
+            )
+            self._graphs[key] = {k: v for part in self._map(step, short=mono) for k, v in part.items()}
+        found: Graphs = self._graphs[key]
+        return found
+
+    def _aligned(self, name: StageName, model: AcousticModel, adaptations: Mapping[str, Tensor]) -> AlignedShard:
+        mono = name == "mono"
+        options = AlignOptions(self.config.beam, self.config.retry_beam, self.config.acoustic_scale)
+        step = partial(steps.align, model, graphs=self.graphs(mono), options=options, adaptations=adaptations)
+        aligned = steps.merge_aligned(self._map(step, short=mono))
+        self._check(aligned)
+        return aligned
+
+    def _check(self, aligned: AlignedShard) -> None:
+        if not aligned.alignments:
+            example = next(iter(aligned.failures.items()), ("", ""))
+            raise TrainingError(
+                f"none of the {len(aligned.failures)} utterances could be aligned (first {example[0]}: {example[1]}): "
+                f"check that transcripts, lexicon and audio belong together"
+            )
+
+    def _contexts(
+        self, chain: FeatureChain, aligned: AlignedShard, adaptations: Mapping[str, Tensor], short: bool = False
+    ) -> ContextStatistics:
+        step = partial(steps.context_statistics, alignments=aligned.alignments, chain=chain, adaptations=adaptations)
+        return ContextStatistics.merge([one for part in self._map(step, short) for one in part])
+
+    def _map(self, step: Callable[[Shard], T], short: bool = False) -> Iterable[T]:
+        found: Iterable[T] = self.mapper(step, self.short_shards if short else self.shards)
+        return found
+
+
+def _moments(count: float, sums: np.ndarray[Any, Any]) -> tuple[Tensor, Tensor]:
+    """Mean and variance from a count and sums `[2 D]`."""
+    dim = len(sums) // 2
+    first, second = torch.from_numpy(sums[:dim] / count), torch.from_numpy(sums[dim:] / count)
+    return first.float(), (second - first.square()).float()
+
+
+def _leaf_gaussians(tree: DecisionTree, stats: ContextStatistics, dim: int, floor: float) -> DiagGmm:
+    """A Gaussian for each pdf, from the statistics that the tree was grown from."""
+    pdfs = tree.pdfs(stats.contexts[:, :3])[np.arange(len(stats.contexts)), stats.contexts[:, 3]]
+    counts = np.bincount(pdfs, stats.counts, tree.num_pdfs)
+    sums = np.zeros((tree.num_pdfs, 2 * dim))
+    np.add.at(sums, pdfs, stats.sums)
+    mean, variance = _moments(float(counts.sum()), sums.sum(0))
+    unseen = counts < 10  # such as noise, where the corpus has none
+    safe = np.maximum(counts, 1.0)[:, None]
+    means, squares = sums[:, :dim] / safe, sums[:, dim:] / safe
+    variances = np.maximum(squares - np.square(means), floor * variance.numpy())
+    means[unseen], variances[unseen] = mean.numpy(), variance.numpy()
+    return DiagGmm.of_moments(torch.from_numpy(means), torch.from_numpy(variances))

@@ -1,0 +1,82 @@
+"""The decoding graph against all sentences, each aligned by the training graphs' own code."""
+
+import itertools
+
+import kaldifst
+import numpy as np
+import pytest
+from hmm_toys import LEXICON, PHONES, arpa, context_tree, random_model, sentence_cost
+
+from speech.hmm.align import viterbi
+from speech.hmm.decode import DecodeOptions, GraphDecoder
+from speech.hmm.decoding_graph import WordTable, compose_lexicon, decoding_graph, grammar, lexicon_fst
+from speech.hmm.fst_arrays import FstArrays
+from speech.hmm.graphs import state_graph, utterance_graph
+from speech.hmm.tree import monophone_tree
+
+WORDS = WordTable.of(LEXICON)
+
+
+def lg(tmp_path):
+    (tmp_path / "lm.arpa").write_text(arpa())
+    lexicon = lexicon_fst(PHONES, LEXICON, WORDS)
+    return compose_lexicon(lexicon, grammar(tmp_path / "lm.arpa", WORDS)), lexicon.symbols
+
+
+def best_sentence(model, scores):
+    """The cheapest of all sentences of up to three words, and its cost."""
+    found = []
+    for size in range(4):
+        for words in itertools.product(LEXICON, repeat=size):
+            graph = utterance_graph(PHONES, LEXICON, words, context=model.tree.context_dependent)
+            states = state_graph(graph, model.tree, model.transitions)
+            path = viterbi(states, scores, states.pdfs)
+            if path is not None:
+                found.append((sentence_cost(words) - path_score(states, scores, path), words))
+    return min(found)
+
+
+def path_score(states, scores, path):
+    total, before = 0.0, 0
+    for t, state in enumerate(path):
+        total += scores[t, states.pdfs[state]]
+        arcs = range(states.starts[state], states.starts[state + 1])
+        ways = [states.weights[arc] for arc in arcs if states.sources[arc] == before]
+        total += max([*ways, *([states.loops[state]] if state == before else [])])
+        before = state
+    return total + states.finals[before]
+
+
+@pytest.mark.parametrize("dependent", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_graph_finds_the_best_of_all_sentences(tmp_path, dependent, seed):
+    rng = np.random.default_rng(seed)
+    model = random_model(rng, context_tree(rng) if dependent else monophone_tree(PHONES))
+    graph = decoding_graph(*lg(tmp_path), model.tree, model.transitions).constant()
+    scores = (1.5 * rng.normal(size=(int(rng.integers(6, 16)), model.gmm.num_pdfs))).astype(np.float32)
+    found = GraphDecoder(graph, WORDS, DecodeOptions(beam=1000.0, acoustic_scale=1.0))(scores)
+    cost, words = best_sentence(model, scores)
+    assert found.complete
+    assert len(found.pdfs) == len(scores)
+    assert found.cost == pytest.approx(cost, abs=2e-2)  # determinization rounds weights to 1/1024
+    assert found.words == words or found.cost <= cost
+
+
+def test_arrays_of_a_transducer_come_back(tmp_path):
+    fst = kaldifst.compile("0 1 3 4 0.5\n0 0 0 2 1.5\n1 0.25\n1 1 7 0 2\n")
+    arrays = FstArrays.of(fst)
+    assert arrays.arcs["weight"].tolist() == [0.5, 1.5, 2.0]
+    assert str(arrays.vector()) == str(fst)
+    (tmp_path / "bad").write_bytes(b"nothing of the kind")
+    with pytest.raises(ValueError, match="not a constant transducer"):
+        FstArrays.read(tmp_path / "bad")
+
+
+def test_lexicon_without_a_word_of_the_language_model_is_refused():
+    with pytest.raises(ValueError, match="lacks 1 words .* NEVER"):
+        lexicon_fst(PHONES, LEXICON, WordTable.of([*LEXICON, "NEVER"]))
+
+
+def test_decoder_takes_no_frames():
+    fst = FstArrays.of(kaldifst.compile("0 0 1 1 0\n0 0\n")).constant()
+    assert GraphDecoder(fst, WORDS)(np.zeros((0, 1), dtype=np.float32)).words == ()

@@ -1,0 +1,46 @@
+"""Pronunciation and silence probabilities from alignments."""
+
+import numpy as np
+import pytest
+
+from speech.hmm.align import Alignment
+from speech.hmm.pronunciations import PronunciationCounts, count_pronunciations, graph_options
+from speech.hmm.topology import NOISE, PhoneSet
+
+LEXICON = {"AT": [("AE1", "T"), ("AH0", "T")], "TO": [("T", "AH0")]}
+
+
+def spoken(phones, *words):
+    """An alignment of some pronunciations; None is a pause."""
+    names, places, number = [], [], 0
+    for word in words:
+        numbers = (phones.silence,) if word is None else phones.numbers(word)
+        names += numbers
+        places += [-1 if word is None else number] * len(numbers)
+        number += word is not None
+    sizes = np.arange(len(names) + 1, dtype=np.int32)
+    return Alignment(np.array(names, np.int16), np.array(places, np.int16), sizes, np.zeros(len(names), np.int8))
+
+
+@pytest.mark.parametrize("positions", [False, True])
+def test_counts_are_those_of_the_alignments(positions):
+    phones = PhoneSet.of([one for several in LEXICON.values() for one in several], positions)
+    found = count_pronunciations(
+        {
+            "a": spoken(phones, None, ("AE1", "T"), ("T", "AH0"), None),
+            "b": spoken(phones, ("AE1", "T"), ("AH0", "T"), ("AE1", "T")),
+            "c": spoken(phones, None, (NOISE,)),
+        },
+        {"a": ["AT", "TO"], "b": ["AT", "AT", "AT"], "c": ["XYZZY"]},
+        phones,
+    )
+    assert found.spoken["AT", ("AE1", "T")] == 3
+    assert found.spoken["AT", ("AH0", "T")] == 1
+    assert (found.pauses, found.places) == (3, 9)
+    options = graph_options(found + PronunciationCounts(), LEXICON, smoothing=1.0)
+    assert options.pronunciations == {("AT", ("AH0", "T")): 0.5}  # (1 + 1) / (3 + 1)
+    assert options.silence_probability == pytest.approx(4 / 11)
+
+
+def test_words_that_were_not_heard_keep_equal_pronunciations():
+    assert graph_options(PronunciationCounts(), LEXICON).pronunciations == {}

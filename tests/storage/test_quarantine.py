@@ -36,9 +36,7 @@ def test_shards_are_named_with_reason_utterances_and_seconds(store):
 def test_beyond_the_limit_it_stops_and_says_what_to_do(store):
     quarantine = ShardQuarantine(store, total=100, limit=0.1)
     quarantine.add(damage(1))
-    with pytest.raises(
-        TooManyShardsError, match=r"20 of 100 .* 2 damaged shards.*part/1\.tar: it is missing.*rerun"
-    ):
+    with pytest.raises(TooManyShardsError, match=r"20 of 100 .* 2 damaged shards.*part/1\.tar: it is missing.*rerun"):
         quarantine.add(damage(2))
 
 

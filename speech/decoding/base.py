@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from speech.choices import Choice
 from speech.tokens import Tokenizer
@@ -19,7 +20,33 @@ class DecodeError(ValueError):
 
 
 class DecodeConfig(Choice):
-    """How hypotheses are searched."""
+    """How hypotheses are searched.
+
+    Attributes:
+        file_fields: Fields that name files, each with the file's stem in a bundle.
+    """
+
+    file_fields: ClassVar[dict[str, str]] = {}
+
+    def files(self) -> dict[str, str]:
+        """Paths of the files that a decoder of this configuration reads, by field."""
+        return {name: path for name in self.file_fields if (path := getattr(self, name))}
+
+    def with_files(self, change: Callable[[str], str]) -> Self:
+        """This configuration with other paths of files."""
+        return self.model_copy(update={name: change(path) for name, path in self.files().items()})
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """One of several hypotheses of an utterance."""
+
+    text: str
+    """Its words."""
+    score: float
+    """What the search gave it."""
+    posterior: float
+    """Its probability among all hypotheses that the search ended with, 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +58,19 @@ class Hypothesis:
     text: str = ""
     """The tokens as text."""
     score: float = 0.0
-    """Natural log probability: of the best alignment (greedy), of all alignments that the search kept (beam)."""
+    """Natural log probability: of the best alignment (greedy), of all alignments that the search kept (others); with
+    what a language model and word scores add."""
     frames: list[int] = field(default_factory=list)
     """For each token the frame in which it starts, in the best alignment, counted in frames of the model's output."""
     confidence: float = 0.0
     """Mean over tokens of the token's highest posterior, 0 to 1; without tokens the mean posterior of the blank, and
-    0 if there was no frame."""
+    0 if there was no frame. Searches of words: mean over words of `word_confidences`, without words the posterior of
+    silence."""
+    word_confidences: list[float] = field(default_factory=list)
+    """For each word its posterior over the hypotheses that the search ended with; empty if the search is not one of
+    words."""
+    nbest: list[Alternative] = field(default_factory=list)
+    """The best hypotheses, this one first, where more than one was asked for."""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON value."""
@@ -55,6 +89,9 @@ class Decoder(ABC):
     def __init__(self, cfg: DecodeConfig, tokenizer: Tokenizer) -> None:
         self.cfg = cfg
         self.tokenizer = tokenizer
+
+    def prepare(self) -> None:  # noqa: B027 - most have no files
+        """Read what files it needs now, not at the first utterance."""
 
     def decode(self, log_probs: Tensor, lengths: Tensor) -> list[Hypothesis]:
         """Returns the best hypothesis of each utterance.

@@ -20,7 +20,7 @@ class Ctc(Objective):
     """The negative log probability of a transcript over all its alignments with the frames, blanks between tokens."""
 
     config = CtcConfig
-    decoders = ("greedy", "beam")
+    decoders = ("greedy", "beam", "tokens", "words")
 
     @override
     def losses(self, outputs: Tensor, frames: Tensor, targets: Targets) -> tuple[Tensor, int]:

@@ -264,7 +264,7 @@ def parse_config(document: dict[str, Any], source: str = "the configuration") ->
 
 
 def _anchor_paths(config: PipelineConfig, folder: Path) -> PipelineConfig:
-    """Make paths absolute, so that a scheduled run finds sources, noises and impulse responses from anywhere."""
+    """Make paths absolute, so that a scheduled run finds sources, noises, language models and the like from anywhere."""
 
     def absolute(name: str) -> str:
         path = Path(os.path.expandvars(name)).expanduser()
@@ -273,4 +273,5 @@ def _anchor_paths(config: PipelineConfig, folder: Path) -> PipelineConfig:
     sources = tuple(source.model_copy(update={"path": absolute(source.path)}) for source in config.data.sources)
     data = config.data.model_copy(update={"sources": sources})
     train = config.train.model_copy(update={"augment": config.train.augment.with_files(absolute)})
-    return config.model_copy(update={"data": data, "train": train})
+    decode = config.decode.with_files(absolute)
+    return config.model_copy(update={"data": data, "train": train, "decode": decode})

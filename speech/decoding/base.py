@@ -5,11 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from speech.choices import Choice
 from speech.tokens import Tokenizer
@@ -82,9 +81,11 @@ class Decoder(ABC):
 
     Attributes:
         config: Class of its configuration.
+        slow: Whether it takes longer than the model, so that several processes pay.
     """
 
     config: ClassVar[type[DecodeConfig]]
+    slow: ClassVar[bool] = False
 
     def __init__(self, cfg: DecodeConfig, tokenizer: Tokenizer) -> None:
         self.cfg = cfg

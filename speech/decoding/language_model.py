@@ -33,15 +33,25 @@ class LanguageModelError(ValueError):
 class LmState(Protocol):
     """What a language model knows of the words so far; two equal histories share one."""
 
-    def child(self, label: int, /) -> LmState: ...
+    def child(self, label: int, /) -> LmState:
+        """The state after another label."""
+        ...
 
 
 class LanguageModel(Protocol):
     """What flashlight-text's decoders ask of a language model; log10 probabilities."""
 
-    def start(self, start_with_nothing: bool, /) -> LmState: ...
-    def score(self, state: LmState, label: int, /) -> tuple[LmState, float]: ...
-    def finish(self, state: LmState, /) -> tuple[LmState, float]: ...
+    def start(self, start_with_nothing: bool, /) -> LmState:
+        """The state at the beginning of a sentence, or without any context."""
+        ...
+
+    def score(self, state: LmState, label: int, /) -> tuple[LmState, float]:
+        """The state after another word, and the word's probability."""
+        ...
+
+    def finish(self, state: LmState, /) -> tuple[LmState, float]:
+        """The end of the sentence, and its probability."""
+        ...
 
 
 def zero_lm() -> LanguageModel:

@@ -35,6 +35,7 @@ class TokensDecoder(BeamDecoder):
     """Prefix beam search with a language model of the model's own tokens: of words, if tokens are words."""
 
     config = TokensConfig
+    slow = True
     cfg: TokensConfig  # type: ignore[assignment]
 
     def __init__(self, cfg: DecodeConfig, tokenizer: Tokenizer) -> None:

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from speech.decoding.language_model import LanguageModel
 from speech.decoding.paths import NEVER, emissions_for
@@ -121,6 +122,7 @@ class LetterSearch(WordSearch):
         )
         return LexiconDecoder(native, trie, lm, self._space, self.tokenizer.blank, -1, [], False)
 
+    @override
     def paths(self, log_probs: NDArray[np.float32]) -> list[WordPath]:
         num_frames = len(log_probs)
         emissions = emissions_for(log_probs, self._width, num_frames + 1)
@@ -157,6 +159,7 @@ class PieceSearch(WordSearch):
         size = self.tokenizer.size
         self._first = np.zeros(size, dtype=bool)
         self._first[[pieces[0] for pieces in spellings]] = True
+        self._known = set(self.words)
         self._lm = TrieLm(lm, spellings, options.lm_weight, options.word_score)  # the decoder does not keep it
         native = LexiconFreeDecoderOptions(
             beam_size=options.beam,
@@ -169,6 +172,7 @@ class PieceSearch(WordSearch):
         )
         return LexiconFreeDecoder(native, self._lm, size, self.tokenizer.blank, [])
 
+    @override
     def paths(self, log_probs: NDArray[np.float32]) -> list[WordPath]:
         width = self.tokenizer.size + 1
         emissions = emissions_for(log_probs, width, len(log_probs))
@@ -178,11 +182,10 @@ class PieceSearch(WordSearch):
 
     def _path(self, result: Any) -> WordPath:
         path = np.asarray(result.tokens[1:-1])
-        starts = np.flatnonzero((np.diff(path, prepend=-1) != 0) & (path != self.tokenizer.blank))
+        if result.score <= _INCOMPLETE:
+            path[self._left_lexicon(path) :] = self.tokenizer.blank
+        starts = self._starts(path)
         begins = starts[self._first[path[starts]]].tolist()
-        if result.score <= _INCOMPLETE and begins:  # the beam kept no complete word at the end
-            path[begins.pop() :] = self.tokenizer.blank
-            starts = starts[path[starts] != self.tokenizer.blank]
         said = np.flatnonzero(path != self.tokenizer.blank)
         spans = []
         for begin, end in zip(begins, [*begins, len(path)][1:], strict=True):
@@ -190,7 +193,23 @@ class PieceSearch(WordSearch):
         words = tuple(self.tokenizer.decode(path[starts].tolist()).split())
         return WordPath(words, tuple(spans), path, _complete(float(result.score)))
 
+    def _starts(self, path: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Frames in which tokens start."""
+        return np.flatnonzero((np.diff(path, prepend=-1) != 0) & (path != self.tokenizer.blank))
+
+    def _left_lexicon(self, path: NDArray[np.int64]) -> int:
+        """The frame in which the first word begins that is not in the lexicon: the beam kept nothing inside it."""
+        starts = self._starts(path)
+        begins = starts[self._first[path[starts]]].tolist()
+        if len(starts) and starts[0] not in begins:
+            return 0
+        for begin, end in zip(begins, [*begins, len(path)][1:], strict=True):
+            pieces = path[starts[(starts >= begin) & (starts < end)]].tolist()
+            if self.tokenizer.decode(pieces) not in self._known:
+                return int(begin)
+        return len(path)
+
 
 def _complete(score: float) -> float:
-    """Without the penalty of a word that was never finished."""
-    return score - NEVER if score <= _INCOMPLETE else score
+    """Without the penalties of words that were never finished."""
+    return score - round(score / NEVER) * NEVER

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from torch import Tensor
-from typing_extensions import Self
 
 from speech.decoding.base import Alternative, DecodeConfig, DecodeError, Decoder, Hypothesis
 from speech.decoding.language_model import arpa_words, load_lm, read_words
@@ -62,6 +61,7 @@ class WordsDecoder(Decoder):
     """
 
     config = WordsConfig
+    slow = True
     cfg: WordsConfig
 
     def __init__(self, cfg: DecodeConfig, tokenizer: Tokenizer) -> None:

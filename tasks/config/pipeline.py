@@ -264,7 +264,7 @@ def parse_config(document: dict[str, Any], source: str = "the configuration") ->
 
 
 def _anchor_paths(config: PipelineConfig, folder: Path) -> PipelineConfig:
-    """Make paths absolute, so that a scheduled run finds sources, noises, language models and the like from anywhere."""
+    """Make paths absolute, so that a scheduled run finds sources, noises, language models and so on from anywhere."""
 
     def absolute(name: str) -> str:
         path = Path(os.path.expandvars(name)).expanduser()

@@ -97,6 +97,7 @@ def decode_with(
         speakers={who: CmvnStats.from_dict(value) for who, value in speakers.items()},
         on_progress=lambda done, total: progress.report("decode", done, total, name),
         on_damage=on_damage,
+        processes=run.runner.count,
     )
 
 

@@ -1,4 +1,4 @@
-"""The files that a decoder reads (a language model, a list of words): there before a training, part of a stage's key."""
+"""The files that a decoder reads (a language model, a list of words): needed from the start, part of a stage's key."""
 
 import hashlib
 from functools import lru_cache

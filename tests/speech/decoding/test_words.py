@@ -5,6 +5,7 @@ import itertools
 import math
 import operator
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
+from support import write_arpa
 
 from speech.decoding import DecodeChoice, DecodeError, LanguageModelError, TokensConfig, WordsConfig, build_decoder
 from speech.decoding.language_model import arpa_words, load_lm, read_words
@@ -40,15 +42,6 @@ BIGRAMS = {
     ("bb", "a"): -0.1,
     ("aa", "</s>"): -0.6,
 }
-
-
-def write_arpa(path, unigrams, bigrams):
-    lines = ["", "\\data\\", f"ngram 1={len(unigrams)}", f"ngram 2={len(bigrams)}", "", "\\1-grams:"]
-    for word, (probability, backoff) in unigrams.items():
-        lines.append("\t".join([str(probability), word, *([] if backoff is None else [str(backoff)])]))
-    lines += ["", "\\2-grams:", *(f"{p}\t{' '.join(words)}" for words, p in bigrams.items()), "", "\\end\\", ""]
-    path.write_text("\n".join(lines))
-    return str(path)
 
 
 def log10_sentence(words, unigrams=UNIGRAMS, bigrams=BIGRAMS):
@@ -220,3 +213,143 @@ def test_a_language_model_of_tokens_equals_all_paths(files, seed, num_frames, lm
     )
     assert found.score == pytest.approx(max(totals.values()), abs=1e-3)
     assert totals[tuple(found.text.split())] == pytest.approx(found.score, abs=1e-3)
+
+
+@pytest.fixture
+def letters():
+    return CharacterTokenizer(["<blank>", "▁", "a", "b"])
+
+
+def said(text, tokenizer, gap=2, probability=0.9):
+    """Posteriors [1, T, V] of a text: each token for one frame, then blanks."""
+    path = [token for unit in tokenizer.encode(text) for token in (unit, *[0] * gap)]
+    frames = torch.full((1, len(path), tokenizer.size), (1 - probability) / (tokenizer.size - 1))
+    frames[0, torch.arange(len(path)), torch.tensor(path)] = probability
+    return frames.log(), torch.tensor([len(path)])
+
+
+def decoded(cfg, tokenizer, log_probs, lengths):
+    (found,) = build_decoder(cfg, tokenizer).decode(log_probs, lengths)
+    return found
+
+
+def test_a_word_outside_the_list_becomes_the_nearest_in_it(files, letters):
+    log_probs, lengths = said("bab ab", letters)
+    assert decoded(WordsConfig(**files), letters, log_probs, lengths).text in ("b ab ab", "ab ab", "bb ab")
+
+
+def test_the_language_model_decides_between_words_that_sound_alike(tmp_path, letters):
+    log_probs, lengths = said("a", letters)
+    log_probs[0, 0] = torch.tensor([0.02, 0.02, 0.48, 0.48]).log()
+    for likely, rare in (("a", "b"), ("b", "a")):
+        lm = write_arpa(
+            tmp_path / "lm.arpa",
+            {"<s>": (-99, 0), "</s>": (-1, None), "<unk>": (-3, None), rare: (-1.5, 0), likely: (-0.5, 0)},
+            {("<s>", rare): -1.4},
+        )
+        found = decoded(WordsConfig(lm=lm, lm_weight=2.0), letters, log_probs, lengths)
+        assert found.text == likely
+        assert 0.5 < found.word_confidences[0] < 1
+        assert found.confidence == pytest.approx(found.word_confidences[0])
+
+
+def test_a_higher_word_score_never_makes_fewer_words(files, letters):
+    log_probs = posteriors(1, 30, 4, seed=3, sharpness=0.5)
+    counts = [
+        len(decoded(WordsConfig(**files, word_score=score), letters, log_probs, torch.tensor([30])).text.split())
+        for score in (-4, 0, 4)
+    ]
+    assert counts == sorted(counts)
+    assert counts[0] < counts[-1]
+
+
+@pytest.mark.parametrize("kind", ["characters", "bpe", "words"])
+def test_words_have_times_and_confidences(tmp_path, kind):
+    texts = ["turn the lights on", "turn the lights off", "see the sea"]
+    tokenizer = train_tokenizer(TokenConfig(kind=kind, vocab_size=40), texts)
+    (tmp_path / "words.txt").write_text("\n".join(sorted({word for text in texts for word in text.split()})))
+    log_probs, lengths = said("see the lights", tokenizer)
+    found = decoded(WordsConfig(words=str(tmp_path / "words.txt"), nbest=3), tokenizer, log_probs, lengths)
+    assert found.text == tokenizer.decode(found.tokens) == "see the lights"
+    assert found.nbest[0].text == found.text
+    assert sum(one.posterior for one in found.nbest) <= 1 + 1e-6
+    words = timed_words(found, log_probs[0], tokenizer, 0.04)
+    assert [word.word for word in words] == ["see", "the", "lights"]
+    assert [word.confidence for word in words] == pytest.approx(found.word_confidences, abs=1e-4)
+    starts = [word.start for word in words]
+    assert starts[0] == 0
+    assert starts == sorted(starts)
+    assert all(before.start + before.duration <= after.start + 1e-6 for before, after in itertools.pairwise(words))
+
+
+def test_batches_silence_and_empty_utterances(files, letters):
+    log_probs, lengths = posteriors(4, 20, 4, seed=1), [20, 0, 7, 1]
+    decoder = build_decoder(WordsConfig(**files), letters)
+    together = decoder.decode(log_probs, torch.tensor(lengths))
+    alone = [decoder.decode(log_probs[row : row + 1, :n], torch.tensor([n]))[0] for row, n in enumerate(lengths)]
+    assert together == alone
+    assert together[1].text == ""
+    silence = torch.tensor([[[0.97, 0.01, 0.01, 0.01]] * 5]).log()
+    (found,) = decoder.decode(silence, torch.tensor([5]))
+    assert (found.tokens, found.text, found.word_confidences) == ([], "", [])
+    assert found.confidence > 0.8
+
+
+@pytest.mark.parametrize("tokenizer", [CharacterTokenizer(["<blank>", "▁", "a", "b"]), Pieces()])
+def test_the_narrowest_beam_gives_complete_words_or_none(files, tokenizer):
+    cfg = WordsConfig(**files, beam=1, beam_tokens=1)
+    decoder = build_decoder(cfg, tokenizer)
+    for seed in range(30):
+        (found,) = decoder.decode(posteriors(1, 15, tokenizer.size, seed=seed, sharpness=3.0), torch.tensor([15]))
+        assert set(found.text.split()) <= set(WORDS)
+        assert tokenizer.decode(found.tokens) == found.text
+        assert -1e6 < found.score < 100
+
+
+def test_a_decoder_can_go_to_another_process(files, letters):
+    log_probs, lengths = posteriors(2, 12, 4), torch.tensor([12, 7])
+    for cfg in (WordsConfig(**files), TokensConfig(lm=files["lm"])):
+        decoder = build_decoder(cfg, letters)
+        found = decoder.decode(log_probs, lengths)
+        assert pickle.loads(pickle.dumps(decoder)).decode(log_probs, lengths) == found
+
+
+def test_packed_files_and_words_of_the_model(files, tmp_path, letters):
+    packed = tmp_path / "lm.arpa.gz"
+    packed.write_bytes(gzip.compress(Path(files["lm"]).read_bytes()))
+    assert arpa_words(str(packed)) == arpa_words(files["lm"]) == ["b", "ab", "aa", "bb", "a"]
+    log_probs, lengths = posteriors(1, 20, 4), torch.tensor([20])
+    plain = decoded(WordsConfig(lm=files["lm"]), letters, log_probs, lengths)
+    assert decoded(WordsConfig(lm=str(packed)), letters, log_probs, lengths) == plain
+
+
+def test_a_list_of_words_may_be_a_lexicon(tmp_path):
+    (tmp_path / "lexicon.txt").write_text("<eps> SIL\na AH0\na EY1\n\nab AE1 B\n!SIL SIL\n")
+    assert read_words(str(tmp_path / "lexicon.txt")) == ["a", "ab"]
+
+
+def test_what_is_wrong_with_files_is_said(files, tmp_path, letters, capfd):
+    log_probs, lengths = posteriors(1, 3, 4), torch.tensor([3])
+    broken, empty, strange = tmp_path / "broken.arpa", tmp_path / "empty.txt", tmp_path / "strange.txt"
+    broken.write_text("hello\n")
+    empty.write_text("<s>\n\n")
+    strange.write_text("xyz\nABC\n")
+    for fields, message in (
+        ({"lm": str(tmp_path / "none.arpa"), "words": files["words"]}, "there is no language model .*none.arpa"),
+        ({"lm": str(tmp_path / "none.arpa")}, "none.arpa cannot be read"),
+        ({"lm": str(broken), "words": files["words"]}, "broken.arpa is no language model"),
+        ({"lm": str(broken)}, "broken.arpa lists no words.*decode.words"),
+        ({"words": str(tmp_path / "none.txt")}, "none.txt cannot be read"),
+        ({"words": str(empty)}, "empty.txt holds no words"),
+        ({"words": str(strange)}, "none of the 2 words of .*strange.txt can be written"),
+    ):
+        with pytest.raises((LanguageModelError, DecodeError), match=message):
+            decoded(WordsConfig(**fields), letters, log_probs, lengths)
+    load_lm(files["lm"], ["a"])
+    assert capfd.readouterr().err == ""  # KenLM draws a progress bar
+
+
+@pytest.mark.parametrize("wrong", [{"kind": "words"}, {"kind": "tokens"}, {"kind": "words", "lm": "x", "beam": 0}])
+def test_config_refuses_nonsense(wrong):
+    with pytest.raises(ValidationError):
+        TypeAdapter(DecodeChoice).validate_python(wrong)

@@ -47,7 +47,7 @@ class FileLexiconConfig(LexiconConfig):
     """A file whose first column lists the phones that there are, with stress marks as in the lexicon; lines with
     others are quarantined. Empty: whatever the lexicon has."""
     missing: Literal["espeak", "unknown"] = "espeak"
-    """Words that the file lacks: pronounced by eSpeak NG (where it is installed, and as far as the file's phones allow),
+    """Words that the file lacks: pronounced by eSpeak NG, where it is installed and as far as the file's phones allow,
     or `unknown`."""
     language: str = "en-us"
     """eSpeak NG's language for them."""
@@ -114,9 +114,7 @@ class FileLexicon(LexiconSource):
     def _stressed(self, phones: Iterable[str]) -> tuple[str, ...]:
         return tuple(with_stress(phone, self.cfg.stress) for phone in phones)
 
-    def _completed(
-        self, missing: list[str], inventory: set[str]
-    ) -> tuple[dict[str, list[Pronunciation]], list[str]]:
+    def _completed(self, missing: list[str], inventory: set[str]) -> tuple[dict[str, list[Pronunciation]], list[str]]:
         """eSpeak NG's pronunciations in the file's phones, and what to note."""
         try:
             said = pronounce(missing, self.cfg.language)

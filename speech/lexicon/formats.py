@@ -22,6 +22,7 @@ Format = Literal["kaldi", "kaldip", "cmudict", "mfa"]
 _SAMPLE = 2000
 _SHOWN = 60
 _ALTERNATIVE = re.compile(r"(?P<word>.+)\((?P<number>[0-9]{1,2})\)")
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f]")
 _NUMBER = re.compile(r"[0-9]*\.?[0-9]+([eE]-?[0-9]+)?")
 _ARPABET = re.compile(r"[A-Z]{1,2}[0-2]?")
 
@@ -46,9 +47,7 @@ class Parsed:
     def duplicates(self) -> list[str]:
         """Words that have the same pronunciation twice."""
         return [
-            word
-            for word, found in self.entries.items()
-            for _ in range(len(found) - len({one.phones for one in found}))
+            word for word, found in self.entries.items() for _ in range(len(found) - len({one.phones for one in found}))
         ]
 
 
@@ -97,7 +96,7 @@ def _decoded(raw: bytes) -> str:
         line = raw.decode("utf-8").removeprefix("\ufeff").rstrip("\r")
     except UnicodeDecodeError:
         raise _BadLineError("it is not UTF-8") from None
-    if any(ord(character) < 32 and character != "\t" for character in line):
+    if _CONTROL.search(line):
         raise _BadLineError("it holds control characters")
     return line
 

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("flows", "tasks", "training", "speech", "storage")
 SOURCES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
-BLOCKED = ("prefect", "mlflow", "typer", "rich", "matplotlib")
+BLOCKED = ("prefect", "mlflow", "typer", "rich", "matplotlib", "espeakng_loader")
 
 IMPORT_ALL = """
 import importlib, pkgutil, sys

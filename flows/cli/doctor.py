@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib import metadata
-from pathlib import Path
 from typing import Literal
 
 import typer
@@ -124,12 +123,19 @@ def check_audio() -> list[Finding]:
         if missing
         else Finding("soundfile", "ok", f"libsndfile {soundfile.__libsndfile_version__}: wav, flac, ogg/opus, mp3")
     ]
-    import espeakng_loader
-
-    library = Path(espeakng_loader.get_library_path())
-    state: Literal["ok", "warning"] = "ok" if library.exists() else "warning"
-    findings.append(Finding("espeak-ng", state, str(library), "" if state == "ok" else "pip install espeakng-loader"))
+    findings.append(_check_espeak())
     return findings
+
+
+def _check_espeak() -> Finding:
+    from speech.synthesis import Engine, SynthesizerMissingError
+
+    try:
+        with Engine() as engine:
+            return Finding("espeak-ng", "ok", f"version {engine.version}")
+    except SynthesizerMissingError:
+        found = "not installed; the demo and pronunciations of any language need it, nothing else does"
+        return Finding("espeak-ng", "warning", found, "pip install 'starling[espeak]' (GPL)")
 
 
 def check_ports() -> list[Finding]:

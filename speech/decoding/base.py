@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from speech.choices import Choice
+from speech.choices import ChoiceWithFiles
 from speech.tokens import Tokenizer
 
 
@@ -18,22 +18,8 @@ class DecodeError(ValueError):
     """Log posteriors that cannot be decoded: a wrong shape, a wrong number of tokens, impossible lengths, or NaN."""
 
 
-class DecodeConfig(Choice):
-    """How hypotheses are searched.
-
-    Attributes:
-        file_fields: Fields that name files, each with the file's stem in a bundle.
-    """
-
-    file_fields: ClassVar[dict[str, str]] = {}
-
-    def files(self) -> dict[str, str]:
-        """Paths of the files that a decoder of this configuration reads, by field."""
-        return {name: path for name in self.file_fields if (path := getattr(self, name))}
-
-    def with_files(self, change: Callable[[str], str]) -> Self:
-        """This configuration with other paths of files."""
-        return self.model_copy(update={name: change(path) for name, path in self.files().items()})
+class DecodeConfig(ChoiceWithFiles):
+    """How hypotheses are searched."""
 
 
 @dataclass(frozen=True)

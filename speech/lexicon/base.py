@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from speech.choices import Choice
+from speech.choices import ChoiceWithFiles
 from speech.files import replace_file
 
 UNKNOWN = "<unk>"
@@ -22,7 +22,7 @@ class LexiconError(ValueError):
     """A lexicon that cannot be read or made; the message names the file or field, and the remedy."""
 
 
-class LexiconConfig(Choice):
+class LexiconConfig(ChoiceWithFiles):
     """Where pronunciations come from."""
 
 
@@ -130,13 +130,23 @@ class Coverage:
     """The same in running text."""
     unknown: Counter[str] = field(default_factory=Counter)
     """Words that got none, and how often they come."""
+    origins: dict[str, str] = field(default_factory=dict)
+    """The origin of each word."""
 
     def add(self, word: str, count: int, origin: str) -> None:
         """Count a word."""
+        self.origins[word] = origin
         self.types[origin] += 1
         self.running[origin] += count
         if origin == "unknown":
             self.unknown[word] += count
+
+    def part(self, counts: Mapping[str, int]) -> Coverage:
+        """The same for some of the words, with other counts."""
+        found = Coverage()
+        for word, count in counts.items():
+            found.add(word, count, self.origins[word])
+        return found
 
     def to_dict(self, examples: int = 20) -> dict[str, Any]:
         """A JSON value, with the most frequent unknown words."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 from typing_extensions import override
@@ -53,6 +53,8 @@ class FileLexiconConfig(LexiconConfig):
     """eSpeak NG's language for them."""
     unknown: str = UNKNOWN
     """The word that stands for all that have no pronunciation."""
+
+    file_fields: ClassVar[dict[str, str]] = {"path": "lexicon", "phones": "phones"}
 
 
 class FileLexicon(LexiconSource):

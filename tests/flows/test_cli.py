@@ -12,6 +12,7 @@ from storage.corpora import READERS
 COMMANDS = {
     "run",
     "corpus",
+    "lexicon",
     "shard",
     "features",
     "train",

@@ -13,7 +13,7 @@ It holds Python's interpreter lock, so decode in several processes, not in threa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,7 +52,7 @@ class BeamConfig(DecodeConfig):
 class BeamDecoder(Decoder):
     """Prefix beam search (Graves 2012, "Supervised Sequence Labelling", section 7.5; Hannun 2014, arXiv 1408.2873)."""
 
-    config = BeamConfig
+    config: ClassVar[type[DecodeConfig]] = BeamConfig
     cfg: BeamConfig
 
     def _decode(self, log_probs: Tensor, lengths: Sequence[int]) -> list[Hypothesis]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -27,7 +27,7 @@ from speech.lexicon.formats import Format, Parsed, read_lexicon
 from speech.lexicon.stress import Stress, with_stress
 from speech.synthesis.espeak import SynthesizerMissingError
 
-_CASES = {"keep": str, "lower": str.lower, "upper": str.upper}
+_CASES: dict[str, Callable[[str], str]] = {"keep": str, "lower": str.lower, "upper": str.upper}
 _ARPABET = re.compile(r"(AA|AE|AH|AO|EH|ER|EY|IH|IY|OW|UW)[0-2]?")
 
 

@@ -99,8 +99,9 @@ def decode_set(
         if on_progress:
             on_progress(len(found), len(rows))
 
-    pool: DecodingPool[Batch]
-    with DecodingPool(recognizer.decoder, useful_processes(recognizer.decoder, processes, len(rows))) as pool:
+    decoder = recognizer.decoder
+    pool: DecodingPool[Batch] = DecodingPool(decoder, useful_processes(decoder, processes, len(rows)))
+    with pool:
         for batch in _whole_batches(dataset, rows, batch_seconds, on_damage):
             for computed, scores in portions.each(batch, compute):
                 for part, hypotheses in pool.add(computed, scores):

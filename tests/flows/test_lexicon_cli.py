@@ -1,6 +1,5 @@
 """`starling lexicon`: coverage of the transcripts and of the decoder's words, pronunciations, phones."""
 
-import csv
 import json
 
 import pytest
@@ -19,8 +18,7 @@ def said(word):
 def config(home, tmp_path):
     """A configuration of a small corpus with a lexicon and a decoder beside it."""
     small_corpus(tmp_path / "corpus")
-    with open(tmp_path / "corpus" / "metadata.csv") as file:
-        words = sorted({word for row in csv.DictReader(file) for word in row["text"].split()})
+    words = ["number", "one", "two", "word", "zero"]  # what the normalizer makes of its texts
     known = words[:-1]
     lines = [f"{word} {said(word)}" for word in known]
     (tmp_path / "lexicon.txt").write_text("\n".join([*lines, lines[0], "broken"]) + "\n")

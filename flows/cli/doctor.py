@@ -133,9 +133,9 @@ def _check_espeak() -> Finding:
     try:
         with Engine() as engine:
             return Finding("espeak-ng", "ok", f"version {engine.version}")
-    except SynthesizerMissingError:
-        found = "not installed; the demo and pronunciations of any language need it, nothing else does"
-        return Finding("espeak-ng", "warning", found, "pip install 'starling[espeak]' (GPL)")
+    except SynthesizerMissingError as error:
+        remedy = "pip install 'starling[espeak]', for the demo and for pronunciations of any language"
+        return Finding("espeak-ng", "warning", str(error).partition(": pip install")[0], remedy)
 
 
 def check_ports() -> list[Finding]:

@@ -23,4 +23,5 @@ def test_a_synthetic_corpus_says_what_to_install(home, without_espeak):
 def test_doctor_warns(without_espeak):
     found = doctor.check_audio()[-1]
     assert (found.check, found.state) == ("espeak-ng", "warning")
+    assert "not installed" in found.found
     assert "starling[espeak]" in found.remedy

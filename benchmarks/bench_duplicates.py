@@ -1,9 +1,10 @@
-"""Near-duplicates in real speech: copies are planted, and the fingerprints have to find them and nothing else.
+"""Near-duplicate detection in real speech: recall of inserted copies and false positives of the fingerprints.
 
     STARLING_SHARED_DATA=… python -m benchmarks.bench_duplicates [--share 1.0] [--json]
 
-Each corpus is searched once for every kind of alteration, with one altered copy of each of some recordings: a copy that
-is not found lowers the recall, any other pair is wrong. Takes some three minutes; `--share 0.2` takes a fifth.
+Each corpus is searched once for every kind of alteration, with one altered copy of some recordings. Copies that are not
+found lower the recall; all other pairs are false positives. Takes about three minutes; `--share 0.2` uses a fifth of
+the files.
 """
 
 import argparse
@@ -32,7 +33,7 @@ Audio = tuple[Tensor, int]
 
 @dataclass(frozen=True)
 class Part:
-    """Recordings of a corpus: files that match, how many at most, and how many of them are copied."""
+    """Recordings of a corpus: pattern of the files, their maximum number, and the number of copies."""
 
     pattern: str
     files: int
@@ -47,14 +48,14 @@ CORPORA = {
 
 
 def coded(wave: Tensor, rate: int, kind: str, subtype: str) -> Audio:
-    """The recording after encoding and decoding."""
+    """Encode and decode a recording."""
     buffer = io.BytesIO()
     soundfile.write(buffer, wave.numpy(), rate, format=kind, subtype=subtype)
     return decode_audio(buffer.getvalue())
 
 
 def padded(wave: Tensor, rate: int, before: float = 0.317, after: float = 0.6) -> Tensor:
-    """The recording between two pieces of silence, s."""
+    """Pad a recording with silence before and after (seconds)."""
     return torch.cat([torch.zeros(int(before * rate)), wave, torch.zeros(int(after * rate))])
 
 
@@ -71,13 +72,13 @@ KINDS: dict[str, Callable[[Tensor, int], Audio]] = {
 
 
 class Clock:
-    """Seconds of audio and of the processor's time that fingerprints took."""
+    """Seconds of audio and of CPU time spent on fingerprints."""
 
     def __init__(self) -> None:
         self.audio = self.spent = 0.0
 
     def words(self, wave: Tensor, rate: int) -> np.ndarray:
-        """A fingerprint, timed."""
+        """Compute a fingerprint and add its time."""
         started = time.thread_time()
         words = fingerprint(wave, rate)
         self.spent += time.thread_time() - started
@@ -86,7 +87,7 @@ class Clock:
 
 
 def sample(root: Path, name: str, share: float) -> tuple[list[Path], set[Path]]:
-    """Files of a corpus, and those that are copied."""
+    """Select files of a corpus, and those to copy."""
     files, chosen = [], set()
     for part in CORPORA[name]:
         every = sorted(root.glob(part.pattern))
@@ -97,7 +98,7 @@ def sample(root: Path, name: str, share: float) -> tuple[list[Path], set[Path]]:
 
 
 def planted(files: list[Path], chosen: set[Path], clock: Clock) -> Iterator[tuple[Path, str, np.ndarray]]:
-    """Fingerprints of all files, and of the altered copies of some."""
+    """Yield fingerprints of all files, and of altered copies of some."""
     for path in files:
         wave, rate = decode_audio(path)
         yield path, "", clock.words(wave, rate)
@@ -107,7 +108,7 @@ def planted(files: list[Path], chosen: set[Path], clock: Clock) -> Iterator[tupl
 
 
 def search(entries: list[tuple[Path, str, np.ndarray]], limit: float) -> dict[str, object]:
-    """What is found among files and copies of one kind."""
+    """Search files and copies of one kind for duplicates; returns the figures."""
     copies, files = sum(1 for _, kind, _ in entries if kind), sum(1 for _, kind, _ in entries if not kind)
     with tempfile.TemporaryDirectory() as folder:
         prints = Fingerprints(Path(folder))
@@ -125,7 +126,7 @@ def search(entries: list[tuple[Path, str, np.ndarray]], limit: float) -> dict[st
 
 
 def measure(root: Path, name: str, share: float = 1.0) -> dict[str, object]:
-    """Recall and false positives in one corpus by kind of copy; each kind is searched alone."""
+    """Recall and false positives in one corpus by kind of copy; kinds are searched separately."""
     files, chosen = sample(root, name, share)
     clock, limit = Clock(), DuplicatesConfig().bit_errors
     everything = list(planted(files, chosen, clock))
@@ -136,7 +137,7 @@ def measure(root: Path, name: str, share: float = 1.0) -> dict[str, object]:
 def main() -> None:
     """Measure every corpus and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--share", type=float, default=1.0, help="of the files that are looked at by default")
+    parser.add_argument("--share", type=float, default=1.0, help="share of the default number of files")
     parser.add_argument("--corpora", nargs="*", default=list(CORPORA), choices=list(CORPORA))
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()

@@ -1,10 +1,10 @@
-"""Features per second: log-mel against torchaudio's Kaldi port and kaldi-native-fbank, all kinds, all augmentations.
+"""Speed of features and augmentations; log-mel also by torchaudio's Kaldi port and kaldi-native-fbank.
 
     python -m benchmarks.bench_features [--json] [--device cuda] [--minutes 20]
 
-On a CPU: one thread, real speech where there is some (else noise), at equal definitions, which is checked first. The
-rivals get their samples in the form that they take fastest, converted beforehand. Rates are hours of audio per second
-of one core; on a GPU, hours of audio per second, transfer of the samples included.
+On a CPU: one thread, real speech if available (else noise), with equal definitions, which is checked first. The other
+libraries get samples in their fastest format, converted beforehand. Rates are hours of audio per second of one core; on
+a GPU, hours of audio per second, including the transfer of the samples.
 """
 
 import argparse
@@ -36,7 +36,7 @@ OURS = "starling"
 
 
 def speech(minutes: float) -> tuple[list[Tensor], str]:
-    """Waveforms of about so many minutes, and what they are."""
+    """Waveforms of about this many minutes, and a description of them."""
     folder = Path(os.environ.get("STARLING_SHARED_DATA", "../shared/data")) / "LibriSpeech" / "dev-clean-5"
     waves, seconds = [], 0.0
     for path in sorted(folder.rglob("*.flac")):
@@ -50,7 +50,7 @@ def speech(minutes: float) -> tuple[list[Tensor], str]:
 
 
 def batches(waves: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Padded batches of utterances of similar length, as training makes them."""
+    """Padded batches of utterances of similar length, as in training."""
     ordered, found = sorted(waves, key=len), []
     while ordered:
         count = max(1, min(len(ordered), BATCH_SECONDS * RATE // len(ordered[-1])))
@@ -83,7 +83,7 @@ def ported(wave: Tensor) -> Tensor:
 
 
 def check_definitions(wave: Tensor) -> None:
-    """All three mean the same by log-mel."""
+    """Check that all three libraries compute the same log-mel features."""
     ours = build_features(LogMelConfig(num_mels=FILTERS), RATE)(wave[None], torch.tensor([len(wave)]))[0][0]
     others = ported(wave[None] * 32768), torch.tensor([list(frame) for frame in native((wave * 32768).tolist())])
     for other in others:
@@ -93,7 +93,7 @@ def check_definitions(wave: Tensor) -> None:
 
 
 def log_mel_rivals(waves: list[Tensor]) -> dict[str, Work]:
-    """Ways to compute the same features."""
+    """Alternative ways to compute the same features."""
     ours, padded = build_features(LogMelConfig(num_mels=FILTERS), RATE), batches(waves)
     single = [(wave[None], torch.tensor([len(wave)])) for wave in waves]
     scaled = [wave[None] * 32768 for wave in waves]
@@ -111,7 +111,7 @@ def kinds(waves: list[Tensor], device: str) -> dict[str, Work]:
     padded = batches(waves)
     works: dict[str, Work] = {}
     for kind in FEATURES:
-        extract = build_features(FEATURES[kind].settings(num_mels=FILTERS), RATE).to(device)
+        extract = build_features(FEATURES[kind](num_mels=FILTERS), RATE).to(device)
         works[kind] = lambda extract=extract: [extract(w.to(device), n.to(device)) for w, n in padded]
     wanted = {
         "speed": AugmentConfig(speed_factors=(0.9, 1.0, 1.1)),
@@ -133,7 +133,7 @@ def kinds(waves: list[Tensor], device: str) -> dict[str, Work]:
 
 
 def synchronized(work: Work) -> Work:
-    """A GPU's work, waited for."""
+    """Wrap work on a GPU to wait for its end."""
 
     def run() -> None:
         work()

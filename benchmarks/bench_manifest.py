@@ -1,8 +1,8 @@
-"""A manifest of millions of utterances, made up and without audio: seconds and peak memory of each part of the path.
+"""Time and peak memory of each part of the data path for a synthetic manifest of millions of utterances.
 
     python -m benchmarks.bench_manifest --utterances 10000000 [--json]
 
-Each part runs in a process of its own, so that its peak memory is its own.
+Utterances have no audio. Each part runs in a separate process, so that its peak memory can be measured.
 """
 
 import argparse
@@ -29,7 +29,8 @@ from tasks.dataset.tables import TableWriter
 from tasks.stages.prepare import _SCHEMA
 from training.coordinator.epochs import ShardMap
 from training.coordinator.ledger import Ledger
-from training.coordinator.messages import Rows, encode, pack_rows
+from training.coordinator.messages import Lease
+from training.coordinator.packing import Rows, pack_rows
 from training.coordinator.worklist import Worklist, plan_lease
 from training.learner.batching import plan_epoch
 from training.learner.sampling import Draws, SamplingConfig
@@ -46,7 +47,7 @@ def texts() -> list[str]:
 
 
 def made_up(begin: int, count: int) -> pa.RecordBatch:
-    """Rows that look like a large corpus: 100 utterances a speaker, 5 domains, texts of 10 words."""
+    """Synthetic rows of a large corpus: 100 utterances per speaker, 5 domains, texts of 10 words."""
     draw = np.random.default_rng(begin)
     number, digests = np.arange(begin, begin + count), draw.bytes(32 * count).hex()
     text = pa.array(texts()).take(pa.array(draw.integers(0, len(texts()), count)))
@@ -78,14 +79,14 @@ def data(**fields) -> DataConfig:
 
 
 def write_checked(folder: Path, count: int) -> None:
-    """What checking a corpus writes."""
+    """Write the table that results from checking a corpus."""
     with TableWriter(folder / "checked.parquet", _SCHEMA) as table:
         for begin in range(0, count, CHUNK):
             table.add_batch(made_up(begin, min(CHUNK, count - begin)))
 
 
 def split(folder: Path, count: int, **fields) -> None:
-    """Divide into sets."""
+    """Split the utterances into sets."""
     sets = assign_sets(folder / "checked.parquet", np.ones(count, dtype=bool), data(**fields), 1)
     np.savez(folder / "sets.npz", codes=sets.codes, names=np.array(sets.names))
 
@@ -110,13 +111,13 @@ def manifest(folder: Path, count: int) -> None:
 
 
 def read_set(folder: Path, count: int) -> None:
-    """Stream one set out of the manifest."""
+    """Stream one set from the manifest."""
     found = sum(1 for _ in iter_manifest(ObjectStore(folder), folder, "train", ["id", "duration"]))
     assert 0 < found < count
 
 
 def rows_of_shards(begin: int, size: int) -> pa.Table:
-    """Rows of an index, 500 to a shard."""
+    """Rows of an index, 500 per shard."""
     number = np.arange(begin, begin + size)
     draw = np.random.default_rng(begin)
     durations = draw.gamma(4.0, 2.5, size) + 0.2
@@ -138,7 +139,7 @@ def rows_of_shards(begin: int, size: int) -> pa.Table:
 
 
 def index_write(folder: Path, count: int) -> None:
-    """Join the parts of an index shard by shard, validate and publish it, as the shard stage does."""
+    """Join the parts of an index shard by shard, validate and write it, as the shard stage does."""
     records: list[ShardRecord] = []
 
     def parts() -> Iterator[pa.Table]:
@@ -156,22 +157,22 @@ def index_write(folder: Path, count: int) -> None:
 
 
 def read_index(folder: Path) -> ShardIndex:
-    """Read and validate it."""
+    """Read and validate the index."""
     return ShardIndex.read(ObjectStore(folder))
 
 
 def index_read(folder: Path, count: int) -> None:
-    """Read and validate it."""
+    """Read and validate the index."""
     assert len(read_index(folder)) == count
 
 
 def index_digest(folder: Path, count: int) -> None:
-    """Read it and compute its digest."""
+    """Read the index and compute its digest."""
     assert len(read_index(folder).digest) == 64
 
 
 def training_columns(folder: Path, count: int) -> None:
-    """What a training node keeps of an index, and 1,000 utterances at random."""
+    """Load the columns of a training node, and access 1,000 random utterances."""
     index = read_index(folder)
     kept = [index.values(name) for name in ("id", "speaker", "text", "duration", "shard", "offset", "length")]
     for row in np.random.default_rng(0).integers(0, count, 1000).tolist():
@@ -179,14 +180,14 @@ def training_columns(folder: Path, count: int) -> None:
 
 
 def plan(folder: Path, count: int) -> None:
-    """Batches of an epoch for a node alone, from the index on."""
+    """Read the index and plan the batches of an epoch for a single node."""
     durations = read_index(folder).column("duration")
     batches = plan_epoch(durations, batch_seconds=600, max_batch=64, seed=1, epoch=1)
     assert sum(map(len, batches)) == count
 
 
 def leases(folder: Path, count: int, nodes: int = 16) -> dict[str, object]:
-    """A whole epoch in the coordinator's ledger: leases for 16 nodes, their batches, and reports of the batches."""
+    """Process an epoch in the coordinator's ledger: leases for 16 nodes, their batches, and reports."""
     index = read_index(folder)
     shards, durations = ShardMap(Draws(index, SamplingConfig(), 1).shard), index.column("duration")
     ledger = Ledger(shards, lambda _, rows: [index.values("id")[row].as_py() for row in rows], 1, 1)
@@ -207,17 +208,17 @@ def leases(folder: Path, count: int, nodes: int = 16) -> dict[str, object]:
             packed = pack_rows(lease.rows)
             largest = max(largest, len(packed))
             worklist = Worklist(shards, 1, 1, {})
-            found = {"id": str(lease.number), "epoch": 0, "whole": False, "rows": packed}
+            found = Lease(id=str(lease.number), epoch=0, rows=packed)
             worklist.add(plan_lease(planner, found, len(shards)))
             if granted == nodes:
-                state = len(encode(ledger.to_dict()))
+                state = len(json.dumps(ledger.to_dict()))
             report(ledger, worklist, f"n{node}")
     assert ledger.repeated == 0
     return {"leases": granted, "largest_lease_bytes": largest, "state_bytes": state}
 
 
 def report(ledger: Ledger, worklist: Worklist, name: str) -> None:
-    """Train the batches of a node: here, only report them."""
+    """Report the batches of a node without training them."""
     sequence = 0
     while (batch := worklist.next()) is not None:
         counts = {"utterances": len(batch.rows), "seconds": 600.0}
@@ -227,7 +228,7 @@ def report(ledger: Ledger, worklist: Worklist, name: str) -> None:
 
 
 def sampling(folder: Path, count: int) -> dict[str, object]:
-    """Which utterance each position of an epoch is, with domains drawn at a temperature."""
+    """Draw the utterances of an epoch, sampling domains with a temperature."""
     draws = Draws(read_index(folder), SamplingConfig(kind="temperature", by="domain"), 1)
     rows = draws.rows(0, np.arange(len(draws)))
     assert len(rows) == count
@@ -235,14 +236,14 @@ def sampling(folder: Path, count: int) -> dict[str, object]:
 
 
 def duplicate_ids(folder: Path, count: int) -> None:
-    """What a corpus reader remembers to tell ids that come twice."""
+    """Detect duplicate ids as a corpus reader does."""
     seen = SeenTexts()
     for n in range(count):
         assert seen.add(f"corpus-{n:010d}")
 
 
 def ids(folder: Path, count: int) -> None:
-    """Look for ids that come twice."""
+    """Find duplicate ids in the table."""
     assert first_of_ids(folder / "checked.parquet").all()
 
 
@@ -292,7 +293,7 @@ def measure(name: str, folder: Path, count: int) -> dict[str, object]:
 
 
 def about(row: dict[str, object]) -> list[str]:
-    """What else a part tells."""
+    """Format the further figures of a part."""
     return [f"{name} {value:,}" for name, value in row.items() if name not in ("part", "seconds", "peak_mb")]
 
 

@@ -1,9 +1,10 @@
-"""From shards to shuffled, bucketed, padded log-mel batches: ours, plain webdataset, and lhotse's Shar.
+"""Reading shards into shuffled, bucketed, padded log-mel batches: ours, plain webdataset, and lhotse's Shar.
 
     python -m benchmarks.bench_reading [--json]
 
-One core, one thread, real speech, an epoch over every utterance; all rivals decode FLAC by soundfile and compute 80
-log-mel features by Kaldi's definitions (lhotse by its own Fbank). Rates are utterances per second of one core.
+One core, one thread, real speech, one epoch over all utterances. All alternatives decode FLAC with soundfile and
+compute 80 log-mel features by Kaldi's definitions (lhotse with its own Fbank). Rates are utterances per second of one
+core.
 """
 
 import argparse
@@ -36,7 +37,7 @@ Work = Callable[[], object]
 
 
 def ours(folder: Path) -> Work:
-    """The training's way; shards are verified once a process, as they are in training."""
+    """Read as in training, with shards verified once per process."""
     store = ObjectStore(folder)
     index = ShardIndex.read(store)
     dataset = SpeechDataset(index, ShardReader(store, index))
@@ -65,7 +66,7 @@ def _features(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def _bucketed(samples: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Sorted by duration within buckets of some batches, cut into batches, shuffled."""
+    """Sort by duration within buckets of several batches, cut them into batches, and shuffle these."""
     bucket: list[dict[str, Any]] = []
 
     def batches() -> Iterator[list[dict[str, Any]]]:
@@ -89,7 +90,7 @@ def _bucketed(samples: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]
 
 
 def with_webdataset(folder: Path) -> Work:
-    """The same pipeline as one writes it with webdataset and torchaudio."""
+    """The same pipeline with webdataset and torchaudio."""
     tars = sorted(str(path) for path in folder.glob("*.tar"))
 
     def work() -> int:
@@ -104,7 +105,7 @@ def with_webdataset(folder: Path) -> Work:
 
 
 def with_lhotse(folder: Path) -> Work:
-    """lhotse's Shar, dynamic buckets and Fbank on the fly."""
+    """The same with lhotse's Shar, dynamic bucketing and on-the-fly Fbank."""
     from lhotse import CutSet, Fbank, FbankConfig
     from lhotse.dataset import DynamicBucketingSampler, K2SpeechRecognitionDataset, OnTheFlyFeatures
 

@@ -1,4 +1,4 @@
-"""Counting word errors against jiwer on the same 10,000 utterances of 20 words."""
+"""Speed of counting word errors, compared with jiwer on the same 10,000 utterances of 20 words."""
 
 import random
 

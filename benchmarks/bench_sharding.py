@@ -1,10 +1,10 @@
-"""Sharding FLAC files: our deterministic, hashed, indexed shards against lhotse's Shar export and webdataset.TarWriter.
+"""Sharding FLAC files: our deterministic, hashed, indexed shards, lhotse's Shar export and webdataset.TarWriter.
 
     python -m benchmarks.bench_sharding [--json] [--copies 10]
 
-One core, the same real FLAC files for all, read from the page cache and written to a local disk.
-Rates are hours of audio per minute of one core. "re-encoding" is what we do where the rate has to change or a segment
-is cut; where nothing changes, FLAC is copied through.
+One core, the same real FLAC files for all, read from the page cache and written to a local disk. Rates are hours of
+audio per minute of one core. "re-encoding" applies if audio is resampled or a segment is cut; otherwise FLAC data is
+copied.
 """
 
 import argparse
@@ -33,7 +33,7 @@ Row = dict[str, Any]
 
 
 def real_rows(copies: int) -> list[Row]:
-    """Manifest rows of the FLAC files of LibriSpeech dev-clean-5, several times under other names."""
+    """Manifest rows of the FLAC files of LibriSpeech dev-clean-5, repeated under different names."""
     import soundfile
 
     folder = Path(os.environ.get("STARLING_SHARED_DATA", "../shared/data")) / "LibriSpeech" / "dev-clean-5"
@@ -57,25 +57,25 @@ def real_rows(copies: int) -> list[Row]:
 
 
 def as_stored(row: Row) -> Sample:
-    """A sample as the shard stage makes it."""
+    """Make a sample like the shard stage."""
     return make_sample(row, RATE)
 
 
 def with_starling(rows: list[Row], folder: Path, sample: Callable[[Row], Sample] = as_stored) -> None:
-    """As the shard stage does: shards, parts, index."""
+    """Write shards, parts and index like the shard stage."""
     store = ObjectStore(folder)
 
     def write(start: int) -> ShardPart:
         return write_shard(store, f"{start:06d}.tar", map(sample, rows[start : start + PER_SHARD]), "flac")
 
-    # two threads on the one core, as the stage has them: one packs while the other waits for the disk
+    # two threads on the one core, as in the stage: one packs while the other waits for the disk
     with ThreadPoolExecutor(2) as pool:
         parts = list(pool.map(write, range(0, len(rows), PER_SHARD)))
     build_index(parts, {}).write(store)
 
 
 def re_encoded(row: Row) -> Sample:
-    """A sample whose audio is decoded and encoded again."""
+    """Make a sample whose audio is decoded and re-encoded."""
     wave, rate = load_utterance_audio(row)
     fields = {name: row[name] for name in ("text", "speaker", "corpus", "domain", "language")}
     fields |= {"duration": len(wave) / rate, "num_frames": len(wave), "sample_rate": rate}
@@ -83,7 +83,7 @@ def re_encoded(row: Row) -> Sample:
 
 
 def with_tar_writer(rows: list[Row], folder: Path) -> None:
-    """Plain webdataset: the files' bytes and their fields."""
+    """Write files and fields with plain webdataset."""
 
     def write(start: int) -> None:
         with webdataset.TarWriter(f"{folder}/{start:06d}.tar") as tar:
@@ -96,7 +96,7 @@ def with_tar_writer(rows: list[Row], folder: Path) -> None:
 
 
 def hashed_and_synced(rows: list[Row], folder: Path) -> None:
-    """The same, as safe as ours: every tar's SHA-256 is known, and its bytes are on the disk."""
+    """The same with our guarantees: computes every tar's SHA-256 and syncs it to disk."""
     with_tar_writer(rows, folder)
     for tar in folder.glob("*.tar"):
         with tar.open("rb") as file:
@@ -105,13 +105,13 @@ def hashed_and_synced(rows: list[Row], folder: Path) -> None:
 
 
 def in_a_folder(work: Callable[[Path], object]) -> None:
-    """Work that leaves its shards in a folder, which goes with it."""
+    """Run with a temporary folder for the shards."""
     with tempfile.TemporaryDirectory() as folder:
         work(Path(folder))
 
 
 def lhotse_cuts(rows: list[Row]) -> Any:
-    """The same utterances as lhotse cuts; made beforehand, outside the measurement."""
+    """The same utterances as lhotse cuts, created outside the measurement."""
     import lhotse
 
     cuts = []
@@ -125,7 +125,7 @@ def lhotse_cuts(rows: list[Row]) -> Any:
 
 
 def rivals(rows: list[Row]) -> dict[str, Callable[[], object]]:
-    """Ways to make the same shards."""
+    """Alternative ways to write the same shards."""
     found: dict[str, Callable[[], object]] = {
         OURS: lambda: in_a_folder(lambda folder: with_starling(rows, folder)),
         "starling, re-encoding": lambda: in_a_folder(lambda folder: with_starling(rows, folder, re_encoded)),

@@ -1,4 +1,4 @@
-"""Reading utterances: our indexed shards against webdataset, plain tarfile and single files (page cache warm)."""
+"""Reading utterances from our indexed shards, with webdataset, plain tarfile, and single files (warm page cache)."""
 
 import os
 import tarfile

@@ -1,9 +1,9 @@
-"""Cost against size: sharding, index, plan and reading of a corpus 1, 10 and 100 times as large, per utterance.
+"""Cost per utterance by corpus size (1, 10 and 100 times): sharding, indexing, planning and reading.
 
     python -m benchmarks.bench_size [--json]
 
-Made-up half-second utterances, 100 to a shard; 4, 40 and 400 shards. Flat means that nothing in the data path looks at
-everything more than once.
+Uses synthetic half-second utterances, 100 per shard; 4, 40 and 400 shards. Constant cost means that the data path is
+linear in the size of the corpus.
 """
 
 import argparse
@@ -37,12 +37,12 @@ def samples(shard: int, flac: bytes) -> Iterator[Sample]:
 
 
 def write(store: ObjectStore, shards: int, flac: bytes) -> list[ShardPart]:
-    """All shards."""
+    """Write all shards."""
     return [write_shard(store, f"{number:06d}.tar", samples(number, flac), "flac") for number in range(shards)]
 
 
 def lease(index: ShardIndex) -> int:
-    """Lease and train an epoch among 16 nodes, as the coordinator does."""
+    """Lease an epoch to 16 nodes, as the coordinator does; returns the number of leases."""
     epoch, number = Epoch(0, ShardMap(index.column("shard")), 1), 0
     while not epoch.done:
         number += 1
@@ -53,21 +53,21 @@ def lease(index: ShardIndex) -> int:
 
 
 def read(store: ObjectStore, index: ShardIndex) -> None:
-    """Every utterance in batches, as training takes them."""
+    """Read every utterance in batches, as in training."""
     dataset = SpeechDataset(index, ShardReader(store, index))
     for rows in plan_epoch(dataset.durations, batch_seconds=160.0, max_batch=64, seed=1, epoch=0):
         dataset.batch(rows)
 
 
 def timed(work: Callable[[], object]) -> tuple[float, object]:
-    """CPU seconds of this process, so that a busy machine does not count."""
+    """CPU seconds (so that other load does not count) and result of a function."""
     started = time.process_time()
     result = work()
     return time.process_time() - started, result
 
 
 def measure(factor: int, flac: bytes) -> dict[str, float]:
-    """CPU microseconds an utterance of each step."""
+    """CPU microseconds per utterance of each step."""
     shards = SHARDS * factor
     with tempfile.TemporaryDirectory() as folder:
         store = ObjectStore(Path(folder))
@@ -92,7 +92,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     flac = encode_flac(0.1 * torch.randn(int(RATE * SECONDS), generator=torch.Generator().manual_seed(0)), RATE)
-    measure(1, flac)  # caches, lazy imports
+    measure(1, flac)  # warm up caches and lazy imports
     rows = []
     for factor in options.factors:
         runs = [measure(factor, flac) for _ in range(5 if factor < 100 else 3)]

@@ -1,9 +1,9 @@
-"""Which learning rates block momentum bears beside an optimizer's momentum: `python -m benchmarks.bmuf_stability`.
+"""Stability limits of block momentum combined with an optimizer's momentum: `python -m benchmarks.bmuf_stability`.
 
-On a quadratic loss of curvature h all learners do the same, so that a block is a linear map of the model W, the block
-momentum Δ and the optimizer's velocity v; training is stable while its spectral radius is below 1. Printed is the
-largest stable lr · h, for momentum kept over the end of a block and for momentum that begins anew with every block.
-SGD with momentum m alone bears 2 (1 + m).
+On a quadratic loss of curvature h, all learners do the same, so a block is a linear map of the model W, the block
+momentum Δ and the optimizer's velocity v; training is stable while its spectral radius is below 1. Prints the largest
+stable lr · h, for momentum kept across blocks and for momentum reset at every block. For SGD with momentum m alone, the
+limit is 2 (1 + m).
 """
 
 import argparse
@@ -17,13 +17,13 @@ ETAS, TAUS = (0.0, 0.5, 0.75, 0.875, 0.9375), (4, 16, 64)
 
 
 def block(rate: float, eta: float, tau: int, *, resets: bool, nesterov: bool) -> NDArray[np.float64]:
-    """The map [3, 3] of a block on (W, Δ, v); BMUF of arXiv:1703.05880 with ζ = 1, h = 1.
+    """The matrix [3, 3] of a block on (W, Δ, v); BMUF of arXiv:1703.05880 with ζ = 1, h = 1.
 
     Args:
         rate: lr · h.
         eta: Block momentum.
-        tau: Steps of a block.
-        resets: Whether v begins a block at zero.
+        tau: Steps per block.
+        resets: Whether v is zero at the start of a block.
         nesterov: Whether the block starts at the look-ahead point.
     """
     columns = []
@@ -39,7 +39,7 @@ def block(rate: float, eta: float, tau: int, *, resets: bool, nesterov: bool) ->
 
 
 def largest(eta: float, tau: int, *, resets: bool, nesterov: bool) -> float:
-    """The largest stable lr · h below which all are stable, within 2 %."""
+    """The lr · h up to which all rates are stable, within 2 %."""
     rate = 1e-5
     while rate < 2 * (1 + MOMENTUM):
         radius = np.abs(np.linalg.eigvals(block(rate, eta, tau, resets=resets, nesterov=nesterov))).max()

@@ -1,4 +1,4 @@
-"""What a learner of a benchmark tells while it runs, in shared memory, so that it may be killed at any moment."""
+"""Progress of a benchmark's learner in shared memory, readable even if the learner is killed."""
 
 import mmap
 import time
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
 
 _FACTS = 10
 _CAPACITY = 100_000
-"""Steps that a board holds at most."""
+"""Maximum number of steps on a board."""
 
 
 class Board:
-    """`ready`, the time of each step's end, and the exchange's figures.
+    """A learner's readiness, the end time of each step, and the exchange's figures.
 
     Args:
-        file: Processes that open it share the board; without one, forked children do.
-        extra: Numbers more, for what else a benchmark tells.
+        file: Processes that open this file share the board; without a file, forked children share it.
+        extra: Number of additional values.
 
     Attributes:
-        extra: These [extra].
+        extra: The additional values [extra].
     """
 
     def __init__(self, file: Path | None = None, extra: int = 0) -> None:
@@ -45,18 +45,18 @@ class Board:
         return bool(self._values[1])
 
     def set_ready(self) -> None:
-        """The learner waits for the start."""
+        """Mark the learner as waiting for the start."""
         self._values[1] = 1
 
     def step(self) -> None:
-        """A step has ended now."""
+        """Record the end of a step."""
         number = int(self._values[0])
         if number < _CAPACITY:
             self._stamps[number] = time.monotonic()
             self._values[0] = number + 1
 
     def note(self, exchange: "Exchange") -> None:
-        """Take down the exchange's figures."""
+        """Record the exchange's figures."""
         stats = exchange.stats()
         facts = (stats.initiated, stats.answered, stats.failed, stats.mean_s, stats.staleness, stats.distance)
         self._values[2 : 2 + len(facts)] = facts
@@ -67,5 +67,5 @@ class Board:
         return dict(zip(names, self._values[2 : 2 + len(names)].tolist(), strict=True))
 
     def stamps(self) -> NDArray[np.float64]:
-        """Monotonic times of the steps' ends."""
+        """End times of the steps (monotonic clock)."""
         return self._stamps[: int(self._values[0])].copy()

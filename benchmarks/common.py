@@ -1,4 +1,4 @@
-"""What the benchmarks share: median times of rivals that take turns, ratios, a ring's view, watched processes."""
+"""Helpers of the benchmarks: interleaved timing of alternatives, tables of ratios, ring views, watched processes."""
 
 import json
 import multiprocessing as mp
@@ -16,14 +16,14 @@ T = TypeVar("T")
 
 
 class BenchmarkError(RuntimeError):
-    """A process has died, or does not answer; there is no figure."""
+    """A process has died or does not answer, so there is no result."""
 
 
 def compare(rivals: dict[str, Callable[[], object]], rounds: int = 5) -> dict[str, float]:
-    """Median seconds of each rival; they take turns, so that a busy moment of the machine meets them all."""
+    """Median seconds of each alternative; they run in turns, so that load on the machine affects all alike."""
     times: dict[str, list[float]] = {name: [] for name in rivals}
     for work in rivals.values():
-        work()  # caches, lazy imports
+        work()  # warm up caches and lazy imports
     for _ in range(rounds):
         for name, work in rivals.items():
             started = time.perf_counter()
@@ -33,7 +33,7 @@ def compare(rivals: dict[str, Callable[[], object]], rounds: int = 5) -> dict[st
 
 
 def show(title: str, seconds: dict[str, float], ours: str, unit: str, amount: float) -> None:
-    """Print a table, ours first and the others as ratios to it, and the same as one JSON line."""
+    """Print a table with ratios to our own entry, and the same data as one JSON line."""
     print(title)
     for name, value in seconds.items():
         ratio = seconds[ours] / value
@@ -42,16 +42,16 @@ def show(title: str, seconds: dict[str, float], ours: str, unit: str, amount: fl
     print(json.dumps({"benchmark": title, "rows": rows}))
 
 
-def _ends(pipe: Connection, process: BaseProcess) -> tuple[Connection, int]:
-    """What becomes ready when a process says something, or ends."""
+def _waitables(pipe: Connection, process: BaseProcess) -> tuple[Connection, int]:
+    """The objects to wait for: a message from a process, or its end."""
     return pipe, process.sentinel
 
 
-def _new(number: int, pipe: Connection, process: BaseProcess) -> list[Any]:
-    """What a process has said since: one message or none.
+def _receive(number: int, pipe: Connection, process: BaseProcess) -> list[Any]:
+    """Receive at most one message of a process, without waiting.
 
     Raises:
-        BenchmarkError: It has ended.
+        BenchmarkError: The process has ended.
     """
     dead = process.exitcode is not None
     try:
@@ -66,13 +66,14 @@ def _new(number: int, pipe: Connection, process: BaseProcess) -> list[Any]:
 
 
 class Watched:
-    """Processes that measure together, watched: one that dies ends the benchmark.
+    """Processes of one measurement; the death of one ends the benchmark.
 
     Args:
-        work: What each runs: `work(number, options, pipe, parent)`; it says things through the pipe.
-        count: How many there are.
-        options: What they measure.
-        patience_s: How long each may take to answer.
+        work: Function that each process runs: `work(number, options, pipe, parent)`; it sends messages through the
+            pipe.
+        count: Number of processes.
+        options: Options of the measurement.
+        patience_s: Time-out of each answer in seconds.
     """
 
     def __init__(self, work: Callable[[int, T, Connection, int], None], count: int, options: T, patience_s: float):
@@ -87,10 +88,10 @@ class Watched:
             self._members.append((ours, process))
 
     def hear(self) -> list[Any]:
-        """What each says next.
+        """Receive the next message of each process.
 
         Raises:
-            BenchmarkError: One has died or does not answer.
+            BenchmarkError: A process has died or does not answer.
         """
         answers: dict[int, Any] = {}
         deadline = time.monotonic() + self._patience_s
@@ -99,21 +100,21 @@ class Watched:
                 silent = next(n for n in range(len(self._members)) if n not in answers)
                 raise BenchmarkError(f"process {silent} has not answered for {self._patience_s:.0f} s")
             for number, (pipe, process) in enumerate(self._members):
-                # all are watched while one is waited for
-                if number not in answers and (new := _new(number, pipe, process)):
+                # watch all processes while waiting for one
+                if number not in answers and (new := _receive(number, pipe, process)):
                     answers[number] = new[0]
-            waiting = [thing for n, member in enumerate(self._members) if n not in answers for thing in _ends(*member)]
+            waiting = [end for n, one in enumerate(self._members) if n not in answers for end in _waitables(*one)]
             if waiting:
                 wait(waiting, 1.0)
         return [answers[number] for number in range(len(self._members))]
 
     def tell(self, message: Any) -> None:
-        """Tell all."""
+        """Send a message to all processes."""
         for pipe, _ in self._members:
             pipe.send(message)
 
     def end(self, patience_s: float = 0.0) -> None:
-        """End all processes; what they started ends with them."""
+        """End all processes and their children."""
         for _, process in self._members:
             process.join(patience_s)
         for _, process in self._members:
@@ -126,5 +127,5 @@ class Watched:
 
 
 def view_of(endpoints: Sequence[str]) -> View:
-    """A ring of nodes with one learner each, whose exchanges are at these endpoints."""
+    """A view of nodes with one learner each, whose exchanges have these endpoints."""
     return View(1, tuple(Member(node, str(node), (one,)) for node, one in enumerate(endpoints)))

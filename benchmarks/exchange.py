@@ -1,8 +1,8 @@
-"""Time and processor time of one exchange of weights on one machine, beside bare sockets that do the same.
+"""Time and CPU time of one exchange of weights on one machine, compared with raw sockets.
 
-Run `python -m benchmarks.exchange` (`--json` for one line of JSON). All rivals are up at the same time and take
-turns, so that a busy moment of the machine meets them all. `seconds` counts from the first chunk sent to the last
-one averaged; `cpu_seconds` is the processor time of both sides together.
+Run `python -m benchmarks.exchange` (`--json` for one line of JSON). All alternatives run at the same time and take
+turns, so that other load affects all alike. `seconds` is the time from the first chunk sent to the last one averaged;
+`cpu_seconds` is the CPU time of both sides.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from benchmarks.exchange_raw import RawPair
 from training.config import ExchangeConfig
 from training.exchange import Exchange, ExchangeSetup, RingRendezvous, build_exchange
 from training.processes.keys import RingKey
-from training.strategies.config import GossipConfig
+from training.strategies.gossip import GossipConfig
 
 PUBLISHED = 43_000_000
 """Parameters of the published acoustic model (arXiv:1904.04956: "over 43 M")."""
@@ -42,7 +42,7 @@ _VARIANTS: dict[str, dict[str, object]] = {
 
 
 class Pair:
-    """Two nodes' exchanges."""
+    """The exchanges of two nodes."""
 
     def __init__(self, count: int, folder: Path, options: dict[str, object]) -> None:
         cfg, gossip = ExchangeConfig.model_validate({"timeout_s": 60.0, **options}), GossipConfig(per_step=1)
@@ -60,30 +60,30 @@ class Pair:
         self.once()
 
     def once(self) -> tuple[float, float]:
-        """Seconds and processor seconds of one exchange."""
+        """Run one exchange; returns its seconds and CPU seconds."""
         one = self.ends[0]
         before, cpu = one.stats().finished, self.cpu()
         for end in self.ends if self.both else self.ends[:1]:
             end.tick(0)
         wait(lambda: one.stats().finished > before)
-        time.sleep(0.15)  # the figures are written every 50 ms
+        time.sleep(0.15)  # figures are updated every 50 ms
         used = self.cpu() - cpu
         for end in self.ends:
             drain(end)
         return one.stats().last_s, used
 
     def cpu(self) -> float:
-        """Processor seconds of both daemons so far."""
+        """CPU seconds of both daemons so far."""
         return sum(end.stats().cpu_seconds for end in self.ends)
 
     def close(self) -> None:
-        """End both."""
+        """Close both exchanges."""
         for end in self.ends:
             end.close()
 
 
 def wait(condition: Callable[[], object]) -> None:
-    """Wait until something is true.
+    """Wait until a condition is true.
 
     Raises:
         TimeoutError: After two minutes.
@@ -96,19 +96,19 @@ def wait(condition: Callable[[], object]) -> None:
 
 
 def drain(end: Exchange) -> None:
-    """Take what waits, as a training process does between two steps."""
+    """Take a ready delta, as a training process does between two steps."""
     if end.ready():
         end.take()
         end.release()
 
 
 def measure(count: int, rounds: int, names: list[str]) -> list[dict[str, object]]:
-    """Rows of the table: medians over rounds in which all rivals take turns.
+    """Rows of the table: medians over rounds in which all alternatives take turns.
 
     Args:
-        count: Parameters.
-        rounds: How many.
-        names: Rivals beside raw sockets.
+        count: Number of parameters.
+        rounds: Number of rounds.
+        names: Alternatives besides raw sockets.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -122,7 +122,7 @@ def measure(count: int, rounds: int, names: list[str]) -> list[dict[str, object]
         for number in range(rounds + 1):
             for name, rival in rivals.items():
                 result = rival.once()
-                if number:  # the first round touches memory for the first time
+                if number:  # the first round includes page faults
                     figures[name].append(result)
     raw = statistics.median(seconds for seconds, _ in figures["raw sockets"])
     rows: list[dict[str, object]] = []
@@ -134,11 +134,11 @@ def measure(count: int, rounds: int, names: list[str]) -> list[dict[str, object]
 
 
 def interference(count: int, seconds: float) -> list[dict[str, object]]:
-    """How much slower a computing thread gets while two nodes on this machine exchange without a pause.
+    """Slow-down of a computing thread while two nodes on this machine exchange continuously.
 
-    `own core` binds the thread to one core and the exchange's processes to the others, as where a core is free;
-    `shared cores` binds nothing. `slowdown` is by the clock; `cpu_slowdown` is by the thread's processor time: what
-    shared caches and memory cost, without the waiting for a core that other work on the machine causes.
+    `own core` binds the thread to one core and the exchange's processes to the others; `shared cores` binds nothing.
+    `slowdown` is in wall time; `cpu_slowdown` is in the thread's CPU time: the cost of shared caches and memory,
+    without waiting for a core.
     """
     cores = sorted(os.sched_getaffinity(0))
     rows = []
@@ -157,7 +157,7 @@ def interference(count: int, seconds: float) -> list[dict[str, object]]:
 
 
 def _slowdown(pair: Pair, cores: set[int], seconds: float) -> dict[str, object]:
-    """Work done with and without exchanges, in turns; this process only computes while another thread ticks."""
+    """Compare computation with and without exchanges, in turns, while another thread calls `tick`."""
     quiet, busy, exchanges = [], [], 0
     for _ in range(5):
         quiet.append(_compute(cores, seconds))
@@ -177,7 +177,7 @@ def _slowdown(pair: Pair, cores: set[int], seconds: float) -> dict[str, object]:
 
 
 def _tick(pair: Pair, running: threading.Event) -> None:
-    """Allow exchanges at a far higher rate than they can happen, at next to no cost."""
+    """Permit exchanges at a far higher rate than possible, at almost no cost."""
     while running.is_set():
         pair.ends[0].tick(0)
         for end in pair.ends:
@@ -186,7 +186,7 @@ def _tick(pair: Pair, running: threading.Event) -> None:
 
 
 def _compute(cores: set[int], seconds: float) -> tuple[float, float]:
-    """Matrix products of one thread, per second and per second of processor time."""
+    """Matrix products of one thread per second and per CPU second."""
     mine = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
@@ -202,7 +202,7 @@ def _compute(cores: set[int], seconds: float) -> tuple[float, float]:
 
 
 def hand_over(count: int) -> dict[str, float]:
-    """Seconds that `give`, and `take` with its addition, cost the training thread."""
+    """Seconds that `give`, and `take` with the addition, cost the training thread."""
     with tempfile.TemporaryDirectory() as folder:
         pair = Pair(count, Path(folder), _VARIANTS["zmq plain"])
         weights = torch.zeros(count)
@@ -230,8 +230,8 @@ def main(argv: list[str]) -> int:
     """Run and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.exchange", description=__doc__)
     parser.add_argument("--params", type=lambda text: int(float(text)), default=PUBLISHED, help="weights exchanged")
-    parser.add_argument("--rounds", type=int, default=7, help="exchanges of each rival")
-    parser.add_argument("--only", nargs="*", choices=list(_VARIANTS), default=list(_VARIANTS), help="rivals")
+    parser.add_argument("--rounds", type=int, default=7, help="exchanges of each alternative")
+    parser.add_argument("--only", nargs="*", choices=list(_VARIANTS), default=list(_VARIANTS), help="alternatives")
     parser.add_argument("--interference-s", type=float, default=2.0, help="seconds of each computation; 0 for none")
     parser.add_argument("--json", action="store_true", help="one line of JSON instead of a table")
     args = parser.parse_args(argv)

@@ -1,7 +1,7 @@
-"""The yardstick of `benchmarks.exchange`: two processes, one TCP connection, as little Python as possible.
+"""Baseline of `benchmarks.exchange`: two processes, one TCP connection, as little Python as possible.
 
-The same chunks, the same messages and the same arithmetic as an exchange: each side has one thread that sends and one
-that receives and averages. No headers, no time-outs, no copies that a single exchange at a time does not need.
+It has the same chunks, messages and arithmetic as an exchange: each side has one thread that sends and one that
+receives and averages. It has no headers, no time-outs, and only the copies that a single exchange needs.
 """
 
 import os
@@ -21,7 +21,7 @@ Floats = NDArray[np.float32]
 
 
 class Side:
-    """Weights, and the delta beside them."""
+    """Weights and delta of one side."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -31,11 +31,11 @@ class Side:
         self._difference = np.empty(CHUNK, np.float32)
 
     def parts(self) -> list[slice]:
-        """The chunks."""
+        """The chunks as slices."""
         return [slice(start, min(start + CHUNK, self.count)) for start in range(0, self.count, CHUNK)]
 
     def receive(self, connection: socket.socket, part: slice) -> Floats:
-        """A chunk of the other side."""
+        """Receive a chunk of the other side."""
         chunk = self._received[: part.stop - part.start]
         view = memoryview(chunk).cast("B")
         while view:
@@ -46,7 +46,7 @@ class Side:
         return chunk
 
     def average(self, part: slice, theirs: Floats) -> None:
-        """The half-difference, as in `training.exchange.averaging`."""
+        """Average by half-differences, as in `training.exchange.averaging`."""
         difference = self._difference[: len(theirs)]
         np.subtract(theirs, self.weights[part], out=difference)
         if np.isfinite(difference.dot(difference)):
@@ -55,7 +55,7 @@ class Side:
 
 
 class RawPair:
-    """The asking side here, the answering side in a child process."""
+    """The initiating side, with the answering side in a child process."""
 
     def __init__(self, count: int) -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
@@ -68,7 +68,7 @@ class RawPair:
         self._side = Side(count)
 
     def once(self) -> tuple[float, float]:
-        """Seconds and processor seconds of one exchange."""
+        """Run one exchange; returns its duration and CPU time in seconds."""
         cpu, started = time.process_time(), time.perf_counter()
         sender = threading.Thread(target=self._send)
         sender.start()
@@ -86,13 +86,13 @@ class RawPair:
         self._child.wait(10)
 
     def _send(self) -> None:
-        # a chunk is changed only after its answer has come, so it can be sent from where it is
+        # a chunk changes only after its answer has arrived, so it can be sent without a copy
         for part in self._side.parts():
             self._connection.sendall(memoryview(self._side.weights[part]).cast("B"))
 
 
 def answer(count: int, port: int) -> None:
-    """The other side: averages each chunk as it comes and answers it; prints its processor time per exchange."""
+    """The answering side: answers and averages each chunk; prints its CPU time per exchange."""
     side, replies = Side(count), SimpleQueue[bytes]()
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

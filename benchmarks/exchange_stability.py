@@ -1,20 +1,20 @@
-"""Whether averaging with neighbours is stable, with the real exchange: `python -m benchmarks.exchange_stability`.
+"""Stability of averaging with neighbours, with the real exchange: `python -m benchmarks.exchange_stability`.
 
-Learners minimize h/2 · |w|² from different random weights: g = h w at the weights before the averaging, while the real
-exchange (ZeroMQ, processes of their own) averages; then w += what it brought, w -= lr · v, where v is g, or
-m · v + g with momentum m. All begin their steps at the very same moments ("lockstep"), the worst case, or each in its
-own time (--free). With --rate, every learner is behind a link of that rate (network namespaces; as root), so that an
-exchange takes as long as a step, or longer.
+Learners minimize h/2 · |w|² from different random weights. The gradient g = h w is taken at the weights before
+averaging, while the real exchange (ZeroMQ, separate processes) averages; then w += delta, w -= lr · v, where v is g, or
+m · v + g with momentum m. All learners start their steps at the same time ("lockstep"), the worst case, or
+independently (--free). With --rate, every learner is behind a link of that rate (network namespaces; needs root), so
+that an exchange takes as long as a step, or longer.
 
     python -m benchmarks.exchange_stability                                       # short exchanges, 2 minutes
     python -m benchmarks.exchange_stability --momentum 0.9 --curvature 0.9 1.2 1.5 1.8 2.1
     python -m benchmarks.exchange_stability --rate 100mbit --params 250000 --step-s 0.1
     python -m benchmarks.exchange_stability --learners 8 --free --json
 
-`factor` is what the distance between the learners is multiplied by in a step, over the second half of a run: below 1 it
-dies away, above 1 training diverges, whatever the weights' mean does. `bears` says what theory allows: 2/3 for the
-mean with both neighbours (its smallest eigenvalue is -1/3), 1 for pairs one after the other (0), and both 1.9 times
-as much with a momentum of 0.9; synchronous SGD bears 2 and 3.8.
+`factor` is the growth of the distance between the learners per step, over the second half of a run: below 1 it decays,
+above 1 training diverges, whatever the mean of the weights does. `bears` computes the theoretical limit of lr · h: 2/3
+for the mean with both neighbours (smallest eigenvalue -1/3), 1 for sequential pairs (0), and 1.9 times as much with
+momentum 0.9; for synchronous SGD, it is 2 and 3.8.
 """
 
 import argparse
@@ -37,11 +37,11 @@ from training.config import ExchangeConfig
 from training.exchange import Exchange, ExchangeSetup, build_exchange
 from training.exchange.neighbours import Kind, neighbour
 from training.processes.keys import RingKey
-from training.strategies.config import GossipConfig
+from training.strategies.gossip import GossipConfig
 
 _FORK = multiprocessing.get_context("fork")
 _SEEN = 64
-"""Weights that are looked at."""
+"""Number of weights that are compared."""
 _START_S = 2.0
 _TINY = 1e-30
 
@@ -49,28 +49,28 @@ Row = dict[str, Any]
 
 
 def factor(spreads: Sequence[float]) -> float:
-    """Growth of a distance per step, over the second half of the steps."""
+    """Growth of the distance per step, over the second half of the steps."""
     half = len(spreads) // 2
     first, last = max(spreads[half], _TINY), max(spreads[-1], _TINY)
     return float((last / first) ** (1 / (len(spreads) - 1 - half)))
 
 
 def bears(eigenvalue: float, momentum: float) -> float:
-    """The learning rate times curvature up to which weights are stable.
+    """The stability limit of learning rate times curvature.
 
-    The weights' part x in an eigenvector of the mixing, with eigenvalue μ, follows x' = μ x - lr · v' with
-    v' = m v + h x, a gradient from before the averaging: z² - (μ + m - lr · h) z + μ m = 0. Both roots are within the
-    unit circle for lr · h < (1 + μ)(1 + m), as long as |μ m| < 1.
+    The component x of the weights along an eigenvector of the mixing matrix with eigenvalue μ follows x' = μ x - lr ·
+    v' with v' = m v + h x (the gradient before averaging): z² - (μ + m - lr · h) z + μ m = 0. Both roots are inside the
+    unit circle for lr · h < (1 + μ)(1 + m) if |μ m| < 1.
 
     Args:
-        eigenvalue: μ, the smallest of the mixing; 1 for learners that are always equal.
-        momentum: m.
+        eigenvalue: μ, the smallest eigenvalue of the mixing matrix; 1 for synchronous learners.
+        momentum: Momentum m.
     """
     return (1 + eigenvalue) * (1 + momentum)
 
 
 def computed(learners: int, neighbours: Kind, rate: float, momentum: float, per_step: int, steps: int = 400) -> float:
-    """The factor without processes: pairs average one after the other, in random order."""
+    """Compute the factor without processes: pairs average sequentially, in random order."""
     chance = torch.Generator().manual_seed(0)
     weights = torch.randn(learners, _SEEN, dtype=torch.float64, generator=chance)
     velocity, view, spreads, scale = torch.zeros_like(weights), view_of(["-"] * learners), [], 0.0
@@ -88,7 +88,7 @@ def computed(learners: int, neighbours: Kind, rate: float, momentum: float, per_
 
 
 def measure(options: argparse.Namespace, learners: int, neighbours: str, curvature: float) -> Row:
-    """One run, in a process of its own: its network ends with it."""
+    """One run, in a separate process, so that its network ends with it."""
     reader, writer = _FORK.Pipe(duplex=False)
     stage = _FORK.Process(target=_stage, args=(options, learners, neighbours, curvature, writer))
     stage.start()
@@ -177,7 +177,7 @@ def _average(exchange: Exchange, weights: torch.Tensor) -> None:
 
 
 def show(rows: Sequence[Row]) -> str:
-    """A Markdown table."""
+    """Format the rows as a Markdown table."""
     titles = ("learners", "neighbours", "exchanges a step", "momentum", "exchange / step", "lr · h", "factor a step")
     lines = ["| " + " | ".join((*titles, "computed", "at most")) + " |", "|---" * (len(titles) + 2) + "|"]
     for row in rows:
@@ -194,14 +194,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--learners", type=int, nargs="+", default=[4, 8])
     graphs = ("ring", "random-ring", "exponential")
     parser.add_argument("--neighbours", nargs="+", choices=graphs, default=["ring", "random-ring"])
-    parser.add_argument("--per-step", type=int, default=1, help="exchanges that a learner begins a step at most")
+    parser.add_argument("--per-step", type=int, default=1, help="most exchanges that a learner starts per step")
     parser.add_argument("--momentum", type=float, default=0.0)
     parser.add_argument("--curvature", type=float, nargs="+", default=[0.3, 0.6, 0.9], help="learning rate times h")
     parser.add_argument("--params", type=int, default=2000, help="weights of a learner")
-    parser.add_argument("--step-s", type=float, default=0.04, help="seconds of a step")
+    parser.add_argument("--step-s", type=float, default=0.04, help="seconds per step")
     parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--rate", default="", help="of each learner's link, as `tc` writes it; empty: loopback")
-    parser.add_argument("--free", action="store_true", help="each learner in its own time")
+    parser.add_argument("--rate", default="", help="rate of each learner's link in the format of `tc`; empty: loopback")
+    parser.add_argument("--free", action="store_true", help="learners step independently")
     options = parser.parse_args(argv)
     if options.rate and (reason := netns.why_not()):
         parser.error(f"--rate: {reason}")

@@ -1,4 +1,4 @@
-"""What the experiments run, and when a training counts as converged."""
+"""The runs of each experiment, and the criterion of convergence."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -8,18 +8,18 @@ from typing import Any, Literal
 from benchmarks.experiment_runs import LINK_GBIT, Problems, Record, Results, Run
 
 RATES = (0.00316, 0.01, 0.0316, 0.1, 0.316)
-"""Two to a decade, the same for all methods and batches."""
+"""Learning rates, two per decade, the same for all methods and batches."""
 UNLEARNED = math.log(10)
-"""Held-out loss, nats per word, of the best model that does not listen: ten words, equally likely."""
+"""Held-out loss in nats per word of the best model that ignores the audio: ten equally likely words."""
 CONVERGED = UNLEARNED / 2
 """A training has converged if its model's held-out loss is below this."""
 TARGET = 0.5
-"""Held-out loss, nats per word, whose virtual time is compared."""
+"""Held-out loss in nats per word at which virtual times are compared."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A method as it takes part in an experiment; see `Run`."""
+    """A method with its settings in an experiment; fields as in `Run`."""
 
     strategy: str
     options: tuple[str, ...] = ()
@@ -27,7 +27,7 @@ class Choice:
     per_machine: int = 1
 
     def run(self, learners: int, batch: int, lr: float, **fields: Any) -> Run:
-        """A training by it."""
+        """A training run with this method."""
         return replace(Run(learners=learners, batch=batch, lr=lr, **asdict(self)), **fields)
 
 
@@ -40,18 +40,18 @@ HEADLINE = (
     Choice("adpsgd", ("neighbours=random-ring", "per_step=4")),
     Choice("bmuf", ("tau=4",), momentum=0.0),
 )
-"""Blocks of four steps: an epoch of the larger batches has no more. BMUF has a momentum of its own."""
+"""BMUF uses blocks of four steps (epochs with the larger batches have no more), and only its block momentum."""
 FEW = (HEADLINE[0], HEADLINE[2], HEADLINE[5])
-"""One of each kind, for the dearest table."""
+"""One of each kind, for the most expensive table."""
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A table of ever larger batches, at each of which every method has its learning rates.
+    """An experiment with increasing batch sizes, with a range of learning rates for each method.
 
     Attributes:
-        batches: Of all learners together, ascending.
-        clip: Gradients are scaled down to this norm; 0 never.
+        batches: Total batch sizes over all learners, ascending.
+        clip: Norm to which gradients are clipped; 0 for no clipping.
         epochs: Passes over the data.
         choices: Methods.
     """
@@ -62,7 +62,7 @@ class Sweep:
     choices: tuple[Choice, ...] = HEADLINE
 
     def runs(self, batch: int, choice: Choice) -> list[Run]:
-        """The learning rates of one method and batch, ascending."""
+        """The runs of one method and batch size, by ascending learning rate."""
         return [choice.run(HEADLINE_LEARNERS, batch, lr, clip=self.clip, epochs=self.epochs) for lr in RATES]
 
 
@@ -76,7 +76,7 @@ SEEDS, SEED_BATCHES = (1, 2, 3), (128, 256)
 
 KEPT_BATCH, KEPT_RATES = 64, (0.000316, 0.001, *RATES)
 RESET_BATCH, RESET_RATES = 256, (0.01, 0.0316, 0.1)
-"""BMUF with the momentum of the others as well: kept over the ends of blocks, and beginning anew with each."""
+"""BMUF with the same momentum as the others, either kept across blocks or reset at each block."""
 
 STRATEGY_LEARNERS, STRATEGY_BATCH, SLOW = 8, 64, 10.0
 STRATEGIES = (
@@ -100,7 +100,7 @@ STRATEGIES = (
     Choice("hogwild", momentum=0.0),
 )
 STRATEGY_RATES, PLAIN_RATES = (0.0316, 0.01, 0.00316, 0.001), (0.316, 0.1, 0.0316, 0.01)
-"""In this order, until a model is at the target; the latter where momentum does not make steps longer."""
+"""Tried in this order until a model reaches the target; the latter for methods without momentum."""
 PLAIN_BATCH = LINK_BATCH = 256
 LINKS, LINK_EXCHANGES, LINK_SEEDS = (LINK_GBIT, 10 * LINK_GBIT), (1, 4, 16), (1, 3)
 RECIPE_BATCHES = (64, 128, 256)
@@ -108,11 +108,11 @@ RING_LEARNERS, RING_BATCH, RING_RATE = (8, 16, 32, 64), 64, 0.0316
 RINGS = tuple(choice for choice in HEADLINE if choice.strategy == "adpsgd")
 
 Recipe = tuple[Literal["sgd", "adamw"], float]
-"""An optimizer, and its learning rate."""
+"""An optimizer and its learning rate."""
 NEWCOMER_RECIPES: tuple[Recipe, ...] = (("sgd", 0.0316), ("adamw", 0.00316), ("adamw", 0.01))
 NEWCOMER_LEARNERS, NEWCOMER_BATCH, NEWCOMER_SEEDS = 8, 64, (1, 2, 3)
 NEWCOMERS = ((1, 100.0), (4, 175.0))
-"""Learners that come late, and when: after some ten epochs, when the learning rate is highest."""
+"""Number of late learners and their joining time: after about ten epochs, when the learning rate is highest."""
 
 RECIPES: tuple[tuple[Literal["sgd", "adamw"], float, float], ...] = (
     ("sgd", 5.0, 0.0316),
@@ -120,16 +120,16 @@ RECIPES: tuple[tuple[Literal["sgd", "adamw"], float, float], ...] = (
     ("sgd", 0.0, 0.1),
     ("adamw", 5.0, 0.01),
 )
-"""Optimizer, norm that gradients are clipped to, learning rate: the pilot that the others' recipe was chosen by."""
+"""Optimizer, clipping norm and learning rate of the pilot experiment, from which the others' recipe was chosen."""
 
 
 def recipes(batch: int) -> list[Run]:
-    """One learner with each recipe."""
+    """Runs of one learner with each recipe."""
     return [Run("scpsgd", 1, batch, lr, clip=clip, optimizer=kind) for kind, clip, lr in RECIPES]
 
 
 def momenta() -> list[Run]:
-    """Two momenta at once: BMUF's over blocks, and that of the steps within them."""
+    """Runs of BMUF with block momentum and momentum within blocks."""
     return [
         Run("bmuf", HEADLINE_LEARNERS, batch, lr, ("tau=4", f"momentum={what}"))
         for what, batch, rates in (("keep", KEPT_BATCH, KEPT_RATES), ("reset", RESET_BATCH, RESET_RATES))
@@ -138,13 +138,13 @@ def momenta() -> list[Run]:
 
 
 def strategies(choice: Choice) -> list[Run]:
-    """The learning rates of one method on equal machines, in the order in which they are tried."""
+    """Runs of one method with equal learners, in the order in which learning rates are tried."""
     rates = STRATEGY_RATES if choice.momentum or choice.strategy == "bmuf" else PLAIN_RATES
     return [choice.run(STRATEGY_LEARNERS, STRATEGY_BATCH, lr, looks=2) for lr in rates]
 
 
 def plain() -> list[Run]:
-    """The methods with momentum at a large batch without it, at learning rates that are up to ten times as high."""
+    """Runs of the methods with momentum at a large batch without it, with up to ten times higher learning rates."""
     return [
         choice.run(HEADLINE_LEARNERS, PLAIN_BATCH, lr, momentum=0.0)
         for choice in HEADLINE
@@ -154,7 +154,7 @@ def plain() -> list[Run]:
 
 
 def seeds(batch: int, choice: Choice, results: Results) -> list[Run]:
-    """All seeds of a method at a batch, at the rate that was best with the first one; none where that is not known."""
+    """Runs of a method with all seeds at the best learning rate of the first seed; empty if that is unknown."""
     runs = SWEEPS["headline"].runs(batch, choice)
     top = best(runs, results)
     found = next((run for run in runs if results.get(run) is top), None) if top else None
@@ -162,7 +162,7 @@ def seeds(batch: int, choice: Choice, results: Results) -> list[Run]:
 
 
 def links() -> list[Run]:
-    """ADPSGD at a batch that is too large for it, with more exchanges a step and a faster link; with two seeds."""
+    """Runs of ADPSGD at a too large batch, with more exchanges per step and faster links; two seeds."""
     return [
         replace(
             Choice("adpsgd", ("neighbours=ring", f"per_step={per_step}")).run(HEADLINE_LEARNERS, LINK_BATCH, 0.1), **at
@@ -174,7 +174,7 @@ def links() -> list[Run]:
 
 
 def rings(seed: int = 1) -> list[Run]:
-    """All rings with more and more learners, at the same total batch; with other seeds the largest only."""
+    """Runs of all rings by number of learners, at the same total batch; with other seeds, only the largest."""
     return [
         choice.run(learners, RING_BATCH, RING_RATE, looks=2, seed=seed)
         for learners in (RING_LEARNERS if seed == 1 else RING_LEARNERS[-1:])
@@ -183,11 +183,11 @@ def rings(seed: int = 1) -> list[Run]:
 
 
 def newcomers(recipe: Recipe, late: int, takes: str) -> list[Run]:
-    """Some learners come late, with all seeds.
+    """Runs in which some learners join late, with all seeds.
 
     Args:
-        recipe: Of all learners.
-        late: How many come late.
+        recipe: Recipe of all learners.
+        late: Number of late learners.
         takes: What they take from a neighbour.
     """
     options = ("per_step=4", f"newcomer={takes}")
@@ -199,10 +199,10 @@ def newcomers(recipe: Recipe, late: int, takes: str) -> list[Run]:
 
 
 def sweep(runs: Sequence[Run], results: Results, problems: Problems) -> Iterator[Record]:
-    """Make runs of ascending learning rates, from the middle one upwards and then downwards.
+    """Search over ascending learning rates, from the middle one upwards and then downwards.
 
-    A direction is left when its last run came to nothing that is a number (upwards only), or when it was worse than
-    the best so far and that one has converged: so where nothing converges, all rates are tried.
+    A direction ends with a run that diverges (upwards only), or that is worse than the best run so far if that one has
+    converged. So if nothing converges, all rates are tried.
     """
     middle = len(runs) // 2
     top = results.ensure(runs[middle], problems)
@@ -219,16 +219,16 @@ def sweep(runs: Sequence[Run], results: Results, problems: Problems) -> Iterator
 
 
 def best(runs: Sequence[Run], results: Results) -> Record | None:
-    """The run with the lowest held-out loss; None if none has come to an end."""
+    """The record with the lowest held-out loss; None if no run has a loss."""
     found = [record for run in runs if (record := results.get(run)) is not None and record["loss"] is not None]
     return min(found, key=lambda record: record["loss"], default=None)
 
 
 def converged(record: Record | None) -> bool:
-    """Whether a training has converged."""
+    """Whether a training run has converged."""
     return record is not None and record["loss"] is not None and record["loss"] < CONVERGED
 
 
 def time_to(record: Record, loss: float) -> float | None:
-    """Virtual seconds until the average model's held-out loss was seen at a target or below; None if never."""
+    """Virtual seconds until the average model's held-out loss reached a target; None if it never did."""
     return next((one[0] for one in record["curve"] if one[2] is not None and one[2] <= loss), None)

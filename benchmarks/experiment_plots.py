@@ -1,4 +1,4 @@
-"""Pictures of what the experiments found."""
+"""Plots of the experiments' results."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ STYLE = {
     "bmuf (plain SGD)": ("#3a8f4d", "^"),
 }
 CEILING = 10.0
-"""Losses above it are drawn at it: the training went astray altogether."""
+"""Higher losses (diverged trainings) are drawn at this value."""
 SECONDS = (10, 20, 50, 100, 200, 500, 1000)
 LOSSES = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, CEILING)
 
@@ -42,7 +42,7 @@ def _save(figure: Any, path: Path) -> Path:
 
 
 def _losses(axes: Any) -> None:
-    """An axis of losses, with those that mean something."""
+    """Set up an axis of losses, with lines at the reference values."""
     axes.axhline(plans.UNLEARNED, color="#666666", linestyle="--", linewidth=1.2)
     axes.axhline(plans.CONVERGED, color="#666666", linestyle=":", linewidth=1.2)
     axes.set_yscale("log")
@@ -61,7 +61,7 @@ def _shown(loss: float | None) -> float:
 
 
 def draw_headline(results: Results, folder: Path) -> Path:
-    """Held-out loss against total batch, the best learning rate of each."""
+    """Plot held-out loss against total batch, at the best learning rate of each."""
     figure, panels = _figure(7.5, 4.6)
     axes, rows = panels[0], sweep_rows(results)
     for method in dict.fromkeys(row["method"] for row in rows):
@@ -86,7 +86,7 @@ def draw_headline(results: Results, folder: Path) -> Path:
 
 
 def draw_rates(results: Results, folder: Path) -> Path:
-    """Held-out loss against learning rate, a panel for each batch."""
+    """Plot held-out loss against learning rate, with a panel for each batch size."""
     sweep = plans.SWEEPS["headline"]
     batches = [b for b in sweep.batches if any(results.get(r) for c in sweep.choices for r in sweep.runs(b, c))]
     figure, panels = _figure(3.3 * len(batches), 4.0, len(batches))
@@ -110,7 +110,7 @@ def draw_rates(results: Results, folder: Path) -> Path:
 
 
 def draw_strategies(results: Results, folder: Path) -> Path:
-    """Virtual time to the target loss, on equal machines and with a slow learner."""
+    """Plot virtual time to the target loss, with equal learners and with a slow one."""
     rows = strategy_rows(results)
     methods = list(dict.fromkeys(row["method"] for row in rows))[::-1]
     figure, panels = _figure(7.5, 0.42 * len(methods) + 1.4)
@@ -139,7 +139,7 @@ def draw_strategies(results: Results, folder: Path) -> Path:
 
 
 def draw_rings(results: Results, folder: Path) -> Path:
-    """Consensus distance and WER against the number of learners."""
+    """Plot consensus distance and WER against the number of learners."""
     rows = ring_rows(results)
     figure, panels = _figure(9.5, 4.0, 2)
     for method in dict.fromkeys(row["method"] for row in rows):
@@ -173,7 +173,7 @@ def draw_rings(results: Results, folder: Path) -> Path:
 
 
 def draw(results: Results, folder: Path) -> list[Path]:
-    """Pictures of all experiments that have results, into a folder."""
+    """Plot all experiments with results into a folder; returns the paths."""
     parts = {
         draw_headline: sweep_rows,
         draw_rates: sweep_rows,

@@ -1,4 +1,4 @@
-"""What the experiments found, as rows and as tables."""
+"""Results of the experiments as rows and tables."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -6,13 +6,13 @@ from typing import Any, get_args
 
 from benchmarks import experiment_plans as plans
 from benchmarks.experiment_runs import Record, Results, Run
-from training.strategies.config import Newcomer
+from training.strategies.gossip import Newcomer
 
 Row = dict[str, Any]
 WORDS = 360
-"""Of the held-out recordings: one each."""
+"""Number of words in the held-out recordings, one in each."""
 _EXCHANGE_BYTES = 2 * 4 * 103_139
-"""The model, once in either direction."""
+"""Bytes of an exchange: the model once in each direction."""
 HEADINGS = {
     "lr": "learning rate",
     "loss": "loss, nats a word",
@@ -30,7 +30,7 @@ HEADINGS = {
 
 
 def interval(wer: float, words: int = WORDS) -> tuple[float, float]:
-    """95 % interval of a word error rate whose errors are independent (Wilson)."""
+    """95 % confidence interval of a word error rate with independent errors (Wilson)."""
     square = 1.96**2
     middle = (wer + square / (2 * words)) / (1 + square / words)
     half = 1.96 / (1 + square / words) * (wer * (1 - wer) / words + square / (4 * words**2)) ** 0.5
@@ -38,7 +38,7 @@ def interval(wer: float, words: int = WORDS) -> tuple[float, float]:
 
 
 def sweep_rows(results: Results, name: str = "headline") -> list[Row]:
-    """Each method's best learning rate at each batch that was tried."""
+    """The best learning rate of each method at each batch size tried."""
     sweep, rows = plans.SWEEPS[name], []
     for batch in sweep.batches:
         for choice in sweep.choices:
@@ -64,7 +64,7 @@ def sweep_rows(results: Results, name: str = "headline") -> list[Row]:
 
 
 def largest_batches(results: Results, name: str = "headline") -> dict[str, int | None]:
-    """The largest batch at which each method converged, at all smaller ones as well or not."""
+    """The largest batch size at which each method converged, whether or not it converged at all smaller ones."""
     found: dict[str, int | None] = {}
     for row in sweep_rows(results, name):
         found.setdefault(row["method"], None)
@@ -74,7 +74,7 @@ def largest_batches(results: Results, name: str = "headline") -> dict[str, int |
 
 
 def strategy_rows(results: Results) -> list[Row]:
-    """Each method at its best learning rate, on equal machines and with a slow learner."""
+    """Each method at its best learning rate, with equal learners and with a slow one."""
     rows = []
     for choice in plans.STRATEGIES:
         runs = plans.strategies(choice)
@@ -104,7 +104,7 @@ def _strategy_row(run: Run, record: Record) -> Row:
 
 
 def ring_rows(results: Results) -> list[Row]:
-    """All rings with more and more learners."""
+    """All ring topologies by number of learners."""
     rows = []
     for run in [*plans.rings(), *plans.rings(seed=2)]:
         record = results.get(run)
@@ -115,7 +115,7 @@ def ring_rows(results: Results) -> list[Row]:
 
 
 def link_rows(results: Results) -> list[Row]:
-    """ADPSGD with more exchanges a step and a faster link: figures of all seeds."""
+    """ADPSGD with more exchanges per step and faster links: figures of all seeds."""
     rows, runs = [], plans.links()
     for first in (run for run in runs if run.seed == plans.LINK_SEEDS[0]):
         found = [one for run in runs if replace(run, seed=first.seed) == first and (one := results.get(run))]
@@ -127,7 +127,7 @@ def link_rows(results: Results) -> list[Row]:
 
 
 def momenta_rows(results: Results) -> list[Row]:
-    """BMUF with a momentum within blocks as well."""
+    """BMUF with momentum within blocks, too."""
     return _rows(plans.momenta(), results, "method", "batch", "lr")
 
 
@@ -137,7 +137,7 @@ def plain_rows(results: Results) -> list[Row]:
 
 
 def seed_rows(results: Results) -> list[Row]:
-    """The headline's best rates with all seeds: losses and word error rates of each."""
+    """The headline's best learning rates with all seeds: losses and word error rates."""
     rows = []
     for batch in plans.SEED_BATCHES:
         for choice in plans.HEADLINE:
@@ -152,7 +152,7 @@ def seed_rows(results: Results) -> list[Row]:
 
 
 def _rows(runs: Sequence[Run], results: Results, *names: str) -> list[Row]:
-    """Some settings of runs, with loss, WER and virtual time."""
+    """Selected settings of runs, with loss, WER and virtual time."""
     found = [(run, record) for run in runs if (record := results.get(run)) is not None]
     return [
         {
@@ -164,7 +164,7 @@ def _rows(runs: Sequence[Run], results: Results, *names: str) -> list[Row]:
 
 
 def recipe_rows(results: Results) -> list[Row]:
-    """One learner's loss with each recipe at each batch."""
+    """The loss of a single learner with each recipe at each batch size."""
     rows = []
     for batch in plans.RECIPE_BATCHES:
         for run in plans.recipes(batch):
@@ -177,7 +177,7 @@ def recipe_rows(results: Results) -> list[Row]:
 
 
 def newcomer_rows(results: Results) -> list[Row]:
-    """Learners that come late: loss and largest distance in the epoch after that, and the loss at the end, by seed."""
+    """Learners that join late: loss and largest distance in the epoch after joining, and final loss, by seed."""
     rows = []
     for recipe in plans.NEWCOMER_RECIPES:
         for late, _ in plans.NEWCOMERS:
@@ -202,7 +202,7 @@ def newcomer_rows(results: Results) -> list[Row]:
 
 
 def _after(run: Run, record: Record) -> list[list[float]]:
-    """The looks within an epoch after learners have come; see `train`."""
+    """Points of the curve within an epoch after learners have joined."""
     curve = record["curve"]
     joined = next((one[1] for one in curve if one[0] >= run.join_s), run.epochs)
     return [one for one in curve if one[0] >= run.join_s and one[1] <= joined + 1]
@@ -258,7 +258,7 @@ def _cell(name: str, value: Any) -> str:
     if value is None:
         return "–"
     if name == "wer":
-        if value > 1:  # insertions: no share any more
+        if value > 1:  # more than 100 % because of insertions: no interval
             return f"{100 * value:.0f}"
         low, high = interval(value)
         return f"{100 * value:.1f} ({100 * low:.1f} – {100 * high:.1f})"
@@ -268,5 +268,5 @@ def _cell(name: str, value: Any) -> str:
 
 
 def _number(value: float) -> str:
-    """Two digits behind the point of small numbers, none of large ones."""
+    """Format with two decimals below 10, with none above."""
     return f"{value:.2f}" if value < 10 else f"{value:,.0f}"

@@ -1,4 +1,4 @@
-"""One simulated training with its settings, and the file that remembers what came out."""
+"""Simulated training runs, their settings, and the file of their results."""
 
 import json
 import math
@@ -19,36 +19,36 @@ from training.strategies.registry import find_method
 WARMUP = 10 / 16
 """The published recipe for large batches (arXiv:1904.04956): 10 of 16 epochs of linear warm-up, then 1/sqrt(2) each."""
 STEP_S, JITTER, LINK_GBIT = 0.4, 0.1, 0.025
-"""The small model (0.41 MB) takes as long to send as the published one (165 MB) behind a link of 10 Gbit/s: 0.13 s."""
+"""The small model (0.41 MB) takes as long to send as the published one (165 MB) over 10 Gbit/s: 0.13 s."""
 
 Record = dict[str, Any]
 
 
 class DivergedError(ArithmeticError):
-    """A gradient is not a number any more."""
+    """A gradient is not finite."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What decides a simulated training.
+    """Settings of a simulated training run.
 
     Attributes:
         strategy: Name of the method.
-        learners: How many.
-        batch: Utterances of a step over all learners.
+        learners: Number of learners.
+        batch: Utterances per step over all learners.
         lr: Highest learning rate of the schedule.
-        options: Of the method, as `name=value`.
-        slow: How many times slower learner 0 computes.
-        per_machine: Learners of a node, for h-adpsgd.
-        looks: Evaluations per epoch; 0 looks at the end only.
-        clip: Gradients are scaled down to this norm; 0 never.
-        optimizer: SGD, or AdamW.
-        momentum: Of SGD.
-        epochs: Passes over the data; of 16, 10 are warm-up.
-        seed: Of weights, order of data, jitter and random neighbours.
-        late: Learners that join a training that runs, the last ones.
-        join_s: When they do, virtual seconds.
-        link: Gbit/s of each learner's link.
+        options: Options of the method as `name=value`.
+        slow: Factor by which learner 0 is slower.
+        per_machine: Learners per node, for h-adpsgd.
+        looks: Evaluations per epoch; 0 evaluates only at the end.
+        clip: Norm to which gradients are clipped; 0 for no clipping.
+        optimizer: SGD or AdamW.
+        momentum: Momentum of SGD.
+        epochs: Passes over the data; 10/16 of them are warm-up.
+        seed: Seed of weights, order of data, jitter and random neighbours.
+        late: Number of learners that join the running training; the last ones.
+        join_s: Time of their joining in virtual seconds.
+        link: Bandwidth of each learner's link in Gbit/s.
     """
 
     strategy: str
@@ -70,18 +70,18 @@ class Run:
 
     @property
     def key(self) -> str:
-        """Names the run in the file of results."""
+        """Key of the run in the results file."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @property
     def method(self) -> str:
-        """The method with its options, for a reader; all blocks of steps are equally long."""
+        """The method with its options for display, without the block length, which is the same in all runs."""
         values = [one.removeprefix("neighbours=") for one in self.options if not one.startswith("tau=")]
         return " ".join([self.strategy, *values, *([] if self.momentum else ["(plain SGD)"])])
 
     @property
     def cluster(self) -> Cluster:
-        """The machines that it is simulated on."""
+        """The simulated cluster."""
         return Cluster(
             learners=self.learners,
             per_machine=self.per_machine,
@@ -97,24 +97,24 @@ class Run:
 
 
 class Problems(Protocol):
-    """Makes the problem of a run."""
+    """Creates the problem of a run."""
 
     def __call__(self, run: Run) -> Problem:
-        """A model, its data and its schedule."""
+        """Return the model, data and schedule of a run."""
 
 
 class Digits:
-    """The acoustic model and the data of a job, with the published recipe.
+    """Problems with the acoustic model and data of a job and the published recipe.
 
     Args:
-        job: As the pipeline makes it.
+        job: The training job from the pipeline.
     """
 
     def __init__(self, job: TrainJob) -> None:
         self._job, self._first = job, Speech(job, 1)
 
     def __call__(self, run: Run) -> Problem:
-        """See `Problems`."""
+        """Return the problem of a run."""
         common = {"lr": run.lr, "weight_decay": 0.0, "clip_norm": run.clip}
         own = {"momentum": run.momentum} if run.optimizer == "sgd" else {}
         optimizer = OPTIMIZERS[run.optimizer].model_validate(common | own)
@@ -127,7 +127,7 @@ class Digits:
 
 
 class _Guarded:
-    """A problem that stops at the first gradient that is not a number: no method here recovers from it."""
+    """A problem that stops at the first non-finite gradient, from which no method here recovers."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
@@ -136,7 +136,7 @@ class _Guarded:
         return getattr(self._problem, name)
 
     def gradients(self, jobs: Sequence[Job]) -> list[float]:
-        """See `Problem.gradients`."""
+        """Compute gradients; raises `DivergedError` if one is not finite."""
         weights = self._problem.gradients(jobs)
         if not all(math.isfinite(float(job.replica.grads.sum())) for job in jobs):
             raise DivergedError
@@ -144,10 +144,10 @@ class _Guarded:
 
 
 def train(run: Run, problems: Problems) -> Record:
-    """Simulate a run; its settings, and what came out.
+    """Simulate a run; returns its settings and results.
 
-    `loss` and `wer` are None if it diverged. `curve` has a list for each look: virtual seconds, epochs, loss, WER,
-    consensus distance.
+    `loss` and `wer` are None if it diverged. `curve` has a list for each evaluation: virtual seconds, epochs, loss,
+    WER, consensus distance.
     """
     from tasks.config.yaml_text import parse_yaml
 
@@ -188,15 +188,15 @@ def _finite(figures: Mapping[str, float]) -> Record:
 
 
 def _short(value: float) -> float | None:
-    """Five digits; JSON has no word for what is not a number."""
+    """Round to five digits; None for values that JSON cannot represent."""
     return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
 class Results:
-    """Finished runs, a line of JSON each: written once, at the end of a run, so that a sweep goes on where it stopped.
+    """A file of finished runs, one line of JSON each, so that an interrupted sweep continues where it stopped.
 
     Args:
-        path: The file; it need not exist.
+        path: The file, which need not exist.
     """
 
     def __init__(self, path: Path) -> None:
@@ -211,17 +211,17 @@ class Results:
             record = json.loads(line)
             self._records[Run(**{**record["run"], "options": tuple(record["run"]["options"])}).key] = record
         except json.JSONDecodeError:
-            return  # torn by a crash in the middle of a write: that run is made again
+            return  # truncated by a crash during a write: that run is repeated
 
     def __len__(self) -> int:
         return len(self._records)
 
     def get(self, run: Run) -> Record | None:
-        """What came out of a run, if it was made."""
+        """The record of a run, or None."""
         return self._records.get(run.key)
 
     def add(self, record: Record) -> None:
-        """Append a record, whole or not at all."""
+        """Append a record and sync it to disk; starts a new line after a truncated one."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         line = json.dumps(record)
         torn = self.path.exists() and not self.path.read_bytes().endswith(b"\n") and self.path.stat().st_size > 0
@@ -232,7 +232,7 @@ class Results:
         self._take(line)
 
     def ensure(self, run: Run, problems: Problems) -> Record:
-        """The record of a run, made now if there is none."""
+        """The record of a run; simulates it if there is none."""
         if run.key not in self._records:
             self.add(train(run, problems))
         return self._records[run.key]

@@ -1,4 +1,4 @@
-"""Methods of distributed training on real speech, simulated.
+"""Simulated experiments with methods of distributed training on real speech.
 
     python -m benchmarks.experiments [EXPERIMENT ...] [--results FILE] [--json] [--tables] [--plot FOLDER]
 
@@ -15,8 +15,8 @@
     recipes     one learner with other optimizers
     newcomers   does optimizer state help learners that come late?
 
-Finished runs are lines of the file of results, so an interrupted sweep goes on; `--json`, `--tables` and `--plot` show
-what is in it and run nothing. See docs/experiments.md.
+Finished runs are lines of the results file, so an interrupted sweep continues; `--json`, `--tables` and `--plot` show
+its contents and run nothing. See docs/experiments.md.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from typing import get_args
 from benchmarks import experiment_plans as plans
 from benchmarks import experiment_report as report
 from benchmarks.experiment_runs import Digits, Problems, Record, Results, Run
-from training.strategies.config import Newcomer
+from training.strategies.gossip import Newcomer
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "experiments" / "results.jsonl"
@@ -67,7 +67,7 @@ def _run_all(runs: Iterable[Run], results: Results, problems: Problems) -> None:
 
 
 def run_sweep(name: str, results: Results, problems: Problems) -> None:
-    """Every method at ever larger batches, with every learning rate that matters, until it fails."""
+    """Run every method at increasing batch sizes, searching over learning rates, until it does not converge."""
     sweep = plans.SWEEPS[name]
     for choice in sweep.choices:
         for batch in sweep.batches:
@@ -79,29 +79,29 @@ def run_sweep(name: str, results: Results, problems: Problems) -> None:
 
 
 def run_momenta(results: Results, problems: Problems) -> None:
-    """BMUF with a momentum within blocks as well."""
+    """Run BMUF with momentum within blocks, too."""
     _run_all(plans.momenta(), results, problems)
 
 
 def run_plain(results: Results, problems: Problems) -> None:
-    """A large batch without momentum."""
+    """Run a large batch without momentum."""
     _run_all(plans.plain(), results, problems)
 
 
 def run_links(results: Results, problems: Problems) -> None:
-    """A large batch with more exchanges a step, and with a faster link."""
+    """Run a large batch with more exchanges per step and with a faster link."""
     _run_all(plans.links(), results, problems)
 
 
 def run_seeds(results: Results, problems: Problems) -> None:
-    """The headline's best rates with other seeds."""
+    """Run the headline's best learning rates with other seeds."""
     for choice in plans.HEADLINE:
         for batch in plans.SEED_BATCHES:
             _run_all(plans.seeds(batch, choice, results), results, problems)
 
 
 def run_strategies(results: Results, problems: Problems) -> None:
-    """Every method on equal machines, with lower rates until its model is at the target; then with a slow learner."""
+    """Run every method with equal learners, lowering the rate until it reaches the target; then with a slow learner."""
     for choice in plans.STRATEGIES:
         runs = plans.strategies(choice)
         for run in runs:
@@ -115,18 +115,18 @@ def run_strategies(results: Results, problems: Problems) -> None:
 
 
 def run_rings(results: Results, problems: Problems) -> None:
-    """All rings with more and more learners; the largest with a second seed."""
+    """Run all rings by number of learners; the largest with a second seed."""
     _run_all([*plans.rings(), *plans.rings(seed=2)], results, problems)
 
 
 def run_recipes(results: Results, problems: Problems) -> None:
-    """One learner with each recipe."""
+    """Run one learner with each recipe."""
     for batch in plans.RECIPE_BATCHES:
         _run_all(plans.recipes(batch), results, problems)
 
 
 def run_newcomers(results: Results, problems: Problems) -> None:
-    """Learners that come late, with a neighbour's weights alone and with its optimizer state as well."""
+    """Run with late learners, which take a neighbour's weights alone or its optimizer state as well."""
     for recipe in plans.NEWCOMER_RECIPES:
         for late, _ in plans.NEWCOMERS:
             for takes in get_args(Newcomer):
@@ -147,7 +147,7 @@ EXPERIMENTS: dict[str, Callable[[Results, Problems], None]] = {
 
 
 def show(args: argparse.Namespace, results: Results) -> bool:
-    """Show what is in the file of results; whether that is all that was asked for."""
+    """Show the contents of the results file as requested; returns whether anything was requested."""
     if args.json:
         rows = {
             **{name: report.sweep_rows(results, name) for name in plans.SWEEPS},
@@ -182,7 +182,7 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, metavar="FOLDER")
     args = parser.parse_args()
     if unknown := sorted(set(args.experiments) - set(EXPERIMENTS)):
-        parser.error(f"{unknown[0]!r} is no experiment: choose from {', '.join(EXPERIMENTS)}")
+        parser.error(f"{unknown[0]!r} is not an experiment: choose from {', '.join(EXPERIMENTS)}")
     results = Results(args.results)
     if show(args, results):
         return

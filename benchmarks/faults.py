@@ -1,17 +1,18 @@
-"""Kills random processes of a real pipeline run until it is finished, again and again, and checks what it has made.
+"""Fault injection: kills random processes of real pipeline runs, reruns until they finish, and checks the results.
 
     python -m benchmarks.faults --faults 100 --seed 1            # the battery
     python -m benchmarks.faults --faults 5 --only "learner:KILL" "command:STOP"
     python -m benchmarks.faults --faults 20 --variants plain --folder /tmp/faults --calm /tmp/faults/calm.json
 
-A run is `starling run` of a small digit recognizer on a data folder of its own, with a private Prefect server and the
-embedded MLflow, or `--plain`; adpsgd, h-adpsgd and asgd in turn. Its processes get KILL, STOP (and CONT some seconds
-later), TERM or INT, alone, as a group, or all at once. Where the command ends, the same command is run again. In the
-end: finished, every epoch whole, weights finite, error rate within the noise of undisturbed runs, no process and no
-lock left, `storage verify` clean, one registered model, nothing left to do.
+A run is `starling run` of a small digit recognizer in a separate data folder, with a private Prefect server and the
+embedded MLflow, or with `--plain`; the variants (adpsgd, h-adpsgd, asgd) take turns. Its processes get KILL, STOP (and
+CONT some seconds later), TERM or INT, individually, as a group, or all at once. If the command ends, it is run again.
+Checks at the end: the run is finished, every epoch is complete, weights are finite, the error rate is within the noise
+of undisturbed runs, no process and no lock is left, `storage verify` is clean, one model is registered, and a rerun has
+nothing to do.
 
-Undisturbed runs come first; `--calm` keeps what they showed for another time. Folders of runs with findings stay.
-Exit status 1 if there are findings, 2 if not as many faults could be given as were asked for.
+Undisturbed runs come first; `--calm` stores their results for reuse. Folders of runs with findings are kept. The exit
+status is 1 if there are findings, 2 if fewer faults than requested could be injected.
 """
 
 import argparse
@@ -38,10 +39,10 @@ _TEST_WORDS = 270
 
 
 class Battery:
-    """Undisturbed runs, disturbed runs, and what they amount to.
+    """Undisturbed runs, disturbed runs, and their results.
 
     Args:
-        args: The command line.
+        args: The parsed command line.
     """
 
     def __init__(self, args: argparse.Namespace) -> None:
@@ -56,13 +57,13 @@ class Battery:
 
     @staticmethod
     def say(text: str) -> None:
-        """Tell what happens; standard output is the table's."""
+        """Report progress on standard error; standard output is for the table."""
         print(text, file=sys.stderr, flush=True)
 
     # --- undisturbed
 
     def observe(self) -> None:
-        """Run each variant undisturbed, unless the file of such runs has it."""
+        """Run each variant undisturbed, unless the file already contains such runs."""
         kept = json.loads(self.calm_file.read_text(encoding="utf-8")) if self.calm_file.exists() else {}
         for variant in self.variants:
             key = f"{variant.name} {self._digest(variant)}"
@@ -90,7 +91,7 @@ class Battery:
     # --- disturbed
 
     def disturb(self) -> None:
-        """Give as many faults as are asked for, some to each run."""
+        """Inject the requested number of faults, several in each run."""
         rng, drawn = random.Random(self.args.seed), Counter[Pair]()
         bands = Band.of({name: [run["rate"] for run in runs] for name, runs in self.calm.items()}, _TEST_WORDS)
         most = 3 * -(-self.args.faults // self.args.per_run) + len(self.variants)
@@ -140,17 +141,17 @@ class Battery:
 
     @property
     def num_given(self) -> int:
-        """Faults given so far."""
+        """Number of faults injected so far."""
         return sum(len(outcome.given) for outcome in self.outcomes)
 
     def close(self) -> None:
-        """Remove what nobody needs any more."""
+        """Remove the folder if it is temporary and there are no findings."""
         if not self.args.folder and not any(outcome.findings for outcome in self.outcomes):
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def rows_of(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """A row for each pair of role and signal."""
+    """One row for each pair of role and signal."""
     pairs: dict[Pair, list[tuple[Given, Outcome]]] = defaultdict(list)
     for outcome in outcomes:
         for given in outcome.given:
@@ -194,7 +195,7 @@ def _seconds(value: float | None) -> str:
 
 
 def report(battery: Battery, as_json: bool) -> None:
-    """Print what the faults so far amount to."""
+    """Print the results of the faults so far."""
     rows = rows_of(battery.outcomes)
     findings = [(outcome, finding) for outcome in battery.outcomes for finding in outcome.findings]
     print(table_of(rows))
@@ -221,14 +222,14 @@ def _pair(text: str) -> Pair:
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks.faults", description=__doc__.splitlines()[0])
     parser.add_argument("--faults", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=1, help="draws faults, moments and the order of the variants")
-    parser.add_argument("--per-run", type=int, default=5, help="faults to one run")
+    parser.add_argument("--seed", type=int, default=1, help="seed of faults, times and order of variants")
+    parser.add_argument("--per-run", type=int, default=5, help="faults per run")
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--only", nargs="+", type=_pair, default=[], metavar="ROLE:SIGNAL")
     parser.add_argument("--epochs", type=int, default=EPOCHS)
     parser.add_argument("--calm-runs", type=int, default=2, help="undisturbed runs of each variant")
     parser.add_argument("--calm", type=Path, help="file of undisturbed runs; by default in the folder")
-    parser.add_argument("--folder", help="for everything; by default a new one, which stays if there are findings")
+    parser.add_argument("--folder", help="folder for all files; by default a new one, kept if there are findings")
     parser.add_argument("--limit", type=float, default=900.0, help="longest time of one command in seconds")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args(words)
@@ -237,7 +238,7 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
 def main(words: Sequence[str] | None = None) -> int:
     """Command line."""
     args = _arguments(words)
-    # told to end, it ends what it has started, as on Ctrl-C
+    # on SIGTERM, clean up as on Ctrl-C
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     battery = Battery(args)
     began = time.monotonic()

@@ -1,6 +1,6 @@
-"""What must hold of a run that was disturbed and has finished: the battery's verdicts.
+"""Checks of finished runs in the fault battery.
 
-Each check gives findings: kind and text. The thresholds of the word error rate come from undisturbed runs.
+Each check yields findings: kind and text. The threshold of the word error rate comes from undisturbed runs.
 """
 
 import json
@@ -22,21 +22,21 @@ from tasks.locking.lock_owner import LockOwner
 from training.coordinator.journal import Entry, read_journal
 
 COMMAND_S = 300.0
-"""How long a command that only looks may take, on a machine that is busy."""
+"""Time-out of a read-only command on a busy machine, in seconds."""
 SIGMAS = 3.0
 LEAST_SPREAD = 0.03
-"""Standard deviation of the word error rate between runs at least: a few runs may agree by chance."""
+"""Minimum standard deviation of the word error rate between runs: a few runs may agree by chance."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that does not hold."""
+    """A failed check."""
 
     kind: str
     text: str
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """Convert to a JSON value."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -44,12 +44,12 @@ class Finding:
 
 
 def epochs_whole(entries: Sequence[Entry], epochs: int, size: int) -> Iterator[Finding]:
-    """Each epoch is closed once, trained is the index, and what came twice is counted and named.
+    """Check that each epoch is closed once and complete, and that repeated utterances are counted and listed.
 
     Args:
-        entries: The journal's, without those that are void.
-        epochs: How many there should be.
-        size: Utterances of the training set.
+        entries: Valid entries of the journal.
+        epochs: Expected number of epochs.
+        size: Number of utterances in the training set.
     """
     closed = [entry for entry in entries if entry["kind"] == "epoch"]
     numbers = [entry["epoch"] for entry in closed]
@@ -66,7 +66,7 @@ def epochs_whole(entries: Sequence[Entry], epochs: int, size: int) -> Iterator[F
 
 
 def weights_finite(folder: Path) -> Iterator[Finding]:
-    """The bundle loads, and every weight is a number."""
+    """Check that the bundle loads and all weights are finite."""
     try:
         _, model = load_bundle(folder)
     except (OSError, ValueError) as error:
@@ -79,26 +79,26 @@ def weights_finite(folder: Path) -> Iterator[Finding]:
 
 @dataclass(frozen=True)
 class Band:
-    """Word error rates of undisturbed runs, and how far chance may carry another one."""
+    """The highest word error rate of undisturbed runs, and the margin for chance."""
 
     highest: float
     margin: float
 
     @property
     def limit(self) -> float:
-        """The highest rate that chance explains."""
+        """The highest acceptable rate."""
         return self.highest + self.margin
 
     @classmethod
     def of(cls, runs: Mapping[str, Sequence[float]], words: int) -> dict[str, "Band"]:
-        """The band of each variant.
+        """Compute the band of each variant.
 
-        The spread between runs is pooled over variants, because each has only a few; that of the words that happen to
-        be in the test set is binomial.
+        The variance between runs is pooled over variants, because each has only a few; the sampling variance of the
+        test set is binomial.
 
         Args:
             runs: Word error rates by variant.
-            words: Of the test set.
+            words: Number of words in the test set.
         """
         freedom = sum(len(rates) - 1 for rates in runs.values())
         squares = sum(statistics.variance(rates) * (len(rates) - 1) for rates in runs.values() if len(rates) > 1)
@@ -111,30 +111,30 @@ class Band:
 
 
 def rate_within(rate: float, band: Band) -> Iterator[Finding]:
-    """The word error rate is one that undisturbed runs have."""
+    """Check that the word error rate is within the range of undisturbed runs."""
     if not rate <= band.limit:
         text = f"{rate:.1%}; undisturbed runs have {band.highest:.1%} at most, chance explains {band.limit:.1%}"
         yield Finding("word error rate", text)
 
 
 def no_locks(home: Path, killed: set[int]) -> Iterator[Finding]:
-    """Nobody holds a lock when all have ended.
+    """Check that no lock is held after all processes have ended.
 
-    A command that was killed cannot give its leases back; these are free as soon as somebody asks for them.
+    A killed command cannot release its leases; they become free when another process requests them.
 
     Args:
         home: The data folder.
-        killed: Process numbers of commands that a fault has ended.
+        killed: Process ids of commands ended by a fault.
     """
     for path in sorted(home.rglob("*.lock")):
         if is_locked(path):
-            yield Finding("locks", f"{path.relative_to(home)} is held by {path.read_text().strip() or 'somebody'}")
+            yield Finding("locks", f"{path.relative_to(home)} is held by {path.read_text().strip() or 'a process'}")
     for name, value in _leases(home / "prefect" / "prefect.db"):
         holder = LockOwner.read(value)
         if not holder.gone():
             yield Finding("leases", f"{name} seems to be held by {holder}")
         elif holder.pid not in killed:
-            yield Finding("leases", f"{name} was not given back by {holder}, which nobody had ended")
+            yield Finding("leases", f"{name} was not released by {holder}, which no fault has ended")
 
 
 def _leases(database: Path) -> list[tuple[str, Any]]:
@@ -146,7 +146,7 @@ def _leases(database: Path) -> list[tuple[str, Any]]:
 
 
 def registered_once(home: Path) -> Iterator[Finding]:
-    """The model is in the registry, once, and has an alias."""
+    """Check that the model is registered once and is the champion."""
     database = home / "mlflow" / "mlflow.db"
     if not database.exists():
         yield Finding("registry", "there is no MLflow database")
@@ -157,24 +157,24 @@ def registered_once(home: Path) -> Iterator[Finding]:
     if len(versions) != 1:
         yield Finding("registry", f"{len(versions)} versions of the model instead of one")
     if {"champion"} - {alias for (alias,) in aliases}:
-        yield Finding("registry", f"the only model is no champion; its aliases: {[alias for (alias,) in aliases]}")
+        yield Finding("registry", f"the only model is not the champion; its aliases: {[alias for (alias,) in aliases]}")
 
 
 def stored_whole(home: Path) -> Iterator[Finding]:
-    """`starling storage verify` finds nothing."""
+    """Check that `starling storage verify` finds no problems."""
     done = look(home, "storage", "verify", "--json")
     if done.returncode:
         yield Finding("storage verify", _last_lines(done))
 
 
 def nothing_left_to_do(home: Path, config: Path, summary: Mapping[str, Any]) -> Iterator[Finding]:
-    """The command once more finds every stage done, and tells the same model and scores."""
+    """Check that a rerun finds every stage done, and reports the same model and scores."""
     done = look(home, "run", config, "--plain", "--json")
     if done.returncode:
         yield Finding("once more", _last_lines(done))
         return
     again = json.loads(done.stdout.strip().splitlines()[-1])
-    # the report shows the registry's present state, so the stage may run again
+    # the report shows the registry's current state, so its stage may run again
     if repeated := [stage["name"] for stage in again["stages"] if not stage["cached"] and stage["name"] != "report"]:
         yield Finding("once more", f"{', '.join(repeated)} done again although nothing had changed")
     for field in ("model_uri", "sets"):
@@ -183,7 +183,7 @@ def nothing_left_to_do(home: Path, config: Path, summary: Mapping[str, Any]) -> 
 
 
 def look(home: Path, *words: object) -> "subprocess.CompletedProcess[str]":
-    """Run a command that only looks."""
+    """Run a read-only command."""
     return subprocess.run(
         command(*words), cwd=ROOT, env=environment(home), capture_output=True, text=True, timeout=COMMAND_S
     )
@@ -197,7 +197,7 @@ def _last_lines(done: "subprocess.CompletedProcess[str]") -> str:
 def findings_of(
     home: Path, config: Path, summary: Mapping[str, Any], band: Band | None, killed: set[int], epochs: int, size: int
 ) -> list[Finding]:
-    """All that does not hold of a finished run whose processes have ended."""
+    """Run all checks on a finished run whose processes have ended."""
     output = ObjectStore(next(stage["url"] for stage in summary["stages"] if stage["name"] == "train"))
     journal, bundle = output.local_path("journal.jsonl"), output.local_path("model/bundle.json")
     if journal is None or bundle is None:

@@ -1,9 +1,8 @@
-"""The plan of a fault battery: which process gets which signal when, drawn from a seed and from an undisturbed run.
+"""Plans of the fault battery: which process gets which signal when, drawn from a seed and an undisturbed run.
 
-An undisturbed run is observed: how far the work was, and which roles had a living process. A fault's moment is drawn
-uniformly from the time in which its role lived there, and given as progress (stages done, epochs closed) and seconds
-after that: so it means the same on a slower machine, and in a run that was begun again. Every pair of role and signal
-gets its share.
+An undisturbed run is sampled: its progress, and which roles had a live process. The time of a fault is drawn uniformly
+from the time in which its role was alive, and stored as progress (stages done, epochs closed) plus seconds, so that it
+is meaningful on slower machines and in restarted runs. All pairs of role and signal are drawn equally often.
 """
 
 import random
@@ -19,7 +18,7 @@ from tasks import STAGES
 from training.coordinator.journal import read_journal
 
 STOP_S = (1.0, 20.0)
-"""How long a stopped process stands still."""
+"""Range of the seconds that a process is stopped."""
 _SIGNALS = {
     COMMAND: ("KILL", "STOP", "TERM", "INT"),
     GROUP: ("KILL", "STOP", "TERM", "INT"),
@@ -33,12 +32,12 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True, order=True)
 class Progress:
-    """How far a pipeline is."""
+    """Progress of a pipeline."""
 
     stages: int = 0
-    """Stages done, from the first on."""
+    """Number of leading stages that are done."""
     epochs: int = 0
-    """Epochs closed of the training that is going on."""
+    """Number of closed epochs of the running training."""
 
     def __str__(self) -> str:
         stage = STAGES[self.stages] if self.stages < len(STAGES) else "end"
@@ -46,7 +45,7 @@ class Progress:
 
 
 def progress_of(home: Path) -> Progress:
-    """How far the pipeline of a data folder is."""
+    """Progress of the pipeline in a data folder."""
     objects = home / "objects"
     done = 0
     while done < len(STAGES) and any(objects.glob(f"{STAGES[done]}/*/{DONE}")):
@@ -59,46 +58,46 @@ def progress_of(home: Path) -> Progress:
 
 @dataclass(frozen=True)
 class Sample:
-    """A look at an undisturbed run."""
+    """One sample of an undisturbed run."""
 
     progress: Progress
     since: float
-    """Seconds since it got there."""
+    """Seconds since this progress was reached."""
     roles: tuple[str, ...]
-    """Roles that had a living process."""
+    """Roles that had a live process."""
 
     @classmethod
     def read(cls, value: Mapping[str, Any]) -> "Sample":
-        """From its JSON form."""
+        """Read from a JSON value."""
         return cls(Progress(**value["progress"]), value["since"], tuple(value["roles"]))
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """Convert to a JSON value."""
         return asdict(self)
 
 
 def observe(living: Sequence[Found], progress: Progress, since: float) -> Sample:
-    """What a look at a run sees; groups of processes count as roles of their own."""
+    """Sample a run; groups of processes count as separate roles."""
     roles = {one.role for one in living} - {OTHER}
     return Sample(progress, since, tuple(sorted(roles | ({GROUP, EVERYTHING} if COMMAND in roles else set()))))
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault that will be given."""
+    """A planned fault."""
 
     role: str
     signal: str
     progress: Progress
-    """The fault is given when the run has reached this point,"""
+    """The fault is injected when the run has reached this progress,"""
     after_s: float
     """this many seconds have passed since then, and a process of the role is alive."""
     pick: float
-    """Which of several processes, from 0 to 1."""
+    """Selects one of several processes, from 0 to 1."""
     stop_s: float = 0.0
-    """How long it stands still."""
+    """Seconds that the process is stopped."""
     at_once: bool = False
-    """Whether a command that ends of it is run again at once, or only when its processes have gone."""
+    """Whether a command ended by the fault is rerun immediately, or only after its processes have ended."""
 
     @property
     def pair(self) -> Pair:
@@ -107,7 +106,7 @@ class Fault:
 
     @property
     def ends_command(self) -> bool:
-        """Whether it must end the command."""
+        """Whether the fault must end the command."""
         return self.signal != "STOP" and self.role in (COMMAND, GROUP, EVERYTHING)
 
     def __str__(self) -> str:
@@ -116,7 +115,7 @@ class Fault:
 
 
 def pairs_of(samples: Iterable[Sample]) -> list[Pair]:
-    """All pairs of role and signal that a run allows."""
+    """All pairs of role and signal that are possible in a run."""
     roles = sorted({role for sample in samples for role in sample.roles})
     return [(role, signal) for role in roles for signal in _SIGNALS.get(role, _SIGNALS_OF_CHILDREN)]
 
@@ -124,14 +123,14 @@ def pairs_of(samples: Iterable[Sample]) -> list[Pair]:
 def draw(
     rng: random.Random, samples: Sequence[Sample], given: Counter[Pair], count: int, only: Sequence[Pair] = ()
 ) -> list[Fault]:
-    """Draw the faults of one run, in the order in which they come.
+    """Draw the faults of one run, in chronological order.
 
     Args:
         rng: Random state.
-        samples: The undisturbed run.
-        given: How often each pair has had its turn; those with the fewest come first.
-        count: How many faults.
-        only: Only these pairs, where the run has them.
+        samples: Samples of the undisturbed run.
+        given: How often each pair has been drawn; the least frequent are drawn first.
+        count: Number of faults.
+        only: Draw only these pairs, as far as the run has them; empty for all.
     """
     pairs = [pair for pair in pairs_of(samples) if not only or pair in only]
     rng.shuffle(pairs)

@@ -1,7 +1,7 @@
-"""The processes of a pipeline's run: which role each has, what lives, signals to them, and their end.
+"""The processes of a pipeline run: their roles, signals to them, and their end.
 
-A process belongs to a run if its environment or its command line names the run's data folder. Its parent does not
-matter, so orphans are found, too. Works on Linux.
+A process belongs to a run if its environment or command line contains the run's data folder. Its parent does not
+matter, so orphans are found, too. Linux only.
 """
 
 import os
@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 COMMAND, GROUP, EVERYTHING, OTHER = "command", "group", "everything", "other"
-"""The command itself; its process group, as Ctrl-C reaches it; all that it has started; helpers without a name."""
+"""The command; its process group (the target of Ctrl-C); all processes of the run; helpers without a role."""
 MODULES = {
     "flows.cli.app": COMMAND,
     "uvicorn": "Prefect server",
@@ -30,21 +30,21 @@ MODULES = {
     "training.node.rank": "learner",
     "training.exchange.daemon": "exchange daemon",
 }
-"""What `python -m` runs → role."""
+"""Role of each module run with `python -m`."""
 WORKER = "runner worker"
 _SPAWNED = "--multiprocessing-fork"
 
 
 @dataclass(frozen=True)
 class Found:
-    """A living process of a run."""
+    """A live process of a run."""
 
     process: psutil.Process
     role: str
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """Its process id."""
         return int(self.process.pid)
 
 
@@ -53,7 +53,7 @@ def role_of(words: Sequence[str], parent: Sequence[str] = ()) -> str:
 
     Args:
         words: Its command line.
-        parent: Its parent's; a child that has been forked and has not begun its own program looks like its parent.
+        parent: Its parent's command line, which a forked child shares until it starts its own program.
     """
     if list(words) == list(parent):
         return OTHER
@@ -65,10 +65,10 @@ def role_of(words: Sequence[str], parent: Sequence[str] = ()) -> str:
 
 
 class Household:
-    """The processes of one data folder.
+    """The processes of a data folder.
 
     Args:
-        home: The data folder, whose name no other process has in its environment or command line.
+        home: The data folder; no other process has its path in its environment or command line.
     """
 
     def __init__(self, home: Path) -> None:
@@ -76,7 +76,7 @@ class Household:
         self._strangers: set[tuple[int, float]] = set()
 
     def living(self) -> list[Found]:
-        """What lives, in the order in which it began."""
+        """All live processes, in the order of their start."""
         found = [one for process in psutil.process_iter() if (one := self._look(process)) is not None]
         return sorted(found, key=lambda one: one.process.create_time())
 
@@ -90,12 +90,12 @@ class Household:
             if process.status() == psutil.STATUS_ZOMBIE:
                 return None
             if not self._is_ours(process, words):
-                if time.time() > began + 5.0:  # a young one may not have begun its own program
+                if time.time() > began + 5.0:  # a new process may not have started its own program yet
                     self._strangers.add(identity)
                 return None
             parent = process.parent()
             return Found(process, role_of(words, parent.cmdline() if parent else ()))
-        except psutil.Error:  # it has ended meanwhile, or is another user's
+        except psutil.Error:  # it has ended, or belongs to another user
             return None
 
     def _is_ours(self, process: psutil.Process, words: Sequence[str]) -> bool:
@@ -104,14 +104,14 @@ class Household:
         return any(self.home in word for word in words)
 
     def wait_until_gone(self, patience_s: float) -> list[Found]:
-        """Wait until nothing lives; what does after that time."""
+        """Wait until no process is alive; returns those alive after the time-out."""
         deadline = time.monotonic() + patience_s
         while (left := self.living()) and time.monotonic() < deadline:
             time.sleep(0.3)
         return left
 
     def end(self) -> None:
-        """Kill whatever lives."""
+        """Kill all live processes."""
         for _ in range(20):
             left = self.living()
             if not left:
@@ -122,12 +122,12 @@ class Household:
 
 
 def with_role(living: Iterable[Found], role: str) -> list[Found]:
-    """The processes of a role; of `everything` all."""
+    """The processes with a role; all of them for `everything`."""
     return [one for one in living if role == EVERYTHING or one.role == role]
 
 
 def send(processes: Iterable[Found], number: signal.Signals) -> int:
-    """Send a signal to processes; how many there were."""
+    """Send a signal to processes; returns how many received it."""
     sent = 0
     for one in processes:
         with suppress(psutil.NoSuchProcess, ProcessLookupError):
@@ -137,7 +137,7 @@ def send(processes: Iterable[Found], number: signal.Signals) -> int:
 
 
 def describe(processes: Iterable[Found]) -> str:
-    """Processes for people: role, number and the end of the command line."""
+    """Describe processes: role, process id, end of the command line, and status."""
     texts = []
     for one in processes:
         with suppress(psutil.Error):

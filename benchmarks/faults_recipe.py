@@ -1,7 +1,7 @@
-"""What the fault battery runs: a corpus of spoken digits, and a pipeline that learns it within a minute, in variants.
+"""The workload of the fault battery: a corpus of spoken digits, and variants of a pipeline that trains in a minute.
 
 The corpus is created once, outside the data folders: every run computes its own shards, statistics and model from the
-same recordings. Test and training have different voices.
+same recordings. Test and training sets have different voices.
 """
 
 import csv
@@ -31,7 +31,7 @@ _SETS = {
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to run the pipeline."""
+    """A variant of the pipeline."""
 
     name: str
     strategy: str
@@ -40,12 +40,12 @@ class Variant:
     plain: bool = False
 
     def document(self, corpus: Path, seed: int, epochs: int = EPOCHS) -> dict[str, Any]:
-        """The configuration, as YAML would give it.
+        """The configuration as a dictionary, like one parsed from YAML.
 
         Args:
             corpus: Table of the corpus.
-            seed: Of initialization and batches.
-            epochs: Of training.
+            seed: Seed of initialization and batches.
+            epochs: Number of training epochs.
         """
         return {
             "name": NAME,
@@ -68,7 +68,7 @@ class Variant:
                 "threads": 1,
                 "checkpoint_steps": 20,
                 "average": 3,
-                # each fault may end a node's processes; how many a user tolerates is not what is tried here
+                # each fault may end a node's processes; the limit of restarts is not tested here
                 "membership": {"max_restarts": 20},
                 "optimizer": {"kind": "adamw", "lr": 0.006},
                 "schedule": {"kind": "cosine", "warmup_epochs": 0.5},
@@ -90,10 +90,10 @@ VARIANTS = {
 
 
 def make_corpus(folder: Path) -> Path:
-    """Speak the corpus, unless it is there.
+    """Synthesize the corpus unless it exists.
 
     Returns:
-        Its table.
+        The path of its table.
     """
     table = folder / "metadata.csv"
     if table.exists():
@@ -116,7 +116,7 @@ def make_corpus(folder: Path) -> Path:
 
 
 def write_config(path: Path, document: dict[str, Any]) -> Path:
-    """Write a configuration as YAML, of which JSON is a part."""
+    """Write a configuration as JSON, which is valid YAML."""
     path.write_text(json.dumps(document, indent=1), encoding="utf-8")
     return path
 
@@ -132,7 +132,7 @@ def run_command(variant: Variant, config: Path) -> list[str]:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """Environment of a command on a data folder of its own: nobody else's servers, logs without colours."""
+    """Environment of a command with a separate data folder: no external servers, logs without colours."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_", "STARLING_"))}
     path = os.pathsep.join(filter(None, (str(ROOT), clean.get("PYTHONPATH"))))
     own = {"STARLING_HOME": str(home), "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "200", "NO_COLOR": "1"}

@@ -1,7 +1,7 @@
-"""One run of the fault battery: a pipeline on a data folder of its own, disturbed, run again until it is finished.
+"""One run of the fault battery: a pipeline in a separate data folder, disturbed and rerun until it finishes.
 
-A fault that the run survives is followed by the next one. Where the command ends, it is run again: at once, or when
-what it left behind has ended. All waits have a bound, and whatever lives at the end is killed.
+If the run survives a fault, the next one follows. If the command ends, it is rerun: immediately, or after the processes
+that it left have ended. All waits are bounded, and all processes alive at the end are killed.
 """
 
 import json
@@ -24,47 +24,47 @@ from training.processes.children import bind_to_parent
 
 LOOK_S = 0.4
 QUIET_S = 2.0
-"""Between two faults."""
+"""Minimum seconds between two faults."""
 ORPHANS_S = 60.0
-"""How long what a command has started may outlive it: ten seconds are promised, and the machine may be busy."""
+"""How long processes may outlive their command: ten seconds are promised, but the machine may be busy."""
 END_S = 120.0
-"""How long a command that is told to end may take before that is a finding; the promise is ten seconds again."""
+"""How long a command may take to end on request before that is a finding; again, ten seconds are promised."""
 MAX_BY_ITSELF = 2
-"""Commands that fail without a fault, or do not end, until a run is given up."""
+"""Number of commands that fail without a fault or hang after which a run is abandoned."""
 
 
 @dataclass
 class Given:
-    """A fault that was given, and what came of it."""
+    """An injected fault and its consequences."""
 
     fault: Fault
     attempt: int
     pid: int
     at_s: float
-    """Seconds since the run's first command began."""
+    """Seconds since the start of the run's first command."""
     progress: str
     status: int | None = None
-    """Status of the command, where it ended of this fault."""
+    """Exit status of the command, if this fault ended it."""
     end_s: float | None = None
-    """Seconds until it did."""
+    """Seconds until the command ended."""
     said: str = ""
-    """Its last word."""
+    """The command's last message."""
     finished_s: float | None = None
-    """Seconds until the run was finished, further faults included."""
+    """Seconds until the run finished, including further faults."""
 
     @property
     def ended(self) -> bool:
-        """Whether the command ended of it."""
+        """Whether the fault ended the command."""
         return self.status is not None
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """Convert to a JSON value."""
         return asdict(self)
 
 
 @dataclass
 class Outcome:
-    """How a run went."""
+    """The result of a run."""
 
     variant: str
     seed: int
@@ -72,33 +72,33 @@ class Outcome:
     given: list[Given] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
-    """Looks at it, if it was not disturbed."""
+    """Samples of the run, if it was not disturbed."""
     attempts: int = 0
     finished: bool = False
     rate: float | None = None
     seconds: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON, without the looks."""
+        """Convert to a JSON value, without the samples."""
         values = asdict(self)
         del values["samples"]
         return values
 
 
 def _as_from_a_terminal() -> None:
-    """In the child: it ends with the battery, and heeds Ctrl-C even if a shell began the battery in the background."""
+    """Set up the child: it ends with the battery, and accepts SIGINT even if the battery runs in the background."""
     bind_to_parent(signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class Attempt:
-    """The command, started once.
+    """One start of the command.
 
     Args:
         words: The command line.
         home: The data folder.
-        folder: For what it says.
-        number: Which start this is.
+        folder: Folder of its outputs.
+        number: Number of the start.
     """
 
     def __init__(self, words: list[str], home: Path, folder: Path, number: int) -> None:
@@ -112,46 +112,46 @@ class Attempt:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=log,
-                start_new_session=True,  # its process group is what Ctrl-C would reach
+                start_new_session=True,  # a separate process group, like that of a command in a terminal
                 preexec_fn=_as_from_a_terminal,
             )
 
     def status(self) -> int | None:
-        """Its exit status, or None while it lives."""
+        """Its exit status, or None while it is running."""
         return self.process.poll()
 
     def words(self) -> str:
-        """All that it has said on standard error."""
+        """Its standard error."""
         return self.log.read_text(encoding="utf-8", errors="replace")
 
     def summary(self) -> dict[str, Any]:
-        """What it says of a run that is finished."""
+        """The JSON summary that it printed after a finished run."""
         text = self.output.read_text(encoding="utf-8")
         summary: dict[str, Any] = json.loads(text.strip().splitlines()[-1])
         return summary
 
 
 def last_word(text: str) -> str:
-    """What a command said at its end: the error's line, else the last one."""
+    """The last message of a command: the line of the error, or else the last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r"(error\b|[\w.]*(Error|Exception|Signal|Interrupt)\b)", line)]
     word = (errors or lines or [""])[-1]
-    # an error that ends with a log's last lines: the last one is its cause
+    # if an error is followed by the last lines of a log, the last one is the cause
     return f"{word[:150]} {lines[-1][:150]}" if word.endswith(":") and word != lines[-1] else word[:300]
 
 
 class Trial:
-    """A run on a data folder of its own.
+    """A run in a separate data folder.
 
     Args:
-        variant: How the pipeline is run.
-        seed: Its seed.
-        folder: For the data folder, the configuration and logs; made here.
+        variant: Variant of the pipeline.
+        seed: Seed of the pipeline.
+        folder: Folder to create for the data folder, the configuration and logs.
         corpus: Table of the corpus.
-        faults: In the order in which they should come; none observes.
-        epochs: Of training.
-        limit_s: Longest time of one command.
-        say: Told what happens.
+        faults: Faults in chronological order; without any, the run is sampled.
+        epochs: Number of training epochs.
+        limit_s: Time-out of one command in seconds.
+        say: Called with progress messages.
     """
 
     def __init__(
@@ -178,10 +178,10 @@ class Trial:
         self._killed: set[int] = set()
 
     def run(self, band: Band | None) -> Outcome:
-        """Run until it is finished, and check what it has made.
+        """Run until finished, and check the results.
 
         Args:
-            band: Word error rates to expect; None does not look at them.
+            band: Acceptable word error rates; None skips this check.
         """
         try:
             attempt = self._until_finished()
@@ -221,7 +221,7 @@ class Trial:
     # --- a command
 
     def _attend(self, attempt: Attempt) -> bool:
-        """Give faults until the command ends; False if it does not."""
+        """Inject faults until the command ends; returns False if it hangs."""
         while attempt.status() is None:
             if time.monotonic() > attempt.began + self.limit_s:
                 self._hangs(attempt, f"the command has not ended after {self.limit_s:.0f} s")
@@ -245,7 +245,7 @@ class Trial:
         return describe(self.household.living())
 
     def _due(self, living: Sequence[Found], progress: Progress) -> Fault | None:
-        """The first waiting fault whose moment has come and whose process lives."""
+        """The first waiting fault that is due and whose process is alive."""
         now = time.monotonic()
         if now < self._quiet_until:
             return None
@@ -259,7 +259,7 @@ class Trial:
         return None
 
     def _give(self, fault: Fault, attempt: Attempt, living: Sequence[Found], progress: Progress) -> bool:
-        """Send a fault's signal; False if the command had to end of it and does not."""
+        """Send a fault's signal; returns False if the command should end but hangs."""
         targets = with_role(living, fault.role)
         victim = attempt.process.pid
         if targets and fault.role != EVERYTHING:
@@ -301,7 +301,7 @@ class Trial:
         return True
 
     def _note_end(self, attempt: Attempt) -> None:
-        """A command has ended: of the fault before, if it has not finished."""
+        """Record the end of a command, attributed to the last fault unless it has finished."""
         words, status = attempt.words(), attempt.status()
         mine = [one for one in self.outcome.given if one.attempt == attempt.number]
         if status:

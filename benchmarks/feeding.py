@@ -1,13 +1,13 @@
-"""The feeding side of training alone: utterances a second by loader threads and processes, against what GPUs take.
+"""Throughput of data loading alone: utterances per second by loader threads and processes, against GPU demand.
 
     python -m benchmarks.feeding [--json] [--threads 1 2 4 8] [--learners 1] [--wanted 300] [--url SHARDS]
         [--augment profile]
 
-Each learner's process reads, verifies and decodes batches of an epoch's plan by the threads of `train.loader_threads`
-and draws what augmentation needs (`--augment none`, that of the profiles for GPUs, or noise and reverberation as well),
-with as many batches ahead as in training, and a consumer that takes them at once. `--wanted` is what one GPU takes: a
-Conformer of 30 M weights on one H100 an estimated 250 to 350 utterances a second. Without `--url` (a folder or s3://
-with a set's shards) the FLAC files of LibriSpeech dev-clean-5 are made into shards.
+Each learner's process reads, verifies and decodes the batches of an epoch's plan with `train.loader_threads` threads,
+and draws the random parts of augmentation (`--augment`: none, that of the GPU profiles, or with noise and reverberation
+as well). It reads ahead as in training; the consumer takes batches immediately. `--wanted` is the demand of one GPU: an
+estimated 250 to 350 utterances per second for a Conformer of 30 M weights on an H100. Without `--url` (a folder or
+s3:// URL of a set's shards), shards are made from the FLAC files of LibriSpeech dev-clean-5.
 """
 
 import argparse
@@ -49,7 +49,7 @@ PATIENCE_S = 300.0
 
 @dataclass(frozen=True)
 class Options:
-    """What is measured, at each learner."""
+    """Options of the measurement, for each learner."""
 
     url: str
     threads: int = 1
@@ -57,16 +57,16 @@ class Options:
     batch_seconds: float = 400.0
     max_batch: int = 64
     augment: str = "profile"
-    """What is drawn for, of `AUGMENTS`."""
+    """The augmentation, a key of `AUGMENTS`."""
 
 
 def feed(number: int, options: Options, pipe: Connection, parent: int) -> None:
-    """A learner's process: batches as fast as they come, for so long."""
+    """A learner's process: load batches as fast as possible for the given time."""
     end_with_parent(parent)
     torch.set_num_threads(1)
     store = ObjectStore(options.url)
     index = ShardIndex.read(store)
-    # shards are fetched and verified before, as all but the first are while others are trained
+    # fetch and verify the shards first: in training, all but the first are fetched in the background
     dataset = SpeechDataset(index, ShardReader(store, index))
     for row in dataset.first_of_shards(np.arange(len(dataset))):
         dataset.load(int(row))
@@ -101,10 +101,10 @@ def _cpu_seconds() -> float:
 
 
 def measure(options: Options, learners: int, wanted: float) -> dict[str, Any]:
-    """Run some learners' feeding sides at a time and sum up.
+    """Run the data loading of several learners concurrently and sum up.
 
     Raises:
-        BenchmarkError: One has died.
+        BenchmarkError: A process has died or does not answer.
     """
     processes = Watched(feed, learners, options, options.seconds + PATIENCE_S)
     patience_s = 0.0

@@ -1,6 +1,6 @@
-"""FSDD with each speaker left out of training in turn: how well digits carry over to a voice never heard.
+"""Leave-one-speaker-out evaluation on FSDD: how well digit recognition generalizes to unseen voices.
 
-Needs STARLING_SHARED_DATA. Prints a table and JSON; every run is cached, so an interrupted round continues.
+Needs STARLING_SHARED_DATA. Prints a table and JSON; every run is cached, so an interrupted evaluation continues.
 """
 
 import json
@@ -14,7 +14,7 @@ SPEAKERS = ("george", "jackson", "lucas", "nicolas")
 
 
 def run_without(speaker: str) -> dict[str, Any]:
-    """Train on the other speakers' training part, test on all of this speaker's recordings."""
+    """Train on the training sets of the other speakers, test on all recordings of this speaker."""
     changes = {
         "name": f"starling-fsdd-without-{speaker}",
         "data.sources.0.exclude_speakers": f"[{speaker}]",

@@ -1,12 +1,12 @@
-"""How many small changes of meaning the tests notice: mutants are drawn, applied to a copy, and tested.
+"""Mutation testing: draws mutants, applies them to a copy, and counts how many the tests detect.
 
-    python -m benchmarks.mutants --room training --count 24 --seed 1        # drawn over the room's folders
-    python -m benchmarks.mutants --at training/coordinator/leasing.py:40,73       # all that these lines have
+    python -m benchmarks.mutants --room training --count 24 --seed 1        # drawn from the room's folders
+    python -m benchmarks.mutants --at training/coordinator/leasing.py:40,73       # all mutants of these lines
     python -m benchmarks.mutants --room speech --count 10 --list            # draw only
 
-A mutant is tested by the fast tests that are nearest to its module by imports, nearest first, until one fails. That
-test is then run on the unchanged code, and counts only if it passes there. A test that does not end in time has
-noticed, too. What survives is printed as a diff, for a person to judge: some changes change nothing that matters.
+A mutant is tested with the fast tests that are nearest to its module by imports, nearest first, until one fails. That
+test is then run on the unchanged code, and counts only if it passes there. A test that times out counts as a detection.
+Survivors are printed as diffs for review: some mutations have no relevant effect.
 """
 
 import argparse
@@ -32,15 +32,15 @@ from benchmarks.mutations import Mutation, mutations
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("training", "speech", "storage", "tasks", "flows")
 TEST_S = 60
-"""A test that takes longer has noticed the mutant."""
+"""Time-out of a test in seconds; a time-out counts as a detection."""
 FLAKES = 2
-"""Tests that fail without a mutant, too, that are left out before a mutant is given up."""
+"""Maximum number of tests to deselect because they fail without the mutant, too."""
 NO_START = "(pytest does not start)"
 
 
 @dataclass
 class Verdict:
-    """What became of a mutant: the test that noticed it, if one did, and the test files that were run."""
+    """Result of a mutant: the test that detected it, if any, and the test files that were run."""
 
     mutation: Mutation
     killer: str
@@ -50,7 +50,7 @@ class Verdict:
 
     @property
     def stratum(self) -> str:
-        """The folder that it was drawn for."""
+        """The folder for which it was drawn."""
         return stratum(self.mutation.path)
 
 
@@ -58,17 +58,17 @@ class Verdict:
 
 
 def stratum(path: str) -> str:
-    """The folder of a room that a module is in."""
+    """The folder of a module, as ROOM/SUBFOLDER."""
     return "/".join(Path(path).parts[:-1][:2])
 
 
 def modules(rooms: tuple[str, ...] | list[str]) -> list[str]:
-    """The modules of some rooms, or below some folders, as paths relative to the checkout."""
+    """The modules of some rooms or folders, as paths relative to the checkout."""
     return sorted(str(path.relative_to(ROOT)) for room in rooms for path in (ROOT / room).rglob("*.py"))
 
 
 def draw(paths: list[str], count: int, seed: int) -> list[Mutation]:
-    """Draw mutants, at most one for a line: as many for each folder as it has lines, but one at least."""
+    """Draw mutants, at most one per line; each folder gets a share proportional to its lines, but at least one."""
     rng = random.Random(seed)
     lines: dict[str, dict[tuple[str, int], list[Mutation]]] = defaultdict(lambda: defaultdict(list))
     for path in paths:
@@ -85,7 +85,7 @@ def draw(paths: list[str], count: int, seed: int) -> list[Mutation]:
 
 
 def _shares(sizes: dict[str, int], count: int) -> dict[str, int]:
-    """Divide a count by sizes; with fewer than there are sizes, the largest get one each."""
+    """Divide a count in proportion to sizes, at least one each; if there are too few, the largest get one each."""
     if count < len(sizes):
         largest = sorted(sizes, key=lambda name: -sizes[name])[:count]
         return {name: int(name in largest) for name in sizes}
@@ -98,7 +98,7 @@ def _shares(sizes: dict[str, int], count: int) -> dict[str, int]:
 
 
 def _one(changes: list[Mutation], rng: random.Random) -> Mutation | None:
-    """One of a line's mutants: every kind is as likely as the others."""
+    """Draw one of a line's mutants, with equal probability for each kind."""
     source = (ROOT / changes[0].path).read_bytes()
     kinds = sorted({change.kind for change in changes})
     rng.shuffle(kinds)
@@ -124,11 +124,10 @@ def at_places(places: list[str]) -> list[Mutation]:
 
 
 class Related:
-    """Finds the test files that are near to a module.
+    """Finds the test files nearest to a module.
 
-    Near means few imports away, where naming a module in a string
-    (`-m training.coordinator.server`) counts as importing it;
-    then in the folder of the same room; then with a word of the module's name in its own.
+    Tests are sorted by the number of imports between them and the module (naming a module in a string counts as
+    importing it, as in `-m training.coordinator.server`), then by room, then by words in common with the module's name.
     """
 
     def __init__(self, root: Path) -> None:
@@ -136,7 +135,7 @@ class Related:
         self.tests = sorted(str(path.relative_to(root)) for path in (root / "tests").rglob("*.py"))
         sources = [*(name for room in (*ROOMS, "benchmarks") for name in self._below(room)), *self.tests]
         self.by_name = {self._module(path): path for path in sources}
-        self.by_name |= {Path(path).stem: path for path in self.tests}  # helpers are imported by their bare names
+        self.by_name |= {Path(path).stem: path for path in self.tests}  # helpers are imported by their file names
         self.users: dict[str, set[str]] = defaultdict(set)
         for path in sources:
             for used in self._references(path):
@@ -195,9 +194,9 @@ class Scratch:
         self.sound: dict[str, bool] = {}
 
     def pytest(self, words: list[str], limit_s: float) -> tuple[int | None, str]:
-        """Run tests; the exit status, or None if the time was over, and what was printed."""
+        """Run tests; returns the exit status (None on time-out) and the output."""
         options = ["-x", "-q", "-rfE", "--no-header", "--tb=no", "-p", "no:cacheprovider", f"--timeout={TEST_S}"]
-        # without byte code: a mutant may be as long and as old as the file that it replaces
+        # without byte code: a mutant may have the same size and time as the file that it replaces
         environment = {**os.environ, "PYTHONPATH": str(self.root), "PYTHONDONTWRITEBYTECODE": "1", "CI": "1"}
         environment |= {"TMPDIR": str(self.temporary), "OMP_NUM_THREADS": "1"}
         process = subprocess.Popen(
@@ -214,7 +213,7 @@ class Scratch:
         except subprocess.TimeoutExpired:
             return None, ""
         finally:
-            with contextlib.suppress(ProcessLookupError):  # whatever a mutant has left running
+            with contextlib.suppress(ProcessLookupError):  # processes that a mutant has left running
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             for left in self.temporary.iterdir():
@@ -222,7 +221,7 @@ class Scratch:
         return process.returncode, output
 
     def test(self, change: Mutation, files: list[str], limit_s: float) -> Verdict:
-        """Apply a mutant, run tests, and take it back."""
+        """Apply a mutant, run tests, and restore the file."""
         path, started, left_out = self.root / change.path, time.monotonic(), list[str]()
         source = path.read_bytes()
         while True:
@@ -249,14 +248,14 @@ class Scratch:
 
 
 def _failed(status: int | None, output: str) -> str:
-    """The test that failed, or the file that could not be collected; empty if all passed or time was over."""
+    """The test that failed, or the file that could not be collected; empty if all passed or timed out."""
     if status in (None, 0, 5):
         return ""
     found = re.search(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", output, re.MULTILINE)
     return found[1] if found else NO_START
 
 
-# --- telling
+# --- reporting
 
 
 def difference(change: Mutation) -> str:
@@ -297,7 +296,7 @@ def describe(change: Mutation) -> str:
 
 
 def main() -> None:
-    """The command."""
+    """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--room", nargs="+", default=list(ROOMS), help="rooms, or folders of them")
     parser.add_argument("--at", nargs="+", default=[], metavar="PATH:LINE,LINE", help="all mutants of these lines")
@@ -305,7 +304,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--files", type=int, default=8, help="test files for each mutant")
     parser.add_argument("--tests", nargs="+", default=[], help="these test files, instead of the nearest")
-    parser.add_argument("--limit-s", type=float, default=300.0, help="for the tests of one mutant")
+    parser.add_argument("--limit-s", type=float, default=300.0, help="time-out of the tests of one mutant")
     parser.add_argument("--list", action="store_true", help="draw only")
     words = parser.parse_args()
     changes = at_places(words.at) if words.at else draw(modules(words.room), words.count, words.seed)

@@ -1,8 +1,8 @@
-"""Small changes of meaning that can be made to a Python module: what `benchmarks.mutants` draws from.
+"""Finds possible mutations of a Python module, from which `benchmarks.mutants` draws.
 
-A mutation replaces one stretch of the source text, so that lines keep their numbers and a diff shows one line. Text
-for people (documentation, logs, the text of errors), annotations, assertions, imports, decorators and `__main__` are
-left alone; so are the named constants of a module (`PATIENCE_S = 120.0`), which are settings rather than logic.
+A mutation replaces one range of the source text, so that line numbers stay the same and a diff shows one line. Texts
+for people (docstrings, logs, error messages), annotations, assertions, imports, decorators and `__main__` are not
+mutated; neither are named constants of a module (`PATIENCE_S = 120.0`), which are settings rather than logic.
 """
 
 import ast
@@ -45,15 +45,15 @@ STRINGS = (ast.JoinedStr, ast.Dict, ast.List)
 
 @dataclass(frozen=True)
 class Mutation:
-    """One change.
+    """One mutation.
 
     Attributes:
         path: The file, relative to the checkout.
-        line: Where it begins, from 1.
-        kind: What is changed.
-        start: First byte that is replaced.
-        end: The byte behind the last one.
-        text: What stands there instead.
+        line: Its first line, counted from 1.
+        kind: Kind of mutation.
+        start: Offset of the first replaced byte.
+        end: Offset after the last replaced byte.
+        text: The replacement.
     """
 
     path: str
@@ -64,11 +64,11 @@ class Mutation:
     text: bytes
 
     def apply(self, source: bytes) -> bytes:
-        """The mutated source."""
+        """Return the mutated source."""
         return source[: self.start] + self.text + source[self.end :]
 
     def is_valid(self, source: bytes) -> bool:
-        """Whether the mutated source is Python."""
+        """Whether the mutated source is valid Python."""
         try:
             ast.parse(self.apply(source))
         except SyntaxError:
@@ -82,7 +82,7 @@ def mutations(path: str, source: bytes) -> list[Mutation]:
 
 
 class _Finder(ast.NodeVisitor):
-    """Walks over what a module does."""
+    """Collects the mutations of a module."""
 
     def __init__(self, path: str, source: bytes) -> None:
         self.path, self.source = path, source
@@ -94,7 +94,7 @@ class _Finder(ast.NodeVisitor):
         self.visit(ast.parse(source))
 
     def span(self, node: ast.AST) -> tuple[int, int]:
-        """First byte of a node, and the byte behind its last one."""
+        """Start and end (exclusive) of a node in bytes."""
         assert isinstance(node, ast.expr | ast.stmt)
         assert node.end_lineno is not None
         assert node.end_col_offset is not None
@@ -106,21 +106,21 @@ class _Finder(ast.NodeVisitor):
         return self.source[start:end]
 
     def add(self, node: ast.AST, kind: str, text: bytes) -> None:
-        """Note that a node may be replaced."""
+        """Add a mutation that replaces a node."""
         self.add_at(*self.span(node), kind, text)
 
     def add_at(self, start: int, end: int, kind: str, text: bytes) -> None:
-        """Note that a stretch may be replaced."""
+        """Add a mutation that replaces a range."""
         line = self.source.count(b"\n", 0, start) + 1
         self.found.add(Mutation(self.path, line, kind, start, end, text))
 
     def add_between(self, left: ast.AST, right: ast.AST, token: re.Pattern[bytes], kind: str, text: str) -> None:
-        """Note that the operator between two nodes may be replaced."""
+        """Add a mutation that replaces the operator between two nodes."""
         start, end = self.span(left)[1], self.span(right)[0]
         if match := token.search(self.source, start, end):
             self.add_at(match.start(), match.end(), kind, text.encode())
 
-    # --- what is left alone
+    # --- not mutated
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         outer, self.function = self.function, node.name
@@ -139,7 +139,7 @@ class _Finder(ast.NodeVisitor):
             self.visit(node.value)
 
     def is_setting(self, targets: list[ast.expr]) -> bool:
-        """Whether an assignment gives a constant of the module a value."""
+        """Whether an assignment sets a constant of the module."""
         return not self.function and any(isinstance(target, ast.Name) and target.id.isupper() for target in targets)
 
     def visit_Assert(self, node: ast.Assert) -> None:
@@ -163,7 +163,7 @@ class _Finder(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_While(self, node: ast.While) -> None:
-        if isinstance(node.test, ast.Constant):  # `while True` ends by what its body does
+        if isinstance(node.test, ast.Constant):  # the body ends a `while True`
             for part in node.body:
                 self.visit(part)
             return
@@ -177,7 +177,7 @@ class _Finder(ast.NodeVisitor):
         self.generic_visit(node)
 
     def condition(self, test: ast.expr) -> None:
-        """Note that a condition may be negated."""
+        """Add a mutation that negates a condition."""
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             self.add(test, "condition negated", b"(" + self.text(test.operand) + b")")
         elif not isinstance(test, ast.Compare) or len(test.ops) > 1:
@@ -240,7 +240,7 @@ class _Finder(ast.NodeVisitor):
     def visit_Assign(self, node: ast.Assign) -> None:
         if self.is_setting(node.targets):
             return
-        # without a first assignment a name is missing, which any test notices
+        # dropping a first assignment leaves a name undefined, which any test detects
         if self.function != "__init__" and all(isinstance(t, ast.Attribute | ast.Subscript) for t in node.targets):
             self.add(node, "statement dropped", b"pass")
         self.visit(node.value)
@@ -280,7 +280,7 @@ def _is_text(node: ast.expr) -> bool:
 
 
 def _shallow(node: ast.expr) -> Iterator[ast.expr]:
-    """A node, and the operands that it adds up."""
+    """Yield a node and the operands of its binary operators."""
     yield node
     if isinstance(node, ast.BinOp):
         yield from _shallow(node.left)

@@ -1,8 +1,8 @@
-"""Several machines on one: network namespaces on a bridge, behind links of a given rate (Linux, root).
+"""Emulates several machines: network namespaces on a bridge, with links of a given rate (Linux, root).
 
-The namespaces have no names: the kernel removes each, with its interfaces, when the last process that uses it or holds
-its descriptor ends. So nothing remains after an error, Ctrl-C or kill -9, and nothing of the machine's own network is
-touched: the bridge lies in a namespace of its own, too.
+The namespaces have no names: the kernel removes each, with its interfaces, when the last process that uses it or has
+its descriptor open ends. So nothing remains after an error, Ctrl-C or kill -9. The machine's own network is not
+changed: the bridge is in a separate namespace, too.
 """
 
 import ctypes
@@ -19,18 +19,18 @@ _NET = "10.99.0"
 SWITCH_HOST = f"{_NET}.254"
 """Address of the namespace with the bridge, on all machines."""
 DEVICE = "eth0"
-"""Every machine's interface."""
+"""Network interface of every machine."""
 
 
 class NamespaceError(RuntimeError):
-    """Network namespaces cannot be made here; the message says why."""
+    """Network namespaces cannot be created; the message says why."""
 
 
 def enter(namespace: int) -> None:
-    """Move this thread, and what it starts from now on, into a namespace.
+    """Move this thread, and processes that it starts later, into a namespace.
 
     Args:
-        namespace: Its descriptor.
+        namespace: Descriptor of the namespace.
     """
     _libc("setns", namespace, _CLONE_NEWNET)
 
@@ -41,32 +41,32 @@ def address(number: int) -> str:
 
 
 def alone() -> None:
-    """Move this thread, and what it starts from now on, into a namespace that has nothing but loopback.
+    """Move this thread, and processes that it starts later, into a namespace with only a loopback interface.
 
     Raises:
-        NamespaceError: If this is not root on a Linux that has what it takes.
+        NamespaceError: Without root, or if the system does not support it.
     """
     enter(_new_namespace())
     _ip("link", "set", "lo", "up")
 
 
 class Switch:
-    """A bridge in a namespace of its own, into which the calling thread moves, and machines behind shaped links.
+    """A bridge in a separate namespace, into which the calling thread moves, and machines behind shaped links.
 
     Args:
-        machines: How many, 200 at most.
-        rate: Of each link, in each direction, as `tc` writes it ("100mbit").
+        machines: Number of machines, at most 200.
+        rate: Rate of each link in each direction, in the format of `tc` ("100mbit").
 
     Attributes:
-        machines: Their namespaces' descriptors, for `enter`.
+        machines: Descriptors of their namespaces, for `enter`.
 
     Raises:
-        NamespaceError: If this is not root on a Linux that has what it takes.
+        NamespaceError: Without root, or if the system does not support it.
     """
 
     def __init__(self, machines: int, rate: str) -> None:
         if not 0 < machines <= 200:
-            raise NamespaceError(f"{machines} machines do not fit in one network: 1 to 200 do")
+            raise NamespaceError(f"{machines} machines are not possible in one network: use 1 to 200")
         self.rate = rate
         self._switch = _new_namespace()
         enter(self._switch)
@@ -82,22 +82,22 @@ class Switch:
         there = f"/proc/{os.getpid()}/fd/{namespace}"
         _ip("link", "add", port, "type", "veth", "peer", "name", DEVICE, "netns", there)
         _ip("link", "set", port, "master", "switch", "up")
-        self._shape(port)  # what the machine receives
+        self._shape(port)  # traffic to the machine
         with _inside(namespace):
             _ip("link", "set", "lo", "up")
             _ip("addr", "add", f"{address(number)}/24", "dev", DEVICE)
             _ip("link", "set", DEVICE, "up")
-            self._shape(DEVICE)  # what it sends
+            self._shape(DEVICE)  # traffic from the machine
         return namespace
 
     def _shape(self, device: str) -> None:
-        # a token bucket: netem is not in every kernel. The burst must hold several offloaded packets of 64 kB
+        # a token bucket, as netem is not in every kernel; the burst must fit several offloaded packets of 64 kB
         bucket = ["tbf", "rate", self.rate, "burst", "256k", "latency", "50ms"]
         _run("tc", "qdisc", "add", "dev", device, "root", *bucket)
 
 
 def why_not() -> str:
-    """Why links cannot be shaped here; empty if they can. Tries it in a process of its own."""
+    """Why links cannot be shaped here, tested in a separate process; empty if they can."""
     root = Path(__file__).resolve().parents[1]
     command = [sys.executable, "-m", "benchmarks.netns"]
     try:
@@ -108,7 +108,7 @@ def why_not() -> str:
 
 
 def main() -> int:
-    """Try it: 0 if namespaces and shaped links work here, otherwise it prints why they do not."""
+    """Test namespaces and shaped links; returns 0, or prints why they do not work."""
     try:
         Switch(1, "100mbit")
     except NamespaceError as error:
@@ -118,7 +118,7 @@ def main() -> int:
 
 
 def _new_namespace() -> int:
-    """A new network namespace's descriptor; the thread stays where it is."""
+    """Create a network namespace without moving the thread; returns its descriptor."""
     home = os.open(_OWN, os.O_RDONLY)
     try:
         _libc("unshare", _CLONE_NEWNET)

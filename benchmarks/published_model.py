@@ -1,13 +1,13 @@
-"""The published BLSTM on this machine: step time, frames per second, what the exchange costs, peak memory.
+"""The published BLSTM on this machine: step time, frames per second, cost of the exchange, peak memory.
 
     python -m benchmarks.published_model [--json] [--learners 2] [--seconds 10] [--device auto] [--precision fp32 bf16]
 
-Model and batch are those of arXiv:1904.04956: 6 x 512 cells per direction, bottleneck 256, 32,000 outputs, 21-frame
-segments of 260 dimensions, 128 of them a batch, frame cross-entropy, SGD with momentum. The data is noise: this
-measures speed, not learning. Learners are processes, on GPUs of their own as far as there are enough. First each
-trains alone, then all average along a ring; measuring begins when each has finished an exchange. A step ends when the
-GPU has done the step's own work: copies of the exchange, which run beside it on streams of their own, are not waited
-for. `--layers`, `--cells` and `--outputs` make the model smaller, for a try.
+Model and batch are those of arXiv:1904.04956: 6 x 512 cells per direction, bottleneck 256, 32,000 outputs, batches of
+128 segments of 21 frames with 260 dimensions, frame cross-entropy, SGD with momentum. The data is noise: this measures
+speed, not learning. Learners are processes, each on its own GPU if there are enough. First each trains alone, then all
+average along a ring; the measurement starts after each has finished an exchange. A step ends when the GPU has done the
+step's own work, without waiting for copies of the exchange, which run on separate streams. `--layers`, `--cells` and
+`--outputs` make the model smaller for quick tests.
 """
 
 import argparse
@@ -26,8 +26,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.common import BenchmarkError, Watched
-from speech.models.blstm import run_lstm
-from speech.models.precision import describe
+from speech.models.networks.blstm import run_lstm
+from speech.models.networks.precision import describe
 from training.config import ExchangeConfig, SgdConfig
 from training.coordinator.membership import Member, View
 from training.exchange.base import Exchange
@@ -38,15 +38,15 @@ from training.processes.children import end_with_parent
 
 SEGMENT, DIMENSION, OUTPUTS = 21, 260, 32_000
 WARM_UP_S = 120.0
-"""How long a learner may take until its first exchange is over."""
+"""Time-out of a learner's first exchange in seconds."""
 GRACE_S = 300.0
-"""How long a learner may take to answer, beyond the time that it measures."""
+"""Time-out of a learner's answer, beyond its measurement, in seconds."""
 MIN_STEPS = 3
 
 
 @dataclass(frozen=True)
 class Options:
-    """What is measured, at each learner."""
+    """Options of the measurement, for each learner."""
 
     learners: int = 2
     seconds: float = 10.0
@@ -59,7 +59,7 @@ class Options:
 
 
 class PublishedBlstm(nn.Module):
-    """The acoustic model of arXiv:1904.04956, section 4: segments [B, 21, 260] to state scores [B, 21, 32000]."""
+    """The acoustic model of arXiv:1904.04956, section 4: maps segments [B, 21, 260] to state scores [B, 21, 32000]."""
 
     def __init__(self, layers: int, cells: int, outputs: int) -> None:
         super().__init__()
@@ -67,14 +67,14 @@ class PublishedBlstm(nn.Module):
         self.bottleneck = nn.Linear(2 * cells, 256)
         self.output = nn.Linear(256, outputs)
 
-    def forward(self, x_BTF: Tensor) -> Tensor:  # noqa: D102 - the class says it
+    def forward(self, x_BTF: Tensor) -> Tensor:  # noqa: D102 - described in the class
         whole = torch.full((len(x_BTF),), x_BTF.shape[1])
         scores: Tensor = self.output(self.bottleneck(run_lstm(self.lstm, x_BTF, whole)))
         return scores
 
 
 class Bench:
-    """One learner: noise batches through the published model."""
+    """One learner, which trains the published model on noise."""
 
     def __init__(self, number: int, options: Options) -> None:
         self.device, self.bf16 = pick_device(options.device, number), options.precision == "bf16"
@@ -90,7 +90,7 @@ class Bench:
         self.states = states.to(self.device)
 
     def step(self, exchange: Exchange | None = None) -> float:
-        """Seconds of one training step, averaging included if there is an exchange."""
+        """Make a training step, with averaging if there is an exchange; returns its seconds."""
         started = time.perf_counter()
         self.steps += 1
         self.flat.zero_grad()
@@ -105,38 +105,38 @@ class Bench:
             exchange.give(self.flat.weights, self.steps)
             exchange.tick(self.steps)
         if self.device.type == "cuda":
-            # not the whole device: copies of the exchange may go on beside the next step
+            # not the whole device: copies of the exchange may overlap with the next step
             torch.cuda.current_stream(self.device).synchronize()
         return time.perf_counter() - started
 
     def measure(self, seconds: float, exchange: Exchange | None = None) -> list[float]:
-        """Seconds of each step, for so long and a few steps at least."""
+        """Train for some seconds and at least a few steps; returns the seconds of each step."""
         end, times = time.perf_counter() + seconds, [self.step(exchange)]
         while time.perf_counter() < end or len(times) < MIN_STEPS:
             times.append(self.step(exchange))
         return times
 
     def await_exchange(self, exchange: Exchange) -> None:
-        """Train until an exchange is over.
+        """Train until an exchange has finished.
 
         Raises:
-            BenchmarkError: None is, for long.
+            BenchmarkError: No exchange has finished in time.
         """
         deadline = time.perf_counter() + WARM_UP_S
         while not exchange.stats().finished:
             if time.perf_counter() > deadline:
-                raise BenchmarkError(f"no exchange was over after {WARM_UP_S:.0f} s")
+                raise BenchmarkError(f"no exchange has finished after {WARM_UP_S:.0f} s")
             self.step(exchange)
 
     def peak_mb(self) -> float:
-        """Most memory in use so far: the device's, or on a CPU this process's."""
+        """Peak memory in MB: of the GPU, or on a CPU of this process."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device) / 1e6
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
 
 
 def learner(number: int, options: Options, pipe: Connection, parent: int) -> None:
-    """A learner's process: first alone, then in the ring."""
+    """A learner's process: trains first alone, then in the ring."""
     from training.exchange import ExchangeSetup, build_exchange
 
     end_with_parent(parent)
@@ -159,7 +159,7 @@ def learner(number: int, options: Options, pipe: Connection, parent: int) -> Non
             before = exchange.stats()
             together = bench.measure(options.seconds, exchange)
             pipe.send(_report(bench, alone, together, before, exchange.stats()))
-            pipe.recv()  # its daemon answers the others until all are done
+            pipe.recv()  # keep the daemon answering until all are done
         finally:
             exchange.close()
 
@@ -182,7 +182,7 @@ def _report(bench: Bench, alone: list[float], together: list[float], before: Any
 
 
 def measure(options: Options) -> dict[str, Any]:
-    """Run the learners of one precision and sum up.
+    """Run the learners with one precision and summarize.
 
     Raises:
         BenchmarkError: A learner has died.
@@ -192,7 +192,7 @@ def measure(options: Options) -> dict[str, Any]:
     try:
         members = tuple(Member(number, str(number), (place,)) for number, place in enumerate(learners.hear()))
         learners.tell(View(1, members).to_dict())
-        for _ in range(2):  # all have trained alone; all have exchanged once
+        for _ in range(2):  # first all have trained alone, then all have exchanged once
             learners.hear()
             learners.tell("go on")
         replies = learners.hear()
@@ -220,7 +220,9 @@ def main(argv: list[str] | None = None) -> None:
     defaults = Options()
     for name in ("learners", "batch", "layers", "cells", "outputs"):
         parser.add_argument(f"--{name}", type=int, default=getattr(defaults, name))
-    parser.add_argument("--seconds", type=float, default=defaults.seconds, help="each learner measures so long, twice")
+    parser.add_argument(
+        "--seconds", type=float, default=defaults.seconds, help="per measurement; each learner makes two"
+    )
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument("--precision", nargs="+", default=["fp32", "bf16"], choices=["fp32", "bf16"])
     args = parser.parse_args(argv)

@@ -1,27 +1,27 @@
-"""How training scales over learners, and what slow learners and slow links cost: `python -m benchmarks.scaling`.
+"""Scaling of training with the number of learners, slow learners and slow links: `python -m benchmarks.scaling`.
 
 Processes, exchanges, all-reduces, leases and the coordinator are real; only forward and backward passes are replaced by
-waiting, so that many learners fit on few cores. Each strategy runs
+waits, so that many learners fit on few cores. Each strategy runs
 
-- undisturbed with 1 to 16 learners, in the middle of an epoch (the speed-up is in utterances per second over one
-  learner without any exchange);
-- with its last learner 2, 10 and 100 times slower, with short steps, so that epochs end while one watches: an epoch
-  must be longer than a step of the slowest learner, as it is in any real training;
-- with every machine behind a link of 1 Gbit/s or 100 Mbit/s (network namespaces; as root). A machine is a learner,
-  except for h-adpsgd, where it is a node of two.
+- undisturbed with 1 to 16 learners, in the middle of an epoch (the speed-up is in utterances per second relative to one
+  learner without exchanges);
+- with its last learner 2, 10 and 100 times slower, with short steps, so that epochs end during the measurement: an
+  epoch must be longer than a step of the slowest learner, as in any real training;
+- with every machine behind a link of 1 Gbit/s or 100 Mbit/s (network namespaces; needs root). A machine has one
+  learner, except with h-adpsgd, where it is a node of two.
 
     python -m benchmarks.scaling                       # a table, about 8 minutes on two cores
     python -m benchmarks.scaling --json                # the same as JSON
     python -m benchmarks.scaling --seconds 30 --closings 8 --epoch-steps 6 --epoch-s 20       # the long one, 45 minutes
-    python -m benchmarks.scaling --disturbed 16 --slow-step-s 0.1                             # 16, as was published
+    python -m benchmarks.scaling --disturbed 16 --slow-step-s 0.1                             # 16, as published
     python -m benchmarks.scaling --strategies adpsgd --learners 8 --conditions homogeneous    # one question
     python -m benchmarks.scaling --neighbours random-ring --wire bf16 --plain                 # other exchanges
 
-`steps_per_s` is the median over learners that are not slowed. `epoch_ratio` compares the time of an epoch with the same
-strategy's, undisturbed: with a slow learner, the time from the start to the last closing of an epoch in the journal,
-over the number of closings, so that waiting for the slow one's last batch counts; otherwise, and for scpsgd
-(whose disturbed epochs take hours), the utterances trained per second, as `throughput_ratio` does in any case.
-`cpu_share` is the busy share of all cores: near 1, the cores are the limit and not the method, and the row says so.
+`steps_per_s` is the median over learners that are not slow. `epoch_ratio` compares the epoch time with that of the same
+strategy undisturbed. With a slow learner, it is the time from the start to the last closing of an epoch in the journal,
+over the number of closings, so that waiting for the slow learner's last batch counts. Otherwise, and for scpsgd (whose
+disturbed epochs take hours), it is computed from utterances per second, as `throughput_ratio` always is. `cpu_share` is
+the load of all cores: near 1, the cores rather than the method are the limit, and the row says so.
 """
 
 import argparse
@@ -43,34 +43,34 @@ SLOW = {"slow 2x": 2.0, "slow 10x": 10.0, "slow 100x": 100.0}
 LINKS = {"1 Gbit/s": "1gbit", "100 Mbit/s": "100mbit"}
 CONDITIONS = ("homogeneous", *SLOW, *LINKS)
 ENOUGH = 3
-"""Closings of epochs that a mean is worth."""
+"""Minimum number of closed epochs for a mean."""
 BUSY = 0.9
-"""Share of the cores from which on they, and not the method, may be the limit."""
+"""CPU load above which the cores may be the limit rather than the method."""
 
 PUBLISHED = {
     "adpsgd": {"homogeneous": 10.88, "slow 2x": 10.63, "slow 10x": 10.42, "slow 100x": 10.38},
     "scpsgd": {"homogeneous": 8.70, "slow 2x": 5.71, "slow 10x": 1.52, "slow 100x": 0.16},
 }
-"""Speed-up of 16 P100, one of them slowed (arXiv:1904.04956)."""
+"""Speed-up of 16 P100, with one of them slowed down (arXiv:1904.04956)."""
 PUBLISHED_RATIO = {
     "adpsgd": {"slow 2x": 0.89 / 0.87, "slow 10x": 0.91 / 0.87, "slow 100x": 0.92 / 0.87},
     "scpsgd": {"slow 2x": 1.67 / 1.09, "slow 10x": 6.24 / 1.09, "slow 100x": 57.73 / 1.09},
 }
-"""Hours per epoch over the undisturbed ones', from the same table."""
+"""Hours per epoch relative to the undisturbed run, from the same table."""
 
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Result:
-    """A scenario and what it gave."""
+    """A scenario and its measurements."""
 
     scenario: Scenario
     measured: Measured
 
 
 def plan(options: argparse.Namespace) -> Iterator[Scenario]:
-    """The runs that the options ask for, each after those that it is compared with."""
+    """Yield the runs that the options select, each after those that it is compared with."""
     common = Scenario(
         "single",
         1,
@@ -108,11 +108,11 @@ def _each(base: Scenario, strategies: Sequence[str], learners: int) -> Iterator[
 
 
 def to_row(result: Result, earlier: Sequence[Result]) -> Row:
-    """A row of the results.
+    """Make a row of the results.
 
     Args:
         result: The run.
-        earlier: The runs before it, among them those that it is compared with.
+        earlier: Previous runs, including those that it is compared with.
     """
     scenario, got = result.scenario, result.measured
     slowed = scenario.slow > 1
@@ -152,7 +152,7 @@ def _note(got: Measured) -> str:
 
 
 def _find(results: Sequence[Result], like: Scenario) -> Result | None:
-    """The undisturbed run of that strategy, learners, size and step time."""
+    """The undisturbed run with the same strategy, learners, model size and step time."""
     for result in results:
         one = result.scenario
         if one.condition != "homogeneous":
@@ -163,7 +163,7 @@ def _find(results: Sequence[Result], like: Scenario) -> Result | None:
 
 
 def _epoch_ratio(got: Measured, base: Measured) -> float:
-    """An epoch's time over the undisturbed one's; by throughput where too few epochs were closed."""
+    """Epoch time relative to the undisturbed run; by throughput if too few epochs were closed."""
     if got.epoch_s is not None and got.closings >= ENOUGH:
         return got.epoch_s / got.index * base.utterances_per_s
     return _throughput_ratio(got, base)
@@ -174,7 +174,7 @@ def _throughput_ratio(got: Measured, base: Measured) -> float:
 
 
 def judge(rows: Sequence[Row]) -> list[Row]:
-    """The goals that the rows speak of, and whether they are met."""
+    """The goals that apply to the rows, and whether they are met."""
     found: list[Row] = []
 
     def goal(text: str, value: float | None, met: bool) -> None:
@@ -239,20 +239,20 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks.scaling", description=__doc__.partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--params", type=int, default=1_000_000, help="weights of the model")
-    parser.add_argument("--step-s", type=float, default=0.3, help="seconds that a gradient takes")
+    parser.add_argument("--step-s", type=float, default=0.3, help="seconds per gradient")
     parser.add_argument(
         "--learners", type=int, nargs="+", default=[2, 4, 8, 16], help="undisturbed numbers of learners"
     )
     parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=list(STRATEGIES))
     parser.add_argument("--conditions", nargs="+", choices=CONDITIONS, default=list(CONDITIONS))
-    parser.add_argument("--disturbed", type=int, default=8, help="learners where one, or the links, are slow")
-    parser.add_argument("--slow-params", type=int, default=100_000, help="weights where one learner is slow")
-    parser.add_argument("--slow-step-s", type=float, default=0.05, help="step time where one learner is slow")
-    parser.add_argument("--epoch-steps", type=float, default=3.0, help="least epoch, in steps of the slow learner")
-    parser.add_argument("--epoch-s", type=float, default=5.0, help="least epoch where one learner is slow, seconds")
-    parser.add_argument("--closings", type=int, default=4, help="epochs to close where one learner is slow")
-    parser.add_argument("--seconds", type=float, default=4.0, help="least time of a run")
-    parser.add_argument("--limit-s", type=float, default=300.0, help="most time of a run")
+    parser.add_argument("--disturbed", type=int, default=8, help="learners in runs with a slow learner or slow links")
+    parser.add_argument("--slow-params", type=int, default=100_000, help="weights in runs with a slow learner")
+    parser.add_argument("--slow-step-s", type=float, default=0.05, help="step time in runs with a slow learner")
+    parser.add_argument("--epoch-steps", type=float, default=3.0, help="minimum epoch, in steps of the slow learner")
+    parser.add_argument("--epoch-s", type=float, default=5.0, help="minimum epoch with a slow learner, seconds")
+    parser.add_argument("--closings", type=int, default=4, help="epochs to close in runs with a slow learner")
+    parser.add_argument("--seconds", type=float, default=4.0, help="minimum duration of a run")
+    parser.add_argument("--limit-s", type=float, default=300.0, help="maximum duration of a run")
     parser.add_argument("--neighbours", choices=("ring", "random-ring"), default="ring")
     parser.add_argument("--wire", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--plain", action="store_true", help="no encryption on loopback")

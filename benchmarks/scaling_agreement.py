@@ -1,17 +1,17 @@
-"""Whether the simulator says what real processes do: `python -m benchmarks.scaling_agreement`.
+"""Compares the simulator with real processes: `python -m benchmarks.scaling_agreement`.
 
 Takes the rows of `benchmarks.scaling` with four learners (real processes, exchanges, leases and links; forward and
-backward passes are waits), simulates the same settings, and compares the steps per second of all learners together,
-and the time of an epoch over the undisturbed one's.
+backward passes are waits), simulates the same settings, and compares the total steps per second of all learners, and
+the epoch time relative to the undisturbed run.
 
     python -m benchmarks.scaling_agreement                     # runs the benchmark first, about 10 minutes
-    python -m benchmarks.scaling_agreement --rows scaling.json # of an earlier `benchmarks.scaling --json`
+    python -m benchmarks.scaling_agreement --rows scaling.json # uses an earlier `benchmarks.scaling --json`
     python -m benchmarks.scaling_agreement --conditions homogeneous "slow 10x" --json
 
-The simulator gets what the benchmark was told (model size, step time, slow-down, link rate) and one figure of its
-results: what a step costs beyond its wait, from the run of *one* learner. All else is predicted. A second column,
-`calibrated`, also knows the undisturbed run of four learners, whose excess over the prediction (four processes on these
-cores) it takes for the strategy's `overhead_s`; there the undisturbed row agrees by construction.
+The simulator gets the benchmark's settings (model size, step time, slow-down, link rate) and one of its results: the
+overhead of a step beyond its wait, from the run of *one* learner. Everything else is predicted. A second column,
+`calibrated`, also uses the undisturbed run of four learners: its excess over the prediction (four processes on these
+cores) is added to the strategy's `overhead_s`, so the undisturbed row agrees by construction.
 """
 
 import argparse
@@ -28,20 +28,20 @@ from benchmarks.scaling_scenario import PER_NODE
 from training.simulation import Cluster, Simulation, Timing
 
 WITHIN = 0.15
-"""Difference that is allowed."""
+"""Allowed relative difference."""
 LINK_GBIT = {"1 Gbit/s": 1.0, "100 Mbit/s": 0.1}
 LOOPBACK_GBIT = 10.0
-"""Between processes of a machine; of the order of what they exchange over loopback on a processor."""
+"""Bandwidth between processes of a machine, of the order of a loopback exchange on a CPU."""
 LINK_MS = 0.1
 STEPS = 400
-"""Steps of a learner that are simulated."""
+"""Simulated steps per learner."""
 _ROOT = Path(__file__).resolve().parents[1]
 
 Row = dict[str, Any]
 
 
 def cluster(row: Mapping[str, Any], overhead_s: float) -> Cluster:
-    """The benchmark's machines, as the simulator has them."""
+    """The benchmark's machines as a configuration of the simulator."""
     learners, strategy, condition = int(row["learners"]), str(row["strategy"]), str(row["condition"])
     together = 1 if condition in LINKS else learners
     return Cluster(
@@ -58,20 +58,20 @@ def cluster(row: Mapping[str, Any], overhead_s: float) -> Cluster:
 
 
 def rate(row: Mapping[str, Any], overhead_s: float) -> float:
-    """Simulated steps per second of all learners together."""
+    """Simulated total steps per second of all learners."""
     problem = Timing(batches=STEPS * int(row["learners"]), num_bytes=4.0 * row["params"])
     outcome = Simulation(cluster(row, overhead_s), str(row["strategy"]), problem).run()
     return problem.batches / outcome.open_epoch_s
 
 
 def compare(rows: Sequence[Row]) -> list[Row]:
-    """Rows of the real benchmark beside simulated ones.
+    """Compare rows of the real benchmark with simulated ones.
 
     Args:
-        rows: Of `benchmarks.scaling`; those of one learner are what the others are simulated from.
+        rows: Rows of `benchmarks.scaling`; those of one learner calibrate the simulation of the others.
 
     Raises:
-        ValueError: A row's run of one learner is missing.
+        ValueError: The run of one learner with a row's settings is missing.
     """
     return [_compare(row, rows) for row in rows if row["learners"] > 1]
 
@@ -81,7 +81,7 @@ def _compare(row: Row, rows: Sequence[Row]) -> Row:
     if alone is None:
         raise ValueError(
             f"there is no run of one learner with {row['params']} weights and steps of {row['step_s']} s: "
-            "let benchmarks.scaling make all rows in one call"
+            "run benchmarks.scaling with all rows in one call"
         )
     overhead_s = max(0.0, 1 / alone["steps_per_s"] - row["step_s"])
     base = _find(rows, row)
@@ -101,7 +101,7 @@ def _compare(row: Row, rows: Sequence[Row]) -> Row:
 
 
 def _find(rows: Sequence[Row], like: Row, **changes: Any) -> Row | None:
-    """The undisturbed run of the same settings."""
+    """The undisturbed run with the same settings."""
     wanted = {name: like[name] for name in ("strategy", "learners", "params", "step_s")} | changes
     for row in rows:
         if row["condition"] == "homogeneous" and all(row[name] == value for name, value in wanted.items()):
@@ -124,7 +124,7 @@ COLUMNS = (
 
 
 def show(rows: Sequence[Row], skipped: Sequence[Mapping[str, str]] = ()) -> str:
-    """A Markdown table, and which rows differ by more than is allowed."""
+    """A Markdown table, and the rows that differ by more than allowed."""
     lines = ["| " + " | ".join(title for _, title, _ in COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
     for row in rows:
         cells = ("" if row[key] is None else form.format(row[key]) for key, _, form in COLUMNS)
@@ -148,16 +148,16 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compare and print; 1 if a row differs by more than is allowed."""
+    """Compare and print; returns 1 if a row differs by more than allowed."""
     parser = argparse.ArgumentParser(prog="benchmarks.scaling_agreement", description=__doc__.partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--rows", type=Path, help="results of `benchmarks.scaling --json`; without it, it is run")
     parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=list(STRATEGIES))
     parser.add_argument("--conditions", nargs="+", choices=CONDITIONS, default=list(CONDITIONS))
-    parser.add_argument("--step-s", type=float, default=0.5, help="seconds that a gradient takes")
-    parser.add_argument("--slow-step-s", type=float, default=0.15, help="the same where one learner is slow")
-    parser.add_argument("--seconds", type=float, default=8.0, help="least time of a real run")
-    parser.add_argument("--closings", type=int, default=4, help="epochs to close where one learner is slow")
+    parser.add_argument("--step-s", type=float, default=0.5, help="seconds per gradient")
+    parser.add_argument("--slow-step-s", type=float, default=0.15, help="the same for runs with a slow learner")
+    parser.add_argument("--seconds", type=float, default=8.0, help="minimum duration of a real run")
+    parser.add_argument("--closings", type=int, default=4, help="epochs to close in runs with a slow learner")
     options = parser.parse_args(argv)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     document = json.loads(options.rows.read_text(encoding="utf-8")) if options.rows else _measure(options)

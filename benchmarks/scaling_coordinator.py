@@ -1,4 +1,4 @@
-"""The coordinator of a benchmark's learners: the real one, with an index of utterances that nobody reads."""
+"""The coordinator of a benchmark's learners: the real one, with an index of utterances without audio."""
 
 import json
 import os
@@ -21,14 +21,14 @@ def start_coordinator(
     """Start a coordinator, which ends with this process; its key is `folder/ring.key`.
 
     Args:
-        folder: For the index, the key, the job and logs.
+        folder: Folder for the index, the key, the job and logs.
         train: Fields of the training's configuration.
-        num_shards: Of the index.
-        per_shard: Utterances of each.
-        host: Address that it listens at.
+        num_shards: Number of shards in the index.
+        per_shard: Utterances per shard.
+        host: Address to listen on.
     """
     write_index(str(folder / "train"), num_shards, per_shard)
-    # epochs and checkpoints are not what is measured
+    # epochs and checkpoints are not measured
     cfg = TrainConfig.model_validate({"epochs": 1_000_000, "checkpoint_steps": 1_000_000, **train})
     job = {"run": "benchmark", "seed": 1, "train": cfg.model_dump(mode="json"), "journal": str(folder / "journal")}
     job |= {"train_url": str(folder / "train"), "output_url": str(folder / "output")}

@@ -1,7 +1,7 @@
-"""One learner of `benchmarks.scaling`: the training loop with its real exchanges and leases; its gradient is a wait.
+"""One learner of `benchmarks.scaling`: the training loop with real exchanges and leases; gradients are waits.
 
 It makes the same calls in the same order as `training.node.worker.Worker`; forward and backward are `time.sleep`, the
-gradient is a constant. What it did stands on a board in shared memory, so that it may be killed at any moment.
+gradient is constant. Its progress is on a board in shared memory, so that it may be killed at any time.
 """
 
 import logging
@@ -30,30 +30,30 @@ from training.exchange import Exchange, ExchangeSetup, build_exchange
 from training.node.process_group import NodeGroup
 from training.processes.children import end_with_parent
 from training.processes.keys import RingKey
-from training.strategies.config import GossipConfig
+from training.strategies.gossip import GossipConfig
 
 IDLE_S = 0.02
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What a learner is told.
+    """Parameters of a learner.
 
     Attributes:
         node: Its node.
         rank: Its rank in the node.
-        nodes: Nodes in the ring.
-        ranks: Ranks of the node.
-        params: Weights of the model.
-        step_s: Seconds that a gradient takes, slow-down included.
-        batch: Utterances in a step of one learner.
-        shard: Each row's shard [rows].
-        exchange: Between nodes.
-        gossip: With whom nodes average.
+        nodes: Number of nodes in the ring.
+        ranks: Number of ranks per node.
+        params: Number of weights of the model.
+        step_s: Seconds per gradient, including the slow-down.
+        batch: Utterances per step of one learner.
+        shard: Shard of each row [rows].
+        exchange: Exchange between nodes.
+        gossip: Neighbours with which nodes average.
         coordinator: HOST:PORT of the coordinator.
         key: The ring's key.
-        folder: For logs and meeting points.
-        host: Address that it listens at.
+        folder: Folder for logs and rendezvous files.
+        host: Address to listen on.
         namespace: Descriptor of its network namespace; None for the machine's own network.
         apart: Whether its node's ranks are on several machines.
     """
@@ -77,13 +77,13 @@ class Setup:
 
 
 def run(setup: Setup, board: Board, start: Any, parent: int) -> None:
-    """Train until killed; what goes wrong is in the folder's log.
+    """Train until killed; errors are logged in the folder.
 
     Args:
-        setup: Who it is.
-        board: Where it tells what it does.
-        start: An event: all are ready.
-        parent: Process number of the one who started it.
+        setup: Parameters of the learner.
+        board: Board for its progress.
+        start: Event that is set when all learners are ready.
+        parent: Process id of the parent.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent(parent, signal.SIGKILL)
@@ -173,7 +173,7 @@ class _Learner:
         return {"do": "step" if self.work is not None else "wait"}
 
     def _leave_traces(self, client: NodeClient) -> None:
-        """Say that snapshots and checkpoints are written: what storage costs is not measured here."""
+        """Report snapshots and checkpoints as written: the cost of storage is not measured here."""
         epoch, checkpoint = client.snapshot_wanted(), client.checkpoint_wanted()
         if epoch is not None and ("epoch", epoch) not in self._done:
             self._done.add(("epoch", epoch))
@@ -212,7 +212,7 @@ class _Learner:
 
     def _all_ready(self) -> bool:
         ready = self.exchange is not None and self.exchange.ready()
-        # as many numbers as the worker gathers with losses and the exchange's figures
+        # the same count of numbers as the worker gathers for losses and the exchange's figures
         return all(part[0] for part in self.group.gather_numbers([float(ready), *[0.0] * 8]))
 
     def _average(self) -> None:

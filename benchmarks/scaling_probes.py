@@ -1,4 +1,4 @@
-"""Instruments of `benchmarks.scaling`: rates, processor time, and an index to lease."""
+"""Measurements of `benchmarks.scaling`: step rates, CPU time, and an index to lease."""
 
 import os
 from pathlib import Path
@@ -13,7 +13,7 @@ from storage.objects import ObjectStore
 
 
 def rate(stamps: NDArray[np.float64], window: float, end: float) -> float:
-    """Steps per second between the first and the last step's end in the window; counted where there is but one."""
+    """Steps per second between the first and the last step end in the window; a plain count if there is only one."""
     inside = stamps[(stamps >= window) & (stamps <= end)]
     if len(inside) < 2:
         return len(inside) / (end - window)
@@ -21,7 +21,7 @@ def rate(stamps: NDArray[np.float64], window: float, end: float) -> float:
 
 
 def write_index(url: str, num_shards: int, per_shard: int) -> None:
-    """Publish an index of utterances of one second that nobody is going to read."""
+    """Write an index of utterances of one second, whose audio does not exist."""
     rows = num_shards * per_shard
     shard = np.repeat(np.arange(num_shards), per_shard)
     columns: dict[str, Any] = {name: [""] * rows for name in ("text", "speaker", "corpus", "domain", "language")}
@@ -40,7 +40,7 @@ def write_index(url: str, num_shards: int, per_shard: int) -> None:
 
 
 def machine_cpu() -> tuple[float, float]:
-    """Busy and all seconds of the machine's cores since it started."""
+    """Busy and total seconds of the machine's cores since boot."""
     values = [int(value) for value in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     idle = values[3] + values[4]
     ticks = os.sysconf("SC_CLK_TCK")
@@ -48,17 +48,17 @@ def machine_cpu() -> tuple[float, float]:
 
 
 def tree_cpu(root: int) -> float:
-    """Processor seconds of a process and all that descend from it and are alive."""
+    """CPU seconds of a process and its live descendants."""
     return sum(seconds for _, seconds in _family(root).values())
 
 
 def descendants(root: int) -> set[int]:
-    """All that descend from a process and are alive."""
+    """Live descendants of a process."""
     return set(_family(root)) - {root}
 
 
 def running(process: int) -> bool:
-    """Whether a process runs; a zombie does not."""
+    """Whether a process is running and not a zombie."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -66,7 +66,7 @@ def running(process: int) -> bool:
 
 
 def _family(root: int) -> dict[int, tuple[int, float]]:
-    """Parent and processor seconds of a process and of all that descend from it."""
+    """Parent and CPU seconds of a process and its descendants."""
     found: dict[int, tuple[int, float]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:

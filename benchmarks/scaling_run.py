@@ -1,7 +1,7 @@
-"""One run of `benchmarks.scaling`: a coordinator, learners, perhaps machines with shaped links; and its figures.
+"""One run of `benchmarks.scaling`: a coordinator, learners, optionally machines with shaped links; and its figures.
 
-A run is a process of its own (the stage), in whose network namespace the coordinator lives. Learners are forked from
-it, so that torch is loaded once; all of them, and what they start, end with it, however it ends.
+A run has its own process (the stage), whose network namespace contains the coordinator. Learners are forked from it, so
+that torch is loaded once; all learners and their children end with it, however it ends.
 """
 
 import json
@@ -28,21 +28,21 @@ from benchmarks.scaling_probes import machine_cpu, rate, tree_cpu
 from benchmarks.scaling_scenario import Measured, Scenario
 from training.config import TrainConfig
 from training.processes.children import end_with_parent, stop
-from training.strategies.config import GossipConfig
+from training.strategies.gossip import GossipConfig
 
 START_S = 120.0
 _FORK = multiprocessing.get_context("fork")
 
 
 class RunError(RuntimeError):
-    """A run that could not be measured; the message holds the end of the failed process's log."""
+    """A run could not be measured; the message contains the end of the failed process's log."""
 
 
 def measure(scenario: Scenario) -> Measured:
-    """Run a scenario in a process of its own.
+    """Run a scenario in a separate process.
 
     Raises:
-        RunError: If it failed.
+        RunError: If the run failed.
     """
     reader, writer = _FORK.Pipe(duplex=False)
     with tempfile.TemporaryDirectory(prefix="scaling-") as folder:
@@ -67,7 +67,7 @@ def measure(scenario: Scenario) -> Measured:
 
 
 def _stage(scenario: Scenario, folder: Path, writer: Connection, parent: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's business, which then ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it and ends this process
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     end_with_parent(parent, signal.SIGKILL)
     try:
@@ -79,7 +79,7 @@ def _stage(scenario: Scenario, folder: Path, writer: Connection, parent: int) ->
 
 
 class _Stage:
-    """The processes of a run, on their marks."""
+    """The processes of a run, ready to start."""
 
     def __init__(self, scenario: Scenario, folder: Path) -> None:
         self.scenario, self.folder = scenario, folder
@@ -113,7 +113,7 @@ class _Stage:
 
     def _end(self) -> None:
         for learner in self.learners:
-            learner.kill()  # their exchanges end with them
+            learner.kill()  # ends their exchanges, too
         for learner in self.learners:
             learner.join()
         if self.coordinator is not None:
@@ -191,7 +191,7 @@ class _Stage:
         scenario = self.scenario
         self.start.set()
         began = self.began = time.monotonic()
-        # a step of a synchronous strategy takes as long as its slowest learner's
+        # a step of a synchronous strategy takes as long as that of its slowest learner
         step = scenario.step_s * (scenario.slow if scenario.strategy == "scpsgd" else 1.0)
         self._watch(began + max(1.0, 2 * step))
         window, machine, own = time.monotonic(), machine_cpu(), tree_cpu(os.getpid())

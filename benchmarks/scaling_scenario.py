@@ -1,32 +1,32 @@
-"""What `benchmarks.scaling` measures, and what it finds."""
+"""Scenarios and measurements of `benchmarks.scaling`."""
 
 import math
 from dataclasses import dataclass, field
 
 PER_NODE = 2
-"""Learners of a node of h-adpsgd."""
+"""Learners per node with h-adpsgd."""
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """What to measure.
+    """Settings of a measurement.
 
     Attributes:
         strategy: single, adpsgd, scpsgd or h-adpsgd.
-        learners: How many, over all nodes.
-        condition: Its name in the results.
-        params: Weights of the model.
-        step_s: Seconds that a gradient takes.
-        slow: The last learner takes so many times longer.
-        rate: Of the links between machines, as `tc` writes it; empty for loopback.
-        seconds: To measure at least, after the warm-up.
-        closings: Epochs that are to be closed meanwhile, at least, unless it takes more than `limit_s`.
-        epoch_s: Seconds that an epoch takes if nobody is slow and nobody waits: sets the size of the index.
-        limit_s: To measure at most.
+        learners: Number of learners over all nodes.
+        condition: Name of the condition in the results.
+        params: Number of weights of the model.
+        step_s: Seconds per gradient.
+        slow: Factor by which the last learner's gradients take longer.
+        rate: Rate of the links between machines in the format of `tc`; empty for loopback.
+        seconds: Minimum duration of the measurement, after the warm-up.
+        closings: Minimum number of epochs to close during the measurement, unless it takes more than `limit_s`.
+        epoch_s: Seconds per epoch without slow learners and waiting; determines the size of the index.
+        limit_s: Maximum duration of the measurement in seconds.
         neighbours: ring or random-ring.
         wire: fp32 or bf16.
         encrypt: Whether exchanges on loopback are encrypted; between namespaces they always are.
-        batch: Utterances in a step of one learner.
+        batch: Utterances per step of one learner.
     """
 
     strategy: str
@@ -47,48 +47,49 @@ class Scenario:
 
     @property
     def ranks(self) -> int:
-        """Learners of a node."""
+        """Learners per node."""
         return {"scpsgd": self.learners, "h-adpsgd": PER_NODE}.get(self.strategy, 1)
 
     @property
     def nodes(self) -> int:
-        """Nodes in the ring."""
+        """Number of nodes in the ring."""
         return self.learners // self.ranks
 
     @property
     def apart(self) -> bool:
-        """Whether the learners of one node are on several machines: h-adpsgd's are not, scpsgd's are."""
+        """Whether the learners of one node are on several machines (for scpsgd, but not for h-adpsgd)."""
         return bool(self.rate) and self.strategy == "scpsgd"
 
     @property
     def per_shard(self) -> int:
-        """Utterances of a shard: a second or more of a node's work, as shards of real corpora are many steps long."""
+        """Utterances per shard: at least a second of a node's work, because shards of real corpora last many steps."""
         return self.batch * self.ranks * max(1, math.ceil(1.0 / self.step_s))
 
     @property
     def num_shards(self) -> int:
-        """Shards of the index."""
+        """Number of shards in the index."""
         utterances = self.epoch_s / self.step_s * self.learners * self.batch
         return max(2 * self.nodes, round(utterances / self.per_shard))
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a run gave.
+    """Measurements of a run.
 
     Attributes:
-        steps_per_s: Of each learner, in the order of their numbers.
-        utterances_per_s: Over all learners.
+        steps_per_s: Steps per second of each learner, by number.
+        utterances_per_s: Total over all learners.
         epoch_s: Seconds from the start to the last closing of an epoch, over the number of closings; None without any.
-        closings: Epochs closed.
-        index: Utterances of an epoch.
+        closings: Number of closed epochs.
+        index: Utterances per epoch.
         accounted: Whether every closed epoch counts each utterance exactly once.
-        cpu_share: Busy share of the machine's cores, whoever kept them busy.
-        own_share: Share of the cores' time that this run's processes took.
-        exchanges_per_step: Exchanges that a node began, per step; 0 without a ring.
+        cpu_share: CPU load of the machine, by all processes.
+        own_share: CPU load by this run's processes.
+        exchanges_per_step: Exchanges initiated per step; 0 without a ring.
         exchange_s: Mean seconds of an exchange.
         failed: Exchanges that were not answered in time.
-        seconds: Measured time.
+        seconds: Duration of the measurement.
+        staleness: Staleness of the last average of each learner, in steps.
     """
 
     steps_per_s: list[float]

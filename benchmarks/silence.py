@@ -1,8 +1,8 @@
-"""What pauses do to a model: `python -m benchmarks.silence --config configs/demo.yaml [--model MODEL]`.
+"""Effect of pauses on recognition: `python -m benchmarks.silence --config configs/demo.yaml [--model MODEL]`.
 
-Clips of the configuration's test set are recognized as they are, and with a pause before and after each: zeros, or
-white noise of some level. Printed are, for each pause, how many hypotheses change, their word error rate, and how many
-words they have that nobody said. The same command gives the same pauses.
+Clips of the configuration's test set are recognized unchanged, and with a pause before and after each: zeros, or white
+noise at some level. Prints for each pause the number of changed hypotheses, their word error rate, and their inserted
+words. Pauses are deterministic.
 """
 
 import argparse
@@ -33,7 +33,7 @@ LEVELS_DB = (-60.0, -50.0, -40.0, -30.0)
 
 
 def find_model(name: str, run: Run) -> Path:
-    """Folder of a bundle: the one that is named, or the one that the run's configuration trains."""
+    """Folder of a bundle: the given one, or the one trained from the run's configuration."""
     if name:
         return fetch_model(name)
     run_plainly(run, "train")
@@ -41,7 +41,7 @@ def find_model(name: str, run: Run) -> Path:
 
 
 def load_clips(run: Run, name: str, count: int, sample_rate: int) -> tuple[list[Tensor], list[tuple[str, str, str]]]:
-    """Evenly chosen utterances of a set: their waveforms, and id, text and speaker of each."""
+    """Load evenly spaced utterances of a set: their waveforms, and id, text and speaker of each."""
     store = run.result("shard").store.child(name)
     index = ShardIndex.read(store)
     dataset = SpeechDataset(index, ShardReader(store, index, run.cache_folder), sample_rate=sample_rate)
@@ -51,7 +51,7 @@ def load_clips(run: Run, name: str, count: int, sample_rate: int) -> tuple[list[
 
 
 def pause(seconds: float, level_db: float | None, sample_rate: int, seed: int) -> Tensor:
-    """Zeros, or white noise of a level relative to full scale: `[num_samples]`."""
+    """Zeros, or white noise at a level relative to full scale: `[num_samples]`."""
     num_samples = int(seconds * sample_rate)
     if level_db is None:
         return torch.zeros(num_samples)
@@ -60,7 +60,7 @@ def pause(seconds: float, level_db: float | None, sample_rate: int, seed: int) -
 
 
 def padded(wave: Tensor, seconds: float, level_db: float | None, sample_rate: int, seed: int) -> Tensor:
-    """An utterance with a pause before and after it."""
+    """Add a pause before and after an utterance."""
     before, after = (pause(seconds, level_db, sample_rate, 2 * seed + end) for end in (0, 1))
     return torch.cat([before, wave, after])
 
@@ -68,7 +68,7 @@ def padded(wave: Tensor, seconds: float, level_db: float | None, sample_rate: in
 def measure(
     transcriber: Transcriber, run: Run, name: str, count: int, pauses: list[tuple[float, float | None]]
 ) -> list[dict[str, Any]]:
-    """One row for the clips as they are, and one for each pause: its seconds, and its level if it is noise."""
+    """Measure one row for the unchanged clips, and one for each pause (seconds; level of the noise, or None)."""
     rate = transcriber.sample_rate
     waves, said = load_clips(run, name, count, rate)
     clean: list[str] = []
@@ -103,12 +103,12 @@ def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, default=Path("configs/demo.yaml"))
-    parser.add_argument("--model", default="", help="a bundle's folder or models:/…; else the configuration's")
-    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="as of `starling run`")
+    parser.add_argument("--model", default="", help="a bundle's folder or models:/…; default: the configuration's")
+    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="as in `starling run`")
     parser.add_argument("--test-set", default="test")
     parser.add_argument("--clips", type=int, default=40)
-    parser.add_argument("--seconds", type=float, nargs="*", default=SECONDS, help="lengths of pauses")
-    parser.add_argument("--levels", type=float, nargs="*", default=LEVELS_DB, help="of the noises, dB of full scale")
+    parser.add_argument("--seconds", type=float, nargs="*", default=SECONDS, help="durations of the pauses")
+    parser.add_argument("--levels", type=float, nargs="*", default=LEVELS_DB, help="noise levels, dB of full scale")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with redirect_stdout(sys.stderr):

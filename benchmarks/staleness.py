@@ -1,8 +1,8 @@
-"""How late averages arrive: `python -m benchmarks.staleness [--learners 4] [--step-ms 60] [--weights 100000]`.
+"""Staleness of averages: `python -m benchmarks.staleness [--learners 4] [--step-ms 60] [--weights 100000]`.
 
-Learners run the real exchange and its daemons, but their steps sleep instead of computing. Several learners then fit
-on two cores, and only the exchange is measured. Staleness counts as published (arXiv:1904.04956): own steps between
-the weights that were averaged and the update at which the average is applied; 1 is the least.
+Learners run the real exchange and its daemons, but their steps sleep instead of computing, so several learners fit on
+two cores and only the exchange is measured. Staleness is defined as published (arXiv:1904.04956): own steps between the
+averaged weights and the update that applies the average; the minimum is 1.
 """
 
 import argparse
@@ -24,20 +24,20 @@ import torch
 from benchmarks.common import view_of
 from training.config import ExchangeConfig
 from training.exchange import Exchange, ExchangeSetup, build_exchange
-from training.strategies.config import GossipConfig
+from training.strategies.gossip import GossipConfig
 
 _WARM_UP = 10
 
 
 class Learner(threading.Thread):
-    """A learner's steps.
+    """A learner with simulated steps.
 
     Args:
-        exchange: Its.
-        weights: How many.
-        steps: How many are counted.
-        step_s: Seconds of each.
-        late_s: When it begins: learners are not in step with each other.
+        exchange: Its exchange.
+        weights: Number of weights.
+        steps: Number of measured steps.
+        step_s: Duration of a step in seconds.
+        late_s: Delay of the start in seconds, so that learners are not in lockstep.
     """
 
     def __init__(self, exchange: Exchange, weights: int, steps: int, step_s: float, late_s: float) -> None:
@@ -49,7 +49,7 @@ class Learner(threading.Thread):
         self.per_step = 0.0
 
     def run(self) -> None:
-        """Train."""
+        """Run the steps."""
         exchange = self.exchange
         exchange.start(self.weights, 0)
         time.sleep(self.late_s)
@@ -73,7 +73,7 @@ class Learner(threading.Thread):
 
 
 def measure(options: argparse.Namespace, per_step: int) -> dict[str, Any]:
-    """Train with at most `per_step` exchanges a step; returns means over learners and steps."""
+    """Run with at most `per_step` exchanges per step; returns means over learners and steps."""
     cfg, gossip = ExchangeConfig(encrypt=options.encrypt), GossipConfig(per_step=per_step)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))

@@ -1,10 +1,10 @@
-"""The same recipe trained by one, two and four learners, and by every strategy: word error rate by strategy.
+"""Word error rate by strategy: the same recipe trained by one, two and four learners, and by every strategy.
 
     python -m benchmarks.strategies [--json] [--config configs/fsdd.yaml] [--set FIELD=VALUE ...] [--worlds single ...]
-    python -m benchmarks.strategies --rivals         # the methods that people compare with, two learners each
+    python -m benchmarks.strategies --rivals         # other methods for comparison, two learners each
 
-Every world trains the same number of epochs at the same global batch and learning rate. Runs are cached in the data
-folder, so an interrupted round continues.
+Every world trains the same number of epochs with the same global batch and learning rate. Runs are cached in the data
+folder, so an interrupted benchmark continues.
 """
 
 import argparse
@@ -38,13 +38,13 @@ ALL = WORLDS | RIVALS
 
 
 def run(config: Path, world: str, overrides: list[str], options: list[str]) -> dict[str, Any]:
-    """Train and score one world; the row for the table.
+    """Train and score one world; returns a row of the table.
 
     Args:
         config: YAML file.
         world: Name of the world.
         overrides: Assignments for all worlds.
-        options: Assignments to fields of strategies, such as `bmuf.tau=8`; each counts for its strategy.
+        options: Assignments to fields of strategies, such as `bmuf.tau=8`, each for its strategy only.
     """
     strategy, nodes, learners = ALL[world]
     own = [f"train.strategy.{text.removeprefix(f'{strategy}.')}" for text in options if text.startswith(f"{strategy}.")]
@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="FIELD=VALUE")
     parser.add_argument("--option", action="append", default=[], dest="options", metavar="STRATEGY.FIELD=VALUE")
     parser.add_argument("--worlds", nargs="+", choices=ALL, default=list(WORLDS))
-    parser.add_argument("--rivals", action="store_true", help="the other methods' worlds of two")
+    parser.add_argument("--rivals", action="store_true", help="the other methods with two learners")
     args = parser.parse_args()
     rows = []
     for world in RIVALS if args.rivals else args.worlds:

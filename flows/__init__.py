@@ -9,4 +9,4 @@ if is_command():
 
 from tasks.orchestration.logs import install  # noqa: E402 - its imports take a while
 
-install()  # before anything imports Prefect, which configures logging then
+install()  # before the import of Prefect, which configures logging

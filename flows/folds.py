@@ -1,4 +1,4 @@
-"""The flow `crossvalidate`: train and score each fold, one after another, and say mean and spread."""
+"""The flow `crossvalidate`: train and score each fold, one after another, and report mean and spread."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,12 +25,12 @@ UNTIL = "score"
 def cross_validate(
     config: PipelineConfig, folds: int, run_id: str, one: Callable[[PipelineConfig, str], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Run each fold and combine what they score.
+    """Run each fold and combine the scores.
 
     Args:
         config: The configuration; `data.folds` and `data.fold` are set for each run.
-        folds: How many.
-        run_id: Name of the whole.
+        folds: Number of folds.
+        run_id: Name of the cross-validation; the folds' runs are named after it.
         one: Runs one configuration under a name and returns its summary.
     """
     runs = [one(chosen, f"{run_id}-{fold_name(n)}") for n, chosen in enumerate(fold_configs(config, folds), start=1)]
@@ -47,15 +47,15 @@ def crossvalidate(config: PipelineConfig, folds: int, run_id: str = "", force_fr
 
     Args:
         config: The pipeline's configuration.
-        folds: How many folds.
-        run_id: Name of the run; empty gives it one.
+        folds: Number of folds.
+        run_id: Name of the run; generated if empty.
         force_from: Run this stage and all later ones again.
 
     Returns:
         What `starling run --folds K --json` prints.
     """
 
-    run: Any = pipeline  # the types of a flow do not know what it returns
+    run: Any = pipeline  # a flow's types omit what it returns
 
     def one(chosen: PipelineConfig, name: str) -> dict[str, Any]:
         with tags(PART_TAG):
@@ -66,7 +66,7 @@ def crossvalidate(config: PipelineConfig, folds: int, run_id: str = "", force_fr
 
 
 def crossvalidate_plainly(config: PipelineConfig, folds: int, force_from: str = "") -> dict[str, Any]:
-    """The same without Prefect."""
+    """Train and score every fold of a configuration, without Prefect."""
 
     def one(chosen: PipelineConfig, name: str) -> dict[str, Any]:
         run = Run(chosen, name, _forced(chosen, force_from))
@@ -77,13 +77,13 @@ def crossvalidate_plainly(config: PipelineConfig, folds: int, force_from: str = 
 
 
 def _forced(config: PipelineConfig, force_from: str) -> str:
-    """The first stage that a fold runs again; what all folds share is made again for the first one only."""
+    """The first stage that a fold runs again; stages that all folds share run again for the first fold only."""
     shared = force_from in INGEST and config.data.fold > 1
     return TRAIN[0] if shared else force_from
 
 
 def print_folds(result: dict[str, Any], console: Console) -> None:
-    """The table at the end of a cross-validation."""
+    """Print the table of a cross-validation."""
     table = Table(title=result["run_id"], title_justify="left", header_style="bold")
     table.add_column("fold")
     for head in ("WER", "CER", "words", "utterances"):

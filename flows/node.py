@@ -1,7 +1,7 @@
 """The flow `node`: one node of a ring, on the machine of its Prefect worker.
 
-The train stage asks for one run of it for each node. Training happens in a child process, so that cancelling the run
-(SIGTERM) and killing it (kill -9) both end everything that it started.
+The train stage starts one run of this flow for each node. Training happens in a child process, so that cancelling the
+run (SIGTERM) and killing it (kill -9) both end everything that it started.
 """
 
 import os
@@ -30,7 +30,7 @@ class NodeRunError(RuntimeError):
 
 
 def node_folder(node_rank: int, coordinator: str) -> Path:
-    """Local folder of a node: log, and what it has to remember."""
+    """Local folder of a node, for its log and state."""
     name = "".join(c if c.isalnum() else "-" for c in coordinator)
     return home() / "work" / f"node-{node_rank}-{name}"
 
@@ -51,13 +51,13 @@ def node(
     Args:
         node_rank: The node's number, from 0.
         coordinator: HOST:PORT of the training's coordinator.
-        key_file: File of the ring's key on this machine; empty for a ring without encryption.
-        folder: Local folder; by default below the data folder.
-        bind: Address to listen on for neighbours; by default the one that leads to the coordinator.
-        advertise: Address that neighbours are told; by default the same.
+        key_file: File with the ring's key on this machine; empty for a ring without encryption.
+        folder: Local folder; by default in the data folder.
+        bind: Address to listen on for neighbours; by default the one used to reach the coordinator.
+        advertise: Address for neighbours; by default the same.
         max_restarts: How often the node's processes are restarted after they died.
-        credentials: Name of the Prefect block with the object store's key and secret, which only this process and its
-            children get to know; by default the AWS_... variables of this machine count.
+        credentials: Name of the Prefect block with the object store's key and secret, visible only to this process and
+            its children; by default the AWS_... variables of this machine are used.
     """
     outlive_reader()
     split_address(coordinator, "coordinator")
@@ -77,7 +77,7 @@ def node(
     ]
     command += ["--folder", str(place), "--node-rank", str(node_rank), "--max-restarts", str(max_restarts)]
     command += ["--bind", address, "--advertise", advertise or address, "--parent", str(os.getpid())]
-    # the job names the cache of the machine that it comes from
+    # the job's own setting is the cache folder of the machine that made it
     command += ["--cache", str(home() / "cache")]
     log = place / "node.log"
     begin = log_size(log)
@@ -85,15 +85,15 @@ def node(
     if status == STOPPED:
         return Completed(name="Stopped", message="stopped after a checkpoint")
     if status:
-        # the state of the run shows the message, and a traceback in the log may quote anything
+        # the run's state shows this message, and a traceback in the log may contain secrets
         tail = end_of_log(log, begin)
         raise NodeRunError(redact(f"node {node_rank} ended with status {status}: the end of {log}:\n{tail}"))
     return Completed(message="the training has ended")
 
 
 def _run(command: list[str], log: Path) -> int:
-    """Run a child to its end; it ends when this process is told to, and when it dies."""
-    # with a log of its own: holding the worker's pipe open would hide this process's end from the worker
+    """Run a child until it exits; it is stopped with this process."""
+    # with its own log: a child that inherits the worker's pipe would hide this process's end from the worker
     child = Child(command, log)
     try:
         return child.wait()

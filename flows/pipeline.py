@@ -1,7 +1,7 @@
 """The flows: `ingest`, `train`, `evaluate`, and `pipeline`, which chains them.
 
-Each flow may run by itself, from a schedule, the UI or the command line: stages that are done are found by their
-content and cost nothing.
+Each flow can run on its own, from a schedule, the UI or the command line: finished stages are found by the digest of
+their inputs and are not repeated.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,7 +31,7 @@ INGEST, TRAIN, EVALUATE = STAGES[:3], STAGES[3:4], STAGES[4:]
 
 
 def new_run_id(config: PipelineConfig) -> str:
-    """A readable, unique name for a run; the retry of a flow run has the same one."""
+    """A readable, unique name for a run; retries of a flow run get the same one."""
     context = FlowRunContext.get()
     run = context.flow_run if context else None
     began = (run.created if run else None) or datetime.now(UTC)
@@ -41,7 +41,7 @@ def new_run_id(config: PipelineConfig) -> str:
 
 @contextmanager
 def _run(config: PipelineConfig, run_id: str, force_from: str, until: str) -> Iterator[Run]:
-    """The caller's run, or a new one that ends with this flow."""
+    """Join the run of this id, or open a new one that is closed with this flow."""
     own = not run_id
     if own:
         check_servers(config, until, run_log().warning, OUTAGE_S)
@@ -67,7 +67,7 @@ def ingest(config: PipelineConfig, run_id: str = "", force_from: str = "", until
 
     Args:
         config: The pipeline's configuration.
-        run_id: A run of this process to take part in; empty begins a new one.
+        run_id: A run of this process to join; empty starts a new one.
         force_from: Run this stage and all later ones again.
         until: Last stage.
     """
@@ -79,11 +79,11 @@ def ingest(config: PipelineConfig, run_id: str = "", force_from: str = "", until
 @flow(name="train", flow_run_name="train {config.name}: {config.corpora}", persist_result=False)
 @in_turn
 def train(config: PipelineConfig, run_id: str = "", force_from: str = "") -> dict[str, Any]:
-    """Train an acoustic model; ingests first if that has not been done.
+    """Train an acoustic model; ingests first if needed.
 
     Args:
         config: The pipeline's configuration.
-        run_id: A run of this process to take part in; empty begins a new one.
+        run_id: A run of this process to join; empty starts a new one.
         force_from: Run this stage and all later ones again.
     """
     with _run(config, run_id, force_from, TRAIN[-1]) as run:
@@ -96,17 +96,17 @@ def train(config: PipelineConfig, run_id: str = "", force_from: str = "") -> dic
 def evaluate(
     config: PipelineConfig, run_id: str = "", force_from: str = "", until: str = "report", only_waiting: bool = False
 ) -> Any:
-    """Decode and score the test sets, register the model, write the report; trains first if that has not been done.
+    """Decode and score the test sets, register the model, write the report; trains first if needed.
 
     Args:
         config: The pipeline's configuration.
-        run_id: A run of this process to take part in; empty begins a new one.
+        run_id: A run of this process to join; empty starts a new one.
         force_from: Run this stage and all later ones again.
         until: Last stage.
-        only_waiting: End at once unless a registered challenger waits to be judged.
+        only_waiting: Do nothing unless a registered challenger waits for its evaluation.
     """
     if only_waiting and not waiting(config):
-        return Completed(name="NothingWaits", message=f"no challenger of {config.model_name} waits to be judged")
+        return Completed(name="NothingWaits", message=f"no challenger of {config.model_name} waits for evaluation")
     with _run(config, run_id, force_from, until) as run:
         _stages(run, STAGES, until)
         return summarize(run)
@@ -115,16 +115,16 @@ def evaluate(
 @flow(name="pipeline", flow_run_name="{config.name}: {config.corpora} {config.model.kind}", persist_result=False)
 @in_turn
 def pipeline(config: PipelineConfig, run_id: str = "", force_from: str = "", until: str = "report") -> dict[str, Any]:
-    """From a corpus to a registered recognizer.
+    """Run all stages, from a corpus to a registered recognizer.
 
     Args:
         config: The pipeline's configuration.
-        run_id: Name of the run; empty gives it one.
+        run_id: Name of the run; generated if empty.
         force_from: Run this stage and all later ones again.
         until: Last stage.
 
     Returns:
-        What `starling run --json` prints.
+        The object that `starling run --json` prints.
     """
     check_servers(config, until, run_log().warning, OUTAGE_S)
     run_id = run_id or new_run_id(config)

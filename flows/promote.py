@@ -1,4 +1,4 @@
-"""The flows `promote` and `rollback`: a registered version against the champion, on demand, and the way back."""
+"""The flows `promote` and `rollback`: compare a registered version with the champion, and undo a promotion."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ from tasks.tracking.significance import Wish
 
 
 def _named(what: str) -> Callable[[], str]:
-    """Names a run by the model that it is about."""
+    """Returns a function that names a flow run after its model."""
 
     def name() -> str:
         given = flow_run.parameters
@@ -41,14 +41,14 @@ def promote(
     Args:
         config: The pipeline's configuration; it names the registered model.
         model: Registered model, instead of the configuration's.
-        version: The version; empty is the waiting challenger.
+        version: The version; if empty, the waiting challenger.
         force: Promote regardless of the comparison; needs a reason.
-        new_tests: Judge on the version's own test sets even if they are not the frozen ones, and freeze them.
+        new_tests: Compare on the version's own test sets even if they are not the frozen ones, and freeze them.
         reason: Why.
     """
     name = model or (config.model_name if config is not None else "")
     if not name:
-        raise RegistryError("say which model: give `model` its name in the registry, or a configuration")
+        raise RegistryError("no model given: set `model` to its name in the registry, or give a configuration")
     wish = Wish(force=force, new_tests=new_tests, reason=reason)
     with secrets_kept():
         found = promote_version(name, version, wish, link=str(flow_run.ui_url or ""))
@@ -61,11 +61,11 @@ def promote(
 
 @flow(name="rollback", flow_run_name=_named("rollback"), persist_result=False)
 def rollback(model: str, to: str = "", reason: str = "") -> dict[str, Any]:
-    """Give the title back to the champion before the present one, or to a former champion.
+    """Make the previous champion, or another former one, champion again.
 
     Args:
         model: Registered model.
-        to: Version of the former champion; empty is the one that the present champion replaced.
+        to: Version of the former champion; if empty, the one that the current champion replaced.
         reason: Why.
     """
     with secrets_kept():
@@ -76,7 +76,7 @@ def rollback(model: str, to: str = "", reason: str = "") -> dict[str, Any]:
 
 
 def _show(model: str, what: str, text: str) -> None:
-    """What happened on the run's page in the Prefect UI; trouble there changes nothing about it."""
+    """Show the outcome on the run's page in the Prefect UI; a failure to do so is only logged."""
     try:
         create_markdown_artifact(text, key=artifact_key(model, what), description=what.capitalize())
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What a run amounts to: one JSON object, and the tables that a terminal shows."""
+"""Summary of a run: a JSON object, and tables for the terminal."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from tasks.tracking.registry import current_aliases
 
 
 def summarize(run: Run) -> dict[str, Any]:
-    """The outcome of a run: stages, utterances, scores, model and report, as far as it went."""
+    """Summary of a run: stages, utterances, scores, model and report, for the stages that have run."""
     results = run.results
     summary: dict[str, Any] = {
         "run_id": run.run_id,
@@ -55,7 +55,7 @@ def summarize(run: Run) -> dict[str, Any]:
 
 
 def _training(run: Run) -> dict[str, Any]:
-    """Who trained together, and what was trained twice because a node was lost."""
+    """The training's strategy and learners, and utterances repeated because a node was lost."""
     cfg, result = run.config.train, run.result("train").record["result"]
     return {
         "strategy": cfg.strategy.kind,
@@ -68,7 +68,7 @@ def _training(run: Run) -> dict[str, Any]:
 
 
 def _utterances(run: Run) -> dict[str, int]:
-    """Utterances over both stages that may refuse one: read = written + quarantined."""
+    """Counts over both stages that quarantine utterances: read = written + quarantined."""
     counts = dict(run.result("prepare").counts)
     if "shard" in run.results:
         late = run.result("shard").counts["quarantined"]
@@ -78,7 +78,7 @@ def _utterances(run: Run) -> dict[str, int]:
 
 
 def print_summary(summary: dict[str, Any], console: Console) -> None:
-    """The tables at the end of a run."""
+    """Print the tables at the end of a run."""
     stages = Table(title=summary["run_id"], title_justify="left", header_style="bold")
     stages.add_column("stage")
     stages.add_column("time", justify="right")
@@ -92,7 +92,7 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
         for warning in summary["data"]["warnings"]:
             console.print(f"[bold yellow]warning[/bold yellow] {escape(warning)}", highlight=False, soft_wrap=True)
     training = summary.get("training")
-    if training and training["strategy"] != "single":
+    if training and training["nodes"] * training["learners_per_node"] > 1:
         console.print(_training_table(training))
     if summary["sets"]:
         console.print(score_table(summary["sets"]))
@@ -106,14 +106,14 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
     if summary["report"]:
         console.print(f"report  {summary['report']}", highlight=False, soft_wrap=True)
     if summary["model_uri"]:
-        # @champion is the best model; a challenger is named by its version
+        # the alias if the model is champion, else its version
         name = summary["model_uri"].rsplit("/", 1)[0]
         uri = f"{name}@champion" if "champion" in summary["model_aliases"] else summary["model_uri"]
         console.print(f"try     starling transcribe --model {uri} FILE.wav", highlight=False, soft_wrap=True)
 
 
 def set_table(rows: list[dict[str, Any]]) -> Table:
-    """What is in each set."""
+    """Table of the sets: size, speakers, and how many speakers are in the training set."""
     table = Table(header_style="bold")
     table.add_column("set")
     for head in ("utterances", "hours", "speakers", "of them trained on"):

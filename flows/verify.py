@@ -1,4 +1,4 @@
-"""The flow `verify_storage`: is everything that the indexes promise there, and whole?"""
+"""The flow `verify_storage`: checks that every indexed object exists and is intact."""
 
 from typing import Any
 
@@ -18,20 +18,20 @@ _SHOWN = 200
 
 
 class DamageError(RuntimeError):
-    """A store lacks something that its indexes promise, or has it damaged."""
+    """An object listed in an index or record is missing or damaged."""
 
 
 @flow(name="verify-storage", flow_run_name="verify storage of {config.name}", persist_result=False)
 @in_turn
 def verify_storage(config: PipelineConfig, quick: bool = False) -> Any:
-    """Compare everything in the configuration's object store with indexes and records; fail where it is damaged.
+    """Check the configuration's object store against its indexes and records; fails on damage.
 
     Args:
-        config: The pipeline's configuration, of which `storage` says where and by whose credentials.
+        config: The pipeline's configuration; `storage` gives the store and its credentials.
         quick: Compare sizes only; read nothing but indexes and records.
 
     Raises:
-        DamageError: Something is missing or damaged; the table names it.
+        DamageError: If an object is missing or damaged; the table lists them.
     """
     export_credentials(config.storage)
     store = ObjectStore(objects_url(config.storage.url))
@@ -46,12 +46,12 @@ def verify_storage(config: PipelineConfig, quick: bool = False) -> Any:
         first = report.problems[0]
         raise DamageError(
             f"{len(report.problems)} problems in {text}; the first: {first.object}: {first.reason}. "
-            f"`starling storage verify --url {store.url}` shows all; with `--repair` it takes away what is damaged, "
-            "and the next run of its pipeline makes that again."
+            f"`starling storage verify --url {store.url}` shows all; with `--repair` it deletes damaged objects, "
+            "and the next run of their pipeline recreates them."
         )
     if not (report.indexes or report.objects):
         return Completed(name="Empty", message=f"{store.url} holds no output of any stage")
-    return Completed(message=f"{text}: all whole")
+    return Completed(message=f"{text}: all intact")
 
 
 def _publish(name: str, text: str, report: VerifyReport) -> None:

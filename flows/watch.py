@@ -1,7 +1,7 @@
-"""The flow `watch`: looks whether the sources of a configuration have changed, and only then has them ingested.
+"""The flow `watch`: checks whether the sources of a configuration have changed, and starts `ingest` if so.
 
-A look costs a listing: names, sizes and times of files and objects. What is still being copied is left alone until two
-looks in a row have seen the same. Each content is ingested once, however often it is looked at.
+A check costs a listing: names, sizes and times of files and objects. Files that are still being copied are left alone:
+`ingest` starts only when two checks in a row find the same listing. Each state of the sources is ingested once.
 """
 
 import hashlib
@@ -29,10 +29,10 @@ _SEEN, _INGESTED = "seen", "ingested"
 
 
 def look(config: PipelineConfig, prefixes: list[str]) -> str:
-    """SHA-256 of what the sources, and folders of object stores, hold at the moment.
+    """SHA-256 of the current listing of the sources and of folders of object stores.
 
     Args:
-        config: Names the sources, and the credentials of the stores.
+        config: Configuration with the sources and the stores' credentials.
         prefixes: URLs of the folders, such as s3://bucket/incoming.
     """
     export_credentials(config.storage)
@@ -44,10 +44,10 @@ def look(config: PipelineConfig, prefixes: list[str]) -> str:
 
 
 def waiting(config: PipelineConfig) -> bool:
-    """Whether a challenger of the configuration's model waits to be judged.
+    """Whether a challenger of the configuration's model waits for its evaluation.
 
     Args:
-        config: Names the model.
+        config: Configuration that names the model.
     """
     from tasks.tracking.registry import waiting_challenger
     from tasks.tracking.runs import client
@@ -56,14 +56,14 @@ def waiting(config: PipelineConfig) -> bool:
 
 
 def decide(found: str, state: dict[str, str]) -> tuple[str, dict[str, str]]:
-    """What follows from a look.
+    """Decide whether to ingest.
 
     Args:
-        found: What was seen.
-        state: What was known before.
+        found: Digest of the current listing.
+        state: State stored by the previous check.
 
     Returns:
-        Name of the outcome (`Unchanged`, `Settling` or `Changed`), and what is known now.
+        Name of the outcome (`Unchanged`, `Settling` or `Changed`), and the new state.
     """
     if found == state.get(_INGESTED):
         return "Unchanged", {**state, _SEEN: found}
@@ -75,29 +75,29 @@ def decide(found: str, state: dict[str, str]) -> tuple[str, dict[str, str]]:
 @flow(name="watch", flow_run_name="watch {config.name}", persist_result=False)
 @in_turn
 def watch(config: PipelineConfig, prefixes: list[str] = []) -> Any:  # noqa: B006 - Prefect copies what it passes
-    """Have the sources ingested if they have changed and have settled.
+    """Start `ingest` if the sources have changed and settled.
 
     Args:
         config: The pipeline's configuration.
-        prefixes: Folders of object stores, such as s3://bucket/incoming, whose content counts, too: where tables name
+        prefixes: Folders of object stores to check as well, such as s3://bucket/incoming; for tables that refer to
             audio there.
     """
     name = variable_name(config.name)
     outcome, state = decide(look(config, prefixes), _recall(name))
     get_run_logger().info("%s: %s", config.name, outcome)
     if outcome == "Changed":
-        # the same content asks for the same run: nothing is lost or done twice if this is killed before it has noted it
+        # the key makes the run idempotent: nothing is lost or repeated if this is killed before the state is stored
         key = f"{config.name}-{state[_INGESTED]}"
         run: Any = run_deployment(f"{INGEST}/{config.name}", timeout=0, idempotency_key=key, as_subflow=False)
         _note(name, state)
         return Completed(name=outcome, message=f"the sources have changed: {run.name} ingests them")
     _note(name, state)
-    settling = "the sources change; they are ingested when two looks have seen the same"
-    return Completed(name=outcome, message=settling if outcome == "Settling" else "the sources are as they were")
+    settling = "the sources are changing; they are ingested once two checks in a row find the same"
+    return Completed(name=outcome, message=settling if outcome == "Settling" else "the sources have not changed")
 
 
 def announce(name: str) -> None:
-    """Tell the Prefect server that a configuration's corpus has changed; an automation then has it ingested.
+    """Tell the Prefect server that a configuration's corpus has changed; an automation then starts `ingest`.
 
     Args:
         name: The configuration's name.
@@ -111,12 +111,12 @@ def announce(name: str) -> None:
         "id": str(uuid4()),
         "resource": resource,
     }
-    with get_client(sync_client=True) as api:  # a request, and not the queue of events: it is acknowledged
+    with get_client(sync_client=True) as api:  # a request is acknowledged, unlike the event queue
         api.request("POST", "/events", json=[event]).raise_for_status()
 
 
 def variable_name(name: str) -> str:
-    """The Prefect variable that keeps what was seen of a configuration's sources."""
+    """Name of the Prefect variable with the state of a configuration's sources."""
     return "starling_watch_" + re.sub(r"[^a-z0-9]", "_", name.lower())
 
 
@@ -126,5 +126,5 @@ def _recall(name: str) -> dict[str, str]:
 
 
 def _note(name: str, state: dict[str, str]) -> None:
-    values: Any = Variable  # its types know nothing of a plain dict
+    values: Any = Variable  # its types do not allow a plain dict
     values.set(name, state, overwrite=True)

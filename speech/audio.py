@@ -1,7 +1,7 @@
 """Waveforms: decoding, resampling, FLAC encoding, levels.
 
-Everything goes through soundfile, which needs no system library and decodes FLAC, WAV, MP3, Ogg Vorbis and Opus from
-bytes as well as from files. A waveform is a float32 tensor `[num_samples]` between -1 and 1, one channel.
+Decoding uses soundfile, which needs no system library and reads FLAC, WAV, MP3, Ogg Vorbis and Opus from bytes as well
+as from files. A waveform is a single-channel float32 tensor `[num_samples]` between -1 and 1.
 """
 
 from __future__ import annotations
@@ -14,42 +14,42 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import soundfile
-import torch
-import torchaudio
-from torch import Tensor
 
+from speech.lazy import torch, torchaudio
 from speech.truncation import announced_times
 
-SILENCE_DB = -120.0
-"""What `level_db` says of digital silence (a finite number, so that it fits JSON and Parquet)."""
+if TYPE_CHECKING:
+    from torch import Tensor
 
-_BLOCK_SAMPLES = 1 << 20  # a header may claim any length: memory grows with what is really there
+
+SILENCE_DB = -120.0
+"""Level of digital silence in `level_db`; finite, so that JSON and Parquet can store it."""
+_BLOCK_SAMPLES = 1 << 20  # read in blocks: a header may claim any length, so memory must follow the actual data
 MAX_SAMPLES = 1 << 29
-"""Samples of a waveform at most, nine hours at 16 kHz: silence is compressed a thousandfold, memory is not."""
+"""Maximum length of a waveform in samples, nine hours at 16 kHz: a small file of silence may decode to very many."""
 MAX_AMPLITUDE = 64.0
-"""Largest sample that is accepted, 36 dB above full scale: what lies beyond was scaled as integers or is damage."""
+"""Largest accepted sample, 36 dB above full scale; beyond that, samples are unscaled integers or damaged."""
 _INT16_SCALE = 32768
-_HEAD = 512  # bytes that tell text from audio
+_HEAD = 512  # bytes inspected to distinguish text from audio
 _MAGIC = (b"RIFF", b"RIFX", b"RF64", b"OggS", b"fLaC", b"ID3", b"FORM", b".snd", b"NIST", b"caff", b"Creative Voice")
 _OPUS_PREROLL_S = 1.0
-"""Opus predicts from what it has decoded: after a seek it must decode some audio before what it gives is the same as in
-one pass. RFC 7845, section 4.6, asks for at least 80 ms; SILK's long-term prediction on loud noise wants more."""
-
+"""Audio decoded and discarded after a seek in Opus, so that the result equals that of one pass. RFC 7845, section 4.6,
+requires at least 80 ms; SILK's long-term prediction needs more on loud noise."""
 _ROUNDING_S = 0.01
-"""A header that announces so little more than there is was written by a careless program; nothing has been cut."""
+"""Excess of the announced length over the actual one that is attributed to inexact headers, not to truncation."""
 
 AudioErrorReason = Literal["unreadable", "empty"]
 
 
 class AudioError(ValueError):
-    """Audio that cannot become a waveform.
+    """Audio that cannot be decoded or encoded.
 
     Attributes:
-        reason: "unreadable" (damaged, unknown format, truncated, samples that are no sound, no such channel) or "empty"
-            (no sample).
+        reason: "unreadable" (damaged, truncated, unknown format, invalid samples, no such channel) or "empty" (no
+            samples).
     """
 
     def __init__(self, message: str, reason: AudioErrorReason) -> None:
@@ -67,23 +67,23 @@ def decode_audio(
 ) -> tuple[Tensor, int]:
     """Decode a file, or a segment of it, to one channel.
 
-    A segment is found by seeking, to the sample, in all formats: what lies before it is not decoded, apart from a
-    second of Opus. Each call opens the file again: what MP3 gives differs in the last bit by what was decoded before,
-    and a waveform must be a function of its source alone.
+    Segments are sample-accurate in all formats. The decoder seeks to the start and skips the audio before it, except
+    for one second in Opus. Each call reopens the file: decoded MP3 differs in the last bit depending on earlier reads,
+    and a waveform must depend on its source only.
 
     Args:
         source: the encoded bytes, or a local path.
-        start: where the segment starts, in seconds.
-        end: where it ends, in seconds; None is the end of the file, and so is an end beyond it.
-        channel: the channel to take, from 0; None averages all of them.
-        raw_rate: the sample rate of audio without a header (16-bit, little-endian, one channel); None reads the header.
+        start: start of the segment in seconds.
+        end: end of the segment in seconds; None, or a time beyond the end, means the end of the file.
+        channel: channel to use, counted from 0; None averages all channels.
+        raw_rate: sample rate of headerless audio (16-bit, little-endian, one channel); None reads the header.
 
     Returns:
         The waveform, float32 `[num_samples]` in [-1, 1], and its sample rate in Hz.
 
     Raises:
-        AudioError: the audio is damaged or no sound, has no such channel, or the segment has no sample; the file is
-            truncated and the segment reaches its end.
+        AudioError: the audio is damaged, has invalid samples or lacks the channel; the segment is empty; or the segment
+            reaches the end of a truncated file.
     """
     name = _name_of(source)
     if start < 0 or (end is not None and end <= start):
@@ -102,9 +102,9 @@ def decode_audio(
 
 
 def stream_audio(source: bytes | str | Path) -> Iterator[tuple[Tensor, int]]:
-    """Decode a file of any length block by block, all channels averaged; memory holds one block.
+    """Decode a file of any length block by block, averaging all channels; keeps one block in memory.
 
-    Joined, the blocks are what `decode_audio` gives.
+    The concatenated blocks equal the result of `decode_audio`.
 
     Args:
         source: the encoded bytes, or a local path.
@@ -113,7 +113,7 @@ def stream_audio(source: bytes | str | Path) -> Iterator[tuple[Tensor, int]]:
         Blocks, float32 `[num_samples]` in [-1, 1], and the sample rate in Hz.
 
     Raises:
-        AudioError: as `decode_audio` does; a truncated FLAC or MP3 file only when its end is reached.
+        AudioError: as in `decode_audio`; for a truncated FLAC or MP3 file only when its end is reached.
     """
     name = _name_of(source)
     with _explained(source), _open(source, None) as file:
@@ -135,16 +135,16 @@ def stream_audio(source: bytes | str | Path) -> Iterator[tuple[Tensor, int]]:
 
 
 def check_samples(samples: Tensor, name: str) -> None:
-    """Refuse samples that are not finite, or far beyond full scale.
+    """Check that samples are finite and not far beyond full scale.
 
     Args:
         samples: A waveform of any shape, full scale at 1.
-        name: What the message names.
+        name: Name of the audio in error messages.
 
     Raises:
-        AudioError: A sample is no finite number, or beyond `MAX_AMPLITUDE`.
+        AudioError: A sample is not finite, or its magnitude exceeds `MAX_AMPLITUDE`.
     """
-    peak = float(samples.abs().max()) if samples.numel() else 0.0  # NaN where any sample is
+    peak = float(samples.abs().max()) if samples.numel() else 0.0  # NaN if any sample is NaN
     if not math.isfinite(peak):
         raise AudioError(f"{name} has samples that are not finite numbers: write it again", "unreadable")
     if peak > MAX_AMPLITUDE:
@@ -158,7 +158,7 @@ def _name_of(source: bytes | str | Path) -> str:
 
 @contextmanager
 def _explained(source: bytes | str | Path) -> Iterator[None]:
-    """Turn what soundfile raises into an error that names the audio, the reason and the remedy."""
+    """Convert soundfile's exceptions to an `AudioError` that names the audio, the reason and the remedy."""
     try:
         yield
     except (soundfile.SoundFileError, OSError, RuntimeError, TypeError) as error:
@@ -169,7 +169,7 @@ def _explained(source: bytes | str | Path) -> Iterator[None]:
 
 
 def _refusal(source: bytes | str | Path) -> str:
-    """Why a source is no audio file at all, for which libsndfile has a "System error"; empty if it may be one."""
+    """Why a source is not an audio file (libsndfile only says "System error"); empty if it may be one."""
     if isinstance(source, bytes):
         return _no_audio(source[:_HEAD], len(source))
     try:
@@ -192,12 +192,12 @@ def _no_audio(head: bytes, size: int) -> str:
     if head.startswith(_MAGIC):
         return ""
     try:
-        text = codecs.getincrementaldecoder("utf-8")().decode(head)  # which may end within a letter
+        text = codecs.getincrementaldecoder("utf-8")().decode(head)  # the head may end inside a character
     except UnicodeDecodeError:
         return ""
     if not all(c.isprintable() or c.isspace() for c in text):
         return ""
-    return "cannot be decoded (it holds text, not audio): check the name"
+    return "cannot be decoded (it contains text, not audio): check the name"
 
 
 def _open(source: bytes | str | Path, raw_rate: int | None) -> soundfile.SoundFile:
@@ -208,13 +208,13 @@ def _open(source: bytes | str | Path, raw_rate: int | None) -> soundfile.SoundFi
 
 
 def _check_whole(source: bytes | str | Path, file: soundfile.SoundFile, name: str) -> None:
-    """Refuse a file that ends before its header says; libsndfile does so for some formats only."""
+    """Check that a file is as long as its header announces; libsndfile does so for some formats only."""
     times, held = announced_times(source), file.frames / file.samplerate
     if held * (times - 1) <= _ROUNDING_S and not math.isinf(times):
         return
     announced = "its end is missing" if math.isinf(times) else f"the header announces {held * times:.3f} s"
     raise AudioError(
-        f"{name} is truncated: {announced}, the file holds {held:.3f} s. Fetch it again; if the transcript fits what "
+        f"{name} is truncated: {announced}, the file has {held:.3f} s. Fetch it again; if the transcript matches what "
         "is left, write that to a new file (ffmpeg -i OLD NEW)",
         "unreadable",
     )
@@ -243,7 +243,7 @@ def _read_segment(file: soundfile.SoundFile, start: float, end: float | None, ch
         if room < 0:
             raise _too_long(name, MAX_SAMPLES - room)
         blocks.append(_to_mono(block, channel))
-    # Streamed FLAC may not know its own length (libsndfile then reports the largest integer); any other one must fit.
+    # Streamed FLAC may leave its length open (libsndfile then reports the largest integer); otherwise it must match.
     if missing > 0 and file.frames < 1 << 62:
         raise AudioError(f"{name} is truncated: {missing} of {last - first} samples are missing", "unreadable")
     return torch.cat(blocks) if len(blocks) != 1 else blocks[0]
@@ -255,7 +255,7 @@ def _block(file: soundfile.SoundFile) -> int:
 
 
 def _too_long(name: str, samples: int) -> AudioError:
-    return AudioError(f"{name} has {samples} samples, more than {MAX_SAMPLES} at once: give its segments", "unreadable")
+    return AudioError(f"{name} has {samples} samples, more than the limit of {MAX_SAMPLES}: use segments", "unreadable")
 
 
 def _seek(file: soundfile.SoundFile, first: int, name: str) -> None:
@@ -279,7 +279,7 @@ def _to_mono(block: Tensor, channel: int | None) -> Tensor:
 
 @lru_cache(maxsize=16)
 def _resampler(from_rate: int, to_rate: int, device: str) -> torchaudio.transforms.Resample:
-    """The windowed-sinc kernel costs more than applying it to a short utterance: keep it."""
+    """A cached resampler: for short utterances, computing the kernel costs more than applying it."""
     return torchaudio.transforms.Resample(from_rate, to_rate).to(device)
 
 
@@ -288,8 +288,8 @@ def resample(wave: Tensor, from_rate: int, to_rate: int) -> Tensor:
 
     Args:
         wave: `[..., num_samples]`.
-        from_rate: its sample rate in Hz.
-        to_rate: the wanted one.
+        from_rate: sample rate of `wave` in Hz.
+        to_rate: target sample rate in Hz.
 
     Returns:
         `[..., ceil(num_samples * to_rate / from_rate)]`; the same tensor if the rates are equal.
@@ -301,13 +301,13 @@ def resample(wave: Tensor, from_rate: int, to_rate: int) -> Tensor:
         raise ValueError(f"cannot resample from {from_rate} Hz to {to_rate} Hz: sample rates must be positive")
     if from_rate == to_rate or wave.shape[-1] == 0:
         return wave
-    return cast(Tensor, _resampler(from_rate, to_rate, str(wave.device))(wave))
+    return cast("Tensor", _resampler(from_rate, to_rate, str(wave.device))(wave))
 
 
 def load_audio(
     source: bytes | str | Path, rate: int, *, start: float = 0.0, end: float | None = None, channel: int | None = None
 ) -> Tensor:
-    """Decode and resample to `rate`; see `decode_audio` for the arguments and errors.
+    """Decode and resample to `rate`; arguments and errors as in `decode_audio`.
 
     Returns:
         float32 `[num_samples]` at `rate` Hz.
@@ -317,10 +317,10 @@ def load_audio(
 
 
 def to_int16(wave: Tensor) -> Tensor:
-    """Round a waveform `[num_samples]` to 16 bits, clipping what lies outside [-1, 1).
+    """Round a waveform `[num_samples]` to 16 bits and clip samples outside [-1, 1).
 
     Raises:
-        AudioError: it contains samples that are not finite.
+        AudioError: a sample is not finite.
     """
     wave = wave.detach().to("cpu", torch.float32)
     if not torch.isfinite(wave).all():

@@ -1,10 +1,12 @@
-"""A bundle: everything that turns audio into text, in one folder without code and without pickle.
+"""Bundles: folders with everything needed to turn audio into text, without code or pickle.
 
-`model.safetensors` holds the weights, `bundle.json` the rest: sample rate, features with their statistics, tokens,
-model sizes, text normalization and decoding parameters. What these name (a language model, a list of words) lies beside
-them. A flipped bit in a weight would give other words, or none,
-without an error, so `bundle.json` has the SHA-256 of the other files, and of itself; loading compares them.
+`model.safetensors` contains the weights, `bundle.json` the rest: sample rate, features with their statistics, tokens,
+model sizes, text normalization and decoding parameters. Files that these name (a language model, a list of words) are
+copied into the folder. A flipped bit in a weight would silently change the output, so `bundle.json` contains the
+SHA-256 of the other files and of itself; loading verifies them.
 """
+
+from __future__ import annotations
 
 import hashlib
 import json
@@ -12,21 +14,24 @@ import logging
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from speech.choices import choice_of, own_fields
 from speech.decoding import DecodeChoice, DecodeConfig, GreedyConfig
 from speech.features import FeatureChoice
 from speech.features.cmvn import CmvnStats
-from speech.frontend import FrontEnd
-from speech.models import AcousticModel, ModelChoice, build_model
+from speech.models import ModelChoice, build_model
 from speech.text import NormalizerConfig
 from speech.tokens import Tokenizer, tokenizer_from_dict
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from speech.frontend import FrontEnd
+    from speech.models.networks.base import AcousticModel
 
 log = logging.getLogger(__name__)
 FORMAT = 1
@@ -34,7 +39,7 @@ WEIGHTS, SPEC = "model.safetensors", "bundle.json"
 
 
 class BundleError(ValueError):
-    """A folder is not a usable bundle."""
+    """The folder is not a usable bundle."""
 
 
 class BundleSpec(BaseModel):
@@ -62,28 +67,32 @@ class BundleSpec(BaseModel):
     def build_frontend(self, speakers: dict[str, CmvnStats] | None = None) -> FrontEnd:
         """The front end with this bundle's statistics."""
         stats = CmvnStats.from_dict(self.stats) if self.stats else None
+        from speech.frontend import FrontEnd
+
         return FrontEnd(self.features, self.sample_rate, stats, speakers)
 
     def build_tokenizer(self) -> Tokenizer:
-        """The tokens."""
+        """The tokenizer."""
         return tokenizer_from_dict(self.tokenizer)
 
     def build_model(self) -> AcousticModel:
-        """The acoustic model, freshly initialized."""
+        """The acoustic model, with random weights."""
         return build_model(self.model, self.build_frontend().dim, self.build_tokenizer().size)
 
 
 class _Written(BundleSpec):
-    """What bundle.json holds: the spec, and checksums."""
+    """The contents of bundle.json: the spec and the checksums."""
 
     files: dict[str, str] = {}
-    """Name of each other file to its SHA-256; empty in bundles that are older than their checksums."""
+    """SHA-256 of each other file by name; empty in bundles written before checksums were introduced."""
     checksum: str = ""
-    """SHA-256 of this JSON, see `_checksum`."""
+    """SHA-256 of this JSON as `_checksum` computes it."""
 
 
 def save_bundle(folder: Path, spec: BundleSpec, weights: dict[str, Tensor]) -> None:
     """Write a bundle into a folder, bundle.json last."""
+    from safetensors.torch import save_file
+
     folder.mkdir(parents=True, exist_ok=True)
     save_file(weights, str(folder / WEIGHTS))
     save_spec(folder, spec, {WEIGHTS: _sha256(folder / WEIGHTS)})
@@ -93,9 +102,9 @@ def save_spec(folder: Path, spec: BundleSpec, files: Mapping[str, str]) -> None:
     """Write bundle.json.
 
     Args:
-        folder: The bundle.
-        spec: What it says.
-        files: Name of each other file to its SHA-256.
+        folder: The bundle's folder.
+        spec: Contents of the bundle without the weights.
+        files: SHA-256 of each other file by name.
     """
     value = spec.model_dump(mode="json") | {"files": dict(files)}
     text = json.dumps(value | {"checksum": _checksum(value)}, indent=2, sort_keys=True)
@@ -145,42 +154,44 @@ def _sha256(path: Path) -> str:
 
 
 def load_spec(folder: Path) -> BundleSpec:
-    """Read bundle.json; see `check_files` for the other files.
+    """Read bundle.json; does not check the other files.
 
     Raises:
-        BundleError: If the folder has none, it is damaged, or it does not fit this version.
+        BundleError: If the file is missing, damaged, or incompatible with this version.
     """
     return _read(folder)[0]
 
 
 def _read(folder: Path) -> tuple[BundleSpec, dict[str, str]]:
-    """The spec, and the SHA-256 of the other files; none in bundles that are older than their checksums."""
+    """The spec, and the SHA-256 of the other files (none in bundles written before checksums were introduced)."""
     path = folder / SPEC
     if not path.is_file():
-        raise BundleError(f"{folder} is no model bundle: it has no bundle.json")
+        raise BundleError(f"{folder} is not a model bundle: it has no bundle.json")
     try:
         value = _Written.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        raise BundleError(f"{path} does not fit this version of Starling, or is damaged: {error}") from error
+        raise BundleError(f"{path} is damaged or incompatible with this version of Starling: {error}") from error
     if value.format != FORMAT:
-        raise BundleError(f"{path} has format {value.format}, this version of Starling reads {FORMAT}")
+        raise BundleError(f"{path} has format {value.format}, but this version of Starling reads {FORMAT}")
     if value.checksum and value.checksum != _checksum(json.loads(path.read_bytes())):
         raise BundleError(f"{_damaged(path)}. If you have edited it, remove its field checksum")
     return BundleSpec(**{name: getattr(value, name) for name in BundleSpec.model_fields}), value.files
 
 
 def check_files(folder: Path) -> dict[str, str]:
-    """Compare the files beside bundle.json with their checksums.
+    """Verify the checksums of the other files of a bundle.
 
     Returns:
-        Name of each to its SHA-256.
+        SHA-256 of each file by name.
 
     Raises:
-        BundleError: If one is missing or damaged, or bundle.json is.
+        BundleError: If a file, or bundle.json itself, is missing or damaged.
     """
     files = _read(folder)[1]
     if not files:
-        log.warning("%s has no checksums (it is older than they are): damage to its weights may go unnoticed", folder)
+        log.warning(
+            "%s has no checksums (it was written by an earlier version): damage to its weights may go unnoticed", folder
+        )
     found = {}
     for name in {WEIGHTS: "", **files}:
         if not (folder / name).is_file():
@@ -191,27 +202,29 @@ def check_files(folder: Path) -> dict[str, str]:
     return found
 
 
-_AGAIN = "fetch the model again, or make it again with `starling register CONFIG --again`"
+_AGAIN = "fetch the model again, or recreate it with `starling register CONFIG --again`"
 
 
 def _damaged(path: Path) -> BundleError:
-    return BundleError(f"{path} is damaged, its SHA-256 is not what bundle.json says: {_AGAIN}")
+    return BundleError(f"{path} is damaged, its SHA-256 differs from bundle.json: {_AGAIN}")
 
 
 def load_bundle(folder: Path) -> tuple[BundleSpec, AcousticModel]:
-    """Read a bundle; the model comes in evaluation mode on the CPU.
+    """Load a bundle; the model is on the CPU and in evaluation mode.
 
     Raises:
         BundleError: If the folder is not a usable bundle.
     """
+    from safetensors.torch import load_file
+
     spec = load_spec(folder)
     check_files(folder)
     try:
         model = spec.build_model()
     except ValueError as error:
-        raise BundleError(f"{folder / SPEC} describes no model: {error}") from error
+        raise BundleError(f"{folder / SPEC} does not describe a valid model: {error}") from error
     try:
         model.load_state_dict(load_file(str(folder / WEIGHTS)))
     except (OSError, RuntimeError, SafetensorError) as error:
-        raise BundleError(f"{folder / WEIGHTS} does not fit its bundle.json: {error}") from error
+        raise BundleError(f"{folder / WEIGHTS} does not match its bundle.json: {error}") from error
     return spec, model.eval()

@@ -1,6 +1,6 @@
-"""English numbers, money and ordinals as they are said: the short American way ("one hundred one").
+"""Spells English numbers, ordinals and sums of money the short American way ("one hundred one").
 
-Years, dates and abbreviations are not interpreted, since no rule without context gets them right.
+Years, dates and abbreviations are not interpreted: without context, no rule gets them right.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _digit_words(digits: str) -> str:
 
 
 def _read(digits: str, *, ordinal: bool = False) -> str:
-    """Reads a run of digits; a leading zero (a code, "007") or too many of them (a serial number) means one by one."""
+    """Spells a run of digits; codes with a leading zero ("007") and very long numbers are read digit by digit."""
     digits = digits.replace(",", "")
     if len(digits) > len(str(LARGEST_NUMBER)) or (digits[0] == "0" and len(digits) > 1):
         return _digit_words(digits)

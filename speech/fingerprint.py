@@ -1,14 +1,14 @@
-"""Acoustic fingerprints: the same recording is known again after re-encoding, padding, another rate or another gain.
+"""Acoustic fingerprints that survive re-encoding, padding, resampling and changes of gain.
 
-Every 6.5 ms one 32-bit word says how the energy of 33 bands changes from band to band and from frame to frame, after
+A 32-bit word every 6.5 ms encodes how the energies of 33 bands change from band to band and from frame to frame, after
 Haitsma and Kalker, "A Highly Robust Audio Fingerprinting System", ISMIR 2002, equation 1:
 
     F(n, m) = 1 if E(n, m) - E(n, m+1) - (E(n-1, m) - E(n-1, m+1)) > 0
 
-with bands of equal width in log frequency between 300 and 1,900 Hz, which all speech codecs and rates keep. Ours
-differ in the window (128 ms instead of 370 ms: with longer ones two takes of an isolated digit look alike) and in
-leaving out frames that are all but silent, where the bits would be noise. Changes of speed, and other takes of the
-same sentence, are other recordings.
+with bands of equal width in log frequency between 300 and 1,900 Hz, a range that all speech codecs and sample rates
+preserve. Two differences from the paper: the window is 128 ms instead of 370 ms (with longer windows, two takes of an
+isolated digit look alike), and nearly silent frames, whose bits would be noise, are left out. A change of speed, or
+another take of the same sentence, counts as a different recording.
 """
 
 import math
@@ -27,7 +27,7 @@ WINDOW, HOP = 512, 26
 BANDS = 33
 _LOW_HZ, _HIGH_HZ = 300.0, 1900.0
 _SILENCE = 1e-4
-"""Frames whose energy is less than this share of the loudest one's (40 dB) have no word."""
+"""Frames more than 40 dB below the loudest one have no word (ratio of energies)."""
 NO_WORD = 0
 _MARGIN = 0.25
 
@@ -37,22 +37,22 @@ _HASH = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: Knuth's multiplica
 
 @lru_cache(maxsize=1)
 def _bands() -> tuple[Tensor, Tensor]:
-    """Window [WINDOW], and the share of each spectral line in each band [WINDOW // 2 + 1, BANDS]."""
+    """Window [WINDOW], and the weight of each spectral line in each band [WINDOW // 2 + 1, BANDS]."""
     edges = np.geomspace(_LOW_HZ, _HIGH_HZ, BANDS + 1)
     lines = np.fft.rfftfreq(WINDOW, 1 / RATE)
     width = lines[1]
-    # a line is a short piece of the frequency axis: bands narrower than a line share it
+    # each spectral line covers an interval of frequencies; bands narrower than that share a line
     low, high = lines[:, None] - width / 2, lines[:, None] + width / 2
     overlap = np.minimum(high, edges[None, 1:]) - np.maximum(low, edges[None, :-1])
     return torch.hann_window(WINDOW), torch.from_numpy(np.clip(overlap / width, 0, None)).float()
 
 
 def fingerprint(wave: Tensor, rate: int) -> Words:
-    """The words of a recording.
+    """Compute the words of a recording.
 
     Args:
         wave: Mono samples [num_samples].
-        rate: Hz.
+        rate: Sample rate in Hz.
 
     Returns:
         uint32 [num_words], one every `HOP` samples at `RATE`; `NO_WORD` where the recording is silent.
@@ -71,7 +71,7 @@ def fingerprint(wave: Tensor, rate: int) -> Words:
 
 
 def sketch(words: Words, size: int) -> tuple[Words, NDArray[np.int32]]:
-    """A few words by which a recording is looked up: those with the smallest hashes, so that copies choose alike.
+    """Select the words with the smallest hashes for look-up, so that copies of a recording select the same ones.
 
     Broder, "On the resemblance and containment of documents", 1997: bottom-k sampling.
 
@@ -85,21 +85,21 @@ def sketch(words: Words, size: int) -> tuple[Words, NDArray[np.int32]]:
 
 
 def hash_words(words: Words) -> NDArray[np.uint64]:
-    """A hash of each word that orders them at random."""
+    """Hash each word, for a pseudo-random order."""
     mixed = words.astype(np.uint64) * _HASH
     return mixed ^ (mixed >> np.uint64(29))
 
 
 def bit_errors(first: Words, second: Words, offset: int) -> tuple[float, float]:
-    """How far two recordings differ where one lies over the other.
+    """Compare two recordings where they overlap at a given offset.
 
     Args:
-        first: Words of one.
-        second: Words of the other.
-        offset: Position in `first` of the second's first word; may be negative.
+        first: Words of one recording.
+        second: Words of the other recording.
+        offset: Position in `first` of the first word of `second`; may be negative.
 
     Returns:
-        Share of differing bits among the words that both have, and the share of the shorter one's words that both have.
+        Share of differing bits in the common words, and the common words' share of the shorter recording's words.
     """
     begin, end = max(offset, 0), min(len(first), len(second) + offset)
     one, two = first[begin:end], second[begin - offset : end - offset]
@@ -113,14 +113,14 @@ def bit_errors(first: Words, second: Words, offset: int) -> tuple[float, float]:
 
 
 def certain_limit(limit: float, words: float) -> float:
-    """The share of differing bits that two recordings have to stay below to be one, if they have few words in common.
+    """Limit of the share of differing bits for a match, lowered if the recordings have few words in common.
 
-    The share is less certain the fewer words it is over, and they overlap: two takes of a digit by one speaker, 0.4 s
-    long, may differ in 15 % of the bits only. The limit is lower by `_MARGIN` / √words: by 0.03 at half a second, by
-    less than 0.01 from four seconds on.
+    The fewer words, the less reliable the share, and neighbouring words overlap: two takes of a digit by one speaker,
+    0.4 s long, may differ in only 15 % of the bits. The limit is lowered by `_MARGIN` / √words: by 0.03 at half a
+    second, by less than 0.01 from four seconds on.
 
     Args:
-        limit: Of long recordings.
-        words: That both have.
+        limit: Limit for long recordings.
+        words: Number of common words.
     """
     return limit - _MARGIN / math.sqrt(max(words, 1.0))

@@ -1,7 +1,7 @@
-"""Looks at a FLAC file without decoding it: what it holds, and whether it is whole (RFC 9639).
+"""Reads the header of a FLAC file, and checks that the file is complete, without decoding it (RFC 9639).
 
-Copying a file through is a hundred times cheaper than decoding it, but a file that was cut still has a perfect header.
-So the last frame is looked at: its CRC-16 must fit, and it must end with the last sample that the header promises.
+Copying a file is a hundred times cheaper than decoding it, but a truncated file still has a valid header. Therefore the
+last frame is checked: its CRC-16 must match, and it must end with the last sample that the header announces.
 """
 
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 _MAX_FRAME = 1 << 14
-"""Bytes of a last frame at most; a longer one, of many channels and bits, counts as not whole."""
+"""Longest last frame in bytes; files with a longer one (many channels and bits) count as incomplete."""
 _BLOCK_SIZES = {1: 192, **{2 + k: 576 << k for k in range(4)}, **{8 + k: 256 << k for k in range(8)}}
 
 
 @dataclass(frozen=True)
 class FlacInfo:
-    """What the header says: rate in Hz, channels, bits of a sample, number of samples, bytes before the audio."""
+    """The stream header: rate in Hz, channels, bits per sample, number of samples, bytes before the audio."""
 
     sample_rate: int
     channels: int
@@ -27,7 +27,7 @@ class FlacInfo:
 
 
 def read_header(data: bytes) -> FlacInfo | None:
-    """The stream information of a FLAC file, or None if this is none or a length is missing (RFC 9639, section 8)."""
+    """Read the stream header; None if this is not FLAC or the length is missing (RFC 9639, section 8)."""
     if data[:4] != b"fLaC" or len(data) < 42 or data[4] & 0x7F != 0 or int.from_bytes(data[5:8], "big") != 34:
         return None
     place, last = 4, False
@@ -45,7 +45,7 @@ def read_header(data: bytes) -> FlacInfo | None:
 
 
 def is_whole(data: bytes, info: FlacInfo) -> bool:
-    """Whether a FLAC file ends with an undamaged frame that holds its last sample (RFC 9639, section 9)."""
+    """Whether a FLAC file ends with an undamaged frame that contains its last sample (RFC 9639, section 9)."""
     end = len(data)
     floor = max(info.header_bytes, end - _MAX_FRAME)
     place = end
@@ -58,7 +58,7 @@ def is_whole(data: bytes, info: FlacInfo) -> bool:
 
 
 def _ends_at(data: bytes, place: int) -> int:
-    """The number of samples up to the end of the frame whose header is here; 0 if it is no header."""
+    """Number of samples up to the end of the frame whose header is at `place`; 0 if there is no frame header."""
     varies = data[place + 1] == 0xF9
     size_code = data[place + 2] >> 4
     number, after = _coded_number(data, place + 4)
@@ -71,13 +71,13 @@ def _ends_at(data: bytes, place: int) -> int:
         return 0
     if varies:
         return number + size
-    # a fixed-size stream numbers its frames; only the last one may be shorter than the others
+    # streams with a fixed block size number their frames; only the last frame may be shorter
     block = int.from_bytes(data[8:10], "big")
     return number * block + size
 
 
 def _coded_number(data: bytes, place: int) -> tuple[int, int]:
-    """A frame's or sample's number, coded as UTF-8 codes characters, and where it ends; −1 if it is none."""
+    """The frame or sample number at `place` (coded like UTF-8) and where it ends; −1 if it is invalid."""
     first = data[place] if place < len(data) else 0xFF
     if first < 0x80:
         return first, place + 1
@@ -93,7 +93,7 @@ def _coded_number(data: bytes, place: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=1)
 def _crc8_table() -> bytes:
-    """Of the polynomial x^8 + x^2 + x + 1."""
+    """Table of the CRC with polynomial x^8 + x^2 + x + 1."""
     table = []
     for byte in range(256):
         for _ in range(8):
@@ -111,9 +111,9 @@ def _crc8(data: bytes) -> int:
 
 @lru_cache(maxsize=1)
 def _crc16_tables() -> NDArray[np.uint16]:
-    """What a byte adds to the checksum when 0 to _MAX_FRAME - 1 bytes follow it [_MAX_FRAME, 256]: a CRC is linear.
+    """Contribution of each byte value if 0 to _MAX_FRAME - 1 bytes follow it [_MAX_FRAME, 256]; a CRC is linear.
 
-    Of the polynomial x^16 + x^15 + x^2 + 1.
+    The polynomial is x^16 + x^15 + x^2 + 1.
     """
     row = np.arange(256, dtype=np.uint32) << 8
     for _ in range(8):

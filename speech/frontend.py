@@ -1,4 +1,4 @@
-"""From waveforms (or stored features) to the normalized features that an acoustic model reads."""
+"""Computes the normalized input features of an acoustic model from waveforms or stored features."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -11,21 +11,21 @@ from speech.features.expand import Expand
 from speech.features.sliding import sliding_normalize
 
 Augment = Callable[[Tensor, Tensor], Tensor]
-"""Changes normalized features [batch, frames, F] of given numbers of frames [batch]."""
+"""Augments normalized features: takes features [batch, frames, F] and frame counts [batch], returns features."""
 
 
 _SILENCE, _KEPT = 5, 4
-"""Frames of a trimmed utterance before its first and after its last loud one, and how many of them are its own."""
-_AROUND = 12
-"""Frames of zeros around an utterance that is to be trimmed: so its first and last samples are in whole frames, too."""
+"""Frames before the first and after the last loud frame of a trimmed utterance; how many of them are its own."""
+_PADDING = 12
+"""Frames of zeros added at both ends before trimming, so that the first and last samples lie in full frames, too."""
 
 
 class FrontEnd(nn.Module):
     """Features, mean and variance normalization, deltas, splicing and stride, on the device of the input.
 
     Args:
-        cfg: Which features and which normalization.
-        sample_rate: Of the waveforms, Hz.
+        cfg: Configuration of features and normalization.
+        sample_rate: Sample rate of the waveforms in Hz.
         stats: Statistics of the training set; needed for `cmvn: global`.
         speakers: Statistics by speaker, for `cmvn: speaker`.
     """
@@ -51,25 +51,25 @@ class FrontEnd(nn.Module):
 
     @property
     def dim(self) -> int:
-        """Width of the frames that the model reads."""
+        """Number of features per frame that the model receives."""
         return int(self.extract.dim) * self.cfg.frame_factor
 
     def forward(
         self, inputs: Tensor, lengths: Tensor, speakers: Sequence[str] | None = None, augment: Augment | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Normalized features, zero in the padding.
+        """Compute normalized features, zero in the padding.
 
         Args:
-            inputs: Waveforms [batch, samples] in ±1, or features [batch, frames, F] extracted before.
+            inputs: Waveforms [batch, samples] in ±1, or stored features [batch, frames, F].
             lengths: Samples or frames of each utterance [batch].
             speakers: Speaker of each utterance, for `cmvn: speaker`.
-            augment: Changes the normalized features before deltas and splicing, which would else carry a masked
-                frame's neighbours into it.
+            augment: Applied to the normalized features before deltas and splicing, which would otherwise leak
+                neighbouring frames into a masked one.
 
         Returns:
-            Features [batch, frames, dim] and frames [batch].
+            Features [batch, frames, dim] and frame counts [batch].
         """
-        feats, frames = self._extracted(inputs, lengths)
+        feats, frames = self._unnormalized(inputs, lengths)
         feats = self._normalize(feats, frames, speakers)
         if augment is not None:
             feats = augment(feats, frames)
@@ -79,36 +79,35 @@ class FrontEnd(nn.Module):
     def trimmed(
         self, inputs: Tensor, lengths: Tensor, speakers: Sequence[str] | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """What recognition reads: as `forward`, but with the same short silence around the speech of all utterances.
+        """Compute features for recognition: like `forward`, with the same short silence before and after the speech.
 
-        The model gets the same pause at both ends of every recording. `features.trim_db` says what is a
-        pause; if it is 0, nothing is trimmed.
+        Longer silence is trimmed, missing silence is added. `features.trim_db` defines silence; 0 disables trimming.
 
         Args:
-            inputs: As of `forward`.
-            lengths: As of `forward`.
-            speakers: As of `forward`.
+            inputs: As in `forward`.
+            lengths: As in `forward`.
+            speakers: As in `forward`.
 
         Returns:
-            Features [batch, frames, dim], frames [batch], and the second of the recording at which the first frame
-            begins [batch]: negative if silence was put before it.
+            Features [batch, frames, dim], frame counts [batch], and the start time of the first frame within the
+            recording in seconds [batch], negative if silence was added before it.
         """
         if not self.cfg.trim_db:
             feats, frames = self(inputs, lengths, speakers)
             return feats, frames, torch.zeros(len(lengths))
-        raw, frames = self._surrounded(inputs, lengths)
+        raw, frames = self._padded(inputs, lengths)
         feats = self._normalize(raw, frames, speakers)
-        feats, frames, start = _between_pauses(feats, frames, self.extract.loud_frames(raw, frames, self.cfg.trim_db))
+        feats, frames, start = _trim_silence(feats, frames, self.extract.loud_frames(raw, frames, self.cfg.trim_db))
         feats, frames = self.expand(feats, frames)
-        return feats, frames, (start.cpu() - _AROUND) * (self.cfg.hop_ms / 1000)
+        return feats, frames, (start.cpu() - _PADDING) * (self.cfg.hop_ms / 1000)
 
-    def _extracted(self, inputs: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Features, not normalized, and their frames."""
+    def _unnormalized(self, inputs: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Unnormalized features and frame counts."""
         return (inputs, lengths) if inputs.ndim == 3 else self.extract(inputs, lengths)
 
-    def _surrounded(self, inputs: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Features, not normalized, and frames of utterances with digital silence around them."""
-        size = self.extract.hop_length * _AROUND
+    def _padded(self, inputs: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Unnormalized features and frame counts of the utterances, padded with digital silence at both ends."""
+        size = self.extract.hop_length * _PADDING
         if inputs.ndim == 2:
             waves = inputs.masked_fill(~frame_mask(lengths, inputs.shape[1], inputs.device), 0.0)
             found: tuple[Tensor, Tensor] = self.extract(nn.functional.pad(waves, (size, size)), lengths + 2 * size)
@@ -116,8 +115,8 @@ class FrontEnd(nn.Module):
         zeros = inputs.new_zeros(1, self.extract.frame_length)
         silence = self.extract(zeros, torch.tensor([zeros.shape[1]]))[0]
         feats = torch.where(frame_mask(lengths, inputs.shape[1], inputs.device).unsqueeze(2), inputs, silence)
-        edge = silence.expand(len(inputs), _AROUND, -1)
-        return torch.cat([edge, feats, edge], dim=1), lengths + 2 * _AROUND
+        edge = silence.expand(len(inputs), _PADDING, -1)
+        return torch.cat([edge, feats, edge], dim=1), lengths + 2 * _PADDING
 
     def _normalize(self, feats: Tensor, frames: Tensor, speakers: Sequence[str] | None) -> Tensor:
         cfg = self.cfg
@@ -141,13 +140,13 @@ class FrontEnd(nn.Module):
         return normalize(feats, frames, mean, std if cfg.cmvn_variance else torch.ones_like(std))
 
     def _statistics(self, feats: Tensor, frames: Tensor, speakers: Sequence[str] | None) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation for the set [F] or for each utterance [batch, F]."""
+        """Mean and standard deviation of the training set [F] or for each utterance [batch, F]."""
         if self.cfg.cmvn == "global" and self.stats is not None:
             mean, std = self._vectors("global", [self.stats], feats)
             return mean[0], std[0]
         mean, std = utterance_stats(feats, frames, self.extract.speech_frames(feats, frames))
         if self.cfg.cmvn == "speaker" and speakers is not None:
-            # a speaker without statistics (a new recording) is normalized by the utterance itself
+            # speakers without statistics (new recordings) fall back to the utterance's own
             known = [(i, self._places[name]) for i, name in enumerate(speakers) if name in self._places]
             if known:
                 rows, places = torch.tensor(known, device=feats.device).T
@@ -156,7 +155,7 @@ class FrontEnd(nn.Module):
         return mean, std
 
     def _vectors(self, kind: str, stats: Iterable[CmvnStats], like: Tensor) -> tuple[Tensor, Tensor]:
-        """Means and standard deviations [statistics, F], where they are needed; computed and copied once."""
+        """Means and standard deviations [statistics, F] on the device and in the dtype of `like`; cached."""
         key = kind, like.device, like.dtype
         if key not in self._tables:
             with torch.inference_mode(False):  # they may be used for training later
@@ -166,20 +165,20 @@ class FrontEnd(nn.Module):
         return self._tables[key]
 
 
-def _between_pauses(feats: Tensor, frames: Tensor, loud: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Each utterance from shortly before its first to shortly after its last loud frame.
+def _trim_silence(feats: Tensor, frames: Tensor, loud: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Trim each utterance to its loud part plus `_SILENCE` frames at both ends.
 
     Args:
-        feats: [batch, frames, F], normalized; each begins with digital silence.
-        frames: Of each utterance [batch].
-        loud: Which of them are loud [batch, frames].
+        feats: Normalized features [batch, frames, F]; each utterance starts with digital silence.
+        frames: Frames of each utterance [batch].
+        loud: Mask of the loud frames [batch, frames].
 
     Returns:
-        Features, zero in the padding; frames [batch]; and the first frame's place [batch].
+        Features, zero in the padding; frame counts [batch]; and the index of the first frame [batch].
     """
     total, places = feats.shape[1], torch.arange(feats.shape[1], device=feats.device)
     frames = frames.to(feats.device)
-    some = loud.any(1)  # without a loud one (they are not numbers) all stay
+    some = loud.any(1)  # utterances without a loud frame (NaN) are not trimmed
     first = torch.where(some, loud.int().argmax(1), 0)
     end = torch.where(some, total - loud.flip(1).int().argmax(1), frames)
     own = (places >= (first - _KEPT).unsqueeze(1)) & (places < (end + _KEPT).unsqueeze(1))

@@ -1,4 +1,4 @@
-"""A recognizer: features, encoder, decoder. All that turn audio into text use this one."""
+"""The recognizer: features, encoder and decoder. Everything that turns audio into text uses it."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,24 +14,24 @@ from speech.frontend import FrontEnd
 
 
 class Scores(NamedTuple):
-    """What an encoder says of several utterances, on the CPU."""
+    """Encoder outputs of a batch of utterances, on the CPU."""
 
     log_probs: Tensor
     """Log posteriors [batch, frames, tokens]."""
     frames: Tensor
     """Frames of each utterance [batch]."""
     starts: Tensor
-    """Seconds of each recording before its first frame [batch]."""
+    """Start time of each utterance's first frame within its recording, in seconds [batch]."""
 
 
 class Recognizer:
     """A bundle's model, ready to use.
 
     Args:
-        spec: What the bundle says.
-        model: The encoder.
-        decode: Decoding parameters, instead of the bundle's own.
-        device: Where the encoder runs, for example `cpu` or `cuda`.
+        spec: The bundle's contents without the weights.
+        model: The acoustic model.
+        decode: Decoding parameters; the bundle's own by default.
+        device: Device of the model, for example `cpu` or `cuda`.
         speakers: Statistics by speaker, for `cmvn: speaker`.
     """
 
@@ -57,27 +57,27 @@ class Recognizer:
         device: str | torch.device = "cpu",
         speakers: Mapping[str, CmvnStats] | None = None,
     ) -> "Recognizer":
-        """A recognizer from a bundle's folder; see the class for the arguments.
+        """Load a recognizer from a bundle's folder; arguments as for the class.
 
         Raises:
-            BundleError: The folder is no bundle, or it is damaged.
+            BundleError: The folder is not a bundle, or the bundle is damaged.
         """
         spec, model = load_bundle(Path(folder))
         return cls(spec, model, decode or own_decoder(Path(folder)), device, speakers)
 
     @property
     def frame_seconds(self) -> float:
-        """Seconds between two frames of the encoder's output."""
+        """Frame shift of the model's output in seconds."""
         return self.spec.model.subsampling * self.spec.features.stride * self.spec.features.hop_ms / 1000
 
     @torch.inference_mode()
     def scores(self, inputs: Tensor, lengths: Tensor, speakers: Sequence[str] | None = None) -> Scores:
-        """What the encoder says of utterances, whose pauses at the edges are made equally long first.
+        """Run the model on utterances, after trimming or padding the silence at their ends to the same length.
 
         Args:
             inputs: Waveforms [batch, samples] in ±1, or stored features [batch, frames, F].
-            lengths: Samples or frames of each [batch].
-            speakers: Of each, for `cmvn: speaker`.
+            lengths: Samples or frames of each utterance [batch].
+            speakers: Speaker of each utterance, for `cmvn: speaker`.
         """
         feats, num_frames, starts = self.frontend.trimmed(inputs.to(self.device), lengths.to(self.device), speakers)
         log_probs, frames = self.model(feats, num_frames)
@@ -87,6 +87,6 @@ class Recognizer:
         """The best hypothesis of each utterance.
 
         Raises:
-            DecodeError: Scores are not finite.
+            DecodeError: The scores contain NaN, or their shapes do not match.
         """
         return self.decoder.decode(scores.log_probs, scores.frames)

@@ -1,11 +1,11 @@
-"""What the writing systems need of a text normalizer: which signs carry no sound, and which spellings are one.
+"""Normalization rules of writing systems: which signs carry no sound, and which spellings are equivalent.
 
     family_of("pt-BR").name          # "latin"
     FAMILIES["arabic"].clean("كِتَابٌ")  # "كتاب"
 
-A family knows letters only: case, punctuation and the alphabet are the normalizer's business (`speech.text`), and
-numbers are `number_speller`'s. Rules are Unicode's own properties (Unicode Standard, chapters 7 to 18) plus the customs
-that each entry names; whatever changes a spelling rather than its encoding happens only where `fold` is asked for.
+A family covers letters only: `speech.text` handles case, punctuation and the alphabet, `number_speller` numbers. The
+rules follow Unicode's character properties (Unicode Standard, chapters 7 to 18) and the orthographic conventions noted
+at each entry. Rules that change a spelling rather than its encoding apply only with `fold`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-# Compatibility composition takes these vowels apart into a nikhahit and an aa, which no keyboard types.
+# Compatibility normalization splits these vowels into nikhahit and aa, which no keyboard types.
 _NOT_DECOMPOSED = {"ำ", "ຳ"}
 _DIGITS = re.compile(r"(?<!\w)\d+(?!\w)")
 _HAN_GAP = re.compile(r"(?<=[⺀-鿿豈-﫿\U00020000-\U0003ffffー々〆])\s+(?=[⺀-鿿豈-﫿\U00020000-\U0003ffffー々〆])")
@@ -28,14 +28,14 @@ class LanguageError(ValueError):
 
 @dataclass(frozen=True)
 class Family:
-    """How the texts of one group of writing systems are brought to one form.
+    """Normalization rules for one group of writing systems.
 
     Attributes:
         name: Name in configurations.
-        silent: Characters without a sound of their own, dropped: vowel points, stress marks, stretching.
-        same: Spellings of one letter that differ by custom only; applied where `fold` is asked for.
-        encoded: Characters that look and sound alike and differ in their code only; always applied.
-        joined: Whether words are written without spaces, so that a space between two characters means nothing.
+        silent: Characters without a sound of their own, which are dropped: vowel points, stress marks, tatweel.
+        same: Variant spellings of one letter; applied only with `fold`.
+        encoded: Different code points for one letter or sign; always applied.
+        joined: Whether words are written without spaces, so that spaces between two characters are dropped.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Family:
     joined: bool = False
 
     def clean(self, text: str, fold: bool = False) -> str:
-        """The text by the family's rules, composed (NFC), its digits 0 to 9; applying it twice changes nothing."""
+        """Apply the family's rules; the result is composed (NFC) with ASCII digits. Idempotent."""
         text = ascii_digits(compose(text.translate(self.encoded)))
         if self.silent is not None:
             text = unicodedata.normalize("NFC", self.silent.sub("", text))
@@ -62,14 +62,14 @@ FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
         Family("latin"),
-        # Dictionaries and schoolbooks mark the stress with an acute; й and ё are composed and keep their marks.
+        # Dictionaries and textbooks mark stress with an acute; й and ё are composed and keep their marks.
         Family("cyrillic", silent=re.compile("[\u0300\u0301]"), same=_table(е="ё", Е="Ё")),
         Family("greek", same=_table(α="ά", ε="έ", η="ή", ι="ίϊΐ", ο="ό", υ="ύϋΰ", ω="ώ")),
         Family(
             "arabic",
             silent=re.compile("[\u0640\u064b-\u0652\u0670\u06d6-\u06ed]"),  # tatweel, vowel signs, Quranic marks
             same=_table(ا="أإآٱ", ي="ىئ", و="ؤ", ه="ة"),
-            encoded={0x200C: " "},  # the zero-width non-joiner parts words as a space does
+            encoded={0x200C: " "},  # the zero-width non-joiner separates words like a space
         ),
         Family(
             "persian",
@@ -88,7 +88,7 @@ FAMILIES: dict[str, Family] = {
         Family("cjk", joined=True),
     )
 }
-"""Families by the name that `NormalizerConfig.kind` takes: a new one is an entry here and in `_LANGUAGES`."""
+"""Families by their name in `NormalizerConfig.kind`. To add one, add an entry here and in `_LANGUAGES`."""
 
 _LANGUAGES = {
     "cyrillic": "ru uk be bg mk sr kk ky mn tg tt ba cv ce os sah",
@@ -106,12 +106,12 @@ _SCRIPTS = {"Cyrl": "cyrillic", "Latn": "latin", "Arab": "arabic", "Grek": "gree
 
 
 def primary(language: str) -> str:
-    """The language of a BCP 47 tag: "pt" of "pt-BR"."""
+    """The primary language of a BCP 47 tag: "pt" for "pt-BR"."""
     return re.split("[-_]", language.strip().lower(), maxsplit=1)[0]
 
 
 def family_of(language: str) -> Family:
-    """The family of a BCP 47 tag; a script in it decides ("sr-Latn" is latin), an unknown language is latin."""
+    """The family of a BCP 47 tag: by its script if it has one ("sr-Latn" is latin), else by language; default latin."""
     for part in re.split("[-_]", language)[1:]:
         if part.title() in _SCRIPTS and len(part) == 4:
             return FAMILIES[_SCRIPTS[part.title()]]
@@ -119,7 +119,7 @@ def family_of(language: str) -> Family:
 
 
 def compose(text: str) -> str:
-    """NFC, with wide, narrow, ligature and presentation forms replaced by the plain letters that they stand for."""
+    """Compose (NFC), and replace wide, narrow, ligature and presentation forms by plain letters."""
     if not text.isascii():
         text = "".join(c if c in _NOT_DECOMPOSED or c.isascii() else _plain(c) for c in text)
     return unicodedata.normalize("NFC", text)
@@ -133,7 +133,7 @@ def _plain(character: str) -> str:
 
 
 def change_case(text: str, case: str, language: str = "") -> str:
-    """Upper or lower case by the language's rules: a Turkish I is dotless, and a Georgian text has one case."""
+    """Convert to upper or lower case by the language's rules (Turkish dotless i; Georgian has a single case)."""
     if case == "keep" or primary(language) == "ka":
         return text
     if primary(language) in ("tr", "az"):
@@ -143,16 +143,16 @@ def change_case(text: str, case: str, language: str = "") -> str:
 
 
 def ascii_digits(text: str) -> str:
-    """Decimal digits of any script as 0 to 9."""
+    """Replace decimal digits of any script by 0 to 9."""
     return "".join(str(unicodedata.decimal(c)) if c.isdecimal() else c for c in text)
 
 
 @lru_cache(maxsize=64)
 def number_speller(language: str) -> Callable[[str], str]:
-    """A function that spells the whole numbers in a text as words of a language (package num2words).
+    """Return a function that spells the whole numbers in a text in a language (package num2words).
 
-    Decimals, dates and times are read part by part ("3,5" as three, five): how they are said depends on more than the
-    language. Codes that begin with 0 and numbers of more than 15 digits are read digit by digit; digits that touch a
+    Decimals, dates and times are read part by part ("3,5" as three, five), because their reading depends on more than
+    the language. Codes with a leading 0 and numbers of more than 15 digits are read digit by digit. Digits next to a
     letter stay.
 
     Raises:

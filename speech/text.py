@@ -1,15 +1,14 @@
-"""Text normalization: what a transcript looks like before it is cut into tokens or scored.
+"""Text normalization of transcripts, before tokenization and scoring.
 
-A transcript arrives as somebody typed it ("It's 5 o’clock — 1,200 people!"); a recognizer with a small alphabet is
-trained on, and scored against, what was *said* ("it's five o'clock one thousand two hundred people"). The same
-normalizer must serve training, references and hypotheses, because normalization alone moves a word error rate by one to
-two per cent absolute.
+Transcripts are written text ("It's 5 o’clock — 1,200 people!"); a recognizer with a small alphabet is trained on, and
+scored against, the *spoken* form ("it's five o'clock one thousand two hundred people"). Training, references and
+hypotheses must use the same normalizer: normalization alone changes a word error rate by one to two per cent absolute.
 
     normalizer = TextNormalizer(NormalizerConfig())
     normalizer("Dr. Who's 2nd!")   # "dr who's second"
 
-Every normalizer is idempotent. Numbers are read the short American way ("one hundred one"); years, dates and
-abbreviations are not interpreted, since no rule without context gets them right.
+Every normalizer is idempotent. Numbers are read the short American way ("one hundred one"). Years, dates and
+abbreviations are not interpreted: without context, no rule gets them right.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _APOSTROPHES = "’ʼ＇`´′‛ʹ"
 _OPEN_QUOTES = re.compile(r"‘(.*?)’(?!\w)")
 _SYMBOLS = {"&": " and ", "%": " percent ", "@": " at ", "+": " plus ", "=": " equals ", "°": " degrees "}
 _FRACTIONS = {ord("½"): " one half ", ord("¼"): " one quarter ", ord("¾"): " three quarters "}
-# Letters that Unicode does not decompose into a base letter and an accent.
+# Letters without a Unicode decomposition into base letter and accent.
 _LATIN = {"ß": "ss", "æ": "ae", "œ": "oe", "ø": "o", "ł": "l", "đ": "d", "ð": "d", "þ": "th", "ı": "i"}
 _LATIN |= {small.upper(): large.upper() for small, large in _LATIN.items() if small not in "ßı"}
 
@@ -51,8 +50,8 @@ class TextError(ValueError):
     """A transcript that cannot be used.
 
     Attributes:
-        reason: "empty-text" when nothing is left after normalization, "outside-alphabet" when characters remain
-            that the alphabet lacks.
+        reason: "empty-text" if nothing is left after normalization, "outside-alphabet" if characters outside the
+            alphabet remain.
         characters: The offending characters, sorted, each once ("" for an empty text).
     """
 
@@ -83,24 +82,25 @@ class NormalizerConfig(BaseModel):
         "korean",
         "cjk",
     ] = "english"
-    """`english` spells numbers and symbols, drops accents and punctuation; `basic` (any language) drops punctuation
-    only; `none` leaves the text as it is except for white space and Unicode composition (its case too); the others
-    are families of writing systems (speech/scripts.py); `auto` goes by each utterance's language."""
+    """`english` spells out numbers and symbols, and drops accents and punctuation; `basic` (any language) only drops
+    punctuation; `none` only normalizes white space and Unicode composition and keeps the case; the others are families
+    of writing systems (speech/scripts.py); `auto` chooses by each utterance's language."""
     case: Literal["upper", "lower", "keep"] = "lower"
-    """Letter case of the result; without effect for kind `none`."""
+    """Letter case of the result; ignored for kind `none`."""
     numbers: Literal["auto", "words", "keep"] = "auto"
-    """Digits as words: `auto` in English only; `words` in other languages too, by the package num2words."""
+    """Numbers as words: `words` spells them in the families of writing systems, too (package num2words); `auto` and
+    `keep` leave digits there. `english` always spells numbers, `basic` and `none` never do."""
     punctuation: Literal["drop", "keep"] = "drop"
     """Whether punctuation stays; `english` and `basic` always drop it."""
     fold: bool = False
-    """One spelling where custom knows several: Russian ё as е, Arabic alefs and Greek vowels without their marks."""
+    """Merge spelling variants: Russian ё becomes е; Arabic alefs and Greek vowels lose their marks."""
     alphabet: str | None = None
-    """The characters that may remain; a space is always allowed. None: the letters a to z and the apostrophe for
-    `english` (in the chosen case), everything for the other kinds."""
+    """Characters that the result may contain, besides the space. None allows a to z and the apostrophe for `english`
+    (in the chosen case), and everything for the other kinds."""
 
 
 def _fold_typography(text: str) -> str:
-    """Makes every kind of apostrophe plain and drops typographic quotation marks that come as a pair."""
+    """Replaces all kinds of apostrophes by the plain one and drops paired typographic quotation marks."""
     text = _OPEN_QUOTES.sub(r" \1 ", text)
     return text.translate(_TYPOGRAPHY)
 
@@ -110,7 +110,7 @@ _ENGLISH = {ord(sign): words for sign, words in {**_LATIN, **_SYMBOLS}.items()}
 
 
 def _drop_punctuation(text: str) -> str:
-    """Keeps letters, digits, marks and apostrophes; invisible format characters vanish, the rest become spaces."""
+    """Keeps letters, digits, marks and apostrophes, removes format characters, and replaces the rest by spaces."""
     return "".join(_kept(character) for character in text)
 
 
@@ -124,20 +124,20 @@ def _kept(character: str) -> str:
 
 
 def _clean_word(word: str) -> str:
-    """Takes quotation marks off one word; an apostrophe at one end only ('tis, dogs') belongs to the word."""
+    """Strips quotation marks from a word; an apostrophe at one end only ('tis, dogs') belongs to the word."""
     while len(word) > 1 and word[0] == word[-1] == APOSTROPHE:
         word = word[1:-1]
     return "" if word.strip(APOSTROPHE) == "" else word
 
 
 def _collapse(text: str) -> str:
-    # Two apostrophes in a row are a quotation mark, never a letter's elision.
+    # Two apostrophes in a row are a quotation mark, never an elision.
     words = re.sub(r"''+", " ", text).split() if APOSTROPHE in text else text.split()
     return " ".join(filter(None, map(_clean_word, words)))
 
 
 class TextNormalizer:
-    """Normalizes transcripts as its configuration says; calling it also checks the result."""
+    """Normalizes transcripts; calling it also checks the result against the alphabet."""
 
     def __init__(self, cfg: NormalizerConfig | None = None) -> None:
         self.cfg = cfg or NormalizerConfig()
@@ -148,12 +148,12 @@ class TextNormalizer:
 
         Args:
             text: A transcript.
-            language: Its BCP 47 tag; decides the rules for kind `auto`, the case and the words of numbers.
+            language: Its BCP 47 tag; determines the rules for kind `auto`, case mapping and the spelling of numbers.
 
         Raises:
-            TextError: Nothing is left (reason "empty-text"), or a character lies outside the alphabet
+            TextError: Nothing is left (reason "empty-text"), or a character is outside the alphabet
                 ("outside-alphabet").
-            LanguageError: Numbers are wanted as words of a language that is not supported.
+            LanguageError: `numbers` is `words`, and the language is not supported.
         """
         result = self.normalize(text, language)
         if not result:
@@ -163,20 +163,20 @@ class TextNormalizer:
             names = ", ".join(f"{c!r} (U+{ord(c):04X})" for c in outside)
             raise TextError(
                 "outside-alphabet",
-                f"the text {_shorten(text)} holds {names}, outside the alphabet: "
+                f"the text {_shorten(text)} contains {names}, outside the alphabet: "
                 "add them to `alphabet`, or correct the text",
                 outside,
             )
         return result
 
     def normalize(self, text: str, language: str = "") -> str:
-        """Returns the normalized text without any check; the result may be empty (as a silent hypothesis is)."""
+        """Returns the normalized text unchecked; the result may be empty, as for a hypothesis without words."""
         kind = self._kind(language)
         if kind == "none":
             return " ".join(unicodedata.normalize("NFC", text).split())
         if kind == "english" and _PLAIN.fullmatch(text):
             return " ".join(change_case(text, self.cfg.case).split())
-        # Case mapping and composition can undo each other for a few letters (İ, ŉ): go on until nothing changes.
+        # For a few letters (İ, ŉ), case mapping and composition undo each other: repeat until nothing changes.
         for _ in range(8):
             before, text = text, self._one_pass(text, kind, language)
             if text == before:
@@ -223,7 +223,8 @@ class TextNormalizer:
 
 
 def _drop_accents(text: str) -> str:
-    # Only Latin letters lose their accents: elsewhere a mark can make another letter, which the alphabet check names.
+    # Only Latin letters lose their accents: elsewhere a mark may make a different letter (the alphabet check reports
+    # it).
     parts = unicodedata.normalize("NFD", text)
     kept: list[str] = []
     for character in parts:

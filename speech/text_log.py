@@ -1,4 +1,4 @@
-"""What normalization did to a transcript: an exact, reversible list of replacements, and what kind each was.
+"""The changes that normalization made to a transcript: an exact, reversible list of replacements with their kinds.
 
 changes = text_changes("It's 5 o'clock!", "it's five o'clock")
 undo_changes("it's five o'clock", changes)   # "It's 5 o'clock!"
@@ -21,9 +21,9 @@ class TextChange:
     """One replacement.
 
     Attributes:
-        start: Where `became` stands in the normalized text, in characters.
-        was: What stood there before.
-        became: What stands there now.
+        start: Position of `became` in the normalized text, in characters.
+        was: The original text.
+        became: The normalized text.
     """
 
     start: int
@@ -32,7 +32,7 @@ class TextChange:
 
     @property
     def kind(self) -> str:
-        """What was changed: `space`, `case`, `punctuation`, `number`, `encoding` or `spelling`, the first that fits."""
+        """Kind of change: the first that fits of `space`, `case`, `punctuation`, `number`, `encoding`, `spelling`."""
         was, became = (" ".join(text.split()) for text in (self.was, self.became))
         if was == became:
             return "space"
@@ -59,12 +59,12 @@ def _letters(text: str) -> str:
 def text_changes(raw: str, normalized: str) -> list[TextChange]:
     """The replacements that turn a transcript into its normalized form, in order.
 
-    They are of words; words in a row of which only the case has changed are one.
+    Changes are word by word, but consecutive words that differ only in case form one change.
     """
     if raw == normalized:
         return []
     before, after = _PIECES.findall(raw), _PIECES.findall(normalized)
-    # words pair off from both ends as long as they are alike; only what is between them needs a search
+    # match words from both ends while they are alike; only the middle needs a search
     head = _count_alike(before, after)
     tail = _count_alike(before[head:][::-1], after[head:][::-1])
     stop, end = len(before) - tail, len(after) - tail
@@ -82,7 +82,7 @@ def text_changes(raw: str, normalized: str) -> list[TextChange]:
 
 
 def _join_cases(changes: list[TextChange], normalized: str) -> list[TextChange]:
-    """Changes of case that only space parts as one: a corpus in capitals would have one for each word."""
+    """Merge changes of case that only white space separates: a corpus in capitals would have one for each word."""
     joined: list[TextChange] = []
     for change in changes:
         last = joined[-1] if joined else TextChange(0, "", "")
@@ -99,7 +99,7 @@ def _only_case(change: TextChange) -> bool:
 
 
 def _count_alike(before: list[str], after: list[str]) -> int:
-    """How many pieces from the start differ in case and punctuation only."""
+    """Number of leading pieces that differ only in case and punctuation."""
     count = 0
     for was, became in zip(before, after, strict=False):
         if was != became and (was.isspace() or became.isspace() or _letters(was) != _letters(became)):
@@ -109,7 +109,7 @@ def _count_alike(before: list[str], after: list[str]) -> int:
 
 
 def _blocks(before: list[str], after: list[str], offset: int) -> list[tuple[int, int, int, int]]:
-    """Which pieces became which: ranges of the first list and of the second, in order, counted from an offset."""
+    """Matching ranges of the two lists of pieces, in order, shifted by an offset."""
     if not before and not after:
         return []
     codes = SequenceMatcher(a=before, b=after, autojunk=False).get_opcodes()
@@ -120,7 +120,7 @@ def undo_changes(normalized: str, changes: Sequence[TextChange]) -> str:
     """The transcript before normalization.
 
     Raises:
-        ValueError: The changes are not those of this text.
+        ValueError: The changes belong to another text.
     """
     parts: list[str] = []
     position = 0
@@ -128,7 +128,7 @@ def undo_changes(normalized: str, changes: Sequence[TextChange]) -> str:
         end = change.start + len(change.became)
         if change.start < position or normalized[change.start : end] != change.became:
             raise ValueError(
-                f"the text has no {change.became!r} at character {change.start}: these are another's changes"
+                f"the text has no {change.became!r} at character {change.start}: these are the changes of another text"
             )
         parts += [normalized[position : change.start], change.was]
         position = end
@@ -136,5 +136,5 @@ def undo_changes(normalized: str, changes: Sequence[TextChange]) -> str:
 
 
 def count_kinds(changes: Iterable[TextChange]) -> Counter[str]:
-    """How many changes there are of each kind."""
+    """Count the changes of each kind."""
     return Counter(change.kind for change in changes)

@@ -1,13 +1,13 @@
-"""Tokens: the units that an acoustic model writes, and the way from text to them and back.
+"""Tokens: the output units of an acoustic model, and their conversion from and to text.
 
-Index 0 is always the CTC blank. Between words stands the space, written "▁" among the symbols so that it can be seen;
-BPE pieces carry it at their front, as sentencepiece writes them. A tokenizer is trained on the training transcripts
-and is then a plain JSON value:
+Index 0 is always the CTC blank. The space between words is written "▁", to make it visible among the symbols; BPE
+pieces start with it, as in sentencepiece. A tokenizer is trained on the training transcripts and stored as a JSON
+value:
 
     tokenizer = train_tokenizer(TokenConfig(kind="bpe", vocab_size=500), texts)
     same = tokenizer_from_dict(tokenizer.to_dict())
 
-Texts are normalized ones: single spaces, none at the ends. For these `decode(encode(text)) == text`.
+Texts must be normalized: single spaces between words, none at the ends. For such texts, `decode(encode(text)) == text`.
 """
 
 from __future__ import annotations
@@ -25,16 +25,15 @@ from pydantic import BaseModel, ConfigDict, Field
 BLANK_SYMBOL = "<blank>"
 SPACE_SYMBOL = "▁"
 
-# sentencepiece silently leaves out longer training lines (its own default is 4,192 bytes).
+# sentencepiece silently skips training lines that are longer than this limit (default: 4,192 bytes).
 _MAX_LINE_BYTES = 1 << 20
 
 
 class TokenError(ValueError):
-    """A unit that the tokenizer does not know, a token outside its range, or a vocabulary that cannot be made.
+    """An unknown unit, a token id out of range, or a vocabulary that cannot be trained or read.
 
     Attributes:
-        symbols: The unknown characters or words, each once, in order of appearance; empty where the trouble is
-            another.
+        symbols: The unknown characters or words, each once, in order of appearance; empty for other errors.
     """
 
     def __init__(self, message: str, symbols: Sequence[str] = ()) -> None:
@@ -43,19 +42,19 @@ class TokenError(ValueError):
 
 
 class TokenConfig(BaseModel):
-    """Which units a model writes."""
+    """The output units of a model."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     kind: Literal["characters", "bpe", "words"] = "characters"
     """`characters` of the training texts, byte-pair pieces (`bpe`: Sennrich 2016, arXiv 1508.07909), or `words`."""
     vocab_size: int = Field(default=256, ge=2)
-    """Number of tokens with the blank, for `bpe` and `words` (the most frequent ones): an upper bound, since a small
-    corpus may not hold that many. Without effect for `characters`."""
+    """Number of tokens including the blank, for `bpe` and `words` (the most frequent words). This is an upper bound: a
+    small corpus may not contain that many. Ignored for `characters`."""
 
 
 class Tokenizer(ABC):
-    """Text to token ids and back.
+    """Converts text to token ids and back.
 
     Attributes:
         symbols: The written form of every token; index 0 is "<blank>".
@@ -67,7 +66,7 @@ class Tokenizer(ABC):
 
     @property
     def size(self) -> int:
-        """Number of tokens, the blank among them: the width of the model's output."""
+        """Number of tokens including the blank: the width of the model's output."""
         return len(self.symbols)
 
     @abstractmethod
@@ -75,18 +74,18 @@ class Tokenizer(ABC):
         """Returns the tokens of a normalized text (none for an empty one).
 
         Raises:
-            TokenError: The text holds a unit that is not among the symbols.
+            TokenError: The text contains a unit that is not among the symbols.
         """
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of a sequence of tokens without blanks; words are separated by single spaces.
 
         Raises:
-            TokenError: An id is the blank, or outside the symbols.
+            TokenError: An id is the blank or out of range.
         """
         for token in ids:
             if not 0 < token < self.size:
-                raise TokenError(f"token {token} is no text: ids go from 1 to {self.size - 1} (0 is the blank)")
+                raise TokenError(f"token {token} is not text: ids are 1 to {self.size - 1} (0 is the blank)")
         return " ".join(self._join([self.symbols[token] for token in ids]).split())
 
     @abstractmethod
@@ -96,12 +95,12 @@ class Tokenizer(ABC):
     @classmethod
     @abstractmethod
     def train(cls, cfg: TokenConfig, texts: Iterable[str]) -> Tokenizer:
-        """Makes a tokenizer from training texts."""
+        """Trains a tokenizer on texts."""
 
     @classmethod
     @abstractmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Tokenizer:
-        """Makes a tokenizer from what `to_dict` returned."""
+        """Rebuilds a tokenizer from the result of `to_dict`."""
 
     def _join(self, pieces: list[str]) -> str:
         return "".join(pieces).replace(SPACE_SYMBOL, " ")
@@ -112,13 +111,13 @@ class Tokenizer(ABC):
         short = text if len(text) <= 60 else text[:59] + "…"
         return TokenError(
             f"{shown} in {short!r}: not among the {self.size} tokens ({self.kind}); normalize the text as the "
-            "training texts were, or train the tokenizer on texts that hold it",
+            "training texts were, or train the tokenizer on texts that contain it",
             names,
         )
 
 
 class _ListedTokenizer(Tokenizer):
-    """A tokenizer whose symbols are simply listed."""
+    """A tokenizer defined by a list of symbols."""
 
     def __init__(self, symbols: Sequence[str]) -> None:
         self.symbols = list(symbols)
@@ -146,13 +145,13 @@ class _ListedTokenizer(Tokenizer):
 
 
 class CharacterTokenizer(_ListedTokenizer):
-    """Every character is a token, the space too."""
+    """Every character is a token, including the space."""
 
     kind = "characters"
 
     @classmethod
     def train(cls, cfg: TokenConfig, texts: Iterable[str]) -> Tokenizer:
-        """Takes the characters of the texts, sorted by code point; the space comes first."""
+        """Uses the characters of the texts, sorted by code point; the space comes first."""
         found: set[str] = set()
         for text in texts:
             found.update(_checked(text))
@@ -172,7 +171,7 @@ class WordTokenizer(_ListedTokenizer):
 
     @classmethod
     def train(cls, cfg: TokenConfig, texts: Iterable[str]) -> Tokenizer:
-        """Takes the `vocab_size` − 1 most frequent words; equally frequent ones in alphabetic order."""
+        """Uses the `vocab_size` − 1 most frequent words; ties are sorted alphabetically."""
         counts = Counter(word for text in texts for word in _checked(text).split())
         if not counts:
             raise TokenError("there is no text to take words from")
@@ -190,8 +189,8 @@ class WordTokenizer(_ListedTokenizer):
 class BpeTokenizer(Tokenizer):
     """Byte-pair pieces of a sentencepiece model (Kudo and Richardson 2018, arXiv 1808.06226).
 
-    The model's unknown piece has id 0, which our blank takes: so both number the pieces alike, and a text that would
-    need the unknown piece is an error.
+    The model's unknown piece must have id 0, which is the blank here, so that the ids of all other pieces agree. A text
+    that needs the unknown piece is an error.
     """
 
     kind = "bpe"
@@ -214,7 +213,7 @@ class BpeTokenizer(Tokenizer):
         """Learns merges from the texts; the same texts give the same bytes.
 
         Raises:
-            TokenError: There is no text, or it has more different characters than `vocab_size` can hold.
+            TokenError: There is no text, or `vocab_size` is smaller than its number of distinct characters.
         """
         lines = [line for line in map(_checked, texts) if line.strip()]
         if not lines:
@@ -228,7 +227,7 @@ class BpeTokenizer(Tokenizer):
         return cls(_train_sentencepiece(lines, cfg.vocab_size))
 
     def encode(self, text: str) -> list[int]:
-        """Returns the pieces to which the learned merges lead."""
+        """Returns the pieces that result from the learned merges."""
         ids: list[int] = self._processor.encode(_checked(text))
         if 0 in ids:
             known = set("".join(self.symbols[1:])) | {" "}
@@ -252,7 +251,8 @@ def _train_sentencepiece(lines: list[str], vocab_size: int) -> bytes:
     import sentencepiece
 
     model = io.BytesIO()
-    # One thread: the order of equal merges must not depend on timing. identity: our normalizer has done that work.
+    # One thread: the order of equally frequent merges must not depend on timing. identity: texts are normalized
+    # already.
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(lines),
         model_writer=model,
@@ -275,7 +275,8 @@ def _train_sentencepiece(lines: list[str], vocab_size: int) -> bytes:
 def _checked(text: str) -> str:
     if SPACE_SYMBOL in text:
         raise TokenError(
-            f"the text {text[:60]!r} holds {SPACE_SYMBOL!r} (U+2581), which stands for the space", [SPACE_SYMBOL]
+            f"the text {text[:60]!r} contains {SPACE_SYMBOL!r} (U+2581), reserved for the space",
+            [SPACE_SYMBOL],
         )
     return text
 
@@ -284,25 +285,25 @@ TOKENIZERS: dict[str, type[Tokenizer]] = {cls.kind: cls for cls in (CharacterTok
 
 
 def train_tokenizer(cfg: TokenConfig, texts: Iterable[str]) -> Tokenizer:
-    """Makes the tokenizer that the configuration asks for from normalized training texts, deterministically.
+    """Trains the configured tokenizer on normalized texts; deterministic.
 
     Args:
         cfg: Kind and size of the vocabulary.
-        texts: Normalized texts; read once, their order does not matter for `characters` and `words`.
+        texts: Normalized texts, read once; for `characters` and `words`, their order does not matter.
 
     Raises:
-        TokenError: There is no text, or a vocabulary of that size cannot be made from it.
+        TokenError: There is no text, or `vocab_size` is too small for it.
     """
     return TOKENIZERS[cfg.kind].train(cfg, texts)
 
 
 def tokenizer_from_dict(value: Mapping[str, Any]) -> Tokenizer:
-    """Makes a tokenizer from what its `to_dict` returned.
+    """Rebuilds a tokenizer from the result of its `to_dict`.
 
     Raises:
-        TokenError: The kind is unknown, or what that kind needs is missing or damaged.
+        TokenError: The kind is unknown, or its data are missing or damaged.
     """
     kind = value.get("kind")
     if not isinstance(kind, str) or kind not in TOKENIZERS:
-        raise TokenError(f"unknown kind of tokenizer {kind!r}: there are {', '.join(sorted(TOKENIZERS))}")
+        raise TokenError(f"unknown kind of tokenizer {kind!r}: use one of {', '.join(sorted(TOKENIZERS))}")
     return TOKENIZERS[kind].from_dict(value)

@@ -1,4 +1,4 @@
-"""Audio in, text out: a bundle, ready to use on files, bytes and arrays of any length."""
+"""Transcribes files, bytes and arrays of any length with the model of a bundle."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,26 +15,26 @@ from speech.recognizer import Recognizer
 from speech.words import Word, timed_words
 
 MAX_SECONDS = 30.0
-"""Longest piece that is recognized at once."""
-_WINDOW = 4  # batches that are read before they are sorted by length
+"""Longest piece that is recognized at once, in seconds; longer recordings are split."""
+_WINDOW = 4  # batches that are read ahead and sorted by length
 
 Audio = str | Path | bytes | NDArray[np.floating] | Tensor
 
 
 @dataclass(frozen=True)
 class Transcript:
-    """What was recognized in one recording, or why nothing could be."""
+    """The result for one recording, or the reason why there is none."""
 
     text: str
     """The recognized words."""
     seconds: float
-    """Length of the recording."""
+    """Duration of the recording; 0 if it could not be recognized."""
     confidence: float
     """Mean posterior of the recognized tokens, 0 to 1."""
     error: str = ""
-    """Why the recording could not be read; empty if it could."""
+    """Why the recording could not be read or recognized; empty on success."""
     words: tuple[Word, ...] = ()
-    """The words with their times, where they were asked for."""
+    """The words with their times, if requested."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,12 @@ class _Piece:
     recording: int
     wave: Tensor
     start: float
-    """Seconds of the recording before it."""
+    """Start within the recording, in seconds."""
 
 
 @dataclass(frozen=True)
 class _Part:
-    """What was recognized in a piece."""
+    """The result for one piece."""
 
     hypothesis: Hypothesis
     words: list[Word]
@@ -55,7 +55,7 @@ class _Part:
 
 @dataclass
 class _Recording:
-    """What is known of a recording so far."""
+    """The results for a recording so far."""
 
     seconds: float = 0.0
     parts: list[_Part] = field(default_factory=list)
@@ -73,12 +73,12 @@ class _Recording:
 
 
 def split_blocks(blocks: Iterable[tuple[Tensor, int]], max_seconds: float = MAX_SECONDS) -> Iterator[Tensor]:
-    """Cut a recording into pieces of at most `max_seconds`, each cut at the quietest 50 ms of the piece's last third.
+    """Split a recording into pieces of at most `max_seconds`, at the quietest 50 ms of each piece's last third.
 
     Args:
-        blocks: Samples [num_samples] in order, each block with its samples per second. Memory holds a piece and a
-            block.
-        max_seconds: Longest piece.
+        blocks: Consecutive blocks of samples [num_samples], each with its sample rate in Hz. At most one piece and one
+            block are in memory.
+        max_seconds: Longest piece in seconds.
     """
     wave = torch.empty(0)
     for block, rate in blocks:
@@ -96,13 +96,13 @@ def split_blocks(blocks: Iterable[tuple[Tensor, int]], max_seconds: float = MAX_
 
 
 class Transcriber:
-    """A loaded bundle.
+    """Transcribes audio with a bundle's model.
 
     Args:
-        folder: The bundle.
-        decode: Decoding parameters, instead of the bundle's own.
-        device: Where to run, for example `cpu` or `cuda`.
-        batch_seconds: Seconds of audio recognized at once.
+        folder: The bundle's folder.
+        decode: Decoding parameters; the bundle's own by default.
+        device: Device to run on, for example `cpu` or `cuda`.
+        batch_seconds: Seconds of audio per batch, padding included.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Transcriber:
 
     @property
     def sample_rate(self) -> int:
-        """Rate that arrays are expected at unless another is named, Hz."""
+        """Default sample rate of arrays: that of the model, in Hz."""
         return self.spec.sample_rate
 
     def transcribe(
@@ -124,17 +124,17 @@ class Transcriber:
         words: bool = False,
         on_seconds: Callable[[float], object] | None = None,
     ) -> list[Transcript]:
-        """Recognize recordings; one that cannot be read gets its error and stops no other.
+        """Recognize recordings; one that cannot be read gets an error and does not affect the others.
 
-        Files are read as they are recognized: neither their length nor their number needs memory.
+        Files are read while they are recognized, so memory depends neither on their length nor on their number.
 
         Args:
             audio: Paths, encoded files as bytes, or arrays [num_samples]: floats in ±1, or integer PCM.
-            sample_rate: Rate of the arrays, Hz; the model's own by default.
-            words: Whether to find the words' times, too.
-            on_seconds: Told how many seconds of audio have just been recognized.
+            sample_rate: Sample rate of the arrays in Hz; the model's own by default.
+            words: Whether to return the words' times, too.
+            on_seconds: Called after each batch with the seconds of audio recognized in it.
         """
-        if isinstance(audio, str | Path | bytes):  # one recording; a text would else be read letter by letter
+        if isinstance(audio, str | Path | bytes):  # one recording; otherwise a string would be iterated by character
             audio = [audio]
         found = [_Recording() for _ in audio]
         window: list[_Piece] = []
@@ -149,11 +149,11 @@ class Transcriber:
         return [recording.transcript() for recording in found]
 
     def _pieces(self, audio: Sequence[Audio], sample_rate: int | None, found: list[_Recording]) -> Iterator[_Piece]:
-        """The recordings' pieces at the model's rate; lengths and errors are noted on the way."""
+        """Yield the recordings' pieces at the model's rate; records durations and errors."""
         for number, (item, recording) in enumerate(zip(audio, found, strict=True)):
             try:
                 rates: list[int] = []
-                for wave in split_blocks(_noting(rates, self._blocks(item, sample_rate))):
+                for wave in split_blocks(_recording_rate(rates, self._blocks(item, sample_rate))):
                     at = resample(wave, rates[0], self.sample_rate)
                     yield _Piece(number, at, recording.seconds)
                     recording.seconds += len(wave) / rates[0]
@@ -161,7 +161,7 @@ class Transcriber:
                 recording.error = str(error)
             except (TypeError, ValueError) as error:
                 what = type(item).__name__
-                recording.error = f"a {what} is no audio: give a path, bytes or an array of samples ({error})"
+                recording.error = f"a {what} is not audio: give a path, bytes or an array of samples ({error})"
 
     def _blocks(self, item: Audio, sample_rate: int | None) -> Iterator[tuple[Tensor, int]]:
         if isinstance(item, str | Path | bytes):
@@ -172,7 +172,7 @@ class Transcriber:
             samples = samples / -float(np.iinfo(samples.dtype).min or -1)
         wave = torch.as_tensor(samples.astype(np.float32))
         if wave.ndim != 1 or len(wave) == 0:
-            text = f"an array of shape {tuple(wave.shape)} is no audio: give finite samples [num_samples] in ±1"
+            text = f"an array of shape {tuple(wave.shape)} is not audio: give finite samples [num_samples] in ±1"
             raise AudioError(text, "unreadable")
         check_samples(wave, f"an array of shape {tuple(wave.shape)}")
         yield wave, sample_rate or self.sample_rate
@@ -184,7 +184,7 @@ class Transcriber:
         words: bool,
         on_seconds: Callable[[float], object] | None,
     ) -> None:
-        """Recognize some pieces, long ones with long ones, and give each recording its parts in order."""
+        """Recognize pieces in batches of similar length, and append the results to their recordings in order."""
         parts: dict[int, _Part] = {}
         order = sorted(range(len(window)), key=lambda n: len(window[n].wave))
         for rows in self._batches(order, window):
@@ -207,7 +207,7 @@ class Transcriber:
             yield rows
 
     def _recognize_each(self, pieces: list[_Piece], found: list[_Recording], words: bool) -> list[_Part]:
-        """As `_recognize`, but a piece that the model has no answer to costs its own recording only."""
+        """Like `_recognize`, but a piece without usable scores fails its own recording only."""
         try:
             return self._recognize(pieces, words)
         except DecodeError as error:
@@ -234,8 +234,8 @@ class Transcriber:
         return parts
 
 
-def _noting(rates: list[int], blocks: Iterator[tuple[Tensor, int]]) -> Iterator[tuple[Tensor, int]]:
-    """The blocks; their rate is also put into a list."""
+def _recording_rate(rates: list[int], blocks: Iterator[tuple[Tensor, int]]) -> Iterator[tuple[Tensor, int]]:
+    """Yield the blocks and store their sample rate in `rates[0]`."""
     for block, rate in blocks:
         rates[:] = [rate]
         yield block, rate

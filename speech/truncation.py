@@ -1,9 +1,9 @@
-"""Whether an audio file ends before its own header says, for the formats in which libsndfile does not look.
+"""Detects truncated audio files by their headers, for the formats in which libsndfile does not check.
 
-libsndfile refuses cut FLAC files, and MP3 files whose first frame says how many follow; of a cut WAV, RF64, W64, AIFF,
-CAF, AU, SPHERE or Ogg file it gives what is left, without a word. Trained with the whole transcript, such a file does
-harm. A header may leave the length open, as a program must that writes into a pipe: then there is nothing to compare,
-and the file is taken as it is.
+libsndfile rejects truncated FLAC files, and MP3 files whose first frame contains the frame count. For a truncated WAV,
+RF64, W64, AIFF, CAF, AU, SPHERE or Ogg file it silently returns what is left; training such audio with the full
+transcript does harm. A program that writes into a pipe must leave the length open: then there is nothing to compare,
+and the file is accepted.
 """
 
 import io
@@ -12,20 +12,20 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 _OPEN_SIZE = 0x7FFF0000
-"""From here on a 32-bit size stands for "not known": FFmpeg writes 0xFFFFFFFF into a pipe, SoX 0x7FFFF000."""
+"""32-bit sizes from here on mean "unknown": FFmpeg writes 0xFFFFFFFF into a pipe, SoX 0x7FFFF000."""
 _MOST_CHUNKS = 1024
 _OGG_TAIL = 27 + 255 + 255 * 255 + 4096
-"""The longest page, and room for what taggers leave behind the last one."""
+"""Bytes to search from the end: the longest page, plus what taggers append after the last page."""
 _LAST_PAGE = 4
 _W64_RIFF = b"riff\x2e\x91\xcf\x11\xa5\xd6\x28\xdb"
 
 
 def announced_times(source: bytes | str | Path) -> float:
-    """How many times as much audio the header announces as the file holds.
+    """Ratio of the audio length that the header announces to the length that the file contains.
 
     Returns:
-        1 where the file is whole, or has a format or a header by which that cannot be told; more where it is cut;
-        infinity where it is cut and the whole length is not known, or nothing is left.
+        1 if the file is complete, or if its format or header does not tell; more than 1 if it is truncated; infinity if
+        it is truncated and its full length is unknown, or no audio is left.
     """
     with io.BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb") as file:
         size = file.seek(0, io.SEEK_END)
@@ -41,7 +41,7 @@ def announced_times(source: bytes | str | Path) -> float:
 
 
 def _audio_range(file: BinaryIO, head: bytes) -> tuple[int, int]:
-    """First byte and announced number of bytes of the audio; a length of 0 where the header leaves it open."""
+    """Offset and announced size of the audio in bytes; size 0 if the header leaves it open."""
     if head[:4] in (b"RIFF", b"RIFX", b"RF64"):
         return _riff_range(file, "big" if head[:4] == b"RIFX" else "little", b"data")
     if head[:4] == b"FORM":
@@ -62,7 +62,7 @@ def _known(length: int) -> int:
 
 
 def _riff_range(file: BinaryIO, order: Literal["big", "little"], audio: bytes) -> tuple[int, int]:
-    """The audio chunk of RIFF (WAV, RF64) and of FORM (AIFF); RF64 keeps a long one's length in the chunk `ds64`."""
+    """Audio chunk of RIFF (WAV, RF64) and FORM (AIFF); RF64 stores lengths over 32 bits in the chunk `ds64`."""
     place, long_length = 12, 0
     for _ in range(_MOST_CHUNKS):
         file.seek(place)
@@ -73,7 +73,7 @@ def _riff_range(file: BinaryIO, order: Literal["big", "little"], audio: bytes) -
         if header[:4] == audio:
             return place + 8, long_length if length == 0xFFFFFFFF and long_length else _known(length)
         if header[:4] == b"ds64":
-            # 64 bits each: size of the file, size of the audio; all ones where they are not known
+            # 64 bits each: size of the file, size of the audio; all bits set if unknown
             long_length = int.from_bytes(file.read(16)[8:], "little") & ~(-1 << 63)
             long_length = 0 if long_length >= (1 << 63) - 1 else long_length
         place += 8 + length + length % 2
@@ -81,7 +81,7 @@ def _riff_range(file: BinaryIO, order: Literal["big", "little"], audio: bytes) -
 
 
 def _w64_range(file: BinaryIO) -> tuple[int, int]:
-    """Sony's Wave64: chunks are named by 16 bytes, have 64-bit lengths that count their header, and are aligned."""
+    """Sony's Wave64: chunks have 16-byte names, 64-bit lengths that include the header, and 8-byte alignment."""
     place = 40
     for _ in range(_MOST_CHUNKS):
         file.seek(place)
@@ -96,7 +96,7 @@ def _w64_range(file: BinaryIO) -> tuple[int, int]:
 
 
 def _caf_range(file: BinaryIO) -> tuple[int, int]:
-    """Apple's Core Audio: chunks with 64-bit lengths, of which -1 is not known; four bytes precede the samples."""
+    """Apple's Core Audio: chunks with 64-bit lengths (-1: unknown); four bytes precede the samples."""
     place = 8
     for _ in range(_MOST_CHUNKS):
         file.seek(place)
@@ -109,7 +109,7 @@ def _caf_range(file: BinaryIO) -> tuple[int, int]:
 
 
 def _sphere_range(file: BinaryIO) -> tuple[int, int]:
-    """NIST SPHERE: lines of text `name -type value`, of which the second line says how long they are."""
+    """NIST SPHERE: a text header of lines `name -type value`; its second line is the size of the header."""
     file.seek(0)
     lines = file.read(1024).decode("ascii", "replace").splitlines()
     fields = {words[0]: words[2] for line in lines[2:] if len(words := line.split()) == 3}
@@ -123,7 +123,7 @@ def _sphere_range(file: BinaryIO) -> tuple[int, int]:
 
 
 def _ogg_has_its_end(file: BinaryIO, size: int) -> bool:
-    """Whether the last page is whole and marked as the last of its stream (RFC 3533, section 6)."""
+    """Whether the last page is complete and marked as the last of its stream (RFC 3533, section 6)."""
     begin = max(0, size - _OGG_TAIL)
     file.seek(begin)
     tail = file.read()
@@ -131,7 +131,7 @@ def _ogg_has_its_end(file: BinaryIO, size: int) -> bool:
     while (place := tail.rfind(b"OggS", 0, place)) >= 0:
         page = tail[place:]
         if len(page) >= 27 and (page[4] != 0 or page[5] > 7):
-            continue  # these four bytes are part of the audio
+            continue  # not a page header: "OggS" occurs within the audio data
         lengths = page[27 : 27 + page[26]] if len(page) > 27 else b""
         whole = len(page) > 27 and len(lengths) == page[26] and len(page) >= 27 + len(lengths) + sum(lengths)
         return whole and bool(page[5] & _LAST_PAGE)

@@ -1,4 +1,4 @@
-"""Words with their times: where a hypothesis' tokens lie in its CTC alignment."""
+"""Word times and confidences, from the CTC alignment of a hypothesis."""
 
 from dataclasses import dataclass
 
@@ -13,13 +13,13 @@ class Word:
     """A recognized word."""
 
     word: str
-    """The word."""
+    """The text of the word."""
     start: float
-    """Seconds from the beginning of the recording to the first frame of its first token."""
+    """Start of its first token, in seconds from the start of the recording."""
     duration: float
-    """Seconds to the end of its last token. CTC's tokens are short: a word tends to sound a little longer."""
+    """Seconds until the end of its last token. CTC tokens are short, so the word tends to be slightly longer."""
     confidence: float
-    """Mean over its tokens of the highest posterior, 0 to 1; from a search of words the word's posterior."""
+    """Mean of its tokens' highest posteriors, 0 to 1; from a search of words, the word's posterior."""
 
 
 @dataclass
@@ -35,11 +35,11 @@ def timed_words(
     """The words of a hypothesis, in order.
 
     Args:
-        hypothesis: Its `frames` say in which frame of the best alignment each token starts.
-        log_probs_TV: The log posteriors that it was decoded from [frames, tokens].
-        tokenizer: Whose tokens.
-        frame_seconds: Seconds between two frames.
-        offset: Seconds before the first frame.
+        hypothesis: The hypothesis; its `frames` are the tokens' start frames in the best alignment.
+        log_probs_TV: The log posteriors from which it was decoded [frames, tokens].
+        tokenizer: The model's tokenizer.
+        frame_seconds: Frame shift in seconds.
+        offset: Start time of the first frame in seconds.
     """
     spelled: list[_Spelled] = []
     said: list[str] = []
@@ -47,7 +47,7 @@ def timed_words(
     starts = [*hypothesis.frames, len(best_T)]
     for k, token in enumerate(hypothesis.tokens):
         before, said = said, tokenizer.decode(hypothesis.tokens[: k + 1]).split()
-        if said == before:  # a space ends a word and belongs to none
+        if said == before:  # a space separates words and belongs to none
             continue
         end = _end(best_T, token, starts[k], starts[k + 1])
         peak = float(log_probs_TV[starts[k] : end, token].max().exp())
@@ -68,7 +68,7 @@ def timed_words(
 
 
 def _end(best_T: list[int], token: int, start: int, limit: int) -> int:
-    """The frame after a token's last one: as long as it stays the most probable."""
+    """End (exclusive) of a token: it lasts while it stays the most probable one."""
     end = start + 1
     while end < limit and best_T[end] == token:
         end += 1

@@ -1,1 +1,1 @@
-"""Bytes: object stores through fsspec, shards, indexes, corpora on disk, atomic publication."""
+"""Storage: object stores through fsspec, shards, indexes, corpora on disk, atomic publication."""

@@ -1,8 +1,8 @@
-"""Looks after a whole object store: does everything that the indexes and records promise exist, and how big is it?
+"""Audits a whole object store: verification and repair by indexes and records, and disk usage.
 
-report = verify(store)                    # shards by their indexes, other objects by the records of their outputs
-report.problems                           # what is missing, damaged or contradicts itself
-repair(store, report.problems)            # takes that away with its stage's record: a run makes it again
+report = verify(store)                    # shards by their indexes, other objects by their outputs' records
+report.problems                           # what is missing, damaged or inconsistent
+repair(store, report.problems)            # deletes it with its stage's record: the next run recreates it
 usage(store)                              # bytes of each stage output
 """
 
@@ -23,54 +23,54 @@ from storage.union import BESIDE
 
 _INDEX = re.compile(r"(?:^|.*/)index[^/]*\.parquet$")
 _OUTPUT = re.compile(r"([a-z][a-z0-9_-]*)/([0-9a-f]{16})/.")
-VANISHED = "it vanished while it was read: is somebody deleting here?"
+VANISHED = "it was deleted while it was read: check for other programs that delete objects here"
 
 
 @dataclass(frozen=True)
 class StorageProblem:
-    """An object that is not what it should be."""
+    """A missing or damaged object."""
 
     object: str
-    """Its name in the store."""
+    """Name of the object in the store."""
     reason: str
     """What is wrong."""
 
 
 @dataclass
 class VerifyReport:
-    """What `verify` looked at, and what it found."""
+    """The result of `verify`."""
 
     indexes: int = 0
     shards: int = 0
     bytes: int = 0
-    """Of the shards."""
+    """Total size of the shards."""
     objects: int = 0
-    """All that is neither shard nor index."""
+    """Number of other objects, neither shards nor indexes."""
     problems: list[StorageProblem] = field(default_factory=list)
 
 
 Check = Callable[[], str | None]
-"""What is wrong with an object, or None."""
+"""Returns what is wrong with an object, or None."""
 
 
 def index_names(names: Iterable[str]) -> list[str]:
-    """Those names that are indexes of shards: `index.parquet`, and others like `index-fold-1.parquet`."""
+    """Select the names of shard indexes, such as `index.parquet` and `index-fold-1.parquet`."""
     return [name for name in names if _INDEX.match(name)]
 
 
 def verify(
     store: ObjectStore, *, quick: bool = False, threads: int = 4, on_progress: Callable[[int, int], None] | None = None
 ) -> VerifyReport:
-    """Compares all shards below a store with the indexes that name them, and all else with the records that list it.
+    """Compare all shards in a store with their indexes, and all other objects with the records that list them.
 
-    What no record lists (an unfinished output's objects, or those of earlier versions) is read as what its suffix says.
-    Outputs that are deleted meanwhile are no problem.
+    Objects that no record lists (those of unfinished outputs or of earlier versions) are read in the format of their
+    suffix. Outputs that are deleted meanwhile are not reported.
 
     Args:
-        store: where to look, at any depth.
-        quick: compare sizes only, and read nothing but indexes and records.
-        threads: objects read at once; each takes a few megabytes of memory.
-        on_progress: called with objects done and in all.
+        store: the store, searched at any depth.
+        quick: compare sizes only; read only indexes and records.
+        threads: number of objects read concurrently; each takes a few megabytes of memory.
+        on_progress: called with the number of checked objects and their total.
 
     Raises:
         ObjectStoreError: the store cannot be reached.
@@ -88,29 +88,29 @@ def verify(
 
 
 class _Audit:
-    """One look at a store."""
+    """One audit of a store."""
 
     def __init__(self, store: ObjectStore, quick: bool) -> None:
         self.store, self.quick = store, quick
         self.report = VerifyReport()
         self.sizes = {entry.path: entry.size for entry in store.entries()}
         self._digests: dict[str, str] = {}
-        """Of the indexes that could be read."""
+        """Digests of the readable indexes by name."""
         self._found: dict[str, StorageProblem] = {}
 
     def add(self, name: str, reason: str) -> None:
-        """Notes a problem; of several with one object the first tells most."""
+        """Record a problem; keeps only the first, most informative one for each object."""
         self._found.setdefault(name, StorageProblem(name, reason))
 
     def still_problems(self) -> list[StorageProblem]:
-        """What was found, but in outputs that somebody has deleted or withdrawn since: their records left first."""
+        """The problems found, except in outputs deleted or withdrawn meanwhile, whose records are deleted first."""
         outputs = {match[0][:-2] for name in self._found if (match := _OUTPUT.match(name))}
         gone = {o for o in outputs if f"{o}/{DONE}" in self.sizes and not self.store.exists(f"{o}/{DONE}")}
         return [problem for name, problem in self._found.items() if "/".join(name.split("/")[:2]) not in gone]
 
     def plan(self) -> list[tuple[str, Check]]:
-        """Reads indexes and records; returns what is left to be read."""
-        wanted: dict[tuple[str, str], ShardRecord] = {}  # folds name a shard several times
+        """Read indexes and records; returns the remaining checks."""
+        wanted: dict[tuple[str, str], ShardRecord] = {}  # with folds, several indexes name the same shard
         for name in index_names(self.sizes):
             for shard, record in self._records(name):
                 wanted[shard, record.sha256] = record
@@ -134,7 +134,7 @@ class _Audit:
             index = ShardIndex.read(self.store, name)
             self._digests[name] = index.digest
             if not self.quick:
-                for _ in index.batches():  # columns that were not read yet may be damaged, too
+                for _ in index.batches():  # read all columns: those not used so far may be damaged, too
                     pass
             return _named(index, name)
         except DamagedObjectError as error:
@@ -152,7 +152,7 @@ class _Audit:
             try:
                 record, promised = output.record(), output.promised()
             except DamagedObjectError as error:
-                self.add(name, f"no record of a stage: {error.reason}")
+                self.add(name, f"not a valid record of a stage: {error.reason}")
                 continue
             sets = (record or {}).get("sets")
             for which, entry in sets.items() if isinstance(sets, dict) else ():
@@ -161,11 +161,11 @@ class _Audit:
             yield from ((f"{found[1]}/{found[2]}/{one}", promise) for one, promise in (promised or {}).items())
 
     def _check_set(self, index: str, digest: str) -> None:
-        """A record that names sets with digests promises an index with this digest for each."""
+        """Check that the index of a set named in a record exists and has the recorded digest."""
         if index not in self.sizes:
             self.add(index, "missing, but the stage's record names it")
         elif self._digests.get(index, digest) != digest:
-            self.add(index, "its digest is not that of the stage's record")
+            self.add(index, "its digest differs from the stage's record")
 
     def _promise_problem(self, name: str, promise: Promise) -> str | None:
         size = self.sizes.get(name)
@@ -186,16 +186,16 @@ class _Audit:
             check_content(self.store, name, self.sizes[name])
         except DamagedObjectError as error:
             return error.reason
-        except ObjectMissingError:  # a stage at work deletes what it needs no more
+        except ObjectMissingError:  # a running stage deletes objects that it no longer needs
             return None
         return None
 
 
 def named_shards(store: ObjectStore, index: str) -> list[tuple[str, ShardRecord]]:
-    """Object names, as the store has them, and records of the shards of an index.
+    """Object names in the store, and records, of the shards of an index.
 
     Raises:
-        ShardIndexError: the object is no index.
+        ShardIndexError: the object is not an index, or the index is inconsistent.
     """
     return _named(ShardIndex.read(store, index), index)
 
@@ -208,14 +208,14 @@ def _named(found: ShardIndex, index: str) -> list[tuple[str, ShardRecord]]:
 
 
 def shard_problem(store: ObjectStore, name: str, record: ShardRecord, size: int | None, quick: bool) -> str | None:
-    """What is wrong with a shard in a store, read in pieces, or None.
+    """Check a shard, reading it in pieces; returns what is wrong with it, or None.
 
     Args:
         store: the store.
         name: the shard's object name.
-        record: what the index says of it.
-        size: bytes that the store says it has; None if it does not exist.
-        quick: believe the size.
+        record: its record in the index.
+        size: its size in the store in bytes; None if it does not exist.
+        quick: compare only the size.
     """
     if size is None:
         return "missing"
@@ -229,17 +229,17 @@ def _digest_problem(store: ObjectStore, name: str, size: int, digest: str, whose
         found = object_sha256(store, name, size)
     except ObjectMissingError:
         return VANISHED
-    return None if found == digest else f"its SHA-256 is not that of {whose}"
+    return None if found == digest else f"its SHA-256 differs from {whose}"
 
 
 @dataclass
 class Repair:
-    """What `repair` has done."""
+    """The result of `repair`."""
 
     deleted: list[str] = field(default_factory=list)
-    """Damaged objects, and the part files of damaged shards."""
+    """Deleted objects: damaged ones, and the part files of damaged shards."""
     outputs: list[str] = field(default_factory=list)
-    """Stage outputs (`<stage>/<key>`) that are incomplete now: a run of their pipeline completes them."""
+    """Stage outputs (`<stage>/<key>`) that are now incomplete; the next run of their pipeline completes them."""
     left: list[StorageProblem] = field(default_factory=list)
     """What could not be repaired, and why."""
 
@@ -249,16 +249,16 @@ def repair(
     problems: Iterable[StorageProblem],
     lock: Callable[[str, str], AbstractContextManager[object]] = lambda stage, key: nullcontext(),
 ) -> Repair:
-    """Takes away damaged objects and the records of their outputs, so that a run makes them again.
+    """Delete damaged objects and the records of their outputs, so that the next run recreates them.
 
-    What was made from a damaged output stays: readers compare what they read with digests, so nothing was made from
-    the damage, and an output that comes out differently the second time has other addresses behind it.
+    Outputs that depend on a damaged one are kept: readers verify digests, so they were not made from damaged data, and
+    if a recreated output differs, its dependents get new addresses.
 
     Args:
         store: the store.
         problems: from `verify`.
-        lock: keeps stages of this machine from making the output (stage, key) meanwhile; may raise `TimeoutError`
-            where one is at it.
+        lock: keeps stages of this machine from writing the output (stage, key) meanwhile; may raise `TimeoutError` if
+            one is writing it.
     """
     done = Repair()
     by_output: dict[tuple[str, str], list[StorageProblem]] = defaultdict(list)
@@ -267,24 +267,22 @@ def repair(
             by_output[found[1], found[2]].append(problem)
         else:
             done.left.append(
-                StorageProblem(problem.object, "not of a stage's output: delete it, and make it again yourself")
+                StorageProblem(problem.object, "not part of a stage's output: delete and recreate it by hand")
             )
     for (stage, key), group in sorted(by_output.items()):
         try:
             with lock(stage, key):
-                StageOutput(store, stage, key).withdraw()  # first: nothing incomplete may look complete
+                StageOutput(store, stage, key).withdraw()  # first: an incomplete output must not look complete
                 for problem in group:
                     done.deleted += _delete(store, problem.object)
             done.outputs.append(f"{stage}/{key}")
         except TimeoutError:
-            done.left += [
-                StorageProblem(problem.object, "a stage is making it just now: repair it later") for problem in group
-            ]
+            done.left += [StorageProblem(problem.object, "a stage is writing it: repair it later") for problem in group]
     return done
 
 
 def _delete(store: ObjectStore, name: str) -> list[str]:
-    """Deletes an object, and of a shard its part file, which says that it is finished; what was there."""
+    """Delete an object, and for a shard its part file, which marks it finished; returns the deleted names."""
     folder, slash, last = name.rpartition("/")
     names = [name, f"{folder}{slash}{part_name(last)}"] if name.endswith(".tar") else [name]
     found = [one for one in names if store.exists(one)]
@@ -306,12 +304,12 @@ class Output:
 
     @property
     def name(self) -> str:
-        """The folder."""
+        """The output's folder."""
         return f"{self.stage}/{self.key}"
 
 
 def usage(store: ObjectStore) -> list[Output]:
-    """All stage outputs of a store with their sizes and times, largest first; what has another form is left alone."""
+    """All stage outputs of a store with their sizes and times, largest first; ignores other objects."""
     found: dict[str, Output] = defaultdict(lambda: Output("", ""))
     for entry in store.entries():
         if not (place := _OUTPUT.match(entry.path)):

@@ -1,7 +1,7 @@
-"""What an `ObjectStore` stands on: the local disk, or any fsspec file system.
+"""Backends of `ObjectStore`: the local disk, or any fsspec file system.
 
-A backend works with full paths of its own kind and neither retries nor validates names: `storage.objects` does.
-A new kind of store is one entry in `BACKENDS`.
+Backends use full paths in their own format; `storage.objects` validates names and retries. To add a kind of store, add
+an entry to `BACKENDS`.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from storage.publishing import TEMP_PREFIX, publish_file, sweep_temporary_files,
 
 
 class Entry(NamedTuple):
-    """An object in a listing: its path or name, bytes, and the time of its last change (s since 1970)."""
+    """An object in a listing: path or name, size in bytes, and time of the last change (seconds since 1970)."""
 
     path: str
     size: int
@@ -28,51 +28,51 @@ class Entry(NamedTuple):
 
 
 class Backend(ABC):
-    """Bytes under slash-separated paths below one root."""
+    """Objects under slash-separated paths."""
 
     @abstractmethod
     def size(self, path: str) -> int:
-        """Size in bytes; FileNotFoundError when there is no such object (a folder is none)."""
+        """Size in bytes; raises FileNotFoundError if there is no such object (folders are not objects)."""
 
     @abstractmethod
     def read(self, path: str, start: int, end: int | None) -> bytes:
-        """The bytes from `start` to `end` (exclusive; None is the end of the object)."""
+        """Read the bytes from `start` to `end` (exclusive; None for the end of the object)."""
 
     @abstractmethod
     def put(self, path: str, data: bytes) -> None:
-        """Publishes the object atomically, replacing an older one."""
+        """Write or replace the object atomically."""
 
     @abstractmethod
     def put_file(self, path: str, source: Path, consume: bool) -> None:
-        """Publishes a local file atomically; `consume` allows to move it."""
+        """Write a local file's content atomically; with `consume`, the file may be moved."""
 
     @abstractmethod
     def get_file(self, path: str, target: Path) -> None:
-        """Copies the object into a local file."""
+        """Copy the object to a local file."""
 
     @abstractmethod
     def walk(self, folder: str) -> Iterator[Entry]:
-        """All objects below a folder with their full paths, temporary ones left out."""
+        """Yield all objects below a folder with their full paths, except temporary files."""
 
     @abstractmethod
     def delete(self, path: str) -> None:
-        """Deletes one object; no error when it is absent."""
+        """Delete an object; does nothing if it does not exist."""
 
     @abstractmethod
     def delete_tree(self, folder: str) -> None:
-        """Deletes everything below a folder, temporary files too."""
+        """Delete everything below a folder, including temporary files."""
 
     def scratch(self, path: str) -> Path | None:
-        """The folder where a file that will become `path` is best prepared; None is the system's temporary folder."""
+        """Folder for the temporary file that will become `path`; None for the system's temporary folder."""
         return None
 
     def sweep(self, folder: str) -> None:
-        """Removes what killed writers have left below a folder; nothing where a store keeps no such thing."""
+        """Remove temporary files of killed writers below a folder; does nothing if the store has none."""
         return
 
 
 class _LocalBackend(Backend):
-    """The local file system. A write goes to a temporary file in the same folder, is synced, then renamed."""
+    """The local file system; data are written to a temporary file in the same folder, synced, and renamed."""
 
     def size(self, path: str) -> int:
         target = Path(path)
@@ -116,7 +116,7 @@ class _LocalBackend(Backend):
 
     def delete_tree(self, folder: str) -> None:
         while Path(folder).exists():
-            with suppress(FileNotFoundError):  # of two that delete at once each finds some of it gone
+            with suppress(FileNotFoundError):  # another process may be deleting the same folder
                 shutil.rmtree(folder)
 
     def sweep(self, folder: str) -> None:
@@ -131,7 +131,7 @@ class _LocalBackend(Backend):
 
 
 class _FsspecBackend(Backend):
-    """Any fsspec file system whose single put is atomic (object stores, memory)."""
+    """Any fsspec file system with an atomic put (object stores, memory)."""
 
     def __init__(self, filesystem: Any, lock: AbstractContextManager[Any] | None = None) -> None:
         self._fs = filesystem
@@ -148,7 +148,7 @@ class _FsspecBackend(Backend):
         if start == 0 and end is None:
             with self._lock:
                 return bytes(self._fs.cat_file(path))
-        # A server answers a range outside the object with an error where a file gives no bytes.
+        # For a range beyond the object, servers return an error, where a file returns no bytes.
         end = min(self.size(path), end if end is not None else 1 << 62)
         if start >= end:
             return b""
@@ -212,7 +212,7 @@ _memory_lock = threading.RLock()
 def _make_memory(options: Mapping[str, Any]) -> Backend:
     import fsspec
 
-    # fsspec's memory is one dictionary per process; listing it while another thread writes would fail.
+    # fsspec's memory file system is one dictionary per process; listing it while another thread writes would fail.
     return _FsspecBackend(fsspec.filesystem("memory", **options), _memory_lock)
 
 
@@ -227,19 +227,19 @@ def _make_s3(options: Mapping[str, Any]) -> Backend:
             "AWS_ENDPOINT_URL contains credentials: put them in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         )
     config: dict[str, Any] = {
-        # S3-compatible servers do not all send the checksums that newer clients demand of every answer.
+        # Not all S3-compatible servers send the checksums that newer clients require in every response.
         "response_checksum_validation": "when_required",
         "request_checksum_calculation": "when_required",
         "connect_timeout": 10,
         "read_timeout": 60,
         "max_pool_connections": 32,
-        "retries": {"mode": "standard", "total_max_attempts": 2},  # a part of an upload; the whole is ours to repeat
+        "retries": {"mode": "standard", "total_max_attempts": 2},  # for parts of an upload; we retry whole calls
     }
     if endpoint and "amazonaws.com" not in endpoint:
         config["s3"] = {"addressing_style": "path"}  # bucket.host needs a DNS entry per bucket
     settings = {"skip_instance_cache": True, "use_listings_cache": False, "config_kwargs": config, **options}
     filesystem = s3fs.S3FileSystem(endpoint_url=endpoint, **settings)
-    filesystem.retries = 1  # a third loop of retries would multiply the other two: minutes until an error is told
+    filesystem.retries = 1  # a third loop of retries would multiply the other two and delay errors by minutes
     return _FsspecBackend(filesystem)
 
 
@@ -254,7 +254,7 @@ _cache_lock = threading.Lock()
 
 
 def _new_locks() -> None:
-    """Another thread of the parent may have held a lock in the instant of the fork."""
+    """Replace the locks after a fork: another thread of the parent may have held one."""
     global _cache_lock, _memory_lock
     _cache_lock, _memory_lock = threading.Lock(), threading.RLock()
 
@@ -264,10 +264,9 @@ if hasattr(os, "register_at_fork"):
 
 
 def backend_for(protocol: str, options: Mapping[str, Any]) -> Backend:
-    """The process's backend for a protocol, options and the present environment.
+    """The process's backend for a protocol, options and the current environment.
 
-    Connections are shared between stores, but never over a fork (s3fs is not fork-safe) and never between
-    different credentials.
+    Stores share connections, but never across a fork (s3fs is not fork-safe) or with different credentials.
     """
     variables = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
     identity = json.dumps([variables, dict(options)], sort_keys=True, default=repr)

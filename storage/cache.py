@@ -1,9 +1,9 @@
-"""A folder of copies of remote shards: bounded, the least recently used leave first, shared by processes and runs.
+"""An LRU cache of remote shards in a local folder with a size limit, shared by processes and runs.
 
-A copy is `<sha256>.tar`, so every run that wants the same bytes finds them. Several that want a shard at once wait for
-one download. A reader gets its copy open, checked through the same descriptor: an eviction takes away the
-name only, so it can make a reader fetch again, but never fail. A killed process leaves nothing for long: the system
-frees its locks, and the next one sweeps.
+Copies are named `<sha256>.tar`, so all runs that need the same bytes share them. Concurrent requests for a shard wait
+for a single download. Readers get an open descriptor, through which the copy was verified: an eviction only removes the
+name, so it can cause a reader to fetch again, but never to fail. After a killed process, the system releases its locks
+and the next download sweeps its files.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _LIMIT = ".limit.json"
 _DOWNLOAD_WAIT_S = 3600.0
 _TOUCH_S = 10.0
 _CLEARINGS = 5
-"""How often in a row somebody else may empty the folder under a download."""
+"""How often in a row other processes may empty the folder during a download."""
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 
 Fetch = Callable[[Path], object]
@@ -34,15 +34,15 @@ Check = Callable[[BufferedReader], str | None]
 
 
 class DamagedCopyError(ValueError):
-    """What was fetched is not what was wanted, twice; the message says what is wrong with it."""
+    """A fetched copy failed its check twice; the message says why."""
 
 
 class CacheFullError(OSError):
-    """The folder's disk has no room for a copy, even without all the others."""
+    """The folder's disk has no room for a copy, even after evicting all others."""
 
 
 def set_cache_limit(folder: Path, max_bytes: int) -> None:
-    """Bounds a cache for all processes of this machine that name no limit themselves."""
+    """Set the limit of a cache for all processes of this machine that do not specify one."""
     folder.mkdir(parents=True, exist_ok=True)
     if _noted_limit(folder) == max_bytes:
         return
@@ -61,17 +61,17 @@ def _noted_limit(folder: Path) -> int | None:
 class ShardCache:
     """Copies of shards in one folder.
 
-    The finished copies together never hold more than the limit, except for a single shard that is larger than it; what
-    is just being fetched comes on top.
+    Finished copies never exceed the limit in total, except for a single shard that is larger than the limit; running
+    downloads are not counted.
 
     Args:
-        folder: where the copies are; made if missing.
-        max_bytes: the limit; None takes what `set_cache_limit` has noted in the folder, else 50 GB.
+        folder: folder of the copies; created if missing.
+        max_bytes: the limit; None uses the one stored by `set_cache_limit` in the folder, or else 50 GB.
     """
 
     def __init__(self, folder: Path, max_bytes: int | None = None) -> None:
         if max_bytes is not None and max_bytes <= 0:
-            raise ValueError(f"a cache of {max_bytes} bytes can hold nothing: give it a positive limit")
+            raise ValueError(f"a cache limit of {max_bytes} bytes is not possible: use a positive one")
         self.folder = Path(folder)
         self._max_bytes = max_bytes
 
@@ -81,16 +81,16 @@ class ShardCache:
         return self._max_bytes or _noted_limit(self.folder) or DEFAULT_BYTES
 
     def open(self, digest: str, size: int, fetch: Fetch, check: Check) -> int:
-        """A descriptor of the copy with this digest, fetched if it is missing or damaged; the caller closes it.
+        """Open the copy with this digest, fetching it if it is missing or damaged; the caller closes the descriptor.
 
         Args:
-            digest: SHA-256 in hex: the copy's name.
-            size: bytes that it will have, to make room for.
-            fetch: writes the content over a file.
-            check: says what is wrong with a file, or None.
+            digest: SHA-256 in hex, which names the copy.
+            size: its size in bytes, for which to make room.
+            fetch: writes the content to a file.
+            check: returns what is wrong with a file, or None.
 
         Raises:
-            DamagedCopyError: what was fetched failed the check two times.
+            DamagedCopyError: the fetched copy failed the check twice.
             CacheFullError: the disk has no room for it.
             LockTimeoutError: another process has been fetching it for an hour.
         """
@@ -98,7 +98,7 @@ class ShardCache:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 return self._find_or_fetch(digest, size, fetch, check)
-            except FileNotFoundError as error:  # somebody has emptied the folder just now
+            except FileNotFoundError as error:  # another process has just emptied the folder
                 if isinstance(error, ObjectStoreError) or clearing + 1 == _CLEARINGS:
                     raise
             except OSError as error:
@@ -108,7 +108,7 @@ class ShardCache:
         raise AssertionError("unreachable: the loop returns or raises")
 
     def path(self, digest: str) -> Path:
-        """Where the copy with this digest is or would be."""
+        """Path of the copy with this digest, whether or not it exists."""
         return self.folder / f"{digest}.tar"
 
     def _find_or_fetch(self, digest: str, size: int, fetch: Fetch, check: Check) -> int:
@@ -116,11 +116,11 @@ class ShardCache:
         if (found := self._find(target, check)) is not None:
             return found
         with passing_lock(self.folder / f".lock-{digest}", _DOWNLOAD_WAIT_S):
-            if (found := self._find(target, check)) is not None:  # the last holder of the lock has fetched it
+            if (found := self._find(target, check)) is not None:  # the previous lock owner has fetched it
                 return found
             self.sweep()
             problem = ""
-            for _ in range(2):  # bits that flipped on the way are right the second time
+            for _ in range(2):  # a second attempt repairs transmission errors
                 made = self._fetch_with_room(target, size, fetch, check)
                 if isinstance(made, int):
                     return made
@@ -128,7 +128,7 @@ class ShardCache:
             raise DamagedCopyError(problem)
 
     def _find(self, target: Path, check: Check) -> int | None:
-        """The copy, open, if it is there and passes the check."""
+        """Open the copy if it exists and passes the check."""
         self.touch(target)
         try:
             found = open_checked(target, check)
@@ -142,10 +142,10 @@ class ShardCache:
         except OSError as error:
             if error.errno != errno.ENOSPC or not self.evict(room=self.max_bytes):
                 raise
-        return self._fetch(target, size, fetch, check)  # the disk is smaller than the limit: the others made room
+        return self._fetch(target, size, fetch, check)  # the disk is smaller than the limit: retry without the others
 
     def _fetch(self, target: Path, size: int, fetch: Fetch, check: Check) -> int | str:
-        """The new copy, open, or what is wrong with it."""
+        """Fetch and open a new copy; returns its descriptor, or what is wrong with it."""
         self.evict(room=size)
         with temporary_file(self.folder) as (_, scratch):
             fetch(scratch)
@@ -160,13 +160,13 @@ class ShardCache:
         return made
 
     def touch(self, path: Path) -> None:
-        """Notes that a copy is in use; costs a system call at most every ten seconds."""
-        with contextlib.suppress(OSError):  # it may just have been evicted
+        """Update the time of last use of a copy, at most every ten seconds."""
+        with contextlib.suppress(OSError):  # it may have been evicted
             if time.time() - path.stat().st_mtime > _TOUCH_S:
                 os.utime(path)
 
     def bytes(self) -> int:
-        """Bytes of all finished copies."""
+        """Total size of all finished copies."""
         return sum(size for _, size, _ in self._copies())
 
     def _copies(self) -> list[tuple[float, int, Path]]:
@@ -179,17 +179,17 @@ class ShardCache:
         return sorted(found)
 
     def evict(self, room: int = 0, keep: Path | None = None) -> list[Path]:
-        """Removes the least recently used copies until the rest and `room` bytes fit into the limit.
+        """Remove the least recently used copies until the others and `room` bytes fit into the limit.
 
         Args:
-            room: bytes that are about to be added.
-            keep: a copy that stays.
+            room: bytes about to be added.
+            keep: a copy not to remove.
 
         Returns:
-            What was removed.
+            The removed copies.
         """
         removed: list[Path] = []
-        with _folder_lock(self.folder):  # or two processes would both remove enough
+        with _folder_lock(self.folder):  # otherwise two processes would each remove enough
             copies = self._copies()
             total = sum(size for _, size, _ in copies) + room
             for _, size, path in copies:
@@ -202,7 +202,7 @@ class ShardCache:
         return removed
 
     def sweep(self, min_age_s: float = 60.0) -> None:
-        """Removes what killed processes have left: unfinished downloads, and files of locks that are not held."""
+        """Remove files left by killed processes: unfinished downloads, and lock files that are not held."""
         sweep_temporary_files(self.folder, min_age_s)
         for path in self.folder.glob(".lock-*"):
             with contextlib.suppress(OSError):
@@ -212,7 +212,7 @@ class ShardCache:
 
 
 def open_checked(path: Path, check: Check) -> int | str:
-    """A descriptor of a file that passes a check, or what is wrong with it."""
+    """Open a file and check it; returns its descriptor, or what is wrong with it."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         with os.fdopen(descriptor, "rb", closefd=False) as file:
@@ -228,7 +228,7 @@ def open_checked(path: Path, check: Check) -> int | str:
 
 @contextmanager
 def _folder_lock(folder: Path) -> Iterator[None]:
-    """Holds the folder itself, so that no lock file is left lying in it; held for the time of a listing only."""
+    """Lock the folder itself, so that no lock file remains in it; held only briefly."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

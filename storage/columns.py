@@ -1,6 +1,6 @@
-"""The columns of an index: of a table in memory, or of a Parquet file that is read column by column when asked.
+"""The columns of an index: a table in memory, or a Parquet file whose columns are read on demand.
 
-An index of ten million utterances is 1.5 GB in memory and some 0.3 GB on disk, and no reader needs all of its columns.
+An index of ten million utterances takes 1.5 GB in memory and about 0.3 GB on disk, and no reader needs all columns.
 """
 
 import tempfile
@@ -17,13 +17,13 @@ from storage.intact import open_parquet, readable
 from storage.objects import ObjectStore
 
 ROWS = 1 << 16
-"""Rows of a row group, and of a batch."""
+"""Number of rows per row group and per batch."""
 _MAPPED_ROWS = 1 << 20
-"""From this many rows on, text is left to the system's page cache."""
+"""From this many rows on, text columns are memory-mapped instead of loaded."""
 
 
 class Columns(Protocol):
-    """Named columns of one length."""
+    """Named columns of equal length."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -31,16 +31,16 @@ class Columns(Protocol):
 
     @property
     def num_rows(self) -> int:
-        """Their length."""
+        """Number of rows."""
 
     def load(self, name: str) -> pa.ChunkedArray:
-        """A whole column."""
+        """Load a whole column."""
 
     def empty_values(self, name: str) -> int:
-        """How many values a column lacks."""
+        """Number of missing values in a column."""
 
     def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Some columns, at most `ROWS` rows at a time."""
+        """Yield some columns in batches of at most `ROWS` rows."""
 
     def table(self) -> pa.Table:
         """All columns in memory."""
@@ -59,18 +59,18 @@ class TableColumns:
         self.num_rows = int(table.num_rows)
 
     def load(self, name: str) -> pa.ChunkedArray:
-        """A whole column."""
+        """Load a whole column."""
         return self._table.column(name)
 
     def empty_values(self, name: str) -> int:
-        """How many values a column lacks."""
+        """Number of missing values in a column."""
         return int(self._table.column(name).null_count)
 
     def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Some columns, at most `ROWS` rows at a time."""
+        """Yield some columns in batches of at most `ROWS` rows."""
         wanted = self._table.select(list(names))
         for begin in range(0, self.num_rows, ROWS):
-            # parts of shards are smaller than a batch
+            # the parts of shards are smaller than a batch
             yield from wanted.slice(begin, ROWS).combine_chunks().to_batches()
 
     def table(self) -> pa.Table:
@@ -79,14 +79,14 @@ class TableColumns:
 
 
 class ParquetColumns:
-    """Columns of a Parquet file that stays open: it may be replaced or deleted meanwhile. Pickled as a table.
+    """Columns of a Parquet file, which stays open, so it may be replaced or deleted. Pickled as a table.
 
     Args:
         path: A local file.
-        url: What messages call it; by default the path.
+        url: Name in error messages; the path by default.
 
     Raises:
-        DamagedObjectError: It is no Parquet file. Columns that are damaged raise it when they are read.
+        DamagedObjectError: It is not a Parquet file; damaged columns raise this error when they are read.
     """
 
     def __init__(self, path: Path, url: str = "") -> None:
@@ -99,13 +99,13 @@ class ParquetColumns:
         self.num_rows = int(self._file.metadata.num_rows)
 
     def load(self, name: str) -> pa.ChunkedArray:
-        """A whole column; long ones of text are not in memory but in an unnamed file that is mapped into it."""
+        """Load a whole column; a long text column is memory-mapped from an unnamed temporary file instead."""
         if self.num_rows >= _MAPPED_ROWS and pa.types.is_string(self.schema.field(name).type):
             return _mapped(self.batches([name]), pa.schema([self.schema.field(name)])).column(name)
         return pa.Table.from_batches(self.batches([name]), pa.schema([self.schema.field(name)])).column(name)
 
     def empty_values(self, name: str) -> int:
-        """How many values a column lacks, by the file's statistics where it has them."""
+        """Number of missing values in a column, from the file's statistics if it has them."""
         place, count = self.schema.get_field_index(name), 0
         for group in range(self._file.metadata.num_row_groups):
             found = self._file.metadata.row_group(group).column(place).statistics
@@ -115,10 +115,10 @@ class ParquetColumns:
         return count
 
     def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Some columns, at most `ROWS` rows at a time."""
+        """Yield some columns in batches of at most `ROWS` rows."""
         for group in range(self._file.metadata.num_row_groups):
             with self._lock, readable(self._url):
-                # a row group of ours is one batch; one of another writer may be larger
+                # our row groups are one batch each; those of other writers may be larger
                 table = self._file.read_row_group(group, list(names), use_threads=False)
             yield from table.to_batches(max_chunksize=ROWS)
 
@@ -141,7 +141,7 @@ def _mapped(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
 
 
 def collect_columns(tables: Iterable[pa.Table], schema: pa.Schema) -> Columns:
-    """Joins tables, taken one by one; many rows go to an unnamed file on the local disk, a few stay in memory."""
+    """Concatenate tables, consumed one by one; large results go to an unnamed file on the local disk."""
     waiting, rows, writer = [schema.empty_table()], 0, None
     with tempfile.TemporaryDirectory(prefix="starling-index-") as folder, ExitStack() as stack:
         path = Path(folder) / "columns.parquet"
@@ -162,18 +162,18 @@ def collect_columns(tables: Iterable[pa.Table], schema: pa.Schema) -> Columns:
 
 
 def open_columns(store: ObjectStore, name: str) -> ParquetColumns:
-    """The columns of a stored Parquet file; one of a remote store becomes an unnamed file on the local disk.
+    """Open the columns of a Parquet file in a store; a remote file is copied to an unnamed file on the local disk.
 
     Raises:
-        ObjectMissingError: There is none.
-        DamagedObjectError: It is no Parquet file.
+        ObjectMissingError: The object does not exist.
+        DamagedObjectError: It is not a Parquet file.
     """
     with tempfile.TemporaryDirectory(prefix="starling-index-") as folder:
         return ParquetColumns(store.fetch(name, Path(folder)), store.join(name))
 
 
 def write_columns(store: ObjectStore, name: str, columns: Columns, metadata: dict[bytes, bytes]) -> None:
-    """Publish columns as one Parquet file, written batch by batch."""
+    """Write columns to a Parquet file, batch by batch; published atomically."""
     schema = columns.schema.with_metadata(metadata)
     options = {"compression": "zstd", "write_page_checksum": True}
     with store.create(name) as file, pq.ParquetWriter(file, schema, **options) as writer:

@@ -1,7 +1,7 @@
-"""Full, read-only and forbidden disks: told apart from other failures, and put into one line that helps.
+"""Detects errors of full, read-only and forbidden disks, and explains them in one line with a remedy.
 
-The system says "No space left on device" and nothing else: neither which folder, nor what to do. Libraries say it in
-words of their own, such as SQLite's "database or disk is full".
+The system only says "No space left on device", without the folder or a remedy. Libraries have their own messages, such
+as SQLite's "database or disk is full".
 """
 
 import errno
@@ -17,7 +17,7 @@ _FORBIDDEN = (errno.EACCES, errno.EPERM)
 _NUMBERS = (_FULL, _QUOTA, errno.EROFS, *_FORBIDDEN)
 _WORDS = {
     "no space left on device": _FULL,
-    "os error 28": _FULL,  # safetensors, whose errors have no number
+    "os error 28": _FULL,  # safetensors, whose errors have no errno
     "database or disk is full": _FULL,
     "pytorchstreamwriter failed writing": _FULL,
     "error while creating shared memory segment": _FULL,  # NCCL
@@ -26,9 +26,9 @@ _WORDS = {
     "attempt to write a readonly database": errno.EROFS,
 }
 _AMBIGUOUS = ("disk i/o error", "unable to open database file", "no usable temporary directory")
-"""What SQLite and Python say, among other things, on disks that are full or read-only."""
+"""Messages of SQLite and Python that may mean a full or read-only disk, or something else."""
 _LITTLE = 1 << 20
-"""A disk with fewer bytes free counts as full."""
+"""A disk with fewer free bytes counts as full."""
 REMEDY = (
     "{first}, or name another folder (STARLING_HOME for all data, storage.url for the objects, TMPDIR for temporary "
     "files). Then run the same command again: finished work is kept."
@@ -36,11 +36,11 @@ REMEDY = (
 
 
 def disk_trouble(error: BaseException | None, folders: Iterable[Path] = ()) -> int:
-    """The errno of a full, read-only or forbidden disk behind an exception or one of its causes; 0 if it is another.
+    """The errno of a full, read-only or forbidden disk in an exception or its causes; 0 for other errors.
 
     Args:
         error: The exception.
-        folders: Where it may have happened; decides about messages that may mean anything.
+        folders: Folders where it may have happened; their disks are checked if the message is ambiguous.
     """
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
@@ -53,7 +53,7 @@ def disk_trouble(error: BaseException | None, folders: Iterable[Path] = ()) -> i
 
 def _number_of(error: BaseException, folders: Iterable[Path]) -> int:
     if isinstance(error, OSError) and error.errno is not None and error.errno in _NUMBERS:
-        # without a file it is somebody else's port or process
+        # permission errors without a file concern ports or processes
         return error.errno if error.filename is not None or error.errno not in _FORBIDDEN else 0
     text = str(error).lower()
     for words, number in _WORDS.items():
@@ -65,7 +65,7 @@ def _number_of(error: BaseException, folders: Iterable[Path]) -> int:
 
 
 def disk_state(folder: Path) -> int:
-    """What is wrong with the disk of a folder, as an errno; 0 if nothing is."""
+    """The errno that describes the state of a folder's disk; 0 if it is writable and not full."""
     place = standing(folder)
     status = os.statvfs(place)
     if status.f_flag & os.ST_RDONLY:
@@ -76,31 +76,31 @@ def disk_state(folder: Path) -> int:
 
 
 def system_folders() -> tuple[Path, ...]:
-    """Where libraries write without being told to: the temporary folder, and shared memory where that is a disk."""
+    """Folders where libraries write by default: the temporary folder, and shared memory if it is a file system."""
     try:
         temporary = Path(tempfile.gettempdir())
-    except FileNotFoundError:  # Python tries each by writing to it
-        temporary = Path(os.environ.get("TMPDIR") or "/tmp")  # noqa: S108 - named in an error only
-    shared_memory = Path("/dev/shm")  # noqa: S108 - looked at only
+    except FileNotFoundError:  # Python tests candidates by writing to them
+        temporary = Path(os.environ.get("TMPDIR") or "/tmp")  # noqa: S108 - only named in an error
+    shared_memory = Path("/dev/shm")  # noqa: S108 - only read
     return (temporary, shared_memory) if shared_memory.is_dir() else (temporary,)
 
 
 def standing(path: Path) -> Path:
-    """The path itself, or the nearest folder above it that exists."""
+    """The path itself, or its nearest existing parent folder."""
     path = Path(path).absolute()
-    while not os.path.exists(path) and path != path.parent:  # noqa: PTH110 - Path.exists raises where it may not look
+    while not os.path.exists(path) and path != path.parent:  # noqa: PTH110 - Path.exists raises without permission
         path = path.parent
     return path
 
 
 def free_bytes(path: Path) -> int:
-    """Bytes that this user may still write on the disk of a path, which need not exist yet."""
+    """Free bytes for this user on the disk of a path, which need not exist."""
     status = os.statvfs(standing(path))
     return status.f_bavail * status.f_frsize
 
 
 def size_text(count: float) -> str:
-    """Bytes, readably."""
+    """Format a number of bytes."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -109,22 +109,22 @@ def size_text(count: float) -> str:
 
 
 def room_text(path: Path) -> str:
-    """What is free on the disk of a path."""
+    """Describe the free space on the disk of a path."""
     status = os.statvfs(standing(path))
     text = f"{size_text(status.f_bavail * status.f_frsize)} of {size_text(status.f_blocks * status.f_frsize)} free"
     if status.f_files and not status.f_favail:
-        text += ", but no file more"  # out of inodes
+        text += ", but no inodes"
     return text
 
 
 def explain_disk(number: int, error: BaseException, places: Iterable[Path], subject: str = "") -> str:
-    """One line: what could not be written, the folder, what is free there, and the remedy.
+    """Explain a disk error in one line: what could not be written, the folder, the free space, and the remedy.
 
     Args:
-        number: What `disk_trouble` found.
+        number: The errno from `disk_trouble`.
         error: The exception.
-        places: Folders that are written to, the likeliest first.
-        subject: What could not be written; by default the file that the exception is about, if it names one.
+        places: Folders that are written to, the most likely first.
+        subject: What could not be written; by default the file of the exception, if known.
     """
     file = None if subject else named_file(error)
     folder = (file if file.is_dir() else file.parent) if file else _suspect(number, list(places))
@@ -137,14 +137,14 @@ def explain_disk(number: int, error: BaseException, places: Iterable[Path], subj
     if number == errno.EROFS:
         return f"{subject}: {of} is read-only. {REMEDY.format(first='Mount it for writing')}"
     why = f"no space is left on {of}" if number == _FULL else f"the user's quota on {of} is used up"
-    if not isinstance(error, OSError):  # a library's words may say what it was about
+    if not isinstance(error, OSError):  # a library's message may contain details
         why += f', "{str(error).splitlines()[0]}"' if str(error) else ""
     first = "Free some space there (`starling storage gc` shows what can go)"
     return f"{subject}: {why} ({room_text(folder)}). {REMEDY.format(first=first)}"
 
 
 def _suspect(number: int, places: list[Path]) -> Path:
-    """The folder whose disk is in that state, or the fullest."""
+    """The folder whose disk is in that state, or the one with the least free space."""
     for place in places:
         if disk_state(place) == number:
             return place
@@ -152,9 +152,9 @@ def _suspect(number: int, places: list[Path]) -> Path:
 
 
 def named_file(error: BaseException) -> Path | None:
-    """The file that an exception is about, if it or one of its causes names one.
+    """The file of an exception or one of its causes, if known.
 
-    A failed write names none: then it is the file that the innermost function of the traceback has open.
+    Errors of `write` name no file; for these, it is a file that the innermost function of the traceback has open.
     """
     seen: set[int] = set()
     files: list[Path] = []
@@ -171,7 +171,7 @@ def named_file(error: BaseException) -> Path | None:
 
 
 def _open_files(error: BaseException) -> Iterator[Path]:
-    """Files that the functions of a traceback write to, innermost function first."""
+    """Yield files that functions of the traceback have open for writing, innermost function first."""
     frames: list[FrameType] = []
     step = error.__traceback__
     while step is not None:

@@ -1,9 +1,9 @@
-"""Finds equal and similar things among millions in bounded memory: keys by sorting, word lists by an inverted index.
+"""Finds duplicates among millions of texts or recordings in bounded memory, by sorted keys and an inverted index.
 
-The index of words is an external sort in two steps: entries (word, recording, position) are spilled to files by word,
-which gives pairs of recordings that share a word; the pairs are spilled to files by recording, which gives the pairs
-that share several words at one offset. Memory is that of one file, time is near linear: a word that many recordings
-have links each of them to the next few only, which still connects all copies of one recording in a chain.
+The word index is an external sort in two steps. Entries (word, recording, position) are spilled to files by word, which
+yields pairs of recordings that share a word; these pairs are spilled to files by recording, which yields the pairs that
+share several words at one offset. Memory is limited to one file, and time is nearly linear: each recording with a
+frequent word is linked only to the next few, which still connects all copies of a recording in a chain.
 """
 
 import hashlib
@@ -21,15 +21,15 @@ Labels = NDArray[np.int32]
 _ENTRY = np.dtype([("word", "<u4"), ("recording", "<u4"), ("position", "<i4")])
 _PAIR = np.dtype([("first", "<u4"), ("second", "<u4"), ("offset", "<i4")])
 MATCH = np.dtype([("first", "<u4"), ("second", "<u4"), ("offset", "<i4"), ("votes", "<u4")])
-"""Two recordings, first < second; where the second begins in the first; the words that say so."""
+"""Two recordings, first < second; the offset of the second within the first; the number of words that agree on it."""
 _LINKS = 3
-"""Recordings with the same word that an entry is linked to."""
+"""Number of recordings with the same word to which an entry is linked."""
 _JITTER = 2
-"""Offsets this close are one offset: copies are not aligned to the grid of words."""
+"""Offsets that differ by at most this count as equal: copies are not aligned to the grid of words."""
 
 
 def text_keys(texts: Iterable[str]) -> Keys:
-    """128-bit keys of texts, [num_texts, 2]: equal texts have equal keys, others practically never (BLAKE2b)."""
+    """128-bit keys of texts (BLAKE2b), [num_texts, 2]: equal for equal texts, practically never for different ones."""
     data = bytearray()
     for text in texts:
         data += hashlib.blake2b(text.encode(), digest_size=16).digest()
@@ -37,18 +37,18 @@ def text_keys(texts: Iterable[str]) -> Keys:
 
 
 def repeated_texts(texts: Callable[[], Iterable[list[str]]], count: int, limit: int = 3) -> list[str]:
-    """Texts that occur more than once, exactly, with 8 bytes of memory for each text.
+    """Find texts that occur more than once, exactly, with 8 bytes of memory per text.
 
     Args:
-        texts: Gives all texts in lists, each time that it is called.
-        count: How many there are.
-        limit: Texts that are named at most.
+        texts: Returns an iterable over all texts in lists, on every call.
+        count: Number of texts.
+        limit: Maximum number of texts to return.
     """
     hashes = np.fromiter((hash(text) for part in texts() for text in part), dtype=np.int64, count=count)
     hashes.sort()
     suspects = np.unique(hashes[1:][hashes[1:] == hashes[:-1]])
     found: list[str] = []
-    # few texts at a time, should all of them be repeated; and two texts may share a hash
+    # count a limited number of suspects at a time (all texts may be repeated), exactly (hashes may collide)
     for begin in range(0, len(suspects), 1000):
         some, seen = set(suspects[begin : begin + 1000].tolist()), Counter[str]()
         for part in texts():
@@ -60,7 +60,7 @@ def repeated_texts(texts: Callable[[], Iterable[list[str]]], count: int, limit: 
 
 
 class SeenTexts:
-    """Texts that have come before, by 128-bit keys in a hash table: 27 to 54 bytes each, wherever they are stored.
+    """A set of texts, stored as 128-bit keys in a hash table: 27 to 54 bytes per text, whatever its length.
 
     Open addressing with linear probing; a set of strings takes four times as much.
     """
@@ -74,7 +74,7 @@ class SeenTexts:
 
     def add(self, text: str) -> bool:
         """Add a text; returns whether it is new."""
-        high, low = hash(text) | 1, hash(f"{text}\n")  # two keyed hashes; 0 is an empty place
+        high, low = hash(text) | 1, hash(f"{text}\n")  # two keyed hashes; 0 marks an empty slot
         place = self._place(high, low)
         if self._high[place]:
             return False
@@ -85,7 +85,7 @@ class SeenTexts:
         return True
 
     def _place(self, high: int, low: int) -> int:
-        """Where a key is, or would be."""
+        """The slot of a key, or the empty slot where it belongs."""
         mask = len(self._high) - 1
         place = low & mask
         while (found := self._high[place]) and (found != high or self._low[place] != low):
@@ -102,12 +102,12 @@ class SeenTexts:
 
 
 def equal_labels(keys: Keys) -> Labels:
-    """For each row the first row with the same key.
+    """Label each row by the first row with the same key.
 
     Args:
         keys: [num_rows, 2].
     """
-    order = np.lexsort((keys[:, 1], keys[:, 0]))  # stable: equal keys stay in the order of their rows
+    order = np.lexsort((keys[:, 1], keys[:, 0]))  # stable: equal keys stay in row order
     fresh = np.ones(len(order), dtype=bool)
     for column in (0, 1):
         values = keys[:, column][order]
@@ -120,7 +120,7 @@ def equal_labels(keys: Keys) -> Labels:
 
 
 def join_labels(labels: Labels, first: NDArray[np.integer], second: NDArray[np.integer]) -> Labels:
-    """Labels after pairs of rows have been declared the same: for each row the first row that it is connected with."""
+    """Merge the labels of pairs of rows: label each row by the first row to which it is connected."""
     joined = labels.copy()
     while len(first):
         one, two = joined[first], joined[second]
@@ -137,7 +137,7 @@ def join_labels(labels: Labels, first: NDArray[np.integer], second: NDArray[np.i
 
 
 class _Spill:
-    """Rows divided among files by a key, so that each file fits in memory."""
+    """Rows partitioned into files by a key, so that each file fits in memory."""
 
     def __init__(self, folder: Path, dtype: np.dtype[np.void], parts: int, buffered: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -157,7 +157,7 @@ class _Spill:
             return
         rows = np.concatenate(self._rows)
         self._rows, self._count = [], 0
-        # multiplication spreads neighbouring keys over the parts
+        # multiplicative hashing spreads neighbouring keys over the parts
         mixed = rows[self._key].astype(np.uint64) * np.uint64(0x9E3779B1) & np.uint64(0xFFFFFFFF)
         part = ((mixed * np.uint64(self._parts)) >> np.uint64(32)).astype(np.int64)
         order = np.argsort(part, kind="stable")
@@ -168,7 +168,7 @@ class _Spill:
                     file.write(piece.tobytes())
 
     def drain(self) -> Iterator[NDArray[np.void]]:
-        """The rows, file by file; each file is deleted after it has been read."""
+        """Yield the rows, file by file, and delete each file after reading it."""
         self._flush()
         for number in range(self._parts):
             path = self._folder / f"{number:04d}.bin"
@@ -181,9 +181,9 @@ class WordIndex:
     """An inverted index on disk from words to recordings.
 
     Args:
-        folder: An empty folder for its files, 12 bytes an entry; removed by the caller.
-        parts: Files that the entries are divided among; the largest has to fit in memory.
-        buffered: Entries kept in memory before they are written.
+        folder: An empty folder for its files, 12 bytes per entry; the caller removes it.
+        parts: Number of files for the entries; the largest must fit in memory.
+        buffered: Number of entries buffered in memory before they are written.
     """
 
     def __init__(self, folder: Path, parts: int = 128, buffered: int = 1 << 20) -> None:
@@ -194,16 +194,16 @@ class WordIndex:
         """Add some words of a recording.
 
         Args:
-            recording: Its number.
+            recording: Number of the recording.
             words: [num_words].
-            positions: Where in the recording they are, [num_words].
+            positions: Positions of the words in the recording, [num_words].
         """
         rows = np.empty(len(words), dtype=_ENTRY)
         rows["word"], rows["recording"], rows["position"] = words, recording, positions
         self._entries.add(rows)
 
     def matches(self) -> Iterator[NDArray[np.void]]:
-        """Pairs of recordings that share words at one offset, as arrays of `MATCH`; ends the index."""
+        """Yield pairs of recordings that share words at one offset, as arrays of `MATCH`; consumes the index."""
         for entries in self._entries.drain():
             for rows in _pairs_of(entries):
                 self._pairs.add(rows)
@@ -212,7 +212,7 @@ class WordIndex:
 
 
 def _pairs_of(entries: NDArray[np.void]) -> Iterator[NDArray[np.void]]:
-    """Recordings that share a word."""
+    """Pairs of recordings that share a word."""
     entries = entries[np.argsort(_joined(entries["word"], entries["recording"]), kind="stable")]
     for lag in range(1, _LINKS + 1):
         one, two = entries[:-lag], entries[lag:]
@@ -224,7 +224,7 @@ def _pairs_of(entries: NDArray[np.void]) -> Iterator[NDArray[np.void]]:
 
 
 def _votes_of(pairs: NDArray[np.void]) -> NDArray[np.void]:
-    """Runs of like offsets of each pair of recordings."""
+    """Count runs of similar offsets for each pair of recordings."""
     both = _joined(pairs["first"], pairs["second"])
     order = np.lexsort((pairs["offset"], both))
     both, offsets = both[order], pairs["offset"][order]

@@ -1,8 +1,8 @@
-"""Outputs in an object store that are no longer needed: found first, deleted only when asked.
+"""Garbage collection of stage outputs in an object store: planned first, deleted in a separate step.
 
-Garbage is what killed stages have left unfinished, shards that no index names, and, on request, finished outputs that
-no registered model comes from. Never garbage is what a stage is just making, what has changed within an age limit (on
-on any machine), and what any of these or a registered model stands on, by the notes that runs leave (`uses/`).
+Garbage is unfinished outputs of killed stages, shards that no index names, and, on request, finished outputs on which
+no registered model depends. Never garbage are outputs that a stage is writing, outputs that changed (on any machine)
+within an age limit, registered models, and the dependencies of all these according to the runs' usage notes (`uses/`).
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -21,10 +21,10 @@ class Garbage:
 
     Attributes:
         name: the output's folder.
-        bytes: what it takes.
+        bytes: its size.
         why: why it is not needed.
-        objects: the names to delete; empty for the whole folder.
-        modified: time of its last change when it was judged.
+        objects: names of the objects to delete; empty for the whole folder.
+        modified: time of its last change when the plan was made.
     """
 
     name: str
@@ -36,12 +36,12 @@ class Garbage:
 
 @dataclass
 class GarbagePlan:
-    """What may go.
+    """What can be deleted.
 
     Attributes:
-        garbage: what is not needed.
-        kept: why each of the other outputs stays.
-        bytes: sum of the garbage.
+        garbage: what is no longer needed.
+        kept: for each other output, the reason to keep it.
+        bytes: total size of the garbage.
     """
 
     garbage: list[Garbage] = field(default_factory=list)
@@ -49,7 +49,7 @@ class GarbagePlan:
 
     @property
     def bytes(self) -> int:
-        """What deleting it frees."""
+        """Bytes freed by deleting the garbage."""
         return sum(entry.bytes for entry in self.garbage)
 
 
@@ -61,15 +61,15 @@ def plan_garbage(
     in_use: Callable[[str, str], bool] = lambda stage, key: False,
     registered: Collection[str] | None = None,
 ) -> GarbagePlan:
-    """Finds what is not needed; deletes nothing.
+    """Find what is no longer needed; deletes nothing.
 
     Args:
         store: the store of all stage outputs.
-        now: the time, s since 1970.
-        min_age_s: what has changed since is left alone, with all that it stands on: another machine may use it.
-        in_use: whether a stage of this machine is making the output (stage, key).
-        registered: outputs (`register/<key>`) that registered models come from; finished outputs that none of them
-            stands on are garbage, too. None keeps every finished output.
+        now: the current time in seconds since 1970.
+        min_age_s: outputs that changed more recently are kept with their dependencies: another machine may use them.
+        in_use: whether a stage of this machine is writing the output (stage, key).
+        registered: outputs (`register/<key>`) of registered models; finished outputs on which none of them depends are
+            garbage, too. None keeps every finished output.
     """
     outputs = {output.name: output for output in usage(store)}
     kept = {
@@ -86,10 +86,10 @@ def plan_garbage(
         if not output.published:
             plan.garbage.append(Garbage(name, output.bytes, "never finished", modified=output.modified))
         elif registered is not None and complete:
-            reason = "no registered model comes from it"
+            reason = "no registered model depends on it"
             plan.garbage.append(Garbage(name, output.bytes, reason, modified=output.modified))
         else:
-            kept[name] = "finished" if registered is None else "finished; some kept output does not say what it uses"
+            kept[name] = "finished" if registered is None else "finished; not all dependencies are known"
     young = {name for name, output in outputs.items() if output.modified > now - min_age_s}
     finished = [o for o in outputs.values() if o.published and o.name in kept and o.name not in young]
     plan.garbage += _unnamed_shards(store, [o for o in finished if not in_use(o.stage, o.key)])
@@ -101,14 +101,14 @@ def _why_kept(
     output: Output, limit: float, in_use: Callable[[str, str], bool], registered: Collection[str]
 ) -> str | None:
     if in_use(output.stage, output.key):
-        return "a stage is making it"
+        return "a stage is writing it"
     if output.modified > limit:
-        return "changed or used lately"
+        return "changed or used recently"
     return "a registered model" if output.name in registered else None
 
 
 def _made_from(store: ObjectStore, outputs: Collection[str], registered: Collection[str]) -> list[str]:
-    """Outputs, such as reports, that were made from those of registered models."""
+    """Outputs, such as reports, that depend on registered models."""
 
     def used(name: str) -> set[str]:
         uses = StageOutput(store, *name.split("/")).uses() or {}
@@ -118,7 +118,7 @@ def _made_from(store: ObjectStore, outputs: Collection[str], registered: Collect
 
 
 def _add_foundations(store: ObjectStore, kept: dict[str, str], outputs: Collection[str]) -> bool:
-    """Adds what the kept outputs stand on; returns whether all of them say what that is."""
+    """Add the dependencies of kept outputs; returns whether the dependencies of all of them are known."""
     complete, pending = True, list(kept)
     while pending:
         name = pending.pop()
@@ -127,13 +127,13 @@ def _add_foundations(store: ObjectStore, kept: dict[str, str], outputs: Collecti
         for stage, keys in (uses or {}).items():
             for used in (f"{stage}/{key}" for key in keys):
                 if used in outputs and used not in kept:
-                    kept[used] = f"{name} stands on it"
+                    kept[used] = f"{name} depends on it"
                     pending.append(used)
     return complete
 
 
 def _unnamed_shards(store: ObjectStore, outputs: Iterable[Output]) -> list[Garbage]:
-    """Tars, with their part files, that no index beside or above them names."""
+    """Tars that no index in their folder or above names, with their part files."""
     found = []
     for output in outputs:
         sizes = {entry.path: entry.size for entry in output.objects}
@@ -142,9 +142,9 @@ def _unnamed_shards(store: ObjectStore, outputs: Iterable[Output]) -> list[Garba
             indexes = index_names(sizes) if tars else []
             named = {shard for index in indexes for shard, _ in named_shards(store, index)}
         except (DamagedObjectError, ObjectMissingError):
-            continue  # a damaged index is a matter for `verify`; nothing is deleted for its sake
+            continue  # `verify` handles damaged indexes; delete nothing here
         places = {index.rpartition("/")[0] for index in indexes}
-        # where no index is, it is missing: a matter for `verify`, too
+        # folders whose index is missing are left to `verify`, too
         extra = sorted(name for name in tars - named if any(name.startswith(f"{place}/") for place in places))
         folders = [name.rpartition("/") for name in extra]
         extra += [part for folder, _, tar in folders if (part := f"{folder}/parts/{tar}.json") in sizes]
@@ -160,16 +160,16 @@ def collect(
     garbage: Iterable[Garbage],
     lock: Callable[[str, str], AbstractContextManager[object]] = lambda stage, key: nullcontext(),
 ) -> list[Garbage]:
-    """Deletes garbage, each entry under its output's lock and only if nothing has changed since it was judged.
+    """Delete garbage, each entry under its output's lock and only if it has not changed since the plan was made.
 
     Args:
         store: the store.
         garbage: from `plan_garbage`.
-        lock: keeps stages of this machine from making the output (stage, key) meanwhile; may raise `TimeoutError`
-            where one is at it.
+        lock: keeps stages of this machine from writing the output (stage, key) meanwhile; may raise `TimeoutError` if
+            one is writing it.
 
     Returns:
-        What was deleted.
+        The deleted entries.
     """
     deleted = []
     for entry in garbage:
@@ -177,7 +177,7 @@ def collect(
         try:
             with lock(stage, key):
                 if max((e.modified for e in store.entries(entry.name)), default=0.0) > entry.modified:
-                    continue  # somebody has taken it up again
+                    continue  # in use again
                 output = StageOutput(store, stage, key)
                 if entry.objects:
                     output.forget([name.removeprefix(f"{entry.name}/") for name in entry.objects])
@@ -185,7 +185,7 @@ def collect(
                         store.delete(name)
                 else:
                     output.clear()
-        except (TimeoutError, DamagedObjectError):  # a damaged record is a matter for `verify`
+        except (TimeoutError, DamagedObjectError):  # `verify` handles damaged records
             continue
         deleted.append(entry)
     return deleted

@@ -1,6 +1,6 @@
-"""The index of a set of shards: where each utterance is, what it is, and how to know that a shard is whole.
+"""The index of a set of shards: location and metadata of each utterance, size and digest of each shard.
 
-One Parquet file beside the shards. It is written last, so a set of shards without an index does not exist.
+It is a Parquet file beside the shards, written last: a set of shards without an index is incomplete.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ _METADATA_KEY = b"starling.metadata"
 
 
 class ShardIndexError(DamagedObjectError):
-    """An index that contradicts itself, or a file that is no index."""
+    """The index is inconsistent, or the file is not an index."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class ShardRecord:
 
     Attributes:
         name: object name of the tar.
-        count: utterances in it.
+        count: number of utterances in it.
         seconds: sum of their durations.
         bytes: size of the tar.
         sha256: digest of the tar, in hex.
@@ -65,13 +65,13 @@ class ShardRecord:
 
 
 class ShardIndex:
-    """The utterances of a set of shards, in the order in which they were written.
+    """The utterances of a set of shards, in the order of writing.
 
     Args:
         table: one row per utterance with the columns of `SCHEMA`: `id`, `shard` (position in `shards`), `offset` and
             `length` (bytes of the payload within the tar), `duration` (seconds), `num_frames` (audio samples, or
             feature frames), `sample_rate` (Hz), `text`, `speaker`, `corpus`, `domain`, `language`. Columns of a file
-            are read when they are asked for.
+            are read on demand.
         shards: one record per tar.
         metadata: free text values; `payload` is the suffix of the payload members ("flac", "npy").
     """
@@ -91,7 +91,7 @@ class ShardIndex:
 
     @property
     def table(self) -> pa.Table:
-        """All columns in memory; of millions of utterances ask for single columns instead."""
+        """All columns in memory; for millions of utterances, use single columns instead."""
         return self._source.table()
 
     def row(self, position: int) -> dict[str, Any]:
@@ -106,27 +106,27 @@ class ShardIndex:
         return values.to_pylist() if pa.types.is_string(values.type) else np.asarray(values)
 
     def values(self, name: str) -> Any:
-        """A column as it is stored: text of millions of utterances takes a tenth of the memory of a list.
+        """A column as an Arrow array: for text, this takes a tenth of the memory of a list.
 
         Returns:
-            An array of numbers, a chunked one of text: its `[row].as_py()`, slices and `to_pylist()` are the same.
+            An array for numbers, a chunked array for text; both support `[row].as_py()`, slices and `to_pylist()`.
         """
         self._check_name(name)
         if name not in self._loaded:
             column = self._source.load(name)
             if column.num_chunks == 1:
                 column = column.chunk(0)
-            elif not pa.types.is_string(column.type):  # in one piece a numpy array is no copy; text may be too long
+            elif not pa.types.is_string(column.type):  # in one chunk, numpy needs no copy; text may be too long
                 column = pa.concat_arrays(column.chunks or [pa.array([], column.type)])
             self._loaded[name] = column
         return self._loaded[name]
 
     def batches(self, names: Sequence[str] = tuple(SCHEMA.names)) -> Iterator[pa.RecordBatch]:
-        """Some columns, some thousand rows at a time."""
+        """Yield some columns in batches."""
         yield from self._source.batches(names)
 
     def codes(self, name: str) -> tuple[NDArray[np.int64], list[str]]:
-        """A column of text as numbers [num_utterances], and the text that each number from 0 stands for."""
+        """A text column as integer codes [num_utterances], and the text of each code."""
         self._check_name(name)
         numbers: dict[str, int] = {}
         parts = [np.zeros(0, dtype=np.int64)]
@@ -147,7 +147,7 @@ class ShardIndex:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the content (shards' digests, ids and texts), not of the Parquet file, whose bytes may vary."""
+        """SHA-256 of the content (digests of shards, ids and texts), not of the Parquet file, whose bytes may vary."""
         digest = hashlib.sha256()
         for shard in self.shards:
             digest.update(f"{shard.sha256}\n".encode())
@@ -157,11 +157,11 @@ class ShardIndex:
         return digest.hexdigest()
 
     def validate(self) -> None:
-        """Checks that the index is consistent in itself.
+        """Check that the index is consistent.
 
         Raises:
-            ShardIndexError: a wrong schema, a missing value, an id that occurs twice, a row that points outside its
-                shard, or counts and seconds that do not add up.
+            ShardIndexError: a wrong schema, a missing value, a duplicate id, a row that points outside its shard, or
+                counts and seconds that do not add up.
         """
         schema = self._source.schema
         if not schema.equals(SCHEMA):
@@ -199,7 +199,7 @@ class ShardIndex:
                 )
             if ((offset < 0) | (length < 0) | (offset + length > sizes[shard])).any():
                 raise ShardIndexError("a row points outside its shard: build the index from its parts again")
-            # a batch holds rows of few of the many shards
+            # a batch contains rows of only a few of the many shards
             present, place = np.unique(shard, return_inverse=True)
             counts[present] += np.bincount(place)
             seconds[present] += np.bincount(place, weights=duration)
@@ -210,10 +210,10 @@ class ShardIndex:
                 raise ShardIndexError(f"shard {record.name} has {record.seconds} s, the index {length_s} s")
 
     def write(self, store: ObjectStore, name: str = INDEX_NAME) -> None:
-        """Validates the index and publishes it; the last thing that a stage does with its shards.
+        """Validate the index and write it; the last step of writing a set of shards.
 
         Raises:
-            ShardIndexError: see `validate`.
+            ShardIndexError: the index is inconsistent (see `validate`).
         """
         self.validate()
         shards = json.dumps([asdict(shard) for shard in self.shards], sort_keys=True)
@@ -222,15 +222,15 @@ class ShardIndex:
 
     @classmethod
     def read(cls, store: ObjectStore, name: str = INDEX_NAME) -> "ShardIndex":
-        """Reads and validates an index.
+        """Read and validate an index.
 
         Raises:
-            ObjectMissingError: there is none: the shards are not published.
-            ShardIndexError: the object is no index, or contradicts itself.
+            ObjectMissingError: the index does not exist: the shards are not published.
+            ShardIndexError: the object is not an index, or the index is inconsistent.
         """
         url = store.join(name)
         try:
-            with readable(url, "is no shard index"):
+            with readable(url, "is not a shard index"):
                 columns = open_columns(store, name)
                 shards = tuple(ShardRecord(**entry) for entry in json.loads(columns.metadata[_SHARDS_KEY]))
                 metadata = {str(key): str(value) for key, value in json.loads(columns.metadata[_METADATA_KEY]).items()}

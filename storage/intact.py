@@ -1,9 +1,9 @@
-"""What is said of an object that is not what it should be: one sentence with its URL and what to do about it.
+"""Errors about damaged objects: one line with the URL, the reason and the remedy.
 
     with readable(store.join("sets.json")):
-        sets = json.loads(data)["sets"]       # any error becomes a `DamagedObjectError`
+        sets = json.loads(data)["sets"]       # any error is converted to a `DamagedObjectError`
 
-Libraries tell of a damaged file in ways of their own ("Received invalid number of bytes"), and never where it is.
+Libraries report damaged files in various ways ("Received invalid number of bytes"), but never name the file.
 """
 
 import hashlib
@@ -36,11 +36,11 @@ _UNREADABLE = (
     RecursionError,
     OverflowError,
 )
-"""What is raised by reading bytes that are not what was written, and by taking apart what came of it."""
+"""Exceptions of libraries, and of our code that uses their results, on damaged bytes."""
 
 
 class DamagedObjectError(ValueError):
-    """An object that cannot be what a stage wrote; the message names its URL and what to do.
+    """An object is damaged; the message contains its URL and the remedy.
 
     Attributes:
         reason: what is wrong, in a few words.
@@ -55,17 +55,17 @@ class DamagedObjectError(ValueError):
 
 
 def remedy(url: str) -> str:
-    """What to do about a missing or damaged object."""
+    """The remedy for a missing or damaged object."""
     if found := _OUTPUT_URL.match(url):
         return (
-            f"`starling storage verify --repair --url {found[1]}` takes away what is damaged and its stage's record; "
-            "then run the pipeline again, which makes just that again"
+            f"`starling storage verify --repair --url {found[1]}` removes damaged objects and their stage's record; "
+            "then run the pipeline again to recreate them"
         )
-    return "Delete it, a shard with its part file, and run again what writes it"
+    return "Delete it (a shard with its part file), and rerun the program that writes it"
 
 
 def damaged(url: str, reason: object, what: str = "is damaged") -> DamagedObjectError:
-    """The error of an object."""
+    """Create the error for a damaged object."""
     text = " ".join(str(reason).split())[:300]
     if isinstance(reason, BaseException):
         text = f"{type(reason).__name__}: {text}" if text else type(reason).__name__
@@ -74,16 +74,16 @@ def damaged(url: str, reason: object, what: str = "is damaged") -> DamagedObject
 
 @contextmanager
 def readable(url: str, what: str = "is damaged") -> Iterator[None]:
-    """Turns an error that a library raises over an object's content into one that names the object.
+    """Convert errors of libraries about an object's content to a `DamagedObjectError` that names the object.
 
-    Put as little as possible into the block: a mistake of our own in there would be taken for the object's.
+    Keep the block small: a bug in our own code inside it would be reported as damage.
 
     Args:
-        url: the object's.
-        what: what is said of it.
+        url: URL of the object.
+        what: what is wrong with it, for the message.
 
     Raises:
-        DamagedObjectError: something in the block could not read the object.
+        DamagedObjectError: the block could not read the object.
     """
     try:
         yield
@@ -92,33 +92,34 @@ def readable(url: str, what: str = "is damaged") -> Iterator[None]:
     except _UNREADABLE as error:
         raise damaged(url, error, what) from error
     except OSError as error:
-        # Arrow's, about the content of a Parquet file, has no number; the system's has, and the store's names its URL
+        # Arrow's errors about a Parquet file's content have no errno; system errors have one, store errors name their
+        # URL
         if type(error) is not OSError or error.errno is not None:
             raise
         raise damaged(url, error, what) from error
 
 
 def parse_json(url: str, data: bytes) -> Any:
-    """The value of a JSON object's bytes.
+    """Parse the bytes of a JSON object.
 
     Raises:
-        DamagedObjectError: they are no JSON.
+        DamagedObjectError: they are not valid JSON.
     """
     with readable(url, "is not valid JSON"):
         return json.loads(data)
 
 
 def check_content(store: "ObjectStore", name: str, size: int) -> None:
-    """Reads an object of which no digest is known, if its suffix says what it should be.
+    """Check an object without a known digest by reading it, if its suffix tells its format.
 
     Args:
-        store: where it is.
-        name: its name.
-        size: its bytes.
+        store: the object's store.
+        name: the object's name.
+        size: its size in bytes.
 
     Raises:
-        DamagedObjectError: it cannot be read as that.
-        ObjectMissingError: it is not there any more.
+        DamagedObjectError: the object is not readable in this format.
+        ObjectMissingError: the object no longer exists.
     """
     url, kind = store.join(name), name.rpartition(".")[2]
     if kind == "json":
@@ -135,11 +136,11 @@ def check_content(store: "ObjectStore", name: str, size: int) -> None:
             header = json.loads(store.read(name, 8, 8 + min(length, size)))
             ends = [entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"]
             if 8 + length + max(ends, default=0) != size:
-                raise ValueError(f"{size} bytes, its header speaks of {8 + length + max(ends, default=0)}")
+                raise ValueError(f"{size} bytes, its header announces {8 + length + max(ends, default=0)}")
 
 
 def open_parquet(path: Path) -> pq.ParquetFile:
-    """A local Parquet file, whose pages are compared with their checksums where it has some: ours do."""
+    """Open a local Parquet file; verifies page checksums if it has them (ours do)."""
     return pq.ParquetFile(path, page_checksum_verification=True)
 
 
@@ -147,7 +148,7 @@ def object_sha256(store: "ObjectStore", name: str, size: int) -> str:
     """SHA-256 of an object in hex, read in pieces.
 
     Raises:
-        ObjectMissingError: it is not there, or not any more.
+        ObjectMissingError: the object does not exist.
     """
     if size <= _CHUNK:
         return hashlib.sha256(store.read(name)).hexdigest()

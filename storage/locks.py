@@ -1,4 +1,4 @@
-"""A lock between the processes of one machine, freed by the system when its holder dies."""
+"""Locks between processes of one machine, which the system releases if their owner dies."""
 
 import fcntl
 import os
@@ -10,7 +10,7 @@ from typing import TextIO
 
 
 class LockTimeoutError(TimeoutError):
-    """Another process has held a lock for too long."""
+    """Another process holds the lock for longer than the time-out."""
 
 
 @contextmanager
@@ -19,20 +19,20 @@ def file_lock(
 ) -> Iterator[int]:
     """Hold an exclusive lock while the block runs.
 
-    The lock is held while its file descriptor is open: a child that inherits it keeps the lock when its parent dies.
+    The lock is held while its file descriptor is open: a child that inherits it keeps the lock if its parent dies.
 
     Args:
-        path: Lock file; made if missing, never deleted (deleting it would let two processes hold "the" lock).
-        wait_s: Seconds to wait for another holder.
+        path: Lock file; created if missing, never deleted (otherwise two processes could hold "the" lock).
+        wait_s: Maximum seconds to wait for another process.
         poll_s: Seconds between attempts.
-        holder: What others are told of this holder; by default its process number.
-        on_wait: Called once with the other's text when there is one to wait for.
+        holder: Description of this lock owner for other processes; its process id by default.
+        on_wait: Called once with the current owner's description if it is necessary to wait.
 
     Yields:
         The lock's file descriptor.
 
     Raises:
-        LockTimeoutError: If another process still holds it after `wait_s`; the message names that process.
+        LockTimeoutError: If another process still holds the lock after `wait_s`; the message names it.
     """
     with any_file_lock([path], wait_s, poll_s, holder, on_wait) as descriptor:
         yield descriptor
@@ -46,22 +46,22 @@ def any_file_lock(
     holder: str = "",
     on_wait: Callable[[str], None] | None = None,
 ) -> Iterator[int]:
-    """Hold one of several locks while the block runs, the first that is free; the rest is as in `file_lock`."""
+    """Hold one of several locks, the first free one, while the block runs; otherwise like `file_lock`."""
     with ExitStack() as stack:
         files = []
         for path in paths:
             path.parent.mkdir(parents=True, exist_ok=True)
             files.append(stack.enter_context(path.open("a+")))
         deadline = time.monotonic() + wait_s
-        told = on_wait is None
+        notified = on_wait is None
         while (file := next(filter(_locked_now, files), None)) is None:
             others = " and ".join(path.read_text(encoding="utf-8").strip() or "another process" for path in paths)
             if time.monotonic() > deadline:
                 names = " and ".join(map(str, paths))
                 raise LockTimeoutError(f"{names} is held by {others}: wait for it, or end it")
-            if not told and on_wait is not None:
+            if not notified and on_wait is not None:
                 on_wait(others)
-            told = True
+            notified = True
             time.sleep(poll_s)
         file.truncate(0)
         file.write(holder or f"process {os.getpid()}")
@@ -70,7 +70,7 @@ def any_file_lock(
 
 
 def _locked_now(file: TextIO) -> bool:
-    """Lock an open file, unless another process has."""
+    """Try to lock an open file; returns whether it succeeded."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -80,15 +80,15 @@ def _locked_now(file: TextIO) -> bool:
 
 @contextmanager
 def passing_lock(path: Path, wait_s: float, poll_s: float = 0.05) -> Iterator[None]:
-    """Hold an exclusive lock of the moment, whose file is removed with it.
+    """Hold a short-lived exclusive lock, whose file is removed on release.
 
     Args:
-        path: Lock file in a folder that exists.
-        wait_s: Seconds to wait for another holder.
+        path: Lock file in an existing folder.
+        wait_s: Maximum seconds to wait for another process.
         poll_s: Seconds between attempts.
 
     Raises:
-        LockTimeoutError: If another process still holds it after `wait_s`.
+        LockTimeoutError: If another process still holds the lock after `wait_s`.
     """
     deadline = time.monotonic() + wait_s
     while True:
@@ -105,7 +105,7 @@ def passing_lock(path: Path, wait_s: float, poll_s: float = 0.05) -> Iterator[No
 
 
 def _hold(descriptor: int, path: Path) -> bool:
-    """Take the lock, unless another has it or the file's former holder has removed the file meanwhile."""
+    """Try to lock; fails if another process holds the lock, or if its previous owner has removed the file meanwhile."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.path.samestat(os.fstat(descriptor), path.stat())

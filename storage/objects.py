@@ -3,10 +3,10 @@
     store = ObjectStore("s3://speech/runs")
     store.child("shards").write_json("parts/000.json", {"count": 12})
 
-An object appears whole or not at all, on every kind of store: a reader never sees half of it. Calls that fail for a
-passing reason are repeated with growing pauses; what fails for good raises an `ObjectStoreError` that names the URL
-and the remedy. Endpoint and credentials of S3 come from the environment only (`AWS_ENDPOINT_URL`,
-`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, ...), so that no URL, repr or message can give them away.
+Writes are atomic on every kind of store: readers never see a partial object. Transient failures are retried with
+exponential backoff; permanent ones raise an `ObjectStoreError` that names the URL and the remedy. Endpoint and
+credentials of S3 come from the environment only (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`,
+...), so that no URL, repr or message can reveal them.
 """
 
 import json
@@ -52,18 +52,20 @@ _SECRET_OPTIONS = frozenset(
 
 
 class ObjectNameError(ValueError):
-    """A name or a URL that no object store can have."""
+    """An invalid object name or storage URL."""
 
 
 def check_name(name: str) -> str:
-    """Returns the name of an object when it is safe on every store.
+    """Return an object's name if it is valid on every store.
 
     Raises:
-        ObjectNameError: it is empty or absolute, has an empty part, ".", "..", a backslash or a control character,
+        ObjectNameError: it is empty or absolute, contains an empty part, ".", "..", a backslash or a control character,
             or a part that starts like a temporary file.
     """
     if not isinstance(name, str) or not name:
-        raise ObjectNameError(f"an object name is empty or no text ({name!r}): give it a relative name like 'a/b.json'")
+        raise ObjectNameError(
+            f"an object name is empty or not a string ({name!r}): use a relative name like 'a/b.json'"
+        )
     if name.startswith("/"):
         raise ObjectNameError(f"object name {name!r} is absolute: remove the leading slash")
     if "\\" in name or any(ord(character) < 32 or ord(character) == 127 for character in name):
@@ -77,13 +79,13 @@ def check_name(name: str) -> str:
 class ObjectStore:
     """Objects under one URL: `file:///folder` or a plain path, `memory://name`, `s3://bucket/prefix`.
 
-    Stores are cheap to make, safe to share between threads, and may be pickled or inherited by a fork: every process
-    opens its own connections. `memory://` is shared by all stores of one process and ends with it.
+    Stores are cheap to create, safe to share between threads, and may be pickled or inherited by a fork: every process
+    opens its own connections. `memory://` is shared by all stores of a process and is lost when it ends.
 
     Args:
-        url: where the objects are; a relative path becomes absolute.
-        retry: how transient failures are repeated.
-        **options: passed to the fsspec file system. Credentials and endpoints are refused here.
+        url: URL of the objects; relative paths become absolute.
+        retry: retries of transient failures.
+        **options: passed to the fsspec file system; credentials and endpoints are rejected.
 
     Raises:
         ObjectNameError: the URL is malformed, has an unknown scheme, or contains credentials.
@@ -116,10 +118,10 @@ class ObjectStore:
         return ObjectStore(self.join(prefix.rstrip("/")), retry=self._retry, **self._options)
 
     def parent(self) -> "ObjectStore":
-        """The store of the folder that this one is in.
+        """The store of the parent folder.
 
         Raises:
-            ObjectNameError: there is none: the store is a whole bucket or disk.
+            ObjectNameError: this store is a whole bucket or disk.
         """
         folder = self._path.rpartition("/")[0]
         if not folder:
@@ -139,22 +141,22 @@ class ObjectStore:
         return self._call(name, lambda backend, path: backend.size(path))
 
     def read(self, name: str, start: int | None = None, end: int | None = None) -> bytes:
-        """The object's bytes from `start` to `end` (exclusive); a range beyond the end is cut, as with a file."""
+        """Read the object's bytes from `start` to `end` (exclusive); ranges are truncated at the end, as for a file."""
         first = start or 0
         if first < 0 or (end is not None and end < first):
             raise ValueError(f"{self.join(name)}: the byte range {start}..{end} is not ascending from 0")
         return self._call(name, lambda backend, path: backend.read(path, first, end))
 
     def write(self, name: str, data: bytes) -> None:
-        """Publishes the object, replacing an older one. Atomic: a reader sees the old or the new, never a part.
+        """Write or replace the object atomically: readers see either the old or the new content.
 
-        On S3 this is as atomic as the server's put. Amazon's is; rclone's may hide an object for an instant while
-        several writers replace it at once, so let one writer own a name that changes.
+        On S3 this is as atomic as the server's put. Amazon's is atomic; rclone's may hide an object for an instant
+        while several writers replace it concurrently, so objects that change should have a single writer.
         """
         self._call(name, lambda backend, path: backend.put(path, data))
 
     def write_file(self, name: str, local_path: str | os.PathLike[str]) -> None:
-        """Publishes the content of a local file, without loading it into memory at once on local disks and S3."""
+        """Write the content of a local file; on local disks and S3, without loading all of it into memory."""
         source = Path(local_path)
         if not source.is_file():
             raise ObjectMissingError(f"{source}: no such file, so it cannot become {self.join(name)}. Check the path.")
@@ -162,7 +164,7 @@ class ObjectStore:
 
     @contextmanager
     def create(self, name: str) -> Iterator[BinaryIO]:
-        """A local file to write into, which becomes the object when the block ends without an exception."""
+        """Yield a local file to write to; it becomes the object if the block ends without an exception."""
         check_name(name)
         folder = self._call(name, lambda backend, path: backend.scratch(path))
         with temporary_file(folder, self.join(name)) as (file, scratch):
@@ -170,7 +172,7 @@ class ObjectStore:
             self._call(name, lambda backend, path: backend.put_file(path, scratch, True))
 
     def read_json(self, name: str) -> Any:
-        """The value of a JSON object.
+        """Read the value of a JSON object.
 
         Raises:
             DamagedObjectError: the object is not JSON.
@@ -178,12 +180,12 @@ class ObjectStore:
         return parse_json(self.join(name), self.read(name))
 
     def write_json(self, name: str, value: object) -> None:
-        """Writes a value as JSON (UTF-8, sorted keys, one final newline)."""
+        """Write a value as JSON (UTF-8, sorted keys, final newline)."""
         text = json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False, indent=1)
         self.write(name, f"{text}\n".encode())
 
     def entries(self, prefix: str = "") -> list[Entry]:
-        """All objects below the folder `prefix`, by name (relative to this store); times are of the store's clock."""
+        """All objects below the folder `prefix`, by name (relative to this store); times are by the store's clock."""
         folder = prefix.rstrip("/")
         base = self._path.rstrip("/") + "/"
 
@@ -198,27 +200,27 @@ class ObjectStore:
         return [entry.path for entry in self.entries(prefix)]
 
     def delete(self, name: str) -> None:
-        """Deletes an object; it is no error when there is none."""
+        """Delete an object; does nothing if it does not exist."""
         self._call(name, lambda backend, path: backend.delete(path))
 
     def delete_tree(self, prefix: str) -> None:
-        """Deletes everything below `prefix`; "" empties the store."""
+        """Delete everything below `prefix`; "" empties the store."""
         folder = prefix.rstrip("/")
         if not folder and self._path.count("/") < 2 and self.protocol == "file":
             raise ObjectNameError(f"{self.url} is too close to the root to be emptied: name a prefix")
         self._call(folder, lambda backend, path: backend.delete_tree(path), root=True)
 
     def sweep(self) -> None:
-        """Removes temporary files that killed writers have left in a local store; living writers keep theirs."""
+        """Remove temporary files that killed writers left in a local store; files of live writers are kept."""
         self._call("", lambda backend, path: backend.sweep(path), root=True)
 
     def local_path(self, name: str) -> Path | None:
-        """The object's path on this machine's disk, or None when the store is not a local folder."""
+        """The object's path on this machine's disk, or None if the store is not a local folder."""
         check_name(name)
         return Path(self._full_path(name)) if self.protocol == "file" else None
 
     def fetch(self, name: str, folder: Path) -> Path:
-        """A local file with the object's content: the object itself, or a copy `folder/name`, published atomically."""
+        """A local file with the object's content: the object itself, or a copy `folder/name`, written atomically."""
         local = self.local_path(name)
         if local is not None:
             self.size(name)
@@ -230,10 +232,10 @@ class ObjectStore:
         return target
 
     def fetch_into(self, name: str, target: Path) -> Path:
-        """Copies the object over a local file; not atomic: for a file that no other process uses yet."""
+        """Overwrite a local file with the object's content; not atomic, so no other process may use the file yet."""
 
         def copy(backend: Backend, path: str) -> None:
-            with disk_named(target.parent):  # which is not the object's
+            with disk_named(target.parent):  # errors of the local disk, not of the object's store
                 backend.get_file(path, target)
 
         self._call(name, copy)

@@ -1,4 +1,4 @@
-"""Files of the local disk, published whole or not at all: written under a temporary name, synced, and renamed."""
+"""Atomic publication of local files: written under a temporary name, synced, and renamed."""
 
 import fcntl
 import io
@@ -20,13 +20,13 @@ TEMP_PREFIX = ".tmp-"
 
 
 class _WholeFile(io.FileIO):
-    """An unbuffered file that takes all of what it is given, or raises: the system may take a part, as on a full disk.
+    """An unbuffered file that writes all data or raises; the system may write only a part, for example on a full disk.
 
-    Callers such as shutil and pyarrow ignore what `write` returns.
+    Callers such as shutil and pyarrow ignore the result of `write`.
     """
 
     def write(self, data: "ReadableBuffer", /) -> int:
-        """Write everything; returns how much that was."""
+        """Write all data; returns the number of bytes."""
         view, done = memoryview(data).cast("B"), 0
         while done < len(view):
             done += super().write(view[done:])
@@ -35,14 +35,14 @@ class _WholeFile(io.FileIO):
 
 @contextmanager
 def temporary_file(folder: Path | None, subject: str = "") -> Iterator[tuple[BinaryIO, Path]]:
-    """An unbuffered file with a temporary name, removed at the end unless it has been renamed meanwhile.
+    """Create an unbuffered file with a temporary name; removes it at the end unless it was renamed.
 
     Args:
-        folder: Where it is; None is the system's temporary folder.
-        subject: What it will become, for errors; by default the folder is named.
+        folder: The file's folder; None for the system's temporary folder.
+        subject: The final name for error messages; by default the folder.
 
     Raises:
-        DiskError: The disk is full, or cannot be written.
+        DiskError: The disk is full or not writable.
     """
     place = folder or system_folders()[0]
     with disk_named(place, subject=subject or str(place)), _temporary_file(place) as made:
@@ -55,8 +55,8 @@ def _temporary_file(folder: Path) -> Iterator[tuple[BinaryIO, Path]]:
     path = Path(name)
     try:
         os.fchmod(descriptor, 0o666 & ~_UMASK)  # mkstemp makes private files; published ones follow the umask
-        with suppress(OSError):  # some network disks know no locks; there nothing is swept either
-            fcntl.flock(descriptor, fcntl.LOCK_EX)  # shows that the writer lives; the system drops it with the process
+        with suppress(OSError):  # some network disks do not support locks; temporary files are not swept there either
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # shows that the writer is alive; ends with the process
         with _WholeFile(descriptor, "wb") as file:
             yield cast(BinaryIO, file), path
     finally:
@@ -64,12 +64,12 @@ def _temporary_file(folder: Path) -> Iterator[tuple[BinaryIO, Path]]:
 
 
 def sweep_temporary_files(folder: Path, min_age_s: float = 60.0) -> None:
-    """Removes the temporary files in a folder whose writer is dead, and leaves those of living writers.
+    """Remove temporary files of dead writers from a folder.
 
-    Files younger than `min_age_s` stay: their writer may be about to lock them.
+    Files younger than `min_age_s` are kept: their writers may not have locked them yet.
     """
     for path in folder.glob(f"{TEMP_PREFIX}*"):
-        with suppress(OSError):  # another process may sweep too, or the file may be locked
+        with suppress(OSError):  # another process may have removed the file, or its writer holds the lock
             if time.time() - path.stat().st_mtime < min_age_s:
                 continue
             with path.open("rb") as file:
@@ -78,7 +78,7 @@ def sweep_temporary_files(folder: Path, min_age_s: float = 60.0) -> None:
 
 
 def publish_file(source: Path, target: Path) -> None:
-    """Renames a local file to its final place after its bytes have reached the disk; then syncs the rename."""
+    """Sync a local file, rename it to its final path, and sync the rename."""
     _sync(source)
     target.parent.mkdir(parents=True, exist_ok=True)
     source.replace(target)
@@ -91,7 +91,7 @@ def _read_umask() -> int:
     return mask
 
 
-# Read once, at import: asking for the umask changes it for an instant, which other threads would notice.
+# Read once, at import: reading the umask changes it for an instant, which would affect other threads.
 _UMASK = _read_umask()
 
 

@@ -1,13 +1,13 @@
-"""Shards that cannot be read, set aside so that a run can go on with the others.
+"""Quarantine of unreadable shards, so that a run can continue without them.
 
     quarantine = ShardQuarantine(output.store, total=len(index))
     try:
         data = reader.payload(row)
     except ShardError as error:
-        quarantine.add(error, ids)            # raises when it is too much; else leave the shard's rows out
+        quarantine.add(error, ids)            # raises if too much is lost; otherwise skip the shard's rows
 
-One JSON object per shard, written whole: threads, processes and machines may report the same shard at once, and no
-lock is needed. The name of the object follows from the shard's, so nothing is counted twice.
+Each shard has one JSON object, written atomically: threads, processes and machines may report the same shard
+concurrently without locks. The name of the object is derived from the shard's name, so no shard is counted twice.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,20 +22,20 @@ _FOLDER = "damaged-shards"
 
 
 class TooManyShardsError(ValueError):
-    """More of a set has been lost with its shards than the configuration allows."""
+    """A larger share of a set is lost than the configuration allows."""
 
 
 @dataclass(frozen=True)
 class QuarantinedShard:
-    """A shard that was set aside.
+    """A quarantined shard.
 
     Attributes:
         shard: its object name.
         reason: what is wrong with it.
-        utterances: how many were in it.
+        utterances: number of utterances in it.
         seconds: sum of their durations.
-        sha256: digest that it should have.
-        ids: the utterances, where the reporter knew them.
+        sha256: its expected digest.
+        ids: ids of the utterances, if known.
     """
 
     shard: str
@@ -46,18 +46,18 @@ class QuarantinedShard:
     ids: tuple[str, ...] = ()
 
     def summary(self) -> dict[str, str | int | float]:
-        """What records and reports say of it."""
+        """The entry for records and reports."""
         return {"shard": self.shard, "reason": self.reason, "utterances": self.utterances, "seconds": self.seconds}
 
 
 class ShardQuarantine:
-    """The quarantined shards of one set, as one stage or training found them.
+    """The quarantined shards of one set, as found by one stage or training.
 
     Args:
-        store: where the finder writes, such as a stage's output.
-        total: utterances of the whole set.
-        limit: share of them that may be lost.
-        folder: where the objects go below the store; one per set.
+        store: where to write, such as a stage's output.
+        total: number of utterances in the set.
+        limit: share of the utterances that may be lost.
+        folder: folder of the objects within the store; one per set.
     """
 
     def __init__(self, store: ObjectStore, total: int, limit: float = 1.0, folder: str = _FOLDER) -> None:
@@ -68,14 +68,14 @@ class ShardQuarantine:
         self._limit = limit
 
     def add(self, error: ShardError, ids: Sequence[str] = ()) -> QuarantinedShard:
-        """Sets a shard aside; the same shard may be reported again.
+        """Quarantine a shard; the same shard may be reported repeatedly.
 
         Args:
-            error: what the reader raised; an error that names no shard is raised again.
+            error: the reader's error; re-raised if it names no shard.
             ids: utterances in the shard.
 
         Raises:
-            TooManyShardsError: with this shard more than the limit is lost.
+            TooManyShardsError: the limit is exceeded.
         """
         record = error.shard
         if record is None:
@@ -86,7 +86,7 @@ class ShardQuarantine:
         return entry
 
     def entries(self) -> list[QuarantinedShard]:
-        """All shards that were set aside, by name."""
+        """All quarantined shards, sorted by name."""
         found = []
         for name in self._store.list():
             try:
@@ -99,14 +99,15 @@ class ShardQuarantine:
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of the shards."""
+        """Names of the quarantined shards."""
         return frozenset(entry.shard for entry in self.entries())
 
     def check(self) -> None:
-        """Raises an error if too much is lost.
+        """Check the share of lost utterances.
 
         Raises:
-            TooManyShardsError: the shards hold a larger share of the utterances than the limit.
+            TooManyShardsError: the quarantined shards contain a larger share of the utterances than the limit, or all
+                of them.
         """
         entries = self.entries()
         lost = sum(entry.utterances for entry in entries)
@@ -119,7 +120,7 @@ class ShardQuarantine:
             )
 
     def clear(self, names: Iterable[str] | None = None) -> None:
-        """Forgets all shards, or those given: they have been found whole."""
+        """Remove all shards, or those given, from the quarantine, for example after they were found intact."""
         if names is None:
             self._store.delete_tree("")
         for name in names or ():

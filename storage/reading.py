@@ -1,9 +1,9 @@
-"""Reads payloads out of shards by position, and whole shards in order, trusting neither the disk nor the network.
+"""Random access to the payloads of shards, with verification of every shard.
 
-The first use of a shard in a process copies it to the local disk if it is remote, and compares its size and SHA-256
-with the index: WebDataset tars lose samples silently when they are cut or damaged. What fails the comparison raises a
-`ShardError` that carries the shard's record, so that the caller may set the shard aside (`storage.quarantine`) and
-go on with the others.
+When a process uses a shard for the first time, the shard is copied to the local disk if it is remote, and its size and
+SHA-256 are compared with the index: truncated or damaged WebDataset tars lose samples silently. A mismatch raises a
+`ShardError` with the shard's record, so that the caller can quarantine the shard (`storage.quarantine`) and continue
+with the others.
 """
 
 import hashlib
@@ -28,16 +28,16 @@ from storage.safety import UnsafeTarError, check_tar
 from storage.union import shards_store
 
 _LOG = logging.getLogger(__name__)
-_ANOTHER = "its SHA-256 differs from the index: it is damaged or another one"
+_ANOTHER = "its SHA-256 differs from the index: it is damaged or was replaced"
 _FULL_S = 60.0
-"""How long a reader whose cache had no room does without it."""
+"""How long a reader bypasses its cache after the cache was full."""
 
 
 class ShardError(ValueError):
-    """A shard that is missing, damaged, or not the one that the index describes.
+    """A shard is missing, damaged, or does not match the index.
 
     Attributes:
-        shard: the index's record of it.
+        shard: its record in the index.
         reason: what is wrong, in a few words.
     """
 
@@ -50,14 +50,14 @@ class ShardError(ValueError):
 class ShardReader:
     """Random access to the payloads of a set of shards.
 
-    Safe to use from several threads; may be pickled, and each process verifies for itself.
+    Thread-safe. May be pickled; each process verifies shards itself.
 
     Args:
-        store: the store that holds the index, and the shards too, unless it is a union of sets beside it.
-        index: their index.
-        cache_dir: where copies of remote shards are kept, as `<sha256>.tar`; may be shared by processes and runs.
-            None makes a temporary folder that goes with the reader.
-        cache_bytes: limit of the copies; None takes the folder's own, see `ShardCache`.
+        store: the store of the index and the shards; for a union, the shards are in sibling folders.
+        index: the index of the shards.
+        cache_dir: folder for copies of remote shards, as `<sha256>.tar`; processes and runs may share it. None uses a
+            temporary folder, removed with the reader.
+        cache_bytes: maximum size of the copies; None uses the folder's own limit (see `ShardCache`).
     """
 
     def __init__(
@@ -72,10 +72,10 @@ class ShardReader:
     def _prepare(self) -> None:
         self._paths: dict[int, Path] = {}
         self._stamps: dict[int, tuple[int, int, int]] = {}
-        """Of local shards when they were verified; the times of copies change as they are used."""
+        """Stamps of local shards when they were verified; not of copies, whose times change with their use."""
         self._used: dict[int, float] = {}
         self._through: set[int] = set()
-        """Shards that were verified in the store, since the cache had no room for a copy."""
+        """Shards verified in the store, because the cache had no room for a copy."""
         self._full_until = 0.0
         self._locks = [threading.Lock() for _ in self.index.shards]
         self._lock = threading.Lock()
@@ -97,16 +97,16 @@ class ShardReader:
         return len(self.index)
 
     def payload(self, position: int) -> bytes:
-        """The payload of the utterance in this row of the index.
+        """Read the payload of the utterance in a row of the index.
 
-        A copy that has been evicted from the cache since its last use, or was cut meanwhile, is fetched again; a local
-        shard whose file has changed is checked again. Where the cache's disk is full, the payload comes from the store.
+        A copy that was evicted from the cache or truncated since its last use is fetched again; a local shard whose
+        file has changed is verified again. If the cache's disk is full, the payload is read from the store.
 
         Raises:
-            IndexError: there is no such row.
-            ShardError: its shard is missing or damaged; `error.shard` is its record. Rows of other shards may still be
-                read, and another call for this one tries again.
-            ObjectStoreError: the store cannot be reached; says nothing about the shard.
+            IndexError: the row does not exist.
+            ShardError: its shard is missing or damaged; `error.shard` is its record. Rows of other shards remain
+                readable, and a later call tries this shard again.
+            ObjectStoreError: the store cannot be reached; this does not mean that the shard is damaged.
         """
         if not 0 <= position < len(self.index):
             raise IndexError(f"row {position} of an index of {len(self.index)} utterances")
@@ -116,7 +116,7 @@ class ShardReader:
             if len(data) == length:
                 return data
             self._forget(shard)
-        raise self._error(self.index.shards[shard], "it became shorter while it was in use")
+        raise self._error(self.index.shards[shard], "it was truncated while it was in use")
 
     def _read(self, shard: int, offset: int, length: int) -> bytes:
         descriptor = self._open(shard)
@@ -128,38 +128,38 @@ class ShardReader:
             os.close(descriptor)
 
     def _forget(self, shard: int) -> None:
-        """Have a shard verified before its next use."""
+        """Mark a shard for verification before its next use."""
         self._paths.pop(shard, None)
         self._through.discard(shard)
 
     def recheck(self, position: int) -> None:
-        """Verify again the shard of a payload that could not be decoded; a damaged copy is fetched again.
+        """Verify the shard of an undecodable payload again; a damaged copy is fetched again.
 
         Raises:
-            ShardError: it is the shard that is damaged.
+            ShardError: the shard is damaged.
         """
         shard = int(self._shard_of[position])
         self._forget(shard)
         self._ensure(shard)
 
     def undecodable(self, position: int, error: Exception) -> ShardError:
-        """The error of a payload that makes no sense although its shard is as it was written."""
+        """Create the error for an undecodable payload in an intact shard."""
         record = self.index.shards[int(self._shard_of[position])]
         reason = f"utterance {self.index.row(position)['id']!r} cannot be decoded ({type(error).__name__}: {error})"
-        text = f"{self._label(record)}: {reason}, although the shard is as it was written"
+        text = f"{self._label(record)}: {reason}, although the shard is undamaged"
         return ShardError(f"{text}. Run the pipeline again with --from shard.", record, reason)
 
     def _ensure(self, shard: int) -> None:
-        """Fetch and verify a shard unless it is at hand."""
+        """Fetch and verify a shard unless that is already done."""
         descriptor = self._open(shard)
         if descriptor is not None:
             os.close(descriptor)
 
     def shard_path(self, shard: int) -> Path:
-        """The local, verified file of a shard (position in `index.shards`); open it soon, a copy may be evicted.
+        """The local, verified file of a shard (index in `index.shards`); open it soon, as copies may be evicted.
 
         Raises:
-            ShardError: it is missing, damaged, unsafe, or not the one of the index.
+            ShardError: it is missing, damaged, unsafe, or does not match the index.
         """
         if not 0 <= shard < len(self._locks):
             raise IndexError(f"shard {shard} of an index of {len(self._locks)} shards")
@@ -167,8 +167,8 @@ class ShardReader:
         return self._paths[shard]
 
     def _open(self, shard: int) -> int | None:
-        """A descriptor of a verified shard, which outlives an eviction; None where it must be read in the store."""
-        # An open costs microseconds; a kept descriptor would have to survive forks, threads and 10,000 shards.
+        """Open a verified shard; the descriptor survives an eviction. None if the shard must be read from the store."""
+        # Opening takes microseconds; keeping descriptors open would conflict with forks, threads and 10,000 shards.
         for _ in range(5):
             descriptor = self._open_known(shard)
             if descriptor is None:
@@ -184,12 +184,12 @@ class ShardReader:
             os.close(descriptor)
             self._paths.pop(shard, None)
         raise ObjectStoreError(
-            f"{self._label(self.index.shards[shard])}: it changed whenever it was about to be read: let nobody write "
-            "there"
+            f"{self._label(self.index.shards[shard])}: it keeps changing while it is read: stop the program that "
+            "writes it"
         )
 
     def _open_known(self, shard: int) -> int | None:
-        """The file of a shard that was verified before, if it is still there."""
+        """Open a shard that was verified before, if its file still exists."""
         path = self._paths.get(shard)
         if path is None:
             return None
@@ -203,10 +203,10 @@ class ShardReader:
             return None
 
     def prefetch(self, shards: Iterable[int]) -> None:
-        """Fetches and verifies shards in the background, in this order, such as those of the next lease.
+        """Fetch and verify shards in the background, in this order, for example those of the next lease.
 
-        Returns at once; what an earlier call wanted and has not got is forgotten. What fails is left to the call that
-        wants it. Of remote shards only as many are taken as fit into half of the cache, so that those in use stay.
+        Returns immediately; replaces the pending shards of an earlier call. Errors are ignored here and raised when the
+        shard is read. At most half of the cache is filled with remote shards, so that shards in use are not evicted.
         """
         records, wanted = self.index.shards, []
         room = self._shard_cache().max_bytes // 2 if self.store.local_path("x") is None else 1 << 62
@@ -242,7 +242,7 @@ class ShardReader:
         stamps = []
 
         def check(file: BufferedReader) -> str | None:
-            stamps.append(_stamp(os.fstat(file.fileno())))  # before it is read: a change meanwhile shows later
+            stamps.append(_stamp(os.fstat(file.fileno())))  # before reading, so that a change is noticed later
             return _problem(file, record)
 
         try:
@@ -279,7 +279,7 @@ class ShardReader:
         return found
 
     def _verify_through(self, shard: int, record: ShardRecord) -> None:
-        """Compare a shard with the index without keeping a copy of it."""
+        """Compare a shard with the index without making a copy."""
         try:
             digest = object_sha256(self.store, record.name, self.store.size(record.name))
         except ObjectMissingError as error:

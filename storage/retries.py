@@ -1,8 +1,8 @@
-"""Bounded retries for storage calls: what is worth repeating, how long to wait, and what to tell the user at the end.
+"""Bounded retries of storage calls: which errors are transient, how long to wait, and the final error message.
 
-Only this module knows which errors pass by themselves (a server that restarts, a dropped connection, a 503) and which
-do not (a wrong secret, a full disk). Errors of botocore and aiohttp are recognised by name, so that a machine without
-S3 support needs neither package.
+This module alone distinguishes transient errors (a restarting server, a dropped connection, a 503) from permanent ones
+(a wrong secret, a full disk). Errors of botocore and aiohttp are recognized by name, so that neither package is needed
+without S3.
 """
 
 import errno
@@ -24,9 +24,9 @@ _LASTING_NAMES = (
     "EACCES EPERM ENOENT ENOSPC ENOSYS ENOTDIR ENOTEMPTY EDQUOT EROFS EISDIR ENAMETOOLONG EINVAL EMSGSIZE EFBIG EEXIST "
     "ELOOP"
 )
-# Codes that only some systems know (EDQUOT) are left out elsewhere.
+# Codes that do not exist on this system (such as EDQUOT) are left out.
 _LASTING_ERRNOS = frozenset(code for code, name in errno.errorcode.items() if name in _LASTING_NAMES.split())
-# A server that restarts forgets unfinished uploads and may see half a request; both are cured by sending it again.
+# A restarting server loses unfinished uploads and may receive truncated requests; repeating them helps.
 _PASSING_S3_CODES = frozenset(
     {"NoSuchUpload", "InvalidPart", "IncompleteBody", "BadDigest", "RequestTimeout", "SlowDown", "OperationAborted"}
 )
@@ -34,16 +34,16 @@ _PASSING_BOTOCORE_ERRORS = frozenset(
     {"HTTPClientError", "ConnectionError", "IncompleteReadError", "ResponseParserError"}
 )
 _OWN_PACKAGES = ("flows", "tasks", "training", "speech", "storage", "typer", "click")
-"""Their exceptions say themselves what they are, or are no errors: a command's exit."""
+"""Packages whose exceptions already explain themselves, or are not errors (a command's exit)."""
 _SECRET_VARIABLES = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
 
 
 class ObjectStoreError(OSError):
-    """A storage call failed for good; the message names the object's URL and what to do."""
+    """A storage call failed permanently; the message contains the object's URL and the remedy."""
 
 
 class DiskError(ObjectStoreError):
-    """A local disk is full or read-only, or this user may not write there; the message names it and what to do."""
+    """A local disk is full, read-only or not writable for this user; the message names it and the remedy."""
 
 
 class ObjectMissingError(ObjectStoreError, FileNotFoundError):
@@ -52,10 +52,10 @@ class ObjectMissingError(ObjectStoreError, FileNotFoundError):
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How often a failing call is repeated.
+    """Number of attempts and waiting times.
 
     The n-th wait is `base_s * 2**n` seconds, at most `cap_s`, times a random factor in 0.5..1, so that many learners
-    that lost the same server do not come back in the same instant. The defaults wait about 20 s in all.
+    that lost the same server do not retry at the same time. The defaults wait about 20 s in total.
     """
 
     attempts: int = 8
@@ -74,7 +74,7 @@ class RetryPolicy:
 
 
 def s3_code(error: BaseException | None) -> str:
-    """The S3 error code behind an exception ("NoSuchBucket", "503", ...), or "" when there is none."""
+    """The S3 error code of an exception or its cause ("NoSuchBucket", "503", ...), or ""."""
     for candidate in (error, getattr(error, "__cause__", None)):
         response = getattr(candidate, "response", None)
         if isinstance(response, dict) and isinstance(response.get("Error"), dict):
@@ -83,7 +83,7 @@ def s3_code(error: BaseException | None) -> str:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the same call may succeed a little later."""
+    """Whether the same call may succeed later."""
     if s3_code(error) in _PASSING_S3_CODES:
         return True
     if isinstance(error, _LASTING_TYPES):
@@ -105,17 +105,17 @@ def _http_status(error: BaseException) -> int:
 
 
 def is_storage_failure(error: BaseException) -> bool:
-    """Whether an exception comes from the storage (and not from a mistake in our own code)."""
+    """Whether an exception comes from the storage, as opposed to a bug in our code."""
     package = type(error).__module__.partition(".")[0]
     return isinstance(error, OSError) or package in {"botocore", "aiobotocore", "aiohttp", "urllib3"}
 
 
 def with_retries(action: Callable[[], T], url: str, policy: RetryPolicy) -> T:
-    """Calls `action`, again after transient errors, at most `policy.attempts` times.
+    """Call `action`, and repeat it after transient errors, at most `policy.attempts` times in total.
 
     Raises:
         ObjectMissingError: the object (or its bucket) does not exist.
-        ObjectStoreError: any other storage failure, after the last attempt.
+        ObjectStoreError: any other storage failure: a permanent one, or after the last attempt.
     """
     for attempt in range(policy.attempts):
         try:
@@ -133,11 +133,11 @@ def with_retries(action: Callable[[], T], url: str, policy: RetryPolicy) -> T:
 
 @contextmanager
 def disk_named(*folders: Path, subject: str = "") -> Iterator[None]:
-    """Turns what a full, read-only or forbidden local disk makes of the block into a `DiskError`.
+    """Convert errors of a full, read-only or forbidden local disk to a `DiskError`.
 
     Args:
-        *folders: Where the block writes, the likeliest first.
-        subject: What it writes; by default the file that the system's error names.
+        *folders: Folders to which the block writes, the most likely first.
+        subject: What the block writes; by default the file named in the system's error.
     """
     try:
         yield
@@ -152,13 +152,13 @@ def disk_named(*folders: Path, subject: str = "") -> Iterator[None]:
 
 
 def disk_error(number: int, error: BaseException, *folders: Path, subject: str = "") -> DiskError:
-    """The error that says which disk is in trouble.
+    """Create the error that names the failing disk.
 
     Args:
-        number: What `disk_trouble` has found.
-        error: The exception that it was found in.
-        *folders: Where it may be.
-        subject: What could not be written, if that is known.
+        number: The errno from `disk_trouble`.
+        error: The exception in which it was found.
+        *folders: Folders on the disks in question.
+        subject: What could not be written, if known.
     """
     failure = DiskError(redact(explain_disk(number, error, folders, subject)))
     failure.errno = number
@@ -166,17 +166,17 @@ def disk_error(number: int, error: BaseException, *folders: Path, subject: str =
 
 
 def check_disk(folder: Path) -> None:
-    """Refuses a folder whose disk is in trouble, before something begins there that would not say so.
+    """Check that a folder is writable and its disk not full, before starting work that would fail less clearly.
 
     Raises:
-        DiskError: The disk is full (less than a megabyte is free) or read-only, or this user may not write there.
+        DiskError: The disk is full (less than 1 MiB free), read-only or not writable for this user.
     """
     if number := disk_state(folder):
         raise disk_error(number, OSError(number, os.strerror(number)), folder)
 
 
 def explain(error: BaseException, url: str, attempts: int = 1) -> ObjectStoreError:
-    """Turns a storage exception into one that names the URL and the remedy, without credentials."""
+    """Convert a storage exception to one with the URL and the remedy, without credentials."""
     if url.startswith("file://") and (number := disk_trouble(error)):
         return disk_error(number, error, Path(url.removeprefix("file://")).parent, subject=url)
     cause = redact(f"{type(error).__name__}: {error}")
@@ -208,7 +208,7 @@ def _remedy(error: BaseException, url: str) -> str:
 
 
 def redact(text: str) -> str:
-    """Replaces the values of the credential variables by stars."""
+    """Replace the values of the credential variables by asterisks."""
     for variable in _SECRET_VARIABLES:
         value = os.environ.get(variable, "")
         if len(value) >= 4:

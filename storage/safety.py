@@ -1,7 +1,7 @@
-"""Tar files from elsewhere: refuse what could harm, and notice what is missing, before anything is read.
+"""Checks of untrusted tar files for dangerous members, damage and truncation, before anything is read.
 
-Python's tarfile and the WebDataset loader end silently at a damaged header or at a cut between two members; a member
-called `x.pyd` or `x.pickle` would be executed by decoders that trust suffixes. `check_tar` refuses all of it.
+Python's tarfile and the WebDataset loader stop silently at a damaged header or a truncation between two members, and
+decoders that trust suffixes would execute members like `x.pyd` or `x.pickle`. `check_tar` rejects all of these.
 """
 
 import io
@@ -18,18 +18,18 @@ _NAMES = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNU
 
 
 class UnsafeTarError(ValueError):
-    """A tar file that is damaged, or that holds something other than speech and its description."""
+    """A tar file is damaged, or contains members other than speech and its descriptions."""
 
 
 class CheckedTarInfo(tarfile.TarInfo):
-    """Headers that are looked at before tarfile trusts them: it reads as many bytes of a long name as one claims."""
+    """Headers with validated sizes: tarfile would read a long name of any announced size into memory."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        """A member from its header.
+        """Parse a member's header.
 
         Raises:
-            ValueError: it claims less than no bytes, or a name beyond all measure.
+            ValueError: its size is negative, or its name is unreasonably long.
         """
         member = super().frombuf(buf, encoding, errors)
         if member.size < 0 or (member.type in _NAMES and member.size > _MAX_NAMES):
@@ -38,19 +38,19 @@ class CheckedTarInfo(tarfile.TarInfo):
 
 
 TAR_ERRORS = (tarfile.TarError, ValueError, OverflowError, RecursionError)
-"""What tarfile raises of a file that was made to break it; a `CheckedTarInfo` spares it the rest."""
+"""Exceptions of tarfile for malformed files, given that `CheckedTarInfo` is used."""
 
 
 def check_tar(tar: str | os.PathLike[str] | bytes | BinaryIO, label: str = "") -> None:
-    """Checks every header of an uncompressed tar file; no member is written or interpreted.
+    """Check every header of an uncompressed tar file; does not extract or interpret members.
 
     Args:
-        tar: a local path, the tar's content, or a file that can seek.
-        label: what messages call it; by default the path.
+        tar: a local path, the tar's content, or a seekable file.
+        label: name in error messages; the path by default.
 
     Raises:
-        UnsafeTarError: a member has an absolute name, "..", a suffix other than `ALLOWED_SUFFIXES`, a name that
-            occurs twice, or is not a regular file (link, device, folder, sparse); or the file is cut or damaged.
+        UnsafeTarError: a member has an absolute name, "..", a suffix outside `ALLOWED_SUFFIXES`, or a duplicate name,
+            or is not a regular file (link, device, folder, sparse); or the file is truncated or damaged.
     """
     if isinstance(tar, bytes):
         _check(io.BytesIO(tar), label or "tar in memory")
@@ -78,7 +78,7 @@ def _check(file: BinaryIO, label: str) -> None:
     except UnsafeTarError:
         raise
     except TAR_ERRORS as error:
-        raise UnsafeTarError(f"{label}: damaged or cut ({error}). Fetch it or write it again.") from error
+        raise UnsafeTarError(f"{label}: damaged or truncated ({error}). Fetch it or write it again.") from error
     _check_end(file, end, label)
 
 
@@ -94,14 +94,16 @@ def _check_member(member: tarfile.TarInfo, label: str) -> None:
     key, dot, suffix = name.rpartition("/")[2].partition(".")
     if not key or not dot or suffix.rpartition(".")[2].lower() not in ALLOWED_SUFFIXES:
         allowed = ", ".join(sorted(ALLOWED_SUFFIXES))
-        raise UnsafeTarError(f"{label}: member {shown} is no <id>.<suffix> with a suffix of {allowed}. Remove it.")
+        raise UnsafeTarError(f"{label}: member {shown} is not <id>.<suffix> with a suffix of {allowed}. Remove it.")
 
 
 def _check_end(file: BinaryIO, end: int, label: str) -> None:
-    """A whole tar ends with two blocks of zeros; a bad header in the middle shows as something else there."""
+    """Check that a tar ends with two blocks of zeros: after a damaged header, other data follow."""
     file.seek(end)
     if len(file.read(2 * _BLOCK)) < 2 * _BLOCK:
-        raise UnsafeTarError(f"{label}: cut after byte {end}: the end marker is missing. Fetch it or write it again.")
+        raise UnsafeTarError(
+            f"{label}: truncated after byte {end}: the end marker is missing. Fetch it or write it again."
+        )
     file.seek(end)
     while chunk := file.read(1 << 20):
         if chunk.count(0) != len(chunk):
@@ -111,10 +113,10 @@ def _check_end(file: BinaryIO, end: int, label: str) -> None:
 
 
 def iter_members(path: str | os.PathLike[str]) -> Iterator[tuple[str, bytes]]:
-    """Name and content of every member of a local tar, in order.
+    """Yield name and content of every member of a local tar, in order.
 
     Raises:
-        UnsafeTarError: the tar is damaged, cut or unsafe; before the first member is given out.
+        UnsafeTarError: the tar is damaged, truncated or unsafe; raised before the first member is returned.
     """
     check_tar(path)
     with tarfile.open(path, mode="r:") as tar:

@@ -1,8 +1,8 @@
-"""Writes WebDataset shards: plain tars, `<id>.json` and `<id>.<payload>` for each utterance.
+"""Writes WebDataset shards: plain tars with `<id>.json` and `<id>.<payload>` for each utterance.
 
-The same samples give the same bytes: no times, owners or orders leak into a tar. A shard is finished when its part
-`parts/<name>.json` exists, which is written after the tar; a stage that was killed asks `load_part` for each shard,
-writes the missing ones, and joins all parts into the index.
+The same samples give the same bytes: a tar contains no times or owners, and the order of members is fixed. A shard is
+finished when its part file `parts/<name>.json` exists, which is written after the tar. A resumed stage calls
+`load_part` for each shard, writes the missing ones, and joins all parts into the index.
 """
 
 import hashlib
@@ -24,12 +24,12 @@ from storage.safety import ALLOWED_SUFFIXES
 
 _NUMBER_COLUMNS = ("duration", "num_frames", "sample_rate")
 _TEXT_COLUMNS = ("text", "speaker", "corpus", "domain", "language")
-_MAX_ENCODED_ID = 240  # with its suffix, a member can still be unpacked on file systems that end at 255 bytes
+_MAX_ENCODED_ID = 240  # with the suffix, a member name stays within the 255 bytes that file systems allow
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 
 
 class ShardWriteError(ValueError):
-    """A sample or a name that cannot become part of a shard."""
+    """A sample or a name that cannot be written to a shard."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Sample:
 
     Attributes:
         id: unique in the corpus; any text of up to 240 bytes (after escaping).
-        members: suffix to content; must contain the payload. `json` is made from `row` when absent.
+        members: contents by suffix; must include the payload. `json` is created from `row` if absent.
         row: the index's columns (`duration`, `num_frames`, `sample_rate`, and `text`, `speaker`, `corpus`, `domain`,
             `language`, which default to ""), and further fields of the JSON member.
     """
@@ -50,7 +50,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class ShardPart:
-    """A finished shard: its record, the index's rows (all columns but `shard`), and the payload's suffix."""
+    """A finished shard: its record, its rows of the index (all columns except `shard`), and the payload's suffix."""
 
     record: ShardRecord
     rows: list[dict[str, Any]] = field(repr=False)
@@ -58,13 +58,13 @@ class ShardPart:
 
 
 def member_key(utterance_id: str) -> str:
-    """The id as it stands in member names.
+    """Encode an utterance id for member names.
 
-    WebDataset takes everything before the first dot of the base name as the key, so every character outside
-    `[A-Za-z0-9_-]` is percent-encoded (as UTF-8), dots and slashes too. Different ids give different keys.
+    WebDataset uses everything before the first dot of the base name as the key, so every character outside
+    `[A-Za-z0-9_-]`, including dots and slashes, is percent-encoded (as UTF-8). Different ids give different keys.
 
     Raises:
-        ShardWriteError: the id is empty, not encodable, has control characters, or is too long.
+        ShardWriteError: the id is empty, too long, not encodable, or has control characters.
     """
     if not utterance_id or any(ord(character) < 32 for character in utterance_id):
         raise ShardWriteError(f"utterance id {utterance_id!r} is empty or has control characters: give it another id")
@@ -80,7 +80,7 @@ def member_key(utterance_id: str) -> str:
 
 
 class _HashedFile:
-    """The file under a tar: knows its digest and size, and names the object when it cannot be written."""
+    """The file of a tar: computes its digest and size, and names the object in write errors."""
 
     def __init__(self, file: BinaryIO, url: str) -> None:
         self._descriptor, self._url = file.fileno(), url
@@ -89,12 +89,12 @@ class _HashedFile:
         self.size = 0
 
     def write(self, data: bytes) -> int:
-        """Write all of it; nothing once the tar is discarded, which tarfile ends all the same when it is deleted."""
+        """Write all data; ignores data once the tar is discarded, because tarfile still writes the end on deletion."""
         if self.discarded:
             return len(data)
         try:
             view = memoryview(data)
-            while view:  # a file may take less than it is given
+            while view:  # a write may be partial
                 view = view[os.write(self._descriptor, view) :]
         except OSError as error:
             raise explain(error, self._url) from error
@@ -104,15 +104,15 @@ class _HashedFile:
 
     @property
     def sha256(self) -> str:
-        """Digest of what was written, in hex."""
+        """Digest of the written data in hex."""
         return self._digest.hexdigest()
 
 
 class _Tar:
-    """A tar without times, owners or modes of its own, so that the same samples give the same bytes."""
+    """A tar with fixed times, owners and modes, so that the same samples give the same bytes."""
 
     def __init__(self, file: _HashedFile) -> None:
-        from webdataset.writer import TarWriter  # loads torch, which readers of indexes do without
+        from webdataset.writer import TarWriter  # imports torch, which readers of indexes do not need
 
         self._file = file
         self._writer = TarWriter(file, user="", group="", mode=0o644, mtime=0, encoder=False, format="PAX_FORMAT")
@@ -126,7 +126,7 @@ class _Tar:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """End the tar; after an error, discard it."""
+        """Finish the tar; after an error, discard it."""
         try:
             if kind is None:
                 self._writer.close()
@@ -135,13 +135,13 @@ class _Tar:
 
 
 def write_shard(store: ObjectStore, name: str, samples: Iterable[Sample], payload: str) -> ShardPart:
-    """Writes one shard and then its part file; a crash in between leaves nothing that looks finished.
+    """Write a shard and then its part file, without which the shard does not count as finished.
 
     Args:
-        store: where the shard goes.
+        store: the store of the shard.
         name: object name of the tar; must end in ".tar".
-        samples: consumed one by one, never held together in memory. May be empty.
-        payload: suffix of the member that the index points to, such as "flac" or "npy".
+        samples: consumed one by one, never all in memory; may be empty.
+        payload: suffix of the members that the index refers to, such as "flac" or "npy".
 
     Raises:
         ShardWriteError: the name, the payload's suffix or a sample is not usable; the message names it.
@@ -164,7 +164,7 @@ def write_shard(store: ObjectStore, name: str, samples: Iterable[Sample], payloa
     seconds = sum(row["duration"] for row in rows.values())
     part = ShardPart(ShardRecord(name, len(rows), seconds, file.size, file.sha256), list(rows.values()), payload)
     value = {"record": asdict(part.record), "rows": part.rows, "payload": payload}
-    # one line: indented JSON is ten times slower to write, and only programs read this
+    # not indented: indented JSON is ten times slower to write, and only programs read this file
     store.write(part_name(name), json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False).encode())
     return part
 
@@ -176,7 +176,7 @@ def _add_sample(tar: _Tar, sample: Sample, payload: str) -> dict[str, Any]:
         raise ShardWriteError(f"utterance {sample.id!r} has no member {payload!r}: add it, or name another payload")
     unknown = sorted(members.keys() - ALLOWED_SUFFIXES)
     if unknown:
-        raise ShardWriteError(f"utterance {sample.id!r} has a member {unknown[0]!r}, which no reader would accept")
+        raise ShardWriteError(f"utterance {sample.id!r} has a member {unknown[0]!r}, which readers reject: remove it")
     key = member_key(sample.id)
     for suffix in ("json", payload, *sorted(members.keys() - {"json", payload})):
         offset = tar.add(key, suffix, members[suffix])
@@ -214,7 +214,7 @@ def part_name(name: str) -> str:
 
 
 def load_part(store: ObjectStore, name: str) -> ShardPart | None:
-    """The part of a finished shard, or None when the shard must be written (again)."""
+    """Load the part of a finished shard; None if the shard must be written (again)."""
     try:
         value = store.read_json(part_name(name))
         record = ShardRecord(**value["record"])
@@ -226,14 +226,15 @@ def load_part(store: ObjectStore, name: str) -> ShardPart | None:
 
 
 def build_index(parts: Iterable[ShardPart], metadata: Mapping[str, str]) -> ShardIndex:
-    """Joins parts, in the given order, into an index; shards without utterances are left out.
+    """Join parts, in the given order, into an index; leaves out shards without utterances.
 
     Args:
-        parts: of all shards of the set; taken one by one, so they need not be in memory together.
-        metadata: text values to keep with the index; `payload` is taken from the parts unless given.
+        parts: parts of all shards of the set; consumed one by one, so they need not be in memory together.
+        metadata: text values to store with the index; `payload` is taken from the parts unless given.
 
     Raises:
-        ShardIndexError: see `ShardIndex.validate`.
+        ShardIndexError: the index is inconsistent (see `ShardIndex.validate`).
+        ShardWriteError: the payloads of the parts differ.
     """
     records: list[ShardRecord] = []
     payloads: set[str] = set()
@@ -247,7 +248,7 @@ def build_index(parts: Iterable[ShardPart], metadata: Mapping[str, str]) -> Shar
 
     columns = collect_columns(tables(), SCHEMA)
     if len(payloads) > 1:
-        raise ShardWriteError(f"the parts hold different payloads ({', '.join(sorted(payloads))}): index them apart")
+        raise ShardWriteError(f"the parts have different payloads ({', '.join(sorted(payloads))}): index each alone")
     found = {"payload": next(iter(payloads))} if payloads else {}
     index = ShardIndex(columns, tuple(records), {**found, **metadata})
     index.validate()

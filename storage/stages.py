@@ -1,9 +1,9 @@
-"""Content addressing: where the output of a stage lives, and whether it is complete.
+"""Content addressing of stage outputs, and their completion records.
 
-The folder of an output is named by a hash of what it is made from: the stage, the version of its code, its
-configuration and the digests of its inputs. So a rerun finds its work done, a change of anything gives another
-folder, and two runs that want the same output write the same bytes. An output exists when its `done.json` does: the
-record, which lists the output's objects with their sizes and digests, and has a checksum of its own.
+The folder of an output is named by a hash of the stage, the version of its code, its configuration and the digests of
+its inputs. So a rerun finds existing results, any change leads to another folder, and two runs that need the same
+output write the same bytes. An output is complete if its record `done.json` exists. The record lists the output's
+objects with their sizes and digests, and includes a checksum of itself.
 """
 
 import hashlib
@@ -19,21 +19,21 @@ from storage.objects import Entry, ObjectMissingError, ObjectStore
 
 DONE = "done.json"
 USES = "uses"
-"""Folder of the notes of who used an output."""
+"""Folder of an output's usage notes."""
 _JOINT_USES = "uses.json"
-"""The one note of all users that earlier versions wrote."""
+"""The single usage note that earlier versions wrote."""
 _OBJECTS, _CHECKSUM = "objects", "checksum"
 _STAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 def _canonical(value: object, where: str) -> object:
-    """Mappings and sequences as plain dictionaries and lists; refuses what JSON would blur or not know."""
+    """Convert mappings and sequences to dictionaries and lists; rejects what JSON would change or not support."""
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
-                raise ValueError(f"{where} has the key {key!r}, which is no text: JSON would turn it into one silently")
+                raise ValueError(f"{where} has the key {key!r}, which is not a string: convert it to one")
         return {key: _canonical(item, f"{where}.{key}") for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
         return [_canonical(item, f"{where}[{position}]") for position, item in enumerate(value)]
@@ -46,7 +46,7 @@ def digest_json(value: object) -> str:
     """SHA-256 (64 hex digits) of a value's canonical JSON: sorted keys, no spaces, UTF-8.
 
     Raises:
-        ValueError: the value contains something other than JSON's types, a key that is no text, NaN or infinity.
+        ValueError: the value contains types unknown to JSON, a key that is not a string, NaN or infinity.
     """
     plain = _canonical(value, "value")
     text = json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
@@ -54,33 +54,33 @@ def digest_json(value: object) -> str:
 
 
 def stage_key(stage: str, version: int, config: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
-    """The address (16 hex digits) of what a stage makes.
+    """The address (16 hex digits) of a stage's output.
 
     Args:
         stage: the stage's name.
-        version: of the stage's code; raise it when the same configuration gives another output.
-        config: everything that shapes the output, in JSON's types.
-        inputs: name of each input to its digest.
+        version: version of the stage's code; raise it if the same configuration gives a different output.
+        config: everything that affects the output, in JSON's types.
+        inputs: digest of each input by name.
     """
     return digest_json({"stage": stage, "version": version, "config": config, "inputs": inputs})[:16]
 
 
 class Promise(NamedTuple):
-    """What a record says of an object."""
+    """The size and digest of an object according to a record."""
 
     bytes: int
-    """Its size."""
+    """Its size in bytes."""
     sha256: str
-    """Its digest in hex; empty for a shard, whose digest is in the index."""
+    """Its digest in hex; empty for a shard, whose digest is in its index."""
 
 
 class StageOutput:
-    """The output of one stage: the store `<stage>/<key>`, complete when it has a record.
+    """The output of a stage: the folder `<stage>/<key>`, complete once it has a record.
 
     Attributes:
         stage: the stage's name.
         key: the address, from `stage_key`.
-        store: where the stage writes its objects.
+        store: object store at the output's folder.
     """
 
     def __init__(self, store: ObjectStore, stage: str, key: str) -> None:
@@ -93,7 +93,7 @@ class StageOutput:
 
     @classmethod
     def at(cls, url: str) -> "StageOutput":
-        """The output in the folder `<stage>/<key>` of a store that a URL names."""
+        """The output whose folder `<stage>/<key>` has this URL."""
         store = ObjectStore(url)
         stage, key = store.url.rsplit("/", 2)[1:]
         return cls(store.parent().parent(), stage, key)
@@ -102,10 +102,10 @@ class StageOutput:
         return f"StageOutput({self.store.url!r})"
 
     def record(self) -> dict[str, Any] | None:
-        """What `publish` was given, or None while the output is incomplete.
+        """The record written by `publish`, or None if the output is incomplete.
 
         Raises:
-            DamagedObjectError: there is a record, but not as it was written.
+            DamagedObjectError: the record is damaged.
         """
         found = self._load()
         return None if found is None else {name: value for name, value in found.items() if name != _OBJECTS}
@@ -117,22 +117,22 @@ class StageOutput:
         except ObjectMissingError:
             return None
         if not isinstance(value, dict) or (value.get("stage"), value.get("key")) != (self.stage, self.key):
-            raise damaged(url, "it is no record of this stage")
+            raise damaged(url, "it is not a record of this stage")
         checksum = value.pop(_CHECKSUM, None)  # records of earlier versions have none
         with readable(url):
             if checksum is not None and checksum != digest_json(value):
-                raise damaged(url, "its checksum is not that of its content")
+                raise damaged(url, "its checksum does not match its content")
         return value
 
     def promised(self) -> dict[str, Promise] | None:
-        """The objects that the record lists; None without a record, or with one of an earlier version."""
+        """The objects listed in the record; None without a record or if an earlier version wrote it."""
         found = self._load() or {}
         if _OBJECTS not in found:
             return None
         return {name: Promise(*entry) for name, entry in found[_OBJECTS].items()}
 
     def lacking(self) -> list[str]:
-        """Objects that the record lists and that are missing or of another size, by one listing of the store."""
+        """Names of listed objects that are missing or have another size; needs a single listing of the store."""
         promised = self.promised() or {}
         sizes = {entry.path: entry.size for entry in self.store.entries()} if promised else {}
         return [name for name, promise in promised.items() if sizes.get(name) != promise.bytes]
@@ -142,10 +142,10 @@ class StageOutput:
         return self.store.join(name)
 
     def read(self, name: str) -> bytes:
-        """An object, compared with what the record says of it, if it does.
+        """Read an object; verifies its digest if the record lists it.
 
         Raises:
-            DamagedObjectError: it is missing, or not what was written.
+            DamagedObjectError: it is missing or damaged.
         """
         try:
             data = self.store.read(name)
@@ -155,18 +155,18 @@ class StageOutput:
         return data
 
     def read_json(self, name: str) -> Any:
-        """An object's JSON value, compared as in `read`.
+        """Read an object's JSON value; verifies it like `read`.
 
         Raises:
-            DamagedObjectError: it is missing, or not what was written.
+            DamagedObjectError: it is missing or damaged.
         """
         return parse_json(self.join(name), self.read(name))
 
     def fetch(self, name: str, folder: Path) -> Path:
-        """A local file with an object's content, see `ObjectStore.fetch`, compared as in `read`.
+        """Fetch an object like `ObjectStore.fetch`; verifies it like `read`.
 
         Raises:
-            DamagedObjectError: it is missing, or not what was written.
+            DamagedObjectError: it is missing or damaged.
         """
         try:
             path = self.store.fetch(name, folder)
@@ -179,13 +179,13 @@ class StageOutput:
     def _compare(self, name: str, digest: str) -> None:
         promise = (self.promised() or {}).get(name)
         if promise is not None and promise.sha256 not in ("", digest):
-            raise self._damaged(name, "its SHA-256 is not that of the stage's record")
+            raise self._damaged(name, "its SHA-256 differs from the stage's record")
 
     def _damaged(self, name: str, reason: str) -> DamagedObjectError:
         return damaged(self.join(name), reason)
 
     def uses(self) -> dict[str, list[str]] | None:
-        """Stage to keys of the outputs that this one was made from or used with; None where it is not known."""
+        """Keys, by stage, of the outputs that this one depends on or was used with; None if unknown."""
         joined: dict[str, set[str]] = {}
         try:
             notes = self.store.list(USES)
@@ -199,13 +199,13 @@ class StageOutput:
         return {stage: sorted(joined[stage]) for stage in sorted(joined)} if known else None
 
     def note_use(self, uses: Mapping[str, str], day: str) -> None:
-        """Notes that a run uses this output today, and what it stands on: `storage.garbage` leaves both alone.
+        """Note that a run uses this output today, and its dependencies; `storage.garbage` then keeps them all.
 
-        Each combination of uses has a note of its own, so that runs on several machines may write at once.
+        Each combination of uses has its own note, so that runs on several machines can write concurrently.
 
         Args:
-            uses: Stage to key of the run's earlier outputs.
-            day: The date; a second note of the same day costs no write.
+            uses: Keys of the run's earlier outputs by stage.
+            day: The date; notes that already have this date are not rewritten.
         """
         name = f"{USES}/{digest_json(uses)[:16]}.json"
         value = {"day": day, "uses": dict(uses)}
@@ -217,9 +217,9 @@ class StageOutput:
         self.store.write_json(name, value)
 
     def publish(self, record: Mapping[str, Any]) -> dict[str, Any]:
-        """Declares the output complete; call it last.
+        """Declare the output complete; call this last.
 
-        The record is given the `stage` and `key`, a list of all objects that are there now, and a checksum.
+        The record also gets `stage` and `key`, a list of all present objects, and a checksum.
         """
         complete = {**record, "stage": self.stage, "key": self.key}
         assert not {_OBJECTS, _CHECKSUM} & record.keys()
@@ -233,7 +233,7 @@ class StageOutput:
         self.store.write_json(DONE, {**record, _CHECKSUM: digest_json(record)})
 
     def _content(self) -> Iterator[Entry]:
-        """All objects but the record and what others note about the output."""
+        """All objects except the record and the usage notes."""
         for entry in self.store.entries():
             if entry.path not in (DONE, _JOINT_USES) and not entry.path.startswith(f"{USES}/"):
                 yield entry
@@ -247,17 +247,17 @@ class StageOutput:
             return entry.path, None
 
     def forget(self, names: Sequence[str]) -> None:
-        """Takes objects from the record's list, such as those that are about to be deleted as garbage."""
+        """Remove objects from the record's list, for example before they are deleted as garbage."""
         found = self._load()
         if found is not None and not found.get(_OBJECTS, {}).keys().isdisjoint(names):
             kept = {name: entry for name, entry in found[_OBJECTS].items() if name not in names}
             self._write({**found, _OBJECTS: kept})
 
     def withdraw(self) -> None:
-        """Takes back the record: the stage runs again and keeps what is whole."""
+        """Delete the record, so that the stage runs again; it reuses intact objects."""
         self.store.delete(DONE)
 
     def clear(self) -> None:
-        """Removes the output; its record first, so that no half of it looks complete."""
+        """Delete the output, its record first, so that a partially deleted output never looks complete."""
         self.store.delete(DONE)
         self.store.delete_tree("")

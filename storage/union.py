@@ -1,6 +1,6 @@
-"""Several sets of shards read as one, without copying a shard: an index whose shards lie in the folders beside it.
+"""Unions of several sets of shards, without copying: an index whose shards are in sibling folders.
 
-The folds of a cross-validation are sharded once each; the training set of a fold is a union of the others.
+For cross-validation, each fold is sharded once; the training set of a fold is the union of the others.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,22 +14,22 @@ from storage.index import SCHEMA, ShardIndex, ShardIndexError, ShardRecord
 from storage.objects import ObjectStore
 
 BESIDE = "beside"
-"""Key of an index's metadata: its shards are named from the folder above."""
+"""Key of an index's metadata: shard names are relative to the parent folder."""
 
 
 def union_index(parts: Mapping[str, ShardIndex], name: str) -> ShardIndex:
-    """The index of several sets of shards together.
+    """Build the index of a union of several sets of shards.
 
     Args:
-        parts: Folder to the index in it. The union is written into another folder beside them.
-        name: Name of the whole set.
+        parts: Index of each set by folder. The union must be written to a sibling folder.
+        name: Name of the union.
 
     Raises:
-        ShardIndexError: There is none, or they hold different payloads.
+        ShardIndexError: `parts` is empty, or the payloads of the sets differ.
     """
     payloads = {index.metadata["payload"] for index in parts.values()}
     if len(payloads) != 1:
-        raise ShardIndexError(f"{name} joins sets of the payloads {sorted(payloads)}: they must have one in common")
+        raise ShardIndexError(f"{name} joins sets with the payloads {sorted(payloads)}: all sets must have the same")
     shards: list[ShardRecord] = []
 
     def tables() -> Iterator[pa.Table]:
@@ -46,5 +46,5 @@ def union_index(parts: Mapping[str, ShardIndex], name: str) -> ShardIndex:
 
 
 def shards_store(store: ObjectStore, index: ShardIndex) -> ObjectStore:
-    """The store that the names of an index's shards count from: the index's own, or the one above it."""
+    """The store to which shard names of an index are relative: the index's own, or its parent for a union."""
     return store.parent() if BESIDE in index.metadata else store

@@ -1,11 +1,11 @@
-"""One step of a flow each: Prefect tasks, MLflow, artifacts; thin, over training, speech and storage."""
+"""The steps of flows: Prefect tasks, MLflow, artifacts; a thin layer over training, speech and storage."""
 
 from pathlib import Path
 
 STAGES = ("prepare", "shard", "features", "train", "decode", "score", "register", "report")
-"""The stages in order; here, because the command line names them before it loads what they need."""
+"""The stages in order; defined here because the command line needs them before the slow imports."""
 
 
 def pyfunc_path() -> Path:
-    """The code file of the registered model; MLflow copies it, and must not import it from here."""
+    """Path of the registered model's code; MLflow copies this file, so nothing imports it as a module."""
     return Path(__file__).with_name("tracking") / "pyfunc_model.py"

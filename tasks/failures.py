@@ -1,4 +1,4 @@
-"""Which failures pass by themselves: a server that restarts, a dropped connection; everything else is final."""
+"""Tells transient failures, such as a restarting server or a dropped connection, from final ones."""
 
 from typing import Any
 
@@ -6,23 +6,23 @@ from storage.locks import LockTimeoutError
 from storage.retries import ObjectStoreError, is_transient
 
 RETRIES = 3
-"""How often a task is repeated after such a failure."""
+"""How often a task is retried after a transient failure."""
 DELAYS_S = (10, 30, 90)
-"""Seconds before each repetition."""
+"""Seconds before each retry."""
 JITTER = 0.5
-"""Share by which each wait varies, so that runs that lost the same server do not come back in the same instant."""
+"""Relative jitter of the delays, so that runs that lost the same server do not all retry at once."""
 _PASSING_STATUS = (408, 429, 500, 502, 503, 504)
 _FINAL = ("StageError", "SlotTakenError")
-"""By name: their modules need this one."""
+"""Class names, since their modules import this one."""
 _HTTP_PACKAGES = ("httpx", "requests", "urllib3", "aiohttp")
 _DATABASE_ERRORS = ("OperationalError", "InterfaceError", "DisconnectionError")
 _MLFLOW_LOST = ("Max retries exceeded", "Connection refused", "timeout exception", "Connection aborted", "timed out")
 
 
 def passes(error: BaseException | None) -> bool:
-    """Whether a failure is one of the infrastructure, so that the same work may succeed a little later.
+    """Whether a failure is transient: caused by the infrastructure, so that a retry may succeed.
 
-    The exceptions that it was raised from count too; a mistake in data or configuration never passes.
+    The causes of the exception are checked, too. Errors in data or configuration are never transient.
     """
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
@@ -48,7 +48,7 @@ def _passes(error: BaseException) -> bool:
         return _names(error) & {"TransportError", "ConnectionError", "Timeout", "HTTPError", "ClientError"} != set()
     if isinstance(error, ObjectStoreError):
         return error.__cause__ is not None and is_transient(error.__cause__)
-    # an OSError without a number is somebody's message, not the system's
+    # an OSError without errno was raised by a library, not by the operating system
     by_system = isinstance(error, OSError) and (error.errno is not None or isinstance(error, ConnectionError))
     return (by_system or package in ("botocore", "aiobotocore")) and is_transient(error)
 
@@ -58,7 +58,7 @@ def _names(error: BaseException) -> set[str]:
 
 
 def _mlflow_passes(error: Any) -> bool:
-    """MLflow puts what happened into words; only a server's own failure has a number."""
+    """Whether an error of MLflow is transient: only REST errors carry a status; others are recognized by their text."""
     status = getattr(error, "get_http_status_code", lambda: 0)()
     if "RestException" in _names(error):
         return status in _PASSING_STATUS
@@ -66,5 +66,5 @@ def _mlflow_passes(error: Any) -> bool:
 
 
 def retry_when_passing(task: Any, run: Any, state: Any) -> bool:
-    """For Prefect's `retry_condition_fn`: whether a task's failure is worth repeating."""
+    """Whether to retry a failed task; for Prefect's `retry_condition_fn`."""
     return isinstance(state.data, BaseException) and passes(state.data)

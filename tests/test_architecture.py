@@ -47,6 +47,28 @@ def test_speech_and_storage_know_nobody(room):
     assert imported([room]) == [room]
 
 
+@pytest.mark.parametrize(
+    "module", ["training.config", "tasks.config.pipeline", "training.job", "flows.deploy.deployments"]
+)
+def test_configurations_are_read_without_torch(module):
+    script = f"import sys, {module}; print(sorted({{'torch', 'torchaudio'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.stdout.strip() == "[]", done.stderr[-2000:]
+
+
+def test_a_configuration_is_parsed_and_described_without_torch():
+    script = """
+import sys
+from tasks.config.pipeline import PipelineConfig, parse_config
+train = {"strategy": {"kind": "bmuf", "tau": 8}, "augment": {"noise": {}}}
+config = parse_config({"name": "a", "data": {"sources": [{"kind": "synthetic"}]}, "train": train})
+config.model_dump(mode="json"), PipelineConfig.model_json_schema()
+print(sorted({"torch", "torchaudio"} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.stdout.strip() == "[]", done.stderr[-2000:]
+
+
 def test_the_import_contracts_hold():
     command = Path(sys.executable).with_name("lint-imports")
     if not command.exists():

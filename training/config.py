@@ -8,7 +8,10 @@ from speech.choices import Choice, OneOf
 from speech.features.augment import AugmentConfig
 from speech.objectives import CtcConfig, ObjectiveChoice
 from training.learner.sampling import SamplingConfig
-from training.strategies.config import STRATEGY_CONFIGS, GossipConfig, SingleConfig, StrategyConfig, Traits
+from training.strategies.gossip import GossipConfig
+from training.strategies.registry import STRATEGY_CONFIGS
+from training.strategies.strategy import StrategyConfig, Traits
+from training.strategies.synchronous import SingleConfig
 
 _MODEL_CONFIG = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 

@@ -1,1 +1,1 @@
-"""Starling beside other systems on the same emulated work: see `python -m benchmarks.peers --help`."""
+"""Comparison of Starling with other systems on the same emulated work: see `python -m benchmarks.peers --help`."""

@@ -1,29 +1,29 @@
-"""Starling beside other systems, two at a time at the same time: `python -m benchmarks.peers`.
+"""Compares Starling with other systems, pair by pair, both running concurrently: `python -m benchmarks.peers`.
 
-Each pair is Starling and one other system with as many learners, on this machine. Learners are processes; their
-gradients are waits (`benchmarks.peers.emulation`), their exchanges are real, over loopback. Since both meet the same
-busy moments, the ratio of the two can be trusted on a busy machine. Systems:
+Each pair is Starling and one other system with the same number of learners, on this machine. Learners are processes;
+their gradients are waits (`benchmarks.peers.emulation`), their exchanges are real, over loopback. Both are exposed to
+the same load, so their ratio is reliable even on a busy machine. Systems:
 
 - ddp, localsgd: torch's DistributedDataParallel and post-local SGD, over Gloo;
 - adpsgd, pushsum: github.com/facebookresearch/stochastic_gradient_push; name its folder with --sgp;
-- hivemind, torchft: `python -m venv VENV; VENV/bin/pip install hivemind torchft-nightly`, and name VENV/bin/python with
-  --peers-python. It needs numpy and torch, too. To use those of this environment, write the folder of its packages
-  (`python -c "import site; print(site.getsitepackages()[0])"`) to a .pth file in VENV's before pip installs.
+- hivemind, torchft: `python -m venv VENV; VENV/bin/pip install hivemind torchft-nightly`, and pass VENV/bin/python as
+  --peers-python. VENV needs numpy and torch, too; to share those of this environment, write its package folder
+  (`python -c "import site; print(site.getsitepackages()[0])"`) to a .pth file in VENV's before running pip.
 
-What is not there is skipped, and the output says so.
+Systems that are not installed are skipped and listed in the output.
 
     python -m benchmarks.peers --sgp SGP --peers-python VENV/bin/python     # all, about 12 minutes on two cores
     python -m benchmarks.peers --systems ddp --conditions 8                 # one question
     python -m benchmarks.peers --repeat 3                                   # medians over three runs of each pair
     python -m benchmarks.peers --exchange per_step=1 encrypt=true           # another exchange of Starling's
 
-`steps/s` is the median over learners that are not slow. `CPU ms/step` is of all processes of a system, what runs beside
-the learners included. `MB/step` counts what goes over the system's own loopback, for which it must be root. `distance`
-is the root mean square distance of replicas from their mean, in steps: how far a step of one learner moves a weight. A
-cell has Starling's figure, the other's, and in brackets how many times Starling's is better.
+`steps/s` is the median over learners that are not slow. `CPU ms/step` includes all processes of a system. `MB/step`
+counts the traffic on the system's own loopback interface, which needs root. `distance` is the root mean square distance
+of replicas from their mean, in units of the change of a weight in one step. A cell contains Starling's figure, the
+other's, and in brackets the ratio by which Starling is better.
 
-In `kill`, a learner of both is killed with all its processes (kill -9); the survivors' pace, in shares of their pace
-before, and their longest pause are of the time after it. Then a learner joins both, if the other system can do that.
+In `kill`, a learner of each system is killed with all its processes (kill -9); the survivors' pace (relative to before)
+and longest pause are measured afterwards. Then a learner joins each system, if the other system supports that.
 """
 
 import argparse
@@ -48,7 +48,7 @@ CONDITIONS = ("4", "8", "slow 10x", "slow 100x", "large", "kill")
 
 
 def scenarios(options: argparse.Namespace) -> list[Scenario]:
-    """What the options ask for."""
+    """The scenarios that the options select."""
     params, step_s, few = options.params, options.step_s, options.learners
     slow = (options.slow_params, options.slow_step_s)
     known = {
@@ -71,9 +71,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--conditions", nargs="+", choices=CONDITIONS, default=list(CONDITIONS))
     parser.add_argument("--sgp", type=Path, help="folder with the source of stochastic_gradient_push")
     parser.add_argument("--peers-python", default="", help="interpreter of an environment with hivemind and torchft")
-    parser.add_argument("--learners", type=int, default=4, help="of each system; twice as many in `8`")
+    parser.add_argument("--learners", type=int, default=4, help="learners per system; twice as many in `8`")
     parser.add_argument("--params", type=int, default=1_000_000, help="weights of the model")
-    parser.add_argument("--step-s", type=float, default=0.3, help="seconds that a gradient takes")
+    parser.add_argument("--step-s", type=float, default=0.3, help="seconds per gradient")
     parser.add_argument("--slow-params", type=int, default=100_000, help="weights where one learner is slow")
     parser.add_argument("--slow-step-s", type=float, default=0.05, help="step time where one learner is slow")
     parser.add_argument("--large-params", type=int, default=43_000_000)
@@ -81,7 +81,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--warm-s", type=float, default=Times.warm_s, help="seconds of training before measuring")
     parser.add_argument("--window-s", type=float, default=Times.window_s, help="seconds of a window")
     parser.add_argument("--windows", type=int, default=Times.windows, help="figures are medians over these")
-    parser.add_argument("--kill-s", type=float, default=Times.kill_s, help="survivors are watched for so long")
+    parser.add_argument("--kill-s", type=float, default=Times.kill_s, help="seconds of watching survivors")
     parser.add_argument("--join-s", type=float, default=Times.join_s, help="most seconds for a newcomer's first step")
     parser.add_argument("--repeat", type=int, default=1, help="runs of each pair")
     parser.add_argument(
@@ -89,7 +89,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         nargs="+",
         default=[],
         metavar="FIELD=VALUE",
-        help="of Starling's train.exchange or train.strategy",
+        help="fields of Starling's train.exchange or train.strategy",
     )
     parser.add_argument("--json", action="store_true", help="print JSON only")
     options = parser.parse_args(argv)
@@ -113,7 +113,7 @@ def _open(name: str, options: argparse.Namespace, folder: Path) -> Side:
 
 
 def run(options: argparse.Namespace) -> Row:
-    """All pairs; the document."""
+    """Run all pairs and return the results as a document."""
     times = Times(options.warm_s, options.window_s, options.windows, options.kill_s, options.join_s)
     rows: list[Row] = []
     skipped, failures = [], []
@@ -149,7 +149,7 @@ def run(options: argparse.Namespace) -> Row:
 
 
 def show(document: Row) -> str:
-    """The tables, and what is missing from them."""
+    """The tables, and what they lack."""
     lines = [table(document["rows"]), ""]
     lines += [f"skipped: {find(one['peer']).title}: {one['reason']}" for one in document["skipped"]]
     lines += [

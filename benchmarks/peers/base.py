@@ -1,7 +1,7 @@
-"""What the benchmark knows of a system: how its training loop makes a step, and what it needs beside its learners.
+"""Interface of a system: how its training loop makes a step, and which services it needs beside its learners.
 
-A system is a module with one class, and one line in `SYSTEMS`. Its learners are processes that run the loop which its
-documentation shows, around the same emulated model (`benchmarks.peers.emulation`).
+To add a system, add a module with one class, and a line in `SYSTEMS`. Its learners are processes that run the training
+loop of the system's documentation with the same emulated model (`benchmarks.peers.emulation`).
 """
 
 import time
@@ -18,7 +18,7 @@ from benchmarks.peers.emulation import EmulatedModel
 
 OURS = "starling"
 LR = 0.01
-"""Learning rate of all; gradients have a variance of 1, so this is how far a step moves a weight."""
+"""Learning rate of all systems; gradients have variance 1, so this is the change of a weight in one step."""
 SYSTEMS = {
     "starling": "benchmarks.peers.starling:Starling",
     "adpsgd": "benchmarks.peers.sgp:AdPsgd",
@@ -28,28 +28,28 @@ SYSTEMS = {
     "hivemind": "benchmarks.peers.swarm:Hivemind",
     "torchft": "benchmarks.peers.quorum:TorchFt",
 }
-"""Name and class of each system. `starling` is what the others are compared with."""
+"""Class of each system by name; the others are compared with `starling`."""
 _PATIENCE_S = 60.0
 
 
 class MissingError(RuntimeError):
-    """A system is not there; the message says how to have it."""
+    """A system is not installed; the message says how to install it."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What a learner is told.
+    """Parameters of a learner.
 
     Attributes:
         number: Its number, from 0.
-        learners: How many there are.
-        params: Weights of the model.
-        step_s: Seconds that a gradient takes.
-        folder: For logs, and for what learners of this system tell each other; all have the same.
+        learners: Number of learners.
+        params: Number of weights of the model.
+        step_s: Seconds per gradient.
+        folder: Folder for logs and for files shared by all learners of this system.
         ports: Free ports, the same for all learners.
         slow: Factor by which its gradients take longer.
         exchange: Fields of Starling's `train.exchange` and `train.strategy`.
-        joining: Whether it comes to a running training.
+        joining: Whether it joins a running training.
     """
 
     number: int
@@ -64,16 +64,16 @@ class Setup:
 
 
 class System:
-    """A learner of a system. As it is, it trains alone: a subclass adds what its system does.
+    """A learner of a system. This base class trains alone; subclasses add their system's communication.
 
     Args:
-        setup: Who it is.
-        model: Its model; all learners begin with the same weights.
+        setup: Parameters of the learner.
+        model: Its model; all learners start with the same weights.
 
     Attributes:
         title: Its name in tables.
-        elsewhere: Whether it needs the other environment, which `--peers-python` names.
-        joins: Whether a learner may come to a running training.
+        elsewhere: Whether it needs the other environment (`--peers-python`).
+        joins: Whether learners may join a running training.
         synchronous: Whether all replicas are equal after each step.
     """
 
@@ -89,36 +89,36 @@ class System:
 
     @classmethod
     def prepare(cls, sgp: Path | None) -> None:
-        """Import what learners need, once for all of them.
+        """Import the modules of the learners, once for all of them.
 
         Args:
-            sgp: Folder of the `sgp` systems' source, if the user named one.
+            sgp: Folder of the source of the `sgp` systems, if given.
 
         Raises:
-            MissingError: It is not there.
+            MissingError: The system is not installed.
         """
 
     @classmethod
     def serve(cls, setup: Setup) -> None:
-        """What runs beside the learners, in a process of its own, until it is killed; nothing by default."""
+        """Run the system's service in a separate process until it is killed; nothing by default."""
 
     def step(self) -> bool:
-        """Forward, backward and update; whether an update was made."""
+        """Make a step (forward, backward, update); returns whether an update was made."""
         self.optimizer.zero_grad()
         self.model(None).backward()
         self.optimizer.step()
         return True
 
     def weights(self) -> Iterable[Tensor]:
-        """The present weights."""
+        """The current weights."""
         return self.model.parameters()
 
 
 def await_file(file: Path) -> Path:
-    """Wait for what a process beside the learners writes.
+    """Wait for a file that the service writes.
 
     Raises:
-        TimeoutError: It does not come.
+        TimeoutError: The file does not appear in time.
     """
     deadline = time.monotonic() + _PATIENCE_S
     while not file.exists():

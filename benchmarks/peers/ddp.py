@@ -1,4 +1,4 @@
-"""What comes with torch: DistributedDataParallel over Gloo, and post-local SGD on top of it (arXiv:1808.07217)."""
+"""Methods included in torch: DistributedDataParallel over Gloo, and post-local SGD (arXiv:1808.07217)."""
 
 import os
 from datetime import timedelta
@@ -18,14 +18,14 @@ _TIMEOUT = timedelta(seconds=300)
 
 
 def meet(setup: Setup) -> None:
-    """Make the process group of all learners."""
+    """Create the process group of all learners."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     address = f"tcp://127.0.0.1:{setup.ports[0]}"
     dist.init_process_group("gloo", address, rank=setup.number, world_size=setup.learners, timeout=_TIMEOUT)
 
 
 class Ddp(System):
-    """All-reduce of gradients, bucket by bucket, while the backward pass goes on."""
+    """All-reduce of gradients, bucket by bucket, overlapped with the backward pass."""
 
     title = "DDP"
     synchronous = True
@@ -37,7 +37,7 @@ class Ddp(System):
 
 
 class PostLocalSgd(Ddp):
-    """Local steps; weights are averaged every `PERIOD` steps. Each learner stands for a machine of its own."""
+    """Local steps; weights are averaged every `PERIOD` steps. Each learner represents a separate machine."""
 
     title = "PostLocalSGD"
     synchronous = False

@@ -1,7 +1,7 @@
-"""A model whose gradient takes a given time and no processor: many learners fit on few cores.
+"""A model whose gradients take a given time but no CPU, so that many learners fit on few cores.
 
-A third of a step is the forward pass. In the backward pass gradients come part by part, so that systems which send
-some while others are computed can do so. A gradient is noise of variance 1, other noise at each learner and step.
+A third of a step is the forward pass. In the backward pass, gradients become available part by part, so that systems
+can overlap communication with it. Gradients are noise of variance 1, different for each learner and step.
 """
 
 import time
@@ -13,16 +13,16 @@ _FORWARD = 1 / 3
 _PARTS = 8
 _NOISE = 1 << 18
 SAMPLES = 1024
-"""Weights of which a learner tells the values."""
+"""Number of weights that a learner reports."""
 
 
 class EmulatedModel(nn.Module):
-    """Weights that need a gradient; the output is a scalar.
+    """Trainable weights with emulated gradients; the output is a scalar.
 
     Args:
-        params: How many weights.
-        step_s: Seconds that forward and backward take together.
-        seed: Of the gradients' noise.
+        params: Number of weights.
+        step_s: Seconds of a forward and backward pass.
+        seed: Seed of the gradients' noise.
     """
 
     def __init__(self, params: int, step_s: float, seed: int) -> None:
@@ -36,14 +36,14 @@ class EmulatedModel(nn.Module):
         self._began, self._left = 0.0, 0
 
     def forward(self, _: object) -> Tensor:
-        """Wait as long as a forward pass takes. What the batch is does not matter."""
+        """Wait for the duration of a forward pass; the input is ignored."""
         self._began, self._left = time.monotonic(), len(self.parts)
         self._wait(_FORWARD)
         loss: Tensor = torch.stack([_Part.apply(part, self) for part in self.parts]).sum()
         return loss
 
     def gradient(self, like: Tensor) -> Tensor:
-        """The gradient of a part, when its time has come."""
+        """Wait until a part's gradient would be computed, and return it."""
         self._left -= 1
         self._wait(1 - (1 - _FORWARD) * self._left / len(self.parts))
         found = torch.empty_like(like)
@@ -53,7 +53,7 @@ class EmulatedModel(nn.Module):
         return found
 
     def _wait(self, share: float) -> None:
-        """Wait until that share of the step is over."""
+        """Wait until a share of the step's duration has passed."""
         time.sleep(max(0.0, self._began + share * self._step_s - time.monotonic()))
 
 
@@ -70,7 +70,7 @@ class _Part(torch.autograd.Function):
 
 
 def sample(weights: list[Tensor]) -> Tensor:
-    """Some of the weights, always the same ones [SAMPLES]."""
+    """A fixed selection of the weights [SAMPLES]."""
     each = -(-SAMPLES // len(weights))
     found = [part.detach().flatten()[:: max(1, part.numel() // each)][:each] for part in weights]
     flat = torch.cat(found)[:SAMPLES]

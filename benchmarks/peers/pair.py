@@ -1,4 +1,4 @@
-"""A pair's run: Starling and another system train at the same time, and the same is measured of both."""
+"""A run of a pair: Starling and another system train concurrently, with the same measurements of both."""
 
 import statistics
 import time
@@ -15,27 +15,27 @@ from benchmarks.scaling_probes import machine_cpu
 
 START_S = 120.0
 FIRST_STEP_S = 60.0
-"""How long measuring waits for the learners' first steps; a system that makes none by then is measured all the same."""
+"""Maximum wait for the learners' first steps; a system without a step by then is measured nevertheless."""
 _LOOK_S = 0.25
-"""Seconds between two looks at how far apart the replicas are."""
+"""Seconds between two samples of the replicas' distance."""
 _SLOW_STEPS = 4
-"""Least steps of a slow learner in a window: some systems wait for it every few steps only."""
+"""Minimum steps of a slow learner in a window: some systems wait for it only every few steps."""
 _LATE = 1.5
-"""A step that exceeds the last one by this factor may never end."""
+"""A step that takes longer than the previous one by this factor counts as stalled."""
 STOPPED = 0.1
-"""Survivors that are slower than this share of their pace have stopped."""
+"""Survivors below this share of their previous pace count as stopped."""
 
 
 @dataclass(frozen=True)
 class Times:
-    """How long is measured.
+    """Durations of the measurement.
 
     Attributes:
-        warm_s: Between the first step and measuring.
-        window_s: A window.
-        windows: How many; figures are medians over them.
-        kill_s: Survivors are watched for so long.
-        join_s: A newcomer has so long until it has made a step.
+        warm_s: Seconds between the first step and the measurement.
+        window_s: Seconds per window.
+        windows: Number of windows; figures are medians over them.
+        kill_s: Seconds of watching the survivors.
+        join_s: Maximum seconds until a newcomer's first step.
     """
 
     warm_s: float = 2.0
@@ -45,7 +45,7 @@ class Times:
     join_s: float = 20.0
 
     def fit(self, scenario: Scenario) -> "Times":
-        """Longer and fewer windows, where the slow learner makes less than a few steps in one."""
+        """Use longer and fewer windows if a slow learner makes too few steps in one."""
         least = _SLOW_STEPS * scenario.step_s * scenario.slow
         if self.window_s >= least:
             return self
@@ -55,18 +55,18 @@ class Times:
 
 @dataclass
 class Figures:
-    """What is measured of one system.
+    """Measurements of one system.
 
     Attributes:
-        steps_per_s: Median over learners that are not slow, one for each window.
-        cpu_ms: Processor milliseconds of all its processes per step of a learner, one for each window.
-        mb: Megabytes on the network per step, one for each window; empty where they cannot be told.
+        steps_per_s: Median over learners that are not slow, for each window.
+        cpu_ms: CPU milliseconds of all its processes per step of a learner, for each window.
+        mb: Megabytes on the network per step, for each window; empty if unknown.
         distance: Replicas' distance from their mean, in steps.
-        kept: Survivors' pace after a kill, as a share of their pace before; None where nobody was killed.
-        pause_s: The survivors' longest pause from the kill on.
+        kept: Survivors' pace after a kill, relative to their pace before; None without a kill.
+        pause_s: The survivors' longest pause after the kill.
         ended: Survivors whose process has ended.
-        joined_s: Seconds until a newcomer has made its first step; None if none came, or not in time.
-        pace_joined: The survivors' pace with the newcomer, as a share of their pace before the kill.
+        joined_s: Seconds until a newcomer's first step; None without one, or if it was not in time.
+        pace_joined: The survivors' pace with the newcomer, relative to their pace before the kill.
     """
 
     steps_per_s: list[float] = field(default_factory=list)
@@ -82,7 +82,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Measured:
-    """A pair's figures, and the busy share of the machine's cores meanwhile."""
+    """Figures of a pair, and the machine's CPU load during the measurement."""
 
     ours: Figures
     theirs: Figures
@@ -92,13 +92,13 @@ class Measured:
 def measure(
     sides: Sequence[Side], scenario: Scenario, times: Times, number: int, exchange: Mapping[str, str]
 ) -> Measured:
-    """Run a scenario on two systems at the same time.
+    """Run a scenario on two systems concurrently.
 
     Args:
-        sides: Starling and the other one.
-        scenario: What they do.
-        times: How long.
-        number: Of the run.
+        sides: Starling and the other system.
+        scenario: The scenario.
+        times: Durations of the measurement.
+        number: Number of the run.
         exchange: Fields of Starling's `train.exchange` and `train.strategy`.
 
     Raises:
@@ -113,7 +113,7 @@ def measure(
             raise BenchmarkError(f"after {START_S:.0f} s learners are not ready: {late}")
         for side in sides:
             side.go()
-        # the first step takes longer: connections are made, memory is touched; a slow learner's is not waited for
+        # the first step takes longer (connections, page faults); do not wait for that of a slow learner
         wait_until(lambda: all(all(map(len, side.stamps()[:-1])) for side in sides), FIRST_STEP_S)
         time.sleep(times.warm_s)
         before = machine_cpu()
@@ -164,16 +164,16 @@ def pace(side: Side, began: float, ended: float, slowed: bool) -> float:
 
 
 def advance(stamps: NDArray[np.float64], began: float, ended: float) -> float:
-    """Steps in a window; 0 if a step that was under way in the beginning has not ended, however long it takes."""
+    """Steps in a window; 0 if the step in progress at its start has not ended."""
     return max(0.0, progress(stamps, ended) - progress(stamps, began))
 
 
 def progress(stamps: NDArray[np.float64], moment: float) -> float:
-    """Steps that have ended by a moment, and the share of the next one that is over.
+    """Number of steps completed at a time, including the fraction of the step in progress.
 
     Args:
-        stamps: When steps ended [steps], ascending.
-        moment: Any; the share of a step that has not ended is guessed from the last one's length.
+        stamps: End times of the steps [steps], ascending.
+        moment: The time; the fraction of a step that has not ended is estimated from the previous step's duration.
     """
     count = int(np.searchsorted(stamps, moment, side="right"))
     if count < 2 or (count == len(stamps) and moment - stamps[-1] > _LATE * (stamps[-1] - stamps[-2])):
@@ -202,7 +202,7 @@ def _kill(sides: Sequence[Side], found: Sequence[Figures], times: Times) -> None
         for side, figures in zip(sides, found, strict=True)
         if side.system.joins and not figures.ended and (figures.kept or 0.0) > STOPPED
     ]
-    # Starling's newcomer is measured beside another one's, not alone
+    # measure Starling's newcomer only together with the other system's
     if len(joining) == len(sides):
         _join(joining, times)
 
@@ -223,6 +223,6 @@ def _join(joining: Sequence[tuple[Side, Figures]], times: Times) -> None:
 
 
 def longest_pause(stamps: Sequence[float], began: float, ended: float) -> float:
-    """Longest time without a step's end between two moments, these included."""
+    """Longest time between step ends within an interval, including its boundaries."""
     inside = [began, *(one for one in stamps if began < one < ended), ended]
     return max(later - earlier for earlier, later in pairwise(inside))

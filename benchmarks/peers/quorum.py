@@ -1,4 +1,4 @@
-"""torchft: DDP whose learners agree at each step on who takes part, so that some may die and others join."""
+"""torchft: DDP whose learners agree on a quorum at each step, so that learners may die and join."""
 
 import os
 import time
@@ -27,7 +27,7 @@ class TorchFt(System):
         import torchft
 
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-        # its own group's store; no other learner speaks to it
+        # the store of its own group, used by no other learner
         self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         optimizer = self.optimizer
 
@@ -53,14 +53,14 @@ class TorchFt(System):
         self.optimizer = torchft.Optimizer(self.manager, optimizer)
 
     def step(self) -> bool:
-        """A step that not all agree on changes nothing."""
+        """Make a step; without agreement of all learners, it is not applied."""
         before = self.manager.current_step()
         super().step()
         return bool(self.manager.current_step() > before)
 
     @classmethod
     def prepare(cls, sgp: Path | None) -> None:
-        """Import it."""
+        """Import torchft."""
         try:
             import torchft  # noqa: F401
         except ImportError as error:
@@ -68,7 +68,7 @@ class TorchFt(System):
 
     @classmethod
     def serve(cls, setup: Setup) -> None:
-        """The lighthouse, by which learners agree."""
+        """Run the lighthouse, the coordination server of torchft."""
         from torchft.coordination import LighthouseServer
 
         server = LighthouseServer(bind=f"127.0.0.1:{setup.ports[0]}", min_replicas=1, join_timeout_ms=100)

@@ -1,4 +1,4 @@
-"""Figures of pairs as rows, and rows as a table."""
+"""Converts figures of pairs to rows, and rows to tables."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from benchmarks.peers.side import Scenario
 
 Row = dict[str, Any]
 BUSY = 0.9
-"""Share of the cores from which on they may be the limit, and not a system."""
+"""CPU load above which the cores may be the limit rather than a system."""
 _MORE_IS_BETTER: dict[str, bool] = {
     "steps_per_s": True,
     "cpu_ms": False,
@@ -22,16 +22,16 @@ _MORE_IS_BETTER: dict[str, bool] = {
     "pace_joined": True,
 }
 _ABOUT_EQUAL = 0.02
-"""A ratio that differs by less from 1 is noise."""
+"""Ratios that differ from 1 by less than this are noise."""
 
 
 def to_row(scenario: Scenario, name: str, results: Sequence[Measured]) -> Row:
-    """A row: both systems' figures, and for each figure how far Starling is ahead.
+    """Make a row: both systems' figures, and for each figure Starling's advantage as a ratio.
 
     Args:
-        scenario: What both did.
+        scenario: The scenario.
         name: The other system.
-        results: Of the pair's repetitions; one or more.
+        results: Results of the pair's repetitions, at least one.
     """
     ours, theirs = [one.ours for one in results], [one.theirs for one in results]
     row: Row = {
@@ -45,7 +45,7 @@ def to_row(scenario: Scenario, name: str, results: Sequence[Measured]) -> Row:
         "cpu_share": round(statistics.median(one.cpu_share for one in results), 3),
     }
     row["ahead"] = {key: ahead(row["starling"][key], row["theirs"][key], more) for key, more in _MORE_IS_BETTER.items()}
-    # windows of both were at the same time: their ratios say more than the ratio of their medians
+    # windows of both systems are concurrent, so their ratios are more precise than the ratio of the medians
     pairs = [
         mine / their
         for one in results
@@ -72,7 +72,7 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 def ahead(mine: float | None, theirs: float | None, more_is_better: bool) -> float | None:
-    """How many times Starling's figure is better than the other one's; None where one is missing or 0."""
+    """Ratio by which Starling's figure is better; None if a figure is missing or 0."""
     if not mine or not theirs:
         return None
     return round(mine / theirs if more_is_better else theirs / mine, 3)
@@ -92,7 +92,7 @@ def _note(scenario: Scenario, name: str, theirs: Sequence[Figures], cpu_share: f
 
 
 def behind(rows: Sequence[Row]) -> list[str]:
-    """Where Starling is behind, in words."""
+    """Descriptions of the figures in which Starling is behind."""
     found = []
     for row in rows:
         for key, value in row["ahead"].items():
@@ -121,7 +121,7 @@ _FORMS: dict[str, Callable[[float], str]] = {"cpu_ms": "{:.1f}".format, "distanc
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Markdown: one table of training and one of failures; a cell is Starling's figure, the other's, how far ahead."""
+    """Markdown tables of training and of failures; cells contain both figures and the ratio."""
     tables = []
     for kills, keys in ((False, _TRAINING), (True, _FAILURES)):
         chosen = [row for row in rows if (row["starling"]["kept"] is not None) == kills]

@@ -1,7 +1,7 @@
 """AD-PSGD and overlapped stochastic gradient push of facebookresearch/stochastic_gradient_push, on CPUs.
 
-Its source is written for torch 1 and GPUs. It is used as it is, from a folder that the user names; what it asks of a
-GPU is answered by the CPU here (`_pretend_gpu`), and nothing in the folder is changed.
+The source is written for torch 1 and GPUs. It is used unmodified, from a folder given by the user; its calls for GPUs
+are redirected to the CPU (`_pretend_gpu`).
 """
 
 import contextlib
@@ -21,7 +21,7 @@ SOURCE = "https://github.com/facebookresearch/stochastic_gradient_push"
 
 
 class _Stream:
-    """A CUDA stream's calls, where everything has been done when a call returns."""
+    """A CUDA stream's methods, as no-ops for synchronous execution."""
 
     def wait_stream(self, _: object) -> None:
         pass
@@ -31,7 +31,7 @@ class _Stream:
 
 
 def _pretend_gpu() -> None:
-    """Let tensors stay where they are when they are sent to a GPU; torch 1's name of the backend exists again."""
+    """Make transfers to a GPU no-ops, and restore a name of torch 1."""
 
     def stay(self: Any, *_: object, **__: object) -> Any:
         return self
@@ -52,7 +52,7 @@ def _pretend_gpu() -> None:
 class _Sgp(System):
     @classmethod
     def prepare(cls, sgp: Path | None) -> None:
-        """Import its package `gossip`."""
+        """Import the package `gossip`."""
         if sgp is None or not (sgp / "gossip" / "ad_psgd.py").is_file():
             missing = "" if sgp is None else f"{sgp} has no gossip/ad_psgd.py; "
             raise MissingError(f"{missing}git clone {SOURCE} SGP, then --sgp SGP")
@@ -62,7 +62,7 @@ class _Sgp(System):
 
 
 class AdPsgd(_Sgp):
-    """AD-PSGD on a bipartite exponential graph; a process beside each learner averages without a pause."""
+    """AD-PSGD on a bipartite exponential graph; a process beside each learner averages continuously."""
 
     title = "SGP AD-PSGD"
 

@@ -1,4 +1,4 @@
-"""One of two systems that run at the same time: its stage, its learners, and what can be seen of them."""
+"""One of two concurrent systems: its stage, its learners, and their measurements."""
 
 import json
 import os
@@ -30,15 +30,15 @@ _PORTS = 4
 
 @dataclass(frozen=True)
 class Scenario:
-    """What both systems of a pair do.
+    """The scenario of both systems of a pair.
 
     Attributes:
-        name: Of the row.
-        learners: How many each has.
-        params: Weights.
-        step_s: Seconds of a gradient.
-        slow: Factor by which the last learner's is longer.
-        kills: Whether the last learner is killed, and another one comes.
+        name: Name of the row.
+        learners: Learners per system.
+        params: Number of weights.
+        step_s: Seconds per gradient.
+        slow: Factor by which the last learner's gradients take longer.
+        kills: Whether the last learner is killed and replaced.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Counters:
-    """Sums of all of a system's processes so far."""
+    """Totals over all processes of a system so far."""
 
     cpu_s: float
     sent: float | None
@@ -59,16 +59,16 @@ class Counters:
 
 
 class Side:
-    """A system.
+    """A running system.
 
     Args:
-        name: In the registry.
+        name: Its name in the registry.
         python: Interpreter of its environment.
-        sgp: Folder of the SGP systems' source.
-        folder: For all of its files.
+        sgp: Folder of the source of the SGP systems.
+        folder: Folder for all its files.
 
     Raises:
-        MissingError: It is not installed; the message says what helps.
+        MissingError: The system is not installed; the message says how to install it.
     """
 
     def __init__(self, name: str, python: str, sgp: Path | None, folder: Path) -> None:
@@ -79,7 +79,7 @@ class Side:
         folder.mkdir()
         words = [python, "-m", "benchmarks.peers.stage", name, "--parent", str(os.getpid())]
         words += ["--sgp", str(sgp)] if sgp else []
-        # what killed processes leave behind goes with the folder
+        # files left by killed processes are removed with the folder
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(_ROOT), "TMPDIR": str(folder)}
         with (folder / "stage.log").open("ab") as log:
             self._stage = subprocess.Popen(
@@ -120,12 +120,12 @@ class Side:
     # --- a run
 
     def start(self, scenario: Scenario, number: int, exchange: Mapping[str, str]) -> None:
-        """Start the learners of a scenario, and wait for nothing.
+        """Start the learners of a scenario without waiting.
 
         Args:
-            scenario: Which.
-            number: Of the run: gives its folder a name.
-            exchange: See `Setup`.
+            scenario: The scenario.
+            number: Number of the run, used in its folder's name.
+            exchange: Fields of Starling's `train.exchange` and `train.strategy`.
         """
         self.scenario, run = scenario, self.folder / f"run-{number}"
         run.mkdir()
@@ -149,7 +149,7 @@ class Side:
         """Whether all learners wait for the start.
 
         Raises:
-            BenchmarkError: One has ended.
+            BenchmarkError: A learner has ended.
         """
         if not all(map(self.alive, range(len(self.pids)))):
             raise BenchmarkError(f"a learner of {self.name} has ended:\n{self.log()}")
@@ -161,11 +161,11 @@ class Side:
             board.extra[0] = 1
 
     def kill(self) -> None:
-        """Kill the last learner and all that it has started, as when its machine fails."""
+        """Kill the last learner and its child processes, as if its machine failed."""
         self._order(do="kill", pid=self.pids[-1])
 
     def replace(self) -> None:
-        """Start a newcomer in the place of the one that was killed; it goes as soon as it is ready."""
+        """Start a newcomer to replace the killed learner; it trains as soon as it is ready."""
         last = self.scenario.learners - 1
         self._setup.folder.joinpath(f"board-{last}").unlink()
         self.boards[last] = open_board(self._setup.folder, last)
@@ -173,7 +173,7 @@ class Side:
         self.pids[last] = self._learner(last, joining=True)
 
     def alive(self, number: int) -> bool:
-        """Whether a learner runs."""
+        """Whether a learner is running."""
         return running(self.pids[number])
 
     def log(self) -> str:
@@ -181,12 +181,12 @@ class Side:
         return "\n".join(end_of_log(one, lines=4) for one in sorted(self._setup.folder.glob("*.log")))
 
     def counters(self) -> Counters:
-        """What its processes have used so far."""
+        """Totals of its processes so far."""
         steps = sum(len(board.stamps()) for board in self.boards)
         return Counters(tree_cpu(self._stage.pid), self._sent(), steps)
 
     def _sent(self) -> float | None:
-        """Bytes that went over its loopback, headers included; None where it shares the machine's."""
+        """Bytes sent on its loopback interface, including headers; None if it shares the machine's."""
         if not self.own_network:
             return None
         for line in Path(f"/proc/{self._stage.pid}/net/dev").read_text().splitlines():
@@ -196,7 +196,7 @@ class Side:
         return None
 
     def distance(self) -> float:
-        """Root mean square distance of replicas from their mean, in steps: how far a step of one moves a weight."""
+        """Root mean square distance of replicas from their mean, in units of a weight's change in one step."""
         alive = [board.extra[1:] for number, board in enumerate(self.boards) if self.alive(number)]
         if not alive:
             return 0.0
@@ -204,7 +204,7 @@ class Side:
         return float(np.sqrt(np.square(samples - samples.mean(0)).mean())) / LR
 
     def stamps(self) -> list[NDArray[np.float64]]:
-        """When each learner's steps ended."""
+        """End times of each learner's steps."""
         return [board.stamps() for board in self.boards]
 
     def clear(self) -> None:
@@ -214,7 +214,7 @@ class Side:
         self.boards, self.pids = [], []
 
     def close(self) -> None:
-        """End all."""
+        """End all processes of the system."""
         for pipe in (self._stage.stdin, self._stage.stdout):
             assert pipe is not None
             pipe.close()
@@ -222,7 +222,7 @@ class Side:
 
 
 def interpreter(name: str, elsewhere: str) -> str:
-    """Whose environment a system runs in.
+    """The interpreter for a system.
 
     Args:
         name: The system.
@@ -232,7 +232,7 @@ def interpreter(name: str, elsewhere: str) -> str:
 
 
 def _free_ports() -> tuple[int, ...]:
-    """Ports that were free a moment ago."""
+    """Find free ports."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(_PORTS)]
     try:
         return tuple(one.getsockname()[1] for one in sockets)
@@ -242,7 +242,7 @@ def _free_ports() -> tuple[int, ...]:
 
 
 def wait_until(done: Any, patience_s: float) -> bool:
-    """Wait until something is true; whether it has become so in time."""
+    """Wait until a condition is true; returns False on time-out."""
     deadline = time.monotonic() + patience_s
     while not done():
         if time.monotonic() > deadline:

@@ -1,8 +1,8 @@
-"""The process from which a system's learners are forked: torch and the system are imported once, in its environment.
+"""The process from which a system's learners are forked, so that torch and the system are imported only once.
 
-It has a network of its own where it may (`benchmarks.netns`), so that the bytes on its loopback are the system's.
-Orders and answers are lines of JSON, on standard input and output. All that it has started ends with it, and it ends
-with the process that started it.
+It has a separate network namespace if permitted (`benchmarks.netns`), so that the traffic on its loopback interface is
+the system's. Orders and answers are lines of JSON on standard input and output. It ends with its parent process, and
+all its children end with it.
 """
 
 import argparse
@@ -27,12 +27,12 @@ from benchmarks.scaling_probes import descendants
 from training.processes.children import adopt_orphans, end_with_parent
 
 GO_S = 300.0
-"""How long a learner that is ready waits for the start."""
+"""Maximum seconds that a ready learner waits for the start."""
 _FORK = multiprocessing.get_context("fork")
 
 
 def open_board(folder: Path, number: int) -> Board:
-    """A learner's board; its `extra` is whether it may go, and a sample of its weights."""
+    """A learner's board; its `extra` contains the start flag and a sample of the weights."""
     return Board(folder / f"board-{number}", 1 + SAMPLES)
 
 
@@ -43,7 +43,7 @@ def _learn(system: type[System], setup: Setup, board: Board) -> None:
     deadline = time.monotonic() + GO_S
     while not board.extra[0]:
         if time.monotonic() > deadline:
-            raise TimeoutError("no signal to start has come for this learner")
+            raise TimeoutError("this learner has not received the signal to start")
         time.sleep(0.002)
     while True:
         if learner.step():
@@ -52,7 +52,7 @@ def _learn(system: type[System], setup: Setup, board: Board) -> None:
 
 
 def _begin(work: Callable[[], None], log: Path, parent: int) -> None:
-    """A forked process: a group of its own, so that it may be killed with all that it starts."""
+    """Run a forked process in its own session, logging to a file."""
     os.setsid()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     end_with_parent(parent, signal.SIGKILL)
@@ -79,7 +79,7 @@ class Stage:
         self.started: dict[int, Any] = {}
 
     def obey(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Do what an order says; the answer."""
+        """Execute an order and return the answer."""
         if order["do"] == "clear":
             self.clear()
             return {}
@@ -100,7 +100,7 @@ class Stage:
         return process.pid
 
     def clear(self) -> None:
-        """Kill all that descends from here."""
+        """Kill all descendants of this process."""
         deadline = time.monotonic() + 10.0
         while (family := descendants(os.getpid())) and time.monotonic() < deadline:
             _kill(family)
@@ -112,7 +112,7 @@ class Stage:
         self.started.clear()
 
     def _reap(self) -> None:
-        """Orphans of learners are children of this process, too."""
+        """Reap children, including adopted orphans of learners."""
         for process in self.started.values():
             process.join(0.0)
         try:
@@ -131,7 +131,7 @@ def _kill(family: set[int]) -> None:
 
 
 def _alone() -> bool:
-    """Move into a network of one's own; whether that is possible."""
+    """Move into a separate network namespace; returns whether that is possible."""
     try:
         netns.alone()
     except netns.NamespaceError:
@@ -140,7 +140,7 @@ def _alone() -> bool:
 
 
 def _warm_up() -> None:
-    """Have everything imported that torch imports with the first optimizer: seconds at each learner otherwise."""
+    """Trigger torch's lazy imports of the first optimizer step, which would take seconds in each learner."""
     torch.set_num_threads(1)
     weight = torch.nn.Parameter(torch.zeros(1))
     weight.grad = torch.zeros(1)
@@ -150,13 +150,13 @@ def _warm_up() -> None:
 
 
 def main() -> None:
-    """Obey the orders on standard input until it ends."""
+    """Execute orders from standard input until it ends."""
     parser = argparse.ArgumentParser(prog="benchmarks.peers.stage", description=__doc__)
     parser.add_argument("system")
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--sgp", type=Path)
     options = parser.parse_args()
-    # answers go out here; what libraries print does not
+    # only answers go to standard output; redirect prints of libraries to standard error
     answers = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)
     end_with_parent(options.parent)

@@ -1,4 +1,4 @@
-"""Starling's own engine: the real coordinator with its leases, the real exchange and ring, the order of its worker."""
+"""Starling's own engine: the real coordinator with leases, exchange and ring, and the sequence of its worker."""
 
 import math
 import time
@@ -18,15 +18,15 @@ from training.learner.flat import FlatParameters
 from training.node.process_group import NodeGroup
 from training.node.ring import Ring
 from training.processes.keys import RingKey
-from training.strategies.config import GossipConfig
+from training.strategies.gossip import GossipConfig
 
 _BATCH, _SHARDS = 8, 96
 _SHARD_S = 10.0
-"""Seconds of a learner's work in a shard: those of real corpora are many steps long."""
+"""Seconds of a learner's work per shard: shards of real corpora last many steps."""
 
 
 class Starling(System):
-    """ADPSGD: a node of one learner each."""
+    """ADPSGD with one learner per node."""
 
     title = "Starling"
     joins = True
@@ -54,7 +54,7 @@ class Starling(System):
 
     @classmethod
     def serve(cls, setup: Setup) -> None:
-        """The coordinator."""
+        """Run the coordinator."""
         train = {"strategy": "adpsgd", "nodes": setup.learners, "learners_per_node": 1}
         start_coordinator(setup.folder, train, _SHARDS, _per_shard(setup)).wait()
 
@@ -67,7 +67,7 @@ class Starling(System):
         self.client.begin(_cut, np.repeat(np.arange(_SHARDS), _per_shard(self.setup)))
 
     def step(self) -> bool:
-        """A step of `training.node.worker.Worker`, with a batch of the lease."""
+        """Make a step like `training.node.worker.Worker`, with a batch of the lease."""
         view = self.client.view()
         if view.number != self.ring.view.number:
             self.ring.set_view(view)
@@ -86,10 +86,10 @@ class Starling(System):
 
 
 def exchange_config(fields: Mapping[str, object]) -> tuple[ExchangeConfig, GossipConfig]:
-    """The exchange, which by default does not encrypt, as the other systems do not; and with whom to average.
+    """Configurations of exchange and gossip; by default unencrypted, like the other systems.
 
     Raises:
-        ValueError: A field is unknown, or its value is none that it can have.
+        ValueError: A field is unknown, or its value is invalid.
     """
     gossip = {name: value for name, value in fields.items() if name in GossipConfig.model_fields and name != "kind"}
     others = {name: value for name, value in fields.items() if name not in gossip}
@@ -97,10 +97,10 @@ def exchange_config(fields: Mapping[str, object]) -> tuple[ExchangeConfig, Gossi
 
 
 def _per_shard(setup: Setup) -> int:
-    """Utterances of a shard."""
+    """Utterances per shard."""
     return _BATCH * math.ceil(_SHARD_S / setup.step_s)
 
 
 def _cut(_: int, rows: NDArray[np.int64], __: object) -> list[NDArray[np.int64]]:
-    """Batches of a lease."""
+    """Cut a lease into batches."""
     return [rows[start : start + _BATCH] for start in range(0, len(rows), _BATCH)]

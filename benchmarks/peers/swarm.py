@@ -1,4 +1,4 @@
-"""hivemind: learners find each other by a distributed hash table, and average their weights in groups."""
+"""hivemind: learners find each other through a distributed hash table and average their weights in groups."""
 
 import multiprocessing
 import time
@@ -13,10 +13,10 @@ from benchmarks.peers.emulation import EmulatedModel
 
 _BATCH = 8
 _MATCHMAKING_S = 1.0
-"""How long a learner waits for others to average with; the documentation has 3 to 5 s for small runs of long steps."""
+"""How long a learner waits for averaging partners; the documentation uses 3 to 5 s for small runs of long steps."""
 _AVERAGING_S = 10.0
 _EPOCH_S = 4.0
-"""Seconds of undisturbed training between averagings: finding each other alone takes a second."""
+"""Seconds of local training between averagings: matchmaking alone takes a second."""
 _HOST = ["/ip4/127.0.0.1/tcp/0"]
 
 
@@ -52,7 +52,7 @@ class Hivemind(System):
 
     @classmethod
     def prepare(cls, sgp: Path | None) -> None:
-        """Import it."""
+        """Import hivemind."""
         try:
             import hivemind  # noqa: F401
         except ImportError as error:
@@ -60,7 +60,7 @@ class Hivemind(System):
 
     @classmethod
     def serve(cls, setup: Setup) -> None:
-        """The first peer of the hash table."""
+        """Run the first peer of the hash table."""
         import hivemind
 
         _own_locks()
@@ -73,10 +73,10 @@ class Hivemind(System):
 
 
 def _own_locks() -> None:
-    """Renew the locks between processes that were made when it was imported.
+    """Replace the inter-process locks that hivemind created on import.
 
-    Learners are forked and would have them in common. On machines of their own they do not, and a learner that is
-    killed while it holds one would stop all others.
+    Forked learners would share them, unlike learners on separate machines, and a learner killed while holding one would
+    block all others.
     """
     from hivemind.utils import MPFuture
     from hivemind.utils.asyncio import _AsyncContextWrapper

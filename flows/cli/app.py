@@ -5,12 +5,12 @@ import warnings
 
 import typer
 
-# before any library is imported that reads them
+# before the import of libraries that read them
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("DO_NOT_TRACK", "1")
-# Prefect's logs go to its server, not to the terminal: there an error is one message, without its traceback
+# Prefect's logs go to its server; the terminal shows an error as one message, without its traceback
 os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
-# that of its internals: while a server is away, their queues complain about each item
+# Prefect's internal queues log an error for each item while the server is unreachable
 os.environ.setdefault("PREFECT_LOGGING_HANDLERS_DEBUG_LEVEL", "CRITICAL")
 warnings.filterwarnings("ignore", category=UserWarning)
 

@@ -10,10 +10,10 @@ from flows.cli.common import JsonOption, friendly, out, print_json, say
 
 @friendly
 def backup(
-    to: Annotated[str, typer.Option("--to", metavar="FOLDER|s3://…", help="Where backups are kept.")],
+    to: Annotated[str, typer.Option("--to", metavar="FOLDER|s3://…", help="Folder of the backups.")],
     json_output: JsonOption = False,
 ) -> None:
-    """Copy the databases and the registry's artifacts; servers may run meanwhile. Shards are left out."""
+    """Back up the databases and the registry's artifacts, without shards; the servers may be running."""
     from flows.servers import backup as work
 
     url, manifest = work.backup(to, say)
@@ -29,7 +29,7 @@ def restore(
     force: Annotated[bool, typer.Option("--force", help="Overwrite databases that have data.")] = False,
     json_output: JsonOption = False,
 ) -> None:
-    """Bring back what a backup has (the newest of a folder), with the servers ended."""
+    """Restore a backup (the newest of a folder) while the servers are stopped."""
     import os
 
     if folder is not None:

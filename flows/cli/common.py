@@ -1,4 +1,4 @@
-"""What all commands share: consoles, JSON output, progress bars, errors without tracebacks."""
+"""Shared by all commands: consoles, JSON output, progress bars, errors without tracebacks."""
 
 import json
 import signal
@@ -21,7 +21,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 out = Console()
-# where logs are for programs, what is said to people is logged, too
+# with JSON logs, messages for people go to the log, too
 err = Console(file=cast(IO[str], LogStream()), width=200) if wants_json() else Console(stderr=True)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object, last on standard output.")]
@@ -32,20 +32,20 @@ SetOption = Annotated[
 
 
 def print_json(value: Any) -> None:
-    """One JSON object on standard output."""
+    """Print one JSON object on standard output."""
     sys.stdout.write(json.dumps(value, default=str) + "\n")
     sys.stdout.flush()
 
 
 def friendly(command: Callable[P, R]) -> Callable[P, R]:
-    """Show an expected error as one message with its remedy and exit with status 1; the rest keep their traceback."""
+    """Show an expected error as one message with its remedy and exit with status 1; others keep their traceback."""
 
     @wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             with own_disks_named():
                 return command(*args, **kwargs)
-        except (typer.Exit, typer.Abort):  # they are RuntimeErrors, but no errors
+        except (typer.Exit, typer.Abort):  # subclasses of RuntimeError, but not errors
             raise
         except Exception as error:
             if not _expected(error):
@@ -58,19 +58,22 @@ def friendly(command: Callable[P, R]) -> Callable[P, R]:
 
 
 def _expected(error: Exception) -> bool:
-    """Whether an error is the user's or the world's: ours, or a server's that is known by name (imports are slow)."""
+    """Whether an error comes from the input, the environment or a server, and not from a bug.
+
+    Errors of servers are recognized by module name, since importing their libraries is slow.
+    """
     server = type(error).__module__.partition(".")[0] in ("mlflow", "prefect", "httpx")
     return server or isinstance(error, ValueError | RuntimeError | OSError)
 
 
 def say(text: str) -> None:
-    """Tell what happens, on standard error."""
+    """Print a message on standard error."""
     err.print(text, markup=False, highlight=False)
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let the block end within ten seconds of Ctrl-C or SIGTERM: with one line, and with all that it has started."""
+    """End the block, and everything it started, within ten seconds of Ctrl-C or SIGTERM, with one line of output."""
     try:
         with bounded_end(say=_say_interrupted):
             yield
@@ -81,7 +84,7 @@ def interruptible() -> Iterator[None]:
 
 def _say_interrupted(number: int) -> None:
     cause = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-    err.print(f"interrupted ({cause}): ending within ten seconds; the same command then finishes the work")
+    err.print(f"interrupted ({cause}): stopping within ten seconds; run the same command again to continue")
     err.show_cursor(True)  # progress bars hide it
 
 

@@ -1,4 +1,4 @@
-"""`starling corpus`: which corpus layouts there are, and what a corpus holds."""
+"""`starling corpus`: lists corpus layouts, inspects corpora, and fetches public ones."""
 
 from collections import Counter
 from pathlib import Path
@@ -10,7 +10,7 @@ from rich.table import Column, Table
 from flows.cli import corpus_download
 from flows.cli.common import JsonOption, friendly, out, print_json
 
-app = typer.Typer(help="Look at corpora, and fetch public ones.", no_args_is_help=True)
+app = typer.Typer(help="Inspect corpora, and fetch public ones.", no_args_is_help=True)
 
 app.command("download")(corpus_download.download)
 
@@ -37,7 +37,7 @@ LAYOUTS = {
 @app.command("list")
 @friendly
 def list_layouts(json_output: JsonOption = False) -> None:
-    """List the corpus layouts that can be read, and the corpora that `starling corpus download` fetches."""
+    """List the supported corpus layouts, and the corpora that `starling corpus download` fetches."""
     from storage.corpora import READERS, reader_class
     from storage.corpora.catalog import CATALOG
 
@@ -74,7 +74,7 @@ def list_layouts(json_output: JsonOption = False) -> None:
 
 
 def _sizes(download: Any) -> dict[str, int]:
-    """Megabytes of each part."""
+    """Size of each part in megabytes."""
     return {part: archive.size for part, archive in download.parts.items()}
 
 
@@ -82,11 +82,11 @@ def _sizes(download: Any) -> dict[str, int]:
 @friendly
 def inspect(
     path: Annotated[Path, typer.Argument(help="Folder or table of a corpus.", show_default=False)],
-    kind: Annotated[str, typer.Option("--kind", "-k", help="Layout; found out by itself if left out.")] = "",
-    limit: Annotated[int, typer.Option("--limit", help="Look at this many utterances only; 0 is all.")] = 0,
+    kind: Annotated[str, typer.Option("--kind", "-k", help="Layout; detected if left out.")] = "",
+    limit: Annotated[int, typer.Option("--limit", help="Read only this many utterances; 0: all.")] = 0,
     json_output: JsonOption = False,
 ) -> None:
-    """Read a corpus, check every utterance, and say what would be used and what would be quarantined."""
+    """Read a corpus, check every utterance, and report what would be used and what would be quarantined."""
     from storage.corpora import guess_kind, reader_class
     from tasks.config.pipeline import DataConfig
     from tasks.dataset.policies import DuplicatesConfig
@@ -94,7 +94,7 @@ def inspect(
     from tasks.stages.prepare import Checked, check_all, open_source, select, worker_count
 
     kind = kind or guess_kind(str(path))
-    reader_class(kind)  # an unknown kind is answered with the nearest right one
+    reader_class(kind)  # its error for an unknown kind suggests the closest one
     source = SourceConfig.model_validate({"kind": kind, "path": str(path.resolve()), "limit": limit})
     reader = open_source(source)
     data = DataConfig(sources=(source,), duplicates=DuplicatesConfig(fingerprint=False))
@@ -118,7 +118,7 @@ def inspect(
 
 
 def describe(kind: str, good: list[Any], reasons: Counter[str]) -> dict[str, Any]:
-    """Counts of a corpus."""
+    """Statistics of a corpus: counts, reasons for quarantine, durations, sample rates."""
     seconds = sorted(entry.duration for entry in good)
     refused = sum(reasons.values())
     return {

@@ -11,14 +11,14 @@ from flows.cli.common import JsonOption, friendly, out, print_json, progress_bar
 @friendly
 def download(
     name: Annotated[str, typer.Argument(help="Corpus, as `starling corpus list` names it.", show_default=False)],
-    to: Annotated[Path, typer.Option("--to", help="Folder that gets a folder of the corpus' name.")] = Path("corpora"),
+    to: Annotated[Path, typer.Option("--to", help="Parent of the corpus' folder.")] = Path("corpora"),
     part: Annotated[
         list[str] | None, typer.Option("--part", "-p", help="Only this part; repeatable. Default: the usual ones.")
     ] = None,
-    keep_archives: Annotated[bool, typer.Option("--keep-archives", help="Keep what has been unpacked.")] = False,
+    keep_archives: Annotated[bool, typer.Option("--keep-archives", help="Keep archives after unpacking.")] = False,
     json_output: JsonOption = False,
 ) -> None:
-    """Fetch a public corpus: resumable, checked by its digest, unpacked safely, and marked when complete."""
+    """Fetch a public corpus: resumes, checks the digest, unpacks safely, and marks it when complete."""
     from storage.corpora.download import download_corpus
     from tasks.stages import progress
 
@@ -33,6 +33,6 @@ def download(
         print_json(found)
         return
     for label, entry in found["parts"].items():
-        state = "was there" if entry["present"] else f"{entry['files']:,} files, {entry['bytes'] / 1e6:,.0f} MB"
+        state = "already there" if entry["present"] else f"{entry['files']:,} files, {entry['bytes'] / 1e6:,.0f} MB"
         out.print(f"{name} {label}: {state}", highlight=False)
     out.print(f"Use it as a source: kind: {found['kind']}, path: {found['path']}", soft_wrap=True, highlight=False)

@@ -1,4 +1,4 @@
-"""`starling deploy`: what runs by itself, when, where, and who is told."""
+"""`starling deploy`: registers deployments with their schedules, work pools, automations and notifications."""
 
 import os
 import sys
@@ -26,13 +26,13 @@ def deploy_all(
     options: "Options | None" = None,
     notify_url: str = "",
 ) -> list[dict[str, Any]]:
-    """Register the deployments of configurations at the Prefect server of PREFECT_API_URL, and what watches their runs.
+    """Register the deployments of configurations and their automations at the Prefect server of PREFECT_API_URL.
 
     Args:
-        configs: Their files; by default configs/demo.yaml, where there is one.
+        configs: YAML files; by default configs/demo.yaml, if it exists.
         overrides: `KEY=VALUE` changes to each.
         options: Pool, time zone and watched folders.
-        notify_url: Webhook that hears of failures, crashes and champions; empty leaves it as it is.
+        notify_url: Webhook for failures, crashes and champions; empty keeps the current one.
 
     Returns:
         Name, schedule and id of each deployment.
@@ -50,7 +50,7 @@ def deploy_all(
 
 
 def deployments_table(deployed: list[dict[str, Any]]) -> None:
-    """Print what was deployed."""
+    """Print the deployments and their schedules."""
     table = Table("deployment", "schedule", header_style="bold")
     for entry in deployed:
         table.add_row(str(entry["deployment"]), str(entry["schedule"] or "on demand"))
@@ -61,7 +61,7 @@ def connect_prefect() -> None:
     """Use the Prefect server of PREFECT_API_URL, or that of a `starling up`.
 
     Raises:
-        ServiceError: There is neither.
+        ServiceError: If there is neither.
     """
     from flows.servers import services
 
@@ -69,7 +69,7 @@ def connect_prefect() -> None:
     if not os.environ.get("PREFECT_API_URL"):
         url = services.running_services().get("prefect")
         if url is None:
-            raise services.ServiceError("no Prefect server runs: start `starling up`, or set PREFECT_API_URL")
+            raise services.ServiceError("no Prefect server is running: start `starling up`, or set PREFECT_API_URL")
         os.environ["PREFECT_API_URL"] = f"{url}/api"
     from tasks.orchestration.reachable import PATIENCE_S, check_prefect
 
@@ -77,15 +77,15 @@ def connect_prefect() -> None:
 
 
 def _checked_url(url: str) -> str:
-    """A webhook's address.
+    """A webhook's address; - reads it from standard input.
 
     Raises:
-        ValueError: It is none; the message does not repeat it, since it may hold a secret.
+        ValueError: If it is no http(s) URL; the message does not repeat it, since it may contain a secret.
     """
     if url == "-":
         url = sys.stdin.readline().strip()
     if url and not url.startswith(("http://", "https://")):
-        raise ValueError("--notify-url: give an address that begins with https:// or http://, or - for standard input")
+        raise ValueError("--notify-url: give an address that starts with https:// or http://, or - for standard input")
     return url
 
 
@@ -93,8 +93,8 @@ def _checked_url(url: str) -> str:
 def deploy(
     config: ConfigOption = None,
     overrides: SetOption = None,
-    pool: Annotated[str, typer.Option(help="Work pool; made if it is not there.")] = "starling",
-    pool_type: Annotated[str, typer.Option(help="Of the pool: process, docker or kubernetes.")] = "process",
+    pool: Annotated[str, typer.Option(help="Work pool; created if missing.")] = "starling",
+    pool_type: Annotated[str, typer.Option(help="Type of the pool: process, docker or kubernetes.")] = "process",
     image: Annotated[str, typer.Option(help="Image of docker and kubernetes pools; default: starling:0.1.0-cpu.")] = "",
     timezone: Annotated[str, typer.Option(help="Time zone of the schedules.")] = "UTC",
     watch: Annotated[
@@ -106,7 +106,7 @@ def deploy(
         typer.Option(
             envvar="STARLING_NOTIFY_URL",
             show_envvar=True,
-            help="Webhook for failures, crashes and champions; - reads it from standard input. Kept in a block.",
+            help="Webhook for failures, crashes and champions; - reads it from standard input. Stored in a block.",
         ),
     ] = "",
     print_only: Annotated[bool, typer.Option("--print", help="Print a prefect.yaml and deploy nothing.")] = False,
@@ -137,9 +137,9 @@ def deploy(
 def corpus_changed(
     name: Annotated[str, typer.Argument(help="Name of a deployed configuration.", show_default=False)],
 ) -> None:
-    """Say that a corpus has changed: the server then runs the `ingest` deployment of the configuration of that name."""
+    """Report a changed corpus: the Prefect server then runs the configuration's `ingest` deployment."""
     connect_prefect()
     from flows.watch import announce
 
     announce(name)
-    out.print(f"the Prefect server knows that the corpus of {name} has changed", highlight=False)
+    out.print(f"the Prefect server was notified that the corpus of {name} has changed", highlight=False)

@@ -1,4 +1,4 @@
-"""`starling doctor`: what is wrong on this machine, and how to mend it."""
+"""`starling doctor`: checks this machine and suggests remedies."""
 
 import os
 import shutil
@@ -27,7 +27,7 @@ class Finding:
 
 
 def doctor(json_output: JsonOption = False) -> None:
-    """Check versions, torchaudio, speech synthesis, ports, stores and GPU, and say how to mend what is wrong."""
+    """Check versions, torchaudio, speech synthesis, ports, stores and GPU, and show how to fix what is wrong."""
     findings = [finding for check in CHECKS for finding in _guarded(check)]
     healthy = all(finding.state != "error" for finding in findings)
     if json_output:
@@ -45,20 +45,20 @@ def doctor(json_output: JsonOption = False) -> None:
 def _guarded(check: Callable[[], list[Finding]]) -> list[Finding]:
     try:
         return check()
-    except Exception as error:  # a check that breaks is itself a finding, and the others still run
+    except Exception as error:  # a failed check is a finding, too; the others still run
         name = check.__name__.removeprefix("check_").replace("_", " ")
         return [Finding(name, "error", f"{type(error).__name__}: {error}", "install again: make setup")]
 
 
 def check_python() -> list[Finding]:
-    """Python's version."""
+    """Check Python's version."""
     good = (3, 11) <= sys.version_info[:2] < (3, 14)
     version = ".".join(map(str, sys.version_info[:3]))
     return [Finding("python", "ok" if good else "error", version, "" if good else "use Python 3.11 to 3.13")]
 
 
 def check_packages() -> list[Finding]:
-    """Installed packages against the bounds that this version of Starling declares."""
+    """Check installed packages against the bounds of this version of Starling."""
     from packaging.requirements import Requirement
 
     findings = []
@@ -80,7 +80,7 @@ def check_packages() -> list[Finding]:
 
 
 def check_torchaudio() -> list[Finding]:
-    """Whether torchaudio's extension loads: it needs the regular torch build of the same version."""
+    """Check that torchaudio's extension loads: it needs the regular torch build of the same version."""
     import torch
     import torchaudio
 
@@ -95,7 +95,7 @@ def check_torchaudio() -> list[Finding]:
 
 
 def check_gpu() -> list[Finding]:
-    """GPUs that torch sees, or why it sees none; training never falls back to the CPU without saying so."""
+    """List the GPUs that torch finds, or say why it finds none; training never falls back to the CPU silently."""
     import torch
 
     from training.learner.devices import inventory
@@ -108,12 +108,12 @@ def check_gpu() -> list[Finding]:
         cause, _, remedy = found.trouble.partition(": ")
         return [Finding("gpu", "warning", cause, remedy)]
     if shutil.which("nvidia-smi"):
-        return [Finding("gpu", "warning", "NVIDIA's tools are there, but no GPU", "look at what `nvidia-smi` says")]
+        return [Finding("gpu", "warning", "NVIDIA's tools are installed, but no GPU found", "run `nvidia-smi`")]
     return [Finding("gpu", "ok", f"none; training uses {os.cpu_count()} CPU cores")]
 
 
 def check_audio() -> list[Finding]:
-    """Formats that soundfile decodes, and the speech synthesizer of the demo."""
+    """Check the formats that soundfile decodes, and the speech synthesizer of the demo."""
     import soundfile
 
     formats = set(soundfile.available_formats())
@@ -139,7 +139,7 @@ def _check_espeak() -> Finding:
 
 
 def check_ports() -> list[Finding]:
-    """Whether the ports of `starling up` are free, or taken by it."""
+    """Check that the ports of `starling up` are free or used by it."""
     from flows.servers.services import LOOPBACK, running_services
 
     running = running_services()
@@ -151,14 +151,14 @@ def check_ports() -> list[Finding]:
             findings.append(Finding(f"{name} server", "ok", f"running at {running[name]}"))
         elif taken:
             remedy = f"starling up --{name}-port OTHER"
-            findings.append(Finding(f"port {port}", "warning", f"taken, wanted for {name}", remedy))
+            findings.append(Finding(f"port {port}", "warning", f"taken, needed for {name}", remedy))
         else:
             findings.append(Finding(f"port {port}", "ok", f"free for {name}"))
     return findings
 
 
 def check_home() -> list[Finding]:
-    """Data folder: writable, and with room."""
+    """Check that the data folder is writable and has 5 GiB of free space."""
     from tasks.config.home import home
 
     folder = home()
@@ -178,7 +178,7 @@ def check_home() -> list[Finding]:
 
 
 def check_servers() -> list[Finding]:
-    """Whether the MLflow and Prefect servers answer that the environment names."""
+    """Check that the MLflow and Prefect servers set in the environment answer."""
     from tasks.config.home import shown_mlflow_uri
     from tasks.orchestration.reachable import check_mlflow, check_prefect
 
@@ -193,7 +193,7 @@ def check_servers() -> list[Finding]:
 
 
 def _unreachable(name: str, check: Callable[[], None]) -> Finding | None:
-    """A finding where a server does not answer."""
+    """Run a server's check; returns a finding if the server cannot be reached."""
     from tasks.orchestration.reachable import UnreachableError
 
     try:
@@ -204,7 +204,7 @@ def _unreachable(name: str, check: Callable[[], None]) -> Finding | None:
 
 
 def check_store() -> list[Finding]:
-    """The default object store: what is written is read back."""
+    """Check that the default object store returns what was written."""
     from storage.objects import ObjectStore
     from tasks.config.home import objects_url
     from tasks.orchestration.reachable import check_store

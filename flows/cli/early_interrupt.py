@@ -1,4 +1,4 @@
-"""Ctrl-C while the `starling` command still imports its libraries, which takes seconds: one line, no traceback."""
+"""Ctrl-C while the `starling` command imports its libraries, which takes seconds: one line, no traceback."""
 
 import multiprocessing
 import os
@@ -7,27 +7,27 @@ import sys
 from pathlib import Path
 
 _PROGRAMS = ("starling", "-m")
-"""What `sys.argv[0]` says while this package is imported by the console script, and by `python -m flows.cli.app`."""
+"""`sys.argv[0]` while this package is imported by the console script, and by `python -m flows.cli.app`."""
 
 
 def is_command() -> bool:
-    """Whether this process is the command, while it imports."""
+    """Whether this process is the `starling` command; valid during its imports."""
     return Path(sys.argv[0]).name in _PROGRAMS and multiprocessing.parent_process() is None
 
 
 def hear_interrupts() -> None:
-    """Until `imported` is called, let Ctrl-C end this process at once, if it is the command and handles none itself."""
+    """Make Ctrl-C end the command at once until `imported` is called, unless a handler is installed."""
     if is_command() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)
 
 
 def imported() -> None:
-    """Leave Ctrl-C to the command from now on."""
+    """Restore the default handling of Ctrl-C after the imports."""
     if signal.getsignal(signal.SIGINT) is _end:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _end(number: int, _: object) -> None:
-    # nothing has been started or opened yet; an exception could be swallowed by the module that is being imported
+    # nothing is started or open yet; the module being imported could swallow an exception
     os.write(sys.stderr.fileno(), b"interrupted (Ctrl-C)\n")
     os._exit(128 + number)

@@ -1,4 +1,4 @@
-"""The end of the `starling` command: its status is what the command says, independent of how the interpreter ends."""
+"""Exit status of the `starling` command, independent of what happens in the interpreter's shutdown."""
 
 import atexit
 from collections.abc import Iterator
@@ -10,13 +10,13 @@ _statuses: list[int] = []
 
 
 def leave_last() -> None:
-    """Have the process end after all exit handlers that are registered from now on, as soon as its status is known."""
+    """Register an exit handler that ends the process with its status; it runs after all handlers registered later."""
     atexit.register(_leave)
 
 
 @contextmanager
 def leaving() -> Iterator[None]:
-    """Run a command, whose status is the process's."""
+    """Record the command's exit status for the exit handler."""
     try:
         yield
     except SystemExit as end:
@@ -26,5 +26,5 @@ def leaving() -> Iterator[None]:
 
 
 def _leave() -> None:
-    if _statuses:  # else it is an error, or another program
+    if _statuses:  # empty after an uncaught error, and in other programs
         exit_at_once(_statuses[-1])

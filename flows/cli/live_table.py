@@ -1,4 +1,4 @@
-"""The terminal picture of a running training: one table of learners, a line of totals, what happened last."""
+"""Display of `starling top`: totals of a training, a table of learners, one of machines, and the last events."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ _DASH = "–"
 
 
 def picture(watched: Watched) -> dict[str, Any]:
-    """Everything that is shown, as JSON."""
+    """All figures of the display, as JSON."""
     found = {"training": watched.name, **watched.view.to_dict(), "trouble": watched.trouble}
     coordinator = watched.coordinator
     if coordinator is None:
@@ -30,7 +30,7 @@ def picture(watched: Watched) -> dict[str, Any]:
 
 
 def render(shown: dict[str, Any]) -> RenderableType:
-    """What `picture` gave, for a terminal."""
+    """Render the result of `picture` for a terminal."""
     parts: list[RenderableType] = [_headline(shown), Text(), _learners(shown)]
     if shown["systems"]:
         parts += [Text(), _machines(shown["systems"])]
@@ -42,7 +42,7 @@ def render(shown: dict[str, Any]) -> RenderableType:
 
 
 def clock(seconds: float | None) -> str:
-    """Hours, minutes, seconds."""
+    """Format a duration as hours, minutes, seconds; a dash for None."""
     if seconds is None:
         return _DASH
     minutes, rest = divmod(int(seconds), 60)
@@ -50,7 +50,7 @@ def clock(seconds: float | None) -> str:
 
 
 def number(value: Any, form: str = ".2f", unit: str = "") -> str:
-    """A number that may be missing."""
+    """Format a number; a dash for None."""
     return _DASH if value is None else f"{value:{form}}{unit}"
 
 
@@ -79,7 +79,7 @@ def _learners(shown: dict[str, Any]) -> Table:
     table = _table()
     leases = "coordinator" in shown
     columns = ["learner", "step", "steps/s", "loss", "stale", "exch.", "/step", "dist.", "failed"]
-    # 80 columns are enough for these; a node's host stands in the table of machines
+    # these fit into 80 columns; hosts are in the table of machines
     for name in columns + (["leases", "left"] if leases else []):
         table.add_column(name, justify="left" if name == "learner" else "right", no_wrap=True)
     for one in shown["learners"]:

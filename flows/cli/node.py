@@ -1,4 +1,4 @@
-"""`starling train`, for a whole training or for one node of it, and `starling key`, by which nodes trust each other."""
+"""`starling train` runs a whole training or one node of it; `starling key` makes the key that nodes share."""
 
 import os
 from pathlib import Path
@@ -11,7 +11,7 @@ from flows.cli.run import PlainOption, execute, finish
 
 COORDINATOR, KEY_FILE = "STARLING_COORDINATOR", "STARLING_RING_KEY_FILE"
 RANKS = ("SLURM_NODEID", "JOB_COMPLETION_INDEX")
-"""Where launchers say which node this is: Slurm, Kubernetes' indexed jobs."""
+"""Variables with the node's number, set by launchers: Slurm, Kubernetes' indexed Jobs."""
 
 
 @friendly
@@ -22,7 +22,7 @@ def train(
     plain: PlainOption = False,
     node_rank: Annotated[
         int | None,
-        typer.Option("--node-rank", min=0, help=f"Be this node of a ring. Default: {' or '.join(RANKS)}."),
+        typer.Option("--node-rank", min=0, help=f"Run this node of a ring. Default: {' or '.join(RANKS)}."),
     ] = None,
     coordinator: Annotated[
         str, typer.Option("--coordinator", metavar="HOST:PORT", help=f"The ring's coordinator. Default: {COORDINATOR}.")
@@ -32,21 +32,21 @@ def train(
     ] = None,
     bind: Annotated[
         str,
-        typer.Option("--bind", metavar="HOST", help="Listen here. Default: the address that leads to the coordinator."),
+        typer.Option("--bind", metavar="HOST", help="Listen here. Default: the address used to reach the coordinator."),
     ] = "",
     advertise: Annotated[
-        str, typer.Option("--advertise", metavar="HOST", help="Neighbours reach this node here. Default: --bind.")
+        str, typer.Option("--advertise", metavar="HOST", help="Address for neighbours. Default: --bind.")
     ] = "",
-    folder: Annotated[Path | None, typer.Option("--folder", help="Logs of the node.")] = None,
+    folder: Annotated[Path | None, typer.Option("--folder", help="Folder of the node's logs.")] = None,
     max_restarts: Annotated[
         int | None, typer.Option("--max-restarts", min=0, help="Restarts of the node's processes. Default: 3.")
     ] = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Train the acoustic model of a configuration, or be one node of a training that runs elsewhere.
+    """Train the acoustic model of a configuration, or run one node of a training that was started elsewhere.
 
-    Without a configuration, and with --node-rank and --coordinator, this process and its children are one node; the
-    training itself runs where `starling train CONFIG` or `starling run CONFIG` does, with train.launch.kind=external.
+    Without a configuration, and with --node-rank and --coordinator, this process and its children form one node. The
+    training itself is started by `starling train CONFIG` or `starling run CONFIG` with train.launch.kind=external.
     """
     node_options = {
         "--node-rank": node_rank,
@@ -61,17 +61,17 @@ def train(
     if config is not None:
         if given:
             raise ValueError(
-                f"{given[0]} is for a node, which takes no configuration (it gets it from the coordinator): leave out "
+                f"{given[0]} is for a node, which takes no configuration (the coordinator sends it): leave out "
                 f"{config}, or {given[0]}"
             )
         finish(execute(config, overrides or [], "train" if again else "", "train", plain), json_output)
         return
     if not given and not os.environ.get(COORDINATOR):
-        raise ValueError("give a configuration to train, or --node-rank and --coordinator to be a node of a training")
+        raise ValueError("give a configuration to train, or --node-rank and --coordinator to run a node of a training")
     foreign = {"--set": bool(overrides), "--again": again, "--plain": plain, "--json": json_output}
     for name, used in foreign.items():
         if used:
-            raise ValueError(f"{name} needs a configuration; a node takes none (it gets it from the coordinator)")
+            raise ValueError(f"{name} needs a configuration; a node takes none (the coordinator sends it)")
     raise typer.Exit(
         _node(node_rank, coordinator, key_file, bind, advertise, folder, 3 if max_restarts is None else max_restarts)
     )
@@ -103,7 +103,7 @@ def _node(
     if key is not None:
         check_key_file(key, "--key-file")
     elif not is_loopback(host):
-        raise ValueError(f"--key-file is missing: a coordinator at {host} wants the ring's key (or set {KEY_FILE})")
+        raise ValueError(f"--key-file is missing: a coordinator at {host} requires the ring's key (or set {KEY_FILE})")
     address = bind or own_address(coordinator)
     logs.setup()
     place = folder or node_folder(rank, coordinator)
@@ -116,7 +116,7 @@ def _rank() -> int:
         text = os.environ.get(name, "")
         if text:
             if not text.isdigit():
-                raise ValueError(f"{name} is {text!r}, which is no node number: give --node-rank")
+                raise ValueError(f"{name} is {text!r}, not a node number: give --node-rank")
             return int(text)
     raise ValueError(
         f"--node-rank is missing: give the node's number, from 0 (a launcher may set {' or '.join(RANKS)})"
@@ -128,7 +128,7 @@ def key(
     file: Annotated[Path, typer.Argument(help="File to write; must not exist yet.", show_default=False)],
     json_output: JsonOption = False,
 ) -> None:
-    """Make the key of a ring: anyone who has this file may join the training and read and change its weights."""
+    """Generate the key of a ring: anyone with this file can join the training, and read and change its weights."""
     from training.processes.keys import RingKey
 
     made = RingKey.generate()

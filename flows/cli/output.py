@@ -1,4 +1,4 @@
-"""Standard output that is not read any more, or cannot be written: a clear end instead of a traceback."""
+"""A closed pipe or a full disk at standard output ends a command with a clear message instead of a traceback."""
 
 import os
 import sys
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 PIPE_CLOSED = 128 + 13
-"""Exit status of a program that a closed pipe ends (SIGPIPE), as of `yes | head`."""
+"""Exit status of a program ended by a closed pipe (SIGPIPE), such as `yes` in `yes | head`."""
 
 
 class OutputError(RuntimeError):
@@ -16,9 +16,9 @@ class OutputError(RuntimeError):
 
 
 class _Output:
-    """Standard output whose failures end the command: silently where the reader has left, else with an `OutputError`.
+    """Standard output whose failures end the command: silently if the pipe is closed, else with an `OutputError`.
 
-    They are caught here since a BrokenPipeError that reaches the command may as well come from a server.
+    Failures are caught here because a BrokenPipeError in a command may come from a server connection as well.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -28,12 +28,12 @@ class _Output:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write a text."""
+        """Write text."""
         with self._ending():
             return self._stream.write(text)
 
     def flush(self) -> None:
-        """Write what waits."""
+        """Flush the buffer."""
         with self._ending():
             self._stream.flush()
 
@@ -47,12 +47,12 @@ class _Output:
         except OSError as error:
             self._discard()
             raise OutputError(
-                f"standard output cannot be written ({error.strerror or error}): free some space where it goes, or "
-                "send it elsewhere. What the command had to do before is done and kept"
+                f"standard output cannot be written ({error.strerror or error}): free some space there, or redirect "
+                "it elsewhere. The work that the command finished before is kept"
             ) from None
 
     def _discard(self) -> None:
-        """Let what waits go nowhere: the interpreter writes it when it ends."""
+        """Discard the buffer: the interpreter would write it at exit."""
         with suppress(OSError, ValueError):
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self._stream.fileno())
@@ -61,10 +61,10 @@ class _Output:
 
 @contextmanager
 def guarded_output() -> Iterator[None]:
-    """Run a command with such a standard output.
+    """Run a command with guarded standard output.
 
     Raises:
-        SystemExit: Its output cannot be written: status 141 if the reader has left, else 1.
+        SystemExit: If the output cannot be written: status 141 if the pipe is closed, else 1.
     """
     if sys.stdout is None:  # closed by the caller
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - for the rest of the process

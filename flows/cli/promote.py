@@ -1,4 +1,4 @@
-"""`starling promote` and `starling rollback`: who is champion in the model registry."""
+"""`starling promote` and `starling rollback`: change the champion in the model registry."""
 
 import os
 import sys
@@ -10,32 +10,32 @@ import typer
 
 from flows.cli.common import JsonOption, err, friendly, interruptible, out, print_json
 
-PlainOption = Annotated[bool, typer.Option("--plain", help="Without Prefect, even if its server runs.")]
+PlainOption = Annotated[bool, typer.Option("--plain", help="Run without Prefect, even if its server is running.")]
 NameArgument = Annotated[str, typer.Argument(help="Registered model, such as starling-demo.", show_default=False)]
 
 
 @friendly
 def promote(
     name: Annotated[
-        str, typer.Argument(help="Registered model; by default the configuration's.", show_default=False)
+        str, typer.Argument(help="Registered model. Default: the configuration's.", show_default=False)
     ] = "",
-    version: Annotated[str, typer.Option("--version", "-v", help="Version; by default the challenger.")] = "",
+    version: Annotated[str, typer.Option("--version", "-v", help="Version. Default: the challenger.")] = "",
     config: Annotated[
         Path | None, typer.Option("--config", "-c", help="YAML configuration that names the model.")
     ] = None,
     new_tests: Annotated[
-        bool, typer.Option("--new-tests", help="Judge both on the version's own test sets, and freeze these.")
+        bool, typer.Option("--new-tests", help="Compare both on the version's own test sets, and freeze these.")
     ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Promote regardless of the comparison; needs --reason.")
     ] = False,
-    reason: Annotated[str, typer.Option("--reason", help="Why; kept with the version.")] = "",
+    reason: Annotated[str, typer.Option("--reason", help="Why; stored with the version.")] = "",
     plain: PlainOption = False,
     json_output: JsonOption = False,
 ) -> None:
     """Compare a version with the champion on the frozen test sets; make it champion if it wins.
 
-    The exit status is 0 whichever wins, and 1 if the two could not be compared.
+    The exit status is 0 whichever wins, and 1 if they cannot be compared.
     """
     with redirect_stdout(sys.stderr):
         found = _promote(_model_name(name, config), version, new_tests, force, reason, plain)
@@ -51,14 +51,14 @@ def _model_name(name: str, config: Path | None) -> str:
     if name:
         return name
     if config is None:
-        raise ValueError("say which model: its name in the registry, or --config FILE")
+        raise ValueError("no model given: name it as in the registry, or give --config FILE")
     from tasks.config.pipeline import load_config
 
     return load_config(config).model_name
 
 
 def _promote(name: str, version: str, new_tests: bool, force: bool, reason: str, plain: bool) -> dict[str, Any]:
-    """As a flow if a Prefect server runs, which then shows it and tells others of it; else right here."""
+    """Promote in a flow run if there is a Prefect server, which then shows it and notifies; else in this process."""
     from flows.servers.prefect_api import orchestration
     from flows.servers.services import connect_mlflow
 
@@ -78,14 +78,14 @@ def _promote(name: str, version: str, new_tests: bool, force: bool, reason: str,
 
 
 def _served() -> bool:
-    """Whether there is a Prefect server: the one that is configured, or that of `starling up`."""
+    """Whether there is a Prefect server: a configured one, or that of `starling up`."""
     from flows.servers.services import running_services
 
     return bool(os.environ.get("PREFECT_API_URL")) or "prefect" in running_services()
 
 
 def _rollback(name: str, to: str, reason: str, plain: bool) -> dict[str, Any]:
-    """As a flow if a Prefect server runs, so that promotions on other machines wait; else right here."""
+    """Roll back in a flow run if there is a Prefect server, so that other machines' promotions wait; else here."""
     from flows.servers.prefect_api import orchestration
     from flows.servers.services import connect_mlflow
 
@@ -104,15 +104,15 @@ def _rollback(name: str, to: str, reason: str, plain: bool) -> dict[str, Any]:
 @friendly
 def rollback(
     name: NameArgument,
-    to: Annotated[str, typer.Option("--to", help="A former champion's version; by default the one before.")] = "",
-    reason: Annotated[str, typer.Option("--reason", help="Why; kept with the version that loses the title.")] = "",
+    to: Annotated[str, typer.Option("--to", help="Version of a former champion. Default: the previous one.")] = "",
+    reason: Annotated[str, typer.Option("--reason", help="Why; stored with the version that is replaced.")] = "",
     listing: Annotated[
         bool, typer.Option("--list", help="Show the versions and their history; change nothing.")
     ] = False,
     plain: PlainOption = False,
     json_output: JsonOption = False,
 ) -> None:
-    """Give the title back to the champion before."""
+    """Make the previous champion champion again."""
     if listing:
         from flows.servers.services import connect_mlflow
         from tasks.tracking.registry import history

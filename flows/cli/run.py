@@ -26,7 +26,7 @@ PlainOption = Annotated[bool, typer.Option("--plain", help="Run the stages witho
 
 def _stage(value: str | None) -> str | None:
     if value is not None and value not in STAGES:
-        raise typer.BadParameter(f"{value!r} is no stage; stages are: {', '.join(STAGES)}")
+        raise typer.BadParameter(f"{value!r} is not a stage; stages are: {', '.join(STAGES)}")
     return value
 
 
@@ -53,7 +53,7 @@ def run(
     """
     if folds:
         if until != "report":
-            raise typer.BadParameter("--until and --folds exclude each other: every fold runs until it is scored")
+            raise typer.BadParameter("--until and --folds exclude each other: every fold runs through `score`")
         finish_folds(execute_folds(config, overrides or [], folds, from_stage or "", plain), json_output)
         return
     summary = execute(config, overrides or [], from_stage or "", until, plain)
@@ -61,7 +61,7 @@ def run(
 
 
 def execute(config_path: Path, overrides: list[str], force_from: str, until: str, plain: bool) -> dict[str, Any]:
-    """Run a configuration and return its summary; what libraries print meanwhile goes to standard error."""
+    """Run a configuration and return its summary; output of libraries goes to standard error."""
     with redirect_stdout(sys.stderr), interruptible():
         return _execute(config_path, overrides, force_from, until, plain)
 
@@ -96,21 +96,21 @@ def _execute(config_path: Path, overrides: list[str], force_from: str, until: st
 
         err.print(f"[dim]Prefect at {url}[/dim]")
         with progress_bars(), tags(PART_TAG):
-            flow: Any = pipeline  # its types do not know what it returns
+            flow: Any = pipeline  # a flow's types omit what it returns
             summary: dict[str, Any] = flow(config, force_from=force_from, until=until)
         return summary
 
 
 def execute_folds(config_path: Path, overrides: list[str], folds: int, force_from: str, plain: bool) -> dict[str, Any]:
-    """Cross-validate a configuration; what libraries print meanwhile goes to standard error."""
+    """Cross-validate a configuration; output of libraries goes to standard error."""
     from tasks.config.pipeline import load_config
     from tasks.orchestration.reachable import check_servers
     from tasks.stages.folds import fold_configs
 
     with redirect_stdout(sys.stderr), interruptible():
         config = load_config(config_path, overrides)
-        fold_configs(config, folds)  # a number that cannot be is said before a server is started
-        check_servers(config, "register", _say, can_stop=False)  # its end goes to MLflow
+        fold_configs(config, folds)  # reject an impossible number before a server is started
+        check_servers(config, "register", _say, can_stop=False)  # the result is logged to MLflow
         if plain:
             from flows.folds import crossvalidate_plainly
 
@@ -141,7 +141,7 @@ def finish_folds(result: dict[str, Any], json_output: bool) -> None:
 
 
 def finish(summary: dict[str, Any], json_output: bool) -> None:
-    """Print a run's outcome: tables for people (on standard error if JSON is asked for), JSON for programs."""
+    """Print a run's outcome as tables, or, with JSON on standard output, as tables on standard error."""
     from flows.summary import print_summary
 
     print_summary(summary, err if json_output else out)
@@ -150,7 +150,7 @@ def finish(summary: dict[str, Any], json_output: bool) -> None:
 
 
 def stage_command(name: str) -> Callable[..., None]:
-    """The command that runs a configuration up to one stage."""
+    """Returns the command that runs a configuration up to one stage."""
 
     @friendly
     def command(

@@ -13,8 +13,8 @@ from flows.cli.run import PlainOption, execute, finish
 def score(
     config: Annotated[Path | None, typer.Argument(help="YAML configuration.", show_default=False)] = None,
     overrides: SetOption = None,
-    ref: Annotated[Path | None, typer.Option("--ref", help="NIST trn file of what was said.")] = None,
-    hyp: Annotated[Path | None, typer.Option("--hyp", help="NIST trn file of what was recognized.")] = None,
+    ref: Annotated[Path | None, typer.Option("--ref", help="NIST trn file of the references.")] = None,
+    hyp: Annotated[Path | None, typer.Option("--hyp", help="NIST trn file of the hypotheses.")] = None,
     again: Annotated[bool, typer.Option("--again", help="Score again even if it is done.")] = False,
     plain: PlainOption = False,
     json_output: JsonOption = False,
@@ -41,10 +41,10 @@ def score_files(ref: Path, hyp: Path) -> tuple[dict[str, Any], str]:
     """Score one trn file against another.
 
     Returns:
-        Figures by set (one set, named after the hypotheses' file), and the text report.
+        Scores by set (one set, named after the hypothesis file), and the text report.
 
     Raises:
-        ValueError: If the files do not hold the same utterances.
+        ValueError: If the files do not contain the same utterances.
     """
     from speech.scoring import read_trn, score_sets, text_report
     from tasks.stages.score import summarize
@@ -52,6 +52,6 @@ def score_files(ref: Path, hyp: Path) -> tuple[dict[str, Any], str]:
     said, heard = read_trn(ref), read_trn(hyp)
     if missing := sorted(set(said) ^ set(heard)):
         where = hyp if missing[0] in said else ref
-        raise ValueError(f"{len(missing)} utterance(s) are in one file only; {missing[0]!r} is missing in {where}")
+        raise ValueError(f"{len(missing)} utterance(s) are in one file only; {missing[0]!r} is missing from {where}")
     report = score_sets([(name, said[name], heard[name], name.split("-")[0], "") for name in sorted(said)])
     return {hyp.stem: summarize(report, 1000, 0)}, text_report(report)

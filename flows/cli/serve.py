@@ -1,4 +1,4 @@
-"""`starling up`: the servers and workers of this machine; `starling secrets`: the passwords that they ask for."""
+"""`starling up` runs this machine's servers and workers; `starling secrets` makes their passwords."""
 
 import json
 import os
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from flows.servers.supervisor import Supervisor
 
 
-# of ten seconds; on a machine that is not busy each needs a part of its own only
+# upper limits that add up to less than ten seconds; on an idle machine each step needs only a part of its own
 _FLOWS_S = 6.0
-"""For the flows of workers: a last checkpoint, and a word to the server."""
+"""For flow runs of the workers to write a last checkpoint and report their end."""
 _WORKERS_S = 0.7
-"""For workers, which have nothing left to do then."""
+"""For the workers, which are idle by then."""
 _SERVERS_S = 1.5
-"""For the servers that keep everything in a database."""
+"""For the servers, whose state is in databases."""
 
 
 class Profile(StrEnum):
-    """What `starling up` starts."""
+    """Which servers `starling up` starts."""
 
     small = "small"
     production = "production"
@@ -63,7 +63,7 @@ def up(
     from flows.servers import production, services
 
     if running := services.running_services():
-        raise services.ServiceError(f"servers of this data folder run already: {running}")
+        raise services.ServiceError(f"servers of this data folder are already running: {running}")
     stop = threading.Event()
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, lambda *_: stop.set())
@@ -76,7 +76,7 @@ def up(
 def _serve(
     config: list[Path] | None, profile: Profile, ports: "Ports", stop: threading.Event, json_output: bool
 ) -> None:
-    """Start everything, and end it when it is told to: workers when their flows have ended, then the servers."""
+    """Run servers and workers until `stop` is set; then stop flow runs, workers and servers, in this order."""
     from flows.servers import production, services
     from flows.servers.local_runs import end_runs
     from flows.servers.prefect_api import send_the_rest
@@ -86,7 +86,7 @@ def _serve(
     supervisor = Supervisor(production.RESTARTS, say=say)
     with ExitStack() as stack:
         stores = production.STORES if profile is Profile.production else 0
-        stack.callback(supervisor.stop, 0, 20.0)  # the database at last: the other servers need it, and it tidies up
+        stack.callback(supervisor.stop, 0, 20.0)  # the database last: the others need it, and its shutdown takes time
         stack.callback(supervisor.stop, stores, _SERVERS_S)
         note = _start_servers(profile, ports, supervisor, stop)
         if stop.is_set():
@@ -126,7 +126,7 @@ def _start_servers(profile: Profile, ports: "Ports", supervisor: "Supervisor", s
 
 
 def _workers(deployments: list[str], configs: list[Path] | None) -> "list[Callable[[], Service]]":
-    """A worker that runs one pipeline at a time, and, where nodes are Prefect runs, one for them for each pool."""
+    """A worker that runs one pipeline at a time; for nodes launched by Prefect, another worker for each pool."""
     from flows.deploy.deployments import DEFAULT_QUEUE, POOL
     from tasks.orchestration.nodes import QUEUE
 
@@ -149,10 +149,10 @@ def _worker(name: str, pool: str, queue: str, *more: str) -> "Callable[[], Servi
 
 
 def _check_ports(profile: Profile, ports: "Ports") -> None:
-    """Make sure that nothing listens on the ports.
+    """Check that the ports are free.
 
     Raises:
-        ValueError: If something does.
+        ValueError: If one is taken.
     """
     names = ("prefect", "mlflow", "postgres", "s3") if profile is Profile.production else ("prefect", "mlflow")
     for name in names:
@@ -163,7 +163,7 @@ def _check_ports(profile: Profile, ports: "Ports") -> None:
                 probe.bind(("127.0.0.1", port))
             except OSError as error:
                 raise ValueError(
-                    f"port {port} is taken: end what listens there, or give another with --{name}-port"
+                    f"port {port} is taken: stop the program that listens there, or choose another with --{name}-port"
                 ) from error
 
 
@@ -186,11 +186,11 @@ def _announce(note: dict[str, Any], deployed: list[dict[str, Any]], json_output:
 def secrets(
     folder: Annotated[Path | None, typer.Argument(help="Default: `secrets` in the data folder.")] = None,
     for_containers: Annotated[
-        bool, typer.Option("--for-containers", help="For docker-compose: readable in containers, the folder closed.")
+        bool, typer.Option("--for-containers", help="For docker-compose: files readable in containers, folder closed.")
     ] = False,
     json_output: JsonOption = False,
 ) -> None:
-    """Make the passwords of the production profile that are not there yet, each in a file of its own."""
+    """Generate the missing passwords of the production profile, each in its own file."""
     from flows.servers.credentials import make_secrets, secrets_folder
 
     place = folder or secrets_folder()
@@ -198,4 +198,4 @@ def secrets(
     if json_output:
         print_json({"folder": str(place), "made": made})
         return
-    out.print(f"{place}: made {', '.join(made) or 'nothing, all are there'}", highlight=False)
+    out.print(f"{place}: made {', '.join(made) or 'nothing, all exist'}", highlight=False)

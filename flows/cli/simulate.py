@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from training.job import TrainJob
     from training.simulation import Cluster
     from training.simulation.problem import Problem
-    from training.strategies.config import StrategyConfig
+    from training.strategies.strategy import StrategyConfig
 
 Row = dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""What a step of a configuration's model takes on this machine: on its data if they are prepared, else on noise."""
+"""Measures a training step of a configuration's model on this machine: on its data if prepared, else on noise."""
 
 import time
 from collections.abc import Callable
@@ -9,8 +9,9 @@ import torch
 from torch.nn import functional as F
 
 from speech.features import build_features
-from speech.models import AcousticModel, build_model
-from speech.models.stages import border_bytes
+from speech.models import build_model
+from speech.models.networks.base import AcousticModel
+from speech.models.networks.stages import border_bytes
 from tasks import STAGES
 from tasks.config.pipeline import PipelineConfig
 from tasks.orchestration.stage_tasks import ALL
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from training.job import TrainJob
 
 _MEASURED = 5
-"""Steps that are timed, after one that is not."""
+"""Steps that are timed, after one warm-up step."""
 _VOCABULARY = 256
 
 
@@ -37,11 +38,11 @@ class Step:
 
     Attributes:
         parameters: Weights of the model.
-        seconds: Of the median step: forward and backward pass, on real data with front end and augmentation, which has
-            been drawn before.
-        data: What it was measured on, for people.
-        layers: Of the model.
-        border_mb: Megabytes of hidden frames that go from layer to layer, of the mean batch.
+        seconds: Median duration of a step: forward and backward pass; on real data with front end and augmentation,
+            without loading.
+        data: Description of the data.
+        layers: Number of layers of the model.
+        border_mb: Hidden frames that a layer passes to the next, in megabytes, averaged over batches.
         data_hours: Audio in the training set; 0 if it is not prepared.
     """
 
@@ -57,8 +58,8 @@ def measure(config: PipelineConfig, batch_seconds: float) -> Step:
     """Time some steps.
 
     Args:
-        config: Model, features, device; and data, which are used if stages up to `features` have been run.
-        batch_seconds: Audio in a batch.
+        config: Model, features and device; its data are used if the stages up to `features` are done.
+        batch_seconds: Seconds of audio in a batch.
     """
     use_threads(config.train.threads)
     job = _prepared(config)
@@ -66,7 +67,7 @@ def measure(config: PipelineConfig, batch_seconds: float) -> Step:
 
 
 def _prepared(config: PipelineConfig) -> "TrainJob | None":
-    """The training job, if its shards and features are there; nothing is made."""
+    """The training job if its shards and features exist, else None; runs no stage."""
     run = Run(config, "plan")
     if any(source.kind == "synthetic" and not synthetic_table(source).exists() for source in config.data.sources):
         return None
@@ -85,7 +86,7 @@ def _on_data(job: "TrainJob", batch_seconds: float) -> Step:
     device = best_device(job.train.device)
     dataset, learner = open_set(job, job.train_url), Learner(job, device)
     plan = plan_epoch(dataset.durations, batch_seconds=batch_seconds, max_batch=10**6, seed=job.seed, epoch=0)
-    # the last batch of a bucket is a short one
+    # the last batch of a bucket is short
     full = sorted(plan, key=lambda rows: -float(dataset.durations[rows].sum()))[: 1 + _MEASURED]
     load = Loader(dataset, learner.augmenter, device)
     batches = [load(full[number % len(full)], 0) for number in range(1 + _MEASURED)]
@@ -101,7 +102,7 @@ def _on_data(job: "TrainJob", batch_seconds: float) -> Step:
 
 @torch.no_grad()
 def _border_mb(learner: Learner, batch: Batch) -> float:
-    """Megabytes of a batch's hidden frames."""
+    """Size of a batch's hidden frames in megabytes."""
     assert isinstance(learner.model, AcousticModel)
     inputs, lengths = batch.inputs.to(learner.device), batch.lengths.to(learner.device)
     feats, _ = learner.frontend(inputs, lengths, batch.speakers)

@@ -1,4 +1,4 @@
-"""`starling storage`: verify what is stored, delete what is not needed, see what takes the space."""
+"""`starling storage`: verify stored objects, delete garbage, show what takes the space."""
 
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -14,10 +14,10 @@ from storage.disks import size_text
 app = typer.Typer(help="Verify, clean and measure an object store.", no_args_is_help=True)
 
 UrlOption = Annotated[
-    str, typer.Option("--url", help="Object store; by default that of the configuration, or of the data folder.")
+    str, typer.Option("--url", help="Object store. Default: the configuration's, or that of the data folder.")
 ]
 ConfigOption = Annotated[
-    Path | None, typer.Option("--config", "-c", help="Configuration whose `storage` names store and credentials.")
+    Path | None, typer.Option("--config", "-c", help="Configuration whose `storage` gives the store and credentials.")
 ]
 
 
@@ -35,15 +35,17 @@ def _open(url: str, config: Path | None) -> Any:
 
 
 def _not_empty(store: Any, found: object) -> None:
-    """A store that holds nothing is more often a wrong URL than an empty store: a check of it must not pass.
+    """Reject a store without any output: usually its URL is wrong, so a check of it must not pass.
 
     Raises:
-        ObjectMissingError: Nothing was found.
+        ObjectMissingError: If nothing was found.
     """
     from storage.objects import ObjectMissingError
 
     if not found:
-        raise ObjectMissingError(f"{store.url} holds no output of any stage: check bucket and prefix, or run something")
+        raise ObjectMissingError(
+            f"{store.url} holds no output of any stage: check bucket and prefix, or run a pipeline first"
+        )
 
 
 @app.command("verify")
@@ -53,11 +55,11 @@ def verify(
     config: ConfigOption = None,
     quick: Annotated[bool, typer.Option("--quick", help="Compare sizes only; read no shard.")] = False,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Take away what is damaged, so that the next run makes it again.")
+        bool, typer.Option("--repair", help="Delete damaged objects, so that the next run recreates them.")
     ] = False,
     json_output: JsonOption = False,
 ) -> None:
-    """Compare shards with their indexes and all else with its stage's record; exit status 1 if something is damaged.
+    """Check shards against their indexes and other objects against their stage's record; exit status 1 on damage.
 
     With --repair the status is 1 only if something could not be repaired.
     """
@@ -89,21 +91,21 @@ def _print_verified(store: Any, report: Any, repaired: Any, repair: bool) -> Non
     text = f"{report.shards:,} shards ({size_text(report.bytes)}) of {report.indexes:,} indexes"
     text += f" and {report.objects:,} other objects"
     if not report.problems:
-        say(f"{text}: all whole")
+        say(f"{text}: all intact")
         return
     problems = f"{len(report.problems):,} problem{'s' if len(report.problems) > 1 else ''}"
     say(f"{text}: {problems}")
     if not repair:
         say(
-            f"`starling storage verify --repair --url {store.url}` takes away what is damaged and its stages' records; "
-            "then run the pipelines again, which make just that again"
+            f"`starling storage verify --repair --url {store.url}` deletes damaged objects and their stages' records; "
+            "then run the pipelines again, which recreate only these"
         )
         return
     for problem in repaired.left:
         say(f"{store.join(problem.object)}: not repaired: {problem.reason}", "red")
     if repaired.outputs:
-        say(f"taken away: {len(repaired.deleted):,} objects and the records of {', '.join(repaired.outputs)}")
-        say("Run their pipelines again, with the same commands: they make just that again.")
+        say(f"deleted: {len(repaired.deleted):,} objects and the records of {', '.join(repaired.outputs)}")
+        say("Run their pipelines again with the same commands: they recreate only what was deleted.")
 
 
 @app.command("gc")
@@ -112,17 +114,17 @@ def collect_garbage(
     url: UrlOption = "",
     config: ConfigOption = None,
     delete: Annotated[
-        bool, typer.Option("--delete", help="Delete; without it the command only says what it would.")
+        bool, typer.Option("--delete", help="Delete. Without it, only show what would be deleted.")
     ] = False,
     unregistered: Annotated[
-        bool, typer.Option("--unregistered", help="Also finished outputs that no registered model comes from.")
+        bool, typer.Option("--unregistered", help="Also finished outputs that no registered model was made from.")
     ] = False,
     min_age: Annotated[
-        float, typer.Option("--min-age", min=0, help="Leave alone what was changed or used in the last HOURS.")
+        float, typer.Option("--min-age", min=0, help="Keep what was changed or used within this many hours.")
     ] = 72.0,
     json_output: JsonOption = False,
 ) -> None:
-    """Delete what killed stages left, shards that no index names and, if asked, outputs without a registered model."""
+    """Delete remains of killed stages, shards without an index and, on request, outputs without a registered model."""
     from tasks.stages.housekeeping import delete_garbage, find_garbage
 
     store = _open(url, config)
@@ -150,7 +152,7 @@ def _print_garbage(garbage: list[Any]) -> None:
 @app.command("du")
 @friendly
 def usage(url: UrlOption = "", config: ConfigOption = None, json_output: JsonOption = False) -> None:
-    """Show what each stage and each of its outputs takes."""
+    """Show how much space each stage and each of its outputs takes."""
     from storage.audit import usage as measure
 
     store = _open(url, config)
@@ -177,4 +179,4 @@ def usage(url: UrlOption = "", config: ConfigOption = None, json_output: JsonOpt
         cells = (f"{row['objects']:,}", state, str(row["modified"]))
         table.add_row(f"{row['stage']}/{row['key']}", size_text(row["bytes"]), *cells)
     out.print(table)
-    out.print(", ".join(f"{stage} {size_text(size)}" for stage, size in stages.items()), f"– in all {size_text(total)}")
+    out.print(", ".join(f"{stage} {size_text(size)}" for stage, size in stages.items()), f"– total {size_text(total)}")

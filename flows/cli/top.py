@@ -1,4 +1,4 @@
-"""`starling top`: watch a running training, on this machine or through its coordinator."""
+"""`starling top`: watch a training, on this machine or through its coordinator."""
 
 import os
 import time
@@ -19,20 +19,20 @@ def top(
     target: Annotated[
         str,
         typer.Argument(
-            help="Training's folder, name or key, a data folder, or HOST:PORT of a coordinator. Default: the one here.",
+            help="Training's folder, name or key, a data folder, or a coordinator's HOST:PORT. Default: data folder.",
             show_default=False,
         ),
     ] = "",
     key_file: Annotated[
         Path | None, typer.Option("--key-file", help=f"The ring's key, for HOST:PORT. Default: {KEY_FILE}.")
     ] = None,
-    every: Annotated[float, typer.Option("--every", min=0.1, max=60, help="Seconds between looks.")] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Show the present state and end.")] = False,
+    every: Annotated[float, typer.Option("--every", min=0.1, max=60, help="Seconds between updates.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Show the current state and exit.")] = False,
     json_output: JsonOption = False,
 ) -> None:
     """Show a training while it runs: learners, steps/s, loss, staleness, exchanges, leases, joins, losses, time left.
 
-    It reads only, and ends when the training ends. With --json, one JSON object a look.
+    Changes nothing, and exits when the training ends. With --json, prints one JSON object per update.
     """
     from tasks.tracking.training_lookup import find_training
 
@@ -51,7 +51,7 @@ def top(
 
 
 def _print(watched: "Watched", every: float, once: bool, json_output: bool) -> None:
-    """One picture below the other, for scripts and files."""
+    """Print one snapshot below the other, for scripts and files."""
     from flows.cli.live_table import picture, render
 
     while True:

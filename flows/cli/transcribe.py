@@ -1,4 +1,4 @@
-"""`starling transcribe`: text from audio files, by a registered model or a bundle."""
+"""`starling transcribe`: recognize audio files with a registered model or a bundle."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ STDIN = Path("-")
 
 
 class Format(StrEnum):
-    """What comes out."""
+    """Output format."""
 
     text = "text"
     json = "json"
@@ -37,7 +37,7 @@ def transcribe(
     ] = Format.text,
     output: Annotated[
         str,
-        typer.Option("--output", "-o", help="A file for everything, or a folder (ending in /) for a file each."),
+        typer.Option("--output", "-o", help="One file, or a folder (ending in /) for one file per recording."),
     ] = "",
     device: Annotated[
         str, typer.Option("--device", help="cpu, cuda, cuda:1, or auto (a GPU if there is one).")
@@ -46,7 +46,7 @@ def transcribe(
 ) -> None:
     """Recognize speech in audio files of any length.
 
-    A file that cannot be read gets its error and stops no other; the exit status is then 1.
+    A file that cannot be read is reported and does not stop the others; the exit status is then 1.
     """
     from flows.cli.transcripts import open_sink
     from speech.transcriber import Transcriber
@@ -82,10 +82,10 @@ def transcribe(
 
 @contextmanager
 def _progress(count: int) -> Iterator[tuple[Callable[[Path], None], Callable[[float], None]]]:
-    """A bar on standard error where that is a terminal: files, the present one, seconds of audio done.
+    """Progress bar on standard error if that is a terminal: files, the current file, seconds of audio done.
 
     Yields:
-        What is told of each file as it begins, and of the seconds that have been recognized.
+        A function to call at the start of each file, and one to call with further seconds of recognized audio.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -109,12 +109,12 @@ def _progress(count: int) -> Iterator[tuple[Callable[[Path], None], Callable[[fl
 
 
 def find_audio(files: list[Path]) -> list[tuple[Path, Path]]:
-    """The files themselves, and every audio file below the folders; each with its place below what was named.
+    """All given files, and the audio files below given folders; each with its path relative to the given folder.
 
-    A folder without any stands for itself, as a recording that cannot be read.
+    A folder without audio is listed itself, as a recording that cannot be read.
 
     Raises:
-        ValueError: If there is none.
+        ValueError: If there is no audio file at all.
     """
     found: list[tuple[Path, Path]] = []
     any_audio = False
@@ -128,12 +128,12 @@ def find_audio(files: list[Path]) -> list[tuple[Path, Path]]:
         any_audio |= bool(inside) or not path.is_dir()
     if not any_audio:
         kinds = ", ".join(sorted(AUDIO))
-        raise ValueError(f"there is no audio file in {', '.join(map(str, files))}: give files, or folders of {kinds}")
+        raise ValueError(f"no audio file in {', '.join(map(str, files))}: give files, or folders of {kinds}")
     return found
 
 
 def fetch_model(model: str) -> Path:
-    """The local folder of a model's bundle.
+    """Local folder of a model's bundle; fetched from the registry for a models:/ URI.
 
     Raises:
         ValueError: If the registry has no such model.

@@ -1,4 +1,4 @@
-"""What `starling transcribe` writes: text, JSON or CTM, to the terminal, into one file, or into a file each."""
+"""Output of `starling transcribe`: text, JSON or CTM, to standard output, one file, or one file per recording."""
 
 import json
 import os
@@ -16,26 +16,26 @@ _SUFFIXES = {"text": ".txt", "json": ".json", "ctm": ".ctm"}
 
 
 def ctm_lines(name: str, found: Transcript) -> list[str]:
-    """A recording in NIST's CTM: file, channel, start, duration, word, confidence; times in seconds.
+    """A transcript in NIST's CTM format: file, channel, start, duration, word, confidence; times in seconds.
 
     Args:
-        name: Of the recording; blanks in it become underscores, since CTM's columns are separated by them.
-        found: Transcribed with words.
+        name: Name of the recording; white space becomes underscores, since it separates CTM's columns.
+        found: Transcript with words.
     """
     label = re.sub(r"\s", "_", name) or "_"
     return [f"{label} 1 {w.start:.3f} {w.duration:.3f} {w.word} {w.confidence:.4f}" for w in found.words]
 
 
 def entry(path: Path, found: Transcript) -> dict[str, Any]:
-    """A recording as JSON."""
+    """A transcript as JSON."""
     return {"file": str(path), **asdict(found), "words": [asdict(word) for word in found.words]}
 
 
 class Sink(ABC):
-    """Where transcripts go, one after another."""
+    """Writes transcripts, one after another; a context manager."""
 
     tells_errors = True
-    """Whether the terminal has to be told what could not be read."""
+    """Whether the command prints errors on standard error, since the output does not contain them."""
 
     def __init__(self, kind: str, model: str) -> None:
         self.kind, self.model = kind, model
@@ -43,20 +43,20 @@ class Sink(ABC):
 
     @abstractmethod
     def add(self, path: Path, place: Path, found: Transcript) -> None:
-        """Take a transcript.
+        """Add a transcript.
 
         Args:
             path: The recording.
-            place: Its path below the folder that was named, without its suffix.
-            found: What was recognized.
+            place: Its path relative to the folder given on the command line, without its suffix.
+            found: The transcript.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Everything has come."""
+        """Finish the output after the last transcript."""
 
     def abandon(self) -> None:
-        """Not everything has come: nothing half-written stays."""
+        """Remove partial output after an error."""
         return
 
     def __enter__(self) -> "Sink":
@@ -70,7 +70,7 @@ class Sink(ABC):
 
 
 class Stream(Sink):
-    """Lines on standard output as they come; JSON is one object at the end."""
+    """Writes lines to standard output at once; JSON as one object at the end."""
 
     def __init__(self, kind: str, model: str, several: bool) -> None:
         super().__init__(kind, model)
@@ -79,7 +79,7 @@ class Stream(Sink):
         self.tells_errors = kind != "json"
 
     def add(self, path: Path, place: Path, found: Transcript) -> None:
-        """Write it, or keep it for the end."""
+        """Write the transcript, or keep it for the JSON object."""
         if self.kind == "json":
             self.entries.append(entry(path, found))
         elif not found.error:
@@ -96,13 +96,13 @@ class Stream(Sink):
         sys.stdout.flush()
 
     def close(self) -> None:
-        """The JSON object."""
+        """Write the JSON object."""
         if self.kind == "json":
             self._write(json.dumps({"model": self.model, "files": self.entries}) + "\n")
 
 
 class OneFile(Stream):
-    """The same in a file, which appears when all is done."""
+    """Writes the same to a file, which appears when it is complete."""
 
     def __init__(self, kind: str, model: str, several: bool, path: Path) -> None:
         super().__init__(kind, model, several)
@@ -116,7 +116,7 @@ class OneFile(Stream):
         self.file.write(text)
 
     def close(self) -> None:
-        """Publish it."""
+        """Publish the file."""
         try:
             super().close()
             self.file.close()
@@ -126,14 +126,14 @@ class OneFile(Stream):
             raise
 
     def abandon(self) -> None:
-        """Remove what has been written."""
-        self.partial.unlink(missing_ok=True)  # first: closing writes what is left, which may fail
+        """Remove the partial file."""
+        self.partial.unlink(missing_ok=True)  # before closing, which writes the buffer and may fail
         with suppress(OSError):
             self.file.close()
 
 
 class Device(Stream):
-    """The same into what is no file, such as a pipe or a terminal: written to as it comes, never replaced."""
+    """Writes the same to a path that is not a regular file, such as a named pipe; it is never replaced."""
 
     def __init__(self, kind: str, model: str, several: bool, path: Path) -> None:
         super().__init__(kind, model, several)
@@ -145,13 +145,13 @@ class Device(Stream):
         self.file.flush()
 
     def close(self) -> None:
-        """The JSON object."""
+        """Write the JSON object and close the output."""
         super().close()
         self.file.close()
 
 
 class Folder(Sink):
-    """A file for each recording, at the same place below a folder; nothing for those that could not be read."""
+    """Writes a file for each recording, at the same relative path in a folder; none for unreadable recordings."""
 
     def __init__(self, kind: str, model: str, folder: Path) -> None:
         super().__init__(kind, model)
@@ -159,7 +159,7 @@ class Folder(Sink):
         self.written: dict[Path, Path] = {}
 
     def add(self, path: Path, place: Path, found: Transcript) -> None:
-        """Write its file; a second recording of the same name keeps its suffix in it."""
+        """Write the recording's file; if its name is taken by another recording, the name includes the suffix."""
         if found.error:
             return
         target = self._target(path, place)
@@ -177,7 +177,7 @@ class Folder(Sink):
             partial.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Nothing is left to write."""
+        """Do nothing: each file is complete."""
 
     def _target(self, path: Path, place: Path) -> Path:
         target = self.folder / place.with_name(place.name + _SUFFIXES[self.kind])
@@ -192,12 +192,12 @@ def _partial(path: Path) -> Path:
 
 
 def open_sink(kind: str, output: Path | None, model: str, several: bool, folder: bool = False) -> Sink:
-    """Where transcripts go.
+    """Open the output for transcripts.
 
     Args:
         kind: `text`, `json` or `ctm`.
         output: A file or a folder; None is standard output.
-        model: Named in JSON.
+        model: Name of the model, for JSON.
         several: Whether there are several recordings.
         folder: Whether the output is a folder even if it does not exist yet.
     """

@@ -1,7 +1,7 @@
-"""Automations: what Prefect's server does by itself when a run goes silent, fails, or makes a champion.
+"""Prefect automations for runs without heartbeat, failed runs, changed corpora, and new champions.
 
-`starling deploy` brings them to the state that is described here; each is found by its name, which begins with
-"starling: ". The server evaluates them, so they work while no machine of ours does.
+`starling deploy` creates or updates them; each is identified by its name, which starts with "starling: ". The Prefect
+server evaluates them, so they work even if no worker runs.
 """
 
 import json
@@ -12,17 +12,17 @@ from tasks.config.pipeline import PipelineConfig
 
 PREFIX = "starling: "
 SILENCE_S = 3 * HEARTBEAT_S
-"""A run that has given no sign of life for so long is called crashed."""
+"""Seconds without a heartbeat after which a run is marked as crashed."""
 CORPUS_CHANGED = "starling.corpus-changed"
 NOTIFIED_EVENTS = ("starling.promoted", "starling.rolled-back")
 WEBHOOK_BLOCK = "starling-notify"
 HEARTBEAT = "prefect.flow-run.heartbeat"
-# the names of final and of paused states, ours among them; a run in one of them owes no sign of life
+# names of final and paused states, including our own; a run in one of them sends no heartbeats
 QUIET_STATES = (
     *("Completed", "Failed", "Crashed", "Cancelled", "TimedOut", "Paused", "Suspended"),
     *("Cached", "Stopped", "Skipped", "NothingWaits", "Unchanged", "Settling", "Changed", "Empty"),
 )
-CRASHED_MESSAGE = f"no sign of life for {SILENCE_S} s: its process or its machine has died"
+CRASHED_MESSAGE = f"no heartbeat for {SILENCE_S} s: its process or its machine has died"
 
 _PAYLOAD = """{
   "event": {{ event.event | tojson }},
@@ -49,7 +49,7 @@ RUN_PAYLOAD = _payload(
     MESSAGE='event.resource.get("prefect.state-message", "")',
     URL="(flow_run | ui_url)",
 )
-"""What the webhook is sent about a run: a JSON object; `text` alone suffices for chat systems."""
+"""Payload of the webhook about a run: a JSON object; chat systems need only `text`."""
 MODEL_PAYLOAD = _payload(
     TEXT='(event.event ~ ": " ~ event.resource["prefect.resource.name"])',
     NAME='event.resource["prefect.resource.name"]',
@@ -57,13 +57,13 @@ MODEL_PAYLOAD = _payload(
     MESSAGE="(event.payload | tojson)",
     URL='event.payload.get("url", "")',
 )
-"""The same about a model; `message` is the event's own payload as text."""
+"""Payload of the webhook about a model; `message` is the event's payload as text."""
 
 
 def heartbeat_automation() -> dict[str, Any]:
-    """A run of ours that gives no sign of life becomes Crashed; it may be retried then, and takes up where it stood.
+    """Sets a run without heartbeats to Crashed; a retry then resumes it.
 
-    Only runs with our tags are judged: those of others on the same server may give signs of life less often.
+    Applies only to runs with our tags: other runs on the same server may send heartbeats less often.
     """
     trigger = {
         "type": "event",
@@ -71,7 +71,7 @@ def heartbeat_automation() -> dict[str, Any]:
         "match": {"prefect.resource.id": "prefect.flow-run.*"},
         "match_related": _tagged(TAG, PART_TAG),
         "for_each": ["prefect.resource.id"],
-        "after": [HEARTBEAT],  # a run that waits to be started has given none, and is not judged
+        "after": [HEARTBEAT],  # excludes runs that wait to be started
         "expect": [HEARTBEAT, *(f"prefect.flow-run.{name}" for name in QUIET_STATES)],
         "threshold": 1,
         "within": SILENCE_S,
@@ -81,10 +81,10 @@ def heartbeat_automation() -> dict[str, Any]:
 
 
 def corpus_automation(config: PipelineConfig, deployment: str) -> dict[str, Any]:
-    """Somebody says that a corpus has changed, and its ingestion runs.
+    """Runs `ingest` when a corpus is reported as changed.
 
     Args:
-        config: Whose corpus.
+        config: The configuration with the corpus.
         deployment: Id of its `ingest` deployment.
     """
     trigger = {
@@ -93,7 +93,7 @@ def corpus_automation(config: PipelineConfig, deployment: str) -> dict[str, Any]
         "match": {"prefect.resource.id": corpus_resource(config.name)},
         "expect": [CORPUS_CHANGED],
         "threshold": 1,
-        # of a burst of announcements the first counts; what comes later is found by the next look of `watch`
+        # the first of several announcements counts; later changes are found by the next run of `watch`
         "within": 60,
     }
     action = {"type": "run-deployment", "source": "selected", "deployment_id": deployment}
@@ -102,10 +102,10 @@ def corpus_automation(config: PipelineConfig, deployment: str) -> dict[str, Any]
 
 
 def notifications(block: str) -> list[dict[str, Any]]:
-    """A webhook hears of runs that fail or crash, and of champions.
+    """Call a webhook about runs that fail or crash, and about new champions.
 
     Args:
-        block: Id of the Webhook block, which alone knows the address.
+        block: Id of the Webhook block, which contains the address.
     """
     run = {
         "type": "event",
@@ -132,7 +132,7 @@ def notifications(block: str) -> list[dict[str, Any]]:
 
 
 def corpus_resource(name: str) -> str:
-    """The resource of the events about a configuration's corpus."""
+    """Resource id of the events about a configuration's corpus."""
     return f"starling.corpus.{name}"
 
 
@@ -152,16 +152,16 @@ def _automation(name: str, about: str, trigger: dict[str, Any], action: dict[str
 
 
 def apply(configs: list[PipelineConfig], deployed: list[dict[str, Any]], notify_url: str = "") -> list[str]:
-    """Make the automations, or bring those that are there up to date; one that was switched off stays off.
+    """Create the automations, or update existing ones; one that was switched off stays off.
 
     Args:
         configs: The configurations that were deployed.
-        deployed: What `flows.deploy.deployments.deploy` said of them.
-        notify_url: Where notifications go; kept in an encrypted block only. Empty leaves it as it was; without any,
-            no notification is sent.
+        deployed: Results of `flows.deploy.deployments.deploy`.
+        notify_url: Webhook for notifications; stored only in an encrypted block. Empty keeps the current one; without
+            any, no notification is sent.
 
     Returns:
-        Their names.
+        Names of the automations.
     """
     from prefect.client.orchestration import get_client
 
@@ -185,12 +185,12 @@ def _put(api: Any, wanted: dict[str, Any]) -> None:
     if same is None:
         api.create_automation(AutomationCore.model_validate(wanted))
     elif not _is(same, wanted):
-        # an update forgets what its trigger has counted: without a change there is none
+        # an update resets the trigger's state, so an unchanged automation is not updated
         api.update_automation(same.id, AutomationCore.model_validate(wanted | {"enabled": same.enabled}))
 
 
 def _is(found: Any, wanted: dict[str, Any]) -> bool:
-    """Whether an automation is as wanted, apart from fields that the server adds."""
+    """Whether an automation equals the wanted one, apart from fields that the server adds."""
     from prefect.events.schemas.automations import AutomationCore
 
     def plain(automation: Any) -> str:
@@ -202,7 +202,7 @@ def _is(found: Any, wanted: dict[str, Any]) -> bool:
 
 
 def _sorted(value: Any) -> Any:
-    """JSON without what has no meaning: ids of triggers, and the order of sets."""
+    """Normalize JSON for a comparison: drop ids of triggers, and sort lists, which are sets."""
     if isinstance(value, dict):
         return {name: _sorted(item) for name, item in value.items() if name != "id"}
     if isinstance(value, list):
@@ -211,7 +211,7 @@ def _sorted(value: Any) -> Any:
 
 
 def _webhook(url: str) -> str:
-    """Id of the block with the address; empty if there is none."""
+    """Save the address, if given, and return the id of its block; empty if there is none."""
     from prefect.blocks.webhook import Webhook
     from prefect.client.orchestration import get_client
     from prefect.exceptions import ObjectNotFound

@@ -1,7 +1,7 @@
-"""A deployment's turn: one run at a time, and a schedule whose runs take longer than its interval does not pile up.
+"""One scheduled run of a deployment at a time, so that runs longer than their schedule's interval do not pile up.
 
-A scheduled run that begins while another run of its deployment is going ends at once as `Skipped`; one that falls due
-meanwhile, and that no worker has taken yet, is skipped by the run that is going. A run that a person asks for is never
+A scheduled run that starts while another run of its deployment is active ends at once as `Skipped`; scheduled runs that
+become due in the meantime and that no worker has taken are skipped by the active run. A run that a user starts is never
 skipped: its stages wait for each other (see `tasks.locking.slots`).
 """
 
@@ -40,15 +40,15 @@ P = ParamSpec("P")
 _PAGE = 100
 _INTERRUPTED = "interrupted in its terminal"
 _LOOK_S = 3.0
-"""Between two looks whether the run of a terminal has been cancelled."""
+"""Seconds between two checks whether a terminal's run has been cancelled."""
 _LAST_S = 3.0
-"""Before an interrupted run is ended hard: time to say what has become of it."""
+"""Seconds reserved to report the state of an interrupted run before it is killed."""
 _open: list[FlowRun] = []
-"""The flow runs that this process is in, from the outermost on."""
+"""The active flow runs of this process, outermost first."""
 
 
 def in_turn(flow: Callable[P, Any]) -> Callable[P, Any]:
-    """For the function of a flow: it takes its deployment's turn, and ends soon when it is told to."""
+    """Decorate a flow's function: it skips scheduled runs that overlap, and ends promptly when cancelled."""
 
     @wraps(flow)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> Any:
@@ -69,10 +69,10 @@ def in_turn(flow: Callable[P, Any]) -> Callable[P, Any]:
 
 @contextmanager
 def prompt_end(run: FlowRun) -> Iterator[None]:
-    """Let a run that is being cancelled, or interrupted in its terminal, be Cancelled once what it started has ended.
+    """Set a run to Cancelled if it ends because it was cancelled, or interrupted in its terminal.
 
-    A worker says so too, but only after it has loaded the flow once more in another process, and not if it is told
-    to end meanwhile.
+    A worker does so too, but only after it has loaded the flow again in another process, and not if it is stopped
+    before.
     """
     _open.append(run)
     try:
@@ -83,7 +83,7 @@ def prompt_end(run: FlowRun) -> Iterator[None]:
             if interrupted() or (state is not None and state.is_cancelling()):
                 how = _INTERRUPTED if interrupted() else "cancelled"
                 _set_cancelled(client, run, f"{how}; all its processes have ended")
-        if isinstance(error, KeyboardInterrupt):  # which the engine drops where the state is final
+        if isinstance(error, KeyboardInterrupt):  # the engine drops it if the state is final
             raise TerminationSignal(signal.SIGINT) from error
         raise
     finally:
@@ -93,12 +93,12 @@ def prompt_end(run: FlowRun) -> Iterator[None]:
 def _set_cancelled(client: SyncPrefectClient, run: FlowRun, message: str) -> None:
     ended: State[Any] = Cancelled(message=message)
     client.set_flow_run_state(run.id, ended, force=True)
-    run.state = ended  # the engine would call it crashed otherwise, where no worker has told it why
+    run.state = ended  # otherwise the engine sets it to Crashed if no worker has cancelled it
 
 
 @contextmanager
 def heeding(run: FlowRun) -> Iterator[None]:
-    """Let the run of a terminal end when it is cancelled in the UI: Prefect tells workers only, and this has none."""
+    """End a terminal's run when it is cancelled in the UI: Prefect notifies only workers, and this run has none."""
     over = threading.Event()
     if run.deployment_id is None:
         threading.Thread(target=_heed, args=(run.id, over), name="cancellation", daemon=True).start()
@@ -114,7 +114,7 @@ def _heed(run: UUID, over: threading.Event) -> None:
             if not over.wait(left_s() - _LAST_S):
                 _cancel_all()
             return
-        with suppress(Exception), impatient_client() as client:  # a server that is away cancels nothing
+        with suppress(Exception), impatient_client() as client:  # ignore an unreachable server
             state = client.read_flow_run(run).state
             if state is not None and state.is_cancelling() and not over.is_set():
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -122,35 +122,37 @@ def _heed(run: UUID, over: threading.Event) -> None:
 
 
 def _cancel_all() -> None:
-    """Call the runs of this process cancelled while that can be said: it will not end by itself in time."""
+    """Set the runs of this process to Cancelled before it is killed, since it does not end in time by itself."""
     with suppress(Exception), impatient_client() as client:
         for run in list(_open):
             _set_cancelled(client, run, f"{_INTERRUPTED}; its processes are killed")
 
 
 def _as_deployed(run: FlowRun, flow: Callable[[], Any]) -> Any:
-    """Run a flow unless it is a schedule's, and another run of its deployment is going."""
+    """Run a flow, unless it is a scheduled run and another run of its deployment is active."""
     if run.deployment_id is None:
         return flow()
     holder = LockOwner.here(run.name, str(current.ui_url or ""))
     with kept_lease(lock_name("deployment", str(run.deployment_id)), holder, _skipper(run)) as other:
         if other is not None and _by_schedule(run):
-            run_log().info("skipped: this deployment is run by %s", other)
+            run_log().info("skipped: this deployment is already running: %s", other)
             return _skipped(other)
         return flow()
 
 
 def _by_schedule(run: FlowRun) -> bool:
-    """Whether a schedule started a run, and no user has asked for it since (a retry is a user's wish)."""
+    """Whether a schedule started a run; False for its retries, which a user starts."""
     return run.auto_scheduled and run.run_count <= 1
 
 
 def _skipped(other: object) -> State[Any]:
-    return Cancelled(name="Skipped", message=f"this deployment is run by {other}; what is new since is the next run's")
+    return Cancelled(
+        name="Skipped", message=f"this deployment is already running: {other}; the next run handles later changes"
+    )
 
 
 def _skipper(mine: FlowRun) -> Callable[[SyncPrefectClient], None]:
-    """Skips the runs of a deployment that fall due while one of it is going."""
+    """Returns a function that skips the scheduled runs that become due while a run of their deployment is active."""
 
     def skip(client: SyncPrefectClient) -> None:
         due = FlowRunFilter(

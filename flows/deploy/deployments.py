@@ -1,6 +1,6 @@
-"""Deployments: which flows run by themselves, when, where, and with what.
+"""Deployments: flows with their schedules, work pools and parameters.
 
-`plan` says it as data, of which prefect.yaml is a print; `deploy` brings a Prefect server to that state, however often.
+`plan` returns them as data, which `prefect_yaml` prints; `deploy` registers them at a Prefect server and is idempotent.
 """
 
 import importlib
@@ -18,27 +18,27 @@ from tasks.orchestration.nodes import QUEUE
 __all__ = ["DEFAULT_QUEUE", "FOLDS", "POOL", "SCHEDULED", "Options", "Scheduled", "deploy", "plan", "prefect_yaml"]
 
 FOLDS = 5
-"""Folds of the cross-validation that a deployment runs, unless the configuration or its parameter says otherwise."""
+"""Default number of folds of a deployed cross-validation."""
 TAG = "starling"
-"""On every run of a deployment of ours: what automations look for."""
+"""Tag of every run of our deployments, which automations match."""
 PART_TAG = "starling-part"
-"""On runs inside of such runs, on nodes and on runs from a terminal: their silence matters, but is not notified."""
+"""Tag of nested runs, node runs and runs from a terminal: their crashes are detected, but not notified."""
 HEARTBEAT_S = 30
-"""Seconds between the signs of life of a run; Prefect allows no less."""
+"""Seconds between heartbeats of a run; Prefect's minimum."""
 SCHEDULE_SLUG = "starling"
 
 
 @dataclass(frozen=True)
 class Scheduled:
-    """A flow and when it runs."""
+    """A flow and its schedule."""
 
     flow: str
     cron: str
     about: str
     module: str = "pipeline"
-    """Module of flows/ that has the flow."""
+    """Module in flows/ that contains the flow."""
     parameters: dict[str, Any] = field(default_factory=dict)
-    """Besides the configuration."""
+    """Parameters besides the configuration."""
 
     @property
     def function(self) -> str:
@@ -47,20 +47,20 @@ class Scheduled:
 
     @property
     def entrypoint(self) -> str:
-        """Where a worker finds it, relative to the folder that holds the rooms."""
+        """Entry point for workers, relative to the folder that contains the packages."""
         return f"flows/{self.module}.py:{self.function}"
 
     def load(self) -> Any:
-        """The flow itself."""
+        """Import the flow."""
         return getattr(importlib.import_module(f"flows.{self.module}"), self.function)
 
 
 SCHEDULED = (
-    Scheduled("pipeline", "15 2 * * *", "Every night: what has changed, from the corpus to the registry."),
+    Scheduled("pipeline", "15 2 * * *", "Every night: run all stages whose inputs have changed."),
     Scheduled(
         "evaluate",
         "5 * * * *",
-        "Every hour, while a challenger waits: decode, score and decide; else it ends at once.",
+        "Every hour, if a challenger waits: decode, score and decide on its promotion.",
         parameters={"only_waiting": True},
     ),
     Scheduled("watch", "*/10 * * * *", "Every ten minutes: run ingest if the sources have changed.", module="watch"),
@@ -72,18 +72,18 @@ SCHEDULED = (
         "verify-storage", "30 4 * * 0", "Every Sunday: compare every stored shard with its index.", module="verify"
     ),
 )
-_NODE = Scheduled("node", "", "By the train flow: one node of the ring.", module="node")
+_NODE = Scheduled("node", "", "Started by the train flow: one node of the ring.", module="node")
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a deployment says besides the configuration."""
+    """Options of deployments besides the configuration."""
 
     pool: WorkPool = field(default_factory=WorkPool)
     timezone: str = "UTC"
-    """Of the schedules."""
+    """Time zone of the schedules."""
     watched: tuple[str, ...] = ()
-    """Folders of object stores whose listing `watch` looks at besides the sources themselves."""
+    """Folders of object stores that `watch` checks besides the sources."""
 
 
 def plan(config: PipelineConfig, options: Options = Options()) -> list[dict[str, Any]]:
@@ -93,7 +93,7 @@ def plan(config: PipelineConfig, options: Options = Options()) -> list[dict[str,
         config: Becomes the deployments' `config` parameter, which the UI shows as a form.
         options: Pool, time zone and watched folders.
     """
-    document = config.model_dump(mode="json", by_alias=True)  # one for all: YAML then says it once
+    document = config.model_dump(mode="json", by_alias=True)  # a shared object, which YAML writes once
     places = [(item, options.pool.name, DEFAULT_QUEUE) for item in SCHEDULED]
     if config.train.launch.kind == "prefect":
         places.append((_NODE, config.train.launch.pool, QUEUE))
@@ -117,7 +117,7 @@ def _entry(item: Scheduled, config: PipelineConfig, options: Options, pool: str,
 
 
 def _parameters(item: Scheduled, document: dict[str, Any], config: PipelineConfig, options: Options) -> dict[str, Any]:
-    if item is _NODE:  # the train flow gives them
+    if item is _NODE:  # the train flow sets them
         return {}
     given: dict[str, Any] = {"config": document, **item.parameters}
     if item.module == "folds":
@@ -128,7 +128,7 @@ def _parameters(item: Scheduled, document: dict[str, Any], config: PipelineConfi
 
 
 def prefect_yaml(configs: list[PipelineConfig], options: Options = Options()) -> str:
-    """A prefect.yaml for `prefect deploy --all`, for those who deploy with Prefect's own command.
+    """A prefect.yaml for `prefect deploy --all`.
 
     Args:
         configs: The configurations.
@@ -144,24 +144,24 @@ def prefect_yaml(configs: list[PipelineConfig], options: Options = Options()) ->
 
 
 def _pull_steps(pool: WorkPool, root: Path | None) -> list[dict[str, Any]] | None:
-    """How a worker gets at the code: it is in the image, or at the same path on the worker's machine."""
+    """Steps by which a worker finds the code: in the image, or at the same path on the worker's machine."""
     folder = str(root) if pool.kind == "process" and root else IMAGE_FOLDER
     if pool.kind == "process" and root is None:
-        return None  # `prefect deploy` then takes the folder that it runs in
+        return None  # `prefect deploy` then uses its working directory
     return [{"prefect.deployments.steps.set_working_directory": {"directory": folder}}]
 
 
 def deploy(config: PipelineConfig, options: Options = Options()) -> list[dict[str, Any]]:
-    """Register every deployment of a configuration with the Prefect server, and the work pools that they name.
+    """Register every deployment of a configuration at the Prefect server, and create missing work pools.
 
-    A schedule that somebody has switched off stays off.
+    A schedule that was switched off stays off.
 
     Args:
         config: Becomes the deployments' `config` parameter, which the UI shows as a form.
         options: Pool, time zone and watched folders.
 
     Returns:
-        Name, schedule and id of each.
+        Name, schedule and id of each deployment.
     """
     from prefect.client.orchestration import get_client
 

@@ -1,7 +1,7 @@
-"""Work pools: where runs of deployments are started: as processes, Docker containers or Kubernetes Jobs.
+"""Work pools, which start runs of deployments as processes, Docker containers or Kubernetes Jobs.
 
-The templates name the image, the environment and the secrets of a container. Values of secrets are in none of them: a
-container finds files below /run/secrets, or a Kubernetes Secret by its name.
+The templates define the image, the environment and the secrets of a container. They contain no values of secrets: a
+container reads them from files in /run/secrets, which Kubernetes mounts from a Secret.
 """
 
 from contextlib import suppress
@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 POOL = "starling"
-"""Work pool of every deployment, unless another is given."""
+"""Default work pool of deployments."""
 DEFAULT_QUEUE = "default"
-"""Work queue of everything but nodes; every pool has it."""
+"""Work queue of all deployments but nodes; every pool has it."""
 KINDS = ("process", "docker", "kubernetes")
 IMAGE = "starling:0.1.0-cpu"
-"""Image of containers, unless another is given."""
+"""Default image of containers."""
 IMAGE_FOLDER = "/opt/starling/lib/python3.11/site-packages"
-"""Where an image has the code."""
+"""Folder of the code in the image."""
 IMAGE_USER = 10001
-"""Number of the image's user, who is not root."""
+"""User id in the image; not root."""
 SECRETS_FOLDER = "/run/secrets"
 DATA_FOLDER = "/data"
 KUBERNETES_SECRET = "starling-secrets"  # noqa: S105 - a name
@@ -28,12 +28,12 @@ SECRET_FILES = {
     "AWS_ACCESS_KEY_ID": "s3_access_key",
     "AWS_SECRET_ACCESS_KEY": "s3_secret_key",
 }
-"""What the image's entrypoint makes variables of, and the files of `starling secrets` that hold it."""
+"""Variables that the image's entrypoint sets, and the files of `starling secrets` with their values."""
 _STRING: dict[str, Any] = {"type": "string"}
 
 
 class PoolError(ValueError):
-    """A work pool that cannot be what was asked for."""
+    """A work pool has an invalid type or options, or exists with another type."""
 
 
 @dataclass(frozen=True)
@@ -44,29 +44,29 @@ class WorkPool:
     kind: str = "process"
     """One of KINDS."""
     image: str = ""
-    """For containers; empty takes IMAGE."""
+    """Image of containers; empty takes IMAGE."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise PoolError(f"{self.kind!r} is no type of pool: use {', '.join(KINDS)}")
+            raise PoolError(f"{self.kind!r} is not a type of pool: use {', '.join(KINDS)}")
         if self.image and self.kind == "process":
             raise PoolError(f"an image ({self.image}) is for containers: add --pool-type docker or kubernetes")
 
     def renamed(self, name: str) -> "WorkPool":
-        """The same under another name."""
+        """This pool with another name."""
         return replace(self, name=name)
 
     def job_variables(self, heartbeat_s: int) -> dict[str, Any]:
-        """What every deployment in this pool says of its jobs.
+        """Job variables of every deployment in this pool.
 
         Args:
-            heartbeat_s: Seconds between signs of life, on which the automation that finds crashed runs counts.
+            heartbeat_s: Seconds between heartbeats; the automation for crashed runs relies on them.
         """
         env = {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(heartbeat_s)}
         return {"env": env} if self.kind == "process" else {"env": env, "image": self.image or IMAGE}
 
     def template(self) -> dict[str, Any]:
-        """Its base job template; empty leaves it to Prefect."""
+        """Base job template; if empty, Prefect's default applies."""
         made = {"process": dict, "docker": docker_template, "kubernetes": kubernetes_template}[self.kind]
         return made()
 
@@ -88,15 +88,15 @@ def _common() -> dict[str, Any]:
     }
     return {
         "name": _variable("Name", "Name of the container or Job."),
-        "command": _variable("Command", "Empty: what the worker starts a flow run with."),
-        "labels": _variable("Labels", "Labels of what is started.", **strings),
-        "env": _variable("Environment", "Variables that are no secrets.", env, **strings),
-        "image": _variable("Image", "The image that has this package.", IMAGE),
+        "command": _variable("Command", "If empty, the worker's command for flow runs."),
+        "labels": _variable("Labels", "Labels of the container or Job.", **strings),
+        "env": _variable("Environment", "Variables without secrets.", env, **strings),
+        "image": _variable("Image", "Image that contains this package.", IMAGE),
     }
 
 
 def docker_template() -> dict[str, Any]:
-    """Base job template of a pool of type `docker`: data in a volume, secrets as files that cannot be written."""
+    """Base job template of a pool of type `docker`: data in a volume, secrets as read-only files."""
     texts = {"type": "array", "items": _STRING}
     variables = _common() | {
         "image_pull_policy": _variable(
@@ -109,7 +109,7 @@ def docker_template() -> dict[str, Any]:
         "networks": _variable("Networks", "Networks with Prefect, MLflow and the object store.", ["starling"], **texts),
         "volumes": _variable(
             "Volumes",
-            "The data folder, and the folder of the host with one file for each secret.",
+            "The data folder, and the host's folder with one file for each secret.",
             [f"starling-data:{DATA_FOLDER}", f"/etc/starling/secrets:{SECRETS_FOLDER}:ro"],
             **texts,
         ),
@@ -124,14 +124,14 @@ def docker_template() -> dict[str, Any]:
 def kubernetes_template() -> dict[str, Any]:
     """Base job template of a pool of type `kubernetes`; its containers are not root."""
     variables = _common() | {
-        "namespace": _variable("Namespace", "Where Jobs are made.", "starling"),
-        "secret": _variable("Secret", "Secret whose keys become files for the container.", KUBERNETES_SECRET),
+        "namespace": _variable("Namespace", "Namespace of the Jobs.", "starling"),
+        "secret": _variable("Secret", "Secret whose keys become files in the container.", KUBERNETES_SECRET),
         "claim": _variable("Claim", "PersistentVolumeClaim of the data folder.", "starling-data"),
-        "service_account_name": _variable("Service account", "Of the Jobs.", "default"),
-        "finished_job_ttl": _variable("Keep", "Seconds that a finished Job stays.", 86400, type="integer"),
+        "service_account_name": _variable("Service account", "Service account of the Jobs.", "default"),
+        "finished_job_ttl": _variable("Keep", "Seconds that a finished Job is kept.", 86400, type="integer"),
         "memory": _variable("Memory", "Request and limit.", "8Gi"),
         "cpu": _variable("CPU", "Request.", "2"),
-        "gpus": _variable("GPUs", "How many.", "0"),
+        "gpus": _variable("GPUs", "Number of GPUs.", "0"),
         "job_watch_timeout_seconds": _variable("Watch", "Seconds without any event of a Job.", type="integer"),
         "pod_watch_timeout_seconds": _variable("Start", "Seconds until a pod runs.", 600, type="integer"),
         "stream_output": _variable("Stream output", "Show the output in the worker's log.", True, type="boolean"),
@@ -162,7 +162,7 @@ def _manifest() -> dict[str, Any]:
     volumes = [
         {"name": "secrets", "secret": {"secretName": "{{ secret }}", "defaultMode": 0o440}},
         {"name": "data", "persistentVolumeClaim": {"claimName": "{{ claim }}"}},
-        # weights pass between a learner and its exchange there, and a container has 64 MB of it by default
+        # learners and exchanges share weights through it; the default size is 64 MB
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "2Gi"}},
     ]
     pod = {
@@ -177,7 +177,7 @@ def _manifest() -> dict[str, Any]:
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": {"labels": "{{ labels }}", "namespace": "{{ namespace }}", "generateName": "{{ name }}-"},
-        # a run that died is retried by Prefect, which knows why it ended, and not by Kubernetes
+        # a run that died is retried by Prefect, which knows the reason, not by Kubernetes
         "spec": {"backoffLimit": 0, "ttlSecondsAfterFinished": "{{ finished_job_ttl }}", "template": {"spec": pod}},
     }
 
@@ -187,15 +187,15 @@ def _object(variables: dict[str, Any]) -> dict[str, Any]:
 
 
 def make_pool(api: Any, pool: WorkPool, queue: str = DEFAULT_QUEUE) -> None:
-    """Make a work pool and a queue of it, unless they are there; a pool of the same type is left as it has been set up.
+    """Create a work pool and one of its queues unless they exist; an existing pool of the same type is not changed.
 
     Args:
         api: Prefect's synchronous client.
         pool: The pool.
-        queue: A work queue of it.
+        queue: A work queue of the pool.
 
     Raises:
-        PoolError: The pool is there and has another type.
+        PoolError: If the pool exists with another type.
     """
     from prefect.client.schemas.actions import WorkPoolCreate
     from prefect.exceptions import ObjectAlreadyExists
@@ -206,8 +206,8 @@ def make_pool(api: Any, pool: WorkPool, queue: str = DEFAULT_QUEUE) -> None:
         found = api.read_work_pool(pool.name)
         if found.type != pool.kind:
             raise PoolError(
-                f"the work pool {pool.name!r} is there and starts runs as {found.type}, not {pool.kind}: "
-                f"name another with --pool, or delete it (prefect work-pool delete {pool.name})"
+                f"the work pool {pool.name!r} exists and has the type {found.type}, not {pool.kind}: "
+                f"choose another with --pool, or delete it (prefect work-pool delete {pool.name})"
             ) from None
     if queue != DEFAULT_QUEUE:
         with suppress(ObjectAlreadyExists):

@@ -1,15 +1,15 @@
-"""Backup and restore: the databases of Prefect and MLflow, and MLflow's artifacts, of either profile.
+"""Backup and restore of the databases of Prefect and MLflow, and of MLflow's artifacts, for both profiles.
 
     {to}/2026-11-21T02-15-00Z/databases/prefect.dump, mlflow.dump
                               artifacts/…
                               manifest.json
 
 The manifest is written last: a folder without one is no backup. The databases are copied before the artifacts: MLflow
-stores a model's files before it registers the model, so every model that a copied database names has its files in the
-copy. Shards, features and checkpoints are no part of it: they can be made again from the corpora.
+stores a model's files before it registers the model, so the backup contains the files of every model in its database.
+Shards, features and checkpoints are left out: they can be recreated from the corpora.
 
-A backup holds what Prefect's blocks keep encrypted and the key to it, so it is as secret as the data folder. The
-passwords of the servers are not in it: those of the data folder that it is restored to are set.
+A backup contains the encrypted contents of Prefect's blocks and their key, so it is as secret as the data folder. It
+does not contain the servers' passwords: after a restore, those of the data folder apply.
 """
 
 import hashlib
@@ -34,32 +34,32 @@ from tasks.config.home import home, mlflow_artifacts
 MANIFEST = "manifest.json"
 FORMAT = 1
 POSTGRES, ARTIFACTS = "STARLING_POSTGRES", "STARLING_ARTIFACTS"
-"""Where servers run elsewhere, as in docker-compose: HOST:PORT of PostgreSQL, and URL of MLflow's artifacts."""
+"""Variables for servers that run elsewhere, as in docker-compose: PostgreSQL's HOST:PORT, and the artifacts' URL."""
 _VERSIONS = ("prefect", "mlflow", "starling")
 
 
 class BackupError(ValueError):
-    """There is no such backup, it is damaged, or it would overwrite what is there."""
+    """A backup does not exist, is damaged, or would overwrite existing data."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """What is backed up, or restored to."""
+    """Source of a backup, or target of a restore."""
 
     kind: str
     """`sqlite` or `postgresql`."""
     databases: tuple[Database, ...]
     artifacts: ObjectStore
     location: str
-    """URI of the artifacts as MLflow's database has it, where that is an absolute path."""
+    """URI of the artifacts in MLflow's database, if that is an absolute path; else empty."""
 
 
 @contextmanager
 def opened(kind: str = "") -> Iterator[Place]:
-    """The databases and artifacts of the data folder, or those that the environment names, whether servers run or not.
+    """Open the databases and artifacts of the data folder, or of the environment, whether servers are running or not.
 
     Args:
-        kind: `sqlite` or `postgresql`; by default what the data folder has.
+        kind: `sqlite` or `postgresql`; by default the kind of the data folder.
     """
     kind = kind or ("postgresql" if os.environ.get(POSTGRES) or production.postgres_folder().exists() else "sqlite")
     if kind == "sqlite":
@@ -75,7 +75,7 @@ def opened(kind: str = "") -> Iterator[Place]:
 
 @contextmanager
 def _postgres() -> Iterator[PostgresServer]:
-    """PostgreSQL, with S3's address in the environment: servers elsewhere, those that run here, or started for this."""
+    """Provide PostgreSQL, and S3 through the environment: configured servers, running ones, or temporary ones."""
     secrets = secrets_folder()
     if given := os.environ.get(POSTGRES):
         host, _, port = given.rpartition(":")
@@ -103,11 +103,11 @@ def _postgres() -> Iterator[PostgresServer]:
 
 
 def backup(to: str, say: Callable[[str], None] = lambda _: None) -> tuple[str, dict[str, Any]]:
-    """Copy databases and artifacts; servers may run meanwhile.
+    """Copy databases and artifacts; the servers may be running.
 
     Args:
-        to: Folder or s3:// URL; the backup becomes a folder of it, named after the time.
-        say: Told what happens.
+        to: Folder or s3:// URL; the backup is written to a subfolder named after the time.
+        say: Called with progress messages.
 
     Returns:
         The backup's URL and its manifest.
@@ -118,7 +118,7 @@ def backup(to: str, say: Callable[[str], None] = lambda _: None) -> tuple[str, d
         if (manifest_file := target.local_path(MANIFEST)) is not None:  # as secret as the data folder
             manifest_file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if target.list():
-            raise BackupError(f"{target.url} is there already: wait a second")
+            raise BackupError(f"{target.url} already exists: try again in a second")
         databases = {}
         for database in place.databases:
             say(f"database {database.name}")
@@ -148,7 +148,7 @@ def _described(file: Path) -> dict[str, Any]:
 
 
 def _copy(source: ObjectStore, target: ObjectStore, scratch: Path) -> dict[str, dict[str, Any]]:
-    """Copy every object; one that is deleted meanwhile is no part of the copy."""
+    """Copy every object, except those that are deleted meanwhile; returns size and digest by name."""
     copied: dict[str, dict[str, Any]] = {}
     for name in source.list():
         file = scratch / "object"
@@ -162,20 +162,23 @@ def _copy(source: ObjectStore, target: ObjectStore, scratch: Path) -> dict[str, 
 
 
 def find_backup(url: str) -> tuple[ObjectStore, dict[str, Any]]:
-    """A backup and its manifest: the one at the URL, or the newest complete one below it.
+    """Find the backup at a URL, or the newest complete one in this folder.
+
+    Returns:
+        Its store and its manifest.
 
     Raises:
-        BackupError: There is none, or it is of a format or of versions that this one does not know.
+        BackupError: If there is none, or its format or versions are not supported.
     """
     store = ObjectStore(url)
     if not store.exists(MANIFEST):
         found = [name for name in store.list() if name.count("/") == 1 and name.endswith(f"/{MANIFEST}")]
         if not found:
-            raise BackupError(f"{url} has no backup: no {MANIFEST} is there, nor in a folder of it")
+            raise BackupError(f"{url} has no backup: neither it nor a subfolder contains {MANIFEST}; check --from")
         store = store.child(max(found).rpartition("/")[0])
     manifest = store.read_json(MANIFEST)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise BackupError(f"{store.url} is no backup that this version of Starling reads (format {FORMAT})")
+        raise BackupError(f"{store.url} is no backup that this version of Starling can read (format {FORMAT})")
     _check_versions(store.url, manifest["versions"])
     return store, manifest
 
@@ -186,33 +189,36 @@ def _check_versions(url: str, versions: dict[str, str]) -> None:
     for name in ("prefect", "mlflow"):
         here = metadata.version(name)
         if Version(versions[name]) > Version(here):
-            raise BackupError(f"{url} was made with {name} {versions[name]}, and here is {here}: upgrade {name} first")
+            raise BackupError(
+                f"{url} was made with {name} {versions[name]}, but {here} is installed: upgrade {name} first"
+            )
 
 
 def restore(
     source: str, force: bool = False, say: Callable[[str], None] = lambda _: None
 ) -> tuple[str, dict[str, Any]]:
-    """Bring back what a backup has; nothing is changed before the whole backup has been read and checked.
+    """Restore a backup; changes nothing until the whole backup has been read and checked.
 
     Args:
-        source: The backup, or the folder that has several: then the newest.
-        force: Overwrite databases that have data. Artifacts that the backup does not have stay.
-        say: Told what happens.
+        source: The backup, or a folder of several, of which the newest is restored.
+        force: Overwrite databases that have data. Artifacts that are not in the backup are kept.
+        say: Called with progress messages.
 
     Returns:
         The backup's URL and its manifest.
 
     Raises:
-        BackupError: The backup is damaged, of the other profile, or data would be overwritten.
+        BackupError: If servers are running, the backup is damaged or of the other profile, or data would be
+            overwritten.
     """
     if running := services.running_services():
-        raise BackupError(f"servers of this data folder run ({', '.join(running)}): end `starling up` first")
+        raise BackupError(f"servers of this data folder are running ({', '.join(running)}): stop `starling up` first")
     store, manifest = find_backup(source)
     _check_kind(manifest["kind"])
     with opened(manifest["kind"]) as place, tempfile.TemporaryDirectory(prefix=".restore-", dir=home()) as scratch:
         full = [database.name for database in place.databases if database.has_data()]
         if full and not force:
-            raise BackupError(f"there is data already (database {', '.join(full)}): --force overwrites it")
+            raise BackupError(f"there are data already (database {', '.join(full)}): --force overwrites them")
         files = {}
         for name, entry in manifest["databases"].items():
             say(f"reading database {name}")
@@ -233,31 +239,34 @@ def restore(
 
 
 def _check_kind(kind: str) -> None:
-    """A backup of one profile does not go into a data folder of the other."""
+    """Check that the data folder is not of the other profile."""
     small = (home() / "mlflow" / "mlflow.db").exists()
     elsewhere = bool(os.environ.get(POSTGRES))
     if (kind == "postgresql" and small) or (kind == "sqlite" and (elsewhere or production.postgres_folder().exists())):
         ours = "production" if kind == "sqlite" else "small"
-        raise BackupError(f"this is a backup of a {kind} database, and the data folder is of the {ours} profile")
+        raise BackupError(
+            f"this is a backup of a {kind} database, but the data folder is of the {ours} profile: choose another "
+            "with --folder"
+        )
 
 
 def _fetched(store: ObjectStore, name: str, entry: dict[str, Any], target: Path) -> Path:
-    """A local copy of a part of a backup.
+    """Fetch a local copy of a file of a backup.
 
     Raises:
-        BackupError: It is missing, or not what the manifest says.
+        BackupError: If the file is missing, or differs from the manifest.
     """
     try:
         store.fetch_into(name, target)
     except ObjectMissingError:
         raise BackupError(f"{store.url} is damaged: {name} is missing") from None
     if _described(target) != {"bytes": entry["bytes"], "sha256": entry["sha256"]}:
-        raise BackupError(f"{store.url} is damaged: {name} is not what was written")
+        raise BackupError(f"{store.url} is damaged: {name} differs from the manifest")
     return target
 
 
 def summary(url: str, manifest: dict[str, Any]) -> dict[str, Any]:
-    """A backup in a few figures."""
+    """Summary of a backup: URL, time, kind, versions, number of artifacts, bytes."""
     sizes = [entry["bytes"] for entry in (*manifest["databases"].values(), *manifest["artifacts"].values())]
     shown = {name: manifest[name] for name in ("created", "kind", "versions")}
     return {"backup": url, **shown, "artifacts": len(manifest["artifacts"]), "bytes": sum(sizes)}

@@ -1,7 +1,7 @@
-"""Passwords and keys of the production profile: made once, each in a file of its own that only its owner may read.
+"""Passwords and keys of the production profile: generated once, each in its own file, readable only by its owner.
 
-`starling up --profile production` keeps them below the data folder; docker-compose mounts the same files as secrets.
-None of them is ever an argument of a command: servers and clients get them through their environment.
+`starling up --profile production` keeps them in the data folder; docker-compose mounts the same files as secrets. They
+are never passed as arguments of a command: servers and clients get them through their environment.
 """
 
 import os
@@ -24,35 +24,35 @@ NAMES = (
     "s3_secret_key",
 )
 RING_KEY = "ring.key"
-"""Key by which the nodes of a training trust each other."""
+"""Key that the nodes of a training share."""
 MOUNTED = Path("/run/secrets")
-"""Where a container finds its secrets: files that any of its users may read, and only this container has."""
+"""Folder of a container's secrets: readable by all users of this container, and not visible outside it."""
 _READABLE_BY_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 class SecretError(ValueError):
-    """A file with a password is missing, empty, or open to others."""
+    """A file with a password is missing, empty, or accessible to other users."""
 
 
 def secrets_folder() -> Path:
-    """$STARLING_SECRETS, by default `secrets` in the data folder."""
+    """Folder of the secrets: $STARLING_SECRETS, by default `secrets` in the data folder."""
     given = os.environ.get("STARLING_SECRETS")
     return Path(given).expanduser().resolve() if given else home() / "secrets"
 
 
 def make_secrets(folder: Path, for_containers: bool = False) -> list[str]:
-    """Make the passwords that are not there yet; those that are there stay.
+    """Generate missing passwords; existing ones are kept.
 
     Args:
-        folder: Where; made if missing, and closed to other users.
-        for_containers: Let the files be read by any user who can reach them. Other users of this machine cannot: the
-            folder is closed. A container can: it is given the file itself, and runs as another user.
+        folder: Folder of the passwords; created if missing, without access for other users.
+        for_containers: Make the files readable for all users, since a container runs as another user and mounts the
+            files themselves. Other users of this machine still have no access, because of the folder.
 
     Returns:
-        Names of those made.
+        Names of the generated passwords.
 
     Raises:
-        SecretError: The folder is open to other users.
+        SecretError: If other users have access to the folder.
     """
     from training.processes.keys import RingKey
 
@@ -84,10 +84,10 @@ def _write(path: Path, text: str) -> None:
 
 
 def read_secret(folder: Path, name: str) -> str:
-    """A password from its file.
+    """Read a password from its file.
 
     Raises:
-        SecretError: It is missing or empty, or other users may read it.
+        SecretError: If the file is missing, empty, or readable by other users.
     """
     path = folder / name
     try:
@@ -95,7 +95,7 @@ def read_secret(folder: Path, name: str) -> str:
     except FileNotFoundError:
         raise SecretError(f"{path} is missing: `starling secrets {folder}` makes it") from None
     if not text:
-        raise SecretError(f"{path} is empty: remove it, and `starling secrets {folder}` makes a new one")
+        raise SecretError(f"{path} is empty: remove it, then `starling secrets {folder}` makes a new one")
     open_folder = folder != MOUNTED and folder.stat().st_mode & _READABLE_BY_OTHERS
     if open_folder and path.stat().st_mode & _READABLE_BY_OTHERS:
         raise SecretError(f"{path} can be read by other users: chmod 600 {path}")
@@ -103,7 +103,7 @@ def read_secret(folder: Path, name: str) -> str:
 
 
 def client_environment(folder: Path) -> dict[str, str]:
-    """What a client of the servers needs: the environment variables that Prefect, MLflow and S3 clients read."""
+    """Environment variables with the credentials of Prefect, MLflow and S3 clients."""
     return {
         "PREFECT_API_AUTH_STRING": read_secret(folder, "prefect_auth"),
         "MLFLOW_TRACKING_USERNAME": ADMIN,

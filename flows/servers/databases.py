@@ -1,4 +1,4 @@
-"""Copies of a database while it is in use, and back: SQLite (small profile) and PostgreSQL (production profile)."""
+"""Dump and restore of databases in use: SQLite (small profile) and PostgreSQL (production profile)."""
 
 import sqlite3
 import subprocess
@@ -21,11 +21,11 @@ _LOCATIONS = (
     ("model_versions", "storage_location"),
     ("logged_models", "artifact_location"),
 )
-"""Where MLflow's tables say where artifacts lie."""
+"""Columns of MLflow's tables that contain locations of artifacts."""
 
 
 class DatabaseError(ServiceError):
-    """A database cannot be copied, or not be overwritten."""
+    """A database cannot be dumped or restored."""
 
 
 class Database(ABC):
@@ -36,29 +36,36 @@ class Database(ABC):
 
     @abstractmethod
     def dump(self, target: Path) -> None:
-        """Copy it into a file, as it is at one moment; others may use it meanwhile."""
+        """Write a consistent copy to a file; others may use the database meanwhile."""
 
     @abstractmethod
     def restore(self, source: Path) -> None:
-        """Replace it as a whole by what `dump` wrote, or leave it as it is."""
+        """Replace the database atomically by a file that `dump` wrote."""
 
     @abstractmethod
     def has_data(self) -> bool:
-        """Whether there is anything that a restore would overwrite."""
+        """Whether the database contains anything that a restore would overwrite."""
 
 
 @dataclass(frozen=True)
 class SqliteDatabase(Database):
-    """A file of the small profile."""
+    """A SQLite file of the small profile."""
 
     name: str
     path: Path
     suffix: str = "sqlite"
 
     def dump(self, target: Path) -> None:
-        """See `Database`; SQLite's online copy."""
+        """Copy the file by SQLite's online backup, and check the copy.
+
+        Raises:
+            DatabaseError: If there is no database, or it cannot be copied.
+        """
         if not self.has_data():
-            raise DatabaseError(f"there is no database {self.path}: nothing has run with this data folder yet")
+            raise DatabaseError(
+                f"there is no database {self.path}: run a pipeline with this data folder first, or choose another "
+                "with STARLING_HOME"
+            )
         try:
             with (
                 closing(sqlite3.connect(f"{self.path.as_uri()}?mode=ro", uri=True, timeout=60)) as live,
@@ -69,13 +76,17 @@ class SqliteDatabase(Database):
             full = error.sqlite_errorcode in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
             remedy = f"free space in {target.parent}" if full else "restore it from a backup, or move it away"
             raise DatabaseError(f"{self.path} cannot be copied ({error}): {remedy}, and run this again") from error
-        _check_sqlite(target)  # better no backup than one that cannot be restored
+        _check_sqlite(target)  # a damaged copy is no backup
 
     def restore(self, source: Path) -> None:
-        """See `Database`; a rename."""
+        """Publish the file by a rename, after a check.
+
+        Raises:
+            DatabaseError: If the file is damaged.
+        """
         _check_sqlite(source)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        for journal in ("-wal", "-shm", "-journal"):  # of the file that goes: it would be played into the new one
+        for journal in ("-wal", "-shm", "-journal"):  # SQLite would apply the old file's journal to the new one
             self.path.with_name(self.path.name + journal).unlink(missing_ok=True)
         publish_file(source, self.path)
 
@@ -95,12 +106,12 @@ def _check_sqlite(path: Path) -> None:
 
 
 def move_artifacts(path: Path, old: str, new: str) -> None:
-    """Let MLflow's tables in a SQLite file say that the artifacts lie elsewhere: they hold absolute paths.
+    """Change the artifacts' location in MLflow's tables of a SQLite file, which contain absolute paths.
 
     Args:
         path: Copy of MLflow's database.
-        old: URI of the artifacts' folder so far.
-        new: The same from now on.
+        old: Current URI of the artifacts' folder.
+        new: Its new URI.
     """
     if old == new:
         return
@@ -124,11 +135,19 @@ class PostgresDatabase(Database):
     suffix: str = "dump"
 
     def dump(self, target: Path) -> None:
-        """See `Database`; `pg_dump`."""
+        """Run `pg_dump`.
+
+        Raises:
+            DatabaseError: If it fails.
+        """
         self._call("pg_dump", self.name, "--format=custom", "--no-owner", "--no-privileges", f"--file={target}")
 
     def restore(self, source: Path) -> None:
-        """See `Database`; a new database beside it that takes its name when it is complete."""
+        """Restore into a new database, and rename it when it is complete.
+
+        Raises:
+            DatabaseError: If the database is in use, or `pg_restore` fails.
+        """
         fresh, old = f"{self.name}_restoring", f"{self.name}_replaced"
         self.server.make_databases()
         with self.server.admin() as admin, admin.cursor() as cursor:
@@ -140,7 +159,7 @@ class PostgresDatabase(Database):
             cursor.execute(f'REVOKE CONNECT ON DATABASE "{fresh}" FROM PUBLIC')
             words = ["--no-owner", "--no-privileges", "--exit-on-error", f"--role={self.name}", f"--dbname={fresh}"]
             self._call("pg_restore", fresh, *words, str(source))
-            # dropping one first would leave none after a crash between the two
+            # dropping the old one first would leave no database after a crash between the two
             cursor.execute(f'DROP DATABASE IF EXISTS "{old}"')
             cursor.execute("BEGIN")
             cursor.execute(f'ALTER DATABASE "{self.name}" RENAME TO "{old}"')

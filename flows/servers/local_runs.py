@@ -1,7 +1,7 @@
-"""The flow runs of this machine's workers, when all of it is to end: cancelled, and told to end before the workers are.
+"""Shutdown of the flow runs of this machine's workers: they are cancelled and terminated before the workers.
 
-A worker that is told to end kills its flows at once: they could neither ask for a last checkpoint nor say what becomes
-of them, and their runs would stay Running. So the flows come first, while the server is there to be told.
+A worker that terminates kills its flows at once: they could not write a last checkpoint or report their state, and
+their runs would stay Running. So the flows are stopped first, while the server is running.
 """
 
 import os
@@ -24,29 +24,29 @@ _MESSAGE = "ended with starling up"
 
 
 def end_runs(workers: list[Service], patience_s: float) -> None:
-    """Cancel the flow runs of workers, and wait for the ends of their processes; what takes too long is killed.
+    """Cancel the flow runs of workers and wait for their processes to end; those that take too long are killed.
 
     Args:
-        workers: They go on until their flows have ended.
-        patience_s: How long the flows have.
+        workers: The workers; they keep running.
+        patience_s: Time limit for the flows.
     """
     deadline = time.monotonic() + patience_s
-    told: dict[int, UUID | None] = {}
+    runs_by_pid: dict[int, UUID | None] = {}
     while flows := _flows_of(workers):
-        # a worker may begin another one meanwhile
-        new = {pid: _run_of(pid) for pid in flows if pid not in told}
-        told |= new
+        # a worker may start another one meanwhile
+        new = {pid: _run_of(pid) for pid in flows if pid not in runs_by_pid}
+        runs_by_pid |= new
         if runs := [run for run in new.values() if run]:
             _cancelling(runs)
         for pid in new:
-            _send(pid, signal.SIGTERM)  # theirs are for them to end
+            _send(pid, signal.SIGTERM)  # the flows end their own children
         if time.monotonic() > deadline:
             for pid in flows:
                 for below in [*children(pid, all_generations=True), pid]:
                     _send(below, signal.SIGKILL)
             break
         time.sleep(_POLL_S)
-    if runs := [run for run in told.values() if run]:
+    if runs := [run for run in runs_by_pid.values() if run]:
         _cancelled(runs)
 
 
@@ -60,7 +60,7 @@ def _send(pid: int, number: signal.Signals) -> None:
 
 
 def _run_of(pid: int) -> UUID | None:
-    """The flow run that a worker's child executes; None if it does something else."""
+    """Id of the flow run that a worker's child executes; None if it executes none."""
     with suppress(OSError, ValueError):
         for variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
             if variable.startswith(_RUN):
@@ -69,18 +69,18 @@ def _run_of(pid: int) -> UUID | None:
 
 
 def _cancelling(runs: list[UUID]) -> None:
-    """Let the flows know, when they end, that they have been cancelled."""
+    """Set the runs to Cancelling, so that their flows know the reason when they end."""
     from prefect.states import Cancelling
 
     from tasks.locking.leases import impatient_client
 
-    with suppress(Exception), impatient_client() as client:  # without a server they end all the same
+    with suppress(Exception), impatient_client() as client:  # the flows end without a server, too
         for run in runs:
             client.set_flow_run_state(run, Cancelling(message=_MESSAGE))
 
 
 def _cancelled(runs: list[UUID]) -> None:
-    """Call runs cancelled, and those within them, whose processes could not say so themselves."""
+    """Set runs and their subflow runs to Cancelled, unless their processes have reported a final state."""
     from tasks.locking.leases import impatient_client
 
     with suppress(Exception), impatient_client() as client:

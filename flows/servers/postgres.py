@@ -1,8 +1,8 @@
-"""A PostgreSQL server of our own below the data folder: a database for Prefect and one for MLflow, passwords on.
+"""A PostgreSQL server in the data folder with databases for Prefect and MLflow, protected by passwords.
 
-It is Debian's PostgreSQL, or any on the PATH, on a loopback port without a Unix socket. Passwords are set at every
-start, from the files that have them, in PostgreSQL's single-user mode: nothing listens meanwhile, and a password that
-was changed in its file or that came with a restored backup is in force after the next start.
+It runs Debian's PostgreSQL, or another one on the PATH, on a loopback port without a Unix socket. The superuser's
+password is set from its file at every start, in PostgreSQL's single-user mode, so that nothing listens before.
+A password that was changed in its file, or came with a restored backup, applies after the next start.
 """
 
 import os
@@ -36,14 +36,14 @@ class PostgresError(ServiceError):
 
 
 def find_postgres(program: str = "postgres", version: str = "") -> str:
-    """Path of one of PostgreSQL's programs: Debian's newest, or on the PATH.
+    """Path of one of PostgreSQL's programs: Debian's newest, or the one on the PATH.
 
     Args:
-        program: Name.
-        version: Major version that is wanted, if Debian's package of it is there.
+        program: Name of the program.
+        version: Preferred major version; used if Debian's package of it is installed.
 
     Raises:
-        PostgresError: There is none.
+        PostgresError: If it is not installed.
     """
     debian = Path("/usr/lib/postgresql")
     if version and (debian / version / "bin" / program).exists():
@@ -54,35 +54,35 @@ def find_postgres(program: str = "postgres", version: str = "") -> str:
             return str(folder / program)
     found = shutil.which(program)
     if found is None:
-        raise PostgresError(f"there is no {program} here: apt-get install postgresql (or put PostgreSQL on the PATH)")
+        raise PostgresError(f"{program} is not installed: apt-get install postgresql (or put PostgreSQL on the PATH)")
     return found
 
 
 def account(folder: Path) -> dict[str, Any]:
-    """Arguments of `Popen` for PostgreSQL, which refuses to run as root: for root, another user.
+    """Arguments of `Popen` that run PostgreSQL as another user if this process is root, as which it refuses to run.
 
     Raises:
-        PostgresError: That user cannot reach the folder.
+        PostgresError: If there is no such user, or it cannot enter the folder.
     """
     if os.geteuid() != 0:
         return {}
     users = {entry.pw_name: entry for entry in pwd.getpwall()}
     user = users.get("postgres") or users.get("nobody")
     if user is None:
-        raise PostgresError("PostgreSQL does not run as root, and there is no user postgres or nobody: make one")
+        raise PostgresError("PostgreSQL does not run as root, and there is no user postgres or nobody: create one")
     for parent in folder.parents:
         status = parent.stat()
         if not status.st_mode & (0o100 if status.st_uid == user.pw_uid else 0o001):
             raise PostgresError(
-                f"PostgreSQL does not run as root but as user {user.pw_name}, who cannot enter {parent}: run this as "
-                f"another user than root, or give --folder (STARLING_HOME) a place that others may enter, or chmod o+x"
+                f"PostgreSQL does not run as root but as user {user.pw_name}, who cannot enter {parent}: run this as a "
+                f"user other than root, or choose a --folder (STARLING_HOME) that others may enter, or chmod o+x"
             )
     return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
 
 
 @dataclass(frozen=True, kw_only=True)
 class PostgresServer:
-    """A PostgreSQL server whose superuser's password we have."""
+    """A PostgreSQL server whose superuser's password is known."""
 
     host: str = LOOPBACK
     port: int
@@ -94,7 +94,7 @@ class PostgresServer:
         return find_postgres(name)
 
     def make_databases(self) -> None:
-        """Make the roles and databases that are missing, and set the roles' passwords."""
+        """Create missing roles and databases, and set the roles' passwords."""
         with self.admin() as admin, admin.cursor() as cursor:
             for name in DATABASES:
                 cursor.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", (name,))
@@ -104,17 +104,17 @@ class PostgresServer:
                 cursor.execute("SELECT 1 FROM pg_database WHERE datname = %s", (name,))
                 if cursor.fetchone() is None:
                     cursor.execute(f'CREATE DATABASE "{name}" OWNER "{name}"')
-                cursor.execute(f'REVOKE CONNECT ON DATABASE "{name}" FROM PUBLIC')  # its owner still may
+                cursor.execute(f'REVOKE CONNECT ON DATABASE "{name}" FROM PUBLIC')  # the owner keeps the right
 
     @contextmanager
     def admin(self, database: str = "postgres", patience_s: float = 60.0) -> "Iterator[connection]":
-        """A connection of the superuser, without a transaction; waits for a server that recovers from a crash."""
+        """Connect as superuser with autocommit; waits for a server that recovers from a crash."""
         password = read_secret(self.secrets, "postgres_password")
         with connected(self.host, self.port, "postgres", password, database, patience_s) as made:
             yield made
 
     def renew_mlflow_admin(self) -> None:
-        """Give MLflow's admin the password of the file, if MLflow has an admin already: it would keep the old one."""
+        """Set the password of MLflow's existing admin from its file, which MLflow itself does not do."""
         from werkzeug.security import check_password_hash, generate_password_hash
 
         wanted = read_secret(self.secrets, "mlflow_admin_password")
@@ -129,7 +129,7 @@ class PostgresServer:
                 cursor.execute("UPDATE users SET password_hash = %s WHERE username = %s", (hashed, ADMIN))
 
     def environment(self, name: str) -> Mapping[str, str]:
-        """What PostgreSQL's own programs need to reach a database as the superuser."""
+        """Environment with which PostgreSQL's programs connect to a database as superuser."""
         return {
             "PGHOST": self.host,
             "PGPORT": str(self.port),
@@ -141,20 +141,20 @@ class PostgresServer:
 
 @dataclass(frozen=True, kw_only=True)
 class PostgresCluster(PostgresServer):
-    """A server that we start, and its files."""
+    """A PostgreSQL server that this process starts, and its files."""
 
     folder: Path
 
     def program(self, name: str = "postgres") -> str:
-        """Path of one of PostgreSQL's programs, of the version that the files are of if that is here."""
+        """Path of one of PostgreSQL's programs, in the version of the files if that is installed."""
         version = self.folder / "PG_VERSION"
         return find_postgres(name, version.read_text(encoding="ascii").strip() if version.exists() else "")
 
     def prepare(self) -> None:
-        """Make the files if they are missing, and set the superuser's password.
+        """Create the files if they are missing, and set the superuser's password.
 
         Raises:
-            PostgresError: If PostgreSQL is missing, refuses, or is of another version than the files.
+            PostgresError: If PostgreSQL is missing, fails, or has another version than the files.
         """
         as_user = account(self.folder)
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -162,7 +162,7 @@ class PostgresCluster(PostgresServer):
             os.chown(self.folder, as_user["user"], as_user["group"])
         if not (self.folder / "PG_VERSION").exists():
             words = [self.program("initdb"), "-D", str(self.folder), "-U", "postgres", "-E", "UTF8", "--locale=C"]
-            # no connection is possible before there is a password
+            # reject connections until the password is set
             _call([*words, "--auth=reject", "--no-instructions"], "", as_user, _INIT_S)
         (self.folder / "pg_hba.conf").write_text(_HBA, encoding="ascii")
         line = f"ALTER ROLE postgres PASSWORD '{_quoted(read_secret(self.secrets, 'postgres_password'))}'\n"
@@ -172,11 +172,11 @@ class PostgresCluster(PostgresServer):
             raise PostgresError(f"PostgreSQL refuses {self.folder}: {_without_passwords(said)[-800:]}")
 
     def start(self) -> Service:
-        """Start the server; `prepare` has been called."""
+        """Start the server; call `prepare` first."""
         command = [self.program(), "-D", str(self.folder), "-c", f"listen_addresses={LOOPBACK}"]
         command += ["-c", f"port={self.port}", "-c", "unix_socket_directories="]
         health = f"tcp://{LOOPBACK}:{self.port}"
-        # a fast shutdown: SIGTERM would wait until the last client has left
+        # SIGINT is a fast shutdown; SIGTERM would wait until all clients have disconnected
         return spawn("postgres", command, health, health, account=account(self.folder), end=signal.SIGINT)
 
 
@@ -184,10 +184,10 @@ class PostgresCluster(PostgresServer):
 def connected(
     host: str, port: int, user: str, password: str, database: str, patience_s: float = 60.0
 ) -> "Iterator[connection]":
-    """A connection without a transaction.
+    """Connect with autocommit; retries until the time limit.
 
     Raises:
-        PostgresError: If there is none in time.
+        PostgresError: If the server does not accept the connection in time, or rejects the password.
     """
     import psycopg2  # type: ignore[import-untyped]
 
@@ -210,9 +210,9 @@ def connected(
 
 
 def _quoted(text: str) -> str:
-    """Text for a quoted literal on one line."""
+    """Escape text for a quoted literal on one line."""
     if "\n" in text or "\0" in text or "\\" in text:
-        raise PostgresError("a PostgreSQL password has a line break or a backslash: make another")
+        raise PostgresError("a PostgreSQL password contains a line break or a backslash: choose another")
     return text.replace("'", "''")
 
 
@@ -221,7 +221,7 @@ def _without_passwords(text: str) -> str:
 
 
 def _call(command: list[str], text: str, as_user: Mapping[str, Any], limit_s: float) -> str:
-    """Run one of PostgreSQL's programs to its end and return what it said.
+    """Run one of PostgreSQL's programs until it exits, and return its output.
 
     Raises:
         PostgresError: If it fails.

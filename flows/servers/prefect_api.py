@@ -1,8 +1,8 @@
-"""The Prefect server of a command: the configured one, that of `starling up`, or one of its own, which is looked after.
+"""The Prefect server of a command: a configured one, that of `starling up`, or a supervised one of its own.
 
-A server of the command's own that dies is started again within seconds, at the same address and on the same database.
-Its socket is the command's, so that requests wait meanwhile and succeed. Where it cannot be started again the command
-ends: nothing that a flow does would get anywhere.
+If the command's own server dies, it is restarted within seconds at the same address and on the same database. The
+command holds its socket open, so requests wait during the restart and succeed. If it cannot be restarted, the command
+ends, since flows cannot run without it.
 """
 
 import os
@@ -34,22 +34,22 @@ _QUEUES = (("prefect.events.worker", "EventsWorker"), ("prefect.logging.handlers
 _LOOK_S = 0.5
 _PATIENCE_S = 10.0
 _HURRIED_S = 2.0
-"""For each step of ending a server of our own, where ten seconds are for everything."""
+"""For each step of stopping an own server, if everything has to end within ten seconds."""
 
 
 @contextmanager
 def orchestration(on_wait: Callable[[str], None] = lambda _: None) -> Iterator[str]:
-    """A Prefect API for the block: the configured one, that of `starling up`, or one of our own that ends with it.
+    """Provide a Prefect API: the configured one, that of `starling up`, or an own server that ends with the block.
 
     Args:
-        on_wait: Told what is waited for, and of trouble with a server of our own.
+        on_wait: Called with messages about waiting, and about trouble with an own server.
 
     Yields:
         The server's URL, without /api.
     """
     set_prefect_defaults()
     if os.environ.get("PREFECT_API_URL"):
-        from tasks.orchestration.reachable import (  # with what it imports, it would delay every command
+        from tasks.orchestration.reachable import (  # slow to import
             PATIENCE_S,
             check_prefect,
         )
@@ -59,7 +59,7 @@ def orchestration(on_wait: Callable[[str], None] = lambda _: None) -> Iterator[s
         yield os.environ["PREFECT_API_URL"].removesuffix("/api")
         return
     running = running_services()
-    connect_mlflow()  # and the passwords
+    connect_mlflow()  # also exports the passwords
     with ExitStack() as stack:
         stack.callback(os.environ.pop, "PREFECT_API_URL", None)
         url = running.get("prefect") or stack.enter_context(private_server(on_wait))
@@ -69,16 +69,16 @@ def orchestration(on_wait: Callable[[str], None] = lambda _: None) -> Iterator[s
 
 @contextmanager
 def private_server(say: Callable[[str], None]) -> Iterator[str]:
-    """A Prefect server for the block; one that dies is started again.
+    """Run a Prefect server for the block; it is restarted when it dies.
 
     Args:
-        say: Told that it is started, and of its deaths.
+        say: Called with messages about its start and its deaths.
 
     Yields:
-        Its URL, without /api.
+        The server's URL, without /api.
 
     Raises:
-        ServiceError: If it does not start.
+        ServiceError: If the server does not start.
         DiskError: If the disk of the data folder is full.
     """
     with listening() as listener:
@@ -120,18 +120,18 @@ def _looked_after(supervisor: Supervisor, give_up: Callable[[Exception], None]) 
 
 
 def _give_up(listener: socket.socket, say: Callable[[str], None], error: Exception) -> None:
-    """End this process, whose server cannot be started again."""
-    listener.close()  # what waits for the server is refused from now on
-    end_because(lambda: say(f"ending within ten seconds; the same command then finishes the work. {error}"))
+    """End this process, since its server cannot be restarted."""
+    listener.close()  # refuses waiting requests from now on
+    end_because(lambda: say(f"stopping within ten seconds; run the same command again to continue. {error}"))
 
 
 def send_the_rest(patience_s: float) -> None:
-    """Let Prefect send its last events and log lines while the server is there: it would try so when this process ends.
+    """Flush Prefect's queues of events and log lines while the server runs; otherwise they are flushed at exit.
 
     Args:
-        patience_s: For each.
+        patience_s: Time limit for each queue.
     """
     for module, name in _QUEUES:
         queue: Any = getattr(sys.modules.get(module), name, None)
-        if queue is not None:  # what has not been imported has nothing to send, and takes seconds to import
+        if queue is not None:  # a module that was not imported has nothing to send
             queue.drain_all(timeout=patience_s)

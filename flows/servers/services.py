@@ -1,7 +1,7 @@
-"""The servers around a run: Prefect's for the flows, MLflow's for the UI; local, on loopback, below the data folder.
+"""Local Prefect and MLflow servers, on loopback, with their files in the data folder.
 
-`starling up` starts both and leaves a note in the data folder; a run finds the note and uses them. Without it a run
-starts a Prefect server of its own (see `flows.servers.prefect_api`), and MLflow works on SQLite without any server.
+`starling up` starts both and writes `services.json` to the data folder, where a run finds them. Without it a run starts
+its own Prefect server (see `flows.servers.prefect_api`), and MLflow works on SQLite without a server.
 """
 
 import http.client
@@ -29,7 +29,7 @@ from training.processes.children import Child, bind_to_parent, children, see_end
 LOOPBACK = "127.0.0.1"
 START_S = 180.0
 STARTS = 3
-"""How often a server is started that dies before it answers."""
+"""Attempts to start a server that dies before it answers."""
 _BACKLOG = 1024
 
 
@@ -39,20 +39,20 @@ class ServiceError(RuntimeError):
 
 @dataclass
 class Service:
-    """A server process of ours."""
+    """A server process."""
 
     name: str
     url: str
     health: str
     process: Child
     end: signal.Signals = signal.SIGTERM
-    """What asks it to end; PostgreSQL, told to terminate, would wait for its clients to leave."""
+    """Signal that stops it; on SIGTERM, PostgreSQL would wait until its clients have disconnected."""
 
     def wait(self, patience_s: float = START_S, stop: threading.Event | None = None) -> "Service":
-        """Wait until it answers.
+        """Wait until the server answers.
 
         Args:
-            patience_s: How long.
+            patience_s: Time limit.
             stop: Ends the waiting when it is set.
 
         Raises:
@@ -72,31 +72,31 @@ class Service:
         raise ServiceError(f"{self.name} did not answer at {self.health} in {patience_s:.0f} s: {self.log_end()}")
 
     def ask_to_end(self) -> None:
-        """Ask it to end, politely."""
+        """Send the signal that stops the server, if it is running."""
         if self.process.poll() is None:
             self.process.send_signal(self.end)
 
     def stop(self, patience_s: float = 10.0) -> None:
-        """End it: politely, then not."""
+        """Stop the server; kill it after the time limit."""
         self.ask_to_end()
         self.see_end(patience_s)
 
     def see_end(self, patience_s: float) -> None:
-        """Wait for the end of what was asked to, and kill it after that time."""
+        """Wait until the process has ended; kill it after the time limit."""
         see_end(self.process, patience_s)
 
     @property
     def log(self) -> Path:
-        """Takes its output."""
+        """Path of its log."""
         return self.process.log
 
     def log_end(self) -> str:
-        """The end of its log, for a message."""
+        """The last lines of its log, for a message."""
         return f"the end of {self.log}:\n{self.process.tail(12)}"
 
 
 def answers(url: str, timeout_s: float = 2.0) -> bool:
-    """Whether something answers there with success; at tcp://HOST:PORT it is enough that something listens."""
+    """Whether a GET of the URL succeeds; for tcp://HOST:PORT, whether a connection succeeds."""
     if url.startswith("tcp://"):
         host, _, port = url.removeprefix("tcp://").partition(":")
         with suppress(OSError, ValueError), socket.create_connection((host, int(port)), timeout_s):
@@ -110,20 +110,20 @@ def answers(url: str, timeout_s: float = 2.0) -> bool:
 
 
 def free_port() -> int:
-    """A port that nothing listens on at the moment."""
+    """A port that is free at the moment."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         return int(probe.getsockname()[1])
 
 
 def listening() -> socket.socket:
-    """A socket that listens on a free port of the loopback, for a server that may be started again.
+    """A socket that listens on a free loopback port, for a server that may be restarted.
 
-    While its server is away, requests wait in its queue. At a closed port they would be refused, and a client of
-    Prefect's that has never connected, as each flow and each slot has its own, takes that for a wrong address.
+    While the server is down, requests wait in the socket's queue. A closed port would refuse them, which a Prefect
+    client without an earlier connection takes for a wrong address; each flow and each slot has its own client.
     """
     listener = socket.create_server((LOOPBACK, 0), backlog=_BACKLOG)
-    # accepted connections inherit it; uvicorn takes such a socket for one of the machine's own and does not set it
+    # accepted connections inherit it; uvicorn takes an inherited socket for a Unix socket and does not set it
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
@@ -138,16 +138,16 @@ def spawn(
     end: signal.Signals = signal.SIGTERM,
     listener: socket.socket | None = None,
 ) -> Service:
-    """Start a server as a child that cannot outlive this process; its output goes to a log in the data folder.
+    """Start a server as a child that ends with this process; its output goes to a log in the data folder.
 
     Args:
-        name: Of the server and its log; the log of the start before stays beside it as NAME.log.1.
-        command: Words.
-        url: Where it will serve.
-        health: Where it answers once it works.
+        name: Name of the server and its log; the previous log is kept as NAME.log.1.
+        command: Command line.
+        url: URL of the server.
+        health: URL that answers once the server works.
         env: Variables besides those of this process.
-        account: Arguments of `Popen` (user, group) for a server that runs as somebody else.
-        end: Signal that asks it to end.
+        account: Arguments of `Popen` (user, group) for a server that runs as another user.
+        end: Signal that stops it.
         listener: Socket that the server inherits.
     """
     log = home() / "logs" / f"{name}.log"
@@ -157,7 +157,7 @@ def spawn(
         command,
         log,
         env,
-        start_new_session=True,  # Ctrl-C is for this process, which needs its servers until it has ended
+        start_new_session=True,  # Ctrl-C must not reach the servers, which this process needs while it ends
         preexec_fn=partial(bind_to_parent, end),
         pass_fds=[listener.fileno()] if listener else [],
         **(account or {}),
@@ -166,7 +166,10 @@ def spawn(
 
 
 def end_orphans(keep: set[int], patience_s: float = 15.0) -> None:
-    """End the children of this process other than those to keep: politely, then not; theirs end with them."""
+    """Terminate the children of this process except those to keep, and kill them after the time limit.
+
+    Descendants that this process adopts as orphans are ended as well.
+    """
     deadline = time.monotonic() + patience_s
     sent: dict[int, int] = {}
     while orphans := set(children()) - keep:
@@ -174,26 +177,26 @@ def end_orphans(keep: set[int], patience_s: float = 15.0) -> None:
         wanted = signal.SIGKILL if late else signal.SIGTERM
         for pid in orphans:
             if sent.get(pid) != wanted:
-                os.kill(pid, wanted)  # ours, and not yet waited for: the number is still its own
+                os.kill(pid, wanted)  # safe: the pid cannot be reused before the child is waited for
                 sent[pid] = wanted
             os.waitpid(pid, os.WNOHANG)
         time.sleep(0.1)
 
 
 def prefect_environment() -> dict[str, str]:
-    """Settings of everything of Prefect's that runs below the data folder."""
+    """Environment of all Prefect processes on this data folder."""
     return {
-        "STARLING_HOME": str(home()),  # absolute: a worker runs flows from another folder
+        "STARLING_HOME": str(home()),  # absolute, since a worker runs flows in another folder
         "PREFECT_HOME": str(home() / "prefect"),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
-        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",  # flows.deploy.automations counts on it
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",  # flows.deploy.automations relies on it
         "DO_NOT_TRACK": "1",
     }
 
 
 def set_prefect_defaults() -> None:
-    """Give this process those settings, except where its environment has others."""
+    """Set `prefect_environment` in this process; variables that are already set are kept."""
     for name, value in prefect_environment().items():
         os.environ.setdefault(name, value)
 
@@ -201,16 +204,16 @@ def set_prefect_defaults() -> None:
 def start_prefect(
     port: int = 0, more: Mapping[str, str] | None = None, listener: socket.socket | None = None
 ) -> Service:
-    """Start a Prefect server (API, UI, scheduler), by default with its SQLite database in the data folder.
+    """Start a Prefect server (API, UI, scheduler), by default with a SQLite database in the data folder.
 
     Args:
-        port: By default a free one.
-        more: Environment of another database, and of passwords.
-        listener: A socket to serve on instead of a port; it stays open, see `listening`.
+        port: Port; 0 takes a free one.
+        more: Further environment, for another database and passwords.
+        listener: A socket to serve on instead of a port, as returned by `listening`.
     """
     port = int(listener.getsockname()[1]) if listener else port or free_port()
     url = f"http://{LOOPBACK}:{port}"
-    # uvicorn directly: `prefect server start` would import everything twice, in a parent and in a child
+    # not `prefect server start`, which imports everything twice, in a parent and a child
     command = [sys.executable, "-m", "uvicorn", "--factory", "flows.servers.prefect_server:create_app"]
     command += ["--fd", str(listener.fileno())] if listener else ["--host", LOOPBACK, "--port", str(port)]
     command += ["--log-level", "warning", "--lifespan", "on"]
@@ -223,13 +226,13 @@ def start_mlflow(port: int = 0) -> Service:
     """Start an MLflow server on the data folder's SQLite database and artifacts.
 
     Raises:
-        EmbeddedDatabaseError: The database cannot be used; the message says what to do.
+        EmbeddedDatabaseError: If the database cannot be used; the message names a remedy.
     """
     port = port or free_port()
     url = f"http://{LOOPBACK}:{port}"
     make_ready(database := home() / "mlflow" / "mlflow.db")
     command = [sys.executable, "-m", "mlflow", "server", "--host", LOOPBACK, "--port", str(port), "--workers", "1"]
-    # clients on this machine write artifacts straight into the folder, with or without the server
+    # clients on this machine write artifacts directly to the folder, with or without the server
     command += ["--backend-store-uri", f"sqlite:///{database}", "--no-serve-artifacts"]
     command += ["--default-artifact-root", mlflow_artifacts().as_uri()]
     env = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
@@ -237,12 +240,12 @@ def start_mlflow(port: int = 0) -> Service:
 
 
 def note_path() -> Path:
-    """Where `starling up` says which servers run."""
+    """Path of `services.json`, in which `starling up` lists its servers."""
     return home() / "services.json"
 
 
 def services_note() -> dict[str, Any]:
-    """What `starling up` noted about its servers; empty without one."""
+    """Content of `services.json`; empty if there is none."""
     try:
         note = json.loads(note_path().read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError):
@@ -251,23 +254,23 @@ def services_note() -> dict[str, Any]:
 
 
 def running_services() -> dict[str, str]:
-    """URLs of the servers of a `starling up` on this data folder, those that answer."""
+    """URLs of the servers of a `starling up` on this data folder that answer."""
     note = services_note()
     health = {"prefect": "/api/health", "mlflow": "/health"}
     return {name: note[name] for name, path in health.items() if name in note and answers(note[name] + path)}
 
 
 def export_credentials() -> None:
-    """Give this process what the servers of a production `starling up` on this data folder ask for.
+    """Export the credentials of the servers of a production `starling up` on this data folder.
 
-    What the environment has already stays, and no password is taken for a server that is another's.
+    Variables that are already set are kept, and no password is set for a service that is configured elsewhere.
     """
     note = services_note()
     if "secrets" not in note:
         return
     try:
         credentials = client_environment(Path(note["secrets"])) | note["environment"]
-    except SecretError:  # what needs a password says so itself
+    except SecretError:  # whatever needs a password reports that itself
         return
     owners = {
         "PREFECT": (os.environ.get("PREFECT_API_URL"), f"{note['prefect']}/api"),

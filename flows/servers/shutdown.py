@@ -1,4 +1,4 @@
-"""The end of a process: within ten seconds of being told to, said once, and not because its worker has died."""
+"""Shutdown of a process within ten seconds of a signal, with one message, and independent of its worker's death."""
 
 import logging
 import os
@@ -17,33 +17,33 @@ from rich.console import Console
 from training.processes.children import children
 
 END_S = 9.2
-"""Of the ten; a busy machine needs the rest. A training that is asked to end has a little less, for a checkpoint."""
+"""Less than ten seconds, with a reserve for busy machines. A training gets slightly less, for its checkpoint."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PREFECT_HANDLER = "_prefect_sigterm_handler"
 _AGAIN_S, _SAY_S = 0.05, 2.0
 
 
 class Countdown:
-    """Ends this process hard, with all that it started, a while after the first signal that asks it to end.
+    """Kills this process and all its descendants if it has not ended some time after the first signal.
 
-    A thread hears of signals through Python's wakeup descriptor: handlers run between two bytecodes of the main thread
-    only, which may be in the middle of a long call. And what a handler raises is dropped where it cannot be caught, in
-    a callback from C or a finalizer: then the thread sends the signal again.
+    A thread receives signals through Python's wakeup descriptor, since handlers run only between two bytecodes of the
+    main thread, which may be in a long call. If a handler's exception is dropped because it cannot be propagated, in a
+    callback from C or a finalizer, the thread sends the signal again.
 
     Args:
         patience_s: Seconds that the process has to end by itself.
-        say: Called with the signal's number as soon as it is heard, in that thread.
+        say: Called with the signal's number as soon as the thread receives it, in that thread.
     """
 
     def __init__(self, patience_s: float, say: Callable[[int], None] | None) -> None:
         self.number = 0
-        """The signal that was heard first."""
+        """The first signal received."""
         self.raised = False
         """Whether a handler has started to end the main thread."""
         self.deadline = float("inf")
-        """When the process is ended hard."""
+        """Time at which the process is killed."""
         self.status = 0
-        """Exit status, where it is not the signal that gives the reason."""
+        """Exit status; 0 derives it from the signal."""
         self.say, self._patience_s = say, patience_s
         self.said = threading.Event()
         """Set when `say` has returned."""
@@ -52,17 +52,17 @@ class Countdown:
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         self._before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        if self._before != -1:  # somebody else's, who relies on it: then the handlers have to do
+        if self._before != -1:  # another library uses the descriptor: rely on the handlers alone
             signal.set_wakeup_fd(self._before)
         threading.Thread(target=self._watch, name="end", daemon=True).start()
 
     def note(self, number: int) -> None:
-        """Tell the thread of a signal; the first one counts."""
-        with suppress(BlockingIOError):  # full of signals already
+        """Pass a signal to the thread; the first one counts."""
+        with suppress(BlockingIOError):  # the pipe is full of signals already
             os.write(self._writer, bytes([number]))
 
     def close(self) -> None:
-        """Hear of no signal any more."""
+        """Stop listening for signals."""
         sys.unraisablehook = self._hook
         signal.set_wakeup_fd(self._before)
         os.close(self._writer)
@@ -103,9 +103,9 @@ _countdown: Countdown | None = None
 
 
 class _Handler:
-    """What this process does on a signal: what it did before, once; later ones change nothing.
+    """Signal handler that calls the previous handler once; later signals are ignored.
 
-    A second Ctrl-C would otherwise interrupt the clean-up.
+    Otherwise a second Ctrl-C would interrupt the clean-up.
     """
 
     def __init__(self, countdown: Countdown, before: Any) -> None:
@@ -123,19 +123,19 @@ class _Handler:
 
 @contextmanager
 def bounded_end(patience_s: float = END_S, say: Callable[[int], None] | None = None) -> Iterator[None]:
-    """End this process hard, with all that it started, when it is still there a while after SIGTERM or Ctrl-C.
+    """Kill this process and all its descendants if it has not ended some time after SIGTERM or Ctrl-C.
 
-    Prefect turns SIGTERM into an exception, which waits for threads in the middle of a piece of work; a worker that
-    cancels a run would kill the process after half a minute, but not what that has started. Once the process has been
-    told to end, this holds beyond the block as well.
+    Prefect turns SIGTERM into an exception, which waits for threads to finish their work; a worker that cancels a run
+    kills the process after half a minute, but not its children. After a signal the time limit also holds beyond the
+    block.
 
     Args:
-        patience_s: Seconds that it has to end by itself.
+        patience_s: Seconds that the process has to end by itself.
         say: Called once, with the signal's number, in another thread; within another such block the outer one counts.
     """
     global _countdown
     if threading.current_thread() is not threading.main_thread():
-        yield  # signals are the main thread's
+        yield  # only the main thread can install handlers
         return
     outermost = _countdown is None
     countdown = _countdown = _countdown or Countdown(patience_s, say)
@@ -152,9 +152,9 @@ def bounded_end(patience_s: float = END_S, say: Callable[[int], None] | None = N
 
 
 def _install(number: int, countdown: Countdown) -> bool:
-    """Put our handler before the present one, unless it is there already.
+    """Install our handler in front of the current one, unless it is installed already.
 
-    Also where Ctrl-C is ignored, as for a job in a script's background: what ends the script ends its jobs.
+    This also applies if Ctrl-C is ignored, as in a background job of a script: it ends together with the script.
     """
     before: Any = signal.getsignal(number)
     if isinstance(before, _Handler):
@@ -163,7 +163,7 @@ def _install(number: int, countdown: Countdown) -> bool:
     signal.signal(number, handler)
     engine: Any = sys.modules.get("prefect.utilities.engine")
     if before is getattr(engine, _PREFECT_HANDLER, ()):
-        # otherwise each flow within this flow would put Prefect's handler back, which knows no bound
+        # otherwise each nested flow would restore Prefect's handler, which has no time limit
         setattr(engine, _PREFECT_HANDLER, handler)
     return True
 
@@ -180,42 +180,42 @@ def _restore(number: int) -> None:
 
 
 def told() -> int:
-    """The signal that has told this process to end; 0 if none has."""
+    """The signal that asked this process to end; 0 if there was none."""
     return _countdown.number if _countdown else 0
 
 
 def interrupted() -> bool:
-    """Whether this process was told to end, and is one that says so: that of a terminal."""
+    """Whether a signal asked this process to end, and it runs in a terminal, where it prints a message."""
     return bool(told()) and _countdown is not None and _countdown.say is not None
 
 
 def left_s() -> float:
-    """Seconds until this process, which was told to end, is ended hard."""
+    """Seconds until this process is killed; infinite before a signal."""
     return max(0.0, _countdown.deadline - time.monotonic()) if _countdown else float("inf")
 
 
 def end_now() -> None:
-    """End this process, which has done its work, with success: taking Prefect's heap apart would take seconds."""
+    """Exit with status 0 at once: the interpreter's shutdown would take seconds with Prefect loaded."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
 def end_if_told() -> None:
-    """End this process if it was told to, without the exit handlers of libraries, some of which wait for servers."""
+    """End this process if a signal asked for it, without exit handlers: those of some libraries wait for servers."""
     if number := told():
         if _countdown is not None:
-            _countdown.said.wait(_SAY_S)  # by the other thread, which may not have come to it yet
+            _countdown.said.wait(_SAY_S)  # the thread may not have printed the message yet
         sys.stdout.flush()
         sys.stderr.flush()
         end_hard(number)
 
 
 def end_because(say: Callable[[], None]) -> None:
-    """End this process as a signal would, for a reason of its own, with status 1; called in any thread.
+    """End this process as a signal would, but with status 1; may be called in any thread.
 
     Args:
-        say: Tells the reason, once, unless the process was told to end before.
+        say: Prints the reason; called once, unless a signal has already asked the process to end.
     """
     if told():
         return
@@ -227,10 +227,10 @@ def end_because(say: Callable[[], None]) -> None:
 
 
 def end_hard(number: int = signal.SIGTERM) -> None:
-    """Kill what this process has started, and end it.
+    """Kill all descendants of this process, and exit.
 
     Args:
-        number: The signal that is the reason; it shows in the exit status, unless there is another one.
+        number: The signal that caused it; determines the exit status unless the countdown has one.
     """
     for pid in children(all_generations=True):
         with suppress(ProcessLookupError):
@@ -239,16 +239,16 @@ def end_hard(number: int = signal.SIGTERM) -> None:
 
 
 def outlive_reader() -> None:
-    """Go on when this process's output is not read any more, for example when its worker has been killed.
+    """Keep running when the reader of this process's output is gone, for example a killed worker.
 
-    Prefect's console handler would end the process at its next line, and with it a training of days.
+    Otherwise Prefect's console handler would end the process, and a long training with it, at its next line.
     """
     for console in _log_consoles():
         console.on_broken_pipe = partial(_fall_silent, console)  # type: ignore[method-assign]
 
 
 def silence_logs() -> None:
-    """Let the libraries' logs leave the terminal alone: what still fails while a process ends is no news."""
+    """Stop printing the libraries' logs to the terminal: errors during a shutdown are expected."""
     for console in _log_consoles():
         console.quiet = True
 

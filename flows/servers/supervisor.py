@@ -1,4 +1,4 @@
-"""Servers and workers that are started again when they die, and ended in order."""
+"""Supervision of servers and workers: restarts them when they die, and stops them in order."""
 
 import os
 import threading
@@ -19,23 +19,23 @@ class _Kept:
     service: Service
     start: Callable[[], Service]
     died: list[float] = field(default_factory=list)
-    """When it died, lately."""
+    """Times of its recent deaths."""
     due: float | None = None
-    """When it is to be started again."""
+    """Time of its next start; None while it runs."""
 
     def answers(self) -> bool:
-        """Whether it does; one that has died would only let the question wait where its socket is kept open."""
+        """Whether the service answers; a dead one is not asked, since its open socket would let the request wait."""
         return self.due is None and services.answers(self.service.health)
 
 
 class Supervisor:
-    """Looks after processes that ought to run until they are told to end.
+    """Restarts services that die, up to a limit.
 
     Args:
-        restarts: How often one may die within the window before all is given up; 0 gives up at once.
-        window_s: Deaths longer ago are forgotten.
-        say: Told what happens.
-        clock: Seconds, from any beginning.
+        restarts: How often a service may die within the window before `check` raises; 0 raises at the first death.
+        window_s: Window in seconds; earlier deaths do not count.
+        say: Called with messages about deaths and restarts.
+        clock: Monotonic clock, in seconds.
     """
 
     def __init__(
@@ -49,21 +49,21 @@ class Supervisor:
         self._restarts, self._window_s, self._say, self._clock = restarts, window_s, say, clock
 
     def add(self, start: Callable[[], Service]) -> Service:
-        """Start one and keep it; the last one added is the first one ended."""
+        """Start a service and supervise it; services are stopped in reverse order."""
         service = start()
         self._kept.append(_Kept(service, start))
         return service
 
     @property
     def services(self) -> list[Service]:
-        """Those that are kept, in the order of their start."""
+        """The supervised services, in the order they were added."""
         return [kept.service for kept in self._kept]
 
     def wait(self, patience_s: float = START_S, stop: threading.Event | None = None) -> None:
-        """Wait until all servers answer; those that die meanwhile are started again, a few times.
+        """Wait until all servers answer; those that die meanwhile are restarted a few times.
 
         Args:
-            patience_s: How long, for all together.
+            patience_s: Time limit for all together.
             stop: Ends the waiting when it is set.
 
         Raises:
@@ -82,13 +82,13 @@ class Supervisor:
             time.sleep(0.25)
 
     def check(self, restarts: int | None = None) -> None:
-        """Start again what has died; call it about every second.
+        """Restart services that have died, after a pause; call it about every second.
 
         Args:
-            restarts: How often one may die; by default as the supervisor was told.
+            restarts: How often a service may die; by default the supervisor's limit.
 
         Raises:
-            ServiceError: One dies too often.
+            ServiceError: If a service dies too often.
         """
         now, restarts = self._clock(), self._restarts if restarts is None else restarts
         for kept in self._kept:
@@ -99,7 +99,7 @@ class Supervisor:
                 self._died(kept, now, restarts)
 
     def reap(self) -> None:
-        """Let other children that have ended go, in a process that adopts and waits for none: a table fills up."""
+        """Reap other children that have ended, in a process that adopts orphans: zombies fill the process table."""
         for pid in set(children()) - {service.process.pid for service in self.services}:
             try:
                 os.waitpid(pid, os.WNOHANG)
@@ -115,14 +115,14 @@ class Supervisor:
         pause = min(_FIRST_PAUSE_S * 2 ** (len(kept.died) - 1), _LONGEST_PAUSE_S)
         kept.due = now + pause
         status = service.process.returncode
-        self._say(f"{service.name} ended with status {status}; starting it again in {pause:.0f} s ({service.log})")
+        self._say(f"{service.name} ended with status {status}; restarting it in {pause:.0f} s ({service.log})")
 
     def stop(self, first: int = 0, patience_s: float = END_S) -> None:
-        """End those from a position on: all are asked at once, so that together they take no longer than one.
+        """Stop the services from a position on, all at the same time.
 
         Args:
-            first: Position of the first; what others still need is ended later.
-            patience_s: How long they may take.
+            first: Position of the first service to stop; earlier ones keep running.
+            patience_s: Time limit for all together; what still runs then is killed.
         """
         ending = [self._kept.pop().service for _ in self._kept[first:]]
         for service in ending:

@@ -1,9 +1,9 @@
-"""Decoding: from a model's log posteriors to hypotheses.
+"""Decoding of a model's log posteriors to hypotheses.
 
     decoder = build_decoder(BeamConfig(beam=16), tokenizer)
     hypotheses = decoder.decode(log_probs, lengths)
 
-A new kind of decoder is one file with its configuration beside `greedy.py`, and one line in `DECODERS`.
+To add a decoder, add a file with the decoder and its configuration, and a line in `DECODERS`.
 """
 
 from __future__ import annotations
@@ -50,5 +50,5 @@ DecodeChoice = Annotated[DecodeConfig, OneOf({kind: decoder.config for kind, dec
 
 
 def build_decoder(cfg: DecodeConfig, tokenizer: Tokenizer) -> Decoder:
-    """Makes the decoder that the configuration asks for."""
+    """Builds the configured decoder."""
     return DECODERS[cfg.kind](cfg, tokenizer)

@@ -1,25 +1,26 @@
-"""What every decoder is: log posteriors in, hypotheses out."""
+"""The interface of decoders: log posteriors in, hypotheses out."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from speech.choices import ChoiceWithFiles
+from speech.lazy import torch
 from speech.tokens import Tokenizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class DecodeError(ValueError):
-    """Log posteriors that cannot be decoded: a wrong shape, a wrong number of tokens, impossible lengths, or NaN."""
+    """Log posteriors that cannot be decoded: wrong shape or number of tokens, invalid lengths, or NaN."""
 
 
 class DecodeConfig(ChoiceWithFiles):
-    """How hypotheses are searched."""
+    """Base class of decoding configurations."""
 
 
 @dataclass(frozen=True)
@@ -36,26 +37,24 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """What was recognized in one utterance."""
+    """The recognition result for one utterance."""
 
     tokens: list[int] = field(default_factory=list)
-    """Token ids without blanks and repetitions."""
+    """Token ids, blanks removed and repetitions merged."""
     text: str = ""
     """The tokens as text."""
     score: float = 0.0
-    """Natural log probability: of the best alignment (greedy), of all alignments that the search kept (others); with
-    what a language model and word scores add."""
+    """Natural log probability of the best alignment (greedy), or of all alignments kept by the search (others), with
+    the weighted language model and word scores added, if any."""
     frames: list[int] = field(default_factory=list)
-    """For each token the frame in which it starts, in the best alignment, counted in frames of the model's output."""
+    """Start of each token in the best alignment, in output frames of the model."""
     confidence: float = 0.0
-    """Mean over tokens of the token's highest posterior, 0 to 1; without tokens the mean posterior of the blank, and
-    0 if there was no frame. Searches of words: mean over words of `word_confidences`, without words the posterior of
-    silence."""
+    """Mean of the tokens' highest posteriors, 0 to 1; without tokens, the mean posterior of the blank; 0 without
+    frames. Searches of words: mean of `word_confidences`; without words, the posterior of silence."""
     word_confidences: list[float] = field(default_factory=list)
-    """For each word its posterior over the hypotheses that the search ended with; empty if the search is not one of
-    words."""
+    """Posterior of each word over the final hypotheses of the search; empty unless words are searched."""
     nbest: list[Alternative] = field(default_factory=list)
-    """The best hypotheses, this one first, where more than one was asked for."""
+    """The best hypotheses including this one, best first; empty unless more than one is requested."""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON value."""
@@ -63,14 +62,16 @@ class Hypothesis:
 
 
 class Decoder(ABC):
-    """Searches hypotheses in CTC log posteriors (Graves 2006). Subclasses decode one batch that has been checked.
+    """Finds the best hypotheses for CTC log posteriors (Graves 2006). Subclasses decode a validated batch.
 
     Attributes:
-        config: Class of its configuration.
-        slow: Whether it takes longer than the model, so that several processes pay.
+        config: Class of the decoder's configuration.
+        reads: Outputs that it decodes (`Objective.outputs`).
+        slow: Whether it takes longer than the model, so that several processes are worth their start.
     """
 
     config: ClassVar[type[DecodeConfig]]
+    reads: ClassVar[str] = "ctc"
     slow: ClassVar[bool] = False
 
     def __init__(self, cfg: DecodeConfig, tokenizer: Tokenizer) -> None:
@@ -86,17 +87,17 @@ class Decoder(ABC):
         Args:
             log_probs: Natural log posteriors (log softmax), [B, T, V] on any device; V is the tokenizer's size, the
                 blank comes first.
-            lengths: Number of frames of each utterance, [B]; what lies beyond is padding and never looked at.
+            lengths: Number of frames of each utterance, [B]; frames beyond are padding and ignored.
 
         Raises:
-            DecodeError: The shapes, the lengths or the values are impossible.
+            DecodeError: The shapes or lengths are invalid, or a log posterior is NaN.
         """
         log_probs, frame_counts = self._check(log_probs, lengths)
         return self._decode(log_probs, frame_counts)
 
     @abstractmethod
     def _decode(self, log_probs: Tensor, lengths: Sequence[int]) -> list[Hypothesis]:
-        """Decodes checked float32 log posteriors [B, T, V]."""
+        """Decodes validated float32 log posteriors [B, T, V]."""
 
     def _check(self, log_probs: Tensor, lengths: Tensor) -> tuple[Tensor, list[int]]:
         if log_probs.dim() != 3 or log_probs.shape[2] != self.tokenizer.size:
@@ -113,12 +114,12 @@ class Decoder(ABC):
             torch.arange(num_frames, device=log_probs.device) < torch.tensor(counts, device=log_probs.device)[:, None]
         )
         if bool((log_probs.isnan().any(dim=2) & valid).any()):
-            raise DecodeError("log_probs holds NaN: the model has diverged, or its input was damaged")
+            raise DecodeError("log_probs contains NaN: the model has diverged, or its input was damaged")
         return log_probs, counts
 
     def _hypothesis(
         self, tokens: list[int], frames: list[int], peaks: Sequence[float], score: float, silence: float
     ) -> Hypothesis:
-        """Puts a hypothesis together; `silence`, the blank's mean posterior, is its confidence without tokens."""
+        """Builds a hypothesis; without tokens, its confidence is `silence`, the blank's mean posterior."""
         confidence = sum(peaks) / len(peaks) if peaks else silence
         return Hypothesis(tokens, self.tokenizer.decode(tokens), score, frames, min(max(float(confidence), 0.0), 1.0))

@@ -1,28 +1,30 @@
-"""CTC prefix beam search: the token sequence with the highest probability summed over its alignments.
+"""CTC prefix beam search: finds the token sequence with the highest probability, summed over its alignments.
 
-The search itself is flashlight-text's, in C++. What it needs to be exact is not in its manual:
+Uses the C++ search of flashlight-text. To be exact, it has undocumented requirements:
 
 - `log_add=True`: otherwise it scores the best alignment only;
-- a silence token stands before the first and after the last frame and must not be a real token, else that token's first
-  occurrence counts as a repetition: we append a column that is never chosen and call it silence;
-- minus infinity must not reach it: the difference of two of them is NaN.
+- the search adds a silence token before the first and after the last frame; it must not be a real token, or that
+  token's first occurrence would count as a repetition. A column that is never chosen is appended for it;
+- scores must not be minus infinity: the difference of two of them is NaN.
 
-It holds Python's interpreter lock, so decode in several processes, not in threads.
+It holds the GIL: use several processes to decode in parallel, not threads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
-from torch import Tensor
 
 from speech.decoding.base import DecodeConfig, Decoder, Hypothesis
 from speech.decoding.language_model import LanguageModel, zero_lm
 from speech.decoding.paths import collapse, emissions_for
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class _Result(Protocol):
@@ -31,22 +33,22 @@ class _Result(Protocol):
 
 
 class _Search(Protocol):
-    """What we use of flashlight-text's decoder, which comes without types."""
+    """The part of flashlight-text's untyped decoder that is used here."""
 
     def decode(self, emissions: int, num_frames: int, num_tokens: int, /) -> list[_Result]: ...
 
 
 class BeamConfig(DecodeConfig):
-    """The best token sequence over all its alignments."""
+    """Beam search for the most probable token sequence over all its alignments."""
 
     kind: Literal["beam"] = "beam"
     beam: int = Field(default=16, ge=1)
-    """Number of partial hypotheses that are kept after each frame."""
+    """Number of partial hypotheses kept after each frame."""
     beam_tokens: int = Field(default=0, ge=0)
-    """Number of tokens tried in each frame, the most probable ones; 0 for all. 20 makes a search over 500 tokens
-    some ten times as fast."""
+    """Number of most probable tokens tried in each frame; 0 for all. With 500 tokens, 20 makes the search about ten
+    times as fast."""
     beam_threshold: float = Field(default=25.0, gt=0)
-    """A partial hypothesis is dropped when its natural log probability is this much below the best one's."""
+    """Partial hypotheses are dropped if their natural log probability is this far below the best one."""
 
 
 class BeamDecoder(Decoder):
@@ -65,7 +67,7 @@ class BeamDecoder(Decoder):
         return zero_lm(), 0.0
 
     def _search(self) -> _Search:
-        # Made for each batch: it costs microseconds, and a decoder without native state can go to another process.
+        # Created for each batch in microseconds: without native state, the decoder can be sent to another process.
         from flashlight.lib.text.decoder import CriterionType, LexiconFreeDecoder, LexiconFreeDecoderOptions
 
         size = self.tokenizer.size

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from torch import Tensor
 
 from speech.decoding.base import DecodeConfig, Decoder, Hypothesis
 from speech.decoding.paths import collapse
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 class GreedyConfig(DecodeConfig):
-    """The best token of every frame."""
+    """Greedy decoding: the best token of every frame."""
 
     kind: Literal["greedy"] = "greedy"
 
 
 class GreedyDecoder(Decoder):
-    """Takes the single best alignment (best path decoding, Graves 2006, section 3.2).
+    """Decodes the single best alignment (best path decoding, Graves 2006, section 3.2).
 
     It is fast, and nearly as good as a search when the posteriors are sharp.
     """
@@ -30,7 +32,7 @@ class GreedyDecoder(Decoder):
         if log_probs.shape[1] == 0:
             return [Hypothesis() for _ in lengths]
         best, path = log_probs.max(dim=2)
-        # Three small arrays leave the device, not the posteriors.
+        # Copy three small arrays from the device, not all posteriors.
         best_BT, path_BT, blank_BT = best.cpu().numpy(), path.cpu().numpy(), log_probs[:, :, 0].cpu().numpy()
         return [
             self._one(path_BT[row, :count], best_BT[row, :count], blank_BT[row, :count])

@@ -1,4 +1,4 @@
-"""From an alignment (one token for each frame) to the tokens that it spells."""
+"""Converts an alignment (one token for each frame) to its token sequence."""
 
 from __future__ import annotations
 

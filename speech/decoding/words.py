@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
-from torch import Tensor
 
 from speech.decoding.base import Alternative, DecodeConfig, DecodeError, Decoder, Hypothesis
 from speech.decoding.language_model import arpa_words, load_lm, read_words
@@ -17,6 +16,9 @@ from speech.decoding.nbest import posteriors, word_confidences
 from speech.decoding.paths import collapse
 from speech.decoding.word_search import LetterSearch, PieceSearch, SearchOptions, WordPath, WordSearch
 from speech.tokens import TokenError, Tokenizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 log = logging.getLogger(__name__)
 _SEARCHES: dict[str, type[WordSearch]] = {"characters": LetterSearch, "bpe": PieceSearch, "words": PieceSearch}

@@ -2,10 +2,13 @@
 
 from speech.features.augment import AUGMENTATIONS, AugmentConfig, SpecAugment, WaveAugment, perturb_waves
 from speech.features.cmvn import CmvnError, CmvnStats, normalize, utterance_stats
-from speech.features.config import FbankConfig, FberConfig, FeatureConfig, LogMelConfig, MfccConfig
-from speech.features.expand import Expand
-from speech.features.kaldi import FEATURES, FeatureChoice, LogMel, Mfcc, build_features, feature_dim
+from speech.features.config import FeatureConfig
+from speech.features.fbank import FbankConfig
+from speech.features.fber import FberConfig
+from speech.features.logmel import LogMelConfig
 from speech.features.mel import FeatureError
+from speech.features.mfcc import MfccConfig
+from speech.features.registry import FEATURES, FeatureChoice, build_features, feature_dim
 from speech.features.sliding import sliding_normalize
 
 __all__ = [
@@ -14,15 +17,12 @@ __all__ = [
     "AugmentConfig",
     "CmvnError",
     "CmvnStats",
-    "Expand",
     "FbankConfig",
     "FberConfig",
     "FeatureChoice",
     "FeatureConfig",
     "FeatureError",
-    "LogMel",
     "LogMelConfig",
-    "Mfcc",
     "MfccConfig",
     "SpecAugment",
     "WaveAugment",

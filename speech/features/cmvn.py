@@ -1,41 +1,44 @@
-"""Cepstral mean and variance normalization (Viikki & Laurila 1998), over a set, a speaker or an utterance.
+"""Cepstral mean and variance normalization (Viikki & Laurila 1998) by training set, speaker or utterance.
 
-Statistics are sums in float64, so those of shards, speakers or processes are added up exactly and in any number.
+Statistics are sums in float64 that can be added over shards, speakers and processes.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+from speech.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 STD_FLOOR = 1e-3
-"""Smallest standard deviation: a feature that never changes must not be blown up."""
+"""Smallest standard deviation, so that constant features are not amplified."""
 _LOUDEST = 10
 
 
 class CmvnError(ValueError):
-    """Statistics that are empty, damaged or of another dimension than the features."""
+    """Statistics are empty, damaged, or do not match the dimension of the features."""
 
 
 def frame_mask(lengths: Tensor, num_frames: int, device: torch.device | None = None) -> Tensor:
-    """Which frames belong to an utterance: bool `[B, num_frames]`, on `device` or that of `lengths`."""
+    """Mask of the frames that are not padding: bool `[B, num_frames]`, on `device` (default: that of `lengths`)."""
     lengths = lengths.to(device or lengths.device)
     return torch.arange(num_frames, device=lengths.device) < lengths.unsqueeze(1)
 
 
 def loud_frames(levels: Tensor, lengths: Tensor, range_db: float) -> Tensor:
-    """Which frames are speech rather than a pause: those within some dB of the utterance's loudest.
+    """Mask of the frames within `range_db` of the utterance's loudest ones: speech rather than pauses.
 
-    The reference is the tenth loudest frame: a click does not reach it, and quieter frames do not move it.
+    The reference is the tenth loudest frame, which neither clicks nor the amount of silence affect.
 
     Args:
-        levels: `[B, T]`, natural logarithms of the frames' energies; padding may hold anything.
+        levels: `[B, T]`, natural logarithms of the frames' energies; padding may contain any values.
         lengths: `[B]`, frames of each utterance.
-        range_db: how much quieter than the reference a frame of speech may be.
+        range_db: how far below the reference a frame of speech may be, in dB.
 
     Returns:
         bool `[B, T]`, false in the padding.
@@ -71,19 +74,19 @@ class CmvnStats:
         return len(self.sum)
 
     def add(self, feats: Tensor, lengths: Tensor | None = None) -> CmvnStats:
-        """Add the frames of a batch `[B, T, F]` with `lengths` `[B]` (without them: all frames of `[..., F]`).
+        """Add the frames of a batch `[B, T, F]` with `lengths` `[B]`, or without lengths all frames of `[..., F]`.
 
         Returns:
             These statistics.
 
         Raises:
-            CmvnError: the features have another dimension.
+            CmvnError: the dimension of the features does not match.
         """
         if feats.shape[-1] != self.dim:
             raise CmvnError(f"statistics of {self.dim} features cannot take frames of {feats.shape[-1]}")
         frames = feats.detach().to(torch.float64)
         if lengths is not None:
-            # Not a product with the mask: padding may hold anything, even NaN.
+            # Select frames instead of multiplying by the mask: padding may contain NaN.
             frames = frames[frame_mask(lengths, feats.shape[1], feats.device)]
         frames = frames.reshape(-1, self.dim)
         self.count += len(frames)
@@ -125,7 +128,7 @@ class CmvnStats:
         return self.sum / self.count
 
     def to_dict(self) -> dict[str, Any]:
-        """A value for JSON, exact in float64."""
+        """Convert to a JSON value, exact in float64."""
         return {"count": self.count, "sum": self.sum.tolist(), "sumsq": self.sumsq.tolist()}
 
     @classmethod
@@ -133,14 +136,14 @@ class CmvnStats:
         """The inverse of `to_dict`.
 
         Raises:
-            CmvnError: a field is missing, damaged or of another length than the rest.
+            CmvnError: a field is missing or damaged, or the lengths of the fields differ.
         """
         try:
             count, sums, squares = int(value["count"]), _vector(value["sum"]), _vector(value["sumsq"])
         except (KeyError, TypeError, ValueError) as error:
-            raise CmvnError(f"these are no CMVN statistics ({error!r}): compute them again") from error
+            raise CmvnError(f"these are not CMVN statistics ({error!r}): compute them again") from error
         if count < 0 or len(sums) != len(squares) or not torch.isfinite(sums + squares).all():
-            raise CmvnError("CMVN statistics are damaged (count, sum and sumsq do not fit): compute them again")
+            raise CmvnError("CMVN statistics are damaged (count, sum and sumsq do not match): compute them again")
         stats = cls(len(sums))
         stats.count, stats.sum, stats.sumsq = count, sums, squares
         return stats
@@ -163,10 +166,10 @@ def normalize(feats: Tensor, lengths: Tensor, mean: Tensor, std: Tensor) -> Tens
         `[B, T, F]`.
 
     Raises:
-        CmvnError: the features have another dimension than the statistics.
+        CmvnError: the dimensions of features and statistics differ.
     """
     if mean.shape[-1] != feats.shape[-1] or std.shape[-1] != feats.shape[-1]:
-        raise CmvnError(f"CMVN statistics of {mean.shape[-1]} features do not fit frames of {feats.shape[-1]}")
+        raise CmvnError(f"CMVN statistics of {mean.shape[-1]} features do not match frames of {feats.shape[-1]}")
     mean, scale = mean.to(feats), std.to(feats).clamp(min=STD_FLOOR).reciprocal()
     if mean.dim() == 2:
         mean = mean.unsqueeze(1)
@@ -182,7 +185,7 @@ def utterance_stats(feats: Tensor, lengths: Tensor, counted: Tensor | None = Non
     Args:
         feats: `[B, T, F]`.
         lengths: `[B]`, frames of each utterance.
-        counted: bool `[B, T]`, the frames that count; else all of an utterance's.
+        counted: bool `[B, T]`, the frames to use; by default all frames of an utterance.
 
     Returns:
         Means and standard deviations (at least `STD_FLOOR`), `[B, F]` each; 0 and 1 for an utterance without frames.

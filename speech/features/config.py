@@ -1,19 +1,24 @@
-"""Configuration of the acoustic features."""
+"""What all kinds of acoustic features have in common: their configuration, and how a kind is computed."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from speech.choices import Choice
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from speech.features.kaldi import FilterBank
+
 
 def leave_out_defaults(value: dict[str, Any], model: BaseModel, fields: tuple[str, ...]) -> dict[str, Any]:
-    """A model's serialization without those of `fields` that have their default value.
+    """Remove those of `fields` that have their default value from a model's serialization.
 
-    Stage outputs are addressed by the serialized configuration: a field that came later must not move the outputs of
-    those who do not use it.
+    Stage outputs are addressed by a hash of the configuration: a field added later must not change the address of
+    outputs that do not use it.
     """
     known = type(model).model_fields
     unused = {name for name in fields if getattr(model, name) == known[name].get_default(call_default_factory=True)}
@@ -21,13 +26,13 @@ def leave_out_defaults(value: dict[str, Any], model: BaseModel, fields: tuple[st
 
 
 class FeatureConfig(Choice):
-    """How a waveform becomes the frames that a model reads (definitions and defaults are Kaldi's).
+    """The features that a model receives; definitions and defaults are Kaldi's.
 
-    In this order: features of a kind, normalization, deltas, splicing, stride.
+    Order of processing: feature extraction, normalization, deltas, splicing, stride.
     """
 
     num_mels: int = Field(default=80, ge=3)
-    """Number of filters (Kaldi computes MFCC from 23, or 40 for its `hires` setup)."""
+    """Number of filters (Kaldi's MFCC use 23, its `hires` setup 40)."""
     frame_ms: float = Field(default=25.0, gt=0)
     """Length of a frame in milliseconds."""
     hop_ms: float = Field(default=10.0, gt=0)
@@ -37,54 +42,56 @@ class FeatureConfig(Choice):
     high_freq: float = 0.0
     """Upper edge of the last filter in Hz; 0 or less is an offset from the Nyquist frequency."""
     dither: float = Field(default=0.0, ge=0)
-    """Standard deviation of the noise added to each frame, on the scale of 16-bit samples; 0 is none, Kaldi takes 1."""
+    """Standard deviation of the noise added to each frame, on the scale of 16-bit samples; 0 adds none, Kaldi uses
+    1."""
     preemphasis: float = Field(default=0.97, ge=0, le=1)
     """Coefficient of the first-order pre-emphasis filter."""
     scale: Literal["mel", "linear"] = "mel"
-    """Filters are equally wide on the mel scale, or in Hz."""
+    """Scale on which the filters are equally wide: mel, or linear in Hz."""
     cmvn: Literal["none", "global", "speaker", "utterance", "sliding"] = "global"
-    """Over what mean and variance are normalized: the training set, each speaker, each utterance, or a window that
-    slides over the utterance."""
+    """Normalization of mean and variance: none, over the training set, each speaker, each utterance, or a sliding
+    window."""
     cmvn_variance: bool = True
-    """Normalize the variance, too; else the mean only."""
+    """Whether to normalize the variance as well as the mean."""
     cmvn_window: int = Field(default=600, ge=2)
-    """Frames of the window of "sliding"."""
+    """Size of the window of `sliding`, in frames."""
     cmvn_min_window: int = Field(default=100, ge=1)
-    """Frames that the window has at the start of an utterance, with `cmvn_center: false`."""
+    """Smallest size of the window at the start of an utterance in frames, with `cmvn_center: false`."""
     cmvn_center: bool = True
-    """The window of "sliding" surrounds the frame; else it ends there (recognition may run along with the audio)."""
+    """Whether the window of `sliding` is centred at the frame; otherwise it ends there (for streaming recognition)."""
     cmvn_gate_db: float = Field(default=0.0, ge=0)
-    """Means and variances are those of speech: of frames within this many dB of the utterance's loudest ones, such
-    as 20, so that pauses do not move them; 0 takes all frames. A window of "sliding" then counts such frames only."""
+    """Compute means and variances from speech only: from frames within this many dB of the utterance's loudest ones
+    (for example 20), so that pauses do not affect them; 0 uses all frames. With `sliding`, the window counts only such
+    frames."""
     cmvn_floor: float = Field(default=0.0, ge=0)
-    """No feature is further below its mean than this many standard deviations, 4 for example, so that a pause looks the
-    same whether it is digital silence or faint noise; 0 is no floor."""
+    """Floor of each feature in standard deviations below its mean (for example 4), so that digital silence and faint
+    noise look the same; 0 disables it."""
     trim_db: float = Field(default=0.0, ge=0)
-    """Recognition leaves out what comes before the first and after the last frame within this many dB of the loudest
-    ones, 25 for example, but for 80 ms of silence; 0 leaves in all. Training hears everything."""
+    """Recognition trims the silence before the first and after the last frame within this many dB of the loudest ones
+    (for example 25) to a few frames; 0 disables it. Training uses the whole utterance."""
     delta_order: int = Field(default=0, ge=0, le=4)
-    """Differences that are appended: 1 is deltas, 2 also deltas of deltas."""
+    """Order of the deltas to append: 1 for deltas, 2 for deltas and delta-deltas."""
     delta_window: int = Field(default=2, ge=1)
-    """A delta is a regression over this many frames to either side."""
+    """Frames to either side over which deltas are computed by regression."""
     splice_left: int = Field(default=0, ge=0)
-    """Frames before each frame that are put in front of it."""
+    """Number of preceding frames to splice to each frame."""
     splice_right: int = Field(default=0, ge=0)
-    """Frames after each frame that are appended to it."""
+    """Number of following frames to splice to each frame."""
     stride: int = Field(default=1, ge=1)
-    """Keep every n-th frame, the first one included (after splicing)."""
+    """Keep every n-th frame, starting with the first (after splicing)."""
     stored: bool = False
-    """Compute the features once and store them in shards, instead of on the fly while training. What is stored is
-    neither normalized nor spliced; augmentation of waveforms is impossible then."""
+    """Compute the features once and store them in shards, instead of on the fly during training. Stored features are
+    neither normalized nor spliced; they rule out augmentation of waveforms."""
 
     @model_validator(mode="after")
     def _check_statistics(self) -> FeatureConfig:
         for option in ("cmvn_gate_db", "cmvn_floor"):
             if getattr(self, option) and self.cmvn == "none":
-                raise ValueError(f"{option} is about statistics, and cmvn 'none' has none: leave it out")
+                raise ValueError(f"{option} needs CMVN statistics, and cmvn is 'none': remove it or change cmvn")
         if self.cmvn_gate_db and self.cmvn == "sliding" and not self.cmvn_center:
             raise ValueError(
-                "cmvn_gate_db looks for the loudest frames of the whole utterance, and cmvn_center: false is for "
-                "recognition that runs along with the audio: leave one of them out"
+                "cmvn_gate_db needs the loudest frames of the whole utterance, but cmvn_center: false is for "
+                "streaming recognition: remove one of them"
             )
         return self
 
@@ -93,8 +100,37 @@ class FeatureConfig(Choice):
         return {"kind": self.kind} | leave_out_defaults(handler(self), self, _LATER)
 
     @property
+    def width(self) -> int:
+        """Features of a frame, before deltas and splicing."""
+        return self.num_mels
+
+    def tables(self) -> dict[str, Tensor]:
+        """Constant tensors that the formulas need beside the filters, by name; they are buffers of the `FilterBank`.
+
+        Raises:
+            FeatureError: Options contradict each other.
+        """
+        return {}
+
+    def compute(self, bank: FilterBank, frames: Tensor) -> Tensor:
+        """Frames of samples `[..., frame_length]` to features `[..., width]`.
+
+        Args:
+            bank: The filters, and the steps that kinds share.
+            frames: As cut from the waveforms.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no formula")
+
+    def levels(self, bank: FilterBank, feats: Tensor) -> Tensor:
+        """Natural logarithm of the energy of each frame of speech, for features `[..., width]`: `[...]`.
+
+        By default the features are logarithms of the filters' energies.
+        """
+        return bank.level(feats)
+
+    @property
     def frame_factor(self) -> int:
-        """How many times wider deltas and splicing make a frame."""
+        """Factor by which deltas and splicing multiply the number of features per frame."""
         return (self.delta_order + 1) * (self.splice_left + 1 + self.splice_right)
 
 
@@ -115,50 +151,10 @@ _LATER = (
 )
 
 
-class LogMelConfig(FeatureConfig):
-    """Log-mel filter-bank energies."""
-
-    kind: Literal["logmel"] = "logmel"
-
-
 class FrameEnergyConfig(FeatureConfig):
-    """Features that can have the frame's energy among them."""
+    """Features that may include the frame's energy."""
 
     use_energy: bool = False
-    """The frame's log energy is one more feature before the filters' ("fbank"), or replaces the first coefficient
-    ("mfcc")."""
+    """Add the frame's log energy as the first feature (`fbank`), or replace the first coefficient by it (`mfcc`)."""
     energy_floor: float = Field(default=0.0, ge=0)
     """Smallest energy of a frame with `use_energy`, on the scale of squared 16-bit samples; 0 is none."""
-
-
-class FbankConfig(FrameEnergyConfig):
-    """Filter-bank energies, logarithmic or linear, with or without the frame's energy."""
-
-    kind: Literal["fbank"] = "fbank"
-    log_energies: bool = True
-    """Logarithms of the energies."""
-
-
-class MfccConfig(FrameEnergyConfig):
-    """Mel-frequency cepstral coefficients."""
-
-    kind: Literal["mfcc"] = "mfcc"
-    num_ceps: int = Field(default=13, ge=1)
-    """Number of cepstral coefficients, at most `num_mels`."""
-    cepstral_lifter: float = Field(default=22.0, ge=0)
-    """Length of the cepstral lifter; 0 is none."""
-
-
-class FberConfig(FeatureConfig):
-    """Filter-bank energy ratios: each band's share of the frame's energy."""
-
-    kind: Literal["fber"] = "fber"
-    log_energies: bool = False
-    """Logarithms of the ratios."""
-
-    @model_validator(mode="after")
-    def _check_levels(self) -> FberConfig:
-        for option in ("cmvn_gate_db", "trim_db"):
-            if getattr(self, option):
-                raise ValueError(f"{option} looks for loud frames, and ratios have no level: leave it out")
-        return self

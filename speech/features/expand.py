@@ -1,6 +1,6 @@
-"""What widens or thins frames after normalization: deltas, splicing, stride, by Kaldi's definitions.
+"""Deltas, splicing and stride, applied after normalization; Kaldi's definitions.
 
-Before the first and after the last frame of an utterance these are repeated; padding is never looked at.
+At its ends, an utterance is extended by its first and last frame; padding is never used.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from speech.features.config import FeatureConfig
 
 
 def repeat_edges(feats: Tensor, lengths: Tensor, left: int, right: int) -> Tensor:
-    """Extend each utterance by its own first and last frame.
+    """Extend each utterance by copies of its first and last frame.
 
     Args:
         feats: `[B, T, F]`.
         lengths: `[B]`, frames of each utterance.
-        left: frames in front.
-        right: frames behind.
+        left: frames to add in front.
+        right: frames to add at the end.
 
     Returns:
-        `[B, left + T + right, F]`: frame t of the result is frame t - left of the utterance, or its nearest one; what
-        follows `right` frames behind an utterance's end, and an empty utterance, is arbitrary.
+        `[B, left + T + right, F]`: frame t of the result is frame t - left of the utterance, or the nearest one. Later
+        frames than `right` after an utterance's end, and all frames of an empty utterance, are unspecified.
     """
     batch, total, dim = feats.shape
     if total == 0:
@@ -35,10 +35,10 @@ def repeat_edges(feats: Tensor, lengths: Tensor, left: int, right: int) -> Tenso
 
 
 def delta_filters(order: int, window: int) -> list[Tensor]:
-    """Filters of the differences of orders 0 to `order`: float64, the n-th `[2 * n * window + 1]`.
+    """Delta filters of orders 0 to `order`: float64, the n-th of size `[2 * n * window + 1]`.
 
-    The first is the regression slope Σ j·x(t+j) / Σ j² over j in -window..window (HTK Book, section 5.9), the n-th
-    that filter applied n times.
+    Order 1 is the regression slope Σ j·x(t+j) / Σ j² over j in -window..window (HTK Book, section 5.9), order n the
+    same filter applied n times.
     """
     slope = torch.arange(-window, window + 1, dtype=torch.float64)
     slope = slope / slope.square().sum()
@@ -52,13 +52,13 @@ def delta_filters(order: int, window: int) -> list[Tensor]:
 
 
 def add_deltas(feats: Tensor, lengths: Tensor, order: int = 2, window: int = 2) -> Tensor:
-    """Append differences over time (Kaldi's `add-deltas`).
+    """Append deltas (Kaldi's `add-deltas`).
 
     Args:
         feats: `[B, T, F]`.
         lengths: `[B]`, frames of each utterance.
-        order: how many differences: 2 appends deltas and deltas of deltas.
-        window: frames to either side that a delta looks at.
+        order: highest order: 2 appends deltas and delta-deltas.
+        window: frames to either side that a delta covers.
 
     Returns:
         `[B, T, (order + 1) * F]`, zero in the padding.
@@ -73,11 +73,11 @@ def add_deltas(feats: Tensor, lengths: Tensor, order: int = 2, window: int = 2) 
             if weight:
                 block.add_(wide[:, start + shift : start + shift + total], alpha=weight)
         blocks.append(block)
-    return _silenced(torch.cat(blocks, dim=2), lengths)
+    return _zero_padding(torch.cat(blocks, dim=2), lengths)
 
 
 def splice(feats: Tensor, lengths: Tensor, left: int, right: int) -> Tensor:
-    """Put each frame between its neighbours (Kaldi's `splice-feats`).
+    """Concatenate each frame with its neighbours (Kaldi's `splice-feats`).
 
     Args:
         feats: `[B, T, F]`.
@@ -90,20 +90,20 @@ def splice(feats: Tensor, lengths: Tensor, left: int, right: int) -> Tensor:
     """
     total = feats.shape[1]
     wide = repeat_edges(feats, lengths, left, right)
-    return _silenced(torch.cat([wide[:, k : k + total] for k in range(left + 1 + right)], dim=2), lengths)
+    return _zero_padding(torch.cat([wide[:, k : k + total] for k in range(left + 1 + right)], dim=2), lengths)
 
 
 def thin(feats: Tensor, lengths: Tensor, stride: int) -> tuple[Tensor, Tensor]:
-    """Keep frames 0, stride, 2 * stride, … (Kaldi's `subsample-feats`): features and their numbers of frames."""
+    """Keep frames 0, stride, 2 * stride, … (Kaldi's `subsample-feats`); returns features and frame counts."""
     return feats[:, ::stride], torch.div(lengths + stride - 1, stride, rounding_mode="floor")
 
 
-def _silenced(feats: Tensor, lengths: Tensor) -> Tensor:
+def _zero_padding(feats: Tensor, lengths: Tensor) -> Tensor:
     return feats.masked_fill_(~frame_mask(lengths, feats.shape[1], feats.device).unsqueeze(2), 0.0)
 
 
 class Expand(nn.Module):
-    """Deltas, splicing and stride as a configuration wants them; none by default.
+    """Deltas, splicing and stride as configured; none by default.
 
     Example:
         >>> expand = Expand(LogMelConfig(delta_order=2, splice_left=1, splice_right=1))
@@ -118,14 +118,14 @@ class Expand(nn.Module):
 
     @torch.no_grad()
     def forward(self, feats: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Widen and thin normalized features.
+        """Apply deltas, splicing and stride to normalized features.
 
         Args:
             feats: `[B, T, F]`.
             lengths: `[B]`, frames of each utterance.
 
         Returns:
-            Features `[B, ceil(T / stride), F * config.frame_factor]`, zero in the padding, and their frames `[B]`.
+            Features `[B, ceil(T / stride), F * config.frame_factor]`, zero in the padding, and frame counts `[B]`.
         """
         config = self.config
         if config.delta_order:

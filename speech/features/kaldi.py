@@ -1,39 +1,36 @@
-"""Features by Kaldi's definitions, as torch modules for CPU and GPU: log-mel, MFCC, filter-bank energies and ratios.
+"""Filter banks by Kaldi's definitions, as a torch module for CPU and GPU; each kind of features has its formula.
 
-Frames lie wholly inside the utterance (`snip_edges`); each has its mean removed, is pre-emphasized, windowed and
-zero-padded to a power of two; the power spectrum passes the mel filters; logarithms are floored at the epsilon of
-float32. Samples are taken on the scale of 16-bit integers. Results agree with kaldi-native-fbank to 1e-3, except where
-a filter's energy is so far below its frame's that a float32 Fourier transform cannot resolve it.
+Frames lie entirely inside the utterance (`snip_edges`). For each frame the mean is removed; then it is pre-emphasized,
+windowed and zero-padded to a power of two. Mel filters are applied to the power spectrum; logarithms are floored at the
+epsilon of float32. Samples are on the scale of 16-bit integers. Results agree with kaldi-native-fbank to 1e-3, except
+where a filter's energy is so far below that of the frame that a float32 FFT cannot resolve it.
 
-Speed decides here, as features are computed while training: on a CPU each utterance is computed by itself, so padding
-costs nothing, in chunks of frames that stay in the cache; on a GPU the padded batch is computed at once.
+Features are computed during training, so speed matters. On a CPU, each utterance is processed separately, without its
+padding, in chunks of frames that fit the cache; on a GPU, the padded batch is processed at once.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
-
 import torch
 from torch import Tensor, nn
 
-from speech.choices import OneOf
 from speech.features.cmvn import loud_frames
-from speech.features.config import FbankConfig, FberConfig, FeatureConfig, LogMelConfig, MfccConfig
-from speech.features.mel import FeatureError, dct_matrix, lifter_weights, mel_filter_bank, povey_window
+from speech.features.config import FeatureConfig
+from speech.features.mel import FeatureError, mel_filter_bank, povey_window
 
-_CPU_CHUNK_FRAMES = 1024  # 2 MB of padded float32 samples: fits the caches, and calls cost little
-_GPU_CHUNK_FRAMES = 1 << 16  # about half a gigabyte of intermediate results
+_CPU_CHUNK_FRAMES = 1024  # 2 MB of padded float32 samples: fits the cache, and amortizes the cost of the calls
+_GPU_CHUNK_FRAMES = 1 << 16  # about 0.5 GB of intermediate results
 _INT16_SCALE = 32768.0
 _LOUD_HZ = 500.0
 _EPSILON = torch.finfo(torch.float32).eps  # Kaldi's floor under logarithms
 
 
-class LogMel(nn.Module):
-    """Log-mel filter-bank energies (Kaldi's `compute-fbank-feats --use-energy=false`); other kinds derive from it.
+class FilterBank(nn.Module):
+    """Features of any kind: cuts waveforms into frames, and has the steps that the kinds' formulas share.
 
     Args:
-        config: the features.
-        sample_rate: of the waveforms, in Hz.
+        config: configuration of the features.
+        sample_rate: sample rate of the waveforms in Hz.
 
     Attributes:
         dim: number of features in a frame.
@@ -41,17 +38,16 @@ class LogMel(nn.Module):
         hop_length: samples between the starts of two frames.
 
     Raises:
-        FeatureError: the configuration does not fit the sample rate.
+        FeatureError: the configuration is not possible at this sample rate.
 
     Example:
-        >>> features = LogMel(LogMelConfig(num_mels=40), sample_rate=16000)
+        >>> features = FilterBank(LogMelConfig(num_mels=40), sample_rate=16000)
         >>> frames, num_frames = features(torch.zeros(1, 16000), torch.tensor([16000]))
         >>> frames.shape, num_frames
         (torch.Size([1, 98, 40]), tensor([98]))
     """
 
-    settings: ClassVar[type[FeatureConfig]] = LogMelConfig
-    config: FeatureConfig
+    epsilon = _EPSILON
     window: Tensor
     filters: Tensor
     loudness: Tensor
@@ -60,7 +56,7 @@ class LogMel(nn.Module):
         super().__init__()
         self.config = config
         self.sample_rate = sample_rate
-        self.dim = config.num_mels
+        self.dim = config.width
         self.frame_length = int(sample_rate * 0.001 * config.frame_ms)
         self.hop_length = int(sample_rate * 0.001 * config.hop_ms)
         if self.frame_length < 2 or self.hop_length < 1:
@@ -72,36 +68,38 @@ class LogMel(nn.Module):
         filters = mel_filter_bank(
             config.num_mels, self.fft_size, sample_rate, config.low_freq, config.high_freq, config.scale
         )
-        # Everything before the spectrum is linear, so the 16-bit scale may hide in the window (a power of two: exact).
+        # Everything before the spectrum is linear, so the window includes the 16-bit scale (a power of two: exact).
         self.register_buffer("window", (povey_window(self.frame_length) * _INT16_SCALE).float(), persistent=False)
         self.register_buffer("filters", filters.float(), persistent=False)
         hz = torch.arange(len(filters), dtype=torch.float64) * sample_rate / self.fft_size
         centres = hz @ filters / filters.sum(0)
         self.register_buffer("loudness", -torch.log1p((centres / _LOUD_HZ).square()).float(), persistent=False)
+        for name, table in config.tables().items():
+            self.register_buffer(name, table.float(), persistent=False)
 
     def speech_frames(self, feats: Tensor, lengths: Tensor) -> Tensor | None:
-        """Frames that statistics for normalization are made of, by `cmvn_gate_db`: bool `[B, T]`; None for all.
+        """Mask of the frames used for CMVN statistics according to `cmvn_gate_db`: bool `[B, T]`; None for all frames.
 
         Args:
-            feats: `[B, T, dim]`, features as they are made (or stored), not normalized.
+            feats: `[B, T, dim]`, computed or stored features, not normalized.
             lengths: `[B]`, frames of each utterance.
         """
         return self.loud_frames(feats, lengths, self.config.cmvn_gate_db) if self.config.cmvn_gate_db else None
 
     def loud_frames(self, feats: Tensor, lengths: Tensor, range_db: float) -> Tensor:
-        """Frames within some dB of an utterance's loudest ones: bool `[B, T]`; see `speech.features.cmvn`."""
-        return loud_frames(self._levels(feats), lengths, range_db)
+        """Mask of the frames within `range_db` of an utterance's loudest ones: bool `[B, T]`."""
+        return loud_frames(self.config.levels(self, feats), lengths, range_db)
 
-    def _levels(self, feats: Tensor) -> Tensor:
-        """Natural logarithm of each frame's energy where speech has most of its own, and noise has not: `[B, T]`.
+    def level(self, log_energies: Tensor) -> Tensor:
+        """Natural logarithm of each frame's energy, weighted towards low frequencies, where speech is strong: `[B, T]`.
 
-        Filters count as a first-order low-pass at 500 Hz weights them; above, that undoes the pre-emphasis, which
-        would lend white noise ten decibels.
+        The weights are those of a first-order low-pass filter at 500 Hz. At higher frequencies it compensates the
+        pre-emphasis, which would raise white noise by ten decibels.
         """
-        return torch.logsumexp(feats + self.loudness, dim=-1)
+        return torch.logsumexp(log_energies + self.loudness, dim=-1)
 
     def num_frames(self, lengths: Tensor) -> Tensor:
-        """Numbers of frames `[B]` of utterances of `lengths` samples; 0 for one that is shorter than a frame."""
+        """Numbers of frames `[B]` of utterances of `lengths` samples; 0 if an utterance is shorter than a frame."""
         frames = torch.div(lengths - self.frame_length, self.hop_length, rounding_mode="floor") + 1
         return frames.clamp(min=0)
 
@@ -110,7 +108,7 @@ class LogMel(nn.Module):
         """Compute the features of a padded batch.
 
         Args:
-            waves: `[B, N]`, samples in [-1, 1]; what lies beyond an utterance's length is never looked at.
+            waves: `[B, N]`, samples in [-1, 1]; samples beyond an utterance's length are ignored.
             lengths: `[B]`, number of samples of each utterance.
 
         Returns:
@@ -118,13 +116,13 @@ class LogMel(nn.Module):
             the number of frames of each utterance, `[B]`, on the device of `lengths`.
 
         Raises:
-            ValueError: the shapes do not fit, or (on a CPU) a length exceeds N.
+            ValueError: the shapes do not match, or (on a CPU) a length exceeds N.
         """
         if waves.dim() != 2 or lengths.shape != waves.shape[:1]:
             raise ValueError(f"need waves [B, N] and lengths [B], not {tuple(waves.shape)} and {tuple(lengths.shape)}")
         num_frames = self.num_frames(lengths)
         total = max(0, (waves.shape[1] - self.frame_length) // self.hop_length + 1)
-        # The spectrum spans ten orders of magnitude: mixed precision around the whole model must not reach it.
+        # The spectrum spans ten orders of magnitude: exclude it from mixed precision.
         with torch.autocast(waves.device.type, enabled=False):
             if waves.device.type == "cpu":
                 return self._each(waves.float(), num_frames, total), num_frames
@@ -146,31 +144,27 @@ class LogMel(nn.Module):
         return features.masked_fill_(padding.unsqueeze(2), 0.0)
 
     def _fill(self, waves: Tensor, out: Tensor, chunk: int) -> None:
-        """Write the features of `waves` `[..., N]` into `out` `[..., T, dim]`, `chunk` frames at a time."""
+        """Compute the features of `waves` `[..., N]` into `out` `[..., T, dim]`, `chunk` frames at a time."""
         total = out.shape[-2]
         if total == 0:
             return
         frames = waves.unfold(-1, self.frame_length, self.hop_length)
         for start in range(0, total, chunk):
             stop = min(start + chunk, total)
-            out[..., start:stop, :] = self._features(frames[..., start:stop, :])
+            out[..., start:stop, :] = self.config.compute(self, frames[..., start:stop, :])
 
-    def _features(self, frames: Tensor) -> Tensor:
-        """Frames `[..., frame_length]` to features `[..., dim]`."""
-        return _log(self._energies(self._centred(frames)))
-
-    def _centred(self, frames: Tensor) -> Tensor:
+    def centred(self, frames: Tensor) -> Tensor:
         """Frames with dither and without their mean."""
         if self.config.dither:
             frames = frames + torch.randn_like(frames) * (self.config.dither / _INT16_SCALE)
         return frames - frames.mean(-1, keepdim=True)
 
-    def _energies(self, centred: Tensor) -> Tensor:
+    def energies(self, centred: Tensor) -> Tensor:
         """Centred frames `[..., frame_length]` to the filters' energies `[..., num_mels]`."""
         size, coefficient = self.frame_length, self.config.preemphasis
         padded = centred.new_empty(*centred.shape[:-1], self.fft_size)
         padded[..., size:] = 0.0
-        padded[..., 0] = centred[..., 0] * (1.0 - coefficient)  # its predecessor is taken to be itself
+        padded[..., 0] = centred[..., 0] * (1.0 - coefficient)  # as in Kaldi, the first sample is its own predecessor
         torch.sub(centred[..., 1:], centred[..., :-1], alpha=coefficient, out=padded[..., 1:size])
         padded[..., :size].mul_(self.window)
         spectrum = torch.view_as_real(torch.fft.rfft(padded))
@@ -178,118 +172,12 @@ class LogMel(nn.Module):
         return torch.matmul(power, self.filters)
 
     @staticmethod
-    def _log_energy(centred: Tensor, floor: float) -> Tensor:
+    def log_energy(centred: Tensor, floor: float) -> Tensor:
         """Log energy of centred frames, before pre-emphasis and window (Kaldi's `--raw-energy`): `[..., 1]`."""
         energy = centred.square().sum(-1, keepdim=True).mul_(_INT16_SCALE**2)
         return energy.clamp_(min=max(_EPSILON, floor)).log_()
 
-
-def _log(energies: Tensor) -> Tensor:
-    return energies.clamp_(min=_EPSILON).log_()
-
-
-class FilterBank(LogMel):
-    """Filter-bank energies with all of Kaldi's choices: logarithmic or linear, with the frame's energy in front.
-
-    With `log_energies: false` they are energies on the scale of squared 16-bit samples (`--use-log-fbank=false`).
-    """
-
-    settings = FbankConfig
-    config: FbankConfig
-
-    def __init__(self, config: FbankConfig, sample_rate: int) -> None:
-        super().__init__(config, sample_rate)
-        self.dim = config.num_mels + config.use_energy
-
-    def _features(self, frames: Tensor) -> Tensor:
-        centred = self._centred(frames)
-        energies = self._energies(centred)
-        if self.config.log_energies:
-            energies = _log(energies)
-        return (
-            torch.cat([self._log_energy(centred, self.config.energy_floor), energies], dim=-1)
-            if self.config.use_energy
-            else energies
-        )
-
-    def _levels(self, feats: Tensor) -> Tensor:
-        energies = feats[..., int(self.config.use_energy) :]
-        return super()._levels(energies if self.config.log_energies else _log(energies.clone()))
-
-
-class EnergyRatio(LogMel):
-    """Filter-bank energy ratio: each band's share of the frame's energy in all bands.
-
-    r_b = (E_b + ε) / Σ_k (E_k + ε): shares are positive, add up to one and do not change with the level of the
-    recording; ε, Kaldi's floor, makes them equal in digital silence. With `log_energies: true`, ln r_b.
-    """
-
-    settings = FberConfig
-    config: FberConfig
-
-    def _features(self, frames: Tensor) -> Tensor:
-        energies = self._energies(self._centred(frames)).add_(_EPSILON)
-        shares = energies.div_(energies.sum(-1, keepdim=True))
-        return shares.log_() if self.config.log_energies else shares
-
-
-class Mfcc(LogMel):
-    """Mel-frequency cepstral coefficients (Kaldi's `compute-mfcc-feats`).
-
-    Log-mel energies, orthonormal cosine transform, cepstral lifter; with `use_energy` the frame's log energy takes
-    the place of the first coefficient. Arguments and errors are those of `LogMel`.
-    """
-
-    settings = MfccConfig
-    config: MfccConfig
-
-    cosines: Tensor
-    smoothed: Tensor
-
-    def __init__(self, config: MfccConfig, sample_rate: int) -> None:
-        super().__init__(config, sample_rate)
-        if config.num_ceps > config.num_mels:
-            raise FeatureError(
-                f"features.num_ceps={config.num_ceps} exceeds features.num_mels={config.num_mels}: lower the first"
-            )
-        self.dim = config.num_ceps
-        cosines = dct_matrix(config.num_mels, config.num_ceps) * lifter_weights(config.num_ceps, config.cepstral_lifter)
-        self.register_buffer("cosines", cosines.float(), persistent=False)
-        # back to log energies, without the details that the cepstrum leaves out
-        self.register_buffer("smoothed", torch.linalg.pinv(cosines).float(), persistent=False)
-
-    def _features(self, frames: Tensor) -> Tensor:
-        centred = self._centred(frames)
-        cepstra = torch.matmul(_log(self._energies(centred)), self.cosines)
-        if self.config.use_energy:
-            cepstra[..., :1] = self._log_energy(centred, self.config.energy_floor)
-        return cepstra
-
-    def _levels(self, feats: Tensor) -> Tensor:
-        if self.config.use_energy:
-            return feats[..., 0]
-        return super()._levels(torch.matmul(feats, self.smoothed))
-
-
-FEATURES: dict[str, type[LogMel]] = {"logmel": LogMel, "mfcc": Mfcc, "fbank": FilterBank, "fber": EnergyRatio}
-"""Feature extractors by kind: a new one is a class here, with its configuration, and a line."""
-FeatureChoice = Annotated[FeatureConfig, OneOf({kind: one.settings for kind, one in FEATURES.items()}, "logmel")]
-"""A field that takes the configuration of any of them."""
-
-
-def feature_dim(config: FeatureConfig, sample_rate: int) -> int:
-    """Width of the frames that a model reads, deltas and splicing included.
-
-    Raises:
-        FeatureError: see `build_features`.
-    """
-    return build_features(config, sample_rate).dim * config.frame_factor
-
-
-def build_features(config: FeatureConfig, sample_rate: int) -> LogMel:
-    """Make the extractor that a configuration names.
-
-    Raises:
-        FeatureError: the sample rate does not fit.
-    """
-    return FEATURES[config.kind](config, sample_rate)
+    @staticmethod
+    def log(energies: Tensor) -> Tensor:
+        """Logarithms, floored; in place."""
+        return energies.clamp_(min=_EPSILON).log_()

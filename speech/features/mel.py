@@ -1,4 +1,4 @@
-"""Constant matrices of the features: window, filter bank, cosine transform, lifter.
+"""Constants of feature extraction: window, filter bank, cosine transform, lifter.
 
 Definitions are those of the HTK Book (Young et al. 2006, sections 5.2 to 5.6) as Kaldi implements them. All are
 computed in float64 and rounded once.
@@ -7,13 +7,16 @@ computed in float64 and rounded once.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+from speech.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class FeatureError(ValueError):
-    """A feature configuration that does not fit itself or the sample rate."""
+    """A feature configuration that is inconsistent or not possible at the sample rate."""
 
 
 def povey_window(size: int) -> Tensor:
@@ -43,7 +46,7 @@ def mel_filter_bank(
         float64 `[fft_size // 2 + 1, num_mels]`; the row of the Nyquist frequency is zero, as Kaldi leaves it out.
 
     Raises:
-        FeatureError: the edges do not fit the sample rate, or a filter is narrower than a Fourier bin.
+        FeatureError: the edges are out of range for the sample rate, or a filter is narrower than an FFT bin.
     """
     nyquist = sample_rate / 2
     high = high_freq if high_freq > 0 else nyquist + high_freq

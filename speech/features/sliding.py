@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from speech.features.cmvn import STD_FLOOR, frame_mask
+from speech.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def window_bounds(lengths: Tensor, places: Tensor, window: int, min_window: int, center: bool) -> tuple[Tensor, Tensor]:
-    """First frame and end (exclusive) of the window of the frames at some places, int64 `[B, T]` each.
+    """Start and end (exclusive) of the windows of some frames, int64 `[B, T]` each.
 
-    A centred window is moved into the utterance at its ends. The other kind holds the frame and the `window` frames
-    before it; at the start of an utterance it reaches ahead until it holds `min_window` frames.
+    At the ends of an utterance, a centred window is shifted into it. A window that is not centred contains the frame
+    and the `window` frames before it; at the start of an utterance it extends ahead to at least `min_window` frames.
 
     Args:
         lengths: `[B]`, frames of each utterance.
-        places: `[T]`, or other ones in each utterance `[B, T]`.
-        window: see `sliding_normalize`, as are the rest.
-        min_window: for `center=False`.
-        center: the window surrounds the frame.
+        places: indices of the frames, `[T]`, or separately for each utterance `[B, T]`.
+        window: size of the window in frames.
+        min_window: smallest window at the start of an utterance, for `center=False`.
+        center: whether the window is centred at the frame.
     """
     if center:
         start = places - window // 2
@@ -43,31 +46,31 @@ def sliding_normalize(
     counted: Tensor | None = None,
     floor: float = 0.0,
 ) -> Tensor:
-    """Normalize each frame by the mean (and standard deviation) of the window around it.
+    """Normalize each frame by the mean (and standard deviation) of its window.
 
-    Sums are running sums in float64, so that the cost of a frame does not depend on the window. With `counted`, a
-    window holds `window` of the frames that count; one that does not has the window of the last one before it that
-    does, or of the first.
+    Uses running sums in float64, so the cost per frame does not depend on the window. With `counted`, windows contain
+    only counted frames; a frame that is not counted uses the window of the last counted frame before it, or of the
+    first one.
 
     Args:
         feats: `[B, T, F]`.
         lengths: `[B]`, frames of each utterance.
-        window: frames of the window.
-        min_window: frames that it has at the start of an utterance, for `center=False`.
-        center: the window surrounds the frame; else it ends there.
-        variance: divide by the standard deviation (at least `STD_FLOOR`), too.
-        counted: bool `[B, T]`, the frames that means are taken of; else all of an utterance's.
-        floor: raise values that are more than this many standard deviations below their mean; 0 raises none.
+        window: size of the window in frames.
+        min_window: smallest window at the start of an utterance, for `center=False`.
+        center: whether the window is centred at the frame; otherwise it ends there.
+        variance: whether to divide by the standard deviation (at least `STD_FLOOR`).
+        counted: bool `[B, T]`, the frames from which statistics are computed; by default all frames of an utterance.
+        floor: raise values to at least this many standard deviations below their mean; 0 disables it.
 
     Returns:
-        `[B, T, F]`, zero in the padding; with `variance` zero for a window of one frame.
+        `[B, T, F]`, zero in the padding; with `variance`, zero also for a window of one frame.
     """
     inside = frame_mask(lengths, feats.shape[1], feats.device)
     lengths = lengths.to(feats.device)
     frames = torch.where(inside.unsqueeze(2), feats, 0.0).to(torch.float64)
     used, places = frames, torch.arange(feats.shape[1], device=feats.device)
     if counted is not None:
-        # windows are laid over the frames that count, which are moved together
+        # move the counted frames together, so that windows contain only them
         order = counted.logical_not().to(torch.uint8).argsort(dim=1, stable=True)
         used = frames.gather(1, order.unsqueeze(2).expand_as(frames))
         places, lengths = (counted.cumsum(1) - 1).clamp(min=0), counted.sum(1)
@@ -82,9 +85,9 @@ def sliding_normalize(
 
 
 def _window_moments(frames: Tensor, lengths: Tensor, bounds: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and variance of each window `[B, T, F]`, and how many frames it has `[B, T, 1]`."""
+    """Mean and variance of each window `[B, T, F]`, and its number of frames `[B, T, 1]`."""
     start, end = bounds
-    # Around the utterance's own mean: the difference of two running sums of large squares would lose the variance.
+    # Subtract the utterance's mean first: a difference of running sums of large squares would lose the variance.
     inside = frame_mask(lengths, frames.shape[1]).unsqueeze(2)
     frames = torch.where(inside, frames, 0.0)
     middle = frames.sum(1, keepdim=True) / lengths.clamp(min=1).view(-1, 1, 1)

@@ -1,185 +1,39 @@
-"""Conformer encoder (Gulati et al. 2020, arXiv:2005.08100) for CTC.
+"""Configuration of the Conformer (Gulati et al. 2020, arXiv:2005.08100)."""
 
-Two deliberate differences from the paper. Positions enter by rotating queries and keys (Su et al. 2021,
-arXiv:2104.09864) instead of by relative sinusoids: the same relative information without a second score matrix. The
-convolution module normalizes each frame by itself (LayerNorm) instead of over the batch: batch statistics would let
-padding and neighbours in the batch leak into an utterance, and would have to be averaged between learners.
-"""
+from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
-import torch.nn.functional as F
 from pydantic import Field, model_validator
-from torch import Tensor, nn
+from typing_extensions import override
 
-from speech.features.cmvn import frame_mask
-from speech.models.base import AcousticModel, ModelConfig
-from speech.models.dropout import Dropout
+from speech.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    from speech.models.networks.base import AcousticModel
 
 
 class ConformerConfig(ModelConfig):
-    """Conformer; the defaults make one of about four million parameters."""
+    """Conformer; about four million parameters with the defaults."""
 
     kind: Literal["conformer"] = "conformer"
     heads: int = Field(default=4, ge=1)
-    """Attention heads of a layer; `dim` must be a multiple of twice this number."""
+    """Attention heads per layer; `dim` must be a multiple of twice this number."""
     kernel: int = Field(default=15, ge=3)
-    """Frames that the depthwise convolution sees; odd."""
+    """Kernel size of the depthwise convolution in frames; odd."""
     feed_forward: int = Field(default=4, ge=1)
     """Hidden width of the feed-forward modules, as a multiple of `dim`."""
 
     @model_validator(mode="after")
-    def _check_shape(self) -> "ConformerConfig":
+    def _check_shape(self) -> ConformerConfig:
         if self.dim % (2 * self.heads):
             raise ValueError(f"model.dim={self.dim} must be a multiple of 2 x heads={2 * self.heads}")
         if self.kernel % 2 == 0:
             raise ValueError(f"model.kernel={self.kernel} must be odd")
         return self
 
+    @override
+    def build(self, num_features: int, vocab_size: int) -> AcousticModel:
+        from speech.models.networks.conformer import Conformer
 
-class FeedForward(nn.Module):
-    """Pre-normalized two-layer perceptron with SiLU; the caller adds half of it (a macaron half-step)."""
-
-    def __init__(self, cfg: ConformerConfig) -> None:
-        super().__init__()
-        self.net = nn.Sequential(
-            nn.LayerNorm(cfg.dim),
-            nn.Linear(cfg.dim, cfg.feed_forward * cfg.dim),
-            nn.SiLU(),
-            Dropout(cfg.dropout),
-            nn.Linear(cfg.feed_forward * cfg.dim, cfg.dim),
-            Dropout(cfg.dropout),
-        )
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        """[B, T, D] -> [B, T, D]."""
-        out: Tensor = self.net(x_BTD)
-        return out
-
-
-def rotary_tables(num_frames: int, head_dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [num_frames, head_dim / 2] of each position's rotation angles (arXiv:2104.09864, eq. 15)."""
-    rates = 10000.0 ** (-torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim)
-    angles = torch.arange(num_frames, device=device, dtype=torch.float32)[:, None] * rates[None, :]
-    return angles.cos(), angles.sin()
-
-
-def rotate(x_BHTK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each pair (first half, second half) of a head's coordinates by its position's angle."""
-    a, b = x_BHTK.chunk(2, dim=-1)
-    cos, sin = cos.to(x_BHTK.dtype), sin.to(x_BHTK.dtype)
-    return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
-
-
-def attend(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, key_mask: Tensor, multiple: int = 0) -> Tensor:
-    """Scaled dot-product attention, with heads widened by zeros to a multiple that fused kernels take.
-
-    On a GPU others are computed step by step, with all T x T weights in memory. Zeros change no product.
-
-    Args:
-        q_BHTK: Queries.
-        k_BHTK: Keys.
-        v_BHTK: Values.
-        key_mask: [B, 1, 1, T], True where a frame may be attended to.
-        multiple: Of what; by default 8 on a GPU, anything on a CPU.
-    """
-    width = q_BHTK.shape[-1]
-    if extra := -width % (multiple or (8 if q_BHTK.is_cuda else 1)):
-        q_BHTK, k_BHTK, v_BHTK = (F.pad(x, (0, extra)) for x in (q_BHTK, k_BHTK, v_BHTK))
-    mixed = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=key_mask, scale=width**-0.5)
-    return mixed[..., :width]
-
-
-class SelfAttention(nn.Module):
-    """Pre-normalized multi-head self-attention over the utterance's own frames."""
-
-    def __init__(self, cfg: ConformerConfig) -> None:
-        super().__init__()
-        self.heads = cfg.heads
-        self.dropout = Dropout(cfg.dropout)
-        self.norm = nn.LayerNorm(cfg.dim)
-        self.qkv = nn.Linear(cfg.dim, 3 * cfg.dim)
-        self.out = nn.Linear(cfg.dim, cfg.dim)
-
-    def forward(self, x_BTD: Tensor, key_mask: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """[B, T, D] -> [B, T, D]; `key_mask` [B, 1, 1, T] is True where a frame may be attended to."""
-        q, k, v = (
-            part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(self.norm(x_BTD)).chunk(3, dim=-1)
-        )
-        # no dropout on the T x T weights: drawing them took a quarter of a training step on a CPU and rules out the
-        # fused kernels; the output's dropout regularizes the same path
-        mixed = attend(rotate(q, cos, sin), rotate(k, cos, sin), v, key_mask)
-        out: Tensor = self.dropout(self.out(mixed.transpose(1, 2).flatten(2)))
-        return out
-
-
-class ConvModule(nn.Module):
-    """Gated pointwise convolution, depthwise convolution over `kernel` frames, pointwise convolution."""
-
-    def __init__(self, cfg: ConformerConfig) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(cfg.dim)
-        self.gate = nn.Linear(cfg.dim, 2 * cfg.dim)
-        self.depthwise = nn.Conv1d(cfg.dim, cfg.dim, cfg.kernel, padding=cfg.kernel // 2, groups=cfg.dim)
-        self.inner_norm = nn.LayerNorm(cfg.dim)
-        self.out = nn.Linear(cfg.dim, cfg.dim)
-        self.dropout = Dropout(cfg.dropout)
-
-    def forward(self, x_BTD: Tensor, mask: Tensor) -> Tensor:
-        """[B, T, D] -> [B, T, D]; `mask` [B, T, 1] is 0 in the padding."""
-        x = F.glu(self.gate(self.norm(x_BTD)), dim=-1) * mask
-        x = self.depthwise(x.transpose(1, 2)).transpose(1, 2)
-        out: Tensor = self.dropout(self.out(F.silu(self.inner_norm(x))))
-        return out
-
-
-class ConformerLayer(nn.Module):
-    """Half feed-forward, attention, convolution, half feed-forward, normalization."""
-
-    def __init__(self, cfg: ConformerConfig) -> None:
-        super().__init__()
-        self.feed_forward_in = FeedForward(cfg)
-        self.attention = SelfAttention(cfg)
-        self.conv = ConvModule(cfg)
-        self.feed_forward_out = FeedForward(cfg)
-        self.norm = nn.LayerNorm(cfg.dim)
-
-    def forward(self, x: Tensor, mask_BT: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """[B, T, D] -> [B, T, D]."""
-        x = x + 0.5 * self.feed_forward_in(x)
-        x = x + self.attention(x, mask_BT[:, None, None, :], cos, sin)
-        x = x + self.conv(x, mask_BT[..., None].to(x.dtype))
-        x = x + 0.5 * self.feed_forward_out(x)
-        out: Tensor = self.norm(x)
-        return out
-
-
-def run_layers(layers: Iterable[nn.Module], x_BTD: Tensor, lengths: Tensor, cfg: ConformerConfig) -> Tensor:
-    """Subsampled frames [B, T, D], of which `lengths` [B] count, through Conformer layers, one after the other."""
-    # a length of 0 would mask every key and turn the softmax into NaN; one zero frame hides nothing else
-    mask_BT = frame_mask(lengths.clamp(min=1), x_BTD.shape[1])
-    cos, sin = rotary_tables(x_BTD.shape[1], cfg.dim // cfg.heads, x_BTD.device)
-    for layer in layers:
-        x_BTD = layer(x_BTD, mask_BT, cos, sin)
-    return x_BTD
-
-
-class Conformer(AcousticModel):
-    """`cfg.layers` Conformer layers of width `cfg.dim` and a linear output layer."""
-
-    config = ConformerConfig
-    cfg: ConformerConfig
-
-    def __init__(self, cfg: ConformerConfig, num_features: int, vocab_size: int) -> None:
-        super().__init__(cfg, num_features, vocab_size)
-        self.dropout = Dropout(cfg.dropout)
-        self.layers = nn.ModuleList(ConformerLayer(cfg) for _ in range(cfg.layers))
-        self.output = nn.Linear(cfg.dim, vocab_size)
-
-    def encode(self, x_BTD: Tensor, lengths: Tensor) -> Tensor:
-        """See the base class."""
-        x_BTD = run_layers(self.layers, self.dropout(x_BTD), lengths, self.cfg)
-        scores: Tensor = self.output(x_BTD)
-        return scores
+        return Conformer(self, num_features, vocab_size)

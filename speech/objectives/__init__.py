@@ -9,6 +9,7 @@ A new objective is one file with its configuration beside `ctc.py`, and one line
 from typing import Annotated
 
 from speech.choices import OneOf
+from speech.decoding import DECODERS
 from speech.objectives.base import Objective, ObjectiveConfig, Targets
 from speech.objectives.ctc import Ctc, CtcConfig
 
@@ -31,7 +32,7 @@ ObjectiveChoice = Annotated[ObjectiveConfig, OneOf({kind: one.config for kind, o
 
 def build_objective(cfg: ObjectiveConfig) -> Objective:
     """Makes the objective that the configuration asks for."""
-    return OBJECTIVES[cfg.kind]()
+    return OBJECTIVES[cfg.kind](cfg)
 
 
 def check_decoder(cfg: ObjectiveConfig, decoder: str) -> None:
@@ -40,7 +41,8 @@ def check_decoder(cfg: ObjectiveConfig, decoder: str) -> None:
     Raises:
         ValueError: It does not.
     """
-    decoders = OBJECTIVES[cfg.kind].decoders
+    outputs = OBJECTIVES[cfg.kind].outputs
+    decoders = [kind for kind, one in DECODERS.items() if one.reads == outputs]
     if decoder not in decoders:
         raise ValueError(
             f"decode.kind is {decoder}, which does not read what models trained with {cfg.kind} say: use "

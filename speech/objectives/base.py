@@ -1,11 +1,14 @@
 """What training minimizes: losses of a batch from a model's outputs and the utterances' transcripts."""
 
-from abc import ABC, abstractmethod
-from typing import ClassVar, Protocol
+from __future__ import annotations
 
-from torch import Tensor
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from speech.choices import Choice
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class ObjectiveConfig(Choice):
@@ -29,11 +32,14 @@ class Objective(ABC):
 
     Attributes:
         config: Class of its configuration.
-        decoders: Kinds of decoders (`DecodeConfig.kind`) that read the outputs of models trained with it.
+        outputs: What models trained with it put out; decoders that read that have it as `Decoder.reads`.
     """
 
     config: ClassVar[type[ObjectiveConfig]]
-    decoders: ClassVar[tuple[str, ...]]
+    outputs: ClassVar[str]
+
+    def __init__(self, cfg: ObjectiveConfig) -> None:
+        self.cfg = cfg
 
     @abstractmethod
     def losses(self, outputs: Tensor, frames: Tensor, targets: Targets) -> tuple[Tensor, int]:

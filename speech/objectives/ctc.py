@@ -1,13 +1,16 @@
 """Connectionist temporal classification (Graves et al. 2006)."""
 
-from typing import Literal
+from __future__ import annotations
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal
+
 from typing_extensions import override
 
+from speech.lazy import torch
 from speech.objectives.base import Objective, ObjectiveConfig, Targets
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class CtcConfig(ObjectiveConfig):
@@ -20,11 +23,11 @@ class Ctc(Objective):
     """The negative log probability of a transcript over all its alignments with the frames, blanks between tokens."""
 
     config = CtcConfig
-    decoders = ("greedy", "beam", "tokens", "words")
+    outputs = "ctc"
 
     @override
     def losses(self, outputs: Tensor, frames: Tensor, targets: Targets) -> tuple[Tensor, int]:
-        losses = F.ctc_loss(
+        losses = torch.nn.functional.ctc_loss(
             outputs.transpose(0, 1),
             targets.tokens.to(outputs.device, non_blocking=True),
             frames,

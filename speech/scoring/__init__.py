@@ -1,4 +1,4 @@
-"""Scoring: error counts as NIST's sclite makes them, how sure they are, and reports.
+"""Scoring: error counts as in NIST's sclite, confidence intervals and tests, and reports.
 
 report = score_sets([("id1", "the cat sat", "the hat sat", "speaker1", "read")])
 report.wer                                          # 1/3

@@ -1,9 +1,9 @@
-"""Word alignment by the rule of NIST's sclite, so that its counts are reproduced exactly.
+"""Word alignment by the rules of NIST's sclite, which reproduces its counts exactly.
 
-A substitution costs 4, an insertion and a deletion 3 each: two words that merely stand at the same place are rather
-called a substitution than a deletion with an insertion, but not at any price. Where several alignments cost the same,
-sclite's choice decides how many errors of each kind, and even how many in total, are counted: the diagonal step if
-neither other is cheaper, else the deletion if strictly cheaper than the insertion, else the insertion.
+A substitution costs 4, an insertion or a deletion 3: one substitution is preferred to a deletion plus an insertion, two
+substitutions are not necessarily. If several alignments have the same cost, sclite's choice determines the number of
+errors of each kind, and even their total: the diagonal step if neither other step is cheaper, else the deletion if it
+is strictly cheaper than the insertion, else the insertion.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def align(ref: Sequence[str], hyp: Sequence[str]) -> list[Step]:
         hyp: Hypothesis words.
 
     Returns:
-        Steps (operation, reference word, hypothesis word) from left to right; the word that is absent is None.
+        Steps (operation, reference word, hypothesis word) from left to right; an absent word is None.
     """
-    # At equal last words the diagonal always costs no more than both others and is taken, so a common ending needs no
-    # table. A common beginning does: "a a" against "a" deletes the first word, not the second.
+    # If the last words are equal, the diagonal step never costs more than the others, so a common suffix needs no
+    # table. A common prefix does: "a a" against "a" deletes the first word, not the second.
     shared = _common_ending(ref, hyp)
     row, column = len(ref) - shared, len(hyp) - shared
     steps: list[Step] = [("cor", word, word) for word in reversed(ref[row:])]
@@ -55,11 +55,11 @@ def align(ref: Sequence[str], hyp: Sequence[str]) -> list[Step]:
 
 
 def count_operations(ref: Sequence[str], hyp: Sequence[str]) -> tuple[int, int, int, int]:
-    """Counts what `align` would find, mostly without making the alignment.
+    """Counts the operations of `align`, in most cases without computing the alignment.
 
-    An alignment has S substitutions, P deletions that are paired with insertions, and as many more of either as the
-    lengths differ by, d: it costs 4 S + 6 P + 3 d. For nearly all utterances only one pair (S, P) gives the least cost,
-    which C++ finds fast; for the others the alignment is made.
+    An alignment with S substitutions, P pairs of a deletion and an insertion, and d further deletions or insertions
+    (the difference in length) costs 4 S + 6 P + 3 d. For nearly all utterances only one pair (S, P) has the minimum
+    cost, which a C++ library computes fast; for the others, the alignment is computed.
 
     Args:
         ref: Reference words.
@@ -82,7 +82,7 @@ def count_operations(ref: Sequence[str], hyp: Sequence[str]) -> tuple[int, int, 
 
 
 def _only_pairs(largest: int = 24) -> dict[int, tuple[int, int]]:
-    """Maps a cost 4 S + 6 P to (S, P), where only one pair has it."""
+    """Maps costs 4 S + 6 P to (S, P), for costs with a single such pair."""
     pairs: dict[int, list[tuple[int, int]]] = {}
     for substitutions in range(largest // 4 + 1):
         for both in range(largest // 6 + 1):
@@ -104,7 +104,7 @@ def _common_ending(ref: Sequence[str], hyp: Sequence[str]) -> int:
 
 
 def _choices(ref: Sequence[str], hyp: Sequence[str]) -> list[bytearray]:
-    """Fills the table of the step by which each cell is reached; one row of costs at a time."""
+    """Computes the table of the best step into each cell, keeping one row of costs at a time."""
     costs = list(range(0, INSERTION_COST * len(hyp) + 1, INSERTION_COST))
     table = [bytearray([_INSERTION]) * (len(hyp) + 1)]
     for row, ref_word in enumerate(ref, 1):

@@ -1,9 +1,9 @@
-"""How sure a word error rate is, and whether one system is better than another on the same utterances.
+"""Confidence intervals of word error rates, and significance tests of two systems on the same utterances.
 
-Utterances are the units: errors within one are not independent, utterances nearly are. Resampling whole utterances with
-replacement keeps the rate's form, errors over words (Bisani and Ney, ICASSP 2004, "Bootstrap estimates for confidence
-intervals in ASR performance evaluation"). Two systems are compared on the same resamples, so that the difficulty of the
-utterances cancels.
+Whole utterances are resampled with replacement, because errors within an utterance are not independent; the rate of a
+resample is its errors over its words (Bisani and Ney, ICASSP 2004, "Bootstrap estimates for confidence intervals in ASR
+performance evaluation"). Two systems are compared on the same resamples, so that the difficulty of the utterances
+cancels.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from speech.scoring.counts import ScoringError
 
-# Utterances drawn at once: bounds the memory to some 10 MB for any size of set.
+# Utterances drawn at once: limits memory to about 10 MB for test sets of any size.
 _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """System B against system A on the same utterances."""
+    """Comparison of system B with system A on the same utterances."""
 
     delta: float
     """WER of B minus WER of A, as a fraction: negative where B is better."""
@@ -33,9 +33,9 @@ class Comparison:
     high: float
     """Upper end of the bootstrap interval of `delta`."""
     p_value: float
-    """Two-sided p-value of the matched-pair test: how likely such a difference is between equally good systems."""
+    """Two-sided p-value of the matched-pair test: probability of such a difference between equally good systems."""
     better: Literal["a", "b"] | None
-    """The system that is significantly better: the test rejects equality and the interval excludes zero. Else None."""
+    """The significantly better system: the test rejects equality and the interval excludes zero; else None."""
     probability_of_improvement: float
     """Share of the resamples in which B has fewer errors than A, ties counted half."""
 
@@ -76,11 +76,11 @@ def compare_systems(
     samples: int = 1000,
     seed: int = 0,
 ) -> Comparison:
-    """Says whether system B is better or worse than system A.
+    """Tests whether system B is better or worse than system A.
 
     The p-value is that of the matched-pair sentence-segment test (Gillick and Cox, ICASSP 1989) with utterances as
-    segments; it takes the mean difference for normally distributed, so trust it from some 50 utterances on. The
-    interval is the paired bootstrap of Bisani and Ney 2004, section 3.
+    segments. The test assumes a normally distributed mean difference, so it needs about 50 utterances. The interval is
+    the paired bootstrap of Bisani and Ney 2004, section 3.
 
     Args:
         errors_a: Word errors of system A in each utterance, [N].
@@ -114,7 +114,7 @@ def matched_pair_p_value(errors_a: ArrayLike, errors_b: ArrayLike) -> float:
     if not differences.any():
         return 1.0
     if count < 2 or differences.std() == 0:
-        # The same difference everywhere has no spread to measure it by; what remains is its sign.
+        # Equal differences have no variance to estimate; use a sign test.
         return min(1.0, 2.0 ** (1 - count))
     z = differences.mean() / (differences.std(ddof=1) / math.sqrt(count))
     return math.erfc(abs(z) / math.sqrt(2))
@@ -138,7 +138,7 @@ def _resampled(errors: NDArray[np.int64], words: NDArray[np.int64], samples: int
     for draws in _draws(len(words), samples, seed):
         total = words[draws].sum(axis=1)
         wrong = errors[draws].sum(axis=1)
-        # A resample of utterances without words has no rate; the others stand for it.
+        # A resample without reference words has no rate and is left out.
         rates.append(wrong[total > 0] / total[total > 0, None])
     return np.concatenate(rates)
 

@@ -1,7 +1,7 @@
-"""Error counts and rates of a test set, in total and by speaker and domain.
+"""Error counts and rates of a test set: total, by speaker and by domain.
 
 The rate of a set is the sum of its errors over the sum of its reference words (NIST), never the mean of its utterances'
-rates. A set without reference words has no rate (None), though what was inserted there counts in any set around it.
+rates. A set without reference words has no rate (None), but its insertions count in sets that contain it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from speech.scoring.align import count_operations
 
 
 class ScoringError(ValueError):
-    """Hypotheses that cannot be scored: an utterance listed twice, systems of different sets, no reference words."""
+    """Hypotheses that cannot be scored: duplicate utterances, systems with different test sets, no reference words."""
 
 
 class ScoringRow(NamedTuple):
-    """One utterance to be scored; the texts are normalized, words separated by white space."""
+    """One utterance to be scored; texts are normalized, words are separated by white space."""
 
     id: str
     ref: str
@@ -33,22 +33,22 @@ class ScoringRow(NamedTuple):
 
 @dataclass(frozen=True)
 class ErrorCounts:
-    """Counts of one utterance or of a set; they add up with `+`."""
+    """Counts of one utterance or of a set; add them with `+`."""
 
     cor: int = 0
     """Correct words."""
     sub: int = 0
-    """Words taken for another."""
+    """Substituted words."""
     ins: int = 0
-    """Inserted words: recognized, but not said."""
+    """Inserted words."""
     dele: int = 0
-    """Words that were missed."""
+    """Deleted words."""
     char_errors: int = 0
-    """Least number of single-character edits between reference and hypothesis (Levenshtein)."""
+    """Levenshtein distance between reference and hypothesis in characters."""
     ref_chars: int = 0
-    """Characters of the reference, the single spaces between words among them."""
+    """Characters of the reference, including single spaces between words."""
     utterances: int = 0
-    """Utterances."""
+    """Number of utterances."""
     wrong_utterances: int = 0
     """Utterances with at least one word error."""
 
@@ -74,7 +74,7 @@ class ErrorCounts:
 
     @property
     def cer(self) -> float | None:
-        """Character error rate as a fraction, spaces counted; None without reference characters."""
+        """Character error rate as a fraction, spaces included; None without reference characters."""
         return _rate(self.char_errors, self.ref_chars)
 
     @property
@@ -116,7 +116,7 @@ class ErrorCounts:
 
 @dataclass(frozen=True)
 class UtteranceScore:
-    """The counts of one utterance and the texts that they come from."""
+    """The counts and texts of one utterance."""
 
     id: str
     ref: str
@@ -155,7 +155,7 @@ class ScoreReport:
         return self.total.cer
 
     def errors(self) -> NDArray[np.int64]:
-        """Returns the word errors of each utterance, [N]: with `words`, what the intervals are computed from."""
+        """Returns the word errors of each utterance, [N], for confidence intervals and comparisons."""
         return np.array([utterance.counts.errors for utterance in self.utterances], dtype=np.int64)
 
     def words(self) -> NDArray[np.int64]:
@@ -163,7 +163,7 @@ class ScoreReport:
         return np.array([utterance.counts.ref_words for utterance in self.utterances], dtype=np.int64)
 
     def to_dict(self, *, utterances: bool = False) -> dict[str, Any]:
-        """Returns a JSON value; with `utterances` the single utterances too."""
+        """Returns a JSON value; with `utterances`, it includes every utterance."""
         value: dict[str, Any] = {
             "total": self.total.to_dict(),
             "speakers": {name: counts.to_dict() for name, counts in self.speakers.items()},
@@ -175,7 +175,7 @@ class ScoreReport:
 
 
 def score_utterance(ref: str, hyp: str) -> ErrorCounts:
-    """Counts the errors of one utterance; the texts' words are separated by white space."""
+    """Counts the errors of one utterance; words are separated by white space."""
     ref_words, hyp_words = ref.split(), hyp.split()
     cor, sub, ins, dele = count_operations(ref_words, hyp_words)
     ref_text, hyp_text = " ".join(ref_words), " ".join(hyp_words)
@@ -187,8 +187,8 @@ def score_sets(rows: Iterable[ScoringRow | tuple[str, str, str, str, str]]) -> S
     """Scores a test set.
 
     Args:
-        rows: (id, reference, hypothesis, speaker, domain) of each utterance, the texts normalized alike. An utterance
-            for which nothing was recognized has the hypothesis "" and must be there: leaving it out hides deletions.
+        rows: (id, reference, hypothesis, speaker, domain) of each utterance, with the same normalization of both texts.
+            Include utterances without recognized words, with the hypothesis "": leaving them out hides deletions.
 
     Raises:
         ScoringError: An utterance is listed twice.

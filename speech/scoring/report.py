@@ -1,9 +1,9 @@
-"""Reports that people read: every utterance with its errors marked, and what is taken for what.
+"""Text reports: every utterance with its errors marked, and tables of confusions.
 
     7447-91187-0003  2 errors, 6 words
       the (cat->hat) sat (-down) on the mat (+now)
 
-A word that was missed is `(-word)`, an inserted one `(+word)`, one taken for another `(said->recognized)`.
+Deletions are `(-word)`, insertions `(+word)`, substitutions `(reference->recognized)`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from speech.scoring.counts import ErrorCounts, ScoreReport, UtteranceScore
 
 @dataclass(frozen=True)
 class Confusions:
-    """What is mistaken, the most frequent first, equally frequent ones in alphabetic order."""
+    """Confused words, most frequent first, ties in alphabetical order."""
 
     substitutions: list[tuple[str, str, int]]
     """(reference word, recognized word, count)."""
     deletions: list[tuple[str, int]]
-    """(missed word, count)."""
+    """(deleted word, count)."""
     insertions: list[tuple[str, int]]
     """(inserted word, count)."""
 
@@ -43,7 +43,7 @@ def mark(steps: Iterable[Step]) -> str:
 
 
 def count_confusions(report: ScoreReport) -> Confusions:
-    """Counts over a test set which words are mistaken for which, missed, and invented."""
+    """Counts substituted, deleted and inserted words over a test set."""
     counts: dict[str, Counter[tuple[str, ...]]] = {"sub": Counter(), "del": Counter(), "ins": Counter()}
     for utterance in report.utterances:
         if utterance.counts.errors:
@@ -58,7 +58,7 @@ def count_confusions(report: ScoreReport) -> Confusions:
 
 
 def worst_utterances(report: ScoreReport, limit: int = 20) -> list[UtteranceScore]:
-    """Returns the utterances with the most errors; among equals the highest share of errors first, then by id."""
+    """Returns the utterances with the most errors; ties are sorted by error rate (highest first), then by id."""
     wrong = [utterance for utterance in report.utterances if utterance.counts.errors]
     return sorted(wrong, key=lambda u: (-u.counts.errors, u.counts.ref_words, u.id))[:limit]
 
@@ -71,11 +71,11 @@ def alignment_report(utterances: Sequence[UtteranceScore]) -> str:
 
 
 def text_report(report: ScoreReport, *, limit: int = 20) -> str:
-    """Writes a whole report: rates in total and by domain and speaker, confusions, and all alignments.
+    """Writes a full report: rates in total and by domain and speaker, confusions, and all alignments.
 
     Args:
         report: The scored set.
-        limit: Lines in each table of confusions and number of worst utterances shown in front.
+        limit: Number of lines in each table of confusions, and of worst utterances.
     """
     parts = [_rates("set", {"all": report.total})]
     if len(report.domains) > 1:

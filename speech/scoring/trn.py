@@ -1,9 +1,9 @@
-"""NIST's transcript format: one utterance a line, its words and then its id in parentheses.
+"""NIST's trn format: one utterance per line, its words followed by its id in parentheses.
 
     the cat sat on the mat (speaker1-utterance7)
 
-Such files go to sclite: `sclite -r ref.trn trn -h hyp.trn trn -i rm`. Parentheses, white space and "%" in an id, which
-the format cannot hold, are percent-encoded in the file ("take 1" is `take%201`) and decoded again when it is read.
+Use such files with sclite: `sclite -r ref.trn trn -h hyp.trn trn -i rm`. Parentheses, white space and "%" in an id,
+which the format cannot represent, are percent-encoded in the file ("take 1" is `take%201`) and decoded when read.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ _NOT_IN_IDS = re.compile(r"[()%\s]")
 
 
 class TrnError(ValueError):
-    """A line that is no transcript; the message names the line."""
+    """An invalid line; the message names it."""
 
 
 def parse_trn(lines: Iterable[str], source: str = "trn") -> Iterator[tuple[str, str]]:
-    """Yields (id, text) of each line; empty lines and comments (";;") are passed over.
+    """Yields (id, text) of each line; skips empty lines and comments (";;").
 
     Args:
         lines: Lines of a transcript file.
-        source: What the messages call it.
+        source: Name of the file in error messages.
 
     Raises:
-        TrnError: A line has no id at its end, or an id comes twice.
+        TrnError: A line has no id at its end, or an id occurs twice.
     """
     seen: dict[str, int] = {}
     for number, line in enumerate(lines, 1):
@@ -49,7 +49,7 @@ def read_trn(path: Path | str) -> dict[str, str]:
     """Reads a transcript file (UTF-8) into {id: text}, in the order of the file.
 
     Raises:
-        TrnError: The file is not UTF-8, a line has no id at its end, or an id comes twice.
+        TrnError: The file is not UTF-8, a line has no id at its end, or an id occurs twice.
     """
     try:
         with Path(path).open(encoding="utf-8") as file:
@@ -69,7 +69,7 @@ def format_trn(texts: Mapping[str, str]) -> str:
         if not id_:
             raise TrnError(f"the utterance with the text {text[:60]!r} has an empty id: give it one")
         words = " ".join(text.split())
-        # A line that begins with ";;" is a comment, one that begins with a space is not.
+        # A line that starts with ";;" is a comment; a leading space prevents that.
         margin = " " if words.startswith(";;") else ""
         name = _NOT_IN_IDS.sub(lambda match: quote(match[0], safe=""), id_)
         lines.append(f"{margin}{words} ({name})\n" if words else f"({name})\n")
@@ -80,7 +80,7 @@ def write_trn(path: Path | str, texts: Mapping[str, str]) -> None:
     """Writes {id: text} to a transcript file (UTF-8).
 
     Raises:
-        TrnError: An id is empty; then no file is made.
+        TrnError: An id is empty; no file is written then.
     """
     content = format_trn(texts)
     Path(path).write_text(content, encoding="utf-8", newline="\n")

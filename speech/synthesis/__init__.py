@@ -1,4 +1,4 @@
-"""Synthetic speech for demonstrations and tests: spoken commands by eSpeak NG, no download, no microphone."""
+"""Synthetic speech for demonstrations and tests: spoken commands by eSpeak NG, without downloads."""
 
 from speech.synthesis.commands import VOCABULARY, random_command, spell_number
 from speech.synthesis.corpus import SynthesisConfig, synthesize_corpus

@@ -1,6 +1,6 @@
-"""A small language of spoken commands: what one says to a house, a telephone, a calculator or a robot.
+"""A small grammar of spoken commands for a smart home, a telephone, a calculator and a robot.
 
-Some 75 words make many millions of sentences, so a recognizer has to learn the words and not the sentences.
+About 75 words form many millions of sentences, so a recognizer has to learn words, not sentences.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ _OTHERS = (
 
 
 def spell_number(number: int) -> str:
-    """A number from 0 to 99 in words.
+    """Spell a number from 0 to 99.
 
     Raises:
-        ValueError: it lies outside.
+        ValueError: the number is out of range.
     """
     if not 0 <= number <= 99:
         raise ValueError(f"cannot spell {number}: only numbers from 0 to 99")
@@ -160,9 +160,9 @@ VOCABULARY: tuple[str, ...] = tuple(
         }
     )
 )
-"""All words of the language, sorted."""
+"""All words of the commands, sorted."""
 
 
 def random_command(rng: random.Random) -> str:
-    """Draw a command: lower-case words of `VOCABULARY`, single spaces; the same state gives the same one."""
+    """Draw a command: lower-case words of `VOCABULARY`, separated by single spaces; deterministic given `rng`."""
     return rng.choice(_COMMANDS)(rng)

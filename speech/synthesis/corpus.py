@@ -1,10 +1,10 @@
-"""A corpus of synthetic spoken commands: many voices, noise, disjoint speakers for testing.
+"""A corpus of synthetic spoken commands with many voices, noise, and disjoint speakers for testing.
 
     corpus = synthesize_corpus(SynthesisConfig(), Path("corpora/commands"))
 
-leaves `audio/<id>.flac` and, last and atomically, `metadata.csv` with the columns id, path, text, speaker, split,
-duration. The same configuration gives the same bytes. Utterances are spoken in small groups, each by a fresh engine; a
-log of finished groups lets an interrupted synthesis go on where it stopped.
+writes `audio/<id>.flac` and, last and atomically, `metadata.csv` with the columns id, path, text, speaker, split,
+duration. The same configuration gives the same bytes. Utterances are synthesized in small groups, each with a new
+engine; a log of finished groups allows an interrupted synthesis to resume.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from speech.audio import encode_flac, resample
 from speech.files import replace_file
+from speech.lazy import torch
 from speech.synthesis.commands import random_command
 from speech.synthesis.espeak import Engine, Voice
 
-_VERSION = 1  # of the recipe: raise it when the same configuration gives other audio
+_VERSION = 1  # raise it if the same configuration gives different audio
 _GROUP_SIZE = 16
 _COLUMNS = ("id", "path", "text", "speaker", "split", "duration")
 _TRAIN = (
@@ -38,7 +38,7 @@ _TRAIN = (
 
 
 class SynthesisConfig(BaseModel):
-    """A corpus of synthetic commands."""
+    """Configuration of a corpus of synthetic commands."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
@@ -49,7 +49,7 @@ class SynthesisConfig(BaseModel):
     test: int = Field(default=200, ge=0, le=99_999)
     """Number of test utterances."""
     train_voices: tuple[str, ...] = tuple(_TRAIN.split())
-    """Voice variants of eSpeak NG that speak the training set; each is a speaker."""
+    """Voice variants of eSpeak NG for the training set; each is a speaker."""
     valid_voices: tuple[str, ...] = ("f5", "m8", "Lee", "belinda")
     """Voices of the validation set."""
     test_voices: tuple[str, ...] = ("f4", "m7", "Annie", "john", "grandpa", "steph")
@@ -57,17 +57,17 @@ class SynthesisConfig(BaseModel):
     rate: tuple[int, int] = (140, 200)
     """Range of the speaking rate in words per minute."""
     pitch: tuple[int, int] = (35, 65)
-    """Range of the pitch, within 0 to 99; a voice's own register comes on top."""
+    """Range of the pitch, within 0 to 99, relative to the voice's own register."""
     pitch_range: tuple[int, int] = (30, 70)
-    """Range of the liveliness of intonation, within 0 to 99."""
+    """Range of the pitch variation (intonation), within 0 to 99."""
     snr_db: tuple[float, float] = (10.0, 30.0)
-    """Range of the signal-to-noise ratio in dB; the noise is between white and pink."""
+    """Range of the signal-to-noise ratio in dB; noise colours range from white to pink."""
     level_db: tuple[float, float] = (-32.0, -20.0)
     """Range of the level of the speech in dB relative to full scale."""
     sample_rate: int = Field(default=16000, ge=4000, le=48000)
     """Sample rate of the files in Hz."""
     seed: int = 0
-    """Another seed gives other sentences, voices' properties and noise."""
+    """Seed of the sentences, voice properties and noise."""
 
     @model_validator(mode="after")
     def _check(self) -> SynthesisConfig:
@@ -78,7 +78,7 @@ class SynthesisConfig(BaseModel):
                 raise ValueError(f"{split}_voices is empty: name a voice, or set {split} to 0")
             for voice in voices:
                 if not voice.replace("_", "a").isalnum():
-                    raise ValueError(f"{split}_voices: {voice!r} is no name of letters and digits")
+                    raise ValueError(f"{split}_voices: {voice!r} is not a name of letters and digits: correct it")
                 if voice in seen:
                     raise ValueError(
                         f"voice {voice!r} is in {seen[voice]}_voices and {split}_voices: speakers are disjoint"
@@ -95,7 +95,7 @@ class SynthesisConfig(BaseModel):
 
 @dataclass(frozen=True)
 class PlannedUtterance:
-    """What will be said, by whom and how."""
+    """Text, voice and acoustic conditions of an utterance."""
 
     id: str
     split: str
@@ -107,7 +107,7 @@ class PlannedUtterance:
 
 
 def plan_corpus(config: SynthesisConfig) -> list[PlannedUtterance]:
-    """Draw all utterances of a corpus, each from a random state of its own (its id and the seed)."""
+    """Draw all utterances of a corpus, each with its own random state (from its id and the seed)."""
     return [
         _plan_utterance(config, split, voices[index % len(voices)], index)
         for split, count, voices in (
@@ -142,18 +142,18 @@ def _plan_utterance(config: SynthesisConfig, split: str, variant: str, index: in
 def synthesize_corpus(
     config: SynthesisConfig, folder: Path, progress: Callable[[int, int], None] | None = None
 ) -> Path:
-    """Synthesize a corpus into a folder, or finish one that was interrupted.
+    """Synthesize a corpus into a folder, or resume an interrupted synthesis.
 
     Args:
-        config: the corpus.
-        folder: where to; made if absent.
-        progress: called with the numbers of finished and of all utterances.
+        config: configuration of the corpus.
+        folder: target folder; created if absent.
+        progress: called with the number of finished utterances and their total.
 
     Returns:
         The path of `metadata.csv`.
 
     Raises:
-        ValueError: the folder holds a corpus that this function did not make, or a voice is unknown.
+        ValueError: the folder contains files that this function did not write, or a voice is unknown.
         SynthesizerMissingError: eSpeak NG is not installed.
     """
     folder = Path(folder)
@@ -179,7 +179,7 @@ def synthesize_corpus(
 
 
 def _open_folder(config: SynthesisConfig, folder: Path) -> dict[str, list[int]]:
-    """Prepare the folder; returns bytes and samples of each file that a former run with this configuration finished."""
+    """Prepare the folder; returns bytes and samples of each file finished by an earlier run of this configuration."""
     with Engine() as engine:
         identity = {"version": _VERSION, "engine": engine.version, "config": config.model_dump(mode="json")}
     expected = json.dumps(identity, indent=1, sort_keys=True).encode()
@@ -188,18 +188,18 @@ def _open_folder(config: SynthesisConfig, folder: Path) -> dict[str, list[int]]:
     if record.exists():
         if record.read_bytes() == expected:
             return _read_log(log)
-        metadata.unlink(missing_ok=True)  # first: what has no metadata does not exist
+        metadata.unlink(missing_ok=True)  # first: a corpus without metadata does not count as complete
         log.unlink(missing_ok=True)
         for path in (folder / "audio").glob("*.flac"):
             path.unlink()
     elif metadata.exists() or any((folder / "audio").iterdir()):
-        raise ValueError(f"{folder} holds a corpus that was not synthesized here: choose an empty folder")
+        raise ValueError(f"{folder} contains a corpus that was not synthesized here: choose an empty folder")
     replace_file(record, expected)
     return {}
 
 
 def _read_log(path: Path) -> dict[str, list[int]]:
-    """Bytes and samples of finished files by id; a last line that a crash cut off is passed over."""
+    """Bytes and samples of finished files by id; ignores a last line truncated by a crash."""
     finished: dict[str, list[int]] = {}
     for line in path.read_text("utf-8").splitlines() if path.exists() else ():
         try:
@@ -217,7 +217,7 @@ def _is_whole(folder: Path, name: str, finished: dict[str, list[int]]) -> bool:
 def _write_group(
     config: SynthesisConfig, group: list[PlannedUtterance], folder: Path
 ) -> Iterator[tuple[str, list[int]]]:
-    """Speak a group and write its files; yields id, bytes and samples of each."""
+    """Synthesize a group and write its files; yields id, bytes and samples of each."""
     with Engine() as engine:
         for item in group:
             wave = _record(config, item, engine)
@@ -227,7 +227,7 @@ def _write_group(
 
 
 def _record(config: SynthesisConfig, item: PlannedUtterance, engine: Engine) -> torch.Tensor:
-    """Speak, resample, set the level and add noise: float32 `[num_samples]`."""
+    """Synthesize, resample, set the level and add noise: float32 `[num_samples]`."""
     spoken = torch.from_numpy(engine.speak(item.text, item.voice).astype(np.float32) / 32768)
     speech = resample(spoken, engine.sample_rate, config.sample_rate).numpy()
     speech = speech * (10 ** (item.level_db / 20) / _rms(speech))
@@ -243,7 +243,7 @@ def _rms(wave: NDArray[np.float32]) -> float:
 
 def _noise(num_samples: int, tilt: float, rng: np.random.Generator) -> NDArray[np.float32]:
     """Noise with a power spectrum of 1 / f^tilt above a hundredth of the band: 0 is white, 1 is pink."""
-    size = -(-num_samples // 4096) * 4096  # a size with large prime factors would be slow to transform
+    size = -(-num_samples // 4096) * 4096  # FFTs of sizes with large prime factors are slow
     white = rng.standard_normal(size, dtype=np.float32)
     shape = np.maximum(np.linspace(0, 1, size // 2 + 1, dtype=np.float32), 0.01) ** np.float32(-tilt / 2)
     return np.asarray(np.fft.irfft(np.fft.rfft(white) * shape, size)[:num_samples], dtype=np.float32)

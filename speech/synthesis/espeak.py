@@ -1,10 +1,10 @@
-"""eSpeak NG through ctypes: text to samples, reproducibly, and text to phonemes.
+"""Reproducible speech synthesis and phonemes with eSpeak NG through ctypes.
 
-The library (and its data) comes in the wheel `espeakng-loader`, which is in the extra `espeak` and not in the core: it
-is licensed under the GPL. It keeps the phase of its oscillators and of its noise
-in static variables, so what it says depends on all that it has said before. An `Engine` therefore loads it afresh: a
-sequence of utterances from one engine is the same every time (but for a few whispering variants, such as "caleb" and
-"Reed", which draw their noise elsewhere). Loading takes a few milliseconds.
+The library and its data come with the wheel `espeakng-loader`, which is licensed under the GPL and therefore in the
+extra `espeak`, not in the core. The library keeps the phases of its oscillators and the state of its noise in static
+variables, so its output depends on everything synthesized before. Each `Engine` therefore reloads it, which takes a few
+milliseconds: the same sequence of utterances from one engine gives the same samples (except for a few whispering
+variants such as "caleb" and "Reed", which use another source of noise).
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _LANGUAGE_SWITCH = re.compile(r"\([a-z-]+\)")  # "(en)" before an English word i
 _NOISE_SEED = 1
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
 
-_library_lock = threading.Lock()  # the library has one state per process
-_owner: list[int] = []  # the thread that holds it: an engine within an engine would wait for itself
+_library_lock = threading.Lock()  # the library has a single state per process
+_owner: list[int] = []  # the thread that holds the lock: a nested engine would deadlock
 
 
 class SynthesizerMissingError(ImportError):
-    """eSpeak NG is not installed, or does not load."""
+    """eSpeak NG is not installed or cannot be loaded."""
 
 
 class VoiceError(ValueError):
-    """A voice that does not exist or a property outside its range, or a text that cannot be spoken."""
+    """An unknown voice, a property out of range, or a text that cannot be spoken."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class Voice:
     """A voice of eSpeak NG.
 
     Attributes:
-        variant: the speaker, such as "f3" or "m1" (see `list_variants`); "" is the plain voice.
-        language: the language and accent.
+        variant: the speaker, such as "f3" or "m1" (see `list_variants`); "" is the default voice.
+        language: language and accent.
         rate: words per minute, 80 to 450.
         pitch: 0 to 99.
         pitch_range: 0 (monotone) to 99.
@@ -72,14 +72,14 @@ class Voice:
 
     @property
     def name(self) -> str:
-        """The name under which eSpeak NG knows it, such as "en-us+f3"."""
+        """The voice's name in eSpeak NG, such as "en-us+f3"."""
         return f"{self.language}+{self.variant}" if self.variant else self.language
 
 
 def _paths() -> tuple[str, str]:
     """The library and its data folder."""
     try:
-        import espeakng_loader  # optional: GPL
+        import espeakng_loader  # optional dependency (GPL)
     except ImportError as error:
         raise SynthesizerMissingError(
             "eSpeak NG is not installed (it is licensed under the GPL, so it is an extra): pip install "
@@ -99,14 +99,14 @@ def list_variants() -> tuple[str, ...]:
 
 
 class Engine:
-    """A freshly loaded eSpeak NG, used as a context manager; one at a time in a process, others wait.
+    """A newly loaded eSpeak NG, used as a context manager; only one per process at a time, others wait.
 
     Attributes:
         sample_rate: in Hz (22,050).
-        version: of eSpeak NG.
+        version: version of eSpeak NG.
 
     Raises:
-        SynthesizerMissingError: eSpeak NG is not installed, or does not load.
+        SynthesizerMissingError: eSpeak NG is not installed or cannot be loaded.
 
     Example:
         >>> with Engine() as engine:
@@ -120,7 +120,7 @@ class Engine:
         self._library: Any = None
         self._chunks: list[bytes] = []
         self._language = ""
-        self._callback = _CALLBACK(self._receive)  # kept alive here: the library only has its address
+        self._callback = _CALLBACK(self._receive)  # keeps the callback alive: the library only has its address
 
     def __enter__(self) -> Engine:
         library_path, data_path = _paths()
@@ -152,7 +152,7 @@ class Engine:
         self.close()
 
     def close(self) -> None:
-        """Unload the library, which forgets its state, and let the next engine in."""
+        """Unload the library, which discards its state, and release it for the next engine."""
         library, self._library = self._library, None
         try:
             if library is not None:
@@ -173,7 +173,7 @@ class Engine:
 
         Args:
             text: plain text.
-            voice: who says it; the plain American voice unless given.
+            voice: the voice; the default American voice if None.
 
         Returns:
             int16 `[num_samples]` at `sample_rate`.
@@ -231,7 +231,7 @@ class Engine:
 
 
 def speak(text: str, voice: Voice | None = None) -> tuple[NDArray[np.int16], int]:
-    """Synthesize one text with an engine of its own; see `Engine.speak`.
+    """Synthesize one text with a new engine; arguments and errors as in `Engine.speak`.
 
     Returns:
         int16 `[num_samples]` and the sample rate in Hz.

@@ -1,9 +1,9 @@
-"""Corpora as they lie on disk: one reader per public layout, all of which yield `Utterance`s lazily.
+"""Corpus readers, one per public layout; all yield `Utterance`s lazily.
 
     for utterance in open_corpus("librispeech", "LibriSpeech/train-clean-5"):
         ...
 
-A new layout is one module and one line in `READERS`.
+To add a layout, add a module and a line in `READERS`.
 """
 
 import difflib
@@ -24,47 +24,31 @@ __all__ = [
 ]
 
 READERS: dict[str, str] = {
-    "librispeech": "storage.corpora.librispeech:LibriSpeechReader",
-    "mls": "storage.corpora.mls:MlsReader",
-    "commonvoice": "storage.corpora.commonvoice:CommonVoiceReader",
+    "kaldi": "storage.corpora.kaldi:KaldiReader",
+    "lhotse": "storage.corpora.lhotse:LhotseReader",
+    "nemo": "storage.corpora.nemo:NemoReader",
     "peoples_speech": "storage.corpora.peoples_speech:PeoplesSpeechReader",
+    "gigaspeech": "storage.corpora.gigaspeech:GigaSpeechReader",
+    "table": "storage.corpora.table:TableReader",
+    "commonvoice": "storage.corpora.commonvoice:CommonVoiceReader",
+    "speechocean762": "storage.corpora.presets:SpeechOceanReader",
     "tedlium": "storage.corpora.tedlium:TedliumReader",
     "an4": "storage.corpora.an4:An4Reader",
-    "telephone": "storage.corpora.presets:TelephoneReader",
-    "speechocean762": "storage.corpora.presets:SpeechOceanReader",
+    "mls": "storage.corpora.mls:MlsReader",
     "fsdd": "storage.corpora.presets:FsddReader",
-    "gigaspeech": "storage.corpora.gigaspeech:GigaSpeechReader",
-    "kaldi": "storage.corpora.kaldi:KaldiReader",
-    "nemo": "storage.corpora.nemo:NemoReader",
-    "lhotse": "storage.corpora.lhotse:LhotseReader",
-    "table": "storage.corpora.table:TableReader",
     "webdataset": "storage.corpora.webdataset:WebDatasetReader",
+    "librispeech": "storage.corpora.librispeech:LibriSpeechReader",
+    "telephone": "storage.corpora.presets:TelephoneReader",
 }
-
-# From the surest sign to the weakest: a manifest may lie beside tars, a table beside folders of audio.
-_GUESSES = (
-    "kaldi",
-    "lhotse",
-    "nemo",
-    "peoples_speech",
-    "gigaspeech",
-    "table",
-    "commonvoice",
-    "speechocean762",
-    "tedlium",
-    "an4",
-    "mls",
-    "fsdd",
-    "webdataset",
-    "librispeech",
-)
+"""Readers by kind, in the order in which they are tried for "auto", from the surest sign to the weakest: a manifest
+may lie beside tars, a table beside folders of audio."""
 
 
 def reader_class(kind: str) -> type[CorpusReader]:
-    """The class of a registered kind.
+    """The reader class of a kind.
 
     Raises:
-        CorpusError: the kind is unknown; the message names the nearest known one.
+        CorpusError: the kind is unknown; the message suggests the most similar one.
     """
     if kind not in READERS:
         near = difflib.get_close_matches(kind.lower(), READERS, n=1, cutoff=0.3)
@@ -76,12 +60,12 @@ def reader_class(kind: str) -> type[CorpusReader]:
 
 
 def open_corpus(kind: str, path: str, **options: object) -> CorpusReader:
-    """Opens a corpus.
+    """Open a corpus.
 
     Args:
-        kind: a key of `READERS`, or "auto" to look at the files.
+        kind: a key of `READERS`, or "auto" to detect it from the files.
         path: folder or file of the corpus.
-        **options: `corpus`, `domain`, `language`, and what the reader itself takes (see its class).
+        **options: `corpus`, `domain`, `language`, and the options of the reader (see its class).
 
     Raises:
         CorpusError: an unknown kind, an option that the reader does not have, or a path that does not exist.
@@ -90,21 +74,21 @@ def open_corpus(kind: str, path: str, **options: object) -> CorpusReader:
 
 
 def guess_kind(path: str) -> str:
-    """The kind of the corpus at a path, judged by its file names.
+    """Detect the kind of the corpus at a path from its files.
 
     Raises:
-        CorpusError: nothing there looks like a known layout.
+        CorpusError: the path does not exist, or no layout matches.
     """
     root = Path(path).expanduser()
-    for kind in _GUESSES:
+    for kind in READERS:
         try:
             if reader_class(kind).recognises(root):
                 return kind
         except OSError:
-            continue  # such as a folder that may not be listed
+            continue  # for example a folder without permission to list it
     if not root.exists():
         raise CorpusError(f"{root} does not exist: check the path of the corpus")
     raise CorpusError(
-        f"{root} looks like no known corpus layout: it has no wav.scp, metadata.csv, *.trans.txt, stm, clips, … "
+        f"{root} has no known corpus layout: there is no wav.scp, metadata.csv, *.trans.txt, stm, clips, … "
         f"Name the kind ({', '.join(sorted(READERS))}), or describe the corpus in a CSV table."
     )

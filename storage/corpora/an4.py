@@ -1,4 +1,4 @@
-"""AN4 of Carnegie Mellon University, and any corpus in SphinxTrain's layout: etc/*.fileids and etc/*.transcription."""
+"""AN4 of Carnegie Mellon University, and other corpora in SphinxTrain's layout: etc/*.{fileids,transcription}."""
 
 import re
 from collections.abc import Iterator
@@ -13,14 +13,14 @@ _RAW_RATE = 16000
 
 
 class An4Reader(CorpusReader):
-    """Reads the folder that holds `etc` and `wav` (or `raw`, for which 16-bit little-endian at 16 kHz is assumed).
+    """Reads the folder that contains `etc` and `wav` (or `raw`, assumed to be 16-bit little-endian at 16 kHz).
 
-    The name of the list gives the set (`an4_test.fileids` is `test`), the folder of a file is its speaker.
+    The set is taken from the name of the list (`an4_test.fileids` is `test`), the speaker from a file's folder.
     """
 
     @classmethod
     def recognises(cls, root: Path) -> bool:
-        """Lists of files in `etc`."""
+        """Whether `etc` contains file lists."""
         return any((root / "etc").glob("*.fileids"))
 
     def _utterances(self) -> Iterator[Utterance]:
@@ -59,7 +59,7 @@ class An4Reader(CorpusReader):
         return next((path for path in candidates if path.is_file()), candidates[0])
 
     def _texts(self, path: Path) -> dict[str, str]:
-        """Id to words."""
+        """Transcripts by id, without marks."""
         texts: dict[str, str] = {}
         if not path.is_file():
             raise CorpusError(f"{path} is missing: each list of files needs a transcription of its name")
@@ -79,7 +79,7 @@ class An4Reader(CorpusReader):
     def _lists(self) -> list[Path]:
         found = sorted((self.root / "etc").glob("*.fileids"), key=lambda path: ("train" not in path.stem, path.name))
         if not found:
-            raise CorpusError(f"{self.root} has no etc/*.fileids: name the folder that holds etc and wav")
+            raise CorpusError(f"{self.root} has no etc/*.fileids: name the folder that contains etc and wav")
         return found
 
     def files(self) -> Iterator[Path]:

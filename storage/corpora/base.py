@@ -1,4 +1,4 @@
-"""What every corpus reader gives and promises."""
+"""The interface of corpus readers, and helpers to read text files."""
 
 import codecs
 import gzip
@@ -19,17 +19,17 @@ from storage.duplicates import SeenTexts
 _LONGEST_LINE = 1 << 24
 AUDIO_SUFFIXES = frozenset({".flac", ".opus", ".ogg", ".wav", ".mp3", ".sph"})
 SET_OF_SPLIT = {"dev": "valid", "validation": "valid", "valid": "valid", "train": "train", "test": "test"}
-"""What public corpora call their parts, and what a set of ours is called."""
+"""Our name of a set for each name of a part in public corpora."""
 
 
 class CorpusError(ValueError):
-    """A corpus that cannot be read at all: a wrong path, kind, option or column."""
+    """The corpus cannot be read at all: wrong path, kind, option or column."""
 
 
 class Problem(NamedTuple):
-    """An entry that could not become an utterance.
+    """An entry that cannot be used as an utterance.
 
-    `reason` is a short fixed word such as "missing-transcript", fit for counting; `detail` is for a human.
+    `reason` is a fixed code such as "missing-transcript", for counting; `detail` explains it to people.
     """
 
     id: str
@@ -39,25 +39,24 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True)
 class Utterance:
-    """One utterance of a corpus, before any audio has been opened.
+    """One utterance of a corpus; its audio has not been opened.
 
     Attributes:
         id: unique in the corpus.
         audio: absolute path or URL of the file that contains it.
-        text: the transcript as the corpus has it.
-        speaker: speaker's name in the corpus.
+        text: the transcript as in the corpus.
+        speaker: the speaker's name in the corpus.
         corpus: name of the corpus.
-        domain: what kind of speech, such as "read" or "telephone".
+        domain: kind of speech, such as "read" or "telephone".
         language: BCP 47 tag.
-        duration: seconds, when the corpus says so.
-        sample_rate: Hz, when the corpus says so.
-        start: where the utterance begins in the file, in seconds.
-        end: where it ends; None is the end of the file.
-        channel: from 0; None mixes all channels.
-        split: "train", "test", ... when the corpus says so.
-        offset: where the audio's bytes begin in the file, when they are a member of an uncompressed tar; None is a
-            file of its own.
-        length: how many bytes they are; given together with `offset`.
+        duration: seconds, if the corpus provides it.
+        sample_rate: Hz, if the corpus provides it.
+        start: start of the utterance within the file in seconds.
+        end: end of the utterance in seconds; None for the end of the file.
+        channel: channel, counted from 0; None mixes all channels.
+        split: "train", "test", ..., if the corpus provides it.
+        offset: offset of the audio in bytes, if it is a member of an uncompressed tar; None for a separate file.
+        length: number of bytes of the audio; given together with `offset`.
     """
 
     id: str
@@ -78,21 +77,21 @@ class Utterance:
 
 
 class CorpusReader(ABC):
-    """Yields the utterances of one corpus on disk, lazily and in a fixed order.
+    """Yields the utterances of a corpus on disk, lazily and in a fixed order.
 
-    A bad entry never stops the iteration: it is added to `problems`, with a reason, and the next one follows. So the
-    entries of the corpus are those that were yielded and those in `problems`.
+    A bad entry does not stop the iteration: it is added to `problems` with a reason. Every entry of the corpus is
+    either yielded or in `problems`.
 
     Args:
         path: folder or file of the corpus.
         corpus: its name; by default the name of the folder or file.
-        domain: goes into every utterance that does not say otherwise.
-        language: the same.
-        **options: those in the class's `OPTIONS`.
+        domain: default domain of the utterances.
+        language: default language of the utterances.
+        **options: options in the class's `OPTIONS`.
 
     Attributes:
         root: absolute path.
-        problems: filled while iterating, emptied when an iteration begins.
+        problems: problems of the current or last iteration; cleared when an iteration starts.
 
     Raises:
         CorpusError: the path does not exist, or the reader has no such option.
@@ -127,14 +126,14 @@ class CorpusReader(ABC):
 
     @abstractmethod
     def _utterances(self) -> Iterator[Utterance]:
-        """Yields utterances and notes problems; ids may still repeat."""
+        """Yield utterances and record problems; ids may repeat."""
 
     @abstractmethod
     def files(self) -> Iterator[Path]:
-        """Every local file that the corpus is made of: audio, transcripts, tables. May name missing ones."""
+        """Yield every local file of the corpus: audio, transcripts, tables; some may not exist."""
 
     def fingerprint(self) -> str:
-        """SHA-256 of the names, sizes and modification times of all files: cheap, and changes when the corpus does."""
+        """SHA-256 of the names, sizes and modification times of all files: a cheap way to detect changes."""
         lines = {f"{os.path.relpath(file, self.root)}\t{_stamp(file)}" for file in self.files()}
         digest = hashlib.sha256()
         for line in sorted(lines):
@@ -142,7 +141,7 @@ class CorpusReader(ABC):
         return digest.hexdigest()
 
     def _make(self, utterance_id: str, audio: str | Path, text: str, speaker: str, **fields: Any) -> Utterance | None:
-        """An utterance of this corpus, or None and a problem if its file is not there; fields of None are left out."""
+        """Create an utterance, ignoring fields that are None; if its file is missing, record a problem, return None."""
         if "://" not in str(audio) and not Path(audio).is_file():
             self._problem(utterance_id, "missing-audio", f"{audio} does not exist")
             return None
@@ -152,7 +151,7 @@ class CorpusReader(ABC):
 
     @classmethod
     def recognises(cls, root: Path) -> bool:
-        """Whether a path certainly has this layout, judged by names and at most one line of a file."""
+        """Whether a path clearly has this layout, by its names and at most one line of a file."""
         return False
 
     def _problem(self, entry_id: str, reason: str, detail: str) -> None:
@@ -168,10 +167,10 @@ def _stamp(file: Path) -> str:
 
 
 def checked_times(start: float, end: float | None) -> tuple[float, float | None]:
-    """Times of a segment as they are.
+    """Validate the times of a segment and return them unchanged.
 
     Raises:
-        ValueError: they are no numbers of at least 0 that ascend.
+        ValueError: they are not finite, negative, or not ascending.
     """
     if not 0 <= start < float("inf") or (end is not None and not start < end < float("inf")):
         raise ValueError(f"its times {start} s and {end} s do not ascend from 0")
@@ -179,10 +178,10 @@ def checked_times(start: float, end: float | None) -> tuple[float, float | None]
 
 
 def as_number(name: str, value: object) -> float | None:
-    """A number of a manifest, which may be missing or written as text.
+    """Parse a number of a manifest, which may be missing or written as text.
 
     Raises:
-        ValueError: it is no finite number of at least 0.
+        ValueError: it is not a finite number of at least 0.
     """
     if value is None or value == "":
         return None
@@ -200,28 +199,28 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-"""Byte-order marks of other encodings than UTF-8, such as Excel's "Unicode text", the longer ones first."""
+"""Byte-order marks of encodings other than UTF-8 (such as Excel's "Unicode text"), longer ones first."""
 
 
 def _wide_encoding(head: bytes, path: Path) -> str:
-    """UTF-16 or UTF-32 if a file begins with its mark; empty for UTF-8.
+    """Detect UTF-16 or UTF-32 by the byte-order mark; empty for UTF-8.
 
     Raises:
-        CorpusError: it seems to be one of them, without the mark that says which.
+        CorpusError: the file seems to be one of them, but has no byte-order mark.
     """
     for mark, encoding in _MARKS:
         if head.startswith(mark):
             return encoding
     if len(head) > 1 and max(head[::2].count(0), head[1::2].count(0)) > len(head) // 4:
         raise CorpusError(
-            f"{path} is no UTF-8 text, perhaps UTF-16 without a byte-order mark: convert it, for example with "
+            f"{path} is not UTF-8, perhaps UTF-16 without a byte-order mark: convert it, for example with "
             "iconv -f UTF-16LE -t UTF-8"
         )
     return ""
 
 
 def _bounded_lines(file: Any) -> Iterator[Any]:
-    """Lines as `file` has them; in place of one that is longer than any utterance's None, not gigabytes of memory."""
+    """Yield the lines of `file`, and None for lines that are too long, instead of reading gigabytes into memory."""
     while line := file.readline(_LONGEST_LINE):
         end = b"\n" if isinstance(line, bytes) else "\n"
         if len(line) == _LONGEST_LINE and not line.endswith(end):
@@ -239,15 +238,15 @@ def _utf8(line: bytes | None, encoding: str) -> str | None:
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str | None]]:
-    """Numbered lines of a text file, or a gzipped one, without their ends.
+    """Yield numbered lines of a text file (possibly gzipped) without line ends.
 
-    A file is UTF-8, or UTF-16 or UTF-32 if it begins with a byte-order mark that says so.
+    The encoding is UTF-8, or UTF-16 or UTF-32 if the file starts with their byte-order mark.
 
     Yields:
-        The line's number and its text; None: a line that is not text, or longer than any utterance's.
+        The line's number and its text; None for a line that is undecodable or too long.
 
     Raises:
-        CorpusError: the file seems to be UTF-16 and does not say so.
+        CorpusError: the file seems to be UTF-16 or UTF-32 without a byte-order mark.
     """
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         wide = _wide_encoding(file.read(64), path)
@@ -270,7 +269,7 @@ def _plain_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    """Numbered JSON objects of a file with one per line, gzipped or not; text in place of one says what is wrong."""
+    """Yield numbered objects of a JSON lines file (possibly gzipped); for a bad line, a description of the error."""
     try:
         for number, line in read_lines(path):
             if line is not None and not line.strip():
@@ -278,21 +277,21 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
             try:
                 row = json.loads(line, object_pairs_hook=_plain_object) if line is not None else None
             except ValueError as error:
-                yield number, f"no JSON: {error}"
+                yield number, f"not JSON: {error}"
                 continue
             except RecursionError:
-                yield number, "no JSON that can be read: it is nested too deeply"
+                yield number, "the JSON is nested too deeply"
                 continue
             yield number, row if isinstance(row, dict) else "not a JSON object in UTF-8"
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        yield 0, f"the compressed file is cut or damaged: {error}"
+        yield 0, f"the compressed file is truncated or damaged: {error}"
 
 
 def first_object(path: Path) -> dict[str, Any]:
-    """The first JSON object of a file with one per line; an empty one where there is none."""
+    """The first JSON object of a JSON lines file; empty if the first line is not one."""
     try:
         for _, row in read_json_lines(path):
             return row if isinstance(row, dict) else {}
-    except CorpusError:  # no text
+    except CorpusError:  # not text
         pass
     return {}

@@ -1,7 +1,7 @@
-"""Corpora that anybody may download, with their licences, addresses and checksums.
+"""Catalog of freely downloadable corpora with licences, addresses and checksums.
 
-Digests are those that the publishers or well-known toolkits state; where none is published, only the size that the
-server announces is checked.
+Digests are those given by the publishers or by well-known toolkits; if none is published, only the size announced by
+the server is checked.
 """
 
 import difflib
@@ -18,9 +18,9 @@ class Archive:
     """One file to download.
 
     Attributes:
-        url: where it is.
-        size: about how many megabytes.
-        digest: "md5:…" or "sha256:…"; empty where none is published.
+        url: its address.
+        size: approximate size in megabytes.
+        digest: "md5:…" or "sha256:…"; empty if none is published.
     """
 
     url: str
@@ -29,7 +29,7 @@ class Archive:
 
     @property
     def name(self) -> str:
-        """File name."""
+        """The file name."""
         return self.url.rpartition("/")[2]
 
 
@@ -39,11 +39,11 @@ class Download:
 
     Attributes:
         kind: its layout, a key of `READERS`.
-        licence: under which it is given.
-        link: its page.
-        parts: name of each part to its archive.
-        default: the parts that are taken when none is named.
-        folder: where the archives unpack to, below the corpus' folder.
+        licence: its licence.
+        link: its web page.
+        parts: archive of each part by name.
+        default: parts to download by default.
+        folder: folder of the unpacked archives, relative to the corpus' folder.
     """
 
     kind: str
@@ -154,10 +154,10 @@ CATALOG: dict[str, Download] = {
 
 
 def find_download(name: str, catalog: dict[str, Download] | None = None) -> Download:
-    """A corpus of the catalog.
+    """Look up a corpus in the catalog.
 
     Raises:
-        CorpusError: there is none of this name; the message names the nearest.
+        CorpusError: there is no corpus of this name; the message suggests the most similar one.
     """
     known = CATALOG if catalog is None else catalog
     if name not in known:

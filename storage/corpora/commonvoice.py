@@ -15,20 +15,20 @@ _REQUIRED = ("client_id", "path", "sentence")
 class CommonVoiceReader(CorpusReader):
     """Reads a language's folder such as `cv-corpus-17.0/de`.
 
-    Speaker is `client_id`, language is `locale` and, where the release has it, domain is `sentence_domain`.
+    The speaker is `client_id`, the language is `locale`, and the domain is `sentence_domain` if the release has it.
 
     Options:
-        tables: which tables to read; by default train, dev and test, whose names give the set (`dev` is `valid`),
-            or `validated` where there is none of them. The rows of `validated` and of other tables get the set of
-            the table of the three that has the same clip, if any.
-        where: column to value, for instance `{accents: "Scottish English"}`; other rows are left out.
+        tables: tables to read; by default train, dev and test, whose names are the sets (`dev` is `valid`), or
+            `validated` if none of them exists. Rows of `validated` and other tables get the set of the one of these
+            three tables that contains the clip, if any.
+        where: required values by column, for example `{accents: "Scottish English"}`; other rows are skipped.
     """
 
     OPTIONS = frozenset({"tables", "where"})
 
     @classmethod
     def recognises(cls, root: Path) -> bool:
-        """A folder `clips` beside one of the tables."""
+        """Whether there is a folder `clips` beside one of the tables."""
         return (root / "clips").is_dir() and any((root / f"{name}.tsv").is_file() for name in (*_PARTS, "validated"))
 
     def _utterances(self) -> Iterator[Utterance]:
@@ -59,7 +59,7 @@ class CommonVoiceReader(CorpusReader):
             yield found
 
     def _clip(self, name: str) -> Path:
-        """Early releases leave the suffix out."""
+        """Path of a clip; early releases omit the suffix."""
         return self.root / "clips" / (name if name.endswith((".mp3", ".wav", ".flac", ".ogg")) else f"{name}.mp3")
 
     def _tables(self) -> list[Path]:
@@ -74,7 +74,7 @@ class CommonVoiceReader(CorpusReader):
         return paths
 
     def _splits(self) -> dict[str, str]:
-        """Set of each clip, needed only for tables that are no set themselves."""
+        """Set of each clip, needed only for tables that are not sets themselves."""
         if all(table.stem in SET_OF_SPLIT for table in self._tables()):
             return {}
         tables = [self.root / f"{name}.tsv" for name in _PARTS]
@@ -87,11 +87,11 @@ class CommonVoiceReader(CorpusReader):
         }
 
     def _rows(self, table: Path) -> Iterator[tuple[int, dict[str, str] | str]]:
-        """Rows of a table; its cells are never quoted."""
+        """Yield the rows of a table, whose cells are never quoted."""
         lines = read_lines(table)
         header = (next(lines, (0, ""))[1] or "").split("\t")
         if missing := [name for name in _REQUIRED if name not in header]:
-            raise CorpusError(f"{table} has no column {missing[0]!r}: it is no table of Common Voice")
+            raise CorpusError(f"{table} has no column {missing[0]!r}: it is not a table of Common Voice")
         for number, line in lines:
             if line == "":
                 continue
@@ -104,7 +104,7 @@ class CommonVoiceReader(CorpusReader):
             yield number, row if row["path"] else f"line {number} of {table} names no clip"
 
     def files(self) -> Iterator[Path]:
-        """The tables and the clips that they name."""
+        """Yield the tables and their clips."""
         for table in self._tables():
             yield table
             for _, row in self._rows(table):

@@ -1,10 +1,11 @@
-"""Rows of a CSV file, none of which a stray quotation mark can swallow.
+"""Reads CSV rows such that a stray quotation mark cannot swallow other rows.
 
-In CSV a quoted cell may hold line breaks, so that one mark too many makes one cell of everything up to the next mark:
-hundreds of utterances, without an error. Here a line is a row. A row over several lines is taken only if it is beyond
-doubt: the marks are closed within a few lines exactly where a cell ends, it has as many cells as the header, and none
-of its further lines would be a row of its own. Otherwise its first line is refused, and the next one is read by itself.
-So every line that is not blank is part of a row, or is refused with its number.
+In CSV, quoted cells may contain line breaks, so a stray quotation mark turns everything up to the next mark into one
+cell: hundreds of utterances, without an error. Here, a row normally is one line. A row of several lines is accepted
+only if it is unambiguous: the quotation closes within a few lines exactly at the end of a cell, the row has as many
+cells as the header, and none of its further lines would be a valid row. Otherwise, its first line is reported as an
+error, and the next line is read separately. So every non-blank line is either part of a row or reported with its
+number.
 """
 
 import csv
@@ -12,22 +13,22 @@ from collections import deque
 from collections.abc import Iterator
 
 MOST_LINES = 64
-"""Lines of a row at most; no utterance has a longer transcript, and looking further costs time on each stray mark."""
+"""Maximum lines of a row: transcripts are shorter, and every stray mark costs a search over this many lines."""
 _MOST_TEXT = 1 << 20
-"""Characters to look ahead."""
+"""Maximum number of characters to look ahead."""
 _OPEN = (
     "a quotation mark opens a cell that does not end on this line: remove the mark, or double it and quote the cell; "
-    "if the cell does hold a line break, put a space there"
+    "if the cell contains a line break, replace it by a space"
 )
 
 NumberedLines = Iterator[tuple[int, str | None]]
 
 
 def read_header(lines: NumberedLines) -> list[str]:
-    """Cells of the first line.
+    """Read the cells of the first line.
 
     Raises:
-        ValueError: a quotation mark is not closed in it, or it is not UTF-8.
+        ValueError: the line is not UTF-8, or contains an unclosed quotation mark.
     """
     _, line = next(lines, (1, ""))
     cells = None if line is None else _row_of_line(line)
@@ -37,11 +38,11 @@ def read_header(lines: NumberedLines) -> list[str]:
 
 
 def read_rows(lines: NumberedLines, width: int) -> Iterator[tuple[int, list[str] | str]]:
-    """Number of the first line and cells of each row after the header; text in place of cells says what is wrong.
+    """Yield the rows after the header: number of the first line, and the cells or a description of the error.
 
     Args:
-        lines: Numbered lines without their ends; None is a line that is not text.
-        width: Cells of the header.
+        lines: Numbered lines without line ends; None for an undecodable line.
+        width: Number of cells in the header.
     """
     ahead: deque[tuple[int, str | None]] = deque()
     while found := ahead.popleft() if ahead else next(lines, None):
@@ -59,7 +60,7 @@ def read_rows(lines: NumberedLines, width: int) -> Iterator[tuple[int, list[str]
 
 
 def read_tabbed(lines: NumberedLines) -> Iterator[tuple[int, list[str] | str]]:
-    """Number and cells of each line of a tab-separated file, which has no quoted cells; text says what is wrong."""
+    """Yield number and cells of each line of a tab-separated file (no quoting), or a description of the error."""
     for number, line in lines:
         if line is None:
             yield number, "not UTF-8"
@@ -68,7 +69,7 @@ def read_tabbed(lines: NumberedLines) -> Iterator[tuple[int, list[str] | str]]:
 
 
 def check_width(cells: list[str], width: int) -> str:
-    """What is wrong with a row's number of cells; empty if nothing is."""
+    """Check a row's number of cells; returns an error message or ""."""
     return "" if len(cells) == width else f"{len(cells)} cells where the header has {width}"
 
 
@@ -80,8 +81,8 @@ def _look_ahead(ahead: deque[tuple[int, str | None]], lines: NumberedLines) -> N
 
 
 def _cells(line: str) -> tuple[list[str] | None, str]:
-    """Cells of a line; None if a quoted one goes on in the next line, or, with a message, if there are none."""
-    reader = csv.reader([line, ""])  # the empty line is read only if a cell goes on
+    """Cells of a line; None if a quoted cell continues in the next line, or, with a message, if the line is invalid."""
+    reader = csv.reader([line, ""])  # the empty line is read only if a cell continues
     try:
         cells = next(reader)
     except csv.Error as error:
@@ -94,7 +95,7 @@ def _row_of_line(line: str) -> list[str] | None:
 
 
 def _joined(lines: list[str | None], width: int) -> tuple[list[str] | None, int]:
-    """The row that the first few of these lines make beyond doubt, and how many lines it has; None and 1 if none."""
+    """The unambiguous row that starts these lines and its number of lines; None and 1 if there is none."""
     reader = csv.reader((f"{line}\n" for line in _before_none(lines)), strict=True)
     try:
         cells = next(reader)

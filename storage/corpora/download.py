@@ -1,8 +1,8 @@
-"""Fetch public corpora: resumable, checked, unpacked safely, and marked when complete.
+"""Downloads public corpora: resumable, verified, unpacked safely, and marked when complete.
 
     download_corpus("mini_librispeech", Path("corpora"), parts=("dev-clean-2",))
 
-leaves `corpora/mini_librispeech/LibriSpeech/dev-clean-2/…` and, last, `.dev-clean-2.completed`.
+creates `corpora/mini_librispeech/LibriSpeech/dev-clean-2/…` and, last, `.dev-clean-2.completed`.
 """
 
 import hashlib
@@ -29,22 +29,22 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _LASTING = frozenset({400, 401, 403, 404, 405, 410, 451})
 
 Progress = Callable[[str, int, int], None]
-"""Told of the file, the bytes so far, and all of them (0: unknown)."""
+"""Called with the file name, the bytes so far, and the total (0: unknown)."""
 
 
 class DownloadError(OSError):
-    """A file that cannot be fetched or is not what it should be; the message says how to go on by hand."""
+    """A file cannot be fetched, or is not the expected one; the message contains the remedy."""
 
 
 @dataclass(frozen=True)
 class Patience:
-    """How long to try.
+    """Limits of retries.
 
     Attributes:
-        attempts: tries in a row that bring no byte.
-        restarts: connections in all.
-        pause_s: wait before the second try, doubled before each further one, at most a minute.
-        timeout_s: how long a silent connection is waited for.
+        attempts: consecutive attempts without any received byte.
+        restarts: total number of connections.
+        pause_s: wait before the second attempt, doubled before each further one, at most a minute.
+        timeout_s: time-out of a silent connection.
     """
 
     attempts: int = 5
@@ -63,24 +63,24 @@ def download_corpus(
     patience: Patience | None = None,
     catalog: dict[str, Download] | None = None,
 ) -> dict[str, Any]:
-    """Fetch and unpack parts of a corpus; what is complete already is left alone.
+    """Fetch and unpack parts of a corpus; skips complete parts.
 
     Args:
         name: key of the catalog.
-        to: folder that gets a folder of the corpus' name.
-        parts: by default those that the catalog suggests.
-        keep_archives: do not delete an archive once it is unpacked.
-        on_progress: told of what has been fetched.
-        patience: how long to try.
-        catalog: where to look, other than `CATALOG`.
+        to: folder in which a folder with the corpus' name is created.
+        parts: parts to fetch; the catalog's defaults if empty.
+        keep_archives: keep archives after unpacking.
+        on_progress: called while data are fetched.
+        patience: limits of retries.
+        catalog: catalog to use instead of `CATALOG`.
 
     Returns:
-        `path` and `kind` to read it by, and `parts`: for each its files and bytes, or that it was there.
+        `path` and `kind` for `open_corpus`, and `parts`: for each part, its files and bytes, or that it was present.
 
     Raises:
-        CorpusError: no such corpus or part.
-        DownloadError: it cannot be fetched, or is not what it should be.
-        UnsafeArchiveError: the archive holds what must not be unpacked.
+        CorpusError: the corpus or part is unknown.
+        DownloadError: a file cannot be fetched, or its digest is wrong.
+        UnsafeArchiveError: the archive is damaged, or contains members that must not be unpacked.
     """
     corpus = find_download(name, catalog)
     wanted = tuple(parts) or corpus.default
@@ -106,10 +106,10 @@ def download_corpus(
 
 
 def fetch(archive: Archive, folder: Path, on_progress: Progress, patience: Patience) -> Path:
-    """One file, continued where a former attempt ended.
+    """Fetch a file, resuming a previous attempt.
 
     Raises:
-        DownloadError: it cannot be fetched within the patience, or its size or digest is wrong.
+        DownloadError: the file cannot be fetched within the limits of `patience`, or its digest is wrong.
     """
     target = folder / archive.name
     if target.is_file():
@@ -140,7 +140,7 @@ def fetch(archive: Archive, folder: Path, on_progress: Progress, patience: Patie
 
 
 def _continue(archive: Archive, partial: Path, on_progress: Progress, timeout_s: float) -> bool:
-    """Fetch what is missing; whether all is there now."""
+    """Fetch the missing bytes; returns whether the file is complete."""
     have = _size(partial)
     headers = {"User-Agent": "starling", "Accept-Encoding": "identity"}
     request = urllib.request.Request(archive.url, headers=headers)  # noqa: S310  # fetch has checked the address
@@ -152,12 +152,12 @@ def _continue(archive: Archive, partial: Path, on_progress: Progress, timeout_s:
         if error.code != 416 or not have:
             raise
         if error.headers.get("Content-Range", "").rpartition("/")[2] == str(have):
-            return True  # the former attempt ended right at the end
+            return True  # the previous attempt received everything
         partial.unlink()
         return False
     with answer:
         if have and (answer.status != 206 or _first_byte(answer.headers.get("Content-Range", "")) != have):
-            have = 0  # the server cannot continue, or begins elsewhere
+            have = 0  # the server cannot resume, or resumes at another position
             if answer.status == 206:
                 partial.unlink()
                 return False
@@ -186,14 +186,14 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 def _check_address(url: str) -> None:
     parts = urllib.parse.urlsplit(url)
     if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _LOOPBACK):
-        raise DownloadError(f"{url} is not fetched: only https addresses are")
+        raise DownloadError(f"{url} is not fetched: only https addresses are allowed")
 
 
 def _check_space(partial: Path, wanted: int) -> None:
     free = shutil.disk_usage(partial.parent).free
     if wanted > free:
         raise DownloadError(
-            f"{partial.parent} has {free >> 20} MiB free, and {wanted >> 20} MiB are to come: make room"
+            f"{partial.parent} has {free >> 20} MiB free, but {wanted >> 20} MiB are needed: free some space"
         )
 
 
@@ -208,7 +208,7 @@ def _check_digest(path: Path, archive: Archive) -> None:
     if digest.hexdigest() != expected:
         path.unlink()
         raise DownloadError(
-            f"{path} was damaged on its way, or is another file: its {algorithm} is {digest.hexdigest()} in place of "
+            f"{path} was damaged in transit, or is another file: its {algorithm} is {digest.hexdigest()} instead of "
             f"{expected}. It was deleted: run the command again."
         )
 

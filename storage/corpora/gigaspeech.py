@@ -1,7 +1,7 @@
-"""GigaSpeech's metadata: one JSON document with `audios`, each a long recording with its `segments`.
+"""GigaSpeech: one JSON document with an array `audios` of long recordings, each with its `segments`.
 
-Source: Chen et al. 2021, "GigaSpeech: An Evolving, Multi-Domain ASR Corpus with 10,000 Hours of Transcribed Audio".
-The document has gigabytes: it is read one recording at a time.
+Source: Chen et al. 2021, "GigaSpeech: An Evolving, Multi-Domain ASR Corpus with 10,000 Hours of Transcribed Audio". The
+document has several gigabytes, so it is read one recording at a time.
 """
 
 import codecs
@@ -22,13 +22,13 @@ _BLANK = re.compile(r"[\s,]*")
 
 
 class GigaSpeechReader(CorpusReader):
-    """Reads `GigaSpeech.json`, or the folder that holds it; audio paths are relative to the document.
+    """Reads `GigaSpeech.json`, or the folder that contains it; audio paths are relative to the document.
 
-    Segments that are only silence, music or noise become problems. `{DEV}` is the set `valid`, `{TEST}` is `test`, the
-    rest is `train`. Domain is the recording's source (audiobook, podcast, youtube).
+    Segments tagged as silence, music, noise or other are reported as problems. `{DEV}` is the set `valid`, `{TEST}` is
+    `test`, the rest is `train`. The domain is the recording's source (audiobook, podcast, youtube).
 
     Options:
-        subset: only segments of this subset: XS, S, M, L, XL, DEV or TEST.
+        subset: read only segments of this subset: XS, S, M, L, XL, DEV or TEST.
         punctuation: `drop` the tags such as `<COMMA>` (default), or `keep` them as characters.
     """
 
@@ -36,7 +36,7 @@ class GigaSpeechReader(CorpusReader):
 
     @classmethod
     def recognises(cls, root: Path) -> bool:
-        """A JSON document that begins with an object whose key `audios` comes early."""
+        """Whether it is a JSON document with an array `audios` near its start."""
         path = _document(root)
         if not path.is_file() or path.suffix != ".json":
             return False
@@ -90,7 +90,7 @@ class GigaSpeechReader(CorpusReader):
             yield found
 
     def files(self) -> Iterator[Path]:
-        """The document and the recordings that it names."""
+        """Yield the document and its recordings."""
         document = _document(self.root)
         yield document
         for audio in read_array(document):
@@ -99,7 +99,7 @@ class GigaSpeechReader(CorpusReader):
 
 
 def spell(text: str, keep: bool) -> str:
-    """Tags of punctuation as characters after their word, or left out."""
+    """Replace punctuation tags by characters attached to the preceding word, or remove them."""
     for tag, character in _PUNCTUATION.items():
         text = re.sub(rf"\s*{tag}", character if keep else " ", text)
     return " ".join(text.split())
@@ -118,10 +118,10 @@ def _set(subsets: list[str]) -> str:
 
 
 def read_array(path: Path) -> Iterator[dict[str, Any] | str]:
-    """Objects of the document's array `audios`, one at a time; text in place of one says what is wrong.
+    """Yield the objects of the document's array `audios`, one at a time; for a bad one, a description of the error.
 
     Raises:
-        CorpusError: the file has no such array.
+        CorpusError: the file does not exist or has no such array.
     """
     if not path.is_file():
         raise CorpusError(f"{path} does not exist: name GigaSpeech.json or its folder")
@@ -130,10 +130,10 @@ def read_array(path: Path) -> Iterator[dict[str, Any] | str]:
         head = decoder.decode(file.read(_CHUNK))
         match = _ARRAY.search(head)
         if match is None:
-            raise CorpusError(f'{path} has no array "audios": it is no metadata of GigaSpeech')
+            raise CorpusError(f'{path} has no array "audios": it is not the metadata of GigaSpeech')
         buffer, position = head, match.end()
         while True:
-            position = _BLANK.match(buffer, position).end()  # type: ignore[union-attr]  # it matches nothing, too
+            position = _BLANK.match(buffer, position).end()  # type: ignore[union-attr]  # also matches the empty string
             if buffer.startswith("]", position):
                 return
             try:
@@ -141,7 +141,7 @@ def read_array(path: Path) -> Iterator[dict[str, Any] | str]:
             except (ValueError, RecursionError) as error:
                 more = decoder.decode(file.read(max(_CHUNK, len(buffer) - position)))
                 if not more or len(buffer) - position > _MAX_OBJECT:
-                    yield f"the document is cut or damaged: {error}"
+                    yield f"the document is truncated or damaged: {error}"
                     return
                 buffer, position = buffer[position:] + more, 0
                 continue

@@ -1,7 +1,7 @@
 """Kaldi data folders: `wav.scp`, `text`, `utt2spk`, and optionally `segments` and `reco2file_and_channel`.
 
-An entry of `wav.scp` that is a command is never run. What `sph2pipe -f wav -p -c 1 FILE |` and `flac -c -d -s FILE |`
-say is understood: a file, and a channel of it. Any other command becomes a problem of the reader.
+Commands in `wav.scp` are never run. `sph2pipe -f wav -p -c 1 FILE |` and `flac -c -d -s FILE |` are interpreted as a
+file, and a channel of it. Entries with other commands are reported as problems.
 """
 
 import shlex
@@ -25,24 +25,24 @@ class _Segment:
 
 
 class KaldiReader(CorpusReader):
-    """Reads a Kaldi data folder in the order of its `text`.
+    """Reads a Kaldi data folder, in the order of its `text`.
 
-    A relative path in `wav.scp` is looked up under the option `root`, then under the folder itself, then under its
-    parents: the first that exists counts. Without a line in `utt2spk` an utterance is its own speaker, which is Kaldi's
-    custom. Of two different lines for one key the first counts, and the other one is a problem.
-    The channel of `reco2file_and_channel` is kept when the recording is one file for all its channels.
+    A relative path in `wav.scp` is resolved against the option `root`, then the folder itself, then its parents; the
+    first existing file is used. As usual in Kaldi, an utterance without a line in `utt2spk` is its own speaker. If a
+    key has two different lines, the first is used, and the other one is reported as a problem. The channel in
+    `reco2file_and_channel` is used if one file contains all channels of the recording.
     """
 
     OPTIONS = frozenset({"root"})
 
     @classmethod
     def recognises(cls, root: Path) -> bool:
-        """A `wav.scp`."""
+        """Whether there is a `wav.scp`."""
         return (root / "wav.scp").is_file()
 
     def _utterances(self) -> Iterator[Utterance]:
         if not self.root.is_dir():
-            raise CorpusError(f"{self.root} is a file: name the Kaldi data folder that holds wav.scp and text")
+            raise CorpusError(f"{self.root} is a file: name the Kaldi data folder that contains wav.scp and text")
         recordings = self._read("wav.scp", required=True, report=True)
         segments = self._segments(recordings)
         speakers = self._read("utt2spk", report=True)
@@ -69,7 +69,7 @@ class KaldiReader(CorpusReader):
             return None
         segment = segments[utterance_id]
         if segment is None:
-            return None  # already noted when the segments were read
+            return None  # already reported when the segments were read
         entry, side = _understand(self._entry(segment.recording, recordings))
         audio, problem = self._locate(entry)
         if problem:
@@ -90,7 +90,7 @@ class KaldiReader(CorpusReader):
         )
 
     def _segments(self, recordings: dict[str, str]) -> dict[str, _Segment | None]:
-        """Utterance to its place; None for a line that makes no sense, which is noted."""
+        """Segment of each utterance; None for an invalid line, which is recorded as a problem."""
         if not (self.root / "segments").is_file():
             return {recording: _Segment(recording) for recording in recordings}
         segments: dict[str, _Segment | None] = {}
@@ -107,7 +107,7 @@ class KaldiReader(CorpusReader):
         except (IndexError, ValueError) as error:
             self._problem(utterance_id, "bad-segment", f"{self.root / 'segments'}: {rest!r}: {error}")
             return None
-        return _Segment(recording, start, None if end == -1 else end)  # -1 is Kaldi's mark for the end of the file
+        return _Segment(recording, start, None if end == -1 else end)  # in Kaldi, -1 means the end of the file
 
     def _entry(self, recording: str, recordings: dict[str, str]) -> str | None:
         file_id = self._reco2file.get(recording, ("", None))[0]
@@ -116,7 +116,7 @@ class KaldiReader(CorpusReader):
     def _channel(self, recording: str, recordings: dict[str, str]) -> int | None:
         file_id, channel = self._reco2file.get(recording, ("", None))
         entries = {self._entry(other, recordings) for other in self._by_file[file_id]}
-        # Two entries for one recording are channels that were split into files of their own.
+        # Two entries for one recording mean that its channels are in separate files.
         return channel if len(entries) == 1 else None
 
     @cached_property
@@ -136,7 +136,7 @@ class KaldiReader(CorpusReader):
         return groups
 
     def _locate(self, entry: str | None) -> tuple[Path | str, tuple[str, str] | None]:
-        """The audio file of an entry of wav.scp, or why there is none."""
+        """The audio file of an entry of wav.scp, or the problem with it."""
         if entry is None:
             return "", ("missing-audio", f"{self.root / 'wav.scp'} has no line for its recording")
         if entry.endswith("|") or entry.startswith("|"):
@@ -147,7 +147,7 @@ class KaldiReader(CorpusReader):
             if (base / entry).is_file():
                 return base / entry, None
         if entry.rpartition(":")[2].isdigit():
-            return "", ("archive-entry", f"{entry!r} points into a Kaldi archive. Convert the audio to files first.")
+            return "", ("archive-entry", f"{entry!r} refers to a Kaldi archive. Convert the audio to files first.")
         return "", (
             "missing-audio",
             f"{entry!r} is neither under {self._bases[0]} nor under a folder above. Set `root`.",
@@ -160,7 +160,7 @@ class KaldiReader(CorpusReader):
         return [*first, self.root, *self.root.parents]
 
     def files(self) -> Iterator[Path]:
-        """The tables of the folder and every audio file that wav.scp names and that exists."""
+        """Yield the tables of the folder and all existing audio files in wav.scp."""
         for name in _FILES:
             if (self.root / name).is_file():
                 yield self.root / name
@@ -170,7 +170,7 @@ class KaldiReader(CorpusReader):
                 yield audio
 
     def _read(self, name: str, required: bool = False, report: bool = False) -> dict[str, str]:
-        """Key to rest of line; of two different lines of a key the first counts, the other one is noted on demand."""
+        """Rest of the line by key; the first line of a key counts, others that differ are recorded if `report`."""
         table: dict[str, str] = {}
         for key, rest in self._pairs(name, required, report):
             if table.setdefault(key, rest) != rest and report:
@@ -180,7 +180,7 @@ class KaldiReader(CorpusReader):
         return table
 
     def _pairs(self, name: str, required: bool = False, report: bool = False) -> Iterator[tuple[str, str]]:
-        """First field and rest of each line of one file of the folder; bad lines are skipped, and noted on demand."""
+        """Yield first field and rest of each line of a file; skips bad lines, and records them if `report`."""
         path = self.root / name
         if not path.is_file():
             if required:
@@ -197,7 +197,7 @@ class KaldiReader(CorpusReader):
 
 
 def _understand(entry: str | None) -> tuple[str | None, int | None]:
-    """An entry of wav.scp whose well-known command only decodes a file: that file, and the channel that it takes."""
+    """Resolve an entry of wav.scp whose command only decodes a file to that file and the selected channel."""
     if entry is None or not entry.endswith("|"):
         return entry, None
     try:
@@ -213,5 +213,5 @@ def _understand(entry: str | None) -> tuple[str | None, int | None]:
         elif not word.startswith("-"):
             files.append(word)
         elif word not in (("-p", "-u") if name == "sph2pipe" else ("-c", "-d", "-s", "-dc", "-cd", "-cds")):
-            return entry, None  # such as -t, a range of time: it would change the audio
+            return entry, None  # options such as -t (a time range) would change the audio
     return (files[0], channel) if name in ("sph2pipe", "flac") and len(files) == 1 else (entry, None)

@@ -1,4 +1,4 @@
-"""Manifests of lhotse and icefall: recordings and supervisions, or cuts, as JSON lines, gzipped or not.
+"""Manifests of lhotse and icefall: recordings and supervisions, or cuts, as JSON lines (possibly gzipped).
 
 Source: Żelasko et al. 2021, "Lhotse: a speech data representation library for the modern deep learning ecosystem".
 """
@@ -24,7 +24,7 @@ _LANGUAGES = {"english": "en", "german": "de", "french": "fr", "spanish": "es", 
 
 
 class _Source(NamedTuple):
-    """A file of a recording, or what is wrong with it."""
+    """A file of a recording, or the problem with it."""
 
     path: str
     channels: tuple[int, ...]
@@ -37,16 +37,16 @@ class _Recording(NamedTuple):
 
 
 class LhotseReader(CorpusReader):
-    """Reads a folder of manifests, or one manifest of cuts, of supervisions, or of recordings.
+    """Reads a folder of manifests, or a single manifest of cuts, supervisions or recordings.
 
-    Of each `…recordings…jsonl(.gz)` the partner with "supervisions" in its place is read; a folder without any is read
-    by its `…cuts…jsonl(.gz)`. One utterance comes from each supervision. Recordings that are commands, in memory, or
-    transformed, and mixed cuts, become problems: nothing is run.
+    Each `…recordings…jsonl(.gz)` is read together with the file with "supervisions" in its place; in folders without
+    such pairs, `…cuts…jsonl(.gz)` are read. Each supervision is one utterance. Recordings that are commands, in memory
+    or transformed, and mixed cuts, are reported as problems; commands are never run.
     """
 
     @classmethod
     def recognises(cls, root: Path) -> bool:
-        """Pairs of manifests, or cuts that have supervisions."""
+        """Whether there are pairs of manifests, or cuts with supervisions."""
         pairs, cuts = _manifests(root)
         return bool(pairs) or any({"supervisions", "start"} <= first_object(path).keys() for path in cuts[:1])
 
@@ -146,7 +146,7 @@ class LhotseReader(CorpusReader):
             elif row.get("transforms"):
                 problem = (
                     "transformed",
-                    "the recording is transformed on the fly: save it, or leave the transform out",
+                    "the recording is transformed on the fly: save the result, or remove the transform",
                 )
             path = place if "://" in place else str(self._find(place))
             sources.append(_Source(path, tuple(c for c in source.get("channels") or (0,)), problem))
@@ -154,7 +154,7 @@ class LhotseReader(CorpusReader):
         return _Recording(tuple(sources), float(duration) if isinstance(duration, int | float) else None)
 
     def _find(self, place: str) -> Path:
-        """Relative paths count from where lhotse was run: the folder of the manifests or one above it."""
+        """Resolve a path relative to where lhotse was run: the folder of the manifests, or one of its parents."""
         folder = self.root if self.root.is_dir() else self.root.parent
         return next((p for base in (folder, *folder.parents) if (p := base / place).is_file()), folder / place)
 
@@ -167,7 +167,7 @@ class LhotseReader(CorpusReader):
                 yield place, row
 
     def files(self) -> Iterator[Path]:
-        """Manifests and the audio files that they name."""
+        """Yield the manifests and their audio files."""
         pairs, cuts = _manifests(self.root)
         for path in [one for pair in pairs for one in pair] if pairs else cuts:
             yield path
@@ -179,7 +179,7 @@ class LhotseReader(CorpusReader):
 
 
 def _manifests(root: Path) -> tuple[list[tuple[Path, Path]], list[Path]]:
-    """Pairs of recordings and supervisions, and cuts."""
+    """Pairs of manifests of recordings and supervisions, and manifests of cuts."""
     files = sorted(root.iterdir()) if root.is_dir() else [root]
     files = [path for path in files if path.name.endswith(_SUFFIXES) and path.is_file()]
     pairs = []
@@ -200,7 +200,7 @@ def _source(recording: _Recording | None, channel: int | None) -> _Source | None
 
 
 def _signed(name: str, value: object) -> float:
-    """A supervision may begin a little before its cut."""
+    """Parse a number that may be negative: a supervision may begin slightly before its cut."""
     return float(value) if isinstance(value, int | float) else as_number(name, value) or 0.0
 
 

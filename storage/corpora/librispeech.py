@@ -1,4 +1,4 @@
-"""LibriSpeech's layout: SPEAKER/CHAPTER/ID.flac beside SPEAKER-CHAPTER.trans.txt with lines of `ID TEXT`."""
+"""LibriSpeech's layout: SPEAKER/CHAPTER/ID.flac beside SPEAKER-CHAPTER.trans.txt with lines `ID TEXT`."""
 
 import os
 from collections.abc import Iterator
@@ -13,13 +13,13 @@ _TRANSCRIPT_SUFFIX = ".trans.txt"
 class LibriSpeechReader(CorpusReader):
     """Reads a subset such as `LibriSpeech/train-clean-5`, or a folder of several subsets.
 
-    Any audio suffix of `AUDIO_SUFFIXES` is taken. The speaker is the name of the folder above the chapter's. When the
+    All suffixes in `AUDIO_SUFFIXES` are accepted. The speaker is the name of the folder above the chapter's. If the
     path is a folder of subsets, each utterance's `split` is the name of its subset.
     """
 
     @classmethod
     def recognises(cls, root: Path) -> bool:
-        """A transcript anywhere below."""
+        """Whether there is a transcript anywhere below the path."""
         return root.is_dir() and any(islice(root.rglob(f"*{_TRANSCRIPT_SUFFIX}"), 1))
 
     def _utterances(self) -> Iterator[Utterance]:
@@ -32,7 +32,7 @@ class LibriSpeechReader(CorpusReader):
                 self._problem(utterance_id, "missing-transcript", f"no transcript has a line for {folder / name}")
 
     def _transcribed(self, folder: Path, transcript: str, audio: dict[str, str]) -> Iterator[Utterance]:
-        """Utterances of one transcript; takes what it uses out of `audio`."""
+        """Yield the utterances of one transcript; removes used entries from `audio`."""
         used: dict[str, str] = {}
         for number, line in read_lines(folder / transcript):
             if line is None:
@@ -62,13 +62,13 @@ class LibriSpeechReader(CorpusReader):
         return parts[-3] if len(parts) >= 3 else None
 
     def files(self) -> Iterator[Path]:
-        """All audio files and transcripts below the path."""
+        """Yield all audio files and transcripts below the path."""
         for folder, names in self._chapters():
             for name in names:
                 yield folder / name
 
     def _chapters(self) -> Iterator[tuple[Path, list[str]]]:
-        """Folders that hold audio or transcripts, in order, with the sorted names of those files."""
+        """Yield folders with audio or transcripts, in order, with the sorted names of these files."""
         for folder, subfolders, names in os.walk(self.root):
             subfolders.sort()
             found = [n for n in names if n.endswith(_TRANSCRIPT_SUFFIX) or Path(n).suffix.lower() in AUDIO_SUFFIXES]

@@ -25,18 +25,18 @@ _SUFFIXES = (".flac", ".opus", ".ogg", ".wav")
 class MlsReader(CorpusReader):
     """Reads one part (`mls_german/dev`), a language (`mls_german`), or a folder of languages.
 
-    The language is that of the folder's name (`mls_german`, `mls_german_opus`); `dev` becomes the set `valid`.
+    The language is derived from the folder's name (`mls_german`, `mls_german_opus`); `dev` is the set `valid`.
 
     Options:
-        handles: only the utterances that a list in `limited_supervised` names: `9hr`, `1hr/0` … `1hr/5`, or a path.
-            It applies to `train`; the other parts are read whole.
+        handles: read only the utterances in a list in `limited_supervised`: `9hr`, `1hr/0` … `1hr/5`, or a path.
+            Applies to `train` only.
     """
 
     OPTIONS = frozenset({"handles"})
 
     @classmethod
     def recognises(cls, root: Path) -> bool:
-        """A `transcripts.txt` beside `audio`."""
+        """Whether there is a `transcripts.txt` beside `audio`."""
         return any((part / "audio").is_dir() for part in _parts(root))
 
     def _utterances(self) -> Iterator[Utterance]:
@@ -90,7 +90,7 @@ class MlsReader(CorpusReader):
         raise CorpusError(f"option handles: there is no {base / name / 'handles.txt'}; use 9hr, 1hr/0 … or a path")
 
     def files(self) -> Iterator[Path]:
-        """Transcripts, lists of handles and audio."""
+        """Yield transcripts, lists of handles and audio."""
         for part in _parts(self.root):
             yield part / "transcripts.txt"
             yield from sorted((part / "limited_supervised").rglob("handles.txt"))
@@ -98,7 +98,7 @@ class MlsReader(CorpusReader):
 
 
 def _parts(root: Path) -> list[Path]:
-    """Folders with a transcripts.txt, at most two levels below; `dev` before `test` before `train`."""
+    """Folders with a transcripts.txt, at most two levels below, sorted (so `dev`, `test`, `train`)."""
     for pattern in ("transcripts.txt", "*/transcripts.txt", "*/*/transcripts.txt"):
         found = sorted(path.parent for path in root.glob(pattern) if path.is_file())
         if found:

@@ -1,7 +1,7 @@
-"""NeMo's manifests: JSON lines with `audio_filepath`, `duration`, `text`, and optionally `offset`; audio may be tarred.
+"""NeMo's manifests: JSON lines with `audio_filepath`, `duration`, `text` and optionally `offset`; audio may be in tars.
 
 Source: NVIDIA NeMo's documentation of ASR datasets. A tarred set has `shard_id` in each line and one tar per shard
-(`audio_0.tar`, …), whose members have the name that `audio_filepath` gives.
+(`audio_0.tar`, …), whose members are named by `audio_filepath`.
 """
 
 from collections.abc import Iterator
@@ -14,19 +14,19 @@ from storage.safety import UnsafeTarError
 
 
 class NemoReader(CorpusReader):
-    """Reads one manifest. Relative paths count from its folder.
+    """Reads one manifest; relative paths are relative to its folder.
 
-    A line with an offset is a piece of its file, named after the file and its start in milliseconds.
+    A line with an offset is a segment of its file; its default id is the file's stem and the start in milliseconds.
 
     Options:
-        tars: name of a shard's tar beside the manifest, `{}` standing for its number; by default `audio_{}.tar`.
+        tars: file name of the shards beside the manifest, with `{}` for the number; `audio_{}.tar` by default.
     """
 
     OPTIONS = frozenset({"tars"})
 
     @classmethod
     def recognises(cls, root: Path) -> bool:
-        """JSON lines whose first has `audio_filepath`."""
+        """Whether it is a JSON lines file whose first line has `audio_filepath`."""
         return root.is_file() and root.suffix in (".json", ".jsonl") and "audio_filepath" in first_object(root)
 
     def _utterances(self) -> Iterator[Utterance]:
@@ -88,7 +88,7 @@ class NemoReader(CorpusReader):
         return name if "://" in name else self.root.parent / Path(name).expanduser()
 
     def files(self) -> Iterator[Path]:
-        """The manifest and each audio file or tar."""
+        """Yield the manifest and all its audio files or tars."""
         yield self.root
         shards: set[str] = set()
         for _, row in read_json_lines(self.root):

@@ -1,8 +1,8 @@
 """The People's Speech: manifests with one JSON object per line, audio in folders or in uncompressed tars.
 
-Source: Galvez et al. 2021, "The People's Speech: A Large-Scale Diverse English Speech Recognition Dataset".
-A line describes one recording whose `training_data` holds parallel lists (`duration_ms`, `label`, `name`) or a list of
-objects; the later, flat form (one utterance per line) is read, too.
+Source: Galvez et al. 2021, "The People's Speech: A Large-Scale Diverse English Speech Recognition Dataset". A line
+describes one recording, whose `training_data` contains parallel lists (`duration_ms`, `label`, `name`) or a list of
+objects. The later, flat format (one utterance per line) is supported, too.
 """
 
 from collections.abc import Iterator
@@ -29,13 +29,13 @@ _SUFFIXES = (".json", ".jsonl")
 class PeoplesSpeechReader(CorpusReader):
     """Reads one manifest (`train/clean.json`) or a folder of them.
 
-    Audio is looked up in the folder of the manifest's name beside it (`train/clean/…`), in the manifest's own folder,
-    then among the members of the tars in either. Speaker is the recording's `identifier`.
+    Audio is searched in the folder named after the manifest (`train/clean/…`), in the manifest's own folder, and in the
+    tars of both. The speaker is the recording's `identifier`.
     """
 
     @classmethod
     def recognises(cls, root: Path) -> bool:
-        """A manifest whose first line has `training_data`."""
+        """Whether there is a manifest whose first line has `training_data`."""
         files = [root] if root.is_file() else _manifests(root)
         return any(path.suffix in _SUFFIXES and "training_data" in first_object(path) for path in files[:8])
 
@@ -89,7 +89,7 @@ class PeoplesSpeechReader(CorpusReader):
             yield found
 
     def _index(self, manifest: Path) -> dict[str, tuple[Path, TarMember]]:
-        """Every member of the manifest's tars, by its name with and without the topmost folders."""
+        """Members of the manifest's tars, by their names with and without leading folders."""
         found: dict[str, tuple[Path, TarMember]] = {}
         for tar in _tars(manifest):
             try:
@@ -110,7 +110,7 @@ class PeoplesSpeechReader(CorpusReader):
         return found
 
     def files(self) -> Iterator[Path]:
-        """Manifests, tars, and audio files that lie in folders."""
+        """Yield manifests, tars and separate audio files."""
         for manifest in self._tables():
             yield manifest
             yield from _tars(manifest)
@@ -119,7 +119,7 @@ class PeoplesSpeechReader(CorpusReader):
 
 
 def _manifests(root: Path) -> list[Path]:
-    """Manifests of a folder and of the folders in it."""
+    """Manifests in a folder and its subfolders."""
     found = [path for suffix in _SUFFIXES for pattern in ("", "*/") for path in root.glob(f"{pattern}*{suffix}")]
     return sorted(path for path in found if path.is_file())
 
@@ -129,17 +129,17 @@ def _tars(manifest: Path) -> list[Path]:
 
 
 def _plain(manifest: Path, name: str) -> Path | None:
-    """The audio as a file of its own; a name may not leave the corpus."""
+    """The audio as a separate file, if there is one; names must not leave the corpus."""
     if name.startswith("/") or ".." in name.split("/"):
         return None
     return next((p for folder in (manifest.with_suffix(""), manifest.parent) if (p := folder / name).is_file()), None)
 
 
 def _entries(row: dict[str, Any]) -> Iterator[tuple[str, str | None, float | None] | str]:
-    """Name, text and seconds of each utterance of a line; text in place of them says what is wrong with one.
+    """Yield name, text and seconds of each utterance of a line; for a bad one, a description of the error.
 
     Raises:
-        ValueError: the line's lists do not fit together.
+        ValueError: the lists of the line differ in length.
     """
     data = row.get("training_data", row)
     if isinstance(data, list):

@@ -1,4 +1,4 @@
-"""Small public corpora, and known layouts with particulars: speechocean762, Free Spoken Digits, telephone speech."""
+"""Small public corpora and variants of known layouts: speechocean762, Free Spoken Digits, telephone speech."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,14 +11,14 @@ _TEST_TAKES = 5
 
 
 class SpeechOceanReader(CorpusReader):
-    """speechocean762 (Zhang et al. 2021): Kaldi folders `train` and `test` below one folder with the audio.
+    """speechocean762 (Zhang et al. 2021): Kaldi folders `train` and `test` in one folder with the audio.
 
-    Reads the corpus' folder, whose parts give the sets, or one part.
+    Reads the corpus' folder, whose parts are the sets, or one part.
     """
 
     @classmethod
     def recognises(cls, root: Path) -> bool:
-        """`WAVE` beside a Kaldi folder `train`."""
+        """Whether there is `WAVE` beside a Kaldi folder `train`."""
         return (root / "WAVE").is_dir() and (root / "train" / "wav.scp").is_file()
 
     def _parts(self) -> list[KaldiReader]:
@@ -43,7 +43,7 @@ class SpeechOceanReader(CorpusReader):
             self.problems += part.problems
 
     def files(self) -> Iterator[Path]:
-        """Those of the parts."""
+        """Yield the files of the parts."""
         for part in self._parts():
             yield from part.files()
 
@@ -53,7 +53,7 @@ class FsddReader(CorpusReader):
 
     @classmethod
     def recognises(cls, root: Path) -> bool:
-        """A folder `recordings` with such names."""
+        """Whether there is a folder `recordings` with such file names."""
         return any((root / "recordings").glob("[0-9]_*_[0-9]*.wav"))
 
     def _utterances(self) -> Iterator[Utterance]:
@@ -63,7 +63,7 @@ class FsddReader(CorpusReader):
         for path in recordings:
             fields = path.stem.split("_")
             if len(fields) != 3 or fields[0] not in "0123456789" or not fields[2].isdigit():
-                self._problem(path.stem, "bad-id", f"{path.name} is no DIGIT_SPEAKER_TAKE")
+                self._problem(path.stem, "bad-id", f"{path.name} is not DIGIT_SPEAKER_TAKE")
                 continue
             split = "test" if int(fields[2]) < _TEST_TAKES else "train"
             found = self._make(path.stem, path, _DIGITS[int(fields[0])], fields[1], split=split)
@@ -71,13 +71,13 @@ class FsddReader(CorpusReader):
                 yield found
 
     def files(self) -> Iterator[Path]:
-        """The recordings, by speaker's and take's name."""
+        """Yield the recordings, sorted by name."""
         found = (self.root / "recordings").glob("*")
         yield from sorted(path for path in found if path.suffix in (".wav", ".flac"))
 
 
 class TelephoneReader(KaldiReader):
-    """Switchboard or Fisher as a Kaldi data folder prepares them: segments, and a file with one channel per side."""
+    """Switchboard or Fisher as a Kaldi data folder: segments, and files with one channel per side."""
 
     def __init__(
         self, path: str, *, corpus: str = "", domain: str = "", language: str = "en", **options: object

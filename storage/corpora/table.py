@@ -9,7 +9,7 @@ from typing import Any
 from storage.corpora.base import CorpusError, CorpusReader, Utterance, read_json_lines, read_lines
 from storage.corpora.csv_rows import NumberedLines, check_width, read_header, read_rows, read_tabbed
 
-# The names under which public corpora have each field; the first one that the table has is taken.
+# Column names of each field in public corpora; the first one present in the table is used.
 _KNOWN_COLUMNS: dict[str, tuple[str, ...]] = {
     "audio": ("audio", "path", "audio_filepath", "wav", "audio_path", "file"),
     "text": ("text", "sentence", "transcript", "transcription"),
@@ -31,14 +31,14 @@ _BATCH_ROWS = 1024
 class TableReader(CorpusReader):
     """Reads a table, or a folder with a `metadata.csv`, `.tsv`, `.jsonl` or `.parquet`.
 
-    Audio paths are relative to the table. A row without id gets the audio file's stem (and its start, where it is a
-    part of a file). A row with `start` and `duration` but no `end` is the piece of that length, as in NeMo's manifests.
+    Audio paths are relative to the table. The default id is the audio file's stem (with the start time, for a segment
+    of a file). A row with `start` and `duration` but no `end` is a segment of that duration, as in NeMo's manifests.
 
-    Each line of a CSV or TSV file is a row or a problem: see `storage.corpora.csv_rows` for cells with line breaks.
+    Each line of a CSV or TSV file is a row or a problem; for cells with line breaks, see `storage.corpora.csv_rows`.
 
     Options:
-        columns: field of `Utterance` to column of the table, where the usual names do not fit.
-        where: column to value; other rows are left out, for example `{"part": "train"}`.
+        columns: column of the table for each field of `Utterance` that has an unusual name.
+        where: required values by column, for example `{"part": "train"}`; other rows are skipped.
     """
 
     OPTIONS = frozenset({"columns", "where"})
@@ -62,7 +62,7 @@ class TableReader(CorpusReader):
 
     @classmethod
     def recognises(cls, root: Path) -> bool:
-        """A table, or a folder with one called `metadata`."""
+        """Whether it is a table, or a folder with a table named `metadata`."""
         if root.is_file():
             return root.suffix.lower() in _SUFFIXES
         return any((root / f"metadata{suffix}").is_file() for suffix in _SUFFIXES)
@@ -74,7 +74,7 @@ class TableReader(CorpusReader):
                     return self.root / f"metadata{suffix}"
             raise CorpusError(f"{self.root} has no metadata.csv, .tsv, .jsonl or .parquet: name the table itself")
         if self.root.suffix.lower() not in _SUFFIXES:
-            raise CorpusError(f"{self.root} is no table: its name must end in {', '.join(_SUFFIXES)}")
+            raise CorpusError(f"{self.root} is not a table: its name must end in {', '.join(_SUFFIXES)}")
         return self.root
 
     def _utterances(self) -> Iterator[Utterance]:
@@ -140,7 +140,7 @@ class TableReader(CorpusReader):
         return audio if "://" in audio else Path(os.path.normpath(self.table.parent / Path(audio).expanduser()))
 
     def files(self) -> Iterator[Path]:
-        """The table and the audio files of the rows that `where` selects."""
+        """Yield the table and the audio files of the rows selected by `where`."""
         yield self.table
         for _, row in self._rows():
             audio = None if isinstance(row, str) else self._value("audio", row)
@@ -149,7 +149,7 @@ class TableReader(CorpusReader):
                 yield path
 
     def _rows(self) -> Iterator[tuple[int, dict[str, Any] | str]]:
-        """Line number and row; text in place of a row says what is wrong with it."""
+        """Yield line number and row; for a bad row, a description of the error."""
         kinds = {".jsonl": lambda: read_json_lines(self.table), ".parquet": self._parquet_rows}
         for number, row in kinds.get(self.table.suffix.lower(), self._text_rows)():
             if isinstance(row, str) or self._wanted(row):
@@ -171,10 +171,10 @@ class TableReader(CorpusReader):
                         number += 1
                         yield number, row
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise CorpusError(f"{self.table} is no Parquet file that can be read: {error}") from error
+            raise CorpusError(f"{self.table} is not a readable Parquet file: {error}") from error
 
     def _text_rows(self) -> Iterator[tuple[int, dict[str, Any] | str]]:
-        # Tab-separated corpora do not quote: a lone quotation mark is part of a sentence there.
+        # Tab-separated corpora do not quote: a quotation mark is part of the text.
         tabs, lines = self.table.suffix.lower() == ".tsv", _split_returns(read_lines(self.table))
         try:
             header = (next(lines, (0, ""))[1] or "").split("\t") if tabs else read_header(lines)
@@ -202,7 +202,7 @@ class TableReader(CorpusReader):
 
 
 def _split_returns(lines: NumberedLines) -> NumberedLines:
-    """Lines of a file whose lines may also end in a carriage return alone, renumbered."""
+    """Split lines at single carriage returns, too, and renumber them."""
     number = 0
     for _, line in lines:
         for part in (line,) if line is None else line.split("\r"):

@@ -1,4 +1,4 @@
-"""Members of uncompressed tar files as byte ranges: nothing is unpacked, and no member's name is used as a path."""
+"""Members of uncompressed tar files as byte ranges; nothing is unpacked, and member names are not used as paths."""
 
 import tarfile
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ _MAX_NAME = 4096
 
 
 class TarMember(NamedTuple):
-    """A regular file in a tar: its bytes are `length` bytes of the tar from `offset` on."""
+    """A regular file in a tar: `length` bytes of the tar from `offset` on."""
 
     name: str
     offset: int
@@ -19,38 +19,38 @@ class TarMember(NamedTuple):
 
 
 def tar_members(path: Path) -> Iterator[TarMember]:
-    """Regular files of a tar in their order; only headers are read.
+    """Yield the regular files of a tar in order; reads only headers.
 
     Raises:
-        UnsafeTarError: the file is compressed, damaged or cut. Members before the damage have been yielded by then.
+        UnsafeTarError: the file is compressed, damaged or truncated; raised after the intact members were yielded.
     """
     size = path.stat().st_size
     try:
         with tarfile.open(path, "r:", tarinfo=CheckedTarInfo) as tar:
             for info in tar:
-                vars(tar)["members"] = []  # tarfile keeps them all, and a corpus has millions
+                vars(tar)["members"] = []  # tarfile would keep all of a corpus's millions of members
                 if not info.isreg() or info.sparse is not None:
                     continue
                 if info.size < 0 or info.offset_data + info.size > size:
-                    raise UnsafeTarError(f"{path}: cut in the middle of {info.name[:120]!r}. Fetch it again.")
+                    raise UnsafeTarError(f"{path}: truncated within {info.name[:120]!r}. Fetch it again.")
                 yield TarMember(info.name[:_MAX_NAME], info.offset_data, info.size)
             end = tar.offset
     except UnsafeTarError:
         raise
     except TAR_ERRORS as error:
-        raise UnsafeTarError(f"{path}: no uncompressed tar, damaged or cut ({error}). Fetch it again.") from error
+        raise UnsafeTarError(f"{path}: compressed, damaged or truncated ({error}). Fetch it again.") from error
     with path.open("rb") as file:
         file.seek(end)
         block = file.read(tarfile.BLOCKSIZE)
     if len(block) < tarfile.BLOCKSIZE or block.count(0) != len(block):
-        raise UnsafeTarError(f"{path}: damaged or cut after byte {end}. Fetch it again.")
+        raise UnsafeTarError(f"{path}: damaged or truncated after byte {end}. Fetch it again.")
 
 
 def read_member(path: Path, member: TarMember, limit: int = 1 << 20) -> bytes:
-    """Content of a small member.
+    """Read the content of a small member.
 
     Raises:
-        UnsafeTarError: it is larger than `limit` bytes.
+        UnsafeTarError: the member is larger than `limit` bytes.
     """
     if member.length > limit:
         raise UnsafeTarError(f"{path}: {member.name[:120]!r} has {member.length} bytes, more than {limit}")

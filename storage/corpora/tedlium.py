@@ -1,4 +1,4 @@
-"""TED-LIUM, releases 1 to 3: stm/TALK.stm with the segments, sph/TALK.sph (or wav, flac) with the whole talks.
+"""TED-LIUM, releases 1 to 3: segments in stm/TALK.stm, whole talks in sph/TALK.sph (or wav, flac).
 
 Sources: Rousseau et al. 2014, "Enhancing the TED-LIUM Corpus …"; Hernandez et al. 2018, "TED-LIUM 3 …".
 """
@@ -20,20 +20,19 @@ _IGNORED = "ignore_time_segment_in_scoring"
 class TedliumReader(CorpusReader):
     """Reads the corpus' folder, or one part of it (a folder with `stm`).
 
-    `dev` becomes the set `valid`. Of release 3, `dev` and `test` are those of `legacy` and the rest of `data` is
-    `train`, as is the custom. Marks of noise and of pronunciation variants are taken out, and split clitics ("it 's")
-    are joined. Segments that the corpus itself excludes from scoring become problems.
+    `dev` is the set `valid`. For release 3, as usual, `dev` and `test` are those of `legacy`, and the rest of `data` is
+    `train`. Marks of noise and pronunciation variants are removed, and split clitics ("it 's") are joined. Segments
+    that the corpus excludes from scoring are reported as problems.
 
     Options:
-        unknown: what happens to `<unk>`, which stands for untranscribed speech: `remove` the mark (default)
-            or `refuse` the segment.
+        unknown: handling of `<unk>` (untranscribed speech): `remove` the mark (default) or `refuse` the segment.
     """
 
     OPTIONS = frozenset({"unknown"})
 
     @classmethod
     def recognises(cls, root: Path) -> bool:
-        """A folder `stm` with `.stm` files."""
+        """Whether there is a folder `stm` with `.stm` files."""
         return any(any(stm.glob("*.stm")) for _, stm in _parts(root))
 
     def _utterances(self) -> Iterator[Utterance]:
@@ -44,7 +43,7 @@ class TedliumReader(CorpusReader):
         for split, stm in self._parts():
             for path in sorted(stm.glob("*.stm")):
                 if path.stem in talks:
-                    continue  # release 3's data holds the talks of dev and test, too
+                    continue  # release 3's data contains the talks of dev and test, too
                 if split not in (None, "train"):
                     talks.add(path.stem)
                 yield from self._talk(path, split, refuse_unknown=unknown == "refuse")
@@ -101,7 +100,7 @@ class TedliumReader(CorpusReader):
         return found
 
     def files(self) -> Iterator[Path]:
-        """Segment tables and talks."""
+        """Yield segment tables and talks."""
         for _, stm in self._parts():
             yield from sorted(stm.glob("*.stm"))
             for folder in ("sph", "wav", "flac"):
@@ -109,7 +108,7 @@ class TedliumReader(CorpusReader):
 
 
 def _parts(root: Path) -> list[tuple[str | None, Path]]:
-    """Set and folder of segment tables."""
+    """Sets and their folders of segment tables."""
     if (root / "stm").is_dir():
         return [(SET_OF_SPLIT.get(root.name), root / "stm")]
     legacy = root / "legacy" if (root / "legacy").is_dir() else root

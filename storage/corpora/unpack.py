@@ -1,7 +1,7 @@
-"""Archives from elsewhere, unpacked safely: no path leaves the folder, nothing but files is made, and not too many.
+"""Safe unpacking of untrusted archives: only files, only inside the target folder, with limits of number and size.
 
-No symbolic link is ever created, so no later member can be led through one. A link to a file of the archive itself
-becomes a hard link, or a copy; any other link, device or pipe is left out and counted.
+Symbolic links are never created, so that later members cannot be written through one. Links to files of the archive
+become hard links or copies; other links, devices and pipes are skipped and counted.
 """
 
 import lzma
@@ -24,17 +24,17 @@ _MIN_LIMIT = 1 << 30
 
 
 class UnsafeArchiveError(ValueError):
-    """An archive that is damaged, or that would write where or how much it must not."""
+    """The archive is damaged, would write outside the target folder, or exceeds the limits."""
 
 
 @dataclass
 class Unpacked:
-    """What came out of an archive.
+    """Result of unpacking an archive.
 
     Attributes:
-        files: regular files written.
-        bytes: their sizes together.
-        left_out: links that lead elsewhere, devices and the like.
+        files: number of files written.
+        bytes: their total size.
+        left_out: number of skipped links, devices and pipes.
     """
 
     files: int = 0
@@ -43,15 +43,15 @@ class Unpacked:
 
 
 def unpack(archive: Path, folder: Path, max_bytes: int | None = None) -> Unpacked:
-    """Unpack a tar (compressed or not) or a zip below a folder; files that exist are replaced.
+    """Unpack a tar (compressed or not) or a zip into a folder; replaces existing files.
 
     Args:
-        archive: the file.
-        folder: made if missing.
-        max_bytes: what may come out in all; by default 20 times the archive's size, at least 1 GiB.
+        archive: the archive file.
+        folder: target folder; created if missing.
+        max_bytes: limit of the total size; by default 20 times the archive's size, at least 1 GiB.
 
     Raises:
-        UnsafeArchiveError: a name leaves the folder, more comes out than may, or the archive is damaged.
+        UnsafeArchiveError: a member would leave the folder, a limit is exceeded, or the archive is damaged.
     """
     limit = max(_MIN_LIMIT, _MAX_RATIO * archive.stat().st_size) if max_bytes is None else max_bytes
     folder.mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,7 @@ def unpack(archive: Path, folder: Path, max_bytes: int | None = None) -> Unpacke
     except UnsafeArchiveError:
         raise
     except (*TAR_ERRORS, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError) as error:
-        raise UnsafeArchiveError(f"{archive} is damaged or no archive ({error}): fetch it again") from error
+        raise UnsafeArchiveError(f"{archive} is damaged or not an archive ({error}): fetch it again") from error
 
 
 def _untar(archive: Path, folder: Path, limit: int) -> Unpacked:
@@ -70,7 +70,7 @@ def _untar(archive: Path, folder: Path, limit: int) -> Unpacked:
     blocks = [b""]
     with tarfile.open(archive, "r|*", tarinfo=_watched(blocks)) as tar:
         for number, member in enumerate(tar):
-            vars(tar)["members"] = []  # tarfile keeps them all, and a corpus has millions
+            vars(tar)["members"] = []  # tarfile would keep all of a corpus's millions of members
             _check_count(number, archive)
             if member.isreg() and member.sparse is None:
                 content = tar.extractfile(member)
@@ -82,14 +82,14 @@ def _untar(archive: Path, folder: Path, limit: int) -> Unpacked:
             elif not member.isdir():
                 done.left_out += 1
     if len(blocks[0]) < tarfile.BLOCKSIZE or any(blocks[0]):
-        raise UnsafeArchiveError(f"{archive} is cut or damaged: its end marker is missing: fetch it again")
+        raise UnsafeArchiveError(f"{archive} is truncated or damaged (no end marker): fetch it again")
     for name, target in links:
         _link(name, target, folder, done, limit, archive)
     return done
 
 
 def _watched(blocks: list[bytes]) -> type[tarfile.TarInfo]:
-    """Members that keep the last header: tarfile ends alike at the end marker, at a cut, and at a damaged header."""
+    """Member class that stores the last header: tarfile stops alike at end markers, truncations and damaged headers."""
 
     class Watched(CheckedTarInfo):
         @classmethod
@@ -119,10 +119,10 @@ def _unzip(archive: Path, folder: Path, limit: int) -> Unpacked:
 
 
 def inside(folder: Path, name: str, archive: Path) -> Path:
-    """Where a member goes.
+    """The target path of a member.
 
     Raises:
-        UnsafeArchiveError: that is not below the folder.
+        UnsafeArchiveError: it is not inside the folder.
     """
     parts = PurePosixPath(name).parts
     odd = "\\" in name or any(ord(character) < 32 for character in name)
@@ -130,13 +130,13 @@ def inside(folder: Path, name: str, archive: Path) -> Path:
         raise UnsafeArchiveError(f"{archive}: the member {name[:120]!r} would leave {folder}: do not use this archive")
     path = folder.joinpath(*parts)
     if not path.parent.resolve().is_relative_to(folder.resolve()):
-        raise UnsafeArchiveError(f"{path} leads out of {folder} through a link that is there: remove it")
+        raise UnsafeArchiveError(f"{path} is outside {folder} because of an existing symbolic link: remove the link")
     return path
 
 
 def _write(content: IO[bytes], size: int, path: Path, done: Unpacked, limit: int, archive: Path) -> None:
     if size < 0 or done.bytes + size > limit:
-        raise UnsafeArchiveError(f"{archive} holds more than {limit} bytes: is this the right archive?")
+        raise UnsafeArchiveError(f"{archive} unpacks to more than {limit} bytes: check its source")
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_symlink():
         path.unlink()
@@ -145,16 +145,16 @@ def _write(content: IO[bytes], size: int, path: Path, done: Unpacked, limit: int
         while block := content.read(_BLOCK):
             written += len(block)
             if done.bytes + written > limit:
-                raise UnsafeArchiveError(f"{archive} holds more than {limit} bytes: is this the right archive?")
+                raise UnsafeArchiveError(f"{archive} unpacks to more than {limit} bytes: check its source")
             file.write(block)
     if written != size:
-        raise UnsafeArchiveError(f"{archive} is cut in the middle of {path.name!r}: fetch it again")
+        raise UnsafeArchiveError(f"{archive} is truncated within {path.name!r}: fetch it again")
     done.files += 1
     done.bytes += written
 
 
 def _link(name: str, target: str, folder: Path, done: Unpacked, limit: int, archive: Path) -> None:
-    """A file of the archive under a second name."""
+    """Create a link to a file of the archive."""
     if target.startswith(("/", "..")):
         done.left_out += 1
         return
@@ -168,7 +168,7 @@ def _link(name: str, target: str, folder: Path, done: Unpacked, limit: int, arch
         os.link(source, path)
     except OSError:  # a file system without hard links
         if done.bytes + source.stat().st_size > limit:
-            raise UnsafeArchiveError(f"{archive} holds more than {limit} bytes: is this the right archive?") from None
+            raise UnsafeArchiveError(f"{archive} unpacks to more than {limit} bytes: check its source") from None
         shutil.copyfile(source, path)
         done.bytes += source.stat().st_size
     done.files += 1
@@ -176,4 +176,4 @@ def _link(name: str, target: str, folder: Path, done: Unpacked, limit: int, arch
 
 def _check_count(number: int, archive: Path) -> None:
     if number >= _MAX_MEMBERS:
-        raise UnsafeArchiveError(f"{archive} has more than {_MAX_MEMBERS} members: is this the right archive?")
+        raise UnsafeArchiveError(f"{archive} has more than {_MAX_MEMBERS} members: check its source")

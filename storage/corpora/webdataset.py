@@ -1,7 +1,7 @@
-"""Existing WebDataset shards: uncompressed tars whose members of one name are one utterance.
+"""Existing WebDataset shards: uncompressed tars, in which members with the same key are one utterance.
 
-A sample is an audio member (`KEY.flac`, …) with its text in `KEY.json`, `KEY.txt` or `KEY.cls`, next to one another in
-the tar, as WebDataset has it. Audio is left where it is: an utterance is a range of bytes of the tar.
+As usual in WebDataset, a sample consists of adjacent members: audio (`KEY.flac`, …) and its text in `KEY.json`,
+`KEY.txt` or `KEY.cls`. Audio is not copied: an utterance refers to a byte range of the tar.
 """
 
 import fnmatch
@@ -22,13 +22,13 @@ _MAX_SHARDS = 1_000_000
 
 
 class WebDatasetReader(CorpusReader):
-    """Reads one tar, every `*.tar` of a folder, or those of a pattern such as `shards/train-{000000..000127}.tar`.
+    """Reads one tar, every `*.tar` in a folder, or a pattern such as `shards/train-{000000..000127}.tar`.
 
-    The id of an utterance is the `id` of its JSON, or its key. The JSON may say speaker, language, domain, split
-    and duration, too. A key that names a path is only a name: nothing is written anywhere.
+    The id of an utterance is the `id` in its JSON, or else its key. The JSON may also contain speaker, language,
+    domain, split and duration. Keys are never used as paths.
 
     Options:
-        text: the field of the JSON that holds the transcript, where it is none of the usual.
+        text: the JSON field of the transcript, if it has an unusual name.
     """
 
     OPTIONS = frozenset({"text"})
@@ -44,7 +44,7 @@ class WebDatasetReader(CorpusReader):
 
     @classmethod
     def recognises(cls, root: Path) -> bool:
-        """A tar, a folder with tars and no other layout, or a pattern of them."""
+        """Whether it is a tar, a folder with tars, or a pattern of tars."""
         if root.is_file():
             return root.suffix == ".tar"
         if set(root.name) & set("{*?[") and root.suffix == ".tar":
@@ -81,7 +81,7 @@ class WebDatasetReader(CorpusReader):
             fields = self._fields(shard, sample)
             text = self._text(shard, sample, fields)
             duration = as_number("duration", fields.get("duration"))
-        except (ValueError, RecursionError) as error:  # not UTF-8 and no JSON are ValueErrors
+        except (ValueError, RecursionError) as error:  # invalid UTF-8 and JSON raise ValueErrors
             self._problem(key, "bad-line", f"{shard.name}: {error}")
             return
         if text is None:
@@ -108,7 +108,7 @@ class WebDatasetReader(CorpusReader):
         except RecursionError:
             raise ValueError("its JSON is nested too deeply") from None
         if not isinstance(fields, dict):
-            raise ValueError("its JSON is no object")
+            raise ValueError("its JSON is not an object")
         return fields
 
     def _text(self, shard: Path, sample: dict[str, TarMember], fields: dict[str, Any]) -> str | None:
@@ -120,7 +120,7 @@ class WebDatasetReader(CorpusReader):
         return text
 
     def files(self) -> Iterator[Path]:
-        """The shards in order; those that a range names may be missing."""
+        """Yield the shards in order; shards of a range may be missing."""
         if self.root.is_file():
             yield self.root
         elif match := _RANGE.search(self._pattern):
@@ -136,7 +136,7 @@ class WebDatasetReader(CorpusReader):
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Key and suffix: WebDataset cuts at the first dot of the last part."""
+    """Key and suffix: WebDataset splits at the first dot of the base name."""
     folder, slash, base = name.removeprefix("./").rpartition("/")
     stem, _, suffix = base.partition(".")
     return f"{folder}{slash}{stem}", suffix.lower()

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 from speech.choices import choice_of
 from tasks.dataset.sources import nearest
-from training.strategies.config import STRATEGY_CONFIGS
+from training.strategies.registry import STRATEGY_CONFIGS
 
 MOVED = {
     **{f"train.{kind}": f"train.strategy: {{kind: {kind}, ...}}" for kind in STRATEGY_CONFIGS},

@@ -1,4 +1,4 @@
-"""The audio of an utterance, wherever its corpus has it: a file, a piece of a long recording, a member of a tar."""
+"""Loads the audio of an utterance: a file, a segment of a long recording, or a member of a tar."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,24 +12,24 @@ from storage.corpora import Utterance
 
 _MAX_MEMBER = 1 << 28
 _MAX_EXTRA = 1 << 14
-"""Bytes beside the audio (tags, seek table) that a file may bring into a shard."""
+"""Maximum bytes besides the audio (tags, seek table) in a FLAC file that is copied into a shard."""
 _RAW = {".raw": 16000}
-"""Suffixes of audio without a header (16-bit, little-endian, one channel), and the rate where the corpus says none."""
+"""Suffixes of audio without a header (16-bit, little-endian, one channel), with the default sample rate in Hz."""
 
 
 def load_utterance_audio(source: Utterance | Mapping[str, Any]) -> tuple[Tensor, int]:
-    """Open the audio of an utterance or of a row of the manifest.
+    """Load the audio of an utterance or of a row of the manifest.
 
-    Of a long recording only the segment is decoded; of a tar only the member is read.
+    Only the segment of a long recording is decoded; only the member of a tar is read.
 
     Args:
-        source: `audio`, `start`, `end`, `channel`, and `offset` and `length` where the audio is a range of bytes.
+        source: `audio`, `start`, `end`, `channel`, and `offset` and `length` if the audio is a range of bytes.
 
     Returns:
         The waveform, float32 `[num_samples]` in [-1, 1], and its sample rate in Hz.
 
     Raises:
-        AudioError: the audio is missing, damaged or empty.
+        AudioError: If the audio is missing, damaged or empty.
     """
     row: Mapping[str, Any] = vars(source) if isinstance(source, Utterance) else source
     path, offset, length = row["audio"], row.get("offset"), row.get("length")
@@ -41,15 +41,15 @@ def load_utterance_audio(source: Utterance | Mapping[str, Any]) -> tuple[Tensor,
 
 
 def untouched_flac(source: Mapping[str, Any], rate: int) -> tuple[bytes, int] | None:
-    """The bytes of a FLAC file that a shard can take as they are, and its number of samples.
+    """The bytes of a FLAC file that a shard can use unchanged, and its number of samples.
 
     Args:
         source: A row of the manifest.
-        rate: What the shard wants, Hz.
+        rate: Sample rate of the shard, Hz.
 
     Returns:
-        None where something has to be changed: a segment is cut out, channels are mixed, the rate or the depth is
-        another, or the file has more than audio in it. Also where it is not what the manifest says: cut or replaced.
+        None if the audio must be changed, because it is a segment or one of several channels, has another rate or bit
+        depth, or the file contains large metadata; or if the file differs from the manifest, truncated or replaced.
     """
     path = source["audio"]
     whole = not source["start"] and source["end"] is None and not source["channel"] and source.get("offset") is None
@@ -68,10 +68,10 @@ def untouched_flac(source: Mapping[str, Any], rate: int) -> tuple[bytes, int] | 
 
 
 def read_range(path: str, offset: int, length: int) -> bytes:
-    """Bytes of a file.
+    """Read a range of bytes from a file.
 
     Raises:
-        AudioError: the file is missing or shorter than that, or the range is larger than any utterance.
+        AudioError: If the file is missing or too short, or the range is larger than any utterance.
     """
     place = f"bytes {offset} to {offset + length} of {path!r}"
     if offset < 0 or not 0 < length <= _MAX_MEMBER:
@@ -85,5 +85,5 @@ def read_range(path: str, offset: int, length: int) -> bytes:
     except OSError as error:
         raise AudioError(f"{place} cannot be read: {error.strerror or error}", "unreadable") from error
     if len(content) < length:
-        raise AudioError(f"{place}: the file ends before: fetch it again", "unreadable")
+        raise AudioError(f"{place}: the file is shorter than that: fetch it again", "unreadable")
     return content

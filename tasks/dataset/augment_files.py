@@ -1,4 +1,4 @@
-"""The recordings that augmentation draws from, as a digest: part of a training's key."""
+"""Digest of the recordings that augmentation uses; a part of a training's key."""
 
 import hashlib
 import os
@@ -14,11 +14,11 @@ _ANY_RATE = 16000
 def augment_digest(config: AugmentConfig) -> str:
     """SHA-256 of the names, sizes and modification times of all noises and impulse responses.
 
-    A folder or a table counts with everything that it names, so that a recording which is added, replaced or taken
-    away makes another training. The place of a list does not count, what is below it does.
+    Folders and tables include everything that they list, so a recording that is added, replaced or removed makes a new
+    training. Paths are relative to their list, whose own location does not matter.
 
     Raises:
-        BankError: A list is missing, or there is no recording in it.
+        BankError: If a list is missing or has no recordings.
     """
     digest = hashlib.sha256()
     for name in config.file_lists():

@@ -1,7 +1,7 @@
-"""The same speech twice: what is done about it within a set, and when training and test sets share it.
+"""Duplicate utterances within a set, and duplicates shared by training and test sets.
 
-Rows are the same recording if their decoded samples are equal, or nearly the same if their acoustic fingerprints
-agree (`speech.fingerprint`); they say the same if text and speaker are equal.
+Rows are the same recording if their decoded samples are equal, and near-duplicates if their acoustic fingerprints agree
+(`speech.fingerprint`); they have the same text if text and speaker are equal.
 """
 
 from collections import Counter
@@ -28,16 +28,16 @@ DUPLICATES_SCHEMA = pa.schema(
 )
 SAME, NEAR, TEXT = "same-audio", "near-duplicate", "same-text"
 _SKETCH = 96
-"""Words that a recording is looked up by: all of an isolated digit's, and a twentieth of a long sentence's."""
+"""Number of fingerprint words by which a recording is looked up: all of an isolated digit, 5 % of a long sentence."""
 _TRIES = 8
-"""Pairs with but one common word that are compared, for each recording: chance makes few among thousands, many among
-millions."""
+"""Number of pairs per recording that are compared although they share only one word; chance matches are few among
+thousands of recordings, and many among millions."""
 _OVERLAP = 0.6
-"""Share of the shorter recording that has to lie over the longer one."""
+"""Minimum share of the shorter recording that must overlap the longer one."""
 
 
 class DuplicateError(ValueError):
-    """The same speech is where the configuration refuses it."""
+    """The data contain duplicates that the configuration refuses."""
 
 
 class Fingerprints:
@@ -57,7 +57,7 @@ class Fingerprints:
         self._count = 0
 
     def add(self, words: Words) -> None:
-        """Add the next utterance's words."""
+        """Add the fingerprint of the next utterance."""
         chosen, positions = sketch(words, _SKETCH)
         self._index.add(self._count, chosen, positions)
         self._count += 1
@@ -71,11 +71,12 @@ class Fingerprints:
         self._pending = []
 
     def near(self, used: Mask, limit: float) -> Iterator[tuple[int, int, float]]:
-        """Rows that are nearly the same recording, with the share of bits that differ.
+        """Yield pairs of near-duplicate rows with their share of differing bits; call it once, after all `add`.
 
         Args:
-            used: Rows to look at.
-            limit: Share of differing bits below which they are; less for short ones, see `certain_limit`.
+            used: Rows to compare.
+            limit: Share of differing bits below which rows are near-duplicates; lower for short ones, see
+                `certain_limit`.
         """
         self._pack()
         self._file.close()
@@ -101,38 +102,38 @@ class Fingerprints:
 
 @dataclass(frozen=True)
 class DuplicateGroups:
-    """Groups of rows that are the same in one respect, and what is to be done about them."""
+    """Groups of duplicate rows of one kind, and the policies for them."""
 
     kind: str
     labels: Labels
-    """For each row the first row of its group."""
+    """For each row, the first row of its group."""
     within: Policy
     overlap: Policy
 
 
 @dataclass(frozen=True)
 class Doubles:
-    """Rows of one finding."""
+    """Duplicate rows of one kind."""
 
     finding: DuplicateGroups
     again: Mask
     """Rows whose group has an earlier row in the same set."""
     leaked: Mask
-    """Trained rows whose group is in another set, too."""
+    """Training rows whose group is also in another set."""
     other: NDArray[np.int64]
-    """For each row the row that it repeats, where it does."""
+    """For each row, the row that it duplicates; -1 if none."""
 
     @property
     def listed(self) -> Mask:
-        """Rows that the table of duplicates names."""
+        """Rows that are listed in the table of duplicates."""
         return self.leaked if self.finding.kind == TEXT else self.leaked | self.again
 
 
 def find_doubles(finding: DuplicateGroups, sets: Sets) -> Doubles:
-    """Look at each group of more than one row.
+    """Find duplicates in each group of more than one row.
 
-    A group stays in the set of its first row that is not trained on, or, if all are, of its first row; its trained
-    rows elsewhere are leaks.
+    The home of a group is the set of its first row outside training, or, if all rows are training rows, of its first
+    row; its training rows in other sets are leaks.
     """
     labels, rows = finding.labels.astype(np.int64), np.arange(len(finding.labels))
     used = sets.codes >= 0
@@ -141,7 +142,7 @@ def find_doubles(finding: DuplicateGroups, sets: Sets) -> Doubles:
     other = np.full(len(rows), -1, dtype=np.int64)
     sizes = np.bincount(labels[used], minlength=len(rows))
     members = rows[used & (sizes[labels] > 1)]
-    # the group's home first, then in order
+    # rows outside training first, then in order
     members = members[np.lexsort((members, trained[members], labels[members]))]
     group, codes = labels[members], sets.codes[members]
     starts = np.flatnonzero(np.r_[True, group[1:] != group[:-1]]) if len(members) else np.zeros(0, dtype=np.int64)
@@ -158,10 +159,11 @@ def find_doubles(finding: DuplicateGroups, sets: Sets) -> Doubles:
 def look_for_doubles(
     path: Path, sets: Sets, prints: Fingerprints | None, config: DuplicatesConfig
 ) -> tuple[list[Doubles], Labels, dict[int, float]]:
-    """What comes twice among checked utterances.
+    """Find duplicates among checked utterances.
 
     Returns:
-        Same recordings and same texts; groups of equal recordings; bit errors by row of near-duplicates.
+        Duplicate recordings and duplicate texts; labels of exactly equal recordings; bit errors of near-duplicates, by
+        row.
     """
     used = sets.codes >= 0
     exact = equal_labels(text_keys(values(path, "sha256")))
@@ -182,9 +184,9 @@ def look_for_doubles(
 
 
 def describe(doubles: Doubles, sets: Sets, exact: Labels, errors: dict[int, float]) -> Iterator[tuple[int, int, Row]]:
-    """Each row that repeats another one, that one, and what the table of duplicates says of them besides their ids.
+    """Yield each duplicate row, the row that it duplicates, and their line of the table of duplicates without ids.
 
-    Repeated texts within a set are many and harmless: they are counted, not listed.
+    Repeated texts within a set are frequent and harmless: they are counted, not listed.
     """
     finding = doubles.finding
     for row in np.flatnonzero(doubles.listed).tolist():
@@ -207,27 +209,27 @@ def describe(doubles: Doubles, sets: Sets, exact: Labels, errors: dict[int, floa
 
 @dataclass
 class Treated:
-    """What was found and done."""
+    """Result of the policies for duplicates."""
 
     dropped: dict[int, Row]
-    """Rows that are dropped, with their line of the table."""
+    """Rows to drop, with their line of the table."""
     counts: dict[str, int]
-    """Rows by kind and place, such as `near-duplicate overlap`."""
+    """Number of rows by kind and place, such as `near-duplicate overlap`."""
     refused: str
-    """Why the run cannot go on, if a policy says so."""
+    """Error message, if a policy refuses duplicates; else empty."""
 
 
 def treat_doubles(
     path: Path, sets: Sets, prints: Fingerprints | None, config: DuplicatesConfig, table: TableWriter
 ) -> Treated:
-    """Find what comes twice, list it, and say what to drop.
+    """Find duplicates, list them, and decide what to drop.
 
     Args:
         path: Table of checked utterances.
         sets: Their sets.
         prints: Their fingerprints, if there are any.
         config: The policies.
-        table: Takes the list.
+        table: The duplicates are written to it.
     """
     found, exact, errors = look_for_doubles(path, sets, prints, config)
     wanted = np.zeros(len(sets.codes), dtype=bool)
@@ -256,9 +258,9 @@ def _refusal(doubles: Doubles, line: Row) -> str:
     leak = line["where"] == "overlap"
     number = int((doubles.leaked if leak else doubles.again).sum())
     field = "same_text" if line["kind"] == TEXT else line["where"]
-    what = "are in a training set and in another one" if leak else "come twice in one set"
+    what = "are in a training set and in another one" if leak else "are duplicates within one set"
     drop = "drop (leaves them out of training)" if leak else "drop (keeps the first)"
     return (
         f"{number} utterance(s) {what}; the first: {line['id']} ({line['set']}) and {line['other_id']} "
-        f"({line['other_set']}), {line['kind']}. Mend data.sources, or set data.duplicates.{field}: {drop}, or keep."
+        f"({line['other_set']}), {line['kind']}. Correct data.sources, or set data.duplicates.{field}: {drop}, or keep."
     )

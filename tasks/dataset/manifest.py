@@ -1,4 +1,4 @@
-"""The manifest of the prepare stage: what can be used, of which set, and what was refused and why; all as streams."""
+"""Manifest and quarantine table of the prepare stage, read and written as streams."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ from tasks.dataset.tables import Row, TableWriter, batches, iter_table
 
 MANIFEST, QUARANTINE = "utterances.parquet", "quarantine.parquet"
 CONTENT = ("id", "set", "text", "speaker", "corpus", "domain", "language", "sha256", "duration", "sample_rate")
-"""Columns that the digest covers; it leaves places out: a corpus that has only moved needs no new shards."""
+"""Columns covered by the digest; paths are not, so a corpus that was only moved needs no new shards."""
 QUARANTINE_SCHEMA = pa.schema([(name, pa.string()) for name in ("id", "corpus", "stage", "reason", "detail", "audio")])
 _DIGEST_ROWS = 4096
 
@@ -38,12 +38,12 @@ class Refused:
 
 
 def refuse(*fields: str) -> Refused:
-    """A refusal whose fields can be written: what is not valid Unicode is escaped."""
+    """Create a `Refused` with invalid Unicode in its fields escaped."""
     return Refused(*(field.encode("utf-8", "backslashreplace").decode() for field in fields))
 
 
 class Quarantine:
-    """The table of what was refused, written as it grows.
+    """The table of refused utterances, written as it grows.
 
     Args:
         path: A local file.
@@ -58,20 +58,20 @@ class Quarantine:
         return self._table.count
 
     def add(self, refused: Refused) -> None:
-        """Note a refusal."""
+        """Add an utterance."""
         self.first = self.first or refused
         self.reasons[refused.reason] += 1
         self._table.add(asdict(refused))
 
     def publish(self, store: ObjectStore) -> None:
-        """Write the table into a store; the last thing that is done with it."""
+        """Close the table and write it to a store."""
         self._table.close()
         store.write_file(QUARANTINE, self._table.path)
 
 
 @contextmanager
 def scratch_folder(folder: Path) -> Iterator[Path]:
-    """An empty folder, removed at the end; one that a killed process has left is emptied first."""
+    """Provide an empty folder and remove it at the end; remains of a killed process are removed first."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     try:
@@ -81,14 +81,14 @@ def scratch_folder(folder: Path) -> Iterator[Path]:
 
 
 def first_of_ids(path: Path) -> Mask:
-    """Rows of a table whose id no earlier row has."""
+    """Rows of a table that are the first with their id."""
     labels = equal_labels(text_keys(values(path, "id")))
     first: Mask = labels == np.arange(len(labels))
     return first
 
 
 def rows_at(path: Path, columns: Sequence[str], rows: Mask) -> Iterator[tuple[int, Row]]:
-    """The chosen rows of a table with their numbers."""
+    """Chosen rows of a table, with their row numbers."""
     begin = 0
     for batch in batches(path, columns):
         chosen = rows[begin : begin + batch.num_rows]
@@ -122,13 +122,13 @@ class _Digest:
 
 
 def write_manifest(checked: Path, sets: Sets, target: Path, schema: pa.Schema) -> dict[str, Any]:
-    """Write the used rows of a table of checked utterances with their sets.
+    """Write the manifest: the used rows of a table of checked utterances, with their sets.
 
     Args:
-        checked: Its file; the column `set` is replaced.
+        checked: File of the table; its column `set` is replaced.
         sets: Set of each row.
         target: The manifest's local file.
-        schema: Its columns.
+        schema: Columns of the manifest.
 
     Returns:
         `sets` (utterances and seconds of each), `digest` and `written`, for the stage's record.
@@ -156,12 +156,12 @@ def write_manifest(checked: Path, sets: Sets, target: Path, schema: pa.Schema) -
 def iter_manifest(
     store: ObjectStore, folder: Path, name: str = "", columns: Sequence[str] | None = None
 ) -> Iterator[Row]:
-    """Utterances of a prepared corpus, a batch in memory at a time.
+    """Iterate over the utterances of a prepared corpus, with one batch in memory at a time.
 
     Args:
         store: The prepare stage's output.
         folder: Local folder for a copy if the store is remote; the caller removes it.
-        name: Only this set; all by default.
-        columns: Only these; all by default.
+        name: Only utterances of this set; all by default.
+        columns: Columns to read; all by default.
     """
     yield from iter_table(store, MANIFEST, folder, columns, {"set": name} if name else None)

@@ -1,4 +1,4 @@
-"""Which set each checked utterance belongs to: its source's, its corpus' own, a split's, or a fold."""
+"""Assigns checked utterances to sets: by source, by the corpus' own split, by a random split, or by folds."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,13 +36,13 @@ class Sets:
     """Sets of all rows of a table of checked utterances."""
 
     codes: Ints
-    """Position in `names` of each row's set; -1 for rows that are not used."""
+    """Position of each row's set in `names`; -1 for unused rows."""
     names: list[str]
     """Set names, in order."""
 
 
 def fold_name(number: int) -> str:
-    """Set of a fold, from 1."""
+    """Name of a fold's set; folds are numbered from 1."""
     return f"fold-{number}"
 
 
@@ -52,12 +52,12 @@ def is_fold(name: str) -> bool:
 
 
 def is_trained(name: str) -> bool:
-    """Whether a set is trained on: the training set, and every fold in its turn."""
+    """Whether a set is used for training: the training set, or any fold."""
     return name == TRAIN or is_fold(name)
 
 
 def values(path: Path, name: str, rows: Mask | None = None) -> Iterator[Any]:
-    """Values of a column of a local table, in the chosen rows."""
+    """Values of a column of a local table, for all or some rows."""
     begin = 0
     for batch in batches(path, [name]):
         column = batch.column(0)
@@ -68,14 +68,14 @@ def values(path: Path, name: str, rows: Mask | None = None) -> Iterator[Any]:
 
 
 def source_numbers(path: Path, count: int) -> Ints:
-    """Which source each of a table's rows is from; -1 where the table does not say."""
+    """Source of each row of a table; -1 if the table does not contain it."""
     if SOURCE not in pq.read_schema(path).names:
         return np.full(count, -1, dtype=np.int64)
     return np.fromiter((-1 if number is None else number for number in values(path, SOURCE)), dtype=np.int64)
 
 
 def _own_training(path: Path, codes: Ints, names: list[str], data: DataConfig) -> Mask:
-    """Rows that are in the training set because their corpus says so, and no source does."""
+    """Rows that are in the training set by their corpus' own split, not by their source's `set`."""
     numbers = source_numbers(path, len(codes))
     unnamed = [number for number, source in enumerate(data.sources) if not source.set]
     own: Mask = np.isin(numbers, unnamed) & np.isin(codes, [code for code, name in enumerate(names) if name == TRAIN])
@@ -92,7 +92,7 @@ def _is_number(path: Path, name: str) -> bool:
 
 
 def _strata_of_rows(path: Path, rows: Mask, column: str, groups: Ints, sizes: Ints) -> tuple[Ints, list[str]]:
-    """Code of each chosen row in one column, and the codes' names; numbers are those of the group's mean."""
+    """Code of each chosen row by one column, and the codes' names; numbers are binned by their group's mean."""
     if not _is_number(path, column):
         return encode(values(path, column, rows))
     numbers = np.fromiter((value or 0 for value in values(path, column, rows)), dtype=np.float64)
@@ -115,23 +115,23 @@ def _groups(path: Path, rows: Mask, data: DataConfig, seed: int) -> tuple[Groups
     strata, labels = np.zeros(len(group_of), dtype=np.int64), [""]
     for column in data.stratify:
         codes, found = _strata_of_rows(path, rows, column, group_of, sizes)
-        # only the combinations that there are: many columns of many values would be too many
+        # only combinations that occur, since all combinations of many columns may be too many
         used, strata = np.unique(strata * len(found) + codes, return_inverse=True)
         labels = [f"{labels[pair // len(found)]}/{found[pair % len(found)]}" for pair in used.tolist()]
     return Groups(sizes, order, group_strata(group_of, strata, len(sizes)), labels), group_of
 
 
 def assign_sets(path: Path, used: Mask, data: DataConfig, seed: int) -> Sets:
-    """Give every used row of a table of checked utterances its set; a set that exists takes no share.
+    """Assign a set to every used row of a table of checked utterances; existing sets get no share of the split.
 
-    Where all rows have a set, none of them `valid`, the part that their corpus calls `train` is divided.
+    If all rows have a set and none is `valid`, the corpora's own `train` part is divided.
 
     Args:
-        path: Parquet table with the columns `id`, `speaker`, `set` (empty where none is named) and `data.stratify`, and
-            `source` where sources may divide what their corpora call `train`.
-        used: Rows that are used.
-        data: How to divide.
-        seed: Chooses among divisions.
+        path: Parquet table with the columns `id`, `speaker`, `set` (may be empty) and those of `data.stratify`, and
+            optionally `source`, which is needed to divide the corpora's own `train` part.
+        used: Rows to assign.
+        data: Configuration of the split.
+        seed: Seed of the split.
 
     Raises:
         SplitError: If there are too few speakers (or utterances) for the sets.
@@ -158,7 +158,7 @@ def _divide(path: Path, free: Mask, data: DataConfig, seed: int, present: set[st
     if data.folds and shares[VALID] and len(groups.sizes) <= data.folds:
         raise SplitError(
             f"{len(groups.sizes)} {data.split_by}s are too few for {data.folds} folds and a validation set: give a "
-            "source `set: valid`, or ask for fewer folds"
+            "source `set: valid`, or use fewer folds"
         )
     if not data.folds:
         shares[TEST] = 0.0 if present - {TRAIN, VALID} else data.test_share

@@ -1,4 +1,4 @@
-"""Configuration of one corpus: where it is, how it lies there, and which of it is taken."""
+"""Configuration of a corpus: its location, its layout, and which utterances are used."""
 
 import difflib
 import json
@@ -14,23 +14,23 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 def is_name(text: str) -> bool:
-    """Whether a text can name a model, a set, an object and a metric alike."""
+    """Whether a text is a valid name of a model, a set, an object and a metric."""
     return bool(_NAME.fullmatch(text))
 
 
 def checked_name(name: str) -> str:
-    """A name as it is.
+    """Return a valid or empty name unchanged.
 
     Raises:
-        ValueError: It is none; an empty one passes.
+        ValueError: If the name is invalid.
     """
     if name and not is_name(name):
-        raise ValueError(f"{name!r}: use letters, digits, '.', '_' and '-', and begin with a letter or digit")
+        raise ValueError(f"{name!r}: use letters, digits, '.', '_' and '-', and start with a letter or digit")
     return name
 
 
 def nearest(name: str, candidates: list[str]) -> str:
-    """The end of a message about an unknown name: the candidate that may have been meant, or all of them."""
+    """End of a message about an unknown name: the most similar candidate, or all of them."""
     initials = "".join(word[:1] for word in name.split("_"))
     if len(initials) > 1 and initials in candidates:  # learning_rate is lr
         return f"; did you mean {initials!r}?"
@@ -46,34 +46,34 @@ class SourceConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     kind: str = Field(json_schema_extra={"enum": ["synthetic", *sorted(READERS)]})
-    """Layout: `synthetic` speech, or one that `starling corpus list` names, such as `librispeech`, `kaldi`, `table`."""
+    """Layout: `synthetic` speech, or one listed by `starling corpus list`, such as `librispeech`, `kaldi`, `table`."""
     path: str = ""
-    """Folder or file; relative to the configuration file, and $VARIABLES are filled in. Not for `synthetic`."""
+    """Folder or file, relative to the configuration file; $VARIABLES are expanded. Not for `synthetic`."""
     corpus: str = ""
-    """Name of the corpus, kept with each utterance; by default the path's last part."""
+    """Name of the corpus, stored with each utterance; by default the last part of the path."""
     set: str = ""
-    """Set that its utterances belong to: `train`, `valid`, or any other name for a test set. Empty: the corpus' own
-    split, or, if it brings none, a speaker-disjoint split by `valid_share` and `test_share`."""
+    """Set of its utterances: `train`, `valid`, or any other name for a test set. Empty: the corpus' own split, or, if
+    it has none, a speaker-disjoint split by `valid_share` and `test_share`."""
     own_split: bool = True
-    """Where `set` is empty: whether the corpus' own split counts; `false` ignores it and divides all utterances."""
+    """If `set` is empty: whether to use the corpus' own split; `false` ignores it and divides all utterances."""
     domain: str = ""
-    """Domain, kept with each utterance."""
+    """Domain, stored with each utterance."""
     language: str = "en"
-    """Language code, kept with each utterance."""
+    """Language code, stored with each utterance."""
     licence: str = Field(default="", max_length=200)
-    """Under which the speech is given, for the model's card; by default what `starling corpus list` says of it."""
+    """Licence of the speech, for the model card; by default the one in `starling corpus list`."""
     speakers: tuple[str, ...] = ()
-    """Only these speakers; empty takes all."""
+    """Use only these speakers; empty: all."""
     exclude_speakers: tuple[str, ...] = ()
-    """Not these speakers."""
+    """Leave out these speakers."""
     where: dict[str, str] = {}
     """For `table` and `commonvoice`: only rows whose columns have these values."""
     options: dict[str, Any] = {}
-    """What else the layout's reader takes, such as `{subset: S}` for `gigaspeech`; `starling corpus list` names it."""
+    """Further options of the layout, such as `{subset: S}` for `gigaspeech`; see `starling corpus list`."""
     limit: int = Field(default=0, ge=0)
-    """Take only this many utterances, the first ones; 0 takes all."""
+    """Use only the first utterances, up to this number; 0: all."""
     synthesis: SynthesisConfig | None = None
-    """For `synthetic`: how much speech, by which voices."""
+    """For `synthetic`: amount of speech, and voices."""
 
     _check_set = field_validator("set")(checked_name)
 

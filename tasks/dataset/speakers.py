@@ -1,6 +1,6 @@
-"""Speakers of each set, and those that are heard in training and in another set: a test of memory, not of recognition.
+"""Speakers of each set, and speakers shared by training and test sets, which make test results too good.
 
-A speaker is a name within a corpus; an utterance without a name has an unknown speaker, who is not counted.
+A speaker is identified by name within a corpus; utterances without a name have an unknown speaker and are not counted.
 """
 
 from dataclasses import asdict, dataclass
@@ -19,23 +19,23 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class Shared:
-    """What a set has of the training set's speakers."""
+    """Speakers that a set shares with the training set."""
 
     speakers: int
-    """How many of its speakers are trained on, too."""
+    """Number of shared speakers."""
     utterances: int
-    """Their utterances in this set."""
+    """Number of their utterances in this set."""
     names: tuple[str, ...]
-    """The first of them."""
+    """Names of some of them."""
 
     def text(self) -> str:
-        """How many and who, for a message."""
+        """Number and names, for a message."""
         more = ", …" if self.speakers > len(self.names) else ""
         return f"{self.speakers} speaker(s) ({', '.join(self.names)}{more})"
 
 
 class SetSpeakers:
-    """Who speaks in which set.
+    """The speakers of each set.
 
     Args:
         path: Table of checked utterances.
@@ -54,28 +54,28 @@ class SetSpeakers:
         self._shared: Mask = (heard & known)[self._who] if len(self._who) else np.zeros(0, dtype=bool)
 
     def counts(self) -> dict[str, int]:
-        """Set to number of speakers."""
+        """Number of speakers by set."""
         return {name: len(self._speakers_of(rows)) for name, rows in self._rows_by_set()}
 
     def shared(self) -> dict[str, Shared]:
-        """What each set that is not trained on has of the training set's speakers; only sets that have any."""
+        """Speakers shared with the training set, by set; only sets outside training that share any."""
         found = {
             name: self._describe(rows & self._shared) for name, rows in self._rows_by_set() if not is_trained(name)
         }
         return {name: entry for name, entry in found.items() if entry.utterances}
 
     def check(self, data: DataConfig) -> None:
-        """Refuse a division that the configuration contradicts.
+        """Check the sets against the configuration.
 
         Raises:
-            SplitError: One source says which set some speakers of a corpus are in, and the corpus' own split puts
-                others into the same set, who are trained on. Or training speakers are in another set, and
-                `speaker_overlap` is `refuse`.
+            SplitError: If training speakers are in another set and `speaker_overlap` is `refuse`; or if one source
+                defines a set, and another source of the same corpus adds training speakers to it by the corpus' own
+                split.
         """
         if data.speaker_overlap == "refuse":
             for name, entry in self.shared().items():
                 raise SplitError(
-                    f"{entry.text()} of the training set speak in {name!r}, too, and data.speaker_overlap is refuse: "
+                    f"{entry.text()} of the training set are also in {name!r}, and data.speaker_overlap is refuse: "
                     f"leave them out with data.sources.*.exclude_speakers, or set data.speaker_overlap: allow"
                 )
         if data.speaker_overlap == "warn" and data.split_by == "speaker":
@@ -92,10 +92,10 @@ class SetSpeakers:
                 entry = self._describe(rows & self._shared & here)
                 if name in named and entry.utterances:
                     raise SplitError(
-                        f"data.sources.{named[name]} says what {name!r} is, and data.sources.{number} is divided by "
-                        f"its corpus' own split, which puts {entry.utterances} utterance(s) of {entry.text()} that are "
-                        f"trained on into {name!r}, too. Set data.sources.{number}.own_split: false to train on them, "
-                        "or data.speaker_overlap: allow to test on them"
+                        f"data.sources.{named[name]} defines the set {name!r}, but data.sources.{number} is divided by "
+                        f"its corpus' own split, which adds {entry.utterances} utterance(s) of {entry.text()} of the "
+                        f"training set to {name!r}. Set data.sources.{number}.own_split: false to train on them, or "
+                        "data.speaker_overlap: allow to test on them"
                     )
 
     def _rows_by_set(self) -> list[tuple[str, Mask]]:
@@ -112,12 +112,12 @@ class SetSpeakers:
         return Shared(len(speakers), int((rows & self._known).sum()), tuple(names[:_SHOWN]))
 
     def record(self) -> dict[str, Any]:
-        """The shared speakers for the stage's record."""
+        """Shared speakers by set, for the stage's record."""
         return {name: asdict(entry) | {"names": list(entry.names)} for name, entry in self.shared().items()}
 
 
 def set_rows(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """Utterances, hours and speakers of each set of the prepare stage's record."""
+    """Utterances, hours and speakers of each set, from the prepare stage's record."""
     shared = record["shared_speakers"]
     return [
         {
@@ -132,7 +132,7 @@ def set_rows(record: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def sets_text(record: dict[str, Any]) -> str:
-    """The same in one line, for a log."""
+    """Utterances, hours and speakers of each set in one line, for a log."""
     parts = (
         f"{r['set']} {r['utterances']:,} utterances, {r['hours']:.2f} h, {r['speakers']:,} speakers"
         for r in set_rows(record)
@@ -141,13 +141,13 @@ def sets_text(record: dict[str, Any]) -> str:
 
 
 def overlap_warnings(record: dict[str, Any], data: DataConfig) -> list[str]:
-    """A warning for each set that has speakers of the training set, unless the configuration says that it is meant."""
+    """A warning for each set that shares speakers with the training set, unless the configuration allows it."""
     if data.speaker_overlap == "allow" or data.split_by == "utterance":
         return []
     shared = {name: Shared(**entry) for name, entry in record["shared_speakers"].items()}
     return [
-        f"{entry.text()} of the training set speak in {name!r}, too: {entry.utterances} of its "
-        f"{record['sets'][name]['utterances']} utterances. If that is meant, set data.speaker_overlap: allow; if not, "
-        "leave them out of one of the sets with data.sources.*.exclude_speakers"
+        f"{entry.text()} of the training set are also in {name!r}: {entry.utterances} of its "
+        f"{record['sets'][name]['utterances']} utterances. If this is intended, set data.speaker_overlap: allow; "
+        "otherwise remove them from one of the sets with data.sources.*.exclude_speakers"
         for name, entry in shared.items()
     ]

@@ -1,8 +1,8 @@
-"""Dividing utterances into sets or folds: speakers kept apart, strata represented, the same division every time.
+"""Deterministic division of utterances into sets or folds, with disjoint speakers and stratification.
 
-Utterances belong to groups (speakers, or each to its own), groups to strata. Where a group goes depends on the seed,
-the hashes of its name and of its stratum, and the sizes of the groups before it in its stratum: so another speaker
-moves few others, and none of another stratum.
+Utterances belong to groups (speakers, or one group per utterance), groups to strata. The set of a group depends on the
+seed, the hashes of its name and of its stratum, and the sizes of the groups before it in its stratum. So a new speaker
+moves few other speakers, and none of another stratum.
 """
 
 import hashlib
@@ -16,15 +16,15 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 TRAIN = "train"
 _BINS = 4
-"""Quantiles that a column of numbers is divided into."""
+"""Number of quantiles into which a numeric column is divided."""
 
 
 class SplitError(ValueError):
-    """The utterances cannot be divided as asked."""
+    """The utterances cannot be divided as configured."""
 
 
 def name_order(names: Iterable[str], seed: int) -> Ints:
-    """Positions of names in the order of the hashes of seed and name."""
+    """Positions of names, sorted by the hash of seed and name."""
     data = bytearray()
     for name in names:
         data += hashlib.sha256(f"{seed}/{name}".encode()).digest()[:16]
@@ -33,24 +33,24 @@ def name_order(names: Iterable[str], seed: int) -> Ints:
 
 
 def share_of_name(name: str, seed: int) -> float:
-    """A number in [0, 1) that depends on seed and name only."""
+    """A number in [0, 1) that depends only on seed and name."""
     digest = hashlib.sha256(f"{seed}/stratum/{name}".encode()).digest()
     return int.from_bytes(digest[:6], "big") / 2**48
 
 
 def bin_numbers(values: Floats) -> Ints:
-    """Quantile that each value lies in: 0 to 3."""
+    """Quantile of each value: 0 to 3."""
     edges = np.quantile(values, np.arange(1, _BINS) / _BINS) if len(values) else np.zeros(0)
     return np.searchsorted(edges, values, side="right").astype(np.int64)
 
 
 def group_strata(groups: Ints, strata: Ints, num_groups: int) -> Ints:
-    """Stratum of each group: that of most of its utterances, the lowest where two have as many.
+    """Stratum of each group: the most frequent one of its utterances, the lowest if tied.
 
     Args:
         groups: Group of each utterance.
         strata: Stratum of each utterance.
-        num_groups: How many groups there are.
+        num_groups: Number of groups.
     """
     width = int(strata.max(initial=0)) + 1
     pairs, counts = np.unique(groups * width + strata, return_counts=True)
@@ -64,13 +64,13 @@ def group_strata(groups: Ints, strata: Ints, num_groups: int) -> Ints:
 
 
 class Groups:
-    """Groups of utterances in the order in which they are given away, stratum by stratum.
+    """Groups of utterances in the order in which they are assigned, stratum by stratum.
 
     Args:
-        sizes: Utterances of each group.
-        order: Groups by the hash of their names, from `name_order`.
-        strata: Stratum of each group; None is one stratum.
-        strata_names: Names of the strata, which decide how their shares are rounded.
+        sizes: Number of utterances of each group.
+        order: Groups sorted by the hash of their names, from `name_order`.
+        strata: Stratum of each group; None: a single stratum.
+        strata_names: Names of the strata, which determine how their shares are rounded.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Groups:
             begin = end
 
     def check(self, needed: int, sets: str) -> None:
-        """Refuse to divide too few groups.
+        """Check that there are enough groups.
 
         Raises:
             SplitError: If there are fewer groups than sets.
@@ -103,7 +103,7 @@ class Groups:
             )
 
     def filled(self, result: Ints, sets: int) -> Ints:
-        """The division, with a group of the fullest set for each set that has none."""
+        """Fill empty sets: move a group of the largest set to each set without a group."""
         for wanted in range(sets):
             counts = np.bincount(result, minlength=sets)
             if counts[wanted] == 0:
@@ -113,15 +113,15 @@ class Groups:
 
 
 def split_groups(groups: Groups, shares: Mapping[str, float], seed: int) -> Ints:
-    """Give each group a set: position in `["train", *shares]`; what no share claims goes to train.
+    """Assign each group to a set: its position in `["train", *shares]`; the remaining groups are assigned to train.
 
-    A set takes groups until it has its share of the utterances. Over strata, a share that is no whole number of
-    groups is rounded up or down by a hash, so that the sum over many strata comes out right.
+    A set takes groups until it has its share of the utterances. With strata, a share that is not a whole number of
+    groups is rounded up or down by a hash, so that the sum over many strata is right.
 
     Args:
         groups: The groups.
-        shares: Set name to share of the utterances; none of zero.
-        seed: Chooses among divisions.
+        shares: Share of the utterances by set name; without zeros.
+        seed: Seed of the division.
 
     Raises:
         SplitError: If there are fewer groups than sets.
@@ -135,10 +135,10 @@ def split_groups(groups: Groups, shares: Mapping[str, float], seed: int) -> Ints
         for number, (wanted, share) in enumerate(shares.items(), start=1):
             part = 0.5 if groups.plain else share_of_name(f"{name}/{wanted}", seed)
             before = ends[position - 1] if position else 0
-            # a group is taken if the share reaches the part of it that the hash names: its middle without strata
+            # a group is taken if the share covers the fraction of it given by the hash, or half of it without strata
             points = ends[position:] - before - sizes[position:] * (1 - part)
             taken = int(np.searchsorted(points, share * total, side="right"))
-            if groups.plain:  # every set, and train, gets one group at least
+            if groups.plain:  # at least one group for every set, including train
                 taken = min(max(taken, 1), len(members) - position - (len(shares) - number + 1))
             result[members[position : position + taken]] = number
             position += taken
@@ -146,7 +146,7 @@ def split_groups(groups: Groups, shares: Mapping[str, float], seed: int) -> Ints
 
 
 def fold_groups(groups: Groups, folds: int, seed: int) -> Ints:
-    """Give each group a fold, from 0, of about equally many utterances.
+    """Assign each group to a fold, from 0; folds have about the same number of utterances.
 
     Raises:
         SplitError: If there are fewer groups than folds.
@@ -156,13 +156,17 @@ def fold_groups(groups: Groups, folds: int, seed: int) -> Ints:
     for name, members in groups.by_stratum():
         sizes = groups.sizes[members]
         middles = np.cumsum(sizes) - sizes / 2
-        turn = 0.0 if groups.plain else share_of_name(name, seed)  # small strata begin with different folds
+        turn = 0.0 if groups.plain else share_of_name(name, seed)  # small strata start with different folds
         result[members] = np.floor((middles / sizes.sum() + turn) * folds).astype(np.int64) % folds
     return groups.filled(result, folds)
 
 
 def encode(values: Iterable[Any]) -> tuple[Ints, list[str]]:
-    """Codes of values in the order of their names, and the names: independent of the order of the rows."""
+    """Encode values as positions in their sorted names, so that codes do not depend on the order of the rows.
+
+    Returns:
+        The codes, and the names.
+    """
     seen: dict[str, int] = {}
     codes = np.fromiter((seen.setdefault(str(value), len(seen)) for value in values), dtype=np.int64)
     names = sorted(seen)

@@ -1,4 +1,4 @@
-"""Parquet tables, whole or as a stream: what a stage writes with millions of rows never is in memory at once."""
+"""Parquet tables, read and written as a whole or as a stream, so that millions of rows are never in memory at once."""
 
 import io
 from collections.abc import Iterator, Sequence
@@ -16,21 +16,21 @@ from storage.stages import StageOutput
 
 Row = dict[str, Any]
 ROWS = 1 << 15
-"""Rows of a row group, and of a batch when reading: some 10 MB of utterances."""
+"""Rows in a row group, and in a batch when reading: about 10 MB of utterances."""
 
 
 def write_table(store: ObjectStore, name: str, rows: list[Row], schema: pa.Schema) -> None:
-    """Write rows as one Parquet file, whole or not at all."""
+    """Write rows as one Parquet file, atomically."""
     buffer = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), buffer, write_page_checksum=True)
     store.write(name, buffer.getvalue())
 
 
 def read_table(source: ObjectStore | StageOutput, name: str) -> list[Row]:
-    """Rows of a Parquet file; one of a stage's output is compared with its record.
+    """Read the rows of a Parquet file; a stage's output is checked against its record.
 
     Raises:
-        DamagedObjectError: It is not what was written.
+        DamagedObjectError: If the file is damaged.
     """
     data = source.read(name)
     with readable(source.join(name)):
@@ -40,7 +40,7 @@ def read_table(source: ObjectStore | StageOutput, name: str) -> list[Row]:
 
 
 class TableWriter:
-    """Writes a local Parquet file row by row; publish the file when it is closed.
+    """Writes a local Parquet file row by row; publish the file after closing it.
 
     Args:
         path: The file.
@@ -68,7 +68,7 @@ class TableWriter:
         self._writer.write_batch(batch.select(self.schema.names).cast(self.schema))
 
     def close(self) -> None:
-        """Write what is left; the file is complete then."""
+        """Write the remaining rows and complete the file."""
         self._flush()
         self._writer.close()
 
@@ -89,19 +89,19 @@ class TableWriter:
 def batches(
     path: Path, columns: Sequence[str] | None = None, where: dict[str, str] | None = None, url: str = ""
 ) -> Iterator[Any]:
-    """A local Parquet file in batches of at most `ROWS` rows.
+    """Read a local Parquet file in batches of at most `ROWS` rows.
 
     Args:
         path: The file.
-        columns: Only these; all by default.
+        columns: Columns to read; all by default.
         where: Only rows whose columns have these values.
-        url: What messages call it; by default the path.
+        url: Name of the file in messages; by default the path.
 
     Yields:
         Arrow record batches.
 
     Raises:
-        DamagedObjectError: It is not what was written.
+        DamagedObjectError: If the file is damaged.
     """
     wanted = None if columns is None else list(dict.fromkeys([*columns, *(where or {})]))
     url = url or str(path)
@@ -126,17 +126,17 @@ def iter_table(
     columns: Sequence[str] | None = None,
     where: dict[str, str] | None = None,
 ) -> Iterator[Row]:
-    """Rows of a stored Parquet file, a batch in memory at a time.
+    """Iterate over the rows of a stored Parquet file, with one batch in memory at a time.
 
     Args:
-        source: Where it is; what is in a stage's output is compared with its record.
-        name: Its name.
+        source: Store of the file, or a stage's output, whose files are checked against its record.
+        name: Name of the file.
         folder: Local folder for a copy if the store is remote; the caller removes it.
-        columns: Only these; all by default.
+        columns: Columns to read; all by default.
         where: Only rows whose columns have these values.
 
     Raises:
-        DamagedObjectError: It is not what was written.
+        DamagedObjectError: If the file is damaged.
     """
     for batch in batches(source.fetch(name, folder), columns, where, source.join(name)):
         yield from batch.to_pylist()

@@ -1,4 +1,4 @@
-"""What normalization did to the transcripts of a prepared corpus: a table beside the manifest that can be undone."""
+"""Table of the changes that normalization made to the transcripts of a prepared corpus; the changes can be undone."""
 
 import json
 from collections import Counter
@@ -23,10 +23,10 @@ _SHOWN = 60
 
 
 def check_languages(data: DataConfig) -> None:
-    """Make sure that the normalizer can do what is asked for in each source's language.
+    """Check that the normalizer supports its options in each source's language.
 
     Raises:
-        ConfigError: It cannot; an utterance whose corpus names another such language is quarantined instead.
+        ConfigError: If it does not. Utterances with an unsupported language of their own are quarantined instead.
     """
     normalizer = TextNormalizer(data.normalizer)
     for number, source in enumerate(data.sources):
@@ -34,7 +34,7 @@ def check_languages(data: DataConfig) -> None:
             normalizer.normalize("1", source.language)
         except LanguageError as error:
             raise ConfigError(
-                f"data.sources.{number} (language {source.language!r}): {error}, or mend the source's language"
+                f"data.sources.{number} (language {source.language!r}): {error}, or correct the source's language"
             ) from error
 
 
@@ -74,14 +74,14 @@ def _shorten(text: str) -> str:
 
 
 def write_text_changes(manifest: Path, target: Path) -> dict[str, Any]:
-    """Write the changes of every utterance whose transcript normalization has changed.
+    """Write the changes of every utterance whose transcript was changed by normalization.
 
     Args:
         manifest: Local file with the columns `id`, `language`, `raw_text` and `text`.
         target: Local file of the table: `id`, `language`, and `changes`, a JSON list of [start, was, became].
 
     Returns:
-        By language: `utterances`, `changed`, `kinds` (changes of each kind) and `examples`, for the stage's record.
+        By language: `utterances`, `changed`, `kinds` (changes by kind) and `examples`, for the stage's record.
     """
     languages: dict[str, _Count] = {}
     with TableWriter(target, TEXT_CHANGES_SCHEMA) as table:
@@ -97,7 +97,7 @@ def write_text_changes(manifest: Path, target: Path) -> dict[str, Any]:
 
 
 def read_text_changes(store: ObjectStore, folder: Path) -> dict[str, list[TextChange]]:
-    """The changes of each utterance that was changed, all in memory.
+    """The changes of all changed utterances, by id.
 
     Args:
         store: The prepare stage's output.
@@ -108,7 +108,7 @@ def read_text_changes(store: ObjectStore, folder: Path) -> dict[str, list[TextCh
 
 
 def undo_all(store: ObjectStore, folder: Path) -> dict[str, str]:
-    """Each utterance's transcript as its corpus had it, from the normalized one and the changes.
+    """The original transcripts by id, reconstructed from the normalized ones and the changes.
 
     Args:
         store: The prepare stage's output.

@@ -1,10 +1,10 @@
-"""Leases: locks between machines, kept in the Prefect server's database and freed by time when their holder dies.
+"""Leases: locks between machines, stored in the Prefect server's database; they expire when their owner dies.
 
-A lease is a Prefect variable: its name is the lock, its value says who holds it, so that the UI's page of variables
-shows every lock there is. The server takes one variable of a name and refuses another, which makes taking a lease
-atomic; a stale one is deleted by its id, which only one of several takers can do. Whether it is stale says the
-server's clock alone. Prefect's own leases of concurrency limits would not do: by default the server keeps them in
-memory, so that a killed server leaves their slots taken for good.
+A lease is a Prefect variable: its name is the lock, its value the owner, so the UI's page of variables lists all locks.
+The server rejects a second variable of the same name, which makes taking a lease atomic; a stale one is deleted by its
+id, which only one of several takers can do. Staleness is determined by the server's clock alone. Prefect's own
+concurrency limits do not fit: by default the server keeps their leases in memory, so a killed server leaves their slots
+taken for good.
 """
 
 import logging
@@ -27,20 +27,20 @@ from tasks.failures import passes
 from tasks.locking.lock_owner import LockOwner
 
 LEASE_S = 100.0
-"""A lease that has not been renewed for so long is stale."""
+"""Seconds after which a lease that was not renewed is stale."""
 BEAT_S = 20.0
 """Seconds between renewals."""
 _REQUEST_S = 4.0
 _WAITS_S = (0.3, 1.0)
-"""Between attempts: a busy SQLite database answers 503 for a moment."""
+"""Pauses between attempts: a busy SQLite database answers 503 for a moment."""
 _TAG = "starling-lock"
 _log = logging.getLogger(__name__)
 
 
 @contextmanager
 def impatient_client() -> Iterator[SyncPrefectClient]:
-    """A client whose requests end within seconds: none is repeated for a minute while the server is away."""
-    # for the whole block: Prefect builds all its settings again, which takes longer than a request
+    """A client whose requests end within seconds, without Prefect's retries."""
+    # for the whole block: Prefect rebuilds all its settings, which takes longer than a request
     impatience: Any = temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0})
     with impatience, get_client(httpx_settings={"timeout": _REQUEST_S}, sync_client=True) as client:
         yield client
@@ -50,7 +50,7 @@ class LeaseTable:
     """Leases at the configured Prefect server.
 
     Args:
-        client: A client of this thread's own, see `impatient_client`.
+        client: A client that only this thread uses, see `impatient_client`.
     """
 
     def __init__(self, client: SyncPrefectClient) -> None:
@@ -60,14 +60,14 @@ class LeaseTable:
         """Take a lease.
 
         Returns:
-            The lease's id, or who holds it.
+            The lease's id, or its current owner.
 
         Raises:
-            httpx.HTTPError: If the server is away or refuses.
+            httpx.HTTPError: If the server is unreachable or refuses.
         """
         body = {"name": name, "value": asdict(holder), "tags": [_TAG]}
         other = LockOwner("another run")
-        for _ in range(3):  # another may take or leave it in between
+        for _ in range(3):  # another run may take or free it in between
             reply = self._ask("POST", "/variables/", json=body)
             if reply is not None and reply.status_code != httpx.codes.CONFLICT:
                 return str(reply.json()["id"])
@@ -83,15 +83,15 @@ class LeaseTable:
         return other
 
     def renew(self, lease: str, holder: LockOwner) -> bool:
-        """Renew a lease; False if it is not there any more."""
+        """Renew a lease; False if it no longer exists."""
         return self._ask("PATCH", f"/variables/{lease}", json={"value": asdict(holder)}) is not None
 
     def drop(self, lease: str) -> None:
-        """Give a lease back; one that another has taken meanwhile has another id, and stays."""
+        """Free a lease; if another run has taken it meanwhile, that lease has another id and stays."""
         self._ask("DELETE", f"/variables/{lease}")
 
     def _ask(self, method: Any, path: Any, **content: Any) -> httpx.Response | None:
-        """A request; None where nothing is found."""
+        """Send a request, with a few retries; None if the server answers 404."""
         for wait_s in _WAITS_S:
             try:
                 return self._ask_once(method, path, content)
@@ -113,24 +113,24 @@ class LeaseTable:
 
 
 def _age_s(reply: httpx.Response) -> float:
-    """Seconds since a variable was renewed, by the server's clock."""
+    """Seconds since a variable was updated, by the server's clock."""
     now = parsedate_to_datetime(reply.headers["Date"])
     updated = datetime.fromisoformat(reply.json()["updated"].replace("Z", "+00:00"))
     return (now - updated).total_seconds()
 
 
 class Lease:
-    """A lease that a thread keeps until it is given back, also while the server is away.
+    """A lease that a thread renews until it is given back.
 
-    A server that is away costs nothing: the lease is renewed when it is back. Where another has taken it in between,
-    the holder goes on, and takes it again as soon as it is free.
+    If the server is unreachable, the lease is renewed when it answers again. If another run has taken it in the
+    meantime, the owner continues its work, and takes the lease again as soon as it is free.
 
     Args:
-        name: The lease's.
+        name: Name of the lease.
         lease: Its id.
-        holder: This holder.
-        log: Where trouble is told.
-        on_beat: Called after each renewal with the thread's client; what it raises is logged.
+        holder: Its owner.
+        log: Logger for warnings.
+        on_beat: Called after each renewal with the thread's client; its exceptions are logged.
         beat_s: Seconds between renewals.
     """
 
@@ -145,16 +145,16 @@ class Lease:
     ) -> None:
         self.name, self.holder = name, holder
         self.lost_to: LockOwner | None = None
-        """Who holds it now, where another has taken it."""
+        """The current owner, if another run has taken the lease."""
         self._lease, self._log, self._on_beat, self._beat_s = lease, log, on_beat, beat_s or BEAT_S
         self._away = False
         self._end = threading.Event()
-        # with this thread's context: which server, and which flow run the log belongs to
+        # with this thread's context, which has the server and the flow run of the log
         self._thread = threading.Thread(target=copy_context().run, args=(self._keep,), name=name, daemon=True)
         self._thread.start()
 
     def give_back(self) -> None:
-        """Stop keeping it, and free it; where the server is away, time does."""
+        """Stop renewing the lease, and free it; if the server is unreachable, it expires."""
         self._end.set()
         self._thread.join(2 * _REQUEST_S)
 
@@ -167,13 +167,13 @@ class Lease:
                 self._guarded(lambda: table.drop(self._lease))
 
     def _guarded(self, action: Callable[[], None]) -> None:
-        """Do something at the server; trouble there is told once, and is not the holder's."""
+        """Send requests; errors are logged once per outage, and not raised."""
         try:
             action()
-        except Exception as error:  # on any error, work goes on
+        except Exception as error:  # the work continues after any error
             if not self._away:
                 self._log.warning(
-                    "the lock %s cannot be renewed (%s: %s): the work goes on", self.name, type(error).__name__, error
+                    "the lock %s cannot be renewed (%s: %s): the work continues", self.name, type(error).__name__, error
                 )
             self._away = True
             return
@@ -183,16 +183,16 @@ class Lease:
 
     def _beat(self, table: LeaseTable, client: SyncPrefectClient) -> None:
         if not (self._lease and table.renew(self._lease, self.holder)):
-            self._take_anew(table)
+            self._retake(table)
         if self._on_beat is not None:
             self._on_beat(client)
 
-    def _take_anew(self, table: LeaseTable) -> None:
+    def _retake(self, table: LeaseTable) -> None:
         self._lease = ""
         taken = table.take(self.name, self.holder)
         if isinstance(taken, str):
             self._lease, self.lost_to = taken, None
-            self._log.warning("the lock %s had expired, and has been taken again", self.name)
+            self._log.warning("the lock %s had expired and was taken again", self.name)
         elif self.lost_to is None or taken.token != self.lost_to.token:
             self.lost_to = taken
-            self._log.warning("the lock %s had expired, and is held by %s: the work goes on", self.name, taken)
+            self._log.warning("the lock %s had expired and is held by %s: the work continues", self.name, taken)

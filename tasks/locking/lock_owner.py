@@ -1,4 +1,4 @@
-"""Who holds a lock: what others are told of it, and whether it is known to be dead."""
+"""The owner of a lock: its description for others, and whether it is known to be dead."""
 
 import os
 import socket
@@ -11,22 +11,22 @@ from uuid import uuid4
 
 @dataclass(frozen=True)
 class LockOwner:
-    """Who holds a lock."""
+    """The process that holds a lock."""
 
     run: str
     """Name of the run."""
     link: str = ""
-    """Where the Prefect UI shows it."""
+    """URL of the run in the Prefect UI."""
     place: str = ""
-    """Host, and what tells its containers and boots apart."""
+    """Host, boot and process namespace."""
     pid: int = 0
-    """Process number there."""
+    """Process id there."""
     started: str = ""
-    """When that process started, in the system's ticks; process numbers come again."""
+    """Start time of the process in clock ticks, since process ids are reused."""
     since: str = ""
-    """When it asked for the lock."""
+    """Time of the request for the lock."""
     token: str = ""
-    """Tells this asking from all others."""
+    """Unique token of the request."""
 
     @classmethod
     def here(cls, run: str, link: str = "") -> "LockOwner":
@@ -36,14 +36,14 @@ class LockOwner:
 
     @classmethod
     def read(cls, value: Any) -> "LockOwner":
-        """The holder that a variable's value names; unknown if the value is something else."""
+        """Parse the value of a variable; an unknown owner if the value is something else."""
         known = value if isinstance(value, dict) else {}
         texts = {name: str(known.get(name, "")) for name in ("link", "place", "started", "since", "token")}
         pid = known.get("pid", 0)
         return cls(run=str(known.get("run", "an unknown run")), pid=pid if isinstance(pid, int) else 0, **texts)
 
     def gone(self) -> bool:
-        """Whether the process is known to be dead, which only its own machine can tell."""
+        """Whether the process is known to be dead; only its own machine knows."""
         return bool(self.pid) and self.place == _place() and _started(self.pid) != self.started
 
     def __str__(self) -> str:
@@ -53,18 +53,18 @@ class LockOwner:
 
 
 def _place() -> str:
-    """Where this process's number means something: host, boot and process namespace."""
+    """Scope in which a process id is unique: host, boot and process namespace."""
     parts = [socket.gethostname()]
     try:
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
         parts.append(str(Path("/proc/self/ns/pid").readlink()))
-    except OSError:  # not Linux: unknown, and stale leases end by time alone
+    except OSError:  # not Linux: a unique value, so leases only end by expiry
         parts.append(uuid4().hex)
     return "/".join(parts)
 
 
 def _started(pid: int) -> str:
-    """Start of a process in ticks; empty if there is none of that number, or only its corpse."""
+    """Start time of a process in clock ticks; empty if it does not exist or is a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:

@@ -1,8 +1,8 @@
-"""One at a time: who may make an output, and who may train.
+"""Mutual exclusion of runs that make the same output or train in the same pool.
 
-Between the processes of one machine a file's lock decides, which the system frees when its holder dies. Between
-machines, and wherever a flow runs, a lease at the Prefect server decides as well (see `tasks.locking.leases`). Without
-a Prefect server (`starling run --plain`) there is the file's lock only.
+Processes of one machine use a file lock, which the system frees when its owner dies. Within flows, a lease at the
+Prefect server is required as well (see `tasks.locking.leases`), which excludes other machines. Without a Prefect server
+(`starling run --plain`) there is only the file lock.
 """
 
 import hashlib
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
     from tasks.locking.leases import Lease
 
 REFUSE_S = 5.0
-"""How long even runs wait that are told not to: a run that only looks for work holds a lock for a moment."""
+"""Seconds that a run waits with `collision: refuse`, since a run that only checks for work holds a lock briefly."""
 OUTAGE_S = 300.0
-"""How long a run that wants a lease waits for a Prefect server that is away."""
+"""Seconds that a run waits for an unreachable Prefect server when it takes a lease."""
 _POLL_S = 2.0
 _log = logging.getLogger(__name__)
 
 
 class SlotTakenError(RuntimeError):
-    """Another run makes the same output, or trains in the same pool."""
+    """Another run makes the same output or trains in the same pool."""
 
 
 def run_log() -> Any:
-    """The log of the flow or task run that this is in, or else the module's."""
+    """Logger of the current flow or task run, or else of this module."""
     if _flow_api():
         from prefect.exceptions import MissingContextError
         from prefect.logging import get_run_logger
@@ -54,7 +54,7 @@ def run_log() -> Any:
 
 
 def _flow_api() -> str:
-    """URL of the Prefect API of the flow that this is in; empty outside of flows."""
+    """URL of the current flow's Prefect API; empty outside of flows."""
     from prefect.context import FlowRunContext, TaskRunContext
     from prefect.settings import PREFECT_API_URL
 
@@ -63,17 +63,17 @@ def _flow_api() -> str:
 
 
 def patience_s(config: SlotsConfig) -> float:
-    """Seconds that a run waits for another."""
+    """Seconds that a run waits for another run."""
     return REFUSE_S if config.collision == "refuse" else config.wait_hours * 3600
 
 
 def lock_name(*parts: str) -> str:
-    """A name that Prefect takes for a variable, the same on every machine."""
+    """Name of a lock, valid as the name of a Prefect variable; the same on every machine."""
     return re.sub(r"[^a-z0-9]+", "-", "-".join(("lock", *parts)).lower()).strip("-")[:200]
 
 
 def output_lock_name(url: str) -> str:
-    """The lock of a stage's output: what is made, and a digest of where."""
+    """Name of the lock of a stage's output: stage, key, and a digest of the URL."""
     stage, key = url.rstrip("/").rsplit("/", 2)[-2:]
     return lock_name(stage, key, hashlib.sha256(url.encode()).hexdigest()[:8])
 
@@ -83,56 +83,59 @@ def machine_lock(paths: list[Path], what: str, config: SlotsConfig, holder: Lock
     """Hold one of several locks of this machine.
 
     Args:
-        paths: Their files.
-        what: What they guard, for people.
+        paths: The lock files.
+        what: What the locks protect, for messages.
         config: Whether and how long to wait.
-        holder: Who wants it.
+        holder: The run that requests the lock.
 
     Raises:
-        SlotTakenError: If others hold them for too long; the message names them.
+        SlotTakenError: If others hold all of them for too long; the message names the owners.
     """
-    told = WaitNotice(what)
+    notice = WaitNotice(what)
     with ExitStack() as stack:
         try:
-            stack.enter_context(any_file_lock(paths, patience_s(config), holder=str(holder), on_wait=told.wait))
+            stack.enter_context(any_file_lock(paths, patience_s(config), holder=str(holder), on_wait=notice.wait))
         except LockTimeoutError as error:
-            raise SlotTakenError(taken_text(what, told.others)) from error
+            raise SlotTakenError(taken_text(what, notice.others)) from error
         yield
 
 
 class WaitNotice:
-    """Tells once for whom a run waits."""
+    """Logs for which runs a run waits, once for each change."""
 
     def __init__(self, what: str) -> None:
         self.what, self.others = what, ""
 
     def wait(self, others: str) -> None:
-        """Another holds it."""
+        """Log the owners unless they are the same as before."""
         if others != self.others:
             run_log().info("%s: waiting for %s", self.what, others)
         self.others = others
 
 
 def taken_text(what: str, others: str) -> str:
-    """The message of a run that does not get what it wants."""
+    """The error message of a run that does not get a lock."""
     return (
-        f"{what}: {others} is at it. Wait until that has ended (slots.collision: wait does so), or cancel it; a lock "
-        "whose holder has died is free within two minutes"
+        f"{what}: held by {others}. Wait until that has ended (slots.collision: wait does so), or cancel it; a lock "
+        "whose owner has died becomes free within two minutes"
     )
 
 
 @contextmanager
 def shared_lock(names: list[str], what: str, config: SlotsConfig, holder: LockOwner) -> Iterator["Lease | None"]:
-    """Hold one of several locks between all machines of a Prefect server, if this is a flow that has one.
+    """Hold one of several locks between all machines of a Prefect server; outside of flows, do nothing.
 
     Args:
-        names: The locks, see `lock_name`.
-        what: What they guard, for people.
+        names: Names of the locks, see `lock_name`.
+        what: What the locks protect, for messages.
         config: Whether and how long to wait.
-        holder: Who wants it.
+        holder: The run that requests the lock.
+
+    Yields:
+        The lease; None outside of flows.
 
     Raises:
-        SlotTakenError: If others hold them for too long; the message names them.
+        SlotTakenError: If others hold all of them for too long; the message names the owners.
     """
     if not _flow_api():
         yield None
@@ -149,7 +152,7 @@ def _acquire(names: list[str], what: str, patience: float, holder: LockOwner) ->
     from tasks.locking.leases import Lease, LeaseTable, impatient_client
 
     deadline = time.monotonic() + patience
-    told = WaitNotice(what)
+    notice = WaitNotice(what)
     with impatient_client() as client:
         table = LeaseTable(client)
         while True:
@@ -161,12 +164,12 @@ def _acquire(names: list[str], what: str, patience: float, holder: LockOwner) ->
                 others.append(str(taken))
             if time.monotonic() > deadline:
                 raise SlotTakenError(taken_text(what, " and ".join(others)))
-            told.wait(" and ".join(others))
+            notice.wait(" and ".join(others))
             time.sleep(_POLL_S * random.uniform(0.5, 1.5))
 
 
 def _patiently(action: Callable[[], Any]) -> Any:
-    """Do something at the Prefect server, and wait a while if it is away."""
+    """Send a request to the Prefect server, and retry for a while if it is unreachable."""
     deadline = time.monotonic() + OUTAGE_S
     while True:
         try:
@@ -179,14 +182,14 @@ def _patiently(action: Callable[[], Any]) -> Any:
 
 @contextmanager
 def training_slot(config: PipelineConfig, holder: LockOwner) -> Iterator[None]:
-    """Be one of the trainings that a pool of GPUs has at a time.
+    """Hold one of the training slots of a pool of GPUs.
 
     Args:
         config: The configuration.
-        holder: Who wants it.
+        holder: The run that requests the lock.
 
     Raises:
-        SlotTakenError: If others train there for too long; the message names them.
+        SlotTakenError: If others hold all slots for too long; the message names them.
     """
     slots, launch = config.slots, config.train.launch
     if not slots.trainings:
@@ -204,15 +207,15 @@ def training_slot(config: PipelineConfig, holder: LockOwner) -> Iterator[None]:
 def kept_lease(
     name: str, holder: LockOwner, on_beat: "Callable[[SyncPrefectClient], None] | None" = None
 ) -> Iterator[LockOwner | None]:
-    """Hold a lease if it is free just now.
+    """Hold a lease if it is free, without waiting.
 
     Args:
-        name: The lease, see `lock_name`.
-        holder: Who wants it.
-        on_beat: Called now and then while it is held.
+        name: Name of the lease, see `lock_name`.
+        holder: The run that requests the lock.
+        on_beat: Called after each renewal.
 
     Yields:
-        Who else holds it, or None.
+        The current owner if it is not free, else None.
     """
     from tasks.locking.leases import Lease, LeaseTable, impatient_client
 

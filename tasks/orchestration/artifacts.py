@@ -1,4 +1,4 @@
-"""What the Prefect UI shows of a run: tables, markdown, a picture, progress. A failure here costs the run nothing."""
+"""Prefect artifacts of a run: tables, Markdown, an image, progress. A failure to write them does not affect the run."""
 
 import base64
 import re
@@ -27,20 +27,20 @@ _UPDATE_S = 5.0  # an update costs the server some 30 ms
 
 
 def artifact_key(*parts: str) -> str:
-    """A key as Prefect wants it: lower case, digits and dashes."""
+    """A key in Prefect's format: lower case, digits and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", "-".join(parts).lower()).strip("-")
 
 
 def _quietly(action: Callable[[], Any]) -> Any:
     try:
         return action()
-    except Exception as error:  # on any error of the server: the stage's work is done and published
+    except Exception as error:  # the stage's work is done and published, whatever the server's error
         get_run_logger().warning("an artifact could not be written: %s", error)
         return None
 
 
 def publish(run: Run, result: StageResult) -> None:
-    """Artifacts of a finished stage."""
+    """Write the artifacts of a finished stage."""
     key = artifact_key(run.config.name, result.name)
     text = f"**{result.name}**: {counts_text(result.counts)}\n\n`{result.url}`" + (" (cached)" if result.cached else "")
     if result.name == "score":
@@ -64,14 +64,14 @@ def publish(run: Run, result: StageResult) -> None:
 
 
 def _registered(result: StageResult) -> str:
-    """The version, why it was promoted or not, and where MLflow shows it."""
+    """The registered version, the reason for its promotion or against it, and links to MLflow."""
     links = record_links(result.record)
     lines = [f"**{result.record['model_uri']}**", result.record["decision"]["reason"]]
     return "\n\n".join([*lines, *(f"[{name}]({url})" for name, url in links.items())])
 
 
 def publish_summary(run: Run) -> None:
-    """One page on the flow run itself: stages, error rates, the model; its parts are artifacts of inner runs."""
+    """Write a summary on the flow run itself: stages, error rates, the model; other artifacts are on nested runs."""
     lines = [f"## {run.run_id}", "", "| stage | time | counts |", "|---|---:|---|"]
     for result in run.results.values():
         took = "cached" if result.cached else f"{result.seconds:.1f} s"
@@ -104,7 +104,7 @@ def _score_table(result: StageResult) -> list[dict[str, Any]]:
 
 
 class ProgressArtifact:
-    """A progress artifact that follows a stage's reports."""
+    """A progress artifact updated by a stage's reports."""
 
     def __init__(self, run: Run, stage: str) -> None:
         self.key = artifact_key(run.config.name, stage, "progress")
@@ -113,7 +113,7 @@ class ProgressArtifact:
         self._last = -_UPDATE_S
 
     def __call__(self, stage: str, done: float, total: float, note: str) -> None:
-        """Receive a report; see tasks.stages.progress. The description is the note, with links to what shows more."""
+        """Receive a report (`tasks.stages.progress`). The description is the note, with the stage's links."""
         now = time.monotonic()
         if stage != self.stage or total <= 0 or now - self._last < _UPDATE_S:
             return

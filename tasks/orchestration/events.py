@@ -1,4 +1,4 @@
-"""Prefect events that automations react to: a champion that was made, or moved back."""
+"""Prefect events for automations: a promotion, or a rollback."""
 
 import logging
 import os
@@ -12,7 +12,7 @@ _log = logging.getLogger(__name__)
 
 
 def emit(event: str, model: str, payload: dict[str, Any]) -> bool:
-    """Tell the Prefect server that something happened to a model. A failure costs a line in the log, never a run.
+    """Send an event about a model to the Prefect server. A failure is logged and does not affect the run.
 
     Args:
         event: Name, such as `starling.promoted`.
@@ -20,7 +20,7 @@ def emit(event: str, model: str, payload: dict[str, Any]) -> bool:
         payload: JSON values.
 
     Returns:
-        Whether the event was handed over; False without a configured server.
+        Whether the event was sent; False without a configured server.
     """
     if not os.environ.get("PREFECT_API_URL"):
         return False
@@ -30,7 +30,7 @@ def emit(event: str, model: str, payload: dict[str, Any]) -> bool:
 
         resource = {"prefect.resource.id": f"starling.model.{model}", "prefect.resource.name": model}
         emit_event(event=event, resource=resource, payload=payload)
-        # a command ends right after this: what still waits in the worker's queue would end with it
+        # a command may end right after this, and would lose what is in the worker's queue
         sent = threading.Thread(target=EventsWorker.instance().wait_until_empty, daemon=True)
         sent.start()
         sent.join(_PATIENCE_S)

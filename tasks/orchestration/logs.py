@@ -1,8 +1,8 @@
-"""Logs of flows and commands: without secrets, and as JSON on request: STARLING_LOG=json.
+"""Logs of flows and commands: secrets redacted, and JSON with STARLING_LOG=json.
 
-Prefect configures logging when it is imported, in this process and in those that its workers start; so what is wanted
-is told to it through the environment. The same lines go to Prefect's server as ever. Secrets are taken out of the
-records themselves, since handlers may be added later.
+Prefect configures logging when it is imported, in this process and in processes of its workers, so it is configured
+through the environment. Prefect's server receives the same lines as before. Secrets are redacted in the records
+themselves, since handlers may be added later.
 """
 
 import logging
@@ -18,7 +18,7 @@ _CONSOLE = "PREFECT_LOGGING_HANDLERS_CONSOLE"
 
 
 class SafeRecord(logging.LogRecord):
-    """A record whose message and traceback come without secrets, in any format."""
+    """A log record whose message and traceback have secrets redacted, in any format."""
 
     _traceback: str | None = None
 
@@ -28,7 +28,7 @@ class SafeRecord(logging.LogRecord):
 
     @property  # type: ignore[override]
     def exc_text(self) -> str | None:
-        """The traceback, which formatters keep here."""
+        """The traceback, which formatters cache here."""
         return self._traceback
 
     @exc_text.setter
@@ -37,7 +37,7 @@ class SafeRecord(logging.LogRecord):
 
 
 def _keep_secrets_out() -> None:
-    """Let every record of this process be a safe one, also where another library has records of its own kind."""
+    """Make every log record of this process a `SafeRecord`, also if another library has its own class of records."""
     kind = logging.getLogRecordFactory()
     if isinstance(kind, type) and not issubclass(kind, SafeRecord):
         logging.setLogRecordFactory(
@@ -47,7 +47,7 @@ def _keep_secrets_out() -> None:
 
 @contextmanager
 def secrets_kept() -> Iterator[None]:
-    """Take secrets out of the message of an error that leaves the block: Prefect's server shows it with the state."""
+    """Redact secrets in the message of an error that leaves the block: Prefect's server shows it with the state."""
     try:
         yield
     except Exception as error:
@@ -60,23 +60,23 @@ def secrets_kept() -> Iterator[None]:
 
 
 class RunFormatter(JsonFormatter):
-    """Knows the flow run also of lines that were not logged through Prefect."""
+    """Adds the flow run to lines that were not logged through Prefect, too."""
 
     def known(self, record: logging.LogRecord) -> dict[str, str]:
         """Fields of the run that a record belongs to.
 
         Args:
-            record: What is logged.
+            record: The log record.
         """
         return {**_running(), **super().known(record)}
 
 
 class JsonConsole(logging.StreamHandler[TextIO]):
-    """Takes the place of Prefect's console, with its arguments.
+    """JSON replacement for Prefect's console handler; accepts the same arguments.
 
     Args:
-        stream: Where to; standard error by default.
-        **_: Colours and the like.
+        stream: Output stream; standard error by default.
+        **_: Ignored, such as colours.
     """
 
     def __init__(self, stream: TextIO | None = None, **_: Any) -> None:
@@ -84,12 +84,12 @@ class JsonConsole(logging.StreamHandler[TextIO]):
         self.setFormatter(RunFormatter())
 
     def setFormatter(self, fmt: logging.Formatter | None) -> None:  # noqa: N802 - logging's name
-        """Keep to JSON, regardless of the configuration."""
+        """Set a JSON formatter, regardless of the configuration."""
         super().setFormatter(fmt if isinstance(fmt, JsonFormatter) else RunFormatter())
 
 
 def _running() -> dict[str, str]:
-    """The flow and the task that run in this context."""
+    """Ids and names of the flow run and the task run of this context."""
     module = sys.modules.get("prefect.context")
     if module is None:
         return {}
@@ -103,7 +103,7 @@ def _running() -> dict[str, str]:
 
 
 def install() -> bool:
-    """Keep secrets out of the logs of this process; make them, and those of processes that it starts, JSON on request.
+    """Redact secrets in the logs of this process, and configure JSON for it and its children if requested.
 
     Returns:
         Whether the environment asks for JSON.
@@ -125,10 +125,10 @@ def install() -> bool:
 
 
 class LogStream:
-    """A file whose lines are logged: for what a command tells its user, where logs are read by programs.
+    """A file object that logs its lines: for a command's messages when logs are JSON.
 
     Args:
-        name: The logger's.
+        name: Name of the logger.
     """
 
     encoding = "utf-8"
@@ -139,19 +139,19 @@ class LogStream:
         self._logger.propagate = False
         if not self._logger.handlers:
             self._logger.addHandler(JsonConsole())
-        self._begun = ""
+        self._incomplete = ""
 
     def write(self, text: str) -> int:
-        """Log the lines that are complete."""
-        *lines, self._begun = (self._begun + text).split("\n")
+        """Log complete lines."""
+        *lines, self._incomplete = (self._incomplete + text).split("\n")
         for line in lines:
             if line.strip():
                 self._logger.info(line.strip())
         return len(text)
 
     def flush(self) -> None:
-        """Buffers a line until it is complete."""
+        """Do nothing: an incomplete line stays buffered."""
 
     def isatty(self) -> bool:
-        """No."""
+        """Return False."""
         return False

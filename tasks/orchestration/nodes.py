@@ -1,8 +1,8 @@
-"""Nodes as Prefect runs: the train stage asks for one run of the `node` deployment for each node, and watches them.
+"""Nodes as Prefect runs: the train stage starts one run of the `node` deployment for each node, and watches them.
 
-A run that crashes is replaced alone, by a new run for the same node, which rejoins the ring while the others train on.
-Parameters hold the coordinator's address and the path of the key file, never the key. If Prefect fails, nodes keep
-training; their runs are brought up to date when it answers again.
+A crashed run is replaced by a new run for the same node, which rejoins the ring while the others keep training.
+Parameters contain the coordinator's address and the path of the key file, never the key. If Prefect is unreachable,
+nodes keep training; their runs are updated when it answers again.
 """
 
 import json
@@ -19,7 +19,7 @@ from tasks.stages.base import Run, StageError
 from training.job import TrainJob
 
 QUEUE = "nodes"
-"""Work queue of node runs: a worker of it takes nothing else, and pipelines that wait cannot keep nodes out."""
+"""Work queue of node runs: its workers take nothing else, so waiting pipelines cannot block nodes."""
 _EVERY_S = 2.0
 _END_S = 8.0
 _CANCEL_S = 5.0
@@ -31,24 +31,24 @@ _log = logging.getLogger(__name__)
 
 
 class NodeApi(Protocol):
-    """What is asked of Prefect."""
+    """Requests to Prefect about the node runs of one training."""
 
     def start(self, rank: int, parameters: dict[str, Any], idempotency_key: str) -> UUID:
-        """Ask for a run of one node."""
+        """Start a run of one node."""
 
     def states(self, runs: list[UUID]) -> dict[UUID, tuple[str, str]]:
         """State type and message of runs."""
 
     def left(self) -> dict[UUID, dict[str, Any]]:
-        """Parameters of runs of this training that a former process asked for and that have not ended."""
+        """Parameters of runs of this training that an earlier process started and that have not ended."""
 
     def cancel(self, run: UUID) -> None:
-        """Have a run ended."""
+        """Cancel a run."""
 
 
 @dataclass
 class _Slot:
-    """One machine of a node; most nodes are one."""
+    """One machine of a node; most nodes have one machine."""
 
     run: UUID | None = None
     attempts: int = 0
@@ -66,17 +66,17 @@ class NodeRuns:
     """The node runs of one training.
 
     Args:
-        job: The training; its folder is where the coordinator writes `coordinator.json`.
-        api: Prefect.
-        clock: Seconds, from any beginning.
-        credentials: Name of the Prefect block that node runs take the object store's credentials from, if any.
+        job: The training; the coordinator writes `coordinator.json` to its folder.
+        api: Requests to Prefect.
+        clock: Monotonic clock, in seconds.
+        credentials: Name of the Prefect block with the object store's credentials for node runs, if any.
     """
 
     def __init__(
         self, job: TrainJob, api: NodeApi, clock: Callable[[], float] = time.monotonic, credentials: str = ""
     ) -> None:
         self.alive: set[int] | None = None
-        """Nodes in the ring, as the journal says; None before it says anything."""
+        """Nodes in the ring according to the journal; None before it lists any."""
         self._job, self._api, self._clock = job, api, clock
         self._credentials = {"credentials": credentials} if credentials else {}
         self._folder = job.journal.parent
@@ -88,12 +88,12 @@ class NodeRuns:
 
     @property
     def key_file(self) -> str:
-        """Where the nodes find the ring's key; empty without encryption."""
+        """Path of the ring's key on the nodes; empty without encryption."""
         cfg = self._job.train
         return cfg.launch.key_file or (str(self._folder / "ring.key") if cfg.exchange.encrypt else "")
 
     def poll(self) -> None:
-        """Look after the runs; call it often, it does something every two seconds.
+        """Start, replace and update runs; call it often, it acts every two seconds.
 
         Raises:
             StageError: If every node's runs have failed too often.
@@ -107,11 +107,11 @@ class NodeRuns:
             self._look_after(address, now)
         except StageError:
             raise
-        except Exception as error:  # Prefect's trouble is none of the nodes'
-            _log.warning("Prefect does not answer about node runs, asking again: %s", error)
+        except Exception as error:  # nodes keep training without Prefect
+            _log.warning("Prefect does not answer about node runs, retrying: %s", error)
 
     def _store(self) -> str:
-        """The coordinator's address, as nodes reach it; empty while there is none."""
+        """The coordinator's address for nodes; empty while there is none."""
         try:
             note = json.loads((self._folder / "coordinator.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -137,7 +137,7 @@ class NodeRuns:
             )
 
     def _take_over(self, address: str) -> None:
-        """Runs of a former process: kept if they can reach this coordinator, else ended."""
+        """Keep runs of an earlier process that can reach this coordinator, and cancel the others."""
         for run, parameters in self._api.left().items():
             rank = parameters.get("node_rank")
             slot = self._slots.get(rank) if isinstance(rank, int) else None
@@ -154,7 +154,7 @@ class NodeRuns:
                 slot.state, slot.message = states[slot.run]
 
     def _watch_ring(self, rank: int, slot: _Slot, now: float) -> None:
-        """A machine that died cannot say so: a run that left the ring and stays away is given up."""
+        """Give up a run whose node left the ring and stays away: a dead machine cannot report it."""
         if self.alive is None or slot.ended:
             return
         if rank // self._job.train.machines_per_node in self.alive:
@@ -163,7 +163,7 @@ class NodeRuns:
             slot.missing_since = now
         elif slot.run is not None and now - (slot.missing_since or now) > self._patience_s:
             self._api.cancel(slot.run)
-            slot.state, slot.message = "CRASHED", "it left the ring and did not come back"
+            slot.state, slot.message = "CRASHED", "it left the ring and did not rejoin"
 
     def _start(self, rank: int, slot: _Slot, address: str) -> None:
         restarts = self._job.train.membership.max_restarts
@@ -173,16 +173,16 @@ class NodeRuns:
             _log.warning("node %d: %s; replacing it (%d of %d)", rank, slot.message, slot.attempts, restarts)
         parameters = {"node_rank": rank, "coordinator": address, "key_file": self.key_file, "max_restarts": restarts}
         parameters |= self._credentials
-        # the same request, repeated after an answer that got lost, gives the same run
+        # repeating the request after a lost answer returns the same run
         key = f"{self._job.run}-{self._session}-{rank}-{slot.attempts}"
         run = self._api.start(rank, parameters, key)
         self._slots[rank] = _Slot(run, slot.attempts + 1, "SCHEDULED")
 
     def close(self, patience_s: float) -> None:
-        """End the runs.
+        """Wait for the runs to end, and cancel those that do not.
 
         Args:
-            patience_s: Time for them to end by themselves, as they do when training has ended.
+            patience_s: Time for them to end by themselves, as they do after training.
         """
         try:
             if not self._wait(patience_s):
@@ -191,8 +191,8 @@ class NodeRuns:
                         self._api.cancel(slot.run)
                 if not self._wait(_CANCEL_S):
                     _log.warning("some node runs are still ending")
-        except Exception as error:  # they end by themselves when the coordinator is gone for long
-            _log.warning("node runs could not be ended: %s", error)
+        except Exception as error:  # they end by themselves some time after the coordinator
+            _log.warning("node runs could not be cancelled: %s", error)
 
     def _wait(self, patience_s: float) -> bool:
         deadline = self._clock() + patience_s
@@ -207,7 +207,7 @@ class NodeRuns:
 
 @contextmanager
 def node_runs(run: Run, job: TrainJob) -> Iterator[NodeRuns]:
-    """The node runs of a training; they are ended when the block is left."""
+    """Provide the node runs of a training; they are ended with the block."""
     from tasks.orchestration.nodes_api import PrefectApi
 
     with PrefectApi(run.config.name, job.run) as api:
@@ -221,14 +221,14 @@ def node_runs(run: Run, job: TrainJob) -> Iterator[NodeRuns]:
 
 
 def own_address(coordinator: str) -> str:
-    """This machine's address on the route to the coordinator, where neighbours can reach it; loopback for a local one.
+    """This machine's address on the route to the coordinator, under which neighbours reach it.
 
     Args:
-        coordinator: HOST:PORT.
+        coordinator: HOST:PORT; for a local one, the result is a loopback address.
     """
     host, _, port = coordinator.rpartition(":")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # no packet is sent: the system only picks a route
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # sends no packet, only selects a route
         try:
             probe.connect((host.strip("[]"), int(port)))
         except (OSError, ValueError):

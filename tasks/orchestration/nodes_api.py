@@ -1,4 +1,4 @@
-"""What the train stage asks of Prefect about node runs: bounded requests, and nothing but JSON."""
+"""Requests of the train stage to Prefect about node runs, with time limits."""
 
 from contextlib import ExitStack
 from typing import Any
@@ -46,7 +46,7 @@ class PrefectApi:
         self._stack.close()
 
     def start(self, rank: int, parameters: dict[str, Any], idempotency_key: str) -> UUID:
-        """Ask for a run of one node."""
+        """Start a run of one node."""
         with _impatient():
             return self._client.create_flow_run_from_deployment(
                 self._id,
@@ -77,7 +77,7 @@ class PrefectApi:
             return {run.id: run.parameters for run in self._client.read_flow_runs(flow_run_filter=chosen)}
 
     def cancel(self, run: UUID) -> None:
-        """Have a run ended: its worker ends the process."""
+        """Cancel a run: its worker ends the process."""
         with _impatient():
             self._client.set_flow_run_state(run, Cancelling(message="the training has ended"))
 
@@ -87,12 +87,12 @@ def _client() -> SyncPrefectClient:
 
 
 def _impatient() -> Any:
-    """Settings under which a request is not repeated for a minute while the server is away."""
+    """Settings that limit retries; by default, requests are repeated for a minute if the server is unreachable."""
     return temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 1})
 
 
 def check_pool(pool: str, name: str) -> None:
-    """Nodes need a Prefect server, a work pool and the node deployment.
+    """Check that nodes have a Prefect server, a work pool and the node deployment.
 
     Args:
         pool: Name of the pool.
@@ -111,13 +111,14 @@ def check_pool(pool: str, name: str) -> None:
             api.read_work_pool(pool)
         except ObjectNotFound as error:
             raise StageError(
-                f"train.launch.pool is {pool!r}, and the Prefect server has no such work pool: `starling deploy "
-                "--config FILE` makes it, then `prefect worker start --pool NAME --work-queue nodes` on every machine"
+                f"train.launch.pool is {pool!r}, but the Prefect server has no such work pool: create it with "
+                "`starling deploy --config FILE`, then run `prefect worker start --pool NAME --work-queue nodes` on "
+                "every machine"
             ) from error
         try:
             api.read_deployment_by_name(f"node/{name}")
         except ObjectNotFound as error:
             raise StageError(
-                f"train.launch.kind is prefect, and there is no deployment node/{name}: make it with `starling deploy "
-                "--config FILE`"
+                f"train.launch.kind is prefect, but there is no deployment node/{name}: create it with `starling "
+                "deploy --config FILE`"
             ) from error

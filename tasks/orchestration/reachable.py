@@ -1,6 +1,6 @@
-"""Whether the servers answer that a run will need, asked before it begins: a training of hours must not find out last.
+"""Checks before a run that the servers it needs are reachable, so that a training of hours does not fail at its end.
 
-An outage in mid-run is another matter, and costs nothing but time.
+An outage during a run only delays it.
 """
 
 import os
@@ -20,16 +20,16 @@ from tasks.stages.base import position
 from training.processes.logs import redact
 
 REQUEST_S = 5.0
-"""How long a server may take to answer."""
+"""Time limit of a request, in seconds."""
 PATIENCE_S = 8.0
-"""How long a command waits for a server that restarts."""
+"""Seconds that a command waits for a server that restarts."""
 _PAUSE_S = 1.0
 _UNAUTHORIZED = (401, 403)
 _answered: set[str] = set()
 
 
 class UnreachableError(RuntimeError):
-    """A server that a run needs does not answer.
+    """A server that a run needs is unreachable.
 
     Args:
         found: What is wrong, with the server's address.
@@ -48,19 +48,19 @@ def check_servers(
     patience_s: float = PATIENCE_S,
     can_stop: bool = True,
 ) -> None:
-    """Ask the object store, and MLflow if a stage needs it; asked again in the same process, it costs nothing.
+    """Check the object store, and MLflow if a stage needs it; each server is checked once in a process.
 
     Args:
         config: The run's configuration.
-        until: Its last stage. Before `register`, MLflow may be away: metrics wait in the journal.
-        say: Told of trouble that is waited for, or that does not stop the run.
-        patience_s: How long to wait for a server that is away.
-        can_stop: Whether the run can be told to stop before a stage.
+        until: Its last stage. Before `register`, MLflow may be unreachable: metrics wait in the journal.
+        say: Called with messages about servers that are waited for, or that the run can do without.
+        patience_s: How long to wait for an unreachable server.
+        can_stop: Whether the run has the option `--until`, which the error suggests.
 
     Raises:
-        UnreachableError: If one does not answer.
+        UnreachableError: If a server does not answer.
     """
-    # a block's credentials lie at the Prefect server, which may not have been started yet
+    # a block's credentials are at the Prefect server, which may not run yet
     if not config.storage.credentials or os.environ.get("PREFECT_API_URL"):
         _once(objects_url(config.storage.url), lambda: check_store(config, patience_s, say))
     if position(until) < position("train"):
@@ -70,11 +70,11 @@ def check_servers(
     except UnreachableError as error:
         if position(until) >= position("register"):
             instead = (
-                ", or stop before it is needed: with `starling run --until score` metrics wait in the journal, and the "
-                "same command without it then sends them and registers the model"
+                ", or stop before it is needed: with `starling run --until score` metrics wait in the journal; the "
+                "same command without --until then sends them and registers the model"
             )
             raise UnreachableError(error.found, error.remedy + (instead if can_stop else "")) from error
-        say(f"{error}; metrics wait in the journal meanwhile")
+        say(f"{error}; until then, metrics wait in the journal")
 
 
 def _once(address: str, check: Callable[[], None]) -> None:
@@ -84,19 +84,19 @@ def _once(address: str, check: Callable[[], None]) -> None:
 
 
 def check_mlflow(patience_s: float = 0.0, say: Callable[[str], None] = lambda _: None) -> None:
-    """Ask MLflow, where it is a server.
+    """Check MLflow, if it is a server.
 
     Args:
-        patience_s: How long to wait for it if it is away.
-        say: Told that it is waited for.
+        patience_s: How long to wait for an unreachable server.
+        say: Called with a message when it waits.
 
     Raises:
-        UnreachableError: If it does not answer, or refuses the password.
+        UnreachableError: If the server does not answer, or rejects the password.
     """
     if not mlflow_uri().startswith(("http://", "https://")):
         return
 
-    from tasks.tracking.runs import client, impatient  # takes seconds, which are not the server's
+    from tasks.tracking.runs import client, impatient  # takes seconds, which must not count as the server's
 
     def ask() -> None:
         with impatient(int(REQUEST_S), always=True):
@@ -105,7 +105,7 @@ def check_mlflow(patience_s: float = 0.0, say: Callable[[str], None] = lambda _:
     _ask(
         f"MLflow at {shown_mlflow_uri()}",
         ask,
-        "start it, or correct or unset MLFLOW_TRACKING_URI (without it a database in the data folder serves)",
+        "start it, or correct or unset MLFLOW_TRACKING_URI (without it a database in the data folder is used)",
         "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (or MLFLOW_TRACKING_TOKEN) to what it accepts",
         patience_s,
         say,
@@ -113,14 +113,14 @@ def check_mlflow(patience_s: float = 0.0, say: Callable[[str], None] = lambda _:
 
 
 def check_prefect(patience_s: float = 0.0, say: Callable[[str], None] = lambda _: None) -> None:
-    """Ask the Prefect server of PREFECT_API_URL, if one is set.
+    """Check the Prefect server of PREFECT_API_URL, if it is set.
 
     Args:
-        patience_s: How long to wait for it if it is away.
-        say: Told that it is waited for.
+        patience_s: How long to wait for an unreachable server.
+        say: Called with a message when it waits.
 
     Raises:
-        UnreachableError: If it does not answer, or refuses the password.
+        UnreachableError: If the server does not answer, or rejects the password.
     """
     url = os.environ.get("PREFECT_API_URL", "")
     if not url:
@@ -135,8 +135,7 @@ def check_prefect(patience_s: float = 0.0, say: Callable[[str], None] = lambda _
     _ask(
         f"the Prefect server at {redact(url)}",
         ask,
-        "start it, or correct or unset PREFECT_API_URL (without it the run starts a server of its own; --plain needs "
-        "none)",
+        "start it, or correct or unset PREFECT_API_URL (without it the run starts its own server; --plain needs none)",
         "set PREFECT_API_AUTH_STRING (or PREFECT_API_KEY) to what it accepts",
         patience_s,
         say,
@@ -148,15 +147,15 @@ def check_store(
     patience_s: float = 0.0,
     say: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Ask the object store, where it is a server.
+    """Check the object store, if it is a server.
 
     Args:
-        config: Says which; by default the one that a configuration without `storage` has.
-        patience_s: How long to wait for it if it is away.
-        say: Told that it is waited for.
+        config: Configuration with the store; by default that of a configuration without `storage`.
+        patience_s: How long to wait for an unreachable server.
+        say: Called with a message when it waits.
 
     Raises:
-        UnreachableError: If it does not answer, or refuses the key.
+        UnreachableError: If the server does not answer, or rejects the key.
     """
     url = objects_url(config.storage.url if config else "")
     if "://" not in url or url.startswith(("file:", "memory:", "local:")):
@@ -168,7 +167,7 @@ def check_store(
     _ask(
         f"the object store {url}" + (f" at {endpoint}" if endpoint else ""),
         lambda: _probe(url),
-        f"start it, or correct {'AWS_ENDPOINT_URL or ' if endpoint else ''}{field} (without {field} a folder serves)",
+        f"start it, or correct {'AWS_ENDPOINT_URL or ' if endpoint else ''}{field} (without {field} a folder is used)",
         "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY to what it accepts",
         patience_s,
         say,
@@ -182,25 +181,25 @@ def _probe(url: str) -> None:
 def _ask(
     what: str, ask: Callable[[], Any], remedy: str, password: str, patience_s: float, say: Callable[[str], None]
 ) -> None:
-    """Ask until there is an answer, or time is up."""
-    deadline, told = time.monotonic() + patience_s, False
+    """Repeat a request until the server answers, or the time is up."""
+    deadline, announced = time.monotonic() + patience_s, False
     while (failure := _failure(ask)) is not None:
         if _refused(failure):
             raise UnreachableError(f"{what} refuses the password", password) from failure
         if isinstance(failure, ObjectStoreError) and not passes(failure):
-            raise failure  # which has its own remedy
+            raise failure  # its message has a remedy
         if not (isinstance(failure, TimeoutError) or passes(failure)):
             raise UnreachableError(f"{what} cannot be used ({_reason(failure)})", remedy) from failure
         if time.monotonic() > deadline:
             raise UnreachableError(f"{what} does not answer ({_reason(failure)})", remedy) from failure
-        if not told:
+        if not announced:
             say(f"{what} does not answer; waiting for it")
-        told = True
+        announced = True
         time.sleep(_PAUSE_S)
 
 
 def _failure(ask: Callable[[], Any]) -> Exception | None:
-    """What went wrong with a question; one that hangs is left to its thread, whose client may wait for minutes."""
+    """The exception of a request, or None; a hanging request is left in its thread, since clients wait for minutes."""
     found: list[Exception | None] = []
 
     def work() -> None:
@@ -217,11 +216,11 @@ def _failure(ask: Callable[[], Any]) -> Exception | None:
 
 
 def _refused(error: BaseException | None) -> bool:
-    """Whether a server answered that it does not know the user."""
+    """Whether a server answered that the credentials are wrong or missing."""
     while error is not None:
         response = getattr(error, "response", None)
         status = getattr(response, "status_code", None)
-        if isinstance(response, dict):  # of S3
+        if isinstance(response, dict):  # S3
             status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
         if callable(code := getattr(error, "get_http_status_code", None)):
             status = code()
@@ -232,9 +231,9 @@ def _refused(error: BaseException | None) -> bool:
 
 
 def _reason(error: BaseException) -> str:
-    """The innermost cause, in a few words."""
+    """The innermost cause, shortened."""
     while error.__cause__ is not None:
         error = error.__cause__
     text = redact(str(error)).strip()
-    text = text.partition("Caused by ")[2] or text  # what requests and MLflow put around it
+    text = text.partition("Caused by ")[2] or text  # without the prefix of requests and MLflow
     return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"[:200].rstrip(": ")

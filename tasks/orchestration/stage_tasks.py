@@ -1,7 +1,7 @@
 """Stages as Prefect tasks.
 
-What a stage reads and writes goes through the object store; between tasks of one process only the run's identity
-passes, so that Prefect's database holds neither data nor pickles.
+Stages read from and write to the object store; tasks of one process pass only the run's id, so that Prefect's database
+contains neither data nor pickles.
 """
 
 import logging
@@ -39,7 +39,7 @@ _runs: dict[str, Run] = {}
 
 
 def open_run(config: PipelineConfig, run_id: str, force_from: str = "") -> Run:
-    """The run of that id in this process, started if it is new."""
+    """The run of this id in this process; created if it is new."""
     return _runs.setdefault(run_id, Run(config, run_id, force_from))
 
 
@@ -68,7 +68,7 @@ def _call(stage: Stage) -> Any:
 
 
 def _tell_sets(run: Run, logger: Any) -> None:
-    """Log what is in each set, and warn of speakers in several, before anything is trained on them."""
+    """Log the size of each set, and warn about shared speakers, before training."""
     record = run.result("prepare").record
     logger.info("sets: %s", sets_text(record))
     for warning in overlap_warnings(record, run.config.data):
@@ -76,9 +76,9 @@ def _tell_sets(run: Run, logger: Any) -> None:
 
 
 def stage_task(stage: Stage) -> Callable[[str], Any]:
-    """A Prefect task that runs a stage, again when the infrastructure failed it.
+    """A Prefect task that runs a stage, and retries it after transient failures.
 
-    Not Prefect's cache knows whether the work is done, but the stage.
+    Prefect's cache is not used: the stage itself knows whether its work is done.
     """
     decorate: Any = task(
         name=stage.name,
@@ -97,7 +97,7 @@ TASKS: dict[str, Callable[[str], Any]] = {name: stage_task(stage) for name, stag
 
 
 def run_stage(name: str, run: Run) -> None:
-    """Run one stage as a Prefect task of the flow that calls this."""
+    """Run one stage as a Prefect task of the calling flow."""
     TASKS[name](run.run_id)
 
 

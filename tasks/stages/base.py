@@ -1,7 +1,7 @@
-"""What a stage is: work addressed by what it is made from, done once, recorded last.
+"""The base of all stages: content-addressed outputs that are made once and published by their record.
 
-A stage gives its configuration and the digests of its inputs; their hash is the address of its output. If the output
-has a record, the stage is cached. If not, one process does the work (others wait for its lock) and publishes.
+The address of a stage's output is a hash of its configuration and the digests of its inputs. If the output has a
+record, the stage is cached. If not, one process does the work and publishes the record; others wait for its lock.
 """
 
 import time
@@ -39,13 +39,13 @@ def position(stage: str) -> int:
         StageError: If there is no such stage.
     """
     if stage not in STAGES:
-        raise StageError(f"{stage!r} is no stage; stages are: {', '.join(STAGES)}")
+        raise StageError(f"{stage!r} is not a stage; stages are: {', '.join(STAGES)}")
     return STAGES.index(stage)
 
 
 @dataclass(frozen=True)
 class StageResult:
-    """What a stage did, or had done before."""
+    """Result of a stage, made now or taken from the object store."""
 
     name: str
     """The stage."""
@@ -54,11 +54,11 @@ class StageResult:
     url: str
     """Where the output is."""
     seconds: float
-    """Seconds that it took just now."""
+    """Duration of this execution in seconds."""
     cached: bool
-    """True if the output was there before."""
+    """Whether the output existed before."""
     counts: dict[str, int]
-    """What it handled."""
+    """Counts of what the stage processed."""
     record: dict[str, Any]
     """The stage's record, as published."""
 
@@ -69,7 +69,7 @@ class StageResult:
 
     @property
     def output(self) -> StageOutput:
-        """The output, which compares what is read with the record."""
+        """The output; checks what is read against the record."""
         return StageOutput.at(self.url)
 
     def to_dict(self) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class StageResult:
 
 
 def lock_path(stage: str, key: str) -> Path:
-    """The file whose lock a process of this machine holds while it makes an output."""
+    """The lock file that a process of this machine holds while it makes an output."""
     return home() / "locks" / f"{stage}-{key}.lock"
 
 
@@ -91,7 +91,7 @@ class Run:
     force_from: str = ""
     """Stages from this one on run again."""
     flow_run_url: str = ""
-    """Where the run is seen in the Prefect UI, if there is one."""
+    """URL of the run in the Prefect UI; empty without one."""
     results: dict[str, StageResult] = field(default_factory=dict)
 
     def result(self, name: str) -> StageResult:
@@ -100,7 +100,7 @@ class Run:
 
     @property
     def holder(self) -> LockOwner:
-        """This run, for others who want what it has a lock on."""
+        """This run as lock owner, for the messages of runs that wait for it."""
         return LockOwner.here(self.run_id, self.flow_run_url)
 
     @property
@@ -118,20 +118,23 @@ class Run:
 
     @property
     def runner(self) -> RunnerConfig:
-        """Where work on shards is done; `storage.workers` counts where `runner.workers` says nothing."""
+        """Configuration of the work on shards; `storage.workers` is the default of `runner.workers`."""
         runner = self.config.runner
-        _ = self.cache_folder  # whose limit the workers find beside it
+        _ = self.cache_folder  # writes the limit that the workers read
         if not runner.local and self.store.protocol == "memory":
-            raise StageError(f"runner.kind {runner.kind} works in other processes, which cannot see {self.store.url}")
+            raise StageError(
+                f"runner.kind {runner.kind} uses other processes, which cannot see {self.store.url}: use runner.kind "
+                "threads, or set storage.url to a folder or s3://"
+            )
         return runner if runner.workers else runner.model_copy(update={"workers": self.config.storage.workers})
 
     def forced(self, stage: str) -> bool:
-        """Whether a stage has to run again."""
+        """Whether a stage must run again even if its output exists."""
         return bool(self.force_from) and position(stage) >= position(self.force_from)
 
 
 def note_use(run: Run, output: StageOutput) -> None:
-    """Note what a run's output stands on, so that it is not deleted meanwhile; see `storage.garbage`."""
+    """Note the outputs that an output depends on, so that garbage collection keeps them (`storage.garbage`)."""
     uses = {name: result.key for name, result in run.results.items() if name != output.stage}
     output.note_use(uses, datetime.now(UTC).date().isoformat())
 
@@ -145,10 +148,10 @@ class Stage:
 
     Args:
         name: One of STAGES.
-        version: Raised whenever the same configuration and inputs give another output.
-        inputs: Gives the configuration that shapes the output, and the digests of what it is made from.
-        work: Does the work below the output's store and returns the record: `counts`, and what later stages need.
-        still_valid: Whether a published record may be used; some refer to things outside the object store.
+        version: Must be raised whenever the same configuration and inputs give a different output.
+        inputs: Returns the configuration that affects the output, and the digests of its inputs.
+        work: Does the work in the output's store and returns the record: `counts`, and what later stages need.
+        still_valid: Whether a published record may be used; for records that refer to data outside the object store.
     """
 
     name: str
@@ -158,15 +161,15 @@ class Stage:
     still_valid: Callable[[Run, dict[str, Any]], bool] | None = None
 
     def output(self, run: Run) -> StageOutput:
-        """Where the output of this run's stage belongs."""
+        """The output of this stage for a run, whether it exists or not."""
         config, inputs = self.inputs(run)
         return StageOutput(run.store, self.name, stage_key(self.name, self.version, config, inputs))
 
     def execute(self, run: Run) -> StageResult:
-        """Do the work unless it is done; the result also enters `run.results`.
+        """Do the work unless it is done, and add the result to `run.results`.
 
         Raises:
-            SlotTakenError: If another run is at it, and this one is not to wait, or has waited for too long.
+            SlotTakenError: If another run does the same work, and this one may not wait or has waited for too long.
             DiskError: If a disk of this machine is full or cannot be written.
         """
         local = run.store.local_path(self.name)
@@ -177,14 +180,14 @@ class Stage:
         started = time.monotonic()
         output, slots = self.output(run), run.config.slots
         what = f"the output {self.name}/{output.key}"
-        # one process at a time makes an output; the others wait and then find it made
+        # one process at a time makes an output; the others wait and then use it
         lock = machine_lock([lock_path(self.name, output.key)], what, slots, run.holder)
         with fields(run=run.run_id, stage=self.name), lock:
             record = self._made(run, output)
             cached = record is not None
             if not cached:
                 with shared_lock([output_lock_name(output.store.url)], what, slots, run.holder) as lease:
-                    record = self._made(run, output)  # by another machine, meanwhile
+                    record = self._made(run, output)  # another machine may have published it
                     cached = record is not None
                     if not cached:
                         record = self._make(run, output, lease)
@@ -204,10 +207,10 @@ class Stage:
         return result
 
     def _made(self, run: Run, output: StageOutput) -> dict[str, Any] | None:
-        """The record of an output that is there and may be used.
+        """The record of the output if it exists and may be used, else None.
 
         Raises:
-            DamagedObjectError: If it is not as it was written.
+            DamagedObjectError: If the record is damaged.
         """
         record = None if run.forced(self.name) else output.record()
         valid = record is not None and (self.still_valid is None or self.still_valid(run, record))
@@ -219,11 +222,13 @@ class Stage:
         elif output.record() and (lacking := output.lacking()):
             more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
             name = output.store.join(lacking[0])
-            run_log().warning("%s%s missing or cut: %s runs again, and keeps what is whole", name, more, self.name)
+            run_log().warning(
+                "%s%s missing or truncated: %s runs again and keeps the intact objects", name, more, self.name
+            )
             output.withdraw()
         note_use(run, output)
         made = self.work(run, output)
         lost = lease is not None and lease.lost_to is not None
-        if not (lost and output.record()):  # the new holder of the lock may have published first: that one stands
+        if not (lost and output.record()):  # the lock's new holder may have published first; its record stays
             output.publish(made)
         return output.record()

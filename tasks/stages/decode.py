@@ -39,10 +39,10 @@ _SCHEMA = pa.schema(
 
 
 def scored_sets(run: Run) -> list[str]:
-    """Sets to decode: those asked for, else every test set, else the validation set.
+    """Sets to decode: those of `score.sets`, else every test set, else the validation set.
 
     Raises:
-        StageError: If a set that was asked for does not exist.
+        StageError: If a set of `score.sets` does not exist.
     """
     present = sorted(run.result("shard").record["sets"])
     for name in run.config.score.sets:
@@ -56,11 +56,11 @@ def fetch_bundle(source: ObjectStore | StageOutput, folder: Path) -> Path:
     """Copy a trained model's bundle into a local folder.
 
     Args:
-        source: Where it is; one of a training's output is compared with its record.
-        folder: Where it goes.
+        source: Store of the bundle, or output of a training, whose files are checked against its record.
+        folder: The local folder.
 
     Raises:
-        DamagedObjectError: If it is not what was trained.
+        DamagedObjectError: If a file differs from the record.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("model.safetensors", "bundle.json"):
@@ -79,12 +79,13 @@ def decode_with(
     """Hypotheses of one set by a model.
 
     Args:
-        run: Whose set.
+        run: The run that has the set.
         bundle: The model.
         name: The set.
         decode: Decoding parameters.
-        own: Whether it is this run's model; another one gets audio, since it may want other features than are stored.
-        on_damage: Told of each damaged shard, whose utterances are left out; without it the first one raises.
+        own: Whether it is this run's model; others read audio, since they may need other features than the stored ones.
+        on_damage: Called with the error of each damaged shard, whose utterances are skipped; without it, the first
+            damaged shard raises.
     """
     same_features = own or load_spec(bundle).features == run.config.features.model_copy(update={"stored": False})
     speakers = run.result("features").record["speakers"] if same_features else {}
@@ -104,7 +105,7 @@ def decode_with(
 def _inputs(run: Run) -> Inputs:
     sets = scored_sets(run)
     digests = {name: set_digest(run, name) for name in sets}
-    # what is not the default: see `tasks.stages.train`
+    # only what differs from the default, as in `tasks.stages.train`
     config = with_digests(run.config.decode).model_dump(mode="json", exclude_defaults=True)
     return {"decode": config}, digests | {"model": run.result("train").record["digest"]}
 
@@ -129,7 +130,7 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
 
 
 def _decode(run: Run, bundle: Path, name: str, quarantine: ShardQuarantine) -> list[Decoded]:
-    """Hypotheses of a set by this run's model: here, where all share one device, or by other workers."""
+    """Decode a set with this run's model: in this process if the runner is local, else in workers."""
     if run.runner.local:
         return decode_with(run, bundle, name, run.config.decode, on_damage=quarantine.add)
     index = ShardIndex.read(ObjectStore(set_url(run, name)))
@@ -156,14 +157,14 @@ def _decode(run: Run, bundle: Path, name: str, quarantine: ShardQuarantine) -> l
 
 @lru_cache(maxsize=2)
 def _fetched(url: str, digest: str) -> "tempfile.TemporaryDirectory[str]":
-    """A model's local copy, kept for the other pieces of this process."""
+    """A model's local copy; cached for further pieces in this process."""
     folder = tempfile.TemporaryDirectory(prefix="starling-model-")
     fetch_bundle(StageOutput.at(url), Path(folder.name))
     return folder
 
 
 def decode_piece(piece: Piece) -> dict[str, Any]:
-    """Hypotheses of some shards of a set: `rows`, `damaged` shards with reasons, and how many `shards`."""
+    """Decode some shards of a set; returns `rows`, `damaged` shards with reasons, and the number of `shards`."""
     damaged: list[tuple[str, str]] = []
 
     def note(error: ShardError) -> None:

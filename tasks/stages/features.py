@@ -1,4 +1,4 @@
-"""Stage 3, features: statistics for mean and variance normalization and, if asked for, stored feature shards.
+"""Stage 3, features: statistics for mean and variance normalization and, on request, stored feature shards.
 
 Features are computed on the fly on the training device unless `features.stored` is set. Statistics are those of the
 training set (`cmvn: global`), or of every speaker of every set (`cmvn: speaker`).
@@ -39,11 +39,11 @@ SpeakerStats = dict[str, CmvnStats]
 
 
 class Extractor:
-    """Computes one shard's features: statistics always, a feature shard if asked.
+    """Computes features of audio, and their statistics.
 
     Args:
-        cfg: Which features.
-        sample_rate: Of the audio, Hz.
+        cfg: Configuration of the features.
+        sample_rate: Sample rate of the audio, Hz.
     """
 
     def __init__(self, cfg: FeatureConfig, sample_rate: int) -> None:
@@ -58,12 +58,12 @@ class Extractor:
         return found
 
     def _speech(self, feats: Tensor) -> Tensor:
-        """The frames that statistics are made of."""
+        """The frames that count for the statistics: those with speech, if the features detect it."""
         found = self.extract.speech_frames(feats[None], torch.tensor([len(feats)]))
         return feats if found is None else feats[found[0]]
 
     def samples(self, index: ShardIndex, reader: ShardReader, rows: list[int], stats: SpeakerStats) -> Iterator[Sample]:
-        """Feature samples of some rows; their statistics are added to `stats` on the way."""
+        """Yields feature samples of some rows, and adds their statistics to `stats`."""
         for i in rows:
             row = index.row(i)
             payload = reader.payload(i)
@@ -81,7 +81,7 @@ class Extractor:
 
 @lru_cache(maxsize=4)
 def _opened(url: str, digest: str, cache: str) -> tuple[ShardIndex, ShardReader]:
-    """A set's index and a reader of its shards, kept for the other pieces of this process."""
+    """A set's index and a reader of its shards; cached for further pieces in this process."""
     store = ObjectStore(url)
     index = ShardIndex.read(store)
     return index, ShardReader(store, index, Path(cache))
@@ -95,12 +95,12 @@ def _read_note(store: ObjectStore, number: int, utterances: int) -> SpeakerStats
     value, url = store.read_json(_note(number)), store.join(_note(number))
     with readable(url):
         if utterances and not value:
-            raise damaged(url, f"it says nothing of {utterances} utterances")
+            raise damaged(url, f"it lacks the statistics of {utterances} utterances")
         return {str(who): CmvnStats.from_dict(stats) for who, stats in value.items()}
 
 
 def _has_note(store: ObjectStore, number: int, utterances: int) -> bool:
-    """Whether a shard's statistics are there; damaged ones are made again."""
+    """Whether a shard's statistics exist and are intact."""
     try:
         return bool(_read_note(store, number, utterances)) or not utterances
     except (ObjectMissingError, DamagedObjectError):
@@ -108,7 +108,10 @@ def _has_note(store: ObjectStore, number: int, utterances: int) -> bool:
 
 
 def features_piece(piece: Piece) -> int:
-    """Statistics, and stored features if asked, of some shards of a set; how many. Damaged ones are set aside."""
+    """Compute statistics, and stored features if configured, of some shards of a set; returns the number of shards.
+
+    Damaged shards are quarantined.
+    """
     cfg, target = TypeAdapter(FeatureChoice).validate_python(piece["features"]), ObjectStore(piece["target"])
     index, reader = _opened(piece["source"], piece["digest"], str(home() / "cache"))
     extractor = Extractor(cfg, piece["sample_rate"])
@@ -157,10 +160,15 @@ def _pieces(run: Run, name: str, source: ObjectStore, target: ObjectStore, shard
 def features_of_set(
     run: Run, name: str, source: ObjectStore, target: ObjectStore
 ) -> tuple[SpeakerStats, ShardIndex | None, int, list[QuarantinedShard]]:
-    """Statistics by speaker of one set, its feature index if features are stored, its frames, and damaged shards."""
+    """Compute statistics, and stored features if configured, of one set.
+
+    Returns:
+        Statistics by speaker, the feature index (None unless features are stored), the number of frames that the
+        statistics count, and damaged shards.
+    """
     index = ShardIndex.read(source)
     damaged = ShardQuarantine(target, len(index), run.config.data.max_quarantined)
-    damaged.clear()  # what a former attempt found may have been mended
+    damaged.clear()  # shards found damaged by an earlier attempt may be repaired
     pieces = _pieces(run, name, source, target, len(index.shards))
     done = 0
     for made in map_pieces(run.runner, "tasks.stages.features:features_piece", pieces, f"features {name}"):
@@ -183,7 +191,7 @@ def features_of_set(
 
 
 def _needed(cfg: FeatureConfig, sets: list[str]) -> list[str]:
-    """Sets that have to be looked at."""
+    """Sets that the configuration needs statistics or stored features of."""
     if cfg.stored or cfg.cmvn == "speaker":
         return sets
     return [name for name in sets if is_trained(name)] if cfg.cmvn == "global" else []
@@ -223,20 +231,20 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
 
 
 def _train_stats(stats: dict[str, CmvnStats], without: int = 0) -> dict[str, Any] | None:
-    """Statistics of all that is trained on, but for one fold."""
+    """Statistics of all training data, except one fold."""
     chosen = [value for name, value in sorted(stats.items()) if name != fold_name(without)]
     return sum(chosen[1:], chosen[0]).to_dict() if chosen else None
 
 
 def train_stats(run: Run) -> dict[str, Any] | None:
-    """Global statistics of the run's training set, if the features want them."""
+    """Global statistics of the run's training set; None if the features do not need them."""
     record, folder = run.result("features").record, train_folder(run.config.data)
     found: dict[str, Any] | None = record["stats"] if folder == TRAIN else record["fold_stats"][folder]
     return found
 
 
 def quarantine_record(counts: dict[str, int], damaged: list[QuarantinedShard]) -> dict[str, Any]:
-    """What a stage records of damaged shards: nothing, or a list of them and their utterances among the counts."""
+    """Fields of a stage's record for damaged shards: their list, and the updated counts; empty if there are none."""
     if not damaged:
         return {}
     quarantined = {"quarantined": sum(entry.utterances for entry in damaged)}
@@ -244,18 +252,18 @@ def quarantine_record(counts: dict[str, int], damaged: list[QuarantinedShard]) -
 
 
 def found_whole(run: Run, record: dict[str, Any]) -> bool:
-    """Whether a record misses no shard; one that does is made again, since the shard may have been mended."""
+    """Whether a record has no damaged shards; otherwise the stage runs again, since they may have been repaired."""
     return not record.get("quarantined_shards")
 
 
 def set_url(run: Run, name: str) -> str:
-    """Store of the shards that training and decoding read: stored features if there are, else audio."""
+    """URL of the shards that training and decoding read: stored features if configured, else audio."""
     stage = "features" if run.config.features.stored else "shard"
     return run.result(stage).store.child(train_folder(run.config.data) if name == TRAIN else name).url
 
 
 def set_digest(run: Run, name: str) -> str:
-    """Digest of what `set_url` names."""
+    """Digest of the index at `set_url`."""
     stage = "features" if run.config.features.stored else "shard"
     record = run.result(stage).record
     folder = train_folder(run.config.data) if name == TRAIN else name

@@ -1,4 +1,4 @@
-"""Cross-validation: each fold is sharded once, tested on once, and trained on in all other runs."""
+"""Cross-validation: each fold is sharded once, is the test set of one run, and training data of all others."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -15,19 +15,19 @@ _FIGURES = ("wer", "cer")
 
 
 class FoldError(ValueError):
-    """A cross-validation that cannot be run as configured."""
+    """A cross-validation cannot be run as configured."""
 
 
 def union_name(number: int) -> str:
-    """Folder of the index of all folds but one."""
+    """Folder of the index over all folds but one."""
     return f"without-{fold_name(number)}"
 
 
 def train_folder(data: DataConfig) -> str:
-    """Folder of the training set's index: its own, or that of the folds that are trained on.
+    """Folder of the training set's index: its own, or that of the training folds.
 
     Raises:
-        FoldError: There are folds and none of them is chosen.
+        FoldError: If there are folds and none is chosen.
     """
     if not data.folds:
         return TRAIN
@@ -45,14 +45,14 @@ def is_tested(name: str, data: DataConfig) -> bool:
 
 
 def write_unions(store: ObjectStore, folds: int) -> dict[str, Any]:
-    """Write an index of all folds but one, for each of them.
+    """For each fold, write an index over all other folds.
 
     Args:
-        store: Holds the folders of the folds; takes those of the unions.
-        folds: How many.
+        store: Contains the folders of the folds; the indexes are written beside them.
+        folds: Number of folds.
 
     Returns:
-        Folder to utterances and digest.
+        Number of utterances and shards, and the digest, by folder.
     """
     parts = {fold_name(number): ShardIndex.read(store.child(fold_name(number))) for number in range(1, folds + 1)}
     written: dict[str, Any] = {}
@@ -68,7 +68,7 @@ def fold_configs(config: PipelineConfig, folds: int) -> list[PipelineConfig]:
     """The configuration of each fold's run.
 
     Raises:
-        FoldError: Fewer than two folds.
+        FoldError: If there are fewer than 2 or more than 100 folds.
     """
     if folds < 2:
         raise FoldError(f"--folds {folds}: a cross-validation needs 2 folds or more")
@@ -83,20 +83,20 @@ def fold_configs(config: PipelineConfig, folds: int) -> list[PipelineConfig]:
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Mean, standard deviation of the sample, least and greatest."""
+    """Mean, sample standard deviation, minimum and maximum."""
     deviation = statistics.stdev(values) if len(values) > 1 else 0.0
     return {"mean": statistics.fmean(values), "std": deviation, "min": min(values), "max": max(values)}
 
 
 def combine(scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the folds' scores amount to.
+    """Combine the folds' scores.
 
     Args:
         scores: For each fold, its scored sets by name.
 
     Returns:
-        `folds` (each fold's figures), `wer` and `cer` with mean and spread over the folds, `pooled_wer` (all errors
-        over all words: every utterance is tested once), and `sets` with the spread on each further test set.
+        `folds` (scores of each fold), `wer` and `cer` with mean and spread over the folds, `pooled_wer` (all errors
+        divided by all words: every utterance is tested once), and `sets` with the spread on each further test set.
     """
     folds = [dict(entry[fold_name(number)]) for number, entry in enumerate(scores, start=1)]
     errors = sum(fold["sub"] + fold["ins"] + fold["del"] for fold in folds)

@@ -1,4 +1,4 @@
-"""Keeping an object store in order, with what only the pipeline knows: running stages and registered models."""
+"""Repair and garbage collection of an object store, respecting running stages and registered models."""
 
 import time
 from collections.abc import Iterable
@@ -14,10 +14,10 @@ from tasks.stages.base import StageError, lock_path
 
 
 def registered_outputs() -> dict[str, str]:
-    """Outputs `register/<key>` that MLflow has a registered model of, with the model's name and version.
+    """Outputs `register/<key>` that have a registered model in MLflow, with the model's name and version.
 
     Raises:
-        StageError: MLflow does not answer, so it is not known what is registered.
+        StageError: If MLflow does not answer, so that registered models are unknown.
     """
     from tasks.tracking.runs import KEY_TAG, client
 
@@ -33,7 +33,7 @@ def registered_outputs() -> dict[str, str]:
             token = page.token
             if not token:
                 return found
-    except Exception as error:  # any error of MLflow: without it nothing may be called unregistered
+    except Exception as error:  # after any error of MLflow, no output may be treated as unregistered
         raise StageError(
             f"MLflow at {shown_mlflow_uri()} cannot be asked for registered models ({type(error).__name__}: {error}): "
             "start it, or correct MLFLOW_TRACKING_URI"
@@ -49,22 +49,22 @@ def _lock(stage: str, key: str) -> AbstractContextManager[int]:
 
 
 def repair_problems(store: ObjectStore, problems: Iterable[StorageProblem]) -> Repair:
-    """Take away what is damaged, except where a stage of this machine is at work; see `storage.audit.repair`."""
+    """Delete damaged objects, except of outputs that a stage of this machine is making; see `storage.audit.repair`."""
     return repair(store, problems, _lock)
 
 
 def find_garbage(store: ObjectStore, min_age_s: float, unregistered: bool = False) -> GarbagePlan:
-    """What may be deleted from a store of stage outputs.
+    """Find what may be deleted from a store of stage outputs.
 
     Args:
-        store: the store.
-        min_age_s: what has been changed or used since is left alone.
-        unregistered: whether finished outputs that no registered model comes from may go, too.
+        store: The store.
+        min_age_s: Whatever was changed or used within this time is kept.
+        unregistered: Whether to include finished outputs that no registered model was made from.
     """
     registered = registered_outputs() if unregistered else None
     return plan_garbage(store, now=time.time(), min_age_s=min_age_s, in_use=_in_use, registered=registered)
 
 
 def delete_garbage(store: ObjectStore, garbage: Iterable[Garbage]) -> list[Garbage]:
-    """Delete it, except what a stage has taken up since; what was deleted."""
+    """Delete garbage, except what a stage has started to use since; returns what was deleted."""
     return collect(store, garbage, _lock)

@@ -1,4 +1,4 @@
-"""Whether a training can work as it is configured: found out before anything starts, with the field and the remedy."""
+"""Checks a training's configuration before anything starts; errors name the field and the remedy."""
 
 import ipaddress
 import logging
@@ -23,10 +23,10 @@ _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:]+\]|[^:\[\]\s/]+):(?P<port>[0-9]{
 
 
 def check_world(run: Run) -> None:
-    """Refuse a training that cannot work.
+    """Check that a training can work on this configuration and these machines.
 
     Raises:
-        StageError: The message names the field and the remedy.
+        StageError: If it cannot; the message names the field and the remedy.
     """
     cfg = run.config.train
     check_files(run.config.decode)  # what is missing after hours of training could have been named before
@@ -39,10 +39,10 @@ def check_world(run: Run) -> None:
 
 
 def split_address(text: str, field: str) -> tuple[str, int]:
-    """Host and port of HOST:PORT; an IPv6 address stands in brackets.
+    """Host and port of HOST:PORT; an IPv6 address is in brackets.
 
     Raises:
-        StageError: If the text is no such thing.
+        StageError: If the text has another form.
     """
     found = _ADDRESS.fullmatch(text.strip())
     if found is None or int(found["port"]) > 65535:
@@ -59,41 +59,41 @@ def is_loopback(host: str) -> bool:
 
 
 def check_launch(cfg: TrainConfig) -> None:
-    """The coordinator's address and the ring's key.
+    """Check the coordinator's address and the ring's key.
 
     Raises:
-        StageError: If the address is none, or others could reach it who need no key.
+        StageError: If the address is invalid, or other machines can reach it and no key or encryption is configured.
     """
     launch = cfg.launch
     host, _ = split_address(launch.listen, "train.launch.listen")
     if not is_loopback(host):
         if not launch.key_file:
             raise StageError(
-                f"train.launch.listen is {launch.listen}, which other machines reach: make a key with `starling key "
-                "FILE`, give it to every machine, and name it in train.launch.key_file"
+                f"train.launch.listen is {launch.listen}, which other machines can reach: make a key with `starling "
+                "key FILE`, copy it to every machine, and name it in train.launch.key_file"
             )
         if not cfg.exchange.encrypt:
             raise StageError(
                 f"train.exchange.encrypt is false and train.launch.listen is {launch.listen}, which other machines "
-                "reach: leave train.exchange.encrypt true, or listen on 127.0.0.1"
+                "can reach: set train.exchange.encrypt to true, or listen on 127.0.0.1"
             )
     if launch.key_file:
         check_key_file(Path(launch.key_file), "train.launch.key_file")
 
 
 def check_key_file(path: Path, field: str) -> None:
-    """The file of the ring's key must be there and readable.
+    """Check that the file of the ring's key exists, is readable, and contains a key.
 
     Raises:
-        StageError: If it is not.
+        StageError: If not.
     """
     from training.processes.keys import RingKey
 
     remedy = "make one with `starling key FILE`, the same for every machine"
     if not path.is_file():
-        raise StageError(f"{field} is {path}, where there is no file: {remedy}")
+        raise StageError(f"{field} is {path}, which is no file: {remedy}")
     if not os.access(path, os.R_OK):
-        raise StageError(f"{field} is {path}, which this user may not read: change its owner, or {remedy}")
+        raise StageError(f"{field} is {path}, which this user cannot read: change its owner, or {remedy}")
     try:
         RingKey.load(path)
     except ValueError as error:
@@ -101,14 +101,14 @@ def check_key_file(path: Path, field: str) -> None:
 
 
 def check_devices(cfg: TrainConfig, found: "Inventory | None" = None) -> None:
-    """A GPU for each learner of a local node, wherever GPUs would be used.
+    """Check that each learner of a local node has a GPU, if GPUs are to be used.
 
     Args:
-        cfg: The training.
-        found: GPUs of this machine, by default looked up.
+        cfg: Configuration of the training.
+        found: GPUs of this machine; detected by default.
 
     Raises:
-        StageError: If there are fewer, or none where they are demanded.
+        StageError: If there are too few, or none although `train.device` requires them.
     """
     if cfg.launch.kind != "local" or cfg.device == "cpu" or cfg.traits.shared:
         return
@@ -124,10 +124,10 @@ def check_devices(cfg: TrainConfig, found: "Inventory | None" = None) -> None:
 
 
 def check_layers(cfg: TrainConfig, layers: int) -> None:
-    """At least one layer of the model for every learner of a pipeline.
+    """Check that the model has at least one layer for every learner of a pipeline.
 
     Raises:
-        StageError: If there are fewer.
+        StageError: If it has fewer.
     """
     if cfg.traits.split and layers < cfg.learners_per_node:
         raise StageError(
@@ -137,7 +137,7 @@ def check_layers(cfg: TrainConfig, layers: int) -> None:
 
 
 def check_shards(cfg: TrainConfig, train_url: str) -> None:
-    """At least one training shard for every node: shards are what nodes lease.
+    """Check that there is at least one training shard for every node, since nodes lease shards.
 
     Raises:
         StageError: If there are fewer.

@@ -1,8 +1,8 @@
 """Stage 1, prepare: read corpora, check every utterance, normalize transcripts, divide into sets.
 
-The output is `utterances.parquet` (what can be used), `text-changes.parquet` (what became of its transcripts) and
-`quarantine.parquet` (what cannot be used, and why); the counts add up: read = written + quarantined. One bad utterance
-never stops a corpus; too many of them stop the run.
+The output is `utterances.parquet` (usable utterances), `text-changes.parquet` (changes to their transcripts) and
+`quarantine.parquet` (unusable utterances, with the reason); the counts add up: read = written + quarantined. One bad
+utterance never stops a corpus; too many stop the run.
 """
 
 import hashlib
@@ -81,12 +81,12 @@ _CHECKED_SCHEMA = _SCHEMA.append(pa.field(SOURCE, pa.int32()))
 
 
 class QuarantineError(StageError):
-    """A larger share of the utterances is unusable than the configuration allows."""
+    """The share of unusable utterances is larger than the configuration allows."""
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A usable utterance with its normalized text and what its audio was found to be."""
+    """A usable utterance with its normalized text and the properties of its audio."""
 
     utterance: Utterance
     text: str
@@ -94,21 +94,21 @@ class Checked:
     duration: float
     sample_rate: int
     words: Words | None = None
-    """Acoustic fingerprint, if near-duplicates are looked for."""
+    """Acoustic fingerprint, if near-duplicates are searched for."""
 
 
 def synthetic_table(source: SourceConfig) -> Path:
-    """The table of a synthetic source, whether it has been made or not."""
+    """Path of a synthetic source's table, whether it exists or not."""
     config = source.synthesis or SynthesisConfig()
     return home() / "corpora" / f"synthetic-{digest_json(config.model_dump(mode='json'))[:16]}" / "metadata.csv"
 
 
 def open_source(source: SourceConfig) -> CorpusReader:
-    """The reader of a configured source; synthetic speech is made first, once, below the data folder."""
+    """Open the reader of a configured source; synthesizes speech into the data folder first, if necessary."""
     if source.kind == "synthetic":
         config, table = source.synthesis or SynthesisConfig(), synthetic_table(source)
         folder = table.parent
-        with file_lock(folder.with_suffix(".lock"), LOCK_WAIT_S):  # runs that want the same speech make it once
+        with file_lock(folder.with_suffix(".lock"), LOCK_WAIT_S):  # several runs synthesize the same speech once
             try:
                 synthesize_corpus(
                     config, folder, lambda done, total: progress.report("prepare", done, total, "synthesizing")
@@ -134,7 +134,7 @@ def open_source(source: SourceConfig) -> CorpusReader:
 
 
 def select(source: SourceConfig, reader: Iterable[Utterance]) -> Iterator[Utterance]:
-    """The utterances that a source asks for, with their set where the source names one."""
+    """The utterances selected by a source's fields, with the set that the source assigns, if any."""
 
     def wanted(utterance: Utterance) -> bool:
         only, without = source.speakers, source.exclude_speakers
@@ -183,7 +183,7 @@ def check(utterance: Utterance, data: DataConfig, normalizer: TextNormalizer) ->
 
 
 def check_all(utterances: Iterable[Utterance], data: DataConfig, workers: int) -> Iterator[Checked | Refused]:
-    """Check utterances in threads (decoding releases the interpreter lock), in order, few at a time in memory."""
+    """Check utterances in threads (decoding releases the GIL); yields results in order, few at a time in memory."""
     normalizer = TextNormalizer(data.normalizer)
     source = iter(utterances)
     with ThreadPoolExecutor(workers) as pool:
@@ -222,14 +222,14 @@ def _row(checked: Checked, source: int) -> dict[str, Any]:
 
 def _inputs(run: Run) -> Inputs:
     readers = [open_source(source) for source in run.config.data.sources]
-    # which fold is tested changes nothing here, nor does a licence
+    # neither the tested fold nor a licence affects the output
     apart: Any = {"fold": True, "sources": {"__all__": {"licence"}}}
     config = {"data": run.config.data.model_dump(mode="json", exclude=apart), "seed": run.config.seed}
     return config, {f"source-{i}": reader.fingerprint() for i, reader in enumerate(readers)}
 
 
 def _read_sources(run: Run, refused: Quarantine, numbers: deque[int]) -> Iterator[Utterance]:
-    """Utterances of all sources; `numbers` gets the position of each one's source."""
+    """Utterances of all sources; appends the position of each utterance's source to `numbers`."""
     for number, source in enumerate(run.config.data.sources):
         reader = open_source(source)
         for utterance in select(source, reader):
@@ -240,12 +240,12 @@ def _read_sources(run: Run, refused: Quarantine, numbers: deque[int]) -> Iterato
 
 
 def _check_sources(run: Run, path: Path, refused: Quarantine, prints: Fingerprints | None) -> int:
-    """Check all utterances into a local table; returns how many are usable."""
+    """Check all utterances and write usable ones to a local table; returns their number."""
     data, numbers = run.config.data, deque[int]()
     utterances = _read_sources(run, refused, numbers)
     with TableWriter(path, _CHECKED_SCHEMA) as table:
         for result in check_all(utterances, data, worker_count(run.config.storage.workers)):
-            number = numbers.popleft()  # results come in the order of the utterances
+            number = numbers.popleft()  # results are in the order of the utterances
             if isinstance(result, Refused):
                 refused.add(result)
             else:
@@ -257,7 +257,7 @@ def _check_sources(run: Run, path: Path, refused: Quarantine, prints: Fingerprin
 
 
 def _refuse_rows(path: Path, rows: Mask, refused: Quarantine, why: Callable[[int], tuple[str, str]]) -> None:
-    """Quarantine rows of the table of checked utterances."""
+    """Quarantine rows of the table of checked utterances; `why` returns reason and detail of a row."""
     for number, row in rows_at(path, ["id", "corpus", "audio"], rows):
         refused.add(refuse(row["id"], row["corpus"], "prepare", *why(number), row["audio"]))
 
@@ -265,7 +265,11 @@ def _refuse_rows(path: Path, rows: Mask, refused: Quarantine, why: Callable[[int
 def _treat_doubles(
     run: Run, output: StageOutput, path: Path, sets: Sets, prints: Fingerprints | None, refused: Quarantine
 ) -> dict[str, int]:
-    """List what comes twice; drop it or refuse to go on where the configuration says so."""
+    """List duplicates, and drop or reject them as configured; returns their counts.
+
+    Raises:
+        DuplicateError: If the configuration rejects them.
+    """
     with TableWriter(path.with_name(DUPLICATES), DUPLICATES_SCHEMA) as table:
         treated = treat_doubles(path, sets, prints, run.config.data.duplicates, table)
     output.store.write_file(DUPLICATES, table.path)
@@ -285,7 +289,7 @@ def _treat_doubles(
 
 
 def _work(run: Run, output: StageOutput) -> dict[str, Any]:
-    # local, and named by the output: the stage's lock lets one process work on it, and what a killed one left goes
+    # named after the output, whose lock one process holds at a time: remains of a killed process are removed
     with scratch_folder(home() / "work" / f"prepare-{output.key}") as folder:
         return _prepare(run, output, folder)
 
@@ -324,7 +328,7 @@ def _prepare(run: Run, output: StageOutput, folder: Path) -> dict[str, Any]:
 def _enforce_limit(data: DataConfig, usable: int, refused: Quarantine, store: ObjectStore) -> None:
     total = usable + len(refused)
     if total == 0:
-        raise StageError("the sources hold no utterance: look at data.sources (`starling corpus inspect PATH` helps)")
+        raise StageError("the sources have no utterance: check data.sources (`starling corpus inspect PATH` helps)")
     if len(refused) > data.max_quarantined * total or not usable:
         refused.publish(store)
         reasons = ", ".join(f"{n} {reason}" for reason, n in refused.reasons.most_common(4))
@@ -333,7 +337,7 @@ def _enforce_limit(data: DataConfig, usable: int, refused: Quarantine, store: Ob
         raise QuarantineError(
             f"{len(refused)} of {total} utterances are quarantined ({reasons}), more than data.max_quarantined "
             f"({data.max_quarantined:.0%}); the first: {first.id}: {first.detail}. All are in "
-            f"{store.join(QUARANTINE)}. Mend the corpus or raise the limit."
+            f"{store.join(QUARANTINE)}. Repair the corpus or raise the limit."
         )
 
 

@@ -1,10 +1,10 @@
-"""Progress of long work: stages report, and callers may listen (a terminal's progress bar, a test)."""
+"""Progress of long work: stages report it to listeners, such as a terminal's progress bar or a test."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Sink = Callable[[str, float, float, str], None]
-"""Receives stage name, work done, work in all, and a short note."""
+"""Receives stage name, work done, total work, and a short note."""
 
 _sinks: list[Sink] = []
 _links: dict[str, dict[str, str]] = {}
@@ -21,21 +21,21 @@ def listening(sink: Sink) -> Iterator[None]:
 
 
 def link(stage: str, text: str, url: str) -> None:
-    """Say where more is to be seen of a stage that is under way; the last link of a text counts."""
+    """Set a link to details of a running stage; replaces an earlier link with the same text."""
     _links.setdefault(stage, {})[text] = url
 
 
 def links(stage: str) -> dict[str, str]:
-    """What `link` was told of a stage."""
+    """Links of a stage: URL by text."""
     return dict(_links.get(stage, {}))
 
 
 def forget_links(stage: str) -> None:
-    """A stage has ended."""
+    """Remove the links of a stage that has ended."""
     _links.pop(stage, None)
 
 
 def report(stage: str, done: float, total: float, note: str = "") -> None:
-    """Tell every listener how far a stage is."""
+    """Report a stage's progress to every listener."""
     for sink in list(_sinks):
         sink(stage, done, total, note)

@@ -1,7 +1,7 @@
-"""Stage 7, register: an MLflow run with everything that led to the model, and a version in the model registry.
+"""Stage 7, register: completes the training's MLflow run and registers a version of the model.
 
-The new version becomes `@challenger`, and is judged at once unless `register.promote` is `manual`: see
-`tasks.tracking.promotion`.
+The new version becomes `@challenger`, and is compared with the champion at once unless `register.promote` is `manual`:
+see `tasks.tracking.promotion`.
 """
 
 import base64
@@ -66,7 +66,7 @@ _NOTED = (*_REQUIREMENTS, _PIECES, _SEARCH, "rapidfuzz", "prefect", "fsspec", "p
 
 
 def _test_metrics(run: Run, at_ms: int) -> list[Metric]:
-    """The test sets' figures at the training's last step."""
+    """The test sets' scores as metrics of the training's last step."""
     found = figures(run.result("score").record).items()
     return [Metric(name, value, at_ms, _last_step(run)) for name, value in found]
 
@@ -91,7 +91,7 @@ def _tags(run: Run, output: StageOutput, about: dict[str, Any]) -> dict[str, str
 
 
 def _training(api: mlflow.MlflowClient, run: Run, output: StageOutput) -> TrainingRun:
-    """The training as MLflow knows it; under a name of its own if its run has been given to another registration."""
+    """The training's MLflow run; a new one if another registration has completed it."""
     tracking = run.result("train").record.get("tracking", {})
     about = training_run(run, tracking.get("training", ""))
     found = find_training_run(api, about) if about.training else None
@@ -102,7 +102,7 @@ def _training(api: mlflow.MlflowClient, run: Run, output: StageOutput) -> Traini
 
 
 def _log_run(api: mlflow.MlflowClient, run: Run, run_id: str, folder: Path) -> None:
-    """Parameters, test results and artifacts of the MLflow run; the folder holds the journal."""
+    """Log parameters, test results and artifacts to the MLflow run; the folder contains the journal."""
     config = run.config.model_dump(mode="json", by_alias=True)
     known = api.get_run(run_id)
     log_params(api, known, flatten(config))
@@ -123,7 +123,7 @@ def _log_run(api: mlflow.MlflowClient, run: Run, run_id: str, folder: Path) -> N
 def _signature() -> ModelSignature:
     outputs = [ColSpec("string", "text"), ColSpec("double", "seconds"), ColSpec("double", "confidence")]
     return ModelSignature(
-        # one column without a name: MLflow then accepts a bare path, bytes or array as well as a table
+        # with a single unnamed column, MLflow accepts a bare path, bytes or array as well as a table
         inputs=Schema([ColSpec(AnyType())]),
         outputs=Schema([*outputs, ColSpec("string", "error")]),
         params=ParamSchema([ParamSpec("sample_rate", "integer", 0)]),
@@ -131,15 +131,15 @@ def _signature() -> ModelSignature:
 
 
 def _example(rate: int) -> pd.DataFrame:
-    """Half a second of silence as a server is sent it: an encoded file in base64."""
+    """Half a second of silence in the form of a request to a server: an encoded file in base64."""
     return pd.DataFrame({"audio": [base64.b64encode(encode_flac(torch.zeros(rate // 2), rate)).decode()]})
 
 
 def requirements(spec: BundleSpec) -> list[str]:
-    """What an environment needs to run a registered model, which brings our own code with it.
+    """Packages that a registered model needs besides this project's code, which is stored with the model.
 
     Args:
-        spec: The model's; not every one splits words into pieces, or searches.
+        spec: Specification of the model; only BPE tokens need sentencepiece, and only searches flashlight-text.
     """
     needed = [*_REQUIREMENTS]
     needed += [_PIECES] if spec.tokenizer.get("kind") == "bpe" else []
@@ -150,12 +150,12 @@ def requirements(spec: BundleSpec) -> list[str]:
 def step_to_link(api: mlflow.MlflowClient, run_id: str, step: int) -> int:
     """The step at which a model can be logged: MLflow copies the run's metrics of that step to the model.
 
-    It refuses two values of a metric with the same time, which runs of older versions have: then it is the next step
-    at which there is none.
+    MLflow refuses two values of a metric with the same timestamp, as runs of older versions have them: the first later
+    step without duplicates is used then.
 
     Args:
-        api: A client.
-        run_id: MLflow's run.
+        api: MLflow client.
+        run_id: Id of the MLflow run.
         step: The step whose metrics describe the model.
     """
     doubled = set()
@@ -166,7 +166,7 @@ def step_to_link(api: mlflow.MlflowClient, run_id: str, step: int) -> int:
 
 
 def _log_model(run: Run, run_id: str, bundle: Path, tags: dict[str, str], about: dict[str, Any], step: int = 0) -> str:
-    """Log the model to the run, as of a step of its training, and register it; returns the version."""
+    """Log the model to the run at a step of its training, and register it; returns the version."""
     with _without_chatter(), mlflow.start_run(run_id=run_id):
         info = mlflow.pyfunc.log_model(
             name="model",
@@ -185,7 +185,7 @@ def _log_model(run: Run, run_id: str, bundle: Path, tags: dict[str, str], about:
 
 @contextmanager
 def _without_chatter() -> Iterator[None]:
-    """Keep MLflow's notices (hints about type hints, "created version") out of a run's output; errors still raise."""
+    """Suppress MLflow's notices (type hints, "created version") in a run's output; errors still raise."""
     with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
         yield
@@ -200,7 +200,7 @@ def _complete_bundle(run: Run, folder: Path) -> Path:
 
 def _inputs(run: Run) -> Inputs:
     config = {
-        # who promotes, and when, changes nothing about the version
+        # the promotion policy does not affect the version
         "register": run.config.register_as.model_dump(mode="json", exclude={"promote"}),
         "name": run.config.name,
         "model": run.config.model_name,
@@ -212,9 +212,9 @@ def _inputs(run: Run) -> Inputs:
 def _make_version(
     api: mlflow.MlflowClient, run: Run, output: StageOutput, contained: dict[str, Any]
 ) -> tuple[str, str]:
-    """The training's MLflow run, completed, and a registered version; returns their ids.
+    """Complete the training's MLflow run and register a version; returns their ids.
 
-    A failure leaves the run marked as failed; the next attempt takes it up again.
+    After a failure the run is marked as failed; the next attempt continues it.
     """
     about = _training(api, run, output)
     with tempfile.TemporaryDirectory() as folder:
@@ -236,7 +236,7 @@ def _make_version(
 
 
 def _end_stale(api: mlflow.MlflowClient, run: Run, output: StageOutput, run_id: str) -> None:
-    """Mark what killed processes left: they could not say so themselves."""
+    """Mark runs of killed processes as killed: MLflow still lists them as running."""
     experiment = experiment_id(api, run.config.name)
     for stale in api.search_runs([experiment], f"tags.`{KEY_TAG}` = '{output.key}' and attributes.status = 'RUNNING'"):
         if stale.info.run_id != run_id:
@@ -244,7 +244,7 @@ def _end_stale(api: mlflow.MlflowClient, run: Run, output: StageOutput, run_id: 
 
 
 def _describe(api: mlflow.MlflowClient, run: Run, run_id: str, version: str, contained: dict[str, Any]) -> None:
-    """The version's figures and card, and the run's way to both; written again, they are the same."""
+    """Write the version's scores and model card, and link the run to them; idempotent."""
     name = run.config.model_name
     for figure, value in flatten(run.result("score").record["sets"]).items():
         api.set_model_version_tag(name, version, figure, value)
@@ -261,7 +261,7 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     found = find_version(api, name, output.key)
     if found is None or run.forced("register"):
         run_id, version = _make_version(api, run, output, contained)
-    else:  # a run that was killed after registering: finish what it began
+    else:  # a run was killed after the registration: complete it
         run_id, version = str(found.run_id), str(found.version)
     _describe(api, run, run_id, version, contained)
     api.set_registered_model_alias(name, CHALLENGER, version)
@@ -278,7 +278,7 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
 
 
 def _decide(api: mlflow.MlflowClient, run: Run, run_id: str, version: str) -> Decision:
-    """Judge the version, unless somebody is to ask for it."""
+    """Compare the version with the champion, unless `register.promote` is `manual`."""
     name = run.config.model_name
     if run.config.register_as.promote == "auto":
         return settle(api, run, name, version)
@@ -289,13 +289,13 @@ def _decide(api: mlflow.MlflowClient, run: Run, run_id: str, version: str) -> De
 
 
 def _still_there(run: Run, record: dict[str, Any]) -> bool:
-    """Whether the version is where the record says, and nothing is left to be decided about it."""
+    """Whether the recorded version exists, and its promotion is decided."""
     api = client()
     try:
         version = api.get_model_version(record["model"], record["version"])
     except MlflowException:
         return False
-    # another registry may have another model under this name and number
+    # another registry may contain a different model with this name and version
     if version.tags.get(KEY_TAG) != record["key"]:
         return False
     waiting = waiting_challenger(api, record["model"]) if run.config.register_as.promote == "auto" else None

@@ -1,4 +1,4 @@
-"""Stage 8, report: one self-contained HTML page a run, and what the Prefect UI shows of it."""
+"""Stage 8, report: one self-contained HTML page per run, and its texts for the Prefect UI."""
 
 import base64
 import tempfile
@@ -22,16 +22,16 @@ from tasks.tracking.provenance import provenance
 from training.coordinator.journal import read_journal
 
 _WORST = 12
-"""Utterances that are shown with their errors."""
+"""Number of utterances shown with their errors."""
 
 
 def percent(rate: float | None) -> str:
-    """A rate as text."""
+    """Format a rate as percentage; a dash for None."""
     return "–" if rate is None else f"{100 * rate:.2f} %"
 
 
 def strategy_text(run: Run) -> str:
-    """How the learners of a run work together, in one line."""
+    """Strategy and number of learners of a run, in one line."""
     cfg = run.config.train
     if cfg.traits.one_node and cfg.traits.one_learner:
         return cfg.strategy.kind
@@ -40,7 +40,7 @@ def strategy_text(run: Run) -> str:
 
 
 def counts_text(counts: dict[str, Any]) -> str:
-    """Counts in one line."""
+    """Format counts in one line."""
     return ", ".join(f"{value:,} {name}" for name, value in counts.items())
 
 
@@ -61,12 +61,12 @@ _PAGES = _environment()
 
 
 def text_html(languages: dict[str, Any]) -> str:
-    """What normalization changed, by language and kind, with examples; nothing where it changed nothing."""
+    """Changes by text normalization, by language and kind, with examples; empty if there are none."""
     return _PAGES.get_template("text.html").render(languages=languages).strip()
 
 
 def damage_html(run: Run) -> str:
-    """Damaged shards that stages went on without; nothing where there were none."""
+    """Damaged shards that stages have skipped; empty if there are none."""
     return _PAGES.get_template("damage.html").render(stages=run.results).strip()
 
 
@@ -79,7 +79,12 @@ def _worst(detail: dict[str, Any]) -> list[list[Any]]:
 
 
 def render(run: Run, curves: bytes) -> str:
-    """The whole page."""
+    """Render the page.
+
+    Args:
+        run: The run, with the results of all earlier stages.
+        curves: Plot of the learning curves, PNG.
+    """
     scores = run.result("score").output.read_json("scores.json")
     register = run.result("register").record
     training = run.result("train").record["result"]
@@ -110,7 +115,7 @@ def render(run: Run, curves: bytes) -> str:
 
 
 def _inputs(run: Run) -> Inputs:
-    # what earlier stages made, not the run that made it: the same result has the same report
+    # outputs of earlier stages, not the run: the same results have the same report
     return {}, {name: run.result(name).key for name in STAGES if name in run.results and name != "report"}
 
 
@@ -128,7 +133,7 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
 
 
 def local_report(store: ObjectStore, name: str, key: str) -> Path:
-    """A copy of the report in the data folder, wherever the object store is."""
+    """Write a copy of the report to the data folder, and return its path."""
     path = home() / "reports" / f"{name}-{key}.html"
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(store.read("report.html"))
@@ -136,12 +141,12 @@ def local_report(store: ObjectStore, name: str, key: str) -> Path:
 
 
 def _attach(run: Run, path: Path) -> None:
-    """Put the report beside the model; a tracking server that is away costs the run nothing."""
+    """Attach the report to the model's MLflow run; a failure to do so is only reported."""
     from tasks.tracking.runs import client
 
     try:
         client().log_artifact(run.result("register").record["mlflow_run"], str(path))
-    except Exception as error:  # any tracking trouble: the report itself is safe in the store
+    except Exception as error:  # any tracking error: the report itself is in the object store
         progress.report("report", 1, 1, f"not attached to MLflow at {shown_mlflow_uri()}: {type(error).__name__}")
 
 

@@ -1,4 +1,4 @@
-"""A training's progress for its user: terminal, Prefect; from the journal, while training runs."""
+"""Reports the progress of a running training from its journal, for the terminal and Prefect."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ class Reporter:
 
     Args:
         journal: The journal.
-        nodes: Nodes that there should be.
+        nodes: Configured number of nodes.
     """
 
     def __init__(self, journal: Path, nodes: int) -> None:
@@ -24,11 +24,11 @@ class Reporter:
 
     @property
     def present(self) -> set[int] | None:
-        """Nodes in the ring; None before the journal says anything of them."""
+        """Nodes in the ring; None before the journal lists any."""
         return self.view.nodes
 
     def __call__(self) -> None:
-        """Report what is new."""
+        """Report new journal lines."""
         for text, url in (self.forwarder.links if self.forwarder is not None else {}).items():
             progress.link("train", text, url)
         for entry in self.tail.new_entries():
@@ -56,6 +56,6 @@ class Reporter:
         if self._nodes > 1:
             note += f", {self._alive} of {self._nodes} nodes"
         if self.forwarder is not None and self.forwarder.trouble:
-            note += ", MLflow is away"
+            note += ", MLflow is unreachable"
         done = max(view.progress, float(view.valid["epoch"]) if view.valid is not None else 0.0)
         progress.report("train", done, view.epochs, note)

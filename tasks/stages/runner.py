@@ -1,11 +1,11 @@
-"""Work on many shards at once: in threads, in processes, or on a Dask or Ray cluster, through Prefect's task runners.
+"""Parallel work on shards: in threads, in processes, or on a Dask or Ray cluster, through Prefect's task runners.
 
     for done in map_pieces(config.runner, "tasks.stages.shard:shard_piece", pieces, label="shard train"):
         ...
 
-A piece is a JSON object that names what to do (URLs, shard numbers, settings) and comes back as one; what is read and
-written goes through the object store, so that a worker on another machine needs nothing but the store and this
-package. Inside a flow run every piece is a task run that the UI shows; without one, threads and processes are plain.
+A piece of work is a JSON object (URLs, shard numbers, settings), and so is its result. Data are read from and written
+to the object store, so a worker on another machine needs only the store and this package. Within a flow run every piece
+is a task run in the UI; without one, plain threads or processes are used.
 """
 
 import logging
@@ -30,19 +30,19 @@ from training.processes.children import begin_worker, starting_workers
 
 Piece = dict[str, Any]
 _LARGEST = 8
-"""Shards of a piece at most: work that is lost with a worker is small."""
+"""Maximum number of shards in a piece; bounds the work lost with a worker."""
 _AHEAD = 2
-"""Pieces that wait for each worker: it never idles, and no more than that is held in memory."""
+"""Pieces submitted per worker: keeps workers busy and bounds memory."""
 _POOLS = 4
-"""Pools of processes that are started at most, one after another has died."""
+"""Maximum number of process pools, started one after another when one breaks."""
 _log = logging.getLogger(__name__)
 
 
 def find_work(name: str) -> Callable[[Piece], Any]:
-    """The function that "module:function" names; only this package's own."""
+    """The function named by "module:function"; only functions of this package are allowed."""
     module, _, function = name.partition(":")
     if module.partition(".")[0] != "tasks":
-        raise ValueError(f"{name!r} is no work of this package")
+        raise ValueError(f"{name!r} is not a function of this package")
     work: Callable[[Piece], Any] = getattr(import_module(module), function)
     return work
 
@@ -62,21 +62,21 @@ def piece_task(name: str, piece: Piece, label: str) -> Any:
 
 
 def map_pieces(runner: RunnerConfig, name: str, pieces: Iterable[Piece], label: str) -> Iterator[Any]:
-    """Do pieces of work, several at once; those of a process that is killed are done again.
+    """Do pieces of work in parallel; pieces of a killed process are repeated.
 
     Args:
-        runner: Where.
-        name: The function, as "module:function"; it takes a piece and gives a JSON value.
-        pieces: Taken few at a time.
-        label: Of the task runs; the piece's `name` is added.
+        runner: Where to do them.
+        name: The function, as "module:function"; it takes a piece and returns a JSON value.
+        pieces: The pieces; consumed a few at a time.
+        label: Name of the task runs; the piece's `name` is appended.
 
     Yields:
-        What each piece gave, in order.
+        Results of the pieces, in order.
 
     Raises:
-        StageError: The runner's package is missing, dask or ray was asked for outside a flow run, or processes die
+        StageError: If the runner's package is missing, dask or ray is used outside a flow run, or processes die
             repeatedly.
-        Exception: What a piece raised; pieces that have not started are dropped.
+        Exception: The exception of a piece; pieces that have not started are dropped.
     """
     source = iter(pieces)
     window = deque(islice(source, _AHEAD * runner.count))
@@ -93,7 +93,7 @@ def map_pieces(runner: RunnerConfig, name: str, pieces: Iterable[Piece], label: 
                         results.append(submitter.submit(name, one, label))
             return
         except BrokenProcessPool:
-            _log.warning("%s: a worker process was killed; its work is done again", label)
+            _log.warning("%s: a worker process was killed; its work is repeated", label)
     raise StageError(
         f"{label}: worker processes were killed {_POOLS} times, from outside or because memory ran out: lower "
         "runner.workers, or use runner.kind threads"
@@ -101,14 +101,14 @@ def map_pieces(runner: RunnerConfig, name: str, pieces: Iterable[Piece], label: 
 
 
 def share_out(count: int, runner: RunnerConfig) -> Iterator[list[int]]:
-    """Numbers 0 to `count` − 1 in pieces: enough that all workers have some, few enough for the UI."""
+    """Divide the numbers 0 to `count` - 1 into pieces: enough for all workers, few enough for the UI."""
     size = max(1, min(_LARGEST, count // (4 * runner.count)))
     for start in range(0, count, size):
         yield list(range(start, min(start + size, count)))
 
 
 def piece_name(numbers: list[int]) -> str:
-    """What the task run of some shards is called."""
+    """Name of a piece in its task run: the range of its shards."""
     return f"{numbers[0]}-{numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
 
 
@@ -165,7 +165,7 @@ def task_runner(runner: RunnerConfig) -> Any:
     """The Prefect task runner of a configuration.
 
     Raises:
-        StageError: Its package is not installed.
+        StageError: If its package is not installed.
     """
     count = runner.count
     if runner.kind == "threads":

@@ -1,4 +1,4 @@
-"""Stage 6, score: word and character error rates with their intervals, by set, speaker and domain, and alignments."""
+"""Stage 6, score: word and character error rates by set, speaker, corpus and domain, intervals, and alignments."""
 
 import re
 from typing import Any
@@ -18,7 +18,7 @@ from tasks.stages.prepare import read_table
 
 Row = dict[str, Any]
 GROUPS = {"corpora": "corpus", "domains": "domain"}
-"""What a set's errors are counted by, besides speakers: name in the record, and of one."""
+"""Groups besides speakers: plural in the record, and singular in metrics."""
 
 
 def score_rows(rows: list[Row]) -> ScoreReport:
@@ -27,7 +27,7 @@ def score_rows(rows: list[Row]) -> ScoreReport:
 
 
 def by_corpus(report: ScoreReport, rows: list[Row]) -> dict[str, ErrorCounts]:
-    """Counts of each corpus, sorted by name."""
+    """Error counts of each corpus, sorted by name."""
     corpora: dict[str, ErrorCounts] = {}
     for row, utterance in zip(rows, report.utterances, strict=True):
         corpora[row["corpus"]] = corpora.get(row["corpus"], ErrorCounts()) + utterance.counts
@@ -35,7 +35,7 @@ def by_corpus(report: ScoreReport, rows: list[Row]) -> dict[str, ErrorCounts]:
 
 
 def summarize(report: ScoreReport, bootstrap: int, seed: int) -> dict[str, Any]:
-    """The figures of one set: rates as fractions, the 95 % interval, counts."""
+    """Scores of one set: rates as fractions, the 95 % interval, counts."""
     total = report.total
     low, high = (None, None)
     if total.ref_words:
@@ -54,9 +54,9 @@ def summarize(report: ScoreReport, bootstrap: int, seed: int) -> dict[str, Any]:
 
 
 def figures(record: dict[str, Any]) -> dict[str, float]:
-    """The metrics of a score stage's record: rates of each set, and of its corpora and domains where it has several.
+    """Metrics of a score stage's record: rates of each set, and of its corpora and domains if it has several.
 
-    Names are like `test.wer` and `test.domain.read.wer`; what a metric's name may not hold becomes an underscore.
+    Names are like `test.wer` and `test.domain.read.wer`; characters not allowed in a metric's name become underscores.
     """
     found = {
         f"{name}.{rate}": scores[rate]
@@ -74,7 +74,7 @@ def figures(record: dict[str, Any]) -> dict[str, float]:
 def _inputs(run: Run) -> Inputs:
     config = {"bootstrap": run.config.score.bootstrap, "seed": run.config.seed}
     decoded = run.result("decode")
-    damaged = decoded.record.get("quarantined_shards")  # the address of what was decoded does not tell what was missed
+    damaged = decoded.record.get("quarantined_shards")  # the decode output's address does not depend on skipped shards
     return config, {"decode": decoded.key} | ({"damaged": digest_json(damaged)} if damaged else {})
 
 

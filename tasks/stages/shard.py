@@ -1,7 +1,7 @@
 """Stage 2, shard: pack each set's audio into WebDataset tars of FLAC and JSON, with a Parquet index published last.
 
-Shards are made in parallel, each whole or not at all; a crashed stage continues with the shards that it lacks. FLAC
-that needs no change is copied through, everything else is decoded, brought to the rate and encoded.
+Shards are written in parallel, each of them atomically; a crashed stage continues with the missing shards. FLAC that
+needs no change is copied; everything else is decoded, resampled and encoded.
 """
 
 import hashlib
@@ -38,22 +38,22 @@ Row = dict[str, Any]
 Ints = NDArray[np.int64]
 _INDEX_FIELDS = ("text", "speaker", "corpus", "domain", "language")
 _PARTITION_ROWS = 200_000
-"""Utterances that are sorted in memory at once."""
+"""Utterances sorted in memory at once."""
 _SAMPLE_BYTES = 2
-"""Bytes of a sample before FLAC makes it shorter."""
+"""Bytes per sample before FLAC compression."""
 
 
 def plan_shards(ids: Iterable[str], durations: Iterable[float], shard_seconds: float, seed: int) -> tuple[Ints, Ints]:
-    """Cut a set into shards of about `shard_seconds`, utterances mixed by a hash: each shard has many speakers.
+    """Divide a set into shards of about `shard_seconds`, ordered by a hash so that each shard has many speakers.
 
     Args:
-        ids: Of the utterances.
-        durations: Seconds of each.
-        shard_seconds: A shard takes utterances until it has this much audio.
-        seed: Chooses among orders.
+        ids: Utterance ids.
+        durations: Their durations in seconds.
+        shard_seconds: A shard is filled with utterances until it has this much audio.
+        seed: Seed of the order.
 
     Returns:
-        The rows in shard order [num_utterances], and where each shard begins in it [num_shards + 1].
+        The rows in shard order [num_utterances], and the offsets of the shards in it [num_shards + 1].
     """
     keys = np.fromiter((_hash(seed, name) for name in ids), dtype=np.uint64)
     order = np.argsort(keys, kind="stable").astype(np.int64)
@@ -72,10 +72,10 @@ def _hash(seed: int, name: str) -> int:
 
 
 def make_sample(row: Row, sample_rate: int) -> Sample:
-    """One utterance at the rate, as FLAC; the file's own bytes where they are just that.
+    """One utterance as FLAC at a sample rate; the file's own bytes if they are just that.
 
     Raises:
-        AudioError: If the audio cannot be read any more.
+        AudioError: If the audio can no longer be read.
     """
     found = untouched_flac(row, sample_rate)
     if found is not None:
@@ -90,7 +90,7 @@ def make_sample(row: Row, sample_rate: int) -> Sample:
 
 
 def shard_name(number: int) -> str:
-    """Name of a shard inside its set's folder."""
+    """Name of a shard in its set's folder."""
     return f"shard-{number:06d}.tar"
 
 
@@ -99,7 +99,7 @@ def _note(number: int) -> str:
 
 
 def _has_note(store: ObjectStore, number: int, lost: int) -> bool:
-    """Whether a shard's note says of as many lost utterances as it should; a damaged one is made again."""
+    """Whether a shard's note lists the expected number of lost utterances; False for a damaged one."""
     try:
         return not lost or len(store.read_json(_note(number))) == lost
     except (ObjectMissingError, DamagedObjectError, TypeError):
@@ -107,7 +107,7 @@ def _has_note(store: ObjectStore, number: int, lost: int) -> bool:
 
 
 def write_one(store: ObjectStore, number: int, rows: list[Row], sample_rate: int) -> None:
-    """Write a shard, unless it is there; what cannot be read any more goes into a note beside it."""
+    """Write a shard unless it exists; utterances that can no longer be read are listed in a note beside it."""
     name, note = shard_name(number), _note(number)
     part = load_part(store, name)
     if part is not None and _has_note(store, number, len(rows) - len(part.rows)):
@@ -120,17 +120,17 @@ def write_one(store: ObjectStore, number: int, rows: list[Row], sample_rate: int
                 yield make_sample(row, sample_rate)
             except AudioError as error:
                 bad.append({"id": row["id"], "reason": error.reason, "detail": str(error)})
-        # here, before the shard is complete: a shard that exists is not made again
+        # before the shard is complete: an existing shard is not written again
         if bad:
             store.write_json(note, bad)
         else:
-            store.delete(note)  # a former attempt may have left one
+            store.delete(note)  # an earlier attempt may have left one
 
     write_shard(store, name, samples(), payload="flac")
 
 
 def shard_piece(piece: Piece) -> int:
-    """Write some shards of a set; how many."""
+    """Write some shards of a set; returns their number."""
     store = ObjectStore(piece["store"])
     for number, rows in piece["shards"]:
         write_one(store, number, rows, piece["sample_rate"])
@@ -138,18 +138,18 @@ def shard_piece(piece: Piece) -> int:
 
 
 def shard_rows(manifest: Path, name: str, order: Ints, starts: Ints, folder: Path) -> Iterator[tuple[int, list[Row]]]:
-    """The rows of each shard of a set, in order; of a large set only a part is in memory at once.
+    """The rows of each shard of a set, in order; keeps only a part of a large set in memory.
 
     Args:
         manifest: The manifest's local file.
         name: The set.
-        order: From `plan_shards`.
-        starts: The same.
-        folder: For what does not fit into memory.
+        order: Rows in shard order, as returned by `plan_shards`.
+        starts: Offsets of the shards, as returned by `plan_shards`.
+        folder: Folder for temporary files.
     """
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
-    # a partition is a run of whole shards
+    # a partition consists of consecutive whole shards
     edges = [0, *starts[1:-1][np.diff(starts[1:] // _PARTITION_ROWS) > 0].tolist(), len(order)]
     partition_of = np.searchsorted(edges, place, side="right") - 1
     files = [folder / f"{name}-{number}.parquet" for number in range(len(edges) - 1)]
@@ -186,14 +186,14 @@ def shard_set(store: ObjectStore, run: Run, name: str, manifest: Path, folder: P
     """Write all shards of a set, then its index.
 
     Args:
-        store: Where they go.
-        run: Whose.
+        store: Store of the set.
+        run: The pipeline's run.
         name: The set.
         manifest: The manifest's local file.
-        folder: For what does not fit into memory.
+        folder: Folder for temporary files.
 
     Returns:
-        The index, and what could not be read any more: id, reason, detail.
+        The index, and the utterances that could no longer be read: id, reason, detail.
     """
     here = ObjectStore(manifest.parent)
     ids = (row["id"] for row in iter_manifest(here, folder, name, ["id"]))
@@ -215,27 +215,27 @@ def shard_set(store: ObjectStore, run: Run, name: str, manifest: Path, folder: P
 def _made(store: ObjectStore, number: int) -> ShardPart:
     part = load_part(store, shard_name(number))
     if part is None:
-        raise StageError(f"{store.join(shard_name(number))} has vanished since it was written: run again")
+        raise StageError(f"{store.join(shard_name(number))} has disappeared since it was written: run again")
     return part
 
 
 def warn_of_room(store: ObjectStore, prepared: dict[str, dict[str, Any]], rate: int) -> None:
-    """Say before hours of work that the shards may not fit on their disk; only audio without its FLAC coding is sure.
+    """Warn before hours of work if the shards may not fit on their disk, by the size of uncompressed audio.
 
     Args:
-        store: Where they go.
-        prepared: Of each set its `seconds`.
-        rate: Samples per second.
+        store: Store of the shards.
+        prepared: Records of the sets, with `seconds`.
+        rate: Sample rate, Hz.
     """
     folder = store.local_path("index.parquet")
     if folder is None:
         return
     most = int(sum(entry["seconds"] for entry in prepared.values()) * rate * _SAMPLE_BYTES)
-    there = sum(entry.size for entry in store.entries())  # an earlier attempt's
+    there = sum(entry.size for entry in store.entries())  # shards of an earlier attempt
     if free_bytes(folder) + there < most:
         _log.warning(
-            "the shards may not fit: %s are free on the disk of %s; as FLAC they usually need about half of %s, at most"
-            " that. What is finished when a disk is full is kept.",
+            "the shards may not fit: %s are free on the disk of %s; as FLAC they usually need about half of %s, and at"
+            " most that. If the disk fills up, finished shards are kept.",
             size_text(free_bytes(folder)),
             folder.parent,
             size_text(most),
@@ -256,7 +256,7 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     prepared = run.result("prepare").record["sets"]
     folds = run.config.data.folds
     if "train" not in prepared and not folds:
-        raise StageError(f"there is no training set, only {', '.join(sorted(prepared))}: look at data.sources.*.set")
+        raise StageError(f"there is no training set, only {', '.join(sorted(prepared))}: check data.sources.*.set")
     warn_of_room(output.store, prepared, run.config.data.sample_rate)
     sets: dict[str, Any] = {}
     quarantined: list[Row] = []
@@ -275,8 +275,8 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     read = sum(entry["utterances"] for entry in prepared.values())
     if len(quarantined) > run.config.data.max_quarantined * read:
         raise QuarantineError(
-            f"{len(quarantined)} of {read} utterances could be read by the prepare stage but not any more; the first: "
-            f"{quarantined[0]['detail']}. Is the corpus still there? Then run again with --from prepare."
+            f"{len(quarantined)} of {read} utterances can no longer be read, although the prepare stage has read them; "
+            f"the first: {quarantined[0]['detail']}. Check that the corpus is unchanged, or run with --from prepare."
         )
     return {
         "counts": {

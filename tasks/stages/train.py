@@ -1,4 +1,4 @@
-"""Stage 4, train: tokens from the training transcripts, then training in processes of its own."""
+"""Stage 4, train: builds tokens from the training transcripts, then trains in separate processes."""
 
 import hashlib
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ from training.launch.training_process import run_training
 from training.learner.checkpoint import COMPUTE
 from training.learner.compute import damage_folder
 
-# they change how training proceeds, not what it makes
+# fields that affect how training runs, but not its result
 _NOT_CONTENT: dict[str, Any] = {
     **dict.fromkeys(("threads", "checkpoint_steps", "checkpoint_keep", "log_steps", "launch", "membership"), True),
     **dict.fromkeys(("loader_threads", "max_unreadable", "machines_per_node", "compile"), True),
@@ -45,10 +45,10 @@ _COUNTED = {"epochs": "epoch", "steps": "step", "utterances": "utterances", "una
 
 
 def _content(run: Run) -> dict[str, Any]:
-    """The configuration that shapes the model: what its choices read, as far as it is not the default.
+    """The configuration that affects the model: fields of the chosen components that differ from their default.
 
-    So a field that a later version adds, or one of another strategy, makes no other training of it. Who changes a
-    default raises the stage's version.
+    So neither a field added by a later version nor a field of another strategy retrains a model. A change of a default
+    requires a higher version of the stage.
     """
     config = run.config
     apart = _NOT_CONTENT if config.train.traits.exchange else {**_NOT_CONTENT, "exchange": True}
@@ -67,7 +67,7 @@ def _content(run: Run) -> dict[str, Any]:
 
 
 def _without_empty(value: dict[str, Any]) -> dict[str, Any]:
-    """Without parts that differ from the default only in what is left out."""
+    """Drop nested parts that are empty because only excluded fields differ from their defaults."""
     parts = {name: _without_empty(part) if isinstance(part, dict) else part for name, part in value.items()}
     return {name: part for name, part in parts.items() if part != {}}
 
@@ -75,10 +75,10 @@ def _without_empty(value: dict[str, Any]) -> dict[str, Any]:
 def _inputs(run: Run) -> Inputs:
     if "valid" not in run.result("shard").record["sets"]:
         raise StageError(
-            "there is no validation set: give a source `set: valid`, or take `set: train` away from one and let "
-            f"data.valid_share be above 0 (it is {run.config.data.valid_share:g}): its speakers are then divided"
+            "there is no validation set: give a source `set: valid`, or remove `set: train` from one and set "
+            f"data.valid_share above 0 (it is {run.config.data.valid_share:g}): its speakers are then divided"
         )
-    # what the training reads, not where the features stage left it: a forced rerun with the same result changes nothing
+    # the statistics themselves, not the features stage's key: a forced rerun with the same result changes nothing
     stats = {"stats": train_stats(run), "speakers": run.result("features").record["speakers"]}
     digests = {"stats": digest_json(stats)} | {name: set_digest(run, name) for name in ("train", "valid")}
     augment = run.config.train.augment
@@ -93,7 +93,7 @@ def work_folder(key: str) -> Path:
 
 
 def forward_note(key: str, training: str) -> Path:
-    """The file that keeps what MLflow has acknowledged of a training's journal."""
+    """File that records which part of a training's journal MLflow has acknowledged."""
     folder = work_folder(key)
     folder.mkdir(parents=True, exist_ok=True)
     return folder / f"forward-{hashlib.sha256(training.encode()).hexdigest()[:12]}.json"
@@ -130,7 +130,7 @@ def make_job(run: Run, output: StageOutput) -> TrainJob:
 
 
 def training_run(run: Run, training: str) -> TrainingRun:
-    """What MLflow is told of a training when it begins.
+    """Description of a training for its MLflow run.
 
     Args:
         run: The pipeline's run.
@@ -146,7 +146,7 @@ def training_run(run: Run, training: str) -> TrainingRun:
 
 
 def training_identity(store: ObjectStore) -> str:
-    """Identity of the training whose checkpoints lie in a store, drawn if it has none: a resume has the same one."""
+    """Identity of the training with checkpoints in a store; created on first use, and kept by a resume."""
     if not store.exists(_IDENTITY):
         store.write_json(_IDENTITY, {"training": uuid4().hex})
     value = store.read_json(_IDENTITY)
@@ -156,12 +156,12 @@ def training_identity(store: ObjectStore) -> str:
 
 @contextmanager
 def _helpers(run: Run, job: TrainJob, training: str) -> Iterator[tuple[Forwarder, NodeRuns | None]]:
-    """What accompanies a training: metrics to MLflow, and the nodes' Prefect runs if there are any."""
+    """Run a training's helpers: forwarding of metrics to MLflow, and the nodes' Prefect runs if there are any."""
     note = forward_note(job.run, training)
     sender = Sender(job.journal, note, training_run(run, training))
     with ExitStack() as stack:
         forwarder = stack.enter_context(Forwarder(sender))
-        # leaves first: the nodes' processes must end soon, the metrics may take a moment
+        # exits first: the nodes' processes must end soon, forwarding may take a moment
         nodes = stack.enter_context(node_runs(run, job)) if job.train.launch.kind == "prefect" else None
         yield forwarder, nodes
 
@@ -193,7 +193,7 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     store = output.store
     training = training_identity(store)
     for name in ("train", "valid"):
-        damaged_shards(store, name).clear()  # what a former attempt found may have been mended
+        damaged_shards(store, name).clear()  # shards found damaged by an earlier attempt may be repaired
     _train(run, job, training)
     result = store.read_json("result.json")
     # the journal moves beside the model, so that the object store has the learning curves
@@ -221,7 +221,7 @@ def damaged_shards(store: ObjectStore, name: str) -> ShardQuarantine:
 
 
 def damage_record(store: ObjectStore, counts: dict[str, int]) -> dict[str, Any]:
-    """What a training records of damaged shards; its model is kept although they may be mended later."""
+    """Fields of a training's record for damaged shards; its model stays valid even if they are repaired later."""
     found = [(name, entry) for name in ("train", "valid") for entry in damaged_shards(store, name).entries()]
     shards = [entry.summary() | {"set": name, "shard": f"{name}/{entry.shard}"} for name, entry in found]
     return quarantine_record(counts, [entry for _, entry in found]) | ({"quarantined_shards": shards} if found else {})

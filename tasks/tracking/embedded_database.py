@@ -1,8 +1,8 @@
-"""MLflow's embedded SQLite database: there as a whole, with the schema that MLflow wants, or refused in one line.
+"""Atomic creation and migration of MLflow's embedded SQLite database.
 
-MLflow makes and migrates a database in place, in many steps that SQLite does not undo together: a process that is
-killed or runs out of disk between two of them leaves a file that MLflow can never use again. So a database is created,
-or a copy of an older one migrated, in a temporary file that is then renamed. MLflow always finds a complete database.
+MLflow creates and migrates a database in place, in many steps that are not one transaction: a process that is killed or
+runs out of disk space in between leaves a file that MLflow can never use again. So a database is created, or a copy of
+an older one migrated, in a temporary file, which is then renamed. MLflow always finds a complete database.
 """
 
 import logging
@@ -24,27 +24,27 @@ _BUSY_S = 30.0
 _JOURNALS = ("-wal", "-shm", "-journal")
 _log = logging.getLogger(__name__)
 _ready: set[tuple[str, int]] = set()
-"""Path and inode of databases that this process has looked at."""
+"""Path and inode of databases that this process has checked."""
 _looking = threading.Lock()
 
 
 class EmbeddedDatabaseError(ValueError):
-    """The database cannot be used as it is; the message says why, and what to do."""
+    """The database cannot be used; the message gives the reason and a remedy."""
 
 
 @dataclass(frozen=True)
 class Schema:
-    """What a file says of itself."""
+    """Schema of a database file."""
 
     tables: frozenset[str]
     revision: str
-    """MLflow's mark of its schema; empty without one."""
+    """MLflow's revision of its schema; empty without one."""
     holds: bool
-    """Whether there are runs, models or experiments that somebody made."""
+    """Whether it contains runs, models or experiments of users."""
 
 
 def database_of(uri: str) -> Path | None:
-    """File of an SQLite tracking URI; None for a server, another database, or one in memory."""
+    """File of a SQLite tracking URI; None for a server, another database, or one in memory."""
     if not uri.startswith(PREFIX):
         return None
     name = uri.removeprefix(PREFIX).partition("?")[0]
@@ -52,15 +52,16 @@ def database_of(uri: str) -> Path | None:
 
 
 def make_ready(path: Path) -> None:
-    """Make a database that is not there, migrate one of an older MLflow, and look at one that is.
+    """Create a missing database, migrate one of an older MLflow, and check an existing one.
 
-    Safe to call by several processes at once, and to be killed in.
+    Several processes may call it at the same time, and it may be killed at any point.
 
     Args:
         path: The file.
 
     Raises:
-        EmbeddedDatabaseError: It is damaged, of a newer MLflow, in use by an older one, or cannot be made.
+        EmbeddedDatabaseError: If the database is damaged, of a newer MLflow, in use during a migration, or cannot be
+            created.
     """
     if _known(path):
         return
@@ -81,7 +82,7 @@ def _known(path: Path) -> bool:
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Say in one line what SQLite or the system refuses."""
+    """Turn errors of SQLite and the system into an `EmbeddedDatabaseError` of one line."""
     try:
         yield
     except sqlite3.DatabaseError as error:
@@ -91,7 +92,7 @@ def _explained(path: Path) -> Iterator[None]:
         if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
             raise EmbeddedDatabaseError(_not_writable(path, error)) from error
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-            raise EmbeddedDatabaseError(f"{path} is in use ({error}): end what uses it, and run this again") from error
+            raise EmbeddedDatabaseError(f"{path} is in use ({error}): stop what uses it, and run this again") from error
         raise EmbeddedDatabaseError(_damaged(path, str(error))) from error
     except PermissionError as error:
         raise EmbeddedDatabaseError(_not_writable(path, error)) from error
@@ -112,13 +113,13 @@ def _not_writable(path: Path, error: Exception) -> str:
 
 def _damaged(path: Path, why: str) -> str:
     return (
-        f"{path}, MLflow's database, is damaged ({why}): bring back a backup (starling restore --force --from FOLDER), "
-        f"or move it away (mv {path} {path}.damaged) to begin with an empty one, and run this again"
+        f"{path}, MLflow's database, is damaged ({why}): restore a backup (starling restore --force --from FOLDER), "
+        f"or move it away (mv {path} {path}.damaged) to start with an empty one, and run this again"
     )
 
 
 def _whole(path: Path) -> bool:
-    """Whether a file is a database as this MLflow wants it."""
+    """Whether a file is a complete database with the schema of this MLflow."""
     if not path.exists() or not path.stat().st_size:
         return False
     return _complete(_schema(path))
@@ -134,10 +135,10 @@ def _complete(schema: Schema) -> bool:
 
 
 def _schema(path: Path) -> Schema:
-    """Tables and version of a database, which takes back what a killed process has left undone.
+    """Read the schema of a database; opening it also rolls back the transaction of a killed process.
 
     Raises:
-        sqlite3.DatabaseError: It is none.
+        sqlite3.DatabaseError: If the file is no database.
     """
     with closing(sqlite3.connect(path, timeout=_BUSY_S)) as made:
         tables = frozenset(row[0] for row in made.execute("SELECT name FROM sqlite_master WHERE type = 'table'"))
@@ -154,19 +155,23 @@ def _schema(path: Path) -> Schema:
 
 
 def _mend(path: Path) -> None:
-    """Under the lock: let the file be whole, or say why it cannot be."""
+    """Create or migrate the database while its lock is held.
+
+    Raises:
+        EmbeddedDatabaseError: If it cannot be migrated.
+    """
     _clear(draft := path.with_name(f".{path.name}.making"))
     if not path.exists() or not path.stat().st_size:
         _make(draft)
         _take_place(draft, path)
         return
     schema = _schema(path)
-    if _complete(schema):  # another process has been faster
+    if _complete(schema):  # another process was faster
         return
     if schema.revision and schema.revision not in _revisions():
         raise EmbeddedDatabaseError(
             f"{path} was written by a newer MLflow than this one (schema {schema.revision}): install that MLflow, or "
-            f"move the file away (mv {path} {path}.newer) to begin with an empty one"
+            f"move the file away (mv {path} {path}.newer) to start with an empty one"
         )
     if schema.revision:
         _check_unused(path)
@@ -175,10 +180,10 @@ def _mend(path: Path) -> None:
             _replace(draft, path, f"before-{schema.revision}")
             return
     else:
-        why = "it is half made"
+        why = "its creation was not completed"
     if schema.holds:
         raise EmbeddedDatabaseError(_damaged(path, why))
-    # an older version was killed while it made it: there is nothing in it
+    # an older version was killed while it created the file: it contains no data
     _clear(draft)
     _make(draft)
     _replace(draft, path, "unfinished")
@@ -190,7 +195,7 @@ def _clear(draft: Path) -> None:
 
 
 def _revisions() -> set[str]:
-    """Marks of every schema that this MLflow knows."""
+    """Revisions of all schemas that this MLflow knows."""
     from alembic.script import ScriptDirectory
     from mlflow.store.db import utils
 
@@ -199,20 +204,21 @@ def _revisions() -> set[str]:
 
 
 def _make(draft: Path) -> None:
-    """Let MLflow make its tables in a new file.
+    """Have MLflow create its tables in a new file.
 
     Raises:
-        sqlite3.DatabaseError: There is no space.
+        sqlite3.DatabaseError: If there is no space.
+        EmbeddedDatabaseError: If MLflow does not complete them.
     """
     from mlflow.store.db import utils
 
     _with_engine(draft, utils._initialize_tables)
     if not _whole(draft):
-        raise EmbeddedDatabaseError(f"MLflow left {draft} unfinished: look at the messages above, and report it")
+        raise EmbeddedDatabaseError(f"MLflow left {draft} unfinished: check the messages above, and report it")
 
 
 def _migrate(path: Path, draft: Path) -> str:
-    """Let MLflow migrate a copy; returns why it cannot, or nothing."""
+    """Have MLflow migrate a copy; returns the reason of a failure, or an empty text."""
     from mlflow.store.db import utils
 
     with closing(sqlite3.connect(path, timeout=_BUSY_S)) as live, closing(sqlite3.connect(draft)) as copy:
@@ -222,23 +228,23 @@ def _migrate(path: Path, draft: Path) -> str:
     except sqlite3.OperationalError as error:
         if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
             raise
-        return f"it is half migrated: {error}"
-    except Exception as error:  # after any error of a migration, the file is as it was
-        return f"it is half migrated: {str(error).splitlines()[0]}"
-    return "" if _whole(draft) else "it is half migrated: tables are missing"
+        return f"its migration was not completed: {error}"
+    except Exception as error:  # after any error, the original file is unchanged
+        return f"its migration was not completed: {str(error).splitlines()[0]}"
+    return "" if _whole(draft) else "its migration was not completed: tables are missing"
 
 
 def _with_engine(draft: Path, action: Any) -> None:
-    """Let one of MLflow's functions work on a file that no other process uses.
+    """Call one of MLflow's functions with an engine on a file that no other process uses.
 
     Raises:
-        sqlite3.DatabaseError: What SQLite refuses.
+        sqlite3.DatabaseError: If SQLite fails.
     """
     import sqlalchemy
     from mlflow.store.db import utils
 
     engine = utils.create_sqlalchemy_engine(f"{PREFIX}{draft}")
-    # it counts for nothing before it is complete and on the disk, so that no step of it must be there by itself
+    # the file is published only when it is complete and on disk, so its steps need not be durable
     sqlalchemy.event.listen(engine, "connect", lambda made, _: made.execute("PRAGMA synchronous = OFF"))
     try:
         action(engine)
@@ -251,7 +257,7 @@ def _with_engine(draft: Path, action: Any) -> None:
 
 
 def _replace(draft: Path, path: Path, word: str) -> None:
-    """Put a file in the place of another, which stays beside it."""
+    """Replace the database by a new file, and keep the old one beside it."""
     number = 0
     while (kept := path.with_name(f"{path.name}.{word}{f'-{number}' if number else ''}")).exists():
         number += 1
@@ -261,25 +267,25 @@ def _replace(draft: Path, path: Path, word: str) -> None:
 
 
 def _take_place(draft: Path, path: Path) -> None:
-    for suffix in _JOURNALS:  # of the file that goes: they would be played into the new one
+    for suffix in _JOURNALS:  # SQLite would apply the old file's journal to the new one
         path.with_name(path.name + suffix).unlink(missing_ok=True)
     publish_file(draft, path)
 
 
 def _check_unused(path: Path) -> None:
-    """What others write into a file after it was copied would be lost.
+    """Check that no other process uses a file: what it writes after the copy would be lost.
 
     Raises:
-        EmbeddedDatabaseError: Another process has it open.
+        EmbeddedDatabaseError: If another process has the file open.
     """
     here = path.stat()
     for entry in Path("/proc").glob("[0-9]*/fd/*"):
         try:
             about, owner = entry.stat(), entry.parts[2]
-        except OSError:  # ended, closed, or another user's
+        except OSError:  # the process has ended, the file is closed, or the user is another one
             continue
         if (about.st_dev, about.st_ino) == (here.st_dev, here.st_ino) and int(owner) != os.getpid():
             raise EmbeddedDatabaseError(
-                f"{path} is to be migrated for this MLflow, and process {owner} uses it: end it (`starling up`, runs), "
+                f"{path} must be migrated for this MLflow, but process {owner} uses it: stop it (`starling up`, runs), "
                 "and run this again"
             )

@@ -1,4 +1,4 @@
-"""Cross-validation in MLflow: one parent run with the mean and the spread, the folds' trainings below it."""
+"""Cross-validation in MLflow: a parent run with mean and spread, and the folds' trainings as its children."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ _FIGURES = ("wer", "cer")
 
 
 def figures(result: dict[str, Any]) -> dict[str, float]:
-    """The metrics of a cross-validation: over the folds, of each fold, and over further test sets."""
+    """Metrics of a cross-validation: over the folds, of each fold, and on further test sets."""
     found = {"pooled_wer": result["pooled_wer"]}
     for name in _FIGURES:
         found |= {f"{name}_{statistic}": value for statistic, value in (result[name] or {}).items()}
@@ -31,28 +31,28 @@ def figures(result: dict[str, Any]) -> dict[str, float]:
 
 
 def log_folds(config: PipelineConfig, run_id: str, result: dict[str, Any], trainings: list[str]) -> str:
-    """Write the parent run and put the folds' runs below it; again for the same trainings, it is the same run.
+    """Write the parent run and make the folds' runs its children; repeated for the same trainings, it is the same run.
 
     Args:
-        config: What was cross-validated.
+        config: The configuration that was cross-validated.
         run_id: Name of the cross-validation.
         result: From `tasks.stages.folds.combine`.
         trainings: Identities of the folds' trainings.
 
     Returns:
-        The parent's run id, or why there is none: a tracking server that is away costs the figures nothing.
+        The parent's run id, or a text that names the error: without a tracking server the scores are still returned.
     """
     try:
         with impatient(_PATIENCE_S):
             return _log(config, run_id, result, trainings)
-    except Exception as error:  # any tracking trouble: the figures are printed and returned all the same
+    except Exception as error:  # after any tracking error, the scores are still printed and returned
         return f"not in MLflow: {type(error).__name__}"
 
 
 def _parent(api: MlflowClient, config: PipelineConfig, run_id: str, trainings: list[str]) -> Run:
-    """The run of a cross-validation of these trainings, made if it is missing."""
+    """The run of a cross-validation of these trainings; created if missing."""
     experiment = experiment_id(api, config.name)
-    # a training that MLflow does not know has no identity: then nothing tells that it is the same
+    # without the identities of all trainings, an earlier run of them cannot be found
     identity = digest_json(trainings) if all(trainings) else run_id
     found = api.search_runs([experiment], f"tags.`{_TRAININGS_TAG}` = '{identity}'", max_results=1)
     if found:

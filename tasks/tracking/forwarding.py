@@ -1,9 +1,9 @@
-"""Forwards the training journal to MLflow while training runs; MLflow may be away, hang or die: nothing waits for it.
+"""Forwards the training journal to MLflow during training; an outage of MLflow does not delay the training.
 
-The journal is the truth, MLflow a copy of it. A thread reads what is new every few seconds and sends it in calls of
-bounded size. What MLflow has acknowledged is noted in a small file beside the journal, as the number of the journal's
-bytes; after an outage, a restart or a resume the sender goes on from there, and the register stage sends what is left.
-A call whose acknowledgement got lost is sent again: its points are the same, and MLflow keeps equal points once.
+The journal is authoritative, MLflow has a copy. A thread reads new lines every few seconds and sends them in requests
+of bounded size. The number of journal bytes that MLflow has acknowledged is stored in a small file beside the journal;
+after an outage, a restart or a resume the sender continues from there, and the register stage sends the rest. A request
+whose acknowledgement is lost is sent again: its points are equal, and MLflow stores equal points once.
 """
 
 import json
@@ -24,7 +24,7 @@ from tasks.tracking.runs import TrainingRun, client, impatient, open_training_ru
 from training.coordinator.journal import parse_lines, read_journal
 
 POINTS_PER_CALL = 1000
-"""MLflow's own bound."""
+"""MLflow's limit."""
 _READ_BYTES = 1 << 20
 _REQUEST_S, _LONGEST_REQUEST_S = 10, 80
 _LEAST_POINTS = 50
@@ -34,18 +34,18 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Acknowledged:
-    """What MLflow has taken of a journal; survives this process."""
+    """Persistent record of the part of a journal that MLflow has acknowledged."""
 
     training: str
     """Identity of the training."""
     run_id: str = ""
-    """MLflow's run."""
+    """Id of the MLflow run."""
     bytes: int = 0
-    """Bytes of the journal whose points have been acknowledged."""
+    """Number of journal bytes whose points are acknowledged."""
 
     @classmethod
     def load(cls, path: Path, training: str) -> "Acknowledged":
-        """What a file says of a training; nothing acknowledged if it says nothing, or speaks of another training."""
+        """Load the record; nothing is acknowledged if the file is missing, invalid, or of another training."""
         try:
             known = cls(**json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
@@ -53,20 +53,20 @@ class Acknowledged:
         return known if known.training == training else cls(training)
 
     def save(self, path: Path) -> None:
-        """Write the file, whole or not at all."""
+        """Write the file atomically."""
         draft = path.with_suffix(".tmp")
         draft.write_text(json.dumps(asdict(self)), encoding="utf-8")
         draft.replace(path)
 
 
 class Sender:
-    """Sends a journal's points to the MLflow run of its training, in order, and notes what has been taken.
+    """Sends a journal's points to the MLflow run of its training, in order, and records what is acknowledged.
 
     Args:
         journal: The journal; it may still grow.
-        note: File that keeps what was acknowledged.
+        note: File that records what is acknowledged.
         about: The training.
-        connect: Gives a client.
+        connect: Returns a client.
     """
 
     def __init__(
@@ -83,12 +83,12 @@ class Sender:
 
     @property
     def run_id(self) -> str:
-        """MLflow's run; empty before there is one."""
+        """Id of the MLflow run; empty before there is one."""
         return self.known.run_id if self._api else ""
 
     @property
     def links(self) -> dict[str, str]:
-        """Addresses of MLflow's pages of the run; none before there is one, or where MLflow is no server."""
+        """URLs of MLflow's pages of the run; empty before there is one, or if MLflow is not a server."""
         return self._links
 
     def _rewind(self) -> None:
@@ -97,7 +97,7 @@ class Sender:
         self._lines: deque[tuple[int, list[MetricPoint]]] = deque()
 
     def open(self) -> mlflow.MlflowClient:
-        """Find or make the run.
+        """Connect, and find or create the run.
 
         Raises:
             MlflowException: If MLflow cannot be reached.
@@ -109,19 +109,19 @@ class Sender:
                 self.known = Acknowledged(self.about.training, str(run.info.run_id))
                 self._rewind()
                 self.known.save(self.note)
-            # from MLflow, so that a point that is sent again has the same time
+            # MLflow's time, so that points that are sent again are equal
             self._api, self._start_ms = api, int(run.info.start_time)
             self._links = ui_links(run)
         return self._api
 
     def send(self) -> bool:
-        """Make one call with what is new.
+        """Send one request with new points.
 
         Returns:
-            Whether there may be more to send right now.
+            Whether there may be more to send now.
 
         Raises:
-            MlflowException: If MLflow does not take it; call again later.
+            MlflowException: If MLflow does not accept it; call again later.
         """
         api = self.open()
         if not self._lines:
@@ -137,7 +137,7 @@ class Sender:
             self._log(api, [point for _, points in taken for point in points])
         except BaseException:
             self._lines.extendleft(reversed(taken))
-            # a server that is too slow for a call would be too slow for it for ever
+            # a server that is too slow for this request would stay too slow for it
             self._bound = max(_LEAST_POINTS, self._bound // 2)
             raise
         self._bound = min(POINTS_PER_CALL, 2 * self._bound)
@@ -146,10 +146,10 @@ class Sender:
         return True
 
     def drain(self) -> None:
-        """Send everything that the journal has, and what makes the last values right.
+        """Send the rest of the journal, and the closing points.
 
         Raises:
-            MlflowException: If MLflow does not take it.
+            MlflowException: If MLflow does not accept them.
         """
         while self.send():
             pass
@@ -157,17 +157,17 @@ class Sender:
             self._log(self.open(), closing_points(self._translator, read_journal(self.journal)))
 
     def end(self, status: str) -> None:
-        """Give the run its status: FINISHED, FAILED or KILLED."""
+        """Set the run's final status: FINISHED, FAILED or KILLED."""
         self.open().set_terminated(self.known.run_id, status)
 
     def forget_connection(self) -> None:
-        """After trouble: look for the run again at the next call."""
+        """Reconnect, and look for the run again, at the next request; for use after an error."""
         self._api = None
 
     def _fill(self) -> None:
-        """Translate what is new in the journal, up to a bounded amount; what was acknowledged is passed over."""
+        """Translate new journal lines, up to a bounded amount; points that are acknowledged are skipped."""
         size = self.journal.stat().st_size if self.journal.exists() else 0
-        if size < max(self._read, self.known.bytes):  # it was restarted
+        if size < max(self._read, self.known.bytes):  # the journal was started again
             self._rewind()
             self.known.bytes = 0
         while self._read < size and not self._lines:
@@ -196,16 +196,16 @@ class Sender:
 
 
 class Forwarder:
-    """A thread that sends while training runs. Trouble with MLflow is noted, never raised.
+    """A thread that forwards the journal during training. Errors of MLflow are recorded, never raised.
 
     Args:
-        sender: What to send with; only the thread uses it.
-        every_s: Seconds between looks into the journal.
+        sender: The sender; only the thread uses it.
+        every_s: Seconds between reads of the journal.
     """
 
     def __init__(self, sender: Sender, every_s: float = 3.0) -> None:
         self.trouble = ""
-        """Why MLflow does not take anything at present; empty if it does."""
+        """Last error of MLflow; empty after a success."""
         self._sender, self._every_s = sender, every_s
         self._status = ""
         self._stop = threading.Event()
@@ -213,7 +213,7 @@ class Forwarder:
 
     @property
     def links(self) -> dict[str, str]:
-        """Addresses of MLflow's pages of the training."""
+        """URLs of MLflow's pages of the training."""
         return self._sender.links
 
     def __enter__(self) -> "Forwarder":
@@ -227,14 +227,14 @@ class Forwarder:
             self.stop("FAILED" if issubclass(kind, Exception) else "KILLED", 2.0)
 
     def stop(self, status: str, patience_s: float) -> bool:
-        """Send what is left, if MLflow takes it within the given time.
+        """Send the rest, if MLflow accepts it within the time limit.
 
         Args:
-            status: Of MLflow's run from now on.
-            patience_s: How long to wait; a call that still hangs then is left to itself.
+            status: Final status of the MLflow run.
+            patience_s: Time limit; a request that hangs longer is abandoned.
 
         Returns:
-            Whether everything has been sent.
+            Whether everything was sent.
         """
         self._status = status
         self._stop.set()
@@ -247,7 +247,7 @@ class Forwarder:
             with impatient(request_s):
                 done = self._try(self._send_all)
             wait_s = self._every_s if done else min(_SLOWEST_S, 2 * wait_s)
-            # a server that is too slow for a bound would be too slow for it for ever
+            # a server that is too slow for this time limit would stay too slow for it
             request_s = _REQUEST_S if done else min(_LONGEST_REQUEST_S, 2 * request_s)
         with impatient(request_s):
             self._try(self._finish)
@@ -263,12 +263,12 @@ class Forwarder:
     def _try(self, action: Callable[[], None]) -> bool:
         try:
             action()
-        except Exception as error:  # on any error of MLflow: the journal keeps everything
+        except Exception as error:  # after any error of MLflow, the journal still has everything
             reason = error.message if isinstance(error, MlflowException) else str(error)
             if not self.trouble:
-                # the rest of what SQLAlchemy says are the statement and its values
+                # the rest of SQLAlchemy's message is the statement and its values
                 said = reason.partition("\n[SQL")[0]
-                _log.warning("MLflow takes no metrics at present, they wait in the journal: %s", said)
+                _log.warning("MLflow does not accept metrics at present, they wait in the journal: %s", said)
             self.trouble = f"{type(error).__name__}: {reason}"[:300]
             self._sender.forget_connection()
             return False
@@ -277,13 +277,13 @@ class Forwarder:
 
 
 def send_rest(journal: Path, note: Path, about: TrainingRun, patience_s: float = 60.0) -> str:
-    """Send what a forwarder could not; for the register stage, which needs MLflow anyway.
+    """Send what a forwarder could not send; for the register stage, which requires MLflow.
 
     Returns:
-        Id of MLflow's run.
+        Id of the MLflow run.
 
     Raises:
-        MlflowException: If MLflow does not take it.
+        MlflowException: If MLflow does not accept it.
     """
     with file_lock(note.with_suffix(".lock"), patience_s):
         sender = Sender(journal, note, about)

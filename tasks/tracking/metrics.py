@@ -1,17 +1,17 @@
-"""The training journal as metrics: what one learner reports, and what it means for the training as a whole.
+"""Translates the training journal into metrics of each learner and of the training as a whole.
 
 Metric names: `learner.<node>.<rank>/<field>` for one learner at its own steps; `loss`, `lr`, ... averaged over the
-learners at the steps of all of them; `valid_loss`, `valid_wer`, `train_loss` and `replica.<node>/valid_loss` per epoch.
-`system/node-<node>/…` are a machine's figures, under the names that MLflow itself gives them, so that its page of
-system metrics shows them. Entries without a learner (trainings of one process, older versions) are global as they are.
+learners at the total of their steps; `valid_loss`, `valid_wer`, `train_loss` and `replica.<node>/valid_loss` per epoch.
+`system/node-<node>/…` are figures of a machine, with MLflow's own names, so that its page of system metrics shows them.
+Entries without a learner (trainings of one process, older versions) become global metrics.
 
-A resume voids what a lost process had written beyond its checkpoint, but it may have been sent. Then a step has two
-values: the later one has the later time, so a chart shows it last. Where a training ends at a lower step than a voided
-one, `closing_points` repeats the last valid value at the highest step, so that the last value is right in the end.
+A resume voids entries that a lost process wrote after its checkpoint, but they may have been sent. Then a step has two
+values; the later one has the later time, so a chart shows it last. If a training ends at a lower step than a voided
+entry, `closing_points` repeats the last valid value at the highest step, so that MLflow's last value is right.
 
-No metric has two points with the same time: MLflow copies a run's metrics to the model that is logged with it, and
-refuses two values of a metric at one time and step. Clocks that stand still while a training waits for its nodes, or
-that differ between nodes, would give such points, so that each is at least a millisecond later than the one before.
+A metric never has two points with the same time: MLflow copies a run's metrics to the model that is logged with it, and
+refuses two values of a metric at the same time and step. Clocks that stop while a training waits for its nodes, or that
+differ between nodes, would give such points, so each point is at least a millisecond later than the previous one.
 """
 
 import logging
@@ -43,7 +43,7 @@ _GPU_FIELDS = {
 }
 _GLOBAL_FIELDS = (*_MEAN_FIELDS, "epoch", "elapsed", "nodes", "throughput")
 _LONGEST_S = 1e9
-"""No training takes thirty years: a time beyond is none, and the points after it must not wait for it."""
+"""Maximum elapsed time (30 years); larger values are ignored, since all later points would have to be later."""
 _MOST_STEPS = 1 << 53
 _LONGEST_NAME = 250
 _log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class MetricPoint(NamedTuple):
     name: str
     value: float
     at_ms: int
-    """Milliseconds of training; after a resume later than all that was before."""
+    """Milliseconds of training; after a resume, later than all points before."""
     step: int
 
 
@@ -70,27 +70,27 @@ def is_number(value: Any) -> bool:
 
 
 def _steps(value: Any) -> int:
-    """A count of steps.
+    """Convert a count of steps.
 
     Raises:
-        ValueError: If the value is none that a database can hold.
+        ValueError: If the value is no number, or too large for a database.
     """
     if not is_number(value) or abs(value) > _MOST_STEPS:
-        raise ValueError(f"{value!r} is no count of steps")
+        raise ValueError(f"{value!r} is not a count of steps")
     return int(value)
 
 
 def mean(values: Iterable[Any]) -> float | None:
-    """Mean of the finite numbers among some values; None without any."""
+    """Mean of the finite numbers among the values; None without any."""
     numbers = [float(value) for value in values if is_number(value)]
     return sum(numbers) / len(numbers) if numbers else None
 
 
 class StepRounds:
-    """Joins the learners' `step` entries to rounds, in which each learner reports once at most.
+    """Groups the learners' `step` entries into rounds, in which each learner reports at most once.
 
-    A round ends when all that were in the one before have reported, or when one reports again: a slow learner holds
-    nobody up. Entries without a learner are a round each.
+    A round ends when all learners of the previous round have reported, or when one reports again, so a slow learner
+    does not block it. An entry without a learner is a round of its own.
     """
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class StepRounds:
         self._round: dict[str, Entry] = {}
 
     def restart(self, steps: Mapping[str, int]) -> None:
-        """A `start` or `resume`: forget the open round, and count each learner's steps from here.
+        """Handle a `start` or `resume`: drop the open round, and reset each learner's steps.
 
         Args:
             steps: Steps of each learner in the checkpoint.
@@ -109,14 +109,14 @@ class StepRounds:
         self._steps = {name: int(step) for name, step in steps.items() if is_number(step)}
 
     def feed(self, entry: Entry) -> list[Entry]:
-        """Take a `step` entry; returns the rounds that it ends.
+        """Add a `step` entry; returns the rounds that it ends.
 
         Raises:
-            ValueError: If its progress or its time is no number.
+            ValueError: If its epoch or its elapsed time is no number.
         """
         learner = entry.get("learner")
         if not is_number(entry.get("epoch", 0.0)) or not is_number(entry.get("elapsed", 0.0)):
-            raise ValueError("its progress or its time is no number")
+            raise ValueError("its epoch or its elapsed time is no number")
         if learner is None:
             return [entry | {"throughput": self._rate("", entry)}]
         done = self.flush() if learner in self._round else []
@@ -157,13 +157,13 @@ class StepRounds:
 
 
 class Translator:
-    """Turns journal entries, in their order, into points; the same journal always gives the same points."""
+    """Turns journal entries, in order, into points; deterministic."""
 
     def __init__(self) -> None:
         self.highest: dict[str, MetricPoint] = {}
-        """By metric, the point that a tracking server takes for the last one: highest step, then latest."""
+        """By metric, the point that MLflow takes for the last one: highest step, then latest time."""
         self.last: dict[str, MetricPoint] = {}
-        """By metric, the point that came last."""
+        """By metric, the most recent point."""
         self.latest_ms = 0
         """Time of the latest point."""
         self._rounds = StepRounds()
@@ -172,11 +172,11 @@ class Translator:
         self._step = 0
 
     def feed(self, entry: Entry) -> list[MetricPoint]:
-        """The points of one entry; none of one that is damaged or of another version."""
+        """The points of one entry; none if it is damaged or of another version."""
         try:
             return [self._placed(point) for point in self._translated(entry)]
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            # raised, it would keep all that follows from MLflow for ever
+            # if raised, no later entry would ever reach MLflow
             _log.warning("a line of the journal gives no metrics (%s: %s)", type(error).__name__, error)
             return []
 
@@ -189,7 +189,7 @@ class Translator:
         return points
 
     def _placed(self, point: MetricPoint) -> MetricPoint:
-        """A point at a time of its own, noted as the last one of its metric."""
+        """Make a point later than the previous one of its metric, and remember it."""
         before = self.last.get(point.name)
         if before is not None and point.at_ms <= before.at_ms:
             point = point._replace(at_ms=before.at_ms + 1)
@@ -217,7 +217,7 @@ class Translator:
         steps = entry.get("steps")
         self._rounds.restart(steps if isinstance(steps, dict) else {})
         self._step = _steps(entry.get("step", 0))
-        # the millisecond between is that of closing points, which an earlier session may have been given
+        # the millisecond between is reserved for closing points of an earlier session
         self._floor_ms = self.latest_ms + 2 if self.latest_ms else None
 
     def _time(self, entry: Entry) -> int:
@@ -225,7 +225,7 @@ class Translator:
         if not is_number(elapsed) or not 0.0 <= float(elapsed) < _LONGEST_S:
             return self.latest_ms
         own = int(1000 * float(elapsed))
-        if self._floor_ms is not None:  # the first entry after a restart: from here on everything is later than before
+        if self._floor_ms is not None:  # first entry after a restart: shift it and all later ones
             self._offset_ms = max(self._offset_ms, self._floor_ms - own)
             self._floor_ms = None
         at_ms = own + self._offset_ms
@@ -240,7 +240,7 @@ class Translator:
         return self._points(entry, _LEARNER_FIELDS, at_ms, step, f"learner.{learner}/")
 
     def _system(self, entry: Entry, at_ms: int) -> list[MetricPoint]:
-        """A machine has no steps of its own: it counts seconds of training."""
+        """Points of a machine, with the elapsed seconds as steps."""
         prefix, step = f"{_SYSTEM}node-{entry.get('node')}/", at_ms // 1000
         named = {name: entry.get(field) for field, name in _SYSTEM_FIELDS.items()}
         gpus = entry.get("gpus")
@@ -279,23 +279,23 @@ class Translator:
 
 
 def _metric_name(text: str) -> str:
-    """A name that MLflow allows: a single bad one would make it refuse all that is sent with it."""
+    """A name that MLflow allows: it rejects a whole batch because of one invalid name."""
     name = re.sub(r"[^\w\-. :/]", "_", text, flags=re.ASCII)[:_LONGEST_NAME]
-    # it also refuses what is no plain relative path: a//b, ../a, a/
+    # it also rejects names that are no normalized relative paths: a//b, ../a, a/
     return posixpath.normpath("/" + name).strip("/") or "_"
 
 
 def _order(point: MetricPoint) -> tuple[int, int, float]:
-    """How MLflow decides which value is the last one."""
+    """MLflow's order of points, which determines the last value."""
     return point.step, point.at_ms, point.value
 
 
 def closing_points(sent: Translator, valid: Iterable[Entry]) -> list[MetricPoint]:
-    """Points that make the last value of each metric right, where a voided entry has the highest step.
+    """Points that correct the last value of metrics for which a voided entry has the highest step.
 
     Args:
-        sent: Has translated the whole journal, voided entries included.
-        valid: The entries that count (`training.coordinator.journal.read_journal`).
+        sent: Translator that has processed the whole journal, including voided entries.
+        valid: The valid entries (`training.coordinator.journal.read_journal`).
     """
     right = Translator()
     for entry in valid:
@@ -303,9 +303,9 @@ def closing_points(sent: Translator, valid: Iterable[Entry]) -> list[MetricPoint
     points = []
     for name, point in right.last.items():
         if name.startswith(_SYSTEM):
-            continue  # no step of a machine is ever void
+            continue  # entries of machines are never voided
         shown = sent.highest.get(name, point)
         if (shown.step, shown.value) != (point.step, point.value):
-            # later than all that was sent, and so than the closing points of an earlier session
+            # later than all points sent, including closing points of an earlier session
             points.append(MetricPoint(name, point.value, sent.latest_ms + 1, max(shown.step, point.step)))
     return points

@@ -1,4 +1,4 @@
-"""What a registered version says of itself: for machines as tags and in the model's own file, for people as a card."""
+"""Description of a registered version: tags, metadata in the model's file, and the model card."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -16,13 +16,13 @@ from tasks.stages.features import set_digest
 from tasks.tracking.provenance import provenance
 
 CARD_LENGTH = 4900
-"""MLflow keeps 5,000 characters of a description."""
+"""Maximum length of a card; MLflow stores 5,000 characters of a description."""
 _UNKNOWN = "not stated"
-_SYNTHETIC = "synthesized here by eSpeak NG; no recording of anybody"
+_SYNTHETIC = "synthesized here by eSpeak NG; no human recording"
 
 
 def licence_of(source: SourceConfig) -> str:
-    """The licence of a source: its own word, else the catalogue's if all corpora of its layout agree, else unknown."""
+    """Licence of a source: as configured, else the catalogue's if all corpora of its layout agree, else unknown."""
     if source.licence:
         return source.licence
     if source.kind == "synthetic":
@@ -33,7 +33,7 @@ def licence_of(source: SourceConfig) -> str:
 
 
 def corpora(sources: Iterable[SourceConfig]) -> list[dict[str, str]]:
-    """Name, layout, language and licence of each corpus, once."""
+    """Name, layout, language and licence of each corpus, without duplicates."""
     found: dict[str, dict[str, str]] = {}
     for source in sources:
         name = source.corpus or PurePath(source.path).name or source.kind
@@ -43,7 +43,7 @@ def corpora(sources: Iterable[SourceConfig]) -> list[dict[str, str]]:
 
 
 def tests_of(run: Run) -> dict[str, str]:
-    """Digest of each test set: of its utterances and references, not of how they are stored."""
+    """Digest of each test set: of its utterances and references, independent of how they are stored."""
     found: dict[str, str] = {}
     for name in scored_sets(run):
         index = ShardIndex.read(run.result("shard").store.child(name))
@@ -54,14 +54,14 @@ def tests_of(run: Run) -> dict[str, str]:
 
 
 def contents(run: Run) -> dict[str, Any]:
-    """Everything that a version carries, as JSON values."""
+    """The description of a version, as JSON values."""
     shard, train, score = (run.result(name).record for name in ("shard", "train", "score"))
     config, result = run.config, train["result"]
     return {
         "name": config.model_name,
         "run": run.run_id,
         "model_digest": train["digest"],
-        "code": {name: str(value) for name, value in provenance().items()},  # torch's version is a class of its own
+        "code": {name: str(value) for name, value in provenance().items()},  # torch's version is a subclass of str
         "datasets": {
             name: {"digest": set_digest(run, name), "utterances": entry["utterances"], "seconds": entry["seconds"]}
             for name, entry in shard["sets"].items()
@@ -91,7 +91,7 @@ def contents(run: Run) -> dict[str, Any]:
 
 
 def card_tags(about: dict[str, Any]) -> dict[str, str]:
-    """The contents as tags of a version: configurations as JSON, licences as text."""
+    """Tags of a version from its description: configurations as JSON, licences as text."""
     tags = {f"starling.{part}": json.dumps(about[part], sort_keys=True) for part in ("features", "tokens", "decode")}
     tags |= {f"dataset.{name}": entry["digest"] for name, entry in about["datasets"].items()}
     tags["starling.licences"] = "; ".join(f"{entry['corpus']}: {entry['licence']}" for entry in about["corpora"])
@@ -99,11 +99,11 @@ def card_tags(about: dict[str, Any]) -> dict[str, str]:
 
 
 def card(about: dict[str, Any], links: dict[str, str]) -> str:
-    """The card as Markdown, short enough for a version's description.
+    """The model card as Markdown, short enough for a version's description.
 
     Args:
-        about: From `contents`.
-        links: Name to address.
+        about: Description from `contents`.
+        links: URLs by name.
     """
     parts = [_intro(about), _scores(about["scores"]), _data(about), _made(about)]
     if links:
@@ -143,7 +143,7 @@ def _data(about: dict[str, Any]) -> str:
 
 
 def compute_text(training: Mapping[str, Any]) -> str:
-    """What a training was computed on, and in which precision if it was not simply fp32; older records have none."""
+    """Device of a training, and its precision unless it is fp32; older records have no precision."""
     precision = training.get("precision") or "fp32"
     return f"{training['device']}" if precision == "fp32" else f"{training['device']} ({precision})"
 

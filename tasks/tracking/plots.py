@@ -6,7 +6,7 @@ from typing import Any
 
 import matplotlib
 
-matplotlib.use("Agg")  # files only: a worker has no screen
+matplotlib.use("Agg")  # files only: a worker has no display
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -29,10 +29,10 @@ def _curve(
 
 
 def joined_steps(journal: list[Entry]) -> list[Entry]:
-    """The learners' step entries joined to one curve: means of losses, sums of throughputs.
+    """The learners' step entries combined into one curve: means of losses, sums of throughputs.
 
     Args:
-        journal: Entries that count, in their order.
+        journal: Valid entries, in order.
     """
     rounds, joined = StepRounds(), []
     for entry in journal:
@@ -46,7 +46,7 @@ def joined_steps(journal: list[Entry]) -> list[Entry]:
 
 
 def by_learner(journal: list[Entry]) -> dict[str, list[Entry]]:
-    """Step entries of each learner; of none where only one trained."""
+    """Step entries by learner; empty if there is only one."""
     found: dict[str, list[Entry]] = {}
     for entry in journal:
         if entry["kind"] == "step" and "learner" in entry:
@@ -68,7 +68,7 @@ def _losses(axes: Axes, journal: list[Entry], steps: list[Entry], valid: list[En
 
 
 def _exchange(axes: Axes, steps: list[Entry]) -> None:
-    """Staleness, and on an axis of its own the distance between replicas, where they average with neighbours."""
+    """Staleness, and on a second axis the distance between replicas, if there are any."""
     _curve(axes, steps, "staleness", "staleness", _TRAIN)
     if not any(_shown(entry.get("distance")) for entry in steps):
         axes.set(title="Staleness", ylabel="steps", ylim=(0, None))
@@ -90,11 +90,11 @@ def _shown(value: Any) -> bool:
 
 
 def learning_curves(journal: list[Entry], path: Path) -> Path:
-    """Loss, WER, learning rate and throughput over epochs, and where nodes average their weights how that went; a PNG.
+    """Plot loss, WER, learning rate and throughput over epochs; staleness, distance and nodes if weights are averaged.
 
     Args:
         journal: Entries of a training journal.
-        path: Where the picture goes.
+        path: The PNG file to write.
     """
     steps = joined_steps(journal)
     valid = [entry for entry in journal if entry["kind"] == "valid"]

@@ -1,7 +1,7 @@
-"""Promotion: a version is judged against the champion, the decision is written down, and then the champion moves.
+"""Promotion: compares a version with the champion, stores the decision, and then moves the alias `@champion`.
 
-A process that is killed in between leaves the old champion or the new one: the move is one transaction of MLflow, all
-that it stands on comes before it, and a version whose comparison did not end is compared again.
+If the process is killed, either the old or the new version is champion: the alias moves in one transaction of MLflow,
+everything it depends on is written before, and a version whose comparison was not completed is compared again.
 """
 
 import json
@@ -42,14 +42,14 @@ from tasks.tracking.runs import DECISION_TAG, client, set_tags
 from tasks.tracking.significance import Decision, Wish, judge, tests_tag
 
 STAGES_FILE = "stages.json"
-"""Artifact of a registration's MLflow run: the configuration and where every stage's output is."""
+"""Artifact of a registration's MLflow run: the configuration and the location of every stage's output."""
 PROMOTION_FILE = "promotion.json"
-"""Artifact of the same run: the last decision, with its numbers."""
+"""Artifact of the same run: the last decision, with its figures."""
 _ATTEMPTS = 3
 
 
 def save_stages(run: Run, folder: Path) -> None:
-    """Note where a run's outputs are, so that its model can be judged later."""
+    """Write the locations of a run's outputs, so that its model can be compared later."""
     config = run.config.model_dump(mode="json", by_alias=True)
     keys = {name: result.key for name, result in run.results.items() if name in STAGES[: STAGES.index("register")]}
     note = {"config": config, "objects": run.store.url, "stages": keys}
@@ -57,18 +57,18 @@ def save_stages(run: Run, folder: Path) -> None:
 
 
 def load_run(version: Any) -> Run:
-    """The run that registered a version, with its results as they were published; nothing is computed again.
+    """Load the run that registered a version, with its published results; computes nothing.
 
     Raises:
-        RegistryError: If what it stands on is gone.
+        RegistryError: If its configuration or an output no longer exists.
     """
     label = f"version {version.version} of {version.name}"
-    remedy = "run its configuration again (`starling run`), which registers a version that can be judged"
+    remedy = "run its configuration again (`starling run`), which registers a version that can be compared"
     try:
         note = mlflow.artifacts.load_dict(f"runs:/{version.run_id}/{STAGES_FILE}")
         config = parse_config(note["config"], f"the configuration of {label}")
     except (MlflowException, OSError, KeyError, TypeError, ConfigError) as error:
-        raise RegistryError(f"{label} does not say what it was made from ({error}): {remedy}") from error
+        raise RegistryError(f"the configuration of {label} cannot be read ({error}): {remedy}") from error
     store = _store_of(config, note["objects"], note["stages"])
     if store is None:
         raise RegistryError(f"the outputs that {label} was made from are not in {note['objects']}: {remedy}")
@@ -78,13 +78,13 @@ def load_run(version: Any) -> Run:
         output = StageOutput(store, name, key)
         record = output.record()
         if record is None:
-            raise RegistryError(f"{label}: its output {name}/{key} is not in {store.url} any more: {remedy}")
+            raise RegistryError(f"{label}: its output {name}/{key} is no longer in {store.url}: {remedy}")
         run.results[name] = StageResult(name, key, output.store.url, 0.0, True, record.get("counts", {}), record)
     return run
 
 
 def _store_of(config: PipelineConfig, noted: str, keys: dict[str, str]) -> ObjectStore | None:
-    """The store that has the outputs: where they were, or where the configuration says, seen from here."""
+    """The store that contains the outputs: the noted one, or the configured one as seen from this machine."""
     export_credentials(config.storage)
     for url in dict.fromkeys((noted, objects_url(config.storage.url))):
         store = ObjectStore(url)
@@ -94,16 +94,16 @@ def _store_of(config: PipelineConfig, noted: str, keys: dict[str, str]) -> Objec
 
 
 def settle(api: mlflow.MlflowClient, run: Run, name: str, version: str, wish: Wish | None = None) -> Decision:
-    """Judge a version and move the champion if it wins; one process of this machine at a time.
+    """Compare a version with the champion, and make it champion if it wins; holds the registry's lock.
 
-    Who is champion may change meanwhile by somebody elsewhere: then the version is judged again.
+    If another machine changes the champion in the meantime, the comparison is repeated.
 
     Args:
-        api: A client.
-        run: The run that registered it.
+        api: MLflow client.
+        run: The run that registered the version.
         name: Registered model.
         version: The version.
-        wish: What is wanted beyond the rule.
+        wish: Options of the promotion.
 
     Raises:
         RegistryError: If the champion keeps changing.
@@ -118,16 +118,19 @@ def settle(api: mlflow.MlflowClient, run: Run, name: str, version: str, wish: Wi
             if getattr(champion_version(api, name), "version", None) == before:
                 break
         else:
-            raise RegistryError(f"the champion of {name} changed {_ATTEMPTS} times while version {version} was judged")
+            raise RegistryError(
+                f"the champion of {name} changed {_ATTEMPTS} times while version {version} was compared with it: try "
+                f"again with `starling promote {name} --version {version}`"
+            )
         moved = decision.promoted and str(before or "") != str(version)
         if moved:
             crown(api, name, version, champion, tests)
         elif not frozen_tests(api, name) and decision.p_value is not None:
             api.set_registered_model_tag(name, TESTS_TAG, tests)
         if str(before or "") != str(version):
-            # last: until then the version waits, and the next comparison judges it again
+            # last: until this tag is set, the version counts as waiting and is compared again
             api.set_model_version_tag(name, version, JUDGED_TAG, judged_on(champion, tests))
-        elif champion is not None:  # the process that promoted it may have been killed before saying so
+        elif champion is not None:  # the process that promoted it may have been killed before this
             name_previous(api, name, champion.tags.get(REPLACED_TAG, ""))
     if moved:
         emit(PROMOTED, name, {"version": version, "from": decision.champion, "reason": decision.reason})
@@ -143,16 +146,16 @@ def note_decision(
     wish: Wish,
     link: str = "",
 ) -> None:
-    """Write a decision onto its version and into its MLflow run, before anything is done about it.
+    """Store a decision in the version's tags and in its MLflow run, before it is carried out.
 
     Args:
-        api: A client.
+        api: MLflow client.
         version: The version.
-        decision: What is to become of it.
-        champion: Who reigns.
-        tests: Digests of the test sets, as tags say it.
-        wish: What was asked for.
-        link: The flow run that decides.
+        decision: The decision about it.
+        champion: The current champion.
+        tests: Digests of the test sets, in the format of tags.
+        wish: Options of the promotion.
+        link: URL of the flow run that decides.
     """
     if champion is not None and str(champion.version) == str(version.version):
         return  # it was decided when it became champion
@@ -177,23 +180,23 @@ def note_decision(
 
 
 def promote_version(name: str, version: str = "", wish: Wish | None = None, link: str = "") -> dict[str, Any]:
-    """Judge a registered version, the waiting challenger by default, and make it champion if it wins.
+    """Compare a registered version with the champion, and make it champion if it wins.
 
     Args:
         name: Registered model.
-        version: Its version; empty is the challenger.
-        wish: What is wanted beyond the rule.
-        link: The flow run that asks.
+        version: Its version; by default the waiting challenger.
+        wish: Options of the promotion.
+        link: URL of the flow run that promotes.
 
     Returns:
-        `model`, `version`, `promoted`, `reason`, `mlflow_run` and the whole `decision`.
+        `model`, `version`, `promoted`, `reason`, `mlflow_run` and the complete `decision`.
 
     Raises:
-        RegistryError: If there is no such version, or nothing to judge it by.
+        RegistryError: If there is no such version, or it cannot be compared and the promotion is not forced.
     """
     wish = wish or Wish()
     if wish.force and not wish.reason.strip():
-        raise RegistryError("a forced promotion needs a reason: say why with --reason TEXT")
+        raise RegistryError("a forced promotion needs a reason: give one with --reason TEXT")
     api = client()
     found = get_version(api, name, version) if version else version_of(api, name, CHALLENGER)
     if found is None:
@@ -219,7 +222,7 @@ def promote_version(name: str, version: str = "", wish: Wish | None = None, link
 
 
 def _crown_unjudged(api: mlflow.MlflowClient, version: Any, wish: Wish, trouble: str, link: str) -> Decision:
-    """Make a version champion that cannot be judged any more, because somebody says so."""
+    """Make a version champion that cannot be compared any more, on request of a user."""
     name, number = version.name, str(version.version)
     tests = version.tags.get(TESTS_TAG, "{}")
     with registry_lock(name, link=link):

@@ -1,4 +1,4 @@
-"""Where a result comes from: code version, machine, library versions."""
+"""Provenance of a result: code version, machine, library versions."""
 
 import platform
 import subprocess
@@ -11,7 +11,7 @@ import torch
 
 @cache
 def provenance() -> dict[str, str]:
-    """Version, git commit (with `+` if files are changed), Python, torch, host system and processors."""
+    """Version, git commit (with `+` if files are changed), Python, torch, operating system and device."""
     return {
         "version": metadata.version("starling"),
         "commit": _commit(),

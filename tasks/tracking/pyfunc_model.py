@@ -1,10 +1,10 @@
 """The registered model: MLflow runs this file when it loads the model (models from code: nothing is pickled).
 
-Input is audio: paths, encoded files as bytes or in base64, or arrays of samples in ±1, one recording or many, bare, in
-a list, or in the column `audio` of a table. Output is a table with one row a recording: `text`, `seconds`,
-`confidence`, `error`. A recording that cannot be recognized has its reason in `error`, an empty `text`, and stops no
-other. Behind `mlflow models serve` a path is refused: anyone who reaches the port could have it opened. A request whose
-recordings are all refused is an error as a whole.
+Input is audio: paths, encoded files as bytes or in base64, or arrays of samples in [-1, 1]; one recording or several,
+as a single value, a list, or the column `audio` of a table. Output is a table with one row per recording: `text`,
+`seconds`, `confidence`, `error`. For a recording that cannot be recognized, `error` gives the reason and `text` is
+empty; others are not affected. `mlflow models serve` refuses paths, since every client could have them opened. A
+request fails only if all its recordings are refused.
 """
 
 import base64
@@ -22,18 +22,18 @@ from speech.transcriber import Transcriber, Transcript
 
 _COLUMNS = ("text", "seconds", "confidence", "error")
 _SERVER = "mlflow.pyfunc.scoring_server.app"
-_HEADER, _PATH = 40, 4096  # bytes that no audio file is shorter than, characters that no path is longer than
-_FRAME = 200  # no recording has fewer samples than a frame of 25 ms at 8 kHz
+_HEADER, _PATH = 40, 4096  # minimum size of an audio file in bytes, maximum length of a path in characters
+_FRAME = 200  # minimum number of samples of a recording: a frame of 25 ms at 8 kHz
 
 
 def recordings(model_input: Any) -> list[Any]:
-    """The recordings in the data that MLflow hands over."""
+    """List the recordings in the input that MLflow passes."""
     if isinstance(model_input, pd.DataFrame):
         model_input = model_input["audio" if "audio" in model_input else model_input.columns[0]].tolist()
         if 0 < len(model_input) < _FRAME and all(isinstance(item, int | float) for item in model_input):
             raise ValueError(
-                "a list of arrays reaches the model without all but the first sample of each, since MLflow makes "
-                "columns of samples: give one array, or a table with an array in each row of its column 'audio'"
+                "MLflow turns a list of arrays into columns and drops all samples but the first of each: pass one "
+                "array, or a table with an array in each row of its column 'audio'"
             )
     if isinstance(model_input, dict):
         model_input = model_input["audio"]
@@ -50,10 +50,13 @@ def recordings(model_input: Any) -> list[Any]:
 
 
 def decoded(item: Any) -> Any:
-    """A text as the bytes that it holds in base64, or as the path that it is; anything else as it is.
+    """Decode base64 text to bytes; other values, including paths, are returned unchanged.
 
-    No path is taken for base64: it is too short for a recording, has a dot or another sign that base64 has not, or is
-    there.
+    A path is not mistaken for base64: it is too short for a recording, contains a dot or another character that base64
+    does not use, or exists.
+
+    Raises:
+        ValueError: If the model is served, and the text is a path.
     """
     if isinstance(item, np.ndarray) and item.ndim == 0:
         item = item.item()
@@ -67,15 +70,18 @@ def decoded(item: Any) -> Any:
     if len(data) >= _HEADER and not (len(item) < _PATH and Path(item).exists()):
         return data
     if _SERVER in sys.modules:
-        raise ValueError("a server takes audio, not paths: send the file's bytes in base64, or an array of samples")
+        raise ValueError("a server accepts audio, not paths: send the file's bytes in base64, or an array of samples")
     return item
 
 
 def accepted(items: list[Any]) -> tuple[list[Any], list[str]]:
-    """What may be recognized of some recordings, decoded, and for each of them why it is refused; empty if it is not.
+    """Decode recordings, and refuse paths if the model is served.
+
+    Returns:
+        The accepted recordings, and for each recording the reason for its refusal; empty if it is accepted.
 
     Raises:
-        ValueError: All of them are refused.
+        ValueError: If all recordings are refused.
     """
     good, refused = [], []
     for item in items:
@@ -93,17 +99,17 @@ class SpeechRecognizer(PythonModel):  # type: ignore[misc]
     """A bundle behind MLflow's generic interface."""
 
     def load_context(self, context: PythonModelContext) -> None:
-        """Load the bundle that came with the model."""
+        """Load the model's bundle."""
         self.transcriber = Transcriber(Path(context.artifacts["bundle"]))
 
-    # without a type hint on model_input: MLflow would take it for a schema, and warn that it knows no schema Any
+    # no type hint on model_input: MLflow would take it for a schema, and warn about Any
     def predict(self, context, model_input, params=None) -> pd.DataFrame:  # type: ignore[no-untyped-def]  # noqa: ANN001
         """Recognize recordings.
 
         Args:
             context: Not used.
-            model_input: See the module.
-            params: `sample_rate` of arrays in Hz; 0 is the model's own.
+            model_input: Recordings, as described in the module.
+            params: `sample_rate` of arrays in Hz; 0: the model's own.
         """
         rate = int((params or {}).get("sample_rate") or 0) or None
         items, refused = accepted(recordings(model_input))

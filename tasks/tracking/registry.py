@@ -1,8 +1,8 @@
-"""The registry's rules: who is champion, who waits to be judged, how `@champion` moves and moves back.
+"""Rules of the model registry: the champion, the waiting challenger, promotion and rollback.
 
-MLflow moves an alias in one transaction: a model has one champion at every moment, also when a process is killed. So
-what a move stands on is written before it, onto the version that becomes champion; what only records it comes after,
-and is completed by the next move.
+MLflow moves an alias in one transaction, so a model has one champion at any time, even if a process is killed. Tags
+that a move depends on are written before it, to the version that becomes champion; what only records the move is
+written afterwards, and completed by the next move if the process is killed.
 """
 
 import getpass
@@ -26,38 +26,38 @@ from tasks.tracking.runs import DECISION_TAG, KEY_TAG, client, ui_links
 
 CHAMPION, CHALLENGER, PREVIOUS = "champion", "challenger", "previous"
 TESTS_TAG = "starling.tests"
-"""Digests of test sets: on a version those that it was scored on, on the model those that champions are judged on."""
+"""Digests of test sets: of a version, those it was scored on; of a model, the frozen ones."""
 JUDGED_TAG = "starling.judged"
-"""On a version: the champion and the test sets of its last judgement."""
+"""Tag of a version: champion and test sets of its last comparison."""
 REPLACED_TAG = "starling.replaced"
-"""On a version that was made champion: the champion before it."""
+"""Tag of a version that became champion: the champion that it replaced."""
 SINCE_TAG = "starling.champion_since"
 ROLLED_BACK_TAG = "starling.rolled_back"
-"""On a version that was taken down: why. Nothing but a command with its number makes it champion again."""
+"""Tag of a version that was rolled back: the reason. Only a command with its number makes it champion again."""
 _PATIENCE = SlotsConfig(collision="wait", wait_hours=1)
 _ABSENT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 
 
 class RegistryError(ValueError):
-    """What was asked of the registry cannot be done; the message says what to do instead."""
+    """A request to the registry cannot be carried out; the message names a remedy."""
 
 
 @dataclass(frozen=True)
 class Move:
-    """A champion that was moved."""
+    """A change of the champion."""
 
     name: str
     """Registered model."""
     champion: str
-    """Version that is champion now."""
+    """Version of the new champion."""
     replaced: str
-    """Version that was."""
+    """Version of the previous champion."""
     reason: str
-    """Why."""
+    """Reason of the change."""
 
 
 def find_version(api: mlflow.MlflowClient, name: str, key: str) -> Any | None:
-    """The registered version that a stage output made, if it is there."""
+    """The version that was registered for a stage output, or None."""
     try:
         found = api.search_model_versions(f"name = '{name}' and tags.`{KEY_TAG}` = '{key}'")
     except MlflowException:
@@ -66,7 +66,7 @@ def find_version(api: mlflow.MlflowClient, name: str, key: str) -> Any | None:
 
 
 def version_of(api: mlflow.MlflowClient, name: str, alias: str) -> Any | None:
-    """The version that has an alias, or None; a server in trouble raises, since it is no reason to crown anyone."""
+    """The version with an alias, or None; other errors raise, since an outage must not lead to a promotion."""
     try:
         return api.get_model_version_by_alias(name, alias)
     except MlflowException as error:
@@ -76,7 +76,7 @@ def version_of(api: mlflow.MlflowClient, name: str, alias: str) -> Any | None:
 
 
 def champion_version(api: mlflow.MlflowClient, name: str) -> Any | None:
-    """The present champion, or None if there is none."""
+    """The current champion, or None if there is none."""
     return version_of(api, name, CHAMPION)
 
 
@@ -91,24 +91,24 @@ def get_version(api: mlflow.MlflowClient, name: str, version: str) -> Any:
     except MlflowException as error:
         if error.error_code in _ABSENT:
             raise RegistryError(
-                f"{name} has no version {version} in this registry: `starling rollback {name} --list` names those that "
-                "it has"
+                f"{name} has no version {version} in this registry: `starling rollback {name} --list` lists its "
+                "versions"
             ) from error
         raise
 
 
 def judged_on(champion: Any | None, tests: str) -> str:
-    """What a judgement was based on, as its tag says it."""
+    """Champion and test sets of a comparison, in the format of `JUDGED_TAG`."""
     return f"{champion.version if champion is not None else 'none'} {tests}"
 
 
 def waiting_challenger(api: mlflow.MlflowClient, name: str) -> Any | None:
-    """The challenger that has not been judged against the present champion, or None.
+    """The challenger that has not been compared with the current champion, or None.
 
-    A version that was rolled back does not wait: a judgement by itself would undo what somebody decided.
+    A version that was rolled back does not wait: an automatic comparison could undo the rollback.
 
     Args:
-        api: A client.
+        api: MLflow client.
         name: Registered model.
     """
     challenger = version_of(api, name, CHALLENGER)
@@ -123,7 +123,7 @@ def waiting_challenger(api: mlflow.MlflowClient, name: str) -> Any | None:
 
 
 def current_aliases(record: dict[str, Any]) -> list[str]:
-    """Aliases that a register stage's version has now."""
+    """Current aliases of a register stage's version."""
     try:
         return sorted(client().get_model_version(record["model"], record["version"]).aliases)
     except MlflowException:
@@ -131,10 +131,10 @@ def current_aliases(record: dict[str, Any]) -> list[str]:
 
 
 def record_links(record: dict[str, Any]) -> dict[str, str]:
-    """Addresses of a registration's MLflow run and version, from its record; none where MLflow is no server.
+    """URLs of a registration's MLflow run and version, from its record; empty if MLflow is not a server.
 
     Args:
-        record: Has `mlflow_run`, `model` and `version`.
+        record: Record with `mlflow_run`, `model` and `version`.
     """
     try:
         return ui_links(client().get_run(record["mlflow_run"]), record["model"], record["version"])
@@ -144,15 +144,15 @@ def record_links(record: dict[str, Any]) -> dict[str, str]:
 
 @contextmanager
 def registry_lock(name: str, run: str = "", link: str = "") -> Iterator[None]:
-    """Let one at a time judge and move the champion of a model; in a flow, one of all machines.
+    """Hold the lock for comparisons and changes of a model's champion; in a flow, across all machines.
 
     Args:
         name: Registered model.
-        run: Name of the run that wants to, for others who wait.
-        link: Where that run is seen.
+        run: Name of the run, for the messages of others that wait.
+        link: URL of the run.
 
     Raises:
-        SlotTakenError: If others hold it for too long; the message names them.
+        SlotTakenError: If another run holds the lock for too long; the message names it.
     """
     what, holder = f"the champion of {name}", LockOwner.here(run or who(), link)
     path = home() / "locks" / f"registry-{name}.lock"
@@ -164,7 +164,7 @@ def registry_lock(name: str, run: str = "", link: str = "") -> Iterator[None]:
 
 
 def frozen_tests(api: mlflow.MlflowClient, name: str) -> str:
-    """The test sets that the model's champions are judged on, as tags say it; empty before the first."""
+    """Digests of the model's frozen test sets, in the format of tags; empty before the first comparison."""
     try:
         return str(api.get_registered_model(name).tags.get(TESTS_TAG, ""))
     except MlflowException as error:
@@ -177,11 +177,11 @@ def crown(api: mlflow.MlflowClient, name: str, version: str, champion: Any | Non
     """Make a version champion.
 
     Args:
-        api: A client.
+        api: MLflow client.
         name: Registered model.
         version: The version.
-        champion: Who reigns now.
-        tests: The test sets on which it was judged, as tags say it: they are the frozen ones from now on.
+        champion: The current champion.
+        tests: Digests of the test sets of the comparison, in the format of tags; they become the frozen ones.
     """
     replaced = str(champion.version) if champion is not None else ""
     if replaced == str(version):
@@ -197,12 +197,12 @@ def crown(api: mlflow.MlflowClient, name: str, version: str, champion: Any | Non
 
 
 def name_previous(api: mlflow.MlflowClient, name: str, version: str) -> None:
-    """Point `@previous` where a rollback would go; it only tells, the champion's own tag decides.
+    """Set `@previous` to the target of a rollback; for information only, since a rollback uses the champion's tag.
 
     Args:
-        api: A client.
+        api: MLflow client.
         name: Registered model.
-        version: The champion before; empty if there was none.
+        version: The previous champion; empty if there was none.
     """
     known = version_of(api, name, PREVIOUS)
     if version == (str(known.version) if known is not None else ""):
@@ -211,7 +211,7 @@ def name_previous(api: mlflow.MlflowClient, name: str, version: str) -> None:
         if version:
             api.set_registered_model_alias(name, PREVIOUS, version)
             return
-    except MlflowException as error:  # a version that was deleted is no way back
+    except MlflowException as error:  # the version may have been deleted
         if error.error_code not in _ABSENT:
             raise
     if known is not None:
@@ -219,16 +219,16 @@ def name_previous(api: mlflow.MlflowClient, name: str, version: str) -> None:
 
 
 def rollback(name: str, to: str = "", reason: str = "", link: str = "") -> Move:
-    """Give the title back to the champion before the present one, or to a former champion.
+    """Make the previous champion, or another former one, champion again.
 
     Args:
         name: Registered model.
-        to: Version of the former champion; empty is the one that the present champion replaced.
-        reason: Why; kept with the version that loses the title.
-        link: The flow run that asks.
+        to: Version of the former champion; if empty, the one that the current champion replaced.
+        reason: Why; stored with the version that is replaced.
+        link: URL of the flow run that rolls back.
 
     Raises:
-        RegistryError: If there is no champion, or none that it could be rolled back to.
+        RegistryError: If there is no champion, or no valid former champion to roll back to.
     """
     api = client()
     with registry_lock(name, link=link):
@@ -240,11 +240,11 @@ def rollback(name: str, to: str = "", reason: str = "", link: str = "") -> Move:
             raise RegistryError(f"version {present} of {name} replaced no champion: name a former one with --to")
         former = get_version(api, name, target)
         if target == present:
-            raise RegistryError(f"version {present} of {name} is the champion already")
+            raise RegistryError(f"version {present} of {name} is already the champion: name another one with --to")
         if SINCE_TAG not in former.tags:
             raise RegistryError(
-                f"version {target} of {name} has never been champion: `starling promote {name} --version {target}` "
-                "judges it first"
+                f"version {target} of {name} has never been champion: compare it first with `starling promote {name} "
+                f"--version {target}`"
             )
         why = f"rolled back from version {present}" + (f": {reason}" if reason else "")
         api.set_model_version_tag(name, present, ROLLED_BACK_TAG, f"{now()} by {who()}: {reason or 'no reason given'}")
@@ -258,7 +258,7 @@ def rollback(name: str, to: str = "", reason: str = "", link: str = "") -> Move:
 
 
 def history(api: mlflow.MlflowClient, name: str) -> list[dict[str, Any]]:
-    """Every version of a model, newest first: aliases, when it became champion, what was decided."""
+    """All versions of a model, newest first: aliases, time of promotion, decision."""
     versions = sorted(api.search_model_versions(f"name = '{name}'"), key=lambda v: -int(v.version))
     return [
         {
@@ -274,14 +274,14 @@ def history(api: mlflow.MlflowClient, name: str) -> list[dict[str, Any]]:
 
 
 def now() -> str:
-    """The time, as tags say it."""
+    """The current time, in the format of tags."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def who() -> str:
-    """Who moves the champion: user and host."""
+    """The current user and host."""
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a container's user need not have a name
+    except (KeyError, OSError):  # a container's user may have no name
         user = str(os.getuid())
     return f"{user}@{socket.gethostname()}"

@@ -1,7 +1,7 @@
-"""MLflow: the client, and the one run that a training and its registration share.
+"""The MLflow client, and the run that a training shares with the registration of its model.
 
-A training has an identity that is drawn when it begins and kept beside its checkpoints; its MLflow run carries it as
-the tag `starling.training`. So a resumed training, or the registration of its model, finds the run again.
+A training has a random identity, which is stored beside its checkpoints and in the tag `starling.training` of its
+MLflow run. So a resumed training, and the registration of its model, find the run again.
 """
 
 import json
@@ -24,7 +24,7 @@ KEY_TAG = "starling.key"
 TRAINING_TAG = "starling.training"
 DECISION_TAG = "starling.decision"
 NOTE_TAG = "mlflow.note.content"
-"""What MLflow shows as a run's description."""
+"""Tag that MLflow shows as a run's description."""
 _PARAMS_PER_CALL = 100
 _VALUE_LENGTH = 6000
 
@@ -33,29 +33,29 @@ def client() -> mlflow.MlflowClient:
     """A client of the configured MLflow, without telemetry and without unpickling.
 
     Raises:
-        EmbeddedDatabaseError: MLflow's database in the data folder cannot be used; the message says what to do.
+        EmbeddedDatabaseError: If MLflow's database in the data folder cannot be used; the message names a remedy.
     """
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
-    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # the terminal has the stages' own bars
-    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # links stand in artifacts and summaries
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # stages show their own progress bars
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # artifacts and summaries contain the links
     uri = mlflow_uri()
     logging.getLogger("mlflow").setLevel(logging.WARNING)
-    # what it logs there with a traceback, it raises, too
+    # this logger prints tracebacks of errors that are also raised
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     if (database := database_of(uri)) is not None:
         make_ready(database)
     mlflow.set_tracking_uri(uri)
-    return mlflow.MlflowClient(uri)  # by name: another thread may set another address in between
+    return mlflow.MlflowClient(uri)  # explicit, since another thread may change the global address
 
 
 @contextmanager
 def impatient(seconds: int, always: bool = False) -> Iterator[None]:
-    """Let no request to MLflow take longer, nor be repeated, while the block runs.
+    """Limit the time of requests to MLflow, and disable their retries, within the block.
 
     Args:
-        seconds: How long one may take.
-        always: Also over what the user has set.
+        seconds: Time limit of a request.
+        always: Whether to override the user's settings.
     """
     wanted = {"MLFLOW_HTTP_REQUEST_TIMEOUT": str(seconds), "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
     changed = {name: os.environ.get(name) for name in wanted if always or name not in os.environ}
@@ -71,7 +71,7 @@ def impatient(seconds: int, always: bool = False) -> Iterator[None]:
 
 
 def experiment_id(api: mlflow.MlflowClient, name: str) -> str:
-    """The experiment of that name, made if it is missing."""
+    """Id of an experiment by name; created if missing."""
     found = api.get_experiment_by_name(name)
     if found is not None:
         return str(found.experiment_id)
@@ -81,12 +81,12 @@ def experiment_id(api: mlflow.MlflowClient, name: str) -> str:
 
 
 def ui_links(run: Run, name: str = "", version: str = "") -> dict[str, str]:
-    """Addresses of MLflow's pages: of a run, and of a model's version; none where MLflow is no server.
+    """URLs of MLflow's pages of a run and of a model version; empty if MLflow is not a server.
 
     Args:
         run: The run.
         name: Registered model.
-        version: Its version.
+        version: Version of the model.
     """
     base = shown_mlflow_uri().rstrip("/")
     if not base.startswith(("http://", "https://")):
@@ -98,7 +98,7 @@ def ui_links(run: Run, name: str = "", version: str = "") -> dict[str, str]:
 
 
 def flatten(value: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    """A nested configuration as dotted parameters, lists as JSON."""
+    """Flatten a nested configuration to dotted parameters; lists become JSON."""
     flat: dict[str, str] = {}
     for name, item in value.items():
         if isinstance(item, dict):
@@ -110,26 +110,26 @@ def flatten(value: dict[str, Any], prefix: str = "") -> dict[str, str]:
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """What the MLflow run of a training says about it."""
+    """Description of a training for its MLflow run."""
 
     training: str
     """Identity of the training."""
     experiment: str
-    """Experiment's name."""
+    """Name of the experiment."""
     name: str
-    """Run's name."""
+    """Name of the run."""
     tags: Mapping[str, str] = field(default_factory=dict)
     params: Mapping[str, str] = field(default_factory=dict)
-    """Only what cannot change when the training is resumed: MLflow lets no parameter change."""
+    """Only parameters that a resume cannot change, since MLflow does not allow changes."""
 
 
 def open_training_run(api: mlflow.MlflowClient, about: TrainingRun, known: str = "") -> Run:
-    """The MLflow run of a training, made if it is missing, and running again.
+    """The MLflow run of a training, with the status RUNNING; created if missing.
 
     Args:
-        api: A client.
+        api: MLflow client.
         about: The training.
-        known: The run's id, if it has been told before.
+        known: Id of the run, if known.
     """
     run = (_run_of(api, about.training, known) if known else None) or find_training_run(api, about)
     if run is None:
@@ -142,7 +142,7 @@ def open_training_run(api: mlflow.MlflowClient, about: TrainingRun, known: str =
 
 
 def find_training_run(api: mlflow.MlflowClient, about: TrainingRun) -> Run | None:
-    """The run that carries a training's identity, if this MLflow has it."""
+    """The run tagged with a training's identity, or None."""
     found = api.get_experiment_by_name(about.experiment)
     if found is None:
         return None
@@ -163,7 +163,7 @@ def _run_of(api: mlflow.MlflowClient, training: str, run_id: str) -> Run | None:
 
 
 def log_params(api: mlflow.MlflowClient, run: Run, params: Mapping[str, str]) -> None:
-    """Log parameters that the run does not have yet."""
+    """Log the parameters that the run does not have yet."""
     new = [Param(name, value[:_VALUE_LENGTH]) for name, value in params.items() if name not in run.data.params]
     for start in range(0, len(new), _PARAMS_PER_CALL):
         api.log_batch(run.info.run_id, params=new[start : start + _PARAMS_PER_CALL])

@@ -1,7 +1,7 @@
-"""Judging a challenger: both models recognize the same utterances, and a matched-pair test must find it better.
+"""Significance test of a challenger against the champion, on matched pairs of utterances.
 
-The test sets are frozen with the first judgement: a model that was scored on others is not compared unless somebody
-says that these count from now on.
+The test sets are frozen by the first comparison: a model that was scored on other sets is not compared, unless a user
+replaces the frozen sets by these (`new_tests`).
 """
 
 import json
@@ -24,27 +24,27 @@ from tasks.tracking.model_card import tests_of
 from tasks.tracking.registry import ROLLED_BACK_TAG, frozen_tests
 
 Counts = dict[str, tuple[list[int], list[int]]]
-"""By test set the word errors and the reference words of each utterance."""
+"""Word errors and reference words of each utterance, by test set."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether a challenger became champion, and why."""
+    """Decision about a challenger, with its reason."""
 
     promoted: bool
     reason: str
     champion: str = ""
-    """Version of the champion that it was compared with."""
+    """Version of the champion that the challenger was compared with."""
     champion_wer: float | None = None
     challenger_wer: float | None = None
     p_value: float | None = None
     sets: dict[str, dict[str, float]] = field(default_factory=dict)
-    """For each test set its words and both word error rates."""
+    """Number of words and both word error rates, by test set."""
     forced: bool = False
-    """Whether somebody decided against, or without, the comparison."""
+    """Whether a user overrode or skipped the comparison."""
 
     def numbers(self) -> dict[str, str]:
-        """Tags of the version that was judged."""
+        """Tags of the challenger's version."""
         values = {"champion": self.champion or None, "forced": "true" if self.forced else None}
         rates = {name: getattr(self, name) for name in ("champion_wer", "challenger_wer", "p_value")}
         return {f"promotion.{name}": str(value) for name, value in (values | rates).items() if value is not None}
@@ -57,20 +57,20 @@ class Wish:
     force: bool = False
     """Promote regardless of the comparison."""
     new_tests: bool = False
-    """Judge on the challenger's test sets even if they are not the frozen ones; they are frozen from then on."""
+    """Compare on the challenger's test sets even if they are not the frozen ones, and freeze them."""
     reason: str = ""
-    """Why; needed with `force`."""
+    """Reason; required with `force`."""
     named: bool = False
-    """The version was named by its number: one that was rolled back may reign again."""
+    """Whether the user gave the version's number, which allows to promote one that was rolled back."""
 
 
 def tests_tag(run: Run) -> str:
-    """The test sets that a run's model is judged on, as tags say it."""
+    """Digests of a run's test sets, in the format of tags."""
     return json.dumps(tests_of(run), sort_keys=True)
 
 
 def _rows(run: Run, champion: Path | None, name: str) -> list[dict[str, Any]]:
-    """A test set as this run's model recognizes it, or as the champion does."""
+    """Hypotheses of a test set by this run's model, or by the champion."""
     if champion is None:
         return read_table(run.result("decode").output, f"{name}.parquet")
     decode = own_decoder(champion)
@@ -78,14 +78,14 @@ def _rows(run: Run, champion: Path | None, name: str) -> list[dict[str, Any]]:
     rows = [asdict(entry) for entry in found]
     stages = {"features", "decode"} & run.results.keys()
     if any(run.results[stage].record.get("quarantined_shards") for stage in stages):
-        # without what this run's model could not read: both are judged alike
+        # leave out what this run's model could not read, so that both have the same utterances
         wanted = {row["id"] for row in read_table(run.result("decode").output, f"{name}.parquet")}
         rows = [row for row in rows if row["id"] in wanted]
     return rows
 
 
 def known_damage(run: Run) -> Callable[[ShardError], None]:
-    """Passes over shards that this run's model could not read either."""
+    """Returns a function that ignores damaged shards which this run's model has skipped, too, and raises for others."""
 
     def check(error: ShardError) -> None:
         known = {entry["shard"] for entry in run.result("decode").record.get("quarantined_shards", ())}
@@ -96,7 +96,7 @@ def known_damage(run: Run) -> Callable[[ShardError], None]:
 
 
 def count_errors(run: Run, champion: Path | None) -> Counts:
-    """By test set the word errors and reference words of each utterance, by the champion or by this run's model."""
+    """Word errors and reference words of each utterance, by test set, for the champion or this run's model."""
     found: Counts = {}
     for name in scored_sets(run):
         report = score_rows(sorted(_rows(run, champion, name), key=lambda row: str(row["id"])))
@@ -132,7 +132,7 @@ def decide(run: Run, champion: Any | None) -> Decision:
 
 
 def _joined(counts: Counts) -> tuple[list[int], list[int]]:
-    """The errors and the words of all test sets, one after another."""
+    """Concatenate the errors and the words of all test sets."""
     pairs = list(counts.values())
     return [n for errors, _ in pairs for n in errors], [n for _, words in pairs for n in words]
 
@@ -147,21 +147,21 @@ def _set_rates(own: tuple[list[int], list[int]], theirs: tuple[list[int], list[i
 
 
 def refusal(run_tests: str, frozen: str) -> str:
-    """Why a model that was scored on some test sets cannot be compared on the frozen ones; empty if it can."""
+    """Reason why a model that was scored on other than the frozen test sets is not compared; empty if it can be."""
     if not frozen or run_tests == frozen:
         return ""
     ours, theirs = json.loads(run_tests), json.loads(frozen)
     differ = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
     return (
-        f"not judged: the test sets are not the frozen ones ({', '.join(differ)} differ); "
-        "`starling promote --new-tests` judges both models on the new ones and freezes these"
+        f"not compared: the test sets are not the frozen ones ({', '.join(differ)} differ); "
+        "`starling promote --new-tests` compares both models on the new ones and freezes these"
     )
 
 
 def judge(api: mlflow.MlflowClient, run: Run, version: Any, champion: Any | None, wish: Wish) -> Decision:
-    """What is to become of a version, given the champion; nothing is changed."""
+    """Decide whether to promote a version, given the champion; changes nothing in the registry."""
     if champion is not None and str(champion.version) == str(version.version):
-        return Decision(True, "it is the champion already", champion=str(champion.version))
+        return Decision(True, "it is already the champion", champion=str(champion.version))
     if ROLLED_BACK_TAG in version.tags and not wish.named:
         return Decision(False, f"it was rolled back ({version.tags[ROLLED_BACK_TAG]}); name its version to try again")
     frozen = frozen_tests(api, version.name) if champion is not None and not wish.new_tests else ""

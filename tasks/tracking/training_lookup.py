@@ -1,4 +1,4 @@
-"""Where an onlooker finds a training: its folder on this machine, or its coordinator on any; it only reads."""
+"""Finds a training to watch, by its folder on this machine or through its coordinator; read-only."""
 
 import json
 import re
@@ -12,49 +12,50 @@ from tasks.stages.preflight import check_key_file
 from tasks.tracking.training_view import TrainingView
 from training.coordinator.client import CoordinatorClient
 from training.coordinator.journal import JournalTail, parse_lines
-from training.coordinator.messages import CoordinatorError, CoordinatorUnreachableError, Message
-from training.processes.keys import KeyFileError, RingKey
+from training.coordinator.messages import CoordinatorFailedError, CoordinatorUnreachableError, JsonObject
+from training.coordinator.requests import JournalRequest, StatusRequest
+from training.processes.keys import RingKey
 
 _ANSWER_S = 2.0
 _LOCAL_ANSWER_S = 0.5
 _ASK_AGAIN_S = 10.0
 GONE_S = 30.0
-"""A coordinator that has not answered for so long has ended."""
+"""Seconds without an answer after which a coordinator counts as ended."""
 
 
 class WatchError(ValueError):
-    """There is no such training to watch."""
+    """There is no such training."""
 
 
 class Watched(Protocol):
     """A training that is being watched."""
 
     name: str
-    """What to call it."""
+    """Name for the display."""
     view: TrainingView
-    coordinator: Message | None
-    """What its coordinator last said of itself (`status`), if it can be asked."""
+    coordinator: JsonObject | None
+    """The coordinator's last answer to `status`; None if it does not answer."""
     trouble: str
-    """Why it cannot be seen at present."""
+    """Error message while the training cannot be reached; else empty."""
 
     def poll(self) -> bool:
-        """Look for what is new; returns whether it still runs."""
+        """Read news of the training; returns whether it still runs."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close connections."""
 
 
 class LocalTraining:
     """A training whose folder is on this machine.
 
     Args:
-        folder: With `journal.jsonl`, as the train stage makes it.
+        folder: Folder with `journal.jsonl`, as written by the train stage.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.view = folder, TrainingView()
         self.name = training_name(folder)
-        self.coordinator: Message | None = None
+        self.coordinator: JsonObject | None = None
         self.trouble = ""
         self._tail = JournalTail(folder / "journal.jsonl")
         self._client: CoordinatorClient | None = None
@@ -62,8 +63,8 @@ class LocalTraining:
         self._not_before = 0.0
 
     def poll(self) -> bool:
-        """Look for what is new; returns whether it still runs."""
-        running = is_running(self.folder)  # before the journal: what it wrote last is read
+        """Read new journal lines; returns whether the training still runs."""
+        running = is_running(self.folder)  # before the journal, so that its last lines are read
         for entry in self._tail.new_entries():
             self.view.feed(entry)
         if running and time.monotonic() >= self._not_before:
@@ -71,7 +72,7 @@ class LocalTraining:
         return running
 
     def _ask(self) -> None:
-        """The coordinator tells of leases; the journal has everything else, so its silence is no trouble."""
+        """Ask the coordinator for its status, which is optional: the journal has everything but the leases."""
         try:
             address = str(_read_json(self.folder / "coordinator.json").get("address", ""))
             if address != self._address:
@@ -80,8 +81,8 @@ class LocalTraining:
             if self._client is None and address:
                 self._client = CoordinatorClient(address, _key_of(self.folder))
             if self._client is not None:
-                self.coordinator = self._client.request({"op": "status"}, _LOCAL_ANSWER_S)
-        except (CoordinatorError, KeyFileError, ValueError):
+                self.coordinator = self._client.request(StatusRequest(), _LOCAL_ANSWER_S).model_dump()
+        except (ValueError, CoordinatorUnreachableError, CoordinatorFailedError):
             self.coordinator, self._not_before = None, time.monotonic() + _ASK_AGAIN_S
 
     def close(self) -> None:
@@ -92,20 +93,20 @@ class LocalTraining:
 
 
 class RemoteTraining:
-    """A training that is seen through its coordinator.
+    """A training that is watched through its coordinator.
 
     Args:
-        address: HOST:PORT.
-        key_file: The ring's key.
-        gone_s: Seconds of silence after which it has ended.
+        address: HOST:PORT of the coordinator.
+        key_file: File of the ring's key.
+        gone_s: Seconds without an answer after which the training counts as ended.
 
     Raises:
-        ValueError: If the address or the key file is of no use.
+        ValueError: If the address or the key file is invalid.
     """
 
     def __init__(self, address: str, key_file: Path | None, gone_s: float = GONE_S) -> None:
         self.name, self.view = address, TrainingView()
-        self.coordinator: Message | None = None
+        self.coordinator: JsonObject | None = None
         self.trouble = ""
         if key_file is not None:
             check_key_file(key_file, "--key-file")
@@ -114,28 +115,27 @@ class RemoteTraining:
         self._gone_s, self._heard = gone_s, time.monotonic()
 
     def poll(self) -> bool:
-        """Look for what is new; returns whether it still runs.
+        """Fetch new journal lines and the status; returns whether the training still runs.
 
         Raises:
-            CoordinatorError: If the coordinator does not know what it is asked.
+            CoordinatorError: If the coordinator refuses the request, because it is of another version.
         """
         try:
             self._read()
-            self.coordinator = self._client.request({"op": "status"}, _ANSWER_S)
-        except CoordinatorUnreachableError as error:
+            status = self._client.request(StatusRequest(), _ANSWER_S)
+        except (CoordinatorUnreachableError, CoordinatorFailedError) as error:
             self.trouble = str(error)
             return time.monotonic() - self._heard < self._gone_s
-        self.trouble, self._heard = "", time.monotonic()
-        told = self.coordinator
-        return not (told["finish"] and (told["result"] is not None or not told["members"]))
+        self.coordinator, self.trouble, self._heard = status.model_dump(), "", time.monotonic()
+        return not (status.finish and (status.result is not None or not status.members))
 
     def _read(self) -> None:
         while True:
-            portion = self._client.request({"op": "journal", "offset": self._offset}, _ANSWER_S)
-            self._offset = int(portion["end"])
-            for entry in parse_lines(str(portion["text"]).splitlines()):
+            portion = self._client.request(JournalRequest(offset=self._offset), _ANSWER_S)
+            self._offset = portion.end
+            for entry in parse_lines(portion.text.splitlines()):
                 self.view.feed(entry)
-            if not portion["text"]:
+            if not portion.text:
                 return
 
     def close(self) -> None:
@@ -144,7 +144,7 @@ class RemoteTraining:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; empty if there is none."""
+    """Read a JSON object from a file; empty if there is none."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -160,38 +160,38 @@ def _key_of(folder: Path) -> RingKey | None:
 
 
 def is_running(folder: Path) -> bool:
-    """Whether a process of a training in a folder lives."""
+    """Whether the training in a folder is running."""
     return is_locked(folder / "training.lock")
 
 
 def training_name(folder: Path) -> str:
-    """The configuration's name, and the folder's."""
+    """Name of the configuration and of the folder."""
     name = _read_json(folder / "job.json").get("spec", {}).get("provenance", {}).get("name", "")
     return f"{name} ({folder.name})" if name else folder.name
 
 
 def trainings(data: Path) -> list[Path]:
-    """Folders of all trainings of a data folder, the latest first."""
+    """Folders of all trainings in a data folder, most recent first."""
     found = [path.parent for path in (data / "work").glob("train-*/journal.jsonl")]
     return sorted(found, key=lambda folder: (folder / "journal.jsonl").stat().st_mtime, reverse=True)
 
 
 def find_training(target: str, key_file: Path | None = None) -> Watched:
-    """The training that somebody means.
+    """Find a training.
 
     Args:
         target: A training's folder, a data folder, HOST:PORT of a coordinator, the configuration's name or the first
-            digits of the training's key; empty for the one that runs here.
-        key_file: The ring's key, for HOST:PORT.
+            digits of the training's key; empty for the one that runs in the default data folder.
+        key_file: File of the ring's key, for HOST:PORT.
 
     Raises:
-        WatchError: If there is none, or several.
+        WatchError: If there is none, or if several are running.
     """
     if re.fullmatch(r"(\S+|\[\S+\]):\d{1,5}", target) and not Path(target).exists():
         return RemoteTraining(target, key_file)
     if key_file is not None:
         raise WatchError(
-            "--key-file is for a coordinator elsewhere (HOST:PORT); here the training's folder has its key"
+            "--key-file is for a remote coordinator (HOST:PORT); leave it out, since the training's folder has the key"
         )
     folder = Path(target).expanduser() if target else home()
     if (folder / "journal.jsonl").is_file():
@@ -207,8 +207,8 @@ def find_training(target: str, key_file: Path | None = None) -> Watched:
     if len(running) == 1:
         return LocalTraining(running[0])
     if running:
-        raise WatchError(f"{len(running)} trainings run in {data}: name one{_list(running)}")
-    raise WatchError(f"no training runs in {data}: give a training's folder or name, or HOST:PORT{_list(known)}")
+        raise WatchError(f"{len(running)} trainings are running in {data}: name one{_list(running)}")
+    raise WatchError(f"no training is running in {data}: give a training's folder or name, or HOST:PORT{_list(known)}")
 
 
 def _means(folder: Path, target: str) -> bool:

@@ -1,11 +1,11 @@
-"""A running training as an onlooker sees it: learners, speed, epochs, who came and went; put together from its journal.
+"""State of a running training, derived from its journal: learners, speed, epochs, nodes that joined and left.
 
     view = TrainingView()
     for entry in tail.new_entries():
         view.feed(entry)
     view.to_dict()
 
-The journal may be read from anywhere in its middle: what came before is only not known.
+Reading may start anywhere in the journal; earlier information is then missing.
 """
 
 from collections import deque
@@ -15,16 +15,16 @@ from typing import Any
 from tasks.tracking.metrics import Entry, is_number, mean
 
 _RECENT = 20
-"""Lines of a learner over which its speed is measured."""
+"""Journal lines of a learner over which its speed is measured."""
 _EVENTS = 12
 DEFICIT = 0.8
-"""With fewer exchanges a step, averaging does not keep up with training."""
+"""Exchanges per step below which averaging does not keep up with training."""
 _FIGURES = ("loss", "lr", "staleness", "exchange_s", "exchanges_per_step", "distance", "failed")
 
 
 @dataclass
 class LearnerView:
-    """One learner, as of its last line."""
+    """State of a learner at its last journal line."""
 
     name: str
     """`node.rank`."""
@@ -32,15 +32,15 @@ class LearnerView:
     loss: float | None = None
     lr: float | None = None
     staleness: float | None = None
-    """Own steps between the weights that were averaged and the update at which the average is applied, from 1."""
+    """Own steps between the weights that were averaged and the update that uses the average; at least 1."""
     exchange_s: float | None = None
     exchanges_per_step: float | None = None
-    """Exchanges that ended well; below 1, averaging does not keep up."""
+    """Successful exchanges per step; below 1, averaging does not keep up."""
     distance: float | None = None
     failed: int | None = None
-    """Exchanges that came to nothing."""
+    """Number of failed exchanges."""
     recent: deque[tuple[float, int, float]] = field(default_factory=lambda: deque(maxlen=_RECENT))
-    """Elapsed seconds, steps and seconds of audio."""
+    """Elapsed seconds, steps and seconds of audio of the last lines."""
 
     @property
     def node(self) -> int:
@@ -49,7 +49,7 @@ class LearnerView:
         return int(number) if number.isdigit() else 0
 
     def feed(self, entry: Entry) -> None:
-        """Take a `step` line."""
+        """Process a `step` line."""
         self.step = int(entry.get("step", 0))
         for name in _FIGURES:
             setattr(self, name, entry[name] if is_number(entry.get(name)) else None)
@@ -68,7 +68,7 @@ class LearnerView:
 
     @property
     def steps_per_s(self) -> float | None:
-        """Steps per second of training; None before there are two lines."""
+        """Steps per second of training; None before the second line."""
         return self._rate(1)
 
     @property
@@ -83,14 +83,14 @@ class LearnerView:
 
 
 class TrainingView:
-    """What a journal says so far; `feed` takes its lines in their order."""
+    """State of a training; `feed` processes the journal's lines in order."""
 
     def __init__(self) -> None:
         self.learners: dict[str, LearnerView] = {}
         self.systems: dict[int, Entry] = {}
-        """Each node's last figures of its machine."""
+        """Last figures of each node's machine."""
         self.nodes: set[int] | None = None
-        """Nodes in the ring; None before the journal says anything of them."""
+        """Nodes in the ring; None before the journal lists any."""
         self.progress = 0.0
         self.epochs = 0.0
         self.elapsed = 0.0
@@ -101,7 +101,7 @@ class TrainingView:
         self._pace: deque[tuple[float, float]] = deque(maxlen=200)
 
     def feed(self, entry: Entry) -> None:
-        """Take a line; one that makes no sense is passed over."""
+        """Process a line; invalid lines are ignored."""
         handler = {
             "start": self._begin,
             "resume": self._begin,
@@ -120,7 +120,7 @@ class TrainingView:
                 self.elapsed = max(self.elapsed, float(entry["elapsed"]))
             handler(entry)
         except (KeyError, TypeError, ValueError, AttributeError):
-            return  # of another version, or damaged: an onlooker shows the rest
+            return  # of another version, or damaged
 
     def _tell(self, text: str) -> None:
         self.events.append({"elapsed": round(self.elapsed, 1), "text": text})
@@ -131,13 +131,13 @@ class TrainingView:
         self.progress = float(entry.get("epoch", 0.0)) if resumed else 0.0
         self.elapsed = float(entry.get("elapsed", 0.0))
         self._pace.clear()
-        self._tell(f"resumed from {entry.get('checkpoint', 'a checkpoint')}" if resumed else "training begins")
+        self._tell(f"resumed from {entry.get('checkpoint', 'a checkpoint')}" if resumed else "training started")
 
     def _step(self, entry: Entry) -> None:
         name = str(entry.get("learner", "0.0"))
         self.learners.setdefault(name, LearnerView(name)).feed(entry)
         self.epochs = float(entry.get("epochs", self.epochs))
-        # the learners' clocks differ by a beat: progress never goes back
+        # the learners' progress differs slightly: never go back
         self.progress = max(self.progress, float(entry["epoch"]))
         self._pace.append((self.elapsed, self.progress))
 
@@ -168,35 +168,35 @@ class TrainingView:
         self.ended = entry
         self._tell("training has ended")
 
-    # --- questions
+    # --- queries
 
     @property
     def present(self) -> list[LearnerView]:
-        """Learners of nodes that are in the ring, in order."""
+        """Learners of the nodes in the ring, sorted."""
         nodes = self.nodes
         found = [one for one in self.learners.values() if nodes is None or one.node in nodes]
         return sorted(found, key=lambda one: [int(part) if part.isdigit() else 0 for part in one.name.split(".")])
 
     @property
     def loss(self) -> float | None:
-        """Mean loss of the learners that are present."""
+        """Mean loss of the present learners."""
         return mean(one.loss for one in self.present)
 
     @property
     def steps_per_s(self) -> float | None:
-        """Steps per second of all learners that are present."""
+        """Steps per second of all present learners together."""
         rates = [rate for one in self.present if (rate := one.steps_per_s) is not None]
         return sum(rates) if rates else None
 
     @property
     def audio_per_s(self) -> float | None:
-        """Seconds of audio per second, over all learners that are present."""
+        """Seconds of audio per second of all present learners together."""
         rates = [rate for one in self.present if (rate := one.audio_per_s) is not None]
         return sum(rates) if rates else None
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds of training left at the present pace; None before there is one."""
+        """Remaining seconds of training at the current speed; None while it is unknown."""
         if self.ended is not None or len(self._pace) < 2:
             return None
         (begin, first), (end, last) = self._pace[0], self._pace[-1]

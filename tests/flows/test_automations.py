@@ -333,7 +333,7 @@ def test_pools_of_containers_are_accepted_and_not_confused(live):
         assert all("set_working_directory" in json.dumps(one["pull_steps"]) for one in found)
     refused = live.deploy("--pool", "on-docker", check=False)
     assert refused.returncode == 1
-    assert "starts runs as docker, not process" in refused.stderr
+    assert "has the type docker, not process" in refused.stderr
     live.deploy()
 
 

@@ -219,23 +219,23 @@ def test_a_backup_from_the_future_is_refused(filled, tmp_path):
 def test_a_backup_of_the_other_profile_is_refused(filled, tmp_path, monkeypatch):
     url, manifest = backup(str(tmp_path / "backups"))
     ObjectStore(url).write_json(MANIFEST, manifest | {"kind": "postgresql"})
-    with pytest.raises(BackupError, match="postgresql database, and the data folder is of the small profile"):
+    with pytest.raises(BackupError, match="postgresql database, but the data folder is of the small profile"):
         restore(url, force=True)
     ObjectStore(url).write_json(MANIFEST, manifest)
     monkeypatch.setenv(module.POSTGRES, "127.0.0.1:1")
-    with pytest.raises(BackupError, match="sqlite database, and the data folder is of the production profile"):
+    with pytest.raises(BackupError, match="sqlite database, but the data folder is of the production profile"):
         restore(url, force=True)
 
 
 def test_running_servers_are_not_pulled_from_under(filled, tmp_path, monkeypatch):
     url, _ = backup(str(tmp_path / "backups"))
     monkeypatch.setattr(module.services, "running_services", lambda: {"prefect": "http://127.0.0.1:4200"})
-    with pytest.raises(BackupError, match="end `starling up` first"):
+    with pytest.raises(BackupError, match="stop `starling up` first"):
         restore(url, force=True)
 
 
 def test_a_data_folder_without_databases_has_nothing_to_back_up(home, tmp_path):
-    with pytest.raises(DatabaseError, match="nothing has run with this data folder"):
+    with pytest.raises(DatabaseError, match="run a pipeline with this data folder first"):
         backup(str(tmp_path / "backups"))
     with pytest.raises(BackupError, match="no backup"):
         find_backup(str(tmp_path / "backups"))

@@ -91,7 +91,7 @@ def test_corpus_inspect_counts_what_is_good_and_why_the_rest_is_not(tmp_path, ho
 
 
 def test_corpus_inspect_of_nothing_known_says_so(tmp_path, home):
-    assert "looks like no known corpus layout" in invoke("corpus", "inspect", tmp_path, code=1).stderr
+    assert "has no known corpus layout" in invoke("corpus", "inspect", tmp_path, code=1).stderr
     assert "did you mean 'librispeech'" in invoke("corpus", "inspect", tmp_path, "--kind", "librispech", code=1).stderr
 
 
@@ -109,16 +109,16 @@ def test_score_compares_two_trn_files(tmp_path):
     ("words", "message"),
     [
         (["score"], "give either a configuration, or both --ref and --hyp"),
-        (["score", "--ref", "{}/ref.trn", "--hyp", "{}/short.trn"], "'b' is missing in"),
+        (["score", "--ref", "{}/ref.trn", "--hyp", "{}/short.trn"], "'b' is missing from"),
         (["score", "--ref", "{}/ref.trn", "--hyp", "{}/none.trn"], "none.trn"),
         (["score", "--ref", "{}/ref.trn", "--hyp", "{}/bad.trn"], "line 1"),
         (["run", "{}/none.yaml"], "none.yaml cannot be read"),
         (["run", "{}/wrong.yaml"], "train.epoch: there is no such field; did you mean 'epochs'?"),
         (["run", "{}/good.yaml", "--set", "train.epochs=["], "is no YAML value"),
         (["run", "{}/good.yaml", "--set", "nonsense"], "write field=value"),
-        (["transcribe", "{}", "--model", "{}"], "there is no audio file in"),
-        (["transcribe", "{}/ref.trn", "--model", "{}"], "is no model bundle"),
-        (["deploy"], "no Prefect server runs: start `starling up`"),
+        (["transcribe", "{}", "--model", "{}"], "no audio file in"),
+        (["transcribe", "{}/ref.trn", "--model", "{}"], "is not a model bundle"),
+        (["deploy"], "no Prefect server is running: start `starling up`"),
     ],
 )
 def test_a_users_mistake_is_one_message_with_a_remedy(tmp_path, home, words, message, wide):
@@ -218,4 +218,4 @@ def test_corpus_download_leaves_alone_what_is_complete(tmp_path):
     (tmp_path / "fsdd" / ".v1.0.8.completed").write_text("{}")
     found = json.loads(invoke("corpus", "download", "fsdd", "--to", tmp_path, "--json").stdout)
     assert (found["kind"], found["parts"]["v1.0.8"]["present"]) == ("fsdd", True)
-    assert "was there" in invoke("corpus", "download", "fsdd", "--to", tmp_path).stdout
+    assert "already there" in invoke("corpus", "download", "fsdd", "--to", tmp_path).stdout

@@ -94,7 +94,7 @@ def test_the_nodes_exit_status_is_the_commands(key, monkeypatch):
         (["--coordinator", "head:7100", "--node-rank", "0"], "--key-file is missing"),
         (
             ["--coordinator", "head:7100", "--node-rank", "0", "--key-file", "{}/no"],
-            "--key-file is {}/no, where there is no",
+            "--key-file is {}/no, which is no file",
         ),
         (["--coordinator", "head:7100", "--node-rank", "0", "--key-file", "{}/bad"], "bad"),
         (["{}/c.yaml", "--node-rank", "0"], "--node-rank is for a node, which takes no configuration"),

@@ -332,7 +332,7 @@ def test_secrets_are_made_where_they_are_wanted(home, tmp_path):
     made = json.loads(invoke("secrets", tmp_path / "x", "--json").stdout)
     assert made["folder"] == str(tmp_path / "x")
     assert "prefect_auth" in made["made"]
-    assert "made nothing, all are there" in invoke("secrets", tmp_path / "x", "--for-containers").stdout
+    assert "made nothing, all exist" in invoke("secrets", tmp_path / "x", "--for-containers").stdout
     assert (tmp_path / "x" / "prefect_auth").stat().st_mode & 0o777 == 0o444
     assert f"{home / 'secrets'}: made postgres_password, " in invoke("secrets").stdout
 
@@ -494,7 +494,7 @@ def test_what_is_downloaded_and_where_to(recorder, tmp_path, monkeypatch):
     calls = recorder("storage.corpora.download.download_corpus", answer)
     shown = invoke("corpus", "download", "x").stdout
     assert shown.splitlines() == [
-        "x a: was there",
+        "x a: already there",
         "x b: 1,200 files, 3 MB",
         "Use it as a source: kind: fsdd, path: /there",
     ]

@@ -18,7 +18,7 @@ def invoke(*words, code=0):
 def test_the_champion_is_named_and_listed(finished, tmp_path):
     found = json.loads(invoke("promote", "tiny", "--json").stdout)
     assert (found["model"], found["version"], found["promoted"]) == ("tiny", "1", True)
-    assert found["reason"] == "it is the champion already"
+    assert found["reason"] == "it is already the champion"
     config = write_config(tmp_path / "c.yaml", tiny_document())
     assert "tiny version 1: champion" in invoke("promote", "--config", config, "--plain").stdout
     listed = json.loads(invoke("rollback", "tiny", "--list", "--json").stdout)
@@ -29,7 +29,7 @@ def test_the_champion_is_named_and_listed(finished, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["promote"], "say which model"),
+        (["promote"], "no model given"),
         (["promote", "nobody"], "nobody has no challenger"),
         (["promote", "tiny", "--version", "99"], "tiny has no version 99"),
         (["promote", "tiny", "--force"], "needs a reason"),

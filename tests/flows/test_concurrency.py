@@ -44,7 +44,7 @@ def going(monkeypatch):
 def test_a_schedules_run_is_skipped_while_another_is_going(going):
     state = concurrency._as_deployed(a_run(going), lambda: "done")
     assert (state.type.value, state.name) == ("CANCELLED", "Skipped")
-    assert "this deployment is run by run nightly" in state.message
+    assert "this deployment is already running: run nightly" in state.message
 
 
 @pytest.mark.parametrize("fields", [{"auto_scheduled": False}, {"run_count": 2}, {"deployment_id": None}])

@@ -137,7 +137,7 @@ def test_a_pool_of_another_type_is_refused_and_left_alone(server):
     make_pool(server, WorkPool("here"), "nodes")
     before = dict(server.pools)
     make_pool(server, WorkPool("here"), "nodes")
-    with pytest.raises(PoolError, match="'here' is there and starts runs as process, not docker: .*--pool"):
+    with pytest.raises(PoolError, match="'here' exists and has the type process, not docker: .*--pool"):
         make_pool(server, WorkPool("here", "docker"))
     assert (server.pools, server.queues) == (before, [("here", "nodes")])
 

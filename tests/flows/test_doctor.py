@@ -63,7 +63,7 @@ def test_doctor_on_ports(home, monkeypatch):
     monkeypatch.setattr("flows.servers.services.running_services", dict)
     assert checked(doctor.check_ports) == [
         ("port 4200", "ok", "free for prefect", ""),
-        ("port 5000", "warning", "taken, wanted for mlflow", "starling up --mlflow-port OTHER"),
+        ("port 5000", "warning", "taken, needed for mlflow", "starling up --mlflow-port OTHER"),
     ]
     monkeypatch.setattr("flows.servers.services.running_services", lambda: {"mlflow": "http://127.0.0.1:5000"})
     assert checked(doctor.check_ports)[1] == ("mlflow server", "ok", "running at http://127.0.0.1:5000", "")

@@ -57,8 +57,8 @@ def test_a_settled_change_is_ingested_once(watched, config):
     states = [watch.watch.fn(config) for _ in range(4)]
     assert [state.name for state in states] == ["Settling", "Changed", "Unchanged", "Unchanged"]
     assert "wise-owl ingests them" in states[1].message
-    assert "two looks" in states[0].message
-    assert states[2].message == "the sources are as they were"
+    assert "two checks" in states[0].message
+    assert states[2].message == "the sources have not changed"
     options = {"timeout": 0, "idempotency_key": "tiny-a", "as_subflow": False}
     assert watched.asked == [("ingest/tiny", options)]
     assert list(watched.kept) == ["starling_watch_tiny"]
@@ -134,7 +134,7 @@ def test_a_promotion_is_asked_for_as_it_was_given_and_shown(config, monkeypatch,
     assert text == "**theirs version 3: promoted**\n\nit beats version 2\n\n[Version](http://m/3)"
     assert fields == {"key": "theirs-promotion", "description": "Promotion"}
     assert "**mine version 3: not promoted**" in no_flow[1][0]
-    with pytest.raises(RegistryError, match="say which model"):
+    with pytest.raises(RegistryError, match="no model given"):
         promote.promote.fn()
 
 
@@ -162,13 +162,13 @@ def test_a_store_is_verified_and_what_is_damaged_is_named(home, no_flow):
     empty = verify.verify_storage.fn(config)
     assert (empty.name, empty.type.value) == ("Empty", "COMPLETED")
     store = ObjectStore(copy_finished(home) / "objects")
-    assert "all whole" in verify.verify_storage.fn(config).message
+    assert "all intact" in verify.verify_storage.fn(config).message
     assert no_flow[-1]["table"] == [{"object": "all", "what is wrong": "nothing"}]
     assert no_flow[-1]["key"] == "storage-tiny"
     (name, *_) = [name for name in store.list() if name.endswith(".tar")]
     data = store.read(name)
     store.write(name, bytes([data[600] ^ 1]).join((data[:600], data[601:])))
-    assert verify.verify_storage.fn(config, quick=True).message.endswith("all whole")
+    assert verify.verify_storage.fn(config, quick=True).message.endswith("all intact")
     with pytest.raises(verify.DamageError, match=rf"1 problems in .*the first: {name}.*storage verify --url"):
         verify.verify_storage.fn(config)
     assert [row["object"] for row in no_flow[-1]["table"]] == [name]

@@ -89,7 +89,7 @@ def test_the_deployment_of_the_flow_takes_its_parameters():
     document["data"] |= {"folds": 3}
     assert parameters(parse_config(document))["folds"] == 3
     schema = parameter_schema(crossvalidate).model_dump_for_openapi()
-    assert schema["properties"]["folds"]["description"] == "How many folds."
+    assert schema["properties"]["folds"]["description"] == "Number of folds."
 
 
 def test_the_table_at_the_end():

@@ -15,6 +15,7 @@ from flows.cli.live_table import clock, number, picture, render
 from tasks.stages.base import StageError
 from tasks.tracking.training_lookup import LocalTraining, RemoteTraining, WatchError, find_training, is_running
 from training.coordinator.journal import Journal
+from training.coordinator.messages import JournalReply
 from training.coordinator.views import journal_portion
 from training.processes.keys import RingKey
 
@@ -59,14 +60,14 @@ def test_a_training_is_found_by_name_and_key(home, target):
 
 
 def test_what_is_not_there_or_not_clear_is_said(home, tmp_path):
-    with pytest.raises(WatchError, match="no training runs in"):
+    with pytest.raises(WatchError, match="no training is running in"):
         find_training("")
     first, second = work_folder(home), work_folder(home, "train-xyz", "other")
-    with pytest.raises(WatchError, match=r"(?s)no training runs.*other \(train-xyz\).*"):
+    with pytest.raises(WatchError, match=r"(?s)no training is running.*other \(train-xyz\).*"):
         find_training("")
     with pytest.raises(WatchError, match="'nobody' is no folder, no HOST:PORT and no training"):
         find_training("nobody")
-    with pytest.raises(WatchError, match="--key-file is for a coordinator elsewhere"):
+    with pytest.raises(WatchError, match="--key-file is for a remote coordinator"):
         find_training("tiny", tmp_path / "key")
     locks = [open(folder / "training.lock", "w") for folder in (first, second)]  # noqa: SIM115
     import fcntl
@@ -75,7 +76,7 @@ def test_what_is_not_there_or_not_clear_is_said(home, tmp_path):
     assert is_running(first)
     assert find_training("").folder == first
     fcntl.flock(locks[1], fcntl.LOCK_EX)
-    with pytest.raises(WatchError, match="2 trainings run"):
+    with pytest.raises(WatchError, match="2 trainings are running"):
         find_training("")
     for lock in locks:
         lock.close()
@@ -110,18 +111,18 @@ def test_a_store_is_watched_with_its_key_only(make_store, make_node, tmp_path):
 
 def test_a_store_gives_its_journal_in_bounded_pieces(tmp_path):
     path = tmp_path / "job.journal"
-    assert journal_portion(path, 0) == {"offset": 0, "end": 0, "text": ""}
+    assert journal_portion(path, 0) == JournalReply(offset=0, end=0, text="")
     journal = Journal(path)
     for step in range(9000):
         journal.write("step", step=step, note="x" * 60)
     portion = journal_portion(path, 0)
-    assert portion["offset"] == 0
-    assert len(portion["text"]) < 300_000
-    assert portion["end"] == len(portion["text"])
+    assert portion.offset == 0
+    assert len(portion.text) < 300_000
+    assert portion.end == len(portion.text)
     tail = journal_portion(path, -1)
-    assert tail["end"] == path.stat().st_size
-    assert journal_portion(path, tail["end"])["text"] == ""
-    assert journal_portion(path, 10**15)["offset"] == 0
+    assert tail.end == path.stat().st_size
+    assert journal_portion(path, tail.end).text == ""
+    assert journal_portion(path, 10**15).offset == 0
 
 
 def test_numbers_that_are_missing_have_a_dash():

@@ -28,7 +28,7 @@ from storage.objects import ObjectStore
 
 
 def test_a_missing_program_is_named_with_the_package():
-    with pytest.raises(PostgresError, match=r"no pg_nothing here: apt-get install postgresql"):
+    with pytest.raises(PostgresError, match=r"pg_nothing is not installed: apt-get install postgresql"):
         find_postgres("pg_nothing")
 
 
@@ -41,7 +41,7 @@ def test_root_runs_it_as_another_who_must_be_able_to_enter_the_folder(tmp_path, 
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
-    with pytest.raises(PostgresError, match=r"cannot enter .*another user than root.*--folder"):
+    with pytest.raises(PostgresError, match=r"cannot enter .*user other than root.*--folder"):
         account(closed / "postgres")
     found = account(Path(tempfile.gettempdir()) / "postgres")
     assert found["user"] != 0
@@ -51,7 +51,7 @@ def test_root_runs_it_as_another_who_must_be_able_to_enter_the_folder(tmp_path, 
 def test_passwords_are_quoted_and_left_out_of_messages():
     assert _quoted("it's") == "it''s"
     for text in ("a\nb", "a\\b", "a\0b"):
-        with pytest.raises(PostgresError, match="make another"):
+        with pytest.raises(PostgresError, match="choose another"):
             _quoted(text)
     assert "secret" not in _without_passwords("ERROR: ALTER ROLE postgres PASSWORD 'secret'")
 

@@ -256,7 +256,7 @@ def test_killed_servers_come_back_and_keep_what_they_knew(production):
     auth = f"admin:{production.secret('mlflow_admin_password')}"
     wait_until(lambda: refused_or_lost(experiments, auth) is None, every_s=1.0)
     assert look_up(production) == ["1", "PyFuncModel"]
-    assert "starting it again" in production.said.read_text()
+    assert "restarting it" in production.said.read_text()
 
 
 def refused_or_lost(url, auth):
@@ -273,7 +273,7 @@ def test_everything_is_lost_and_restored(production):
     assert Path(figures["backup"]).stat().st_mode & 0o077 == 0
     running = production.command("restore", "--from", kept, check=False)
     assert running.returncode == 1
-    assert "end `starling up` first" in running.stderr.replace("\n", " ")
+    assert "stop `starling up` first" in running.stderr.replace("\n", " ")
     busy = PostgresDatabase("prefect", production.server())
     assert busy.has_data()
     old = production.secret("mlflow_admin_password")

@@ -100,7 +100,7 @@ def test_the_s3_server_is_found_beside_python_or_on_the_path(monkeypatch, tmp_pa
     assert production.find_rclone() == str(tmp_path / "rclone")
     (tmp_path / "rclone").unlink()
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(ServiceError, match="no rclone here.*pip install"):
+    with pytest.raises(ServiceError, match="rclone, which serves S3, is not installed.*pip install"):
         production.find_rclone()
 
 
@@ -192,8 +192,8 @@ def test_buckets_are_made_once_and_a_starting_server_is_waited_for(s3):
 @pytest.mark.parametrize(
     ("answers", "patience_s", "message"),
     [
-        ([refusal(403, "AccessDenied")], 60, "makes no bucket starling: .*AccessDenied"),
-        ([refusal(503, "SlowDown")] * 2, -1, "makes no bucket starling"),
+        ([refusal(403, "AccessDenied")], 60, "does not create the bucket starling: .*AccessDenied"),
+        ([refusal(503, "SlowDown")] * 2, -1, "does not create the bucket starling"),
         ([None, *[BotoCoreError()] * 2], -1, "the S3 server does not answer"),
     ],
 )

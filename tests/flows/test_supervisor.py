@@ -49,7 +49,7 @@ def test_what_dies_is_started_again_after_a_pause(home, clock):
     second = keeper.services[0]
     assert second.process.poll() is None
     assert second is not first
-    assert "starting it again in 1 s" in said[0]
+    assert "restarting it in 1 s" in said[0]
     assert first.log.with_name("sleeper.log.1").exists()
     kill(second)
     keeper.check()

@@ -100,7 +100,7 @@ def test_verify_storage_fails_where_something_is_damaged(home):
     config = parse_config(tiny_document())
     assert on_a_server(VERIFY, config, home).startswith("COMPLETED Empty")
     store = ObjectStore(copy_finished(home) / "objects")
-    assert "all whole" in on_a_server(VERIFY, config, home)
+    assert "all intact" in on_a_server(VERIFY, config, home)
     (name, *_) = [name for name in store.list() if name.endswith(".tar")]
     store.write(name, store.read(name)[:-1])
     failed = on_a_server(VERIFY, config, home)

@@ -64,8 +64,8 @@ def shipped(spool):
     """Steps of the lines that a spool sends, each acknowledged at once."""
     found = []
     while portions := spool.portions():
-        found += [line["step"] for line in portions[0]["lines"]]
-        spool.arrived({portions[0]["name"]: portions[0]["end"]})
+        found += [line["step"] for line in portions[0].lines]
+        spool.arrived({portions[0].name: portions[0].end})
     return found
 
 

@@ -2,7 +2,7 @@
 
 from support import load_beside
 
-from training.coordinator.messages import unpack_rows
+from training.coordinator.packing import unpack_rows
 
 bookkeeping = load_beside(__file__, "../training/bookkeeping.py")
 

@@ -72,7 +72,7 @@ def test_a_server_that_dies_is_started_again_and_requests_wait_for_it(begun, num
     assert not answers(url)
     assert all(one.process.returncode is not None for one in begun)
     assert said == ["starting the Prefect server", said[1]]
-    assert f"prefect ended with status {-number}; starting it again" in said[1]
+    assert f"prefect ended with status {-number}; restarting it" in said[1]
 
 
 def refused(url):
@@ -93,7 +93,7 @@ def test_a_server_that_dies_too_often_ends_the_run(begun, ended):
         assert refused(url)
     assert len(begun) == prefect_api.RESTARTS + 1
     assert f"prefect ended by itself {prefect_api.RESTARTS + 1} times" in said[-1]
-    assert "the same command then finishes the work" in said[-1]
+    assert "run the same command again to continue" in said[-1]
 
 
 def test_a_full_disk_ends_the_run_at_the_first_death(begun, ended, monkeypatch):
@@ -175,7 +175,7 @@ def test_a_run_goes_on_when_its_server_dies_twice(tmp_path, phases, number):
     with sqlite3.connect(home / "prefect" / "prefect.db") as connection:
         assert {state for (state,) in connection.execute("select state_type from flow_run")} == {"COMPLETED"}
     said = output.read_text()
-    assert said.count("starting it again") == len(phases)
+    assert said.count("restarting it") == len(phases)
     assert "EventsWorker" not in said
     assert "Traceback" not in said
 

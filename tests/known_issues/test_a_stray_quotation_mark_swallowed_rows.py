@@ -196,7 +196,7 @@ def test_utf16_without_its_mark_is_named(tmp_path):
     rows = corpus(tmp_path, 3)
     for encoding in ("utf-16-le", "utf-16-be"):
         (tmp_path / "t.csv").write_bytes(as_csv(rows).encode(encoding))
-        with pytest.raises(CorpusError, match=r"t\.csv is no UTF-8 text, perhaps UTF-16 .*iconv -f UTF-16LE -t UTF-8"):
+        with pytest.raises(CorpusError, match=r"t\.csv is not UTF-8, perhaps UTF-16 .*iconv -f UTF-16LE -t UTF-8"):
             list(open_corpus("table", str(tmp_path / "t.csv")))
     (tmp_path / "t.csv").write_bytes(as_csv(rows).encode("utf-16-le"))
     (tmp_path / "t.csv").write_bytes((tmp_path / "t.csv").read_bytes().decode("utf-16-le").encode())  # as iconv does

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from speech.models import precision
-from speech.models.blstm import run_lstm
-from speech.models.precision import describe, has_bf16, lstm_dtype
+from speech.models.networks import precision
+from speech.models.networks.blstm import run_lstm
+from speech.models.networks.precision import describe, has_bf16, lstm_dtype
 from training.learner.compute import Learner, mixed_precision, open_set
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)

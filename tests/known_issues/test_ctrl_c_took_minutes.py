@@ -23,7 +23,7 @@ ENDED_S = 60
 """A fault's bound, on a busy machine; the promise is ten seconds."""
 ENDLESS = 100_000
 RING = {"strategy": "adpsgd", "nodes": 2}
-LINE = "ending within ten seconds; the same command then finishes the work"
+LINE = "stopping within ten seconds; run the same command again to continue"
 
 PARENT = """
 import sys

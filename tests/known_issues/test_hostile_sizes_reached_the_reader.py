@@ -12,7 +12,8 @@ import yaml
 
 from storage.safety import UnsafeTarError, check_tar
 from tasks.config.yaml_text import parse_yaml
-from training.coordinator.messages import CoordinatorError, decode
+from training.coordinator.messages import CoordinatorError
+from training.coordinator.requests import read_request
 
 
 def header(kind, field):
@@ -38,7 +39,7 @@ def test_a_name_of_8_gb_is_not_waited_for(tmp_path):
 
 def test_deep_json_is_an_error_of_the_one_who_sent_it():
     with pytest.raises(CoordinatorError, match="not valid JSON"):
-        decode(b"[" * 100_000)
+        read_request(b"[" * 100_000)
 
 
 def test_aliases_are_counted_before_anybody_follows_them():

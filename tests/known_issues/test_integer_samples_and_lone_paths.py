@@ -39,5 +39,5 @@ def test_a_lone_path_is_one_recording(tmp_path):
 
 def test_what_is_no_audio_gets_an_error_and_stops_no_other(tmp_path):
     found = transcriber(tmp_path).transcribe([{"a": 1}, np.zeros(4000, np.float32)])
-    assert "dict is no audio" in found[0].error
+    assert "dict is not audio" in found[0].error
     assert not found[1].error

@@ -123,7 +123,7 @@ def test_an_older_database_is_migrated_as_a_copy_and_kept(database):
     change(database, insert)
     old = database.read_bytes()
     with open(database, "rb") as held, subprocess.Popen(["sleep", "60"], stdin=held) as server:
-        with pytest.raises(EmbeddedDatabaseError, match=f"process {server.pid} uses it: end it"):
+        with pytest.raises(EmbeddedDatabaseError, match=f"process {server.pid} uses it: stop it"):
             make_ready(database)
         server.kill()
     assert killed_in(make_ready, database, 5)

@@ -8,7 +8,7 @@ from benchmarks.bmuf_stability import largest
 from training.config import OPTIMIZERS
 from training.learner.optim import build_optimizer, drop_momentum
 from training.simulation import Cluster, Simulation
-from training.strategies.config import BmufConfig
+from training.strategies.blocks import BmufConfig
 
 
 @pytest.fixture(scope="module")

@@ -68,7 +68,7 @@ def files(tmp_path):
         tmp_path / "missing.wav": "does not exist",
         tmp_path / "folder": "is a folder",
         tmp_path / "empty.wav": "0 bytes",
-        tmp_path / "text.wav": "holds text, not audio",
+        tmp_path / "text.wav": "contains text, not audio",
         tmp_path / "noise.wav": "cannot be decoded",
         write_floats(tmp_path / "over.wav", 1.5): "",
         write_tone(tmp_path / "good2.wav", seconds=0.5, rate=RATE): "",

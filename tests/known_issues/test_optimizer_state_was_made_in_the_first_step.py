@@ -15,8 +15,9 @@ from training.learner.flat import FlatParameters
 from training.learner.microbatches import TooLargeError
 from training.learner.optim import build_optimizer, in_one_pass, load_optimizer_tensors, optimizer_tensors
 from training.learner.prefetch import Loader
-from training.node import rank, strategy_setup
-from training.node.rank import DIVERGED, GAVE_UP, START, NodeSetup
+from training.node import run_rank
+from training.node.rank import DIVERGED, GAVE_UP, NodeSetup
+from training.node.rendezvous import RankPlacement
 
 CPU = torch.device("cpu")
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
@@ -148,10 +149,10 @@ def test_a_rank_whose_model_does_not_fit_is_not_started_again(corpus, tmp_path, 
     def full(*_):
         raise TooLargeError("too large: use a smaller model")
 
-    monkeypatch.setattr(strategy_setup, "build_learner", full)
-    monkeypatch.setenv(START, "1")
+    monkeypatch.setattr(run_rank, "build_learner", full)
     setup = NodeSetup(node=0, coordinator="127.0.0.1:1", key_file=None, folder=tmp_path)
-    assert rank._run(corpus.job(tmp_path), setup, 0, 1) == DIVERGED
+    place = RankPlacement(0, 1, "1")
+    assert run_rank.run_rank(corpus.job(tmp_path), setup, place, 1) == DIVERGED
     assert "use a smaller model" in (tmp_path / GAVE_UP).read_text()
 
 

@@ -117,7 +117,7 @@ def test_following_the_advice_brings_everything_back(prepared):
         assert "/".join(name.split("/")[:2]) in said
         again()
         assert content(store) == before, (pattern, kind)
-    assert "all whole" in starling(f"starling storage verify --url {store.url}")
+    assert "all intact" in starling(f"starling storage verify --url {store.url}")
 
 
 def test_what_is_deleted_by_hand_is_made_again_by_the_next_run(prepared, caplog):
@@ -134,7 +134,7 @@ def test_what_is_deleted_by_hand_is_made_again_by_the_next_run(prepared, caplog)
         assert content(store) == before, pattern
         if not name.endswith("done.json"):
             assert f"objects/{'/'.join(name.split('/')[:2])}/" in caplog.text
-            assert "runs again, and keeps what is whole" in caplog.text
+            assert "runs again and keeps the intact objects" in caplog.text
 
 
 def test_a_run_that_meets_damage_names_the_object_and_a_command_that_helps(prepared):
@@ -195,7 +195,7 @@ def test_later_stages_come_back_too_and_read_nothing_damaged(home):
         store.write(name, flip(whole))
         if reader:
             store.delete(find(store, f"{reader}/*/done.json"))
-            with pytest.raises(DamagedObjectError, match="its SHA-256 is not that of the stage's record") as caught:
+            with pytest.raises(DamagedObjectError, match="its SHA-256 differs from the stage's record") as caught:
                 until(stages, document)
             assert store.join(name) in str(caught.value)
         if name.startswith("train"):  # it would be trained anew: see below

@@ -10,7 +10,7 @@ import pytest
 from support import load_beside
 
 books = load_beside(__file__, "../training/bookkeeping.py")
-beat, report = books.beat, books.report
+ask, beat, report = books.ask, books.beat, books.report
 SIZE = 30
 
 
@@ -32,19 +32,19 @@ def coordinator(tmp_path):
 
 
 def epoch(coordinator):
-    return coordinator.handle({"op": "status"})["totals"]["epoch"]
+    return ask(coordinator, op="status")["totals"]["epoch"]
 
 
 def leave(coordinator):
-    coordinator.handle({"op": "leave", "incarnation": "n0"})
+    ask(coordinator, op="leave", incarnation="n0")
 
 
 def ready(coordinator):
-    return [(item["epoch"], item["nodes"]) for item in coordinator.handle({"op": "evaluations"})["ready"]]
+    return [(item["epoch"], item["nodes"]) for item in ask(coordinator, op="evaluations")["ready"]]
 
 
 def status(coordinator):
-    return coordinator.handle({"op": "status"})["to_evaluate"]
+    return ask(coordinator, op="status")["to_evaluate"]
 
 
 def test_steps_that_come_in_late_open_no_other_epoch(coordinator):
@@ -54,7 +54,7 @@ def test_steps_that_come_in_late_open_no_other_epoch(coordinator):
     beat(coordinator, 0, snapshots=[1])
     leave(coordinator)
     assert ready(coordinator) == [(1, [0])]
-    coordinator.handle({"op": "evaluated", "epoch": 1, "result": {"loss": 2.0}})
+    ask(coordinator, op="evaluated", epoch=1, result={"loss": 2.0})
     assert status(coordinator) == 0
 
 

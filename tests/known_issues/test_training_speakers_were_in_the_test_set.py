@@ -77,7 +77,7 @@ def test_the_remedy_for_a_missing_validation_set_helps(home, digits, tmp_path):
     sources = [{"kind": "table", "path": str(small_corpus(tmp_path, speakers=6)), "set": "train"}]
     run = prepared(sources, valid_share=0)
     SHARD.execute(run)
-    words = r"take `set: train` away from one and let data\.valid_share be above 0 \(it is 0\)"
+    words = r"remove `set: train` from one and set data\.valid_share above 0 \(it is 0\)"
     with pytest.raises(StageError, match=words):
         TRAIN.inputs(run)
     for source in ({"kind": "table", "path": sources[0]["path"]}, {"kind": "fsdd", "path": digits}):
@@ -106,9 +106,9 @@ def held_out(digits, **fields):
 
 def test_two_speakers_that_are_held_out_are_the_only_ones_of_the_test_set(home, digits):
     words = (
-        r"data\.sources\.1 says what 'test' is, and data\.sources\.0 is divided by its corpus' own split, which puts "
-        r"\d+ utterance\(s\) of \d speaker\(s\) \(.*dan.*\).*Set data\.sources\.0\.own_split: false to train on them, "
-        r"or data\.speaker_overlap: allow to test on them"
+        r"data\.sources\.1 defines the set 'test', but data\.sources\.0 is divided by its corpus' own split, which "
+        r"adds \d+ utterance\(s\) of \d speaker\(s\) \(.*dan.*\).*Set data\.sources\.0\.own_split: false to train on "
+        r"them, or data\.speaker_overlap: allow to test on them"
     )
     with pytest.raises(SplitError, match=words):
         prepared(held_out(digits))
@@ -128,7 +128,7 @@ def test_another_corpus_in_the_same_test_set_is_no_contradiction(home, digits, t
     other = {"kind": "table", "path": str(small_corpus(tmp_path)), "set": "test"}
     run = prepared([{"kind": "fsdd", "path": digits}, other])
     (warning,) = warnings(run)
-    assert "of the training set speak in 'test', too: 50 of its 72 utterances" in warning
+    assert "of the training set are also in 'test': 50 of its 72 utterances" in warning
 
 
 def test_speakers_of_training_and_test_are_named_unless_it_is_meant(home, digits):
@@ -137,7 +137,7 @@ def test_speakers_of_training_and_test_are_named_unless_it_is_meant(home, digits
     (warning,) = warnings(run)
     trained = sorted(speakers(run)["train"])
     assert warning.startswith(
-        f"{len(trained)} speaker(s) ({', '.join(trained)}) of the training set speak in 'test', too"
+        f"{len(trained)} speaker(s) ({', '.join(trained)}) of the training set are also in 'test'"
     )
     # each remedy of the message
     assert not warnings(prepared([source], speaker_overlap="allow"))
@@ -147,7 +147,7 @@ def test_speakers_of_training_and_test_are_named_unless_it_is_meant(home, digits
     ]
     assert not warnings(prepared(apart))
     assert not warnings(prepared([source], split_by="utterance"))
-    with pytest.raises(SplitError, match=r"speak in 'test', too, and data\.speaker_overlap is refuse"):
+    with pytest.raises(SplitError, match=r"are also in 'test', and data\.speaker_overlap is refuse"):
         prepared([source], speaker_overlap="refuse", split_by="utterance")
     assert speakers(prepared(apart, speaker_overlap="refuse"))["test"] == {"ann"}
 
@@ -166,8 +166,8 @@ def test_unknown_speakers_and_namesakes_of_other_corpora_are_not_the_same(home, 
     assert [row["speakers"] for row in set_rows(run.result("prepare").record)] == [1, 1]
     named = [source | {"corpus": "same"} for source in sources]
     (warning,) = warnings(prepared(named))
-    assert warning.startswith("1 speaker(s) (s1) of the training set speak in 'test', too: 2 of its 4 utterances")
-    assert warning.endswith("leave them out of one of the sets with data.sources.*.exclude_speakers")
+    assert warning.startswith("1 speaker(s) (s1) of the training set are also in 'test': 2 of its 4 utterances")
+    assert warning.endswith("remove them from one of the sets with data.sources.*.exclude_speakers")
     for number in (0, 1):
         mended = [dict(source) for source in named]
         mended[number]["exclude_speakers"] = ["s1"]
@@ -191,5 +191,5 @@ def test_the_log_says_so_before_anything_is_trained(home, digits, caplog):
     run = Run(parse_config({"name": "p", "data": {"sources": [{"kind": "fsdd", "path": digits}]}}), "r")
     with caplog.at_level("INFO"):
         run_plainly(run, until="prepare")
-    assert "of the training set speak in 'test', too" in caplog.text
+    assert "of the training set are also in 'test'" in caplog.text
     assert "test 60 utterances, 0.01 h, 6 speakers" in caplog.text

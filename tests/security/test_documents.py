@@ -16,7 +16,8 @@ from storage.index import INDEX_NAME, SCHEMA, ShardIndex, ShardIndexError
 from storage.objects import ObjectStore
 from tasks.config.pipeline import ConfigError, load_config
 from training.coordinator.journal import parse_lines
-from training.coordinator.messages import CoordinatorError, decode
+from training.coordinator.messages import CoordinatorError
+from training.coordinator.requests import read_request
 from training.job import TrainJob
 
 DEEP = "[" * 100_000
@@ -61,7 +62,7 @@ def test_json_that_is_nested_or_long_beyond_measure_is_an_error_of_its_reader(tm
     with pytest.raises(ValueError, match=r"x\.json"):
         store.read_json("x.json")
     with pytest.raises(CoordinatorError):
-        decode(data)
+        read_request(data)
     assert list(parse_lines([data.decode(errors="replace"), '{"kind": "end"}'])) == [{"kind": "end"}]
     for model in (BundleSpec, TrainJob):
         with pytest.raises(ValueError):

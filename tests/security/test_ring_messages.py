@@ -132,7 +132,7 @@ def test_messages_that_are_nested_or_made_up_are_answered_and_the_store_lives(ma
             stranger.send_multipart(parts)
     for message in ({"op": "journal", "offset": "../../etc/passwd"}, {"op": "journal"}, {"op": "__class__"}):
         with pytest.raises(CoordinatorError):
-            store.ask(**message)
+            store.tell(**message)
     assert store.ask(op="status")["finish"] == ""
 
 

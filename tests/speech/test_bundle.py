@@ -109,7 +109,7 @@ def test_a_description_that_does_not_fit_is_named(tmp_path, changes, name):
 def test_a_damaged_description_is_named(tmp_path, text):
     write(tmp_path)
     (tmp_path / "bundle.json").write_text(text)
-    with pytest.raises(BundleError, match=r"bundle\.json does not fit"):
+    with pytest.raises(BundleError, match=r"bundle\.json is damaged or incompatible"):
         load_bundle(tmp_path)
 
 

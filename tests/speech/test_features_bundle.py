@@ -30,7 +30,7 @@ def make_spec(features):
 @pytest.mark.parametrize("kind", sorted(FEATURES))
 @pytest.mark.parametrize("cmvn", ["global", "sliding"])
 def test_a_bundle_with_widened_features_transcribes(tmp_path, kind, cmvn):
-    spec = make_spec(FEATURES[kind].settings(num_mels=15, cmvn=cmvn, **WIDENED))
+    spec = make_spec(FEATURES[kind](num_mels=15, cmvn=cmvn, **WIDENED))
     torch.manual_seed(0)
     save_bundle(tmp_path, spec, {name: tensor.contiguous() for name, tensor in spec.build_model().state_dict().items()})
     loaded, model = load_bundle(tmp_path)

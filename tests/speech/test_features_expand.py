@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speech.audio import decode_audio
-from speech.features import Expand, LogMelConfig, build_features, sliding_normalize
+from speech.features import LogMelConfig, build_features, sliding_normalize
 from speech.features.cmvn import STD_FLOOR
-from speech.features.expand import add_deltas, delta_filters, splice, thin
+from speech.features.expand import Expand, add_deltas, delta_filters, splice, thin
 
 
 def batch(lengths, dim=4, seed=0):

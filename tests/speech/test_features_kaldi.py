@@ -377,8 +377,8 @@ def test_the_configuration_is_strict_and_documented():
     with pytest.raises(ValidationError, match=r"hop_ms"):
         LogMelConfig(hop_ms=0)
     for kind, features in FEATURES.items():
-        assert features.settings().kind == kind
-        fields = {name: field for name, field in features.settings.model_fields.items() if name != "kind"}
+        assert features().kind == kind
+        fields = {name: field for name, field in features.model_fields.items() if name != "kind"}
         assert all(field.description for field in fields.values())
 
 

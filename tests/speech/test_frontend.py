@@ -3,15 +3,16 @@
 import pytest
 import torch
 
-from speech.features import FEATURES, CmvnStats, Expand, build_features, feature_dim
+from speech.features import FEATURES, CmvnStats, build_features, feature_dim
 from speech.features.cmvn import frame_mask
+from speech.features.expand import Expand
 from speech.frontend import FrontEnd
 
 RATE = 8000
 
 
 def config(cmvn, kind="logmel", **options):
-    return FEATURES[kind].settings(num_mels=10, cmvn=cmvn, **options)
+    return FEATURES[kind](num_mels=10, cmvn=cmvn, **options)
 
 
 def waves(lengths=(4000, 2500, 900)):

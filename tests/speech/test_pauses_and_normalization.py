@@ -164,9 +164,9 @@ def test_windows_that_count_all_are_the_plain_ones():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"cmvn": "none", "cmvn_gate_db": 20}, "cmvn_gate_db is about statistics"),
-        ({"cmvn": "none", "cmvn_floor": 4}, "cmvn_floor is about statistics"),
-        ({"cmvn": "sliding", "cmvn_center": False, "cmvn_gate_db": 20}, "leave one of them out"),
+        ({"cmvn": "none", "cmvn_gate_db": 20}, "cmvn_gate_db needs CMVN statistics"),
+        ({"cmvn": "none", "cmvn_floor": 4}, "cmvn_floor needs CMVN statistics"),
+        ({"cmvn": "sliding", "cmvn_center": False, "cmvn_gate_db": 20}, "remove one of them"),
     ],
 )
 def test_what_cannot_be_gated_is_refused(options, message):
@@ -175,7 +175,7 @@ def test_what_cannot_be_gated_is_refused(options, message):
 
 
 def test_ratios_hold_no_energies():
-    with pytest.raises(ValidationError, match="cmvn_gate_db looks for loud frames, and ratios have no level"):
+    with pytest.raises(ValidationError, match="cmvn_gate_db needs the level of frames, and energy ratios have none"):
         FberConfig(cmvn_gate_db=20)
 
 

@@ -48,5 +48,5 @@ def test_only_what_lies_between_words_that_are_alike_is_searched():
 
 
 def test_another_texts_changes_are_refused():
-    with pytest.raises(ValueError, match="another's changes"):
+    with pytest.raises(ValueError, match="the changes of another text"):
         undo_changes("something else", text_changes("HELLO", "hello"))

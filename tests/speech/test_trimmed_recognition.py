@@ -122,5 +122,5 @@ def test_deltas_and_stride_see_the_trimmed_recording():
 
 
 def test_ratios_hold_no_energies():
-    with pytest.raises(ValidationError, match="trim_db looks for loud frames, and ratios have no level"):
+    with pytest.raises(ValidationError, match="trim_db needs the level of frames, and energy ratios have none"):
         FberConfig(trim_db=30)

@@ -94,7 +94,7 @@ class AuditContract:
         fill(two.store.child("train"), shards=2)
         first, second = verify(store).problems
         assert "missing, but the stage's record names it" in first.reason
-        assert "digest is not that" in second.reason
+        assert "digest differs" in second.reason
 
     def test_a_broken_index_or_record_is_named(self, store):
         output = publish(store, "shard", "a")
@@ -103,7 +103,7 @@ class AuditContract:
             store.write(f"score/{key * 16}/done.json", content)
         *records, index = [problem.reason for problem in verify(store).problems]
         assert len(records) == 3
-        assert all("no record of a stage" in reason for reason in records)
+        assert all("not a valid record of a stage" in reason for reason in records)
         assert "Parquet magic bytes not found" in index
 
     @pytest.mark.parametrize("quick", [True, False])
@@ -118,7 +118,7 @@ class AuditContract:
         found = {problem.object[-5:]: problem.reason for problem in verify(store, quick=quick).problems}
         assert found.pop("a.txt") == "missing, but the stage's record lists it"
         assert found.pop("b.txt") == "4 bytes instead of 5"
-        assert found == ({} if quick else {"c.txt": "its SHA-256 is not that of the stage's record"})
+        assert found == ({} if quick else {"c.txt": "its SHA-256 differs from the stage's record"})
 
     def test_what_no_record_lists_is_read_as_what_it_should_be(self, store):
         output = StageOutput(store, "train", "a" * 16)
@@ -132,7 +132,7 @@ class AuditContract:
         reasons = [problem.reason for problem in verify(store).problems]
         assert "not valid JSON" in reasons[0]
         assert "checksum" in reasons[1]
-        assert "its header speaks of" in reasons[2]
+        assert "its header announces" in reasons[2]
         assert verify(store, quick=True).problems == []
 
     @pytest.mark.parametrize("gone", ["done.json", "train/index.parquet", "train/shard-000001.tar"])

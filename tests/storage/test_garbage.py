@@ -66,7 +66,7 @@ class GarbageContract:
         plan = plan_later(store, registered={f"register/{'a' * 16}"})
         assert {name.split("/")[1][0] for name in names(plan)} == {"b", "c"}
         assert len(plan.garbage) == 9
-        assert plan.kept[f"prepare/{'a' * 16}"].endswith("stands on it")
+        assert plan.kept[f"prepare/{'a' * 16}"].endswith("depends on it")
 
     def test_what_a_running_stage_stands_on_stays(self, store):
         chain(store, "a", registered=False)
@@ -82,7 +82,7 @@ class GarbageContract:
         store.delete_tree(f"register/{'a' * 16}/uses")
         plan = plan_later(store, registered={f"register/{'a' * 16}"})
         assert plan.garbage == []
-        assert "does not say" in plan.kept[f"prepare/{'b' * 16}"]
+        assert "not all dependencies are known" in plan.kept[f"prepare/{'b' * 16}"]
 
     def test_shards_that_no_index_names_are_garbage(self, store):
         output = publish(store, "shard", "a")

@@ -104,7 +104,7 @@ def test_a_record_that_was_altered_is_refused(output):
     output.publish({"utterances": 35})
     data = output.store.read("done.json")
     output.store.write("done.json", data.replace(b"35", b"36"))
-    with pytest.raises(DamagedObjectError, match="its checksum is not that"):
+    with pytest.raises(DamagedObjectError, match="its checksum does not match"):
         output.record()
     output.store.write("done.json", data)
     assert output.record()["utterances"] == 35

@@ -73,7 +73,7 @@ def test_what_is_dropped_is_quarantined_and_the_counts_add_up(home, tmp_path):
 def test_without_fingerprints_only_equal_samples_count(home, tmp_path):
     result = prepare(corpus(tmp_path), fingerprint=False)
     assert "near-duplicate overlap" not in result.record["duplicates"]
-    with pytest.raises(DuplicateError, match=r"come twice in one set.*again \(train\) and u2.*within"):
+    with pytest.raises(DuplicateError, match=r"are duplicates within one set.*again \(train\) and u2.*within"):
         prepare(tmp_path / "metadata.csv", fingerprint=False, within="refuse")
     with pytest.raises(DuplicateError, match=r"same_text: drop"):
         prepare(tmp_path / "metadata.csv", fingerprint=False, same_text="refuse")

@@ -82,7 +82,7 @@ def test_a_key_that_is_missing_unreadable_or_none_is_named(tmp_path, key):
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
 def test_a_key_of_another_user_is_named(key):
     key.chmod(0)
-    with pytest.raises(StageError, match="may not read"):
+    with pytest.raises(StageError, match="cannot read"):
         check_key_file(key, "--key-file")
 
 

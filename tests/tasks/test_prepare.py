@@ -108,7 +108,7 @@ def test_a_corpus_without_any_good_utterance_stops_whatever_the_limit(home, tmp_
     path = write_table(tmp_path / "corpus", [("a", bad, "text", "s")])
     with pytest.raises(QuarantineError):
         prepared(home, path)
-    with pytest.raises(StageError, match="hold no utterance"):
+    with pytest.raises(StageError, match="have no utterance"):
         prepared(home, write_table(tmp_path / "empty", []))
 
 

@@ -58,7 +58,7 @@ def test_texts_are_audio_in_base64_or_paths(tmp_path, monkeypatch):
     assert decoded(there.name) == there.name
     monkeypatch.setitem(sys.modules, pyfunc_model._SERVER, sys)
     assert decoded(text) == data
-    with pytest.raises(ValueError, match="a server takes audio, not paths"):
+    with pytest.raises(ValueError, match="a server accepts audio, not paths"):
         decoded("/etc/passwd")
     with pytest.raises(ValueError, match="not paths"):
         decoded(there.name)

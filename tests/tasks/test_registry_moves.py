@@ -359,7 +359,7 @@ def test_rollbacks_go_back_one_by_one_and_forth_by_number(api):
 def test_what_a_killed_move_did_not_tell_is_made_good(api):
     crowned(api, 2)
     api.delete_registered_model_alias("m", PREVIOUS)
-    assert settle(api, RUN, "m", "2").reason == "it is the champion already"
+    assert settle(api, RUN, "m", "2").reason == "it is already the champion"
     assert version_of(api, "m", PREVIOUS).version == 1
 
 
@@ -400,7 +400,7 @@ def test_who_reigns_is_not_made_its_own_predecessor(api):
 def test_a_rollback_to_nowhere_says_what_to_do(api):
     crowned(api, 2)
     add(api)
-    cases = [("9", "has no version 9"), ("2", "is the champion already"), ("3", "has never been champion")]
+    cases = [("9", "has no version 9"), ("2", "is already the champion"), ("3", "has never been champion")]
     for to, message in cases:
         with pytest.raises(RegistryError, match=message):
             rollback("m", to=to)
@@ -430,7 +430,7 @@ def test_force_needs_a_reason_and_crowns_what_cannot_be_judged(api, monkeypatch)
     add(api)
     with pytest.raises(RegistryError, match="--reason TEXT"):
         promote_version("m", wish=Wish(force=True))
-    with pytest.raises(RegistryError, match="does not say what it was made from"):
+    with pytest.raises(RegistryError, match="cannot be read"):
         promote_version("m")
     found = promote_version("m", wish=Wish(force=True, reason="the champion was withdrawn"))
     assert found["promoted"]
@@ -462,7 +462,7 @@ def test_a_run_comes_back_from_its_version_with_what_it_had_published(finished):
         assert found.result(name).key == finished.result(name).key
         assert found.result(name).record == finished.result(name).record
     again = promote_version(record["model"])
-    assert (again["promoted"], again["reason"]) == (True, "it is the champion already")
+    assert (again["promoted"], again["reason"]) == (True, "it is already the champion")
 
 
 def test_outputs_that_are_gone_are_named(finished, monkeypatch):

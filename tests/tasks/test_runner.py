@@ -48,7 +48,7 @@ def test_pieces_are_taken_few_at_a_time():
 
 
 def test_work_is_this_packages_only():
-    with pytest.raises(ValueError, match="no work of this package"):
+    with pytest.raises(ValueError, match="not a function of this package"):
         find_work("os:system")
 
 

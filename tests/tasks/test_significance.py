@@ -141,7 +141,7 @@ def test_whoever_reigns_is_not_compared_with_itself(ruled):
     found = judge(None, a_run(), version("7"), CHAMPION, Wish())
     assert (found.promoted, found.reason, found.champion, ruled.compared) == (
         True,
-        "it is the champion already",
+        "it is already the champion",
         "7",
         0,
     )
@@ -167,7 +167,7 @@ def test_force_crowns_what_was_scored_on_other_sets_without_a_comparison(ruled):
     ruled.own = json.dumps({"test": "a", "more": "b"})
     found = judge(None, a_run(), version(), CHAMPION, Wish(force=True, reason="why"))
     assert (found.promoted, found.forced, found.champion, ruled.compared) == (True, True, "7", 0)
-    assert found.reason.startswith("forced: why (not judged: the test sets are not the frozen ones (more differ)")
+    assert found.reason.startswith("forced: why (not compared: the test sets are not the frozen ones (more differ)")
     assert found.numbers() == {"promotion.champion": "7", "promotion.forced": "true"}
 
 

@@ -12,15 +12,15 @@ from speech.text import NormalizerConfig
 from speech.tokens import TokenConfig
 from tasks.stages.train import TRAIN
 from training.config import OPTIMIZERS, TrainConfig
-from training.strategies.config import STRATEGY_CONFIGS
+from training.strategies.registry import STRATEGY_CONFIGS
 
 FILE = Path(__file__).with_name("train_defaults.json")
 PARTS = {
     "train": TrainConfig,
     "tokens": TokenConfig,
     "normalizer": NormalizerConfig,
-    **{f"features {kind}": features.settings for kind, features in FEATURES.items()},
-    **{f"model {kind}": model.config for kind, model in MODELS.items()},
+    **{f"features {kind}": features for kind, features in FEATURES.items()},
+    **{f"model {kind}": model for kind, model in MODELS.items()},
     **{f"strategy {kind}": config for kind, config in STRATEGY_CONFIGS.items()},
     **{f"optimizer {kind}": config for kind, config in OPTIMIZERS.items()},
 }

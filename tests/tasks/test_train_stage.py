@@ -20,7 +20,9 @@ from tasks.stages.train import TRAIN, make_job, model_digest
 from training.config import TrainConfig
 from training.coordinator.journal import read_journal
 from training.launch.training_process import TrainingFailedError
-from training.strategies.config import STRATEGY_CONFIGS, SingleConfig, StrategyConfig
+from training.strategies.registry import STRATEGY_CONFIGS
+from training.strategies.strategy import StrategyConfig
+from training.strategies.synchronous import SingleConfig
 
 
 def ready(force_from="", sets=None, **train):

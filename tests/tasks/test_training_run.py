@@ -273,7 +273,7 @@ def test_progress_tells_speed_time_left_learners_and_that_mlflow_is_away(tmp_pat
                 write(journal, "step", learner=rank, loss=float("nan") if n == 1 else 2.0, **common)
             forwarder.trouble = trouble
             reporter()
-    assert heard[-1] == (0.2, 2.0, "loss 2.000, 0.2 steps/s, 3 min left, 2 learners, MLflow is away")
+    assert heard[-1] == (0.2, 2.0, "loss 2.000, 0.2 steps/s, 3 min left, 2 learners, MLflow is unreachable")
     assert heard[1] == (0.1, 2.0, "no finite loss, 2 learners")
     assert progress.links("train") == {"MLflow run": "http://m"}
 

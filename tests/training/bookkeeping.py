@@ -10,7 +10,8 @@ from training.coordinator.coordinator import Coordinator
 from training.coordinator.core import Core
 from training.coordinator.epochs import ShardMap
 from training.coordinator.ledger import Ledger
-from training.coordinator.messages import pack_rows
+from training.coordinator.packing import pack_rows
+from training.coordinator.requests import read_request
 from training.coordinator.settings import Settings
 
 PER_SHARD = 5
@@ -161,15 +162,17 @@ def make_coordinator(tmp_path, nodes=2, shards=6, epochs=1, **train):
     return Coordinator(core, fresh=True), clock
 
 
+def ask(coordinator, **message):
+    """The reply to a request that has passed through JSON, as JSON."""
+    return coordinator.handle(read_request(json.dumps(message).encode())).model_dump(mode="json")
+
+
 def join(coordinator, node, **words):
-    message = {"op": "join", "node": node, "incarnation": f"n{node}", "previous": "", "kept": "", "endpoints": []}
-    return coordinator.handle({**message, "damaged": "", **words})
+    return ask(coordinator, **{"op": "join", "node": node, "incarnation": f"n{node}", "endpoints": []} | words)
 
 
-def beat(coordinator, node, **news):
-    message = {"op": "beat", "incarnation": f"n{node}", "ready": True, "view": 0, "want": False, "have": []}
-    message |= {"empty": False, "spools": [], "reports": [], "begun": [], "back": [], "answered": 0}
-    return coordinator.handle({**message, "snapshots": [], "records": [], **news})
+def beat(coordinator, node, **reported):
+    return ask(coordinator, **{"op": "beat", "incarnation": f"n{node}", "ready": True} | reported)
 
 
 def report(seq, rows, epoch=0):

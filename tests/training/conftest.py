@@ -6,6 +6,7 @@ from support import load_beside
 tones = load_beside(__file__, "tones.py")
 load_beside(__file__, "bookkeeping.py")
 load_beside(__file__, "disturbed.py")
+load_beside(__file__, "parameter_servers.py")
 load_beside(__file__, "pretended_copies.py")
 load_beside(__file__, "bare_learners.py")
 load_beside(__file__, "ranks.py")

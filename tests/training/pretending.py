@@ -20,6 +20,7 @@ from storage.objects import ObjectStore
 from training.coordinator.client import CoordinatorClient
 from training.coordinator.journal import read_journal
 from training.coordinator.node_client import NodeClient
+from training.coordinator.requests import StatusRequest, read_reply, read_request
 from training.processes.keys import RingKey
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -114,7 +115,12 @@ class Store:
 
     def ask(self, **message):
         with CoordinatorClient(self.address, self.key) as client:
-            return client.request(message)
+            return client.request(read_request(json.dumps(message).encode())).model_dump(mode="json")
+
+    def tell(self, **message):
+        """Send a request as it is, valid or not."""
+        with CoordinatorClient(self.address, self.key) as client:
+            return read_reply(StatusRequest(), client._exchange(json.dumps(message).encode(), 10.0))
 
     def journal(self, kind=None):
         entries = read_journal(self.folder / "job.journal")
@@ -191,7 +197,7 @@ class Node(threading.Thread):
     def kill(self):
         """End without a word, as a killed process does."""
         self.halt.set()
-        self.client._stopping.set()
+        self.client._thread.stop()
         self.join(10)
 
 

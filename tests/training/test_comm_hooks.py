@@ -9,8 +9,7 @@ from torch import nn
 
 from training.config import TrainConfig
 from training.node.comm_hooks import GradientBucket, PowerSgdState, build_hook
-from training.strategies.config import OneBitConfig
-from training.strategies.onebit import OneBit
+from training.strategies.onebit import OneBit, OneBitConfig
 
 PROGRAM = textwrap.dedent(
     """
@@ -26,7 +25,7 @@ PROGRAM = textwrap.dedent(
     from training.learner.flat import FlatParameters
     from training.node.process_group import GradientReducer, NodeGroup
     from training.strategies.onebit import OneBit, OneBitCodec, wire_bytes
-    from training.strategies.config import OneBitConfig
+    from training.strategies.onebit import OneBitConfig
 
     rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)

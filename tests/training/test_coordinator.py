@@ -4,14 +4,15 @@ import time
 
 import numpy as np
 import pytest
-from bookkeeping import PER_SHARD, beat, join, make_coordinator, report
+from bookkeeping import PER_SHARD, ask, beat, join, make_coordinator, report
 
 from storage.objects import ObjectStore
 from training.coordinator import checkpoint_rounds
 from training.coordinator.checkpoints import Publisher, find_checkpoint, last_number
 from training.coordinator.coordinator import FINAL_S
 from training.coordinator.leasing import ANSWER_BEATS
-from training.coordinator.messages import CoordinatorError, pack_rows, unpack_rows
+from training.coordinator.messages import CoordinatorError
+from training.coordinator.packing import pack_rows, unpack_rows
 
 SIZE = 6 * PER_SHARD
 
@@ -50,9 +51,9 @@ def record(node, seq=0):
 def test_a_report_that_comes_again_is_counted_once(tmp_path):
     coordinator, _ = ring(tmp_path)
     reports = [report(1, [0, 1]), report(2, [2])]
-    for news in (reports[:1], reports, reports[1:], [*reports, report(3, [3])]):
-        beat(coordinator, 0, reports=news)
-    totals = coordinator.handle({"op": "status"})["totals"]
+    for told in (reports[:1], reports, reports[1:], [*reports, report(3, [3])]):
+        beat(coordinator, 0, reports=told)
+    totals = ask(coordinator, op="status")["totals"]
     assert (totals["step"], totals["utterances"], totals["audio_seconds"], totals["repeated"]) == (3, 4, 3.0, 0)
     assert coordinator.ledger.states["n0"].step == 3
 
@@ -77,14 +78,14 @@ def test_a_beats_answer_tells_what_the_node_does_not_know(tmp_path):
     coordinator, clock = ring(tmp_path, epochs=3)
     number = coordinator.ledger.values.view
     assert beat(coordinator, 0, view=number)["view"] is None
-    assert [member[0] for member in beat(coordinator, 0, view=number - 1)["view"]["members"]] == [0, 1]
+    assert [member["node"] for member in beat(coordinator, 0, view=number - 1)["view"]["members"]] == [0, 1]
     (lease,) = beat(coordinator, 0, want=True)["leases"]
     clock.now += 0.25  # not noted yet
     reply = beat(coordinator, 0, have=[lease["id"]])
     assert (reply["leases"], reply["pools"], reply["running"]) == ([], {"0": 1}, True)
     assert reply["progress"] == {"trained": 0, "size": SIZE, "total": 3, "closed": 0, "live": 2, "elapsed": 0.25}
-    coordinator.handle({"op": "leave", "incarnation": "n1"})
-    assert [member[0] for member in beat(coordinator, 0, view=number)["view"]["members"]] == [0]
+    ask(coordinator, op="leave", incarnation="n1")
+    assert [member["node"] for member in beat(coordinator, 0, view=number)["view"]["members"]] == [0]
     assert beat(coordinator, 1)["dropped"]
 
 
@@ -199,7 +200,7 @@ def test_a_member_that_never_answers_is_left_out_after_a_while(tmp_path):
 
 def test_a_member_that_is_lost_is_not_waited_for(tmp_path):
     coordinator, _ = checkpoint_begun(tmp_path)
-    coordinator.handle({"op": "leave", "incarnation": "n1"})
+    ask(coordinator, op="leave", incarnation="n1")
     coordinator.tick()
     published(coordinator, 1)
 
@@ -268,7 +269,7 @@ def test_training_that_is_cut_short_makes_a_last_checkpoint_even_right_after_ano
     beat(coordinator, 0, records=[[1, record(0, 1)]])
     published(coordinator, 1)
     if why == "stop":
-        coordinator.handle({"op": "stop"})
+        ask(coordinator, op="stop")
     while clock.now < 100.0 + 125.0 * (why == "time"):
         clock.now += 4.0
         beat(coordinator, 0)
@@ -306,7 +307,7 @@ def test_training_that_ends_during_a_checkpoint_makes_another_one(tmp_path):
 
 def test_the_last_checkpoint_is_waited_for_but_not_for_ever(tmp_path):
     coordinator, clock = ring(tmp_path, nodes=1)
-    coordinator.handle({"op": "stop"})
+    ask(coordinator, op="stop")
     assert beat(coordinator, 0)["checkpoint"] == 1
     while clock.now < 100.0 + FINAL_S - 5:
         clock.now += 4.0
@@ -320,7 +321,7 @@ def test_the_last_checkpoint_is_waited_for_but_not_for_ever(tmp_path):
 def test_a_stop_before_anybody_has_weights_ends_at_once(tmp_path):
     coordinator, _ = make_coordinator(tmp_path, nodes=1)
     join(coordinator, 0)
-    coordinator.handle({"op": "stop"})
+    ask(coordinator, op="stop")
     assert beat(coordinator, 0, ready=False)["finish"] == "stop"
 
 
@@ -374,7 +375,7 @@ def test_a_holder_that_does_not_answer_is_asked_again_after_some_beats(tmp_path)
 def test_work_of_the_next_epoch_is_given_and_of_none_after_it(tmp_path):
     coordinator, _, leases = holder_and_asker(tmp_path, epochs=4)
     begun = [{"epoch": 0, "own": False, "rows": lease["rows"]} for lease in leases]
-    beat(coordinator, 0, begun=begun)  # nothing can be taken back
+    beat(coordinator, 0, started=begun)  # nothing can be taken back
     have, epochs = [], []
     for _ in range(20):
         for lease in beat(coordinator, 1, want=True, have=have)["leases"]:
@@ -416,7 +417,7 @@ def test_rows_that_a_holder_gives_back_are_those_of_its_lease(tmp_path):
     beat(coordinator, 0, reports=[report(1, mine_rows[:2].tolist())])
     epoch = coordinator.ledger.epochs[0]
     rows = pack_rows(np.concatenate([mine_rows, other_rows]))
-    beat(coordinator, 0, back=[{"epoch": 0, "lease": mine["id"], "rows": rows}])
+    beat(coordinator, 0, returned=[{"epoch": 0, "lease": mine["id"], "rows": rows}])
     assert [part.tolist() for part in epoch.returned] == [mine_rows[2:].tolist()]
     assert (epoch.owner[other_rows] == int(other["id"])).all()
     assert [*epoch.leases] == [int(other["id"])]

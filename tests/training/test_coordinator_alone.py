@@ -8,9 +8,9 @@ from bookkeeping import PER_SHARD
 
 from training.coordinator.epochs import ShardMap
 from training.coordinator.membership import Member, View
-from training.coordinator.messages import Progress
+from training.coordinator.messages import HeartbeatReply, Progress
 from training.coordinator.node_client import NodeClient
-from training.coordinator.session import COORDINATOR_LOST
+from training.coordinator.node_state import COORDINATOR_LOST
 from training.coordinator.worklist import Worklist
 
 SIZE = 6 * PER_SHARD
@@ -24,52 +24,53 @@ def by_fours(epoch, rows, plan):
 def client(tmp_path):
     """Node 1 of 2, which trains, and has not heard of the coordinator for 20 s: longer than the grace of 10 s."""
     found = NodeClient("127.0.0.1:9", None, 1, folder=tmp_path)
-    found._work = Worklist(ShardMap(np.repeat(np.arange(6), PER_SHARD)), 7, 1, {})
-    found._planner, found._running, found._progress = by_fours, True, Progress(0, SIZE, 1)
-    found._view = View(1, (Member(0, "a"), Member(1, "b")))
-    found._heard = time.monotonic() - 20.0
+    state = found._state
+    state.queue = Worklist(ShardMap(np.repeat(np.arange(6), PER_SHARD)), 7, 1, {})
+    state.planner, state.known = by_fours, HeartbeatReply(running=True, progress=Progress(0, SIZE, 1))
+    state.view = View(1, (Member(0, "a"), Member(1, "b")))
+    state.heard = time.monotonic() - 20.0
     yield found
     found.close()
 
 
 def test_a_node_without_work_takes_its_share(client):
-    client._go_on_alone()
+    client._continue_alone()
     batches = client.peek(99)
     assert len(np.unique(np.concatenate([batch.rows for batch in batches]))) == SIZE // 2
     assert all(batch.own for batch in batches)
-    client._go_on_alone()
+    client._continue_alone()
     assert client.peek(99) == batches  # one share at a time
 
 
 def test_a_node_that_has_a_batch_left_takes_none(client):
-    client._go_on_alone()
+    client._continue_alone()
     while len(client.peek(9)) > 1:
-        client._work.next()
-    client._go_on_alone()
+        client._state.queue.next()
+    client._continue_alone()
     assert len(client.peek(9)) == 1
 
 
 def test_a_short_silence_is_borne(client):
-    client._heard = time.monotonic() - 9.0
-    client._go_on_alone()
+    client._state.heard = time.monotonic() - 9.0
+    client._continue_alone()
     assert client.peek(9) == []
 
 
-@pytest.mark.parametrize("field", ["_running", "_planner", "_work"])
-def test_a_node_that_does_not_train_takes_none(client, field):
-    setattr(client, field, None)
-    client._go_on_alone()
+@pytest.mark.parametrize(("field", "value"), [("known", HeartbeatReply()), ("planner", None), ("queue", None)])
+def test_a_node_that_does_not_train_takes_none(client, field, value):
+    setattr(client._state, field, value)
+    client._continue_alone()
     assert client.peek(9) == []
 
 
 def test_a_node_that_was_dropped_takes_none(client):
-    client._view = View(2, (Member(0, "a"),))
-    client._go_on_alone()
+    client._state.view = View(2, (Member(0, "a"),))
+    client._continue_alone()
     assert client.peek(9) == []
 
 
 def test_a_long_silence_ends_training(client):
-    client._heard = time.monotonic() - 601.0
-    client._go_on_alone()
+    client._state.heard = time.monotonic() - 601.0
+    client._continue_alone()
     assert client.finish() == COORDINATOR_LOST
     assert client.peek(9) == []

@@ -1,7 +1,7 @@
 """Which epochs may be evaluated, and what a node is asked to leave: the coordinator's view of the ends of epochs."""
 
 import pytest
-from bookkeeping import beat, join, make_coordinator, report
+from bookkeeping import ask, beat, join, make_coordinator, report
 
 from training.coordinator.evaluations import LATE_S
 
@@ -25,11 +25,11 @@ def close(coordinator, epoch):
 
 
 def ready(coordinator):
-    return [(item["epoch"], item["nodes"]) for item in coordinator.handle({"op": "evaluations"})["ready"]]
+    return [(item["epoch"], item["nodes"]) for item in ask(coordinator, op="evaluations")["ready"]]
 
 
 def evaluated(coordinator, epoch, **result):
-    return coordinator.handle({"op": "evaluated", "epoch": epoch, "result": {"loss": 2.0, **result}})["history"]
+    return ask(coordinator, op="evaluated", epoch=epoch, result={"loss": 2.0, **result})["history"]
 
 
 def test_an_epoch_is_evaluated_when_all_have_left_their_replica(ring):
@@ -64,7 +64,7 @@ def test_a_node_that_is_lost_is_not_waited_for(ring):
     coordinator, _ = ring
     close(coordinator, 0)
     beat(coordinator, 1, snapshots=[1])
-    coordinator.handle({"op": "leave", "incarnation": "n0"})
+    ask(coordinator, op="leave", incarnation="n0")
     assert ready(coordinator) == [(1, [1])]
 
 

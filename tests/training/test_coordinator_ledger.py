@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 import pytest
-from bookkeeping import PER_SHARD, Player, beat, empty_ledger, join, make_coordinator, report
+from bookkeeping import PER_SHARD, Player, ask, beat, empty_ledger, join, make_coordinator, report
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +14,8 @@ from training.coordinator.checkpoints import make_document, restored_state
 from training.coordinator.epochs import MAX_NAMED, Repeats, ShardMap
 from training.coordinator.event_log import EventLog
 from training.coordinator.journal import read_journal
-from training.coordinator.messages import CoordinatorError, pack_bits, pack_rows, unpack_bits, unpack_rows
+from training.coordinator.messages import CoordinatorError, Lease
+from training.coordinator.packing import PackingError, pack_bits, pack_rows, unpack_bits, unpack_rows
 from training.coordinator.spool import JournalSpool
 from training.coordinator.throughput import Throughput, fair_transfer
 from training.coordinator.worklist import Worklist, plan_lease
@@ -30,7 +31,7 @@ def test_rows_and_masks_survive_the_wire():
 
 @pytest.mark.parametrize("text", ["", "?", "AAAA", pack_bits(np.ones(8, dtype=bool))])
 def test_damaged_rows_are_refused(text):
-    with pytest.raises(CoordinatorError):
+    with pytest.raises(PackingError):
         unpack_rows(text)
 
 
@@ -103,8 +104,8 @@ def test_a_spool_ships_each_line_once_and_a_predecessor_s_too(tmp_path):
     new.write({"kind": "step", "step": 2})
     steps = []
     while portions := new.portions():
-        steps += [line["step"] for line in portions[0]["lines"]]
-        new.arrived({portions[0]["name"]: portions[0]["end"]})
+        steps += [line["step"] for line in portions[0].lines]
+        new.arrived({portions[0].name: portions[0].end})
     assert sorted(steps) == [1, 2]
 
 
@@ -123,9 +124,9 @@ def by_fours(epoch, rows, plan):
 
 
 def test_a_whole_epoch_keeps_its_plan_after_a_resume_unless_batches_were_cut():
-    lease = {"id": "1", "epoch": 0, "whole": True, "rows": pack_rows(np.arange(8, 30))}
+    lease = Lease(id="1", epoch=0, whole=True, rows=pack_rows(np.arange(8, 30)))
     assert [a.rows[0] for a in plan_lease(by_fours, lease, 30)] == [8, 12, 16, 20, 24, 28]
-    cut = lease | {"rows": pack_rows(np.arange(9, 30))}
+    cut = lease.model_copy(update={"rows": pack_rows(np.arange(9, 30))})
     assert [a.rows[0] for a in plan_lease(by_fours, cut, 30)] == [9, 13, 17, 21, 25, 29]
     with pytest.raises(CoordinatorError, match="rows"):
         plan_lease(lambda *_: [np.arange(3)], lease, 30)
@@ -135,7 +136,7 @@ def test_a_worklist_trains_older_epochs_first_and_gives_back_from_the_end():
     work = Worklist(ShardMap(np.repeat(np.arange(6), PER_SHARD)), 7, 2, {})
     for number, (epoch, start) in enumerate([(1, 0), (0, 0), (0, 8)]):
         rows = pack_rows(np.arange(start, start + 8))
-        work.add(plan_lease(by_fours, {"id": str(number), "epoch": epoch, "whole": False, "rows": rows}, 30))
+        work.add(plan_lease(by_fours, Lease(id=str(number), epoch=epoch, rows=rows), 30))
     assert [(a.epoch, int(a.rows[0])) for a in work.peek(9)] == [(0, 0), (0, 4), (0, 8), (0, 12), (1, 0), (1, 4)]
     assert [int(a.rows[0]) for a in work.give_back(0, 7)] == [12, 8]
     assert work.give_back(0, 1) == []
@@ -177,7 +178,7 @@ def test_the_slowest_node_gives_back_so_that_both_end_together(tmp_path):
     wish = beat(coordinator, 0, have=[lease["id"] for lease in leases[0]])["revoke"]
     assert 1 <= wish["utterances"] < 4 * PER_SHARD
     back = {"epoch": 0, "lease": leases[0][3]["id"], "rows": leases[0][3]["rows"]}
-    beat(coordinator, 0, have=[lease["id"] for lease in leases[0]], back=[back], answered=wish["number"])
+    beat(coordinator, 0, have=[lease["id"] for lease in leases[0]], returned=[back], answered=wish["number"])
     got = beat(coordinator, 1, want=True)["leases"]
     assert [lease["rows"] for lease in got] == [leases[0][3]["rows"]]
 
@@ -206,15 +207,15 @@ def test_a_malformed_beat_changes_nothing(tmp_path):
     nan = report(1, [0])
     nan["counts"]["loss_sum"] = float("nan")
     bad = [
-        {"reports": [report(1, [0]), report(2, [10**6])]},
-        {"reports": [nan]},
-        {"begun": [{"epoch": 5, "own": False, "rows": pack_rows(np.array([0]))}]},
-        {"records": [[1, {"node": 0}]]},
-        {"reports": [{}]},
+        ({"reports": [report(1, [0]), report(2, [10**6])]}, "rows beyond the index"),
+        ({"reports": [nan]}, r"reports\.0\.counts\.loss_sum"),
+        ({"started": [{"epoch": 5, "own": False, "rows": pack_rows(np.array([0]))}]}, "epoch 5 is not one of"),
+        ({"records": [[1, {"node": 0}]]}, r"records\.0\.1\.step"),
+        ({"reports": [{}]}, r"reports\.0\.seq"),
     ]
-    for news in bad:
-        with pytest.raises(CoordinatorError):
-            beat(coordinator, 0, **news)
+    for reported, why in bad:
+        with pytest.raises(CoordinatorError, match=why):
+            beat(coordinator, 0, **reported)
     assert coordinator.ledger.to_dict() == before
 
 
@@ -222,7 +223,7 @@ def test_a_stop_waits_for_one_checkpoint_even_if_nothing_is_reported_yet(tmp_pat
     coordinator, _ = make_coordinator(tmp_path, nodes=1)
     join(coordinator, 0)
     beat(coordinator, 0)
-    coordinator.handle({"op": "stop"})
+    ask(coordinator, op="stop")
     reply = beat(coordinator, 0)
     assert (reply["finish"], reply["checkpoint"]) == ("", 1)
     record = {"node": 0, "step": 1, "seq": 1}

@@ -63,7 +63,9 @@ def test_random_kills_of_store_and_nodes_keep_the_accounts(make_store, make_node
             store.start()
             # a node that is killed before it could tell what it did alone takes the knowledge with it
             back = time.monotonic() + 0.2
-            wait_for(lambda back=back: all(node.client._heard > back or not node.is_alive() for node in nodes.values()))
+            wait_for(
+                lambda back=back: all(node.client._state.heard > back or not node.is_alive() for node in nodes.values())
+            )
             continue
         if store.ask(op="status")["finish"]:
             break

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from training.coordinator.checkpoints import make_document, restored_state
-from training.coordinator.messages import pack_rows
+from training.coordinator.packing import pack_rows
 
 NODES, AMOUNTS = st.integers(0, 3), st.integers(1, 7)
 
@@ -115,7 +115,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 assert lease.left == len(epoch.open_rows(lease)) > 0
             assert set(np.unique(epoch.owner[~epoch.trained]).tolist()) <= {0, *epoch.leases}
             held = sum(epoch.held(name) for name in ledger.states)
-            assert held + int((epoch.begun & ~epoch.trained & (epoch.owner > 0)).sum()) == sum(
+            assert held + int((epoch.started & ~epoch.trained & (epoch.owner > 0)).sum()) == sum(
                 lease.left for lease in epoch.leases.values()
             )
         assert {lease.incarnation for epoch in ledger.epochs.values() for lease in epoch.leases.values()} <= set(

@@ -17,7 +17,9 @@ from pretending import (
 
 from training.coordinator.client import CoordinatorClient
 from training.coordinator.messages import CoordinatorError, CoordinatorUnreachableError
-from training.coordinator.node_client import COORDINATOR_LOST, NodeClient
+from training.coordinator.node_client import NodeClient
+from training.coordinator.node_state import COORDINATOR_LOST
+from training.coordinator.requests import StatusRequest
 from training.coordinator.server import CoordinatorServer
 from training.coordinator.settings import Settings
 from training.processes.keys import RingKey
@@ -185,16 +187,22 @@ def test_only_the_ring_s_key_is_let_in(make_store, tmp_path):
         CoordinatorClient(store.address, RingKey.generate()) as stranger,
         pytest.raises(CoordinatorUnreachableError, match="key"),
     ):
-        stranger.request({"op": "status"}, patience_s=1.0)
+        stranger.request(StatusRequest(), patience_s=1.0)
     with CoordinatorClient(store.address, None) as stranger, pytest.raises(CoordinatorUnreachableError):
-        stranger.request({"op": "status"}, patience_s=1.0)
+        stranger.request(StatusRequest(), patience_s=1.0)
 
 
 def test_nonsense_is_answered_and_harms_nobody(make_store):
     store = make_store().start("--fresh")
-    for message in ({"op": "dance"}, {"op": "join"}, {"op": "evaluated", "epoch": "x"}, {}):
-        with pytest.raises(CoordinatorError), CoordinatorClient(store.address, None) as client:
-            client.request(message | {"node": "x"})
+    for message, field in (
+        ({"op": "dance"}, "'dance'"),
+        ({"op": "join"}, r"join\.node"),
+        ({"op": "evaluated", "epoch": "x"}, r"evaluated\.epoch"),
+        ({"op": "leave", "incarnation": "a"}, r"leave\.node: Extra"),
+        ({}, "op"),
+    ):
+        with pytest.raises(CoordinatorError, match=f"malformed request.*{field}"):
+            store.tell(**message, node="x")
     assert store.ask(op="status")["members"] == []
 
 

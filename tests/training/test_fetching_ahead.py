@@ -8,9 +8,10 @@ from tones import Worker, ask_here, speak_set, store_here
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from training.coordinator.node_client import NodeClient
+from training.coordinator.requests import StatusRequest
 from training.learner.compute import Learner, open_set
 from training.node.process_group import NodeGroup
-from training.strategies.config import ScpsgdConfig, SingleConfig
+from training.strategies.synchronous import ScpsgdConfig, SingleConfig
 
 SHARDS = 12
 
@@ -96,7 +97,7 @@ def test_the_whole_training_reads_each_shard_once(job, monkeypatch):
             assert worker.run() == "done"
         finally:
             worker.client.close()
-        totals = ask_here(address, {"op": "status"})["totals"]
+        totals = ask_here(address, StatusRequest()).totals
     assert totals["utterances"] == 2 * 10 * SHARDS
     assert sorted(name for name in fetched if name.endswith(".tar")) == [
         f"{job.train_url}/{number:06d}.tar" for number in range(SHARDS)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tones import bare
 
-from speech.models import conformer
+from speech.models.networks import conformer
 from training.learner.compute import Learner, open_set
 from training.learner.padding import frame_multiple, rounded_up
 from training.learner.prefetch import Loader

@@ -9,7 +9,7 @@ from ranks import run_ranks
 from tones import TINY
 
 from speech.models import MODELS, build_model
-from speech.models.stages import balanced, split_model
+from speech.models.networks.stages import balanced, split_model
 from training.node.pipeline_learner import BatchPlan, Transcripts
 
 MICRO_BATCHES = 4

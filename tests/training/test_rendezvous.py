@@ -1,11 +1,13 @@
-"""Where machines of a node find each other: who sits together, and when a meeting is over."""
+"""Rendezvous of a node's machines: which machines form a group, and when it is over."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
 
 from training.coordinator.messages import CoordinatorError
-from training.coordinator.rendezvous import Meetings
+from training.coordinator.rendezvous import RendezvousService
+from training.coordinator.requests import read_request
 
 
 class Clock:
@@ -21,91 +23,99 @@ def clock():
 
 
 @pytest.fixture
-def meetings(clock):
-    return new_store(clock)
+def service(clock):
+    return new_service(clock)
 
 
-def new_store(clock, nodes=2, machines=3):
-    return Meetings(SimpleNamespace(nodes=nodes, machines_per_node=machines, dead_after_s=10.0), clock)
+def new_service(clock, nodes=2, machines=3):
+    return RendezvousService(SimpleNamespace(nodes=nodes, machines_per_node=machines, dead_after_s=10.0), clock)
 
 
-def look(meetings, machine, token, address="", node=0):
-    return meetings.meet({"node": node, "machine": machine, "token": token, "address": address})
+def ask(service, **fields):
+    reply = service.answer(read_request(json.dumps({"op": "rendezvous", **fields}).encode()))
+    return json.loads(reply.model_dump_json(exclude_defaults=True))
 
 
-def stay(meetings, machine, met, leaving=False):
-    message = {"node": 0, "machine": machine, "token": met[machine], "met": met, "leaving": leaving}
-    return meetings.meet(message)
+def wait(service, machine, token, address="", node=0):
+    return ask(service, node=node, machine=machine, token=token, address=address)
 
 
-def sit_down(meetings, tokens):
+def keep_alive(service, machine, group, leaving=False):
+    return ask(service, node=0, machine=machine, token=group[machine], group=group, leaving=leaving)
+
+
+def over(service, machine, group):
+    return keep_alive(service, machine, group).get("over", "")
+
+
+def form_group(service, tokens):
     for machine in (1, 2):
-        look(meetings, machine, tokens[machine])
-    return look(meetings, 0, tokens[0], "host:1")["met"]
+        wait(service, machine, tokens[machine])
+    return wait(service, 0, tokens[0], "host:1")["group"]
 
 
-def test_machines_wait_until_all_are_there_and_the_first_one_listens(meetings):
-    assert look(meetings, 2, "c") == {"met": [], "address": "", "missing": [0, 1]}
-    assert look(meetings, 0, "a")["missing"] == [1]
-    assert look(meetings, 1, "b") == {"met": [], "address": "", "missing": []}
-    assert look(meetings, 0, "a", "host:1") == {"met": ["a", "b", "c"], "address": "host:1", "missing": []}
+def test_machines_wait_until_all_have_arrived_and_the_first_one_listens(service):
+    assert wait(service, 2, "c") == {"missing": [0, 1]}
+    assert wait(service, 0, "a")["missing"] == [1]
+    assert wait(service, 1, "b") == {}
+    assert wait(service, 0, "a", "host:1") == {"group": ["a", "b", "c"], "address": "host:1"}
     # learners of the same machine ask, and a lost answer is asked for again
     for machine, token in enumerate("abc"):
-        assert look(meetings, machine, token) == {"met": ["a", "b", "c"], "address": "host:1", "missing": []}
-    assert look(meetings, 0, "x", node=1)["missing"] == [1, 2]
+        assert wait(service, machine, token) == {"group": ["a", "b", "c"], "address": "host:1"}
+    assert wait(service, 0, "x", node=1)["missing"] == [1, 2]
 
 
-def test_whoever_asks_no_more_is_not_waited_with(meetings, clock):
-    look(meetings, 1, "b")
+def test_a_machine_that_stops_asking_does_not_count_as_waiting(service, clock):
+    wait(service, 1, "b")
     clock.now += 6
-    look(meetings, 2, "c")
-    assert look(meetings, 0, "a", "host:1")["missing"] == [1]
+    wait(service, 2, "c")
+    assert wait(service, 0, "a", "host:1")["missing"] == [1]
 
 
-def test_a_machine_that_begins_anew_ends_the_meeting_for_all_and_they_meet_again(meetings):
-    met = sit_down(meetings, "abc")
-    assert stay(meetings, 0, met) == {"over": "", "leave": False}
-    assert look(meetings, 1, "b2")["missing"] == [0, 2]
-    assert stay(meetings, 0, met)["over"] == "machine 1 has restarted"
-    assert stay(meetings, 2, met)["over"] == "machine 1 has restarted"
-    look(meetings, 2, "c2")
-    assert look(meetings, 0, "a2", "host:2") == {"met": ["a2", "b2", "c2"], "address": "host:2", "missing": []}
-    assert stay(meetings, 1, ["a2", "b2", "c2"])["over"] == ""
-    # whoever is left of the first meeting hears that it is over
-    assert stay(meetings, 2, met)["over"] == "the other machines have formed a new group"
+def test_a_machine_that_restarts_ends_the_group_and_all_form_a_new_one(service):
+    group = form_group(service, "abc")
+    assert keep_alive(service, 0, group) == {}
+    assert wait(service, 1, "b2")["missing"] == [0, 2]
+    assert over(service, 0, group) == "machine 1 has restarted"
+    assert over(service, 2, group) == "machine 1 has restarted"
+    wait(service, 2, "c2")
+    assert wait(service, 0, "a2", "host:2") == {"group": ["a2", "b2", "c2"], "address": "host:2"}
+    assert over(service, 1, ["a2", "b2", "c2"]) == ""
+    # a machine that is left of the first group is told that it is over
+    assert over(service, 2, group) == "the other machines have formed a new group"
 
 
-def test_a_silent_machine_ends_the_meeting(meetings, clock):
-    met = sit_down(meetings, "abc")
+def test_a_silent_machine_ends_the_group(service, clock):
+    group = form_group(service, "abc")
     for _ in range(29):
         clock.now += 1
-        assert not stay(meetings, 0, met)["over"]
-        stay(meetings, 1, met)
+        assert not over(service, 0, group)
+        keep_alive(service, 1, group)
     clock.now += 2
-    assert stay(meetings, 0, met)["over"] == "machine 2 has not reported for 30 s"
+    assert over(service, 0, group) == "machine 2 has not reported for 30 s"
 
 
-def test_a_store_that_was_stopped_blames_nobody(meetings, clock):
-    met = sit_down(meetings, "abc")
+def test_a_coordinator_that_was_suspended_keeps_all_groups(service, clock):
+    group = form_group(service, "abc")
     clock.now += 1000
-    assert [stay(meetings, machine, met)["over"] for machine in (0, 1, 2)] == ["", "", ""]
+    assert [over(service, machine, group) for machine in (0, 1, 2)] == ["", "", ""]
 
 
-def test_a_new_store_learns_who_sits_together(meetings, clock):
-    met = sit_down(meetings, "abc")
-    after = new_store(clock)
-    look(after, 1, "b2")
-    assert stay(after, 0, met)["over"] == "machine 1 has restarted"
-    after = new_store(clock)
-    assert [stay(after, machine, met)["over"] for machine in (0, 1, 2)] == ["", "", ""]
+def test_a_restarted_coordinator_learns_the_groups(service, clock):
+    group = form_group(service, "abc")
+    after = new_service(clock)
+    wait(after, 1, "b2")
+    assert over(after, 0, group) == "machine 1 has restarted"
+    after = new_service(clock)
+    assert [over(after, machine, group) for machine in (0, 1, 2)] == ["", "", ""]
 
 
-def test_one_that_wants_to_leave_is_heard_by_all(meetings):
-    met = sit_down(meetings, "abc")
-    assert stay(meetings, 2, met, leaving=True) == {"over": "", "leave": True}
-    assert stay(meetings, 0, met) == {"over": "", "leave": True}
-    met = sit_down(meetings, ["a2", "b2", "c2"])
-    assert not stay(meetings, 0, met)["leave"]
+def test_a_machine_that_leaves_makes_the_whole_group_leave(service):
+    group = form_group(service, "abc")
+    assert keep_alive(service, 2, group, leaving=True) == {"leave": True}
+    assert keep_alive(service, 0, group) == {"leave": True}
+    group = form_group(service, ["a2", "b2", "c2"])
+    assert not keep_alive(service, 0, group).get("leave")
 
 
 @pytest.mark.parametrize(
@@ -114,11 +124,11 @@ def test_one_that_wants_to_leave_is_heard_by_all(meetings):
         ({"node": 2, "machine": 0, "token": "a"}, "no machine 0 of node 2: train.nodes is 2"),
         ({"node": 0, "machine": 3, "token": "a"}, "no machine 3 of node 0"),
         ({"node": 0, "machine": -1, "token": "a"}, "no machine -1"),
-        ({"node": 0, "machine": 0, "token": ""}, "needs a token"),
-        ({"node": 0, "machine": 0, "token": "a" * 300}, "needs a token"),
-        ({"node": 0, "machine": 0, "token": "a", "met": ["a"]}, "the tokens of all machines"),
+        ({"node": 0, "machine": 0, "token": ""}, "rendezvous.token"),
+        ({"node": 0, "machine": 0, "token": "a" * 300}, "rendezvous.token"),
+        ({"node": 0, "machine": 0, "token": "a", "group": ["a"]}, "the tokens of all 3 machines"),
     ],
 )
-def test_nonsense_is_refused(meetings, message, why):
+def test_invalid_requests_are_refused(service, message, why):
     with pytest.raises(CoordinatorError, match=why):
-        meetings.meet(message)
+        ask(service, **message)

@@ -46,7 +46,7 @@ def make(tmp_path):
     def make(value=1.0, apart=False, client=None, rank=0, others=()):
         weights = {"w": torch.full((4,), value)}
         stepper = SimpleNamespace(
-            apart=apart, model=lambda: weights, keep=lambda: ReplicaState(weights, {"m": torch.zeros(2)}, {})
+            state_per_rank=apart, model=lambda: weights, keep=lambda: ReplicaState(weights, {"m": torch.zeros(2)}, {})
         )
         group = SimpleNamespace(rank=rank, gather_text=lambda text, limit: [text, *others])
         return ReplicaWriter(NODE, stepper, group, ObjectStore(str(tmp_path)), client)

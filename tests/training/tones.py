@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from training.config import TrainConfig
 from training.coordinator.client import CoordinatorClient
 from training.coordinator.journal import read_journal
 from training.coordinator.node_client import NodeClient
+from training.coordinator.requests import Reply, Request, StopRequest
 from training.coordinator.server import NOTE, CoordinatorServer
 from training.coordinator.settings import Settings
 from training.coordinator.worklist import Assignment
@@ -244,15 +246,15 @@ class StopsAt(NodeClient):
             return super().next()
         if not self._asked:
             self._asked = True
-            ask_here(self._client.address, {"op": "stop"})
+            ask_here(self._client.address, StopRequest())
         return None
 
 
-def ask_here(address: str, message: dict[str, Any]) -> dict[str, Any]:
+def ask_here(address: str, request: Request[Reply]) -> Reply:
     """Ask a coordinator that needs no key."""
     client = CoordinatorClient(address, None)
     try:
-        return client.request(message, patience_s=240)
+        return client.request(request, patience_s=240)
     finally:
         client.close()
 
@@ -278,5 +280,5 @@ def train_here(job: TrainJob, stop_at: int = 0) -> Trained:
         if stop_at:
             assert why in ("stop", "done"), why
             return Trained(job, {}, worker)
-        evaluate(Evaluator(job), lambda message: ask_here(address, message))
+        evaluate(Evaluator(job), partial(ask_here, address))
     return Trained(job, ObjectStore(job.output_url).read_json("result.json"), worker)

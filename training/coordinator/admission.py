@@ -6,7 +6,9 @@ import secrets
 from training.coordinator.checkpoints import discard, find_checkpoint, last_number, restored_state
 from training.coordinator.core import Core
 from training.coordinator.evaluations import Evaluations
-from training.coordinator.messages import CoordinatorError, Message, Source, checkpoint_folder, pack_bits
+from training.coordinator.messages import CoordinatorError, JoinReply, JsonObject, Source, checkpoint_folder
+from training.coordinator.packing import pack_bits
+from training.coordinator.requests import JoinRequest
 
 log = logging.getLogger(__name__)
 MAX_NODES = 4096
@@ -42,10 +44,10 @@ class Admission:
         ledger.lines.append(self._first_line() if document is not None else self._start_line())
         core.compact = True
 
-    def _start_line(self) -> Message:
+    def _start_line(self) -> JsonObject:
         return {"kind": "start", "step": 0, "run": self.core.settings.run}
 
-    def _first_line(self) -> Message:
+    def _first_line(self) -> JsonObject:
         ledger, ranks = self.core.ledger, range(self.core.settings.learners_per_node)
         steps = {f"{node}.{rank}": step for node, step in ledger.books.steps.items() for rank in ranks}
         return {
@@ -57,24 +59,22 @@ class Admission:
             "elapsed": ledger.values.elapsed,
         }
 
-    def join(self, message: Message) -> Message:
+    def join(self, request: JoinRequest) -> JoinReply:
         """Admit a node.
 
         Raises:
             CoordinatorError: If its number is taken or out of range.
         """
         core, ledger = self.core, self.core.ledger
-        node, name, previous = int(message["node"]), str(message["incarnation"]), str(message["previous"])
-        kept = str(message["kept"])
-        endpoints = [str(endpoint) for endpoint in message["endpoints"]]
-        if not 0 <= node < MAX_NODES or not name:
+        node, name = request.node, request.incarnation
+        if not 0 <= node < MAX_NODES:
             raise CoordinatorError(f"node number {node} is not between 0 and {MAX_NODES - 1}")
         present = ledger.state_of(node)
-        if present is not None and previous and present.member.incarnation not in (previous, name):
+        if present is not None and request.previous and present.member.incarnation not in (request.previous, name):
             raise CoordinatorError(f"node {node} was taken over by another process: give every node its own number")
-        source = self._source(node, kept, str(message["damaged"]))
+        source = self._source(node, request.kept, request.damaged)
         if name not in ledger.states:
-            core.do("join", node=node, incarnation=name, endpoints=endpoints)
+            core.do("join", node=node, incarnation=name, endpoints=list(request.endpoints))
             log.info("node %d joined as %s, weights: %s", node, name, source)
         if source == "own":
             core.do("ready", incarnation=name)
@@ -99,23 +99,23 @@ class Admission:
             self.begin_session()
         return "checkpoint" if ledger.values.restored else "initial"
 
-    def _welcome(self, node: int, name: str, source: Source) -> Message:
+    def _welcome(self, node: int, name: str, source: Source) -> JoinReply:
         ledger = self.core.ledger
         resumed = source == "checkpoint"
         records = ledger.books.records if resumed else []
         same = sorted(int(record["node"]) for record in records) == list(range(self.core.settings.nodes))
         own = [record for record in records if same and int(record["node"]) == node]
-        return {
-            "incarnation": name,
-            "session": ledger.values.session,
-            "view": ledger.view().to_dict(),
-            "job": self.core.settings.job,
-            "progress": ledger.progress(),
-            "source": source,
-            "resume": checkpoint_folder(ledger.values.restored) if resumed else None,
-            "record": own[0] if own else None,
-            "records": records,
-            "step": ledger.states[name].step,
-            "finish": ledger.values.finish,
-            "trained": {str(number): pack_bits(epoch.trained) for number, epoch in ledger.epochs.items()},
-        }
+        return JoinReply(
+            incarnation=name,
+            session=ledger.values.session,
+            view=ledger.view(),
+            job=self.core.settings.job,
+            progress=ledger.progress(),
+            source=source,
+            resume=checkpoint_folder(ledger.values.restored) if resumed else None,
+            record=own[0] if own else None,
+            records=tuple(records),
+            step=ledger.states[name].step,
+            finish=ledger.values.finish,
+            trained={number: pack_bits(epoch.trained) for number, epoch in ledger.epochs.items()},
+        )

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from storage.objects import ObjectStore
 from training.coordinator.checkpoints import Publisher, make_document
 from training.coordinator.ledger import Ledger
-from training.coordinator.messages import Message
+from training.coordinator.messages import JsonObject
 from training.coordinator.settings import Settings
 
 PATIENCE_S = 120.0
@@ -27,7 +27,7 @@ class CheckpointRound:
     number: int
     waiting: set[str]
     deadline: float
-    records: dict[str, Message] = field(default_factory=dict)
+    records: dict[str, JsonObject] = field(default_factory=dict)
     publishing: bool = False
 
 
@@ -77,7 +77,7 @@ class CheckpointRounds:
         current = self.current
         return current.number if current is not None and incarnation in current.waiting else None
 
-    def answer(self, incarnation: str, number: int, record: Message) -> None:
+    def answer(self, incarnation: str, number: int, record: JsonObject) -> None:
         """Record that a member has written its part."""
         current = self.current
         if current is None or current.number != number or incarnation not in current.waiting:

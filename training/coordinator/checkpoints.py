@@ -14,7 +14,7 @@ import numpy as np
 from storage.objects import ObjectMissingError, ObjectStore
 from training.coordinator.epochs import ClosedEpoch, Epoch, Repeats, Totals
 from training.coordinator.ledger import Accepted, Books, Counters, Ledger
-from training.coordinator.messages import CoordinatorError, Message, checkpoint_folder
+from training.coordinator.messages import CoordinatorError, JsonObject, checkpoint_folder
 
 log = logging.getLogger(__name__)
 _FORMAT = 1
@@ -42,7 +42,7 @@ def last_number(store: ObjectStore) -> int:
     return max(_numbers(store)[0], default=0)
 
 
-def find_checkpoint(store: ObjectStore, run: str) -> tuple[int, Message] | None:
+def find_checkpoint(store: ObjectStore, run: str) -> tuple[int, JsonObject] | None:
     """Number and document of the newest complete checkpoint; unreadable documents are skipped.
 
     Raises:
@@ -71,7 +71,7 @@ def discard(store: ObjectStore, number: int) -> None:
     store.delete(_complete_name(number))
 
 
-def make_document(ledger: Ledger, run: str, nodes: int, records: Mapping[str, Message]) -> Message:
+def make_document(ledger: Ledger, run: str, nodes: int, records: Mapping[str, JsonObject]) -> JsonObject:
     """Content of `complete.json`.
 
     Args:
@@ -108,7 +108,7 @@ def make_document(ledger: Ledger, run: str, nodes: int, records: Mapping[str, Me
     }
 
 
-def _without(ledger: Ledger, number: int, later: list[Accepted]) -> Message:
+def _without(ledger: Ledger, number: int, later: list[Accepted]) -> JsonObject:
     """State of an epoch without some reports and without leases."""
     epoch = Epoch(number, ledger.shards, ledger.seed)
     source: Epoch | ClosedEpoch = ledger.epochs[number] if number in ledger.epochs else ledger.closed[number]
@@ -122,7 +122,7 @@ def _without(ledger: Ledger, number: int, later: list[Accepted]) -> Message:
     return epoch.to_dict()
 
 
-def restored_state(ledger: Ledger, run: str, session: str, number: int, document: Message | None) -> Message:
+def restored_state(ledger: Ledger, run: str, session: str, number: int, document: JsonObject | None) -> JsonObject:
     """Initial state of a session, in the form that `Ledger.load` takes.
 
     Args:
@@ -145,8 +145,8 @@ def restored_state(ledger: Ledger, run: str, session: str, number: int, document
         restored=number,
     )
     books, totals = Books(), Totals()
-    epochs: list[Message] = []
-    closed: dict[str, Message] = {}
+    epochs: list[JsonObject] = []
+    closed: dict[str, JsonObject] = {}
     if document is not None:
         if document["size"] != ledger.size:
             raise CoordinatorError(
@@ -181,12 +181,12 @@ class Publisher:
 
     def __init__(self, store: ObjectStore, keep: int) -> None:
         self._store, self._keep = store, keep
-        self._tasks: queue.Queue[tuple[int, Message] | None] = queue.Queue()
+        self._tasks: queue.Queue[tuple[int, JsonObject] | None] = queue.Queue()
         self._done: queue.Queue[tuple[int, bool]] = queue.Queue()
         self._thread = threading.Thread(target=self._work, name="publisher", daemon=True)
         self._thread.start()
 
-    def publish(self, number: int, document: Message) -> None:
+    def publish(self, number: int, document: JsonObject) -> None:
         """Queue a checkpoint for publication; returns at once."""
         self._tasks.put((number, document))
 

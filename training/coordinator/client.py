@@ -6,14 +6,9 @@ from typing import Any
 
 import zmq
 
-from training.coordinator.messages import (
-    MAX_MESSAGE,
-    CoordinatorError,
-    CoordinatorUnreachableError,
-    Message,
-    decode,
-    encode,
-)
+from training.coordinator.messages import CoordinatorUnreachableError
+from training.coordinator.packing import MAX_MESSAGE
+from training.coordinator.requests import Reply, Request, encode_request, read_reply
 from training.processes.keys import RingKey
 from training.processes.sockets import Connection, end_context
 
@@ -25,7 +20,7 @@ class CoordinatorClient:
     """Client of the coordinator. Sends one request at a time; thread-safe.
 
         with CoordinatorClient("127.0.0.1:5555", key) as client:
-            client.request({"op": "status"})
+            status = client.request(StatusRequest())
 
     Args:
         address: HOST:PORT.
@@ -53,27 +48,31 @@ class CoordinatorClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def request(self, message: Message, patience_s: float = 10.0) -> Message:
-        """Send a request and wait for the answer.
+    def request(self, request: Request[Reply], patience_s: float = 10.0) -> Reply:
+        """Send a request and wait for the reply.
 
         Args:
-            message: The request; `op` names the operation, which must be idempotent.
+            request: The request.
             patience_s: Longest time to wait.
 
         Raises:
-            CoordinatorUnreachableError: No answer in time.
+            CoordinatorUnreachableError: No reply in time.
             CoordinatorError: The coordinator refused; the message says why.
+            CoordinatorFailedError: The coordinator has a fault.
         """
+        return read_reply(request, self._exchange(encode_request(request), patience_s))
+
+    def _exchange(self, data: bytes, patience_s: float) -> bytes:
         with self._lock:
             self._number += 1
-            number, data = str(self._number).encode(), encode(message)
+            number = str(self._number).encode()
             deadline = time.monotonic() + patience_s
             while (left := deadline - time.monotonic()) > 0:
                 if not self._send(number, data, left):
                     continue
                 answer = self._receive(number, min(REPEAT_S, deadline - time.monotonic()))
                 if answer is not None:
-                    return _unwrap(answer)
+                    return answer
             raise CoordinatorUnreachableError(self._reason(patience_s))
 
     def _send(self, number: bytes, data: bytes, left_s: float) -> bool:
@@ -86,14 +85,14 @@ class CoordinatorClient:
             return False
         return True
 
-    def _receive(self, number: bytes, patience_s: float) -> Message | None:
+    def _receive(self, number: bytes, patience_s: float) -> bytes | None:
         """The answer to a request, or None; answers to earlier requests are discarded."""
         deadline = time.monotonic() + patience_s
         # poll once even after the deadline: if this process was suspended, the answer may already be here
         while self._socket.poll(max(0, int((deadline - time.monotonic()) * 1000)) + 1):
             frames = self._socket.recv_multipart()
             if len(frames) == 2 and frames[0] == number:
-                return decode(frames[1])
+                return frames[1]
         return None
 
     def _reason(self, patience_s: float) -> str:
@@ -110,9 +109,3 @@ class CoordinatorClient:
         with self._lock:
             self._connection.close()
             end_context(self._context)
-
-
-def _unwrap(answer: Message) -> Message:
-    if "error" in answer:
-        raise CoordinatorError(str(answer["error"]))
-    return dict(answer["ok"])

@@ -5,6 +5,9 @@ which the server commits before it sends the answer.
 """
 
 import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 from training.coordinator.admission import Admission
 from training.coordinator.checkpoint_rounds import CheckpointRounds
@@ -12,9 +15,37 @@ from training.coordinator.core import Core
 from training.coordinator.evaluations import Evaluations
 from training.coordinator.leasing import Leasing
 from training.coordinator.ledger import MemberState
-from training.coordinator.messages import CoordinatorError, Message
-from training.coordinator.rendezvous import Meetings
-from training.coordinator.views import held, journal_portion, unleased
+from training.coordinator.messages import (
+    Done,
+    EvaluatedReply,
+    EvaluationsReply,
+    HeartbeatReply,
+    JobReply,
+    JoinReply,
+    JournalReply,
+    StatusReply,
+)
+from training.coordinator.rendezvous import RendezvousService
+from training.coordinator.requests import (
+    AnyRequest,
+    EvaluatedRequest,
+    EvaluationsRequest,
+    FinishedRequest,
+    Heartbeat,
+    JobRequest,
+    JoinRequest,
+    JournalRequest,
+    LeaveRequest,
+    RendezvousRequest,
+    Report,
+    ReturnedBatch,
+    SpoolPortion,
+    StartedBatch,
+    StatusRequest,
+    StopRequest,
+)
+from training.coordinator.views import journal_portion, status
+from training.processes.message import Message
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +70,20 @@ class Coordinator:
         self.core, self.ledger, self.settings = core, core.ledger, core.settings
         self.admission = Admission(core)
         self.rounds = CheckpointRounds(core.settings, core.ledger, core.output)
-        self.meetings = Meetings(core.settings, core.clock)
+        rendezvous = RendezvousService(core.settings, core.clock)
+        self._handlers: dict[type[Message], Callable[[Any], Message]] = {
+            JoinRequest: self._join,
+            Heartbeat: self._heartbeat,
+            LeaveRequest: self._leave,
+            RendezvousRequest: rendezvous.answer,
+            JobRequest: self._job,
+            StatusRequest: self._status,
+            JournalRequest: self._journal,
+            StopRequest: self._stop,
+            EvaluationsRequest: self._ready_evaluations,
+            EvaluatedRequest: self._evaluated,
+            FinishedRequest: self._finished,
+        }
         if fresh:
             self.admission.begin_session()
         elif self.ledger.values.running and self.ledger.values.at and not self.ledger.values.finish:
@@ -60,42 +104,19 @@ class Coordinator:
         self._final: float | None = None
         self._final_due = False
 
-    def handle(self, message: Message) -> Message:
+    def handle(self, request: AnyRequest) -> Message:
         """Answer a request.
 
         Raises:
-            CoordinatorError: If the request is invalid; the message goes to the sender.
+            CoordinatorError: If the request cannot be granted; the message goes to the sender.
         """
-        handler = {
-            "join": self._join,
-            "beat": self._beat,
-            "leave": self._leave,
-            "fail": self._leave,
-            "meet": self.meetings.meet,
-            "job": self._job,
-            "status": self._status,
-            "journal": self._journal,
-            "stop": self._stop,
-            "evaluations": self._ready_evaluations,
-            "evaluated": self._evaluated,
-            "finished": self._finished,
-        }.get(str(message.get("op")))
-        if handler is None:
-            raise CoordinatorError(
-                f"unknown request {message.get('op')!r}: do coordinator and node run the same version?"
-            )
-        try:
-            return handler(message)
-        except CoordinatorError:
-            raise
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            raise CoordinatorError(f"malformed request {message.get('op')!r} ({error!r})") from error
+        return self._handlers[type(request)](request)
 
-    def _join(self, message: Message) -> Message:
-        reply = self.admission.join(message)
+    def _join(self, request: JoinRequest) -> JoinReply:
+        reply = self.admission.join(request)
         if self.ledger.values.session != self._session:
             self._enter_session()
-        self._alive(reply["incarnation"])
+        self._alive(reply.incarnation)
         if self._first_join is None:
             self._first_join = self.core.clock()
         return reply
@@ -103,168 +124,118 @@ class Coordinator:
     def _alive(self, name: str) -> None:
         self._deadlines[name] = self.core.clock() + self.settings.dead_after_s
 
-    def _beat(self, message: Message) -> Message:
-        name = str(message["incarnation"])
+    def _heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
+        name = beat.incarnation
         state = self.ledger.states.get(name)
         if state is None:
-            return {"dropped": True, "finish": self.ledger.values.finish}
+            return HeartbeatReply(dropped=True, finish=self.ledger.values.finish)
         self._alive(name)
-        if message["ready"] and not state.ready:
-            self.core.do("ready", incarnation=name)
-        self._take_news(state, message)
+        self._record(state, beat)
         self.tick()
         if name not in self.ledger.states:
-            return {"dropped": True, "finish": self.ledger.values.finish}
-        if message["empty"]:
-            self.leasing.reclaim(name, set(message["have"]))
-        if message["want"] and not self._ending():
-            self.leasing.give_work(state, set(message["have"]))
-        return self._tell(state, message)
+            return HeartbeatReply(dropped=True, finish=self.ledger.values.finish)
+        have = set(beat.have)
+        if beat.empty:
+            self.leasing.reclaim(name, have)
+        if beat.want and not self._ending():
+            self.leasing.give_work(state, have)
+        return self._reply(state, beat)
 
-    def _take_news(self, state: MemberState, message: Message) -> None:
-        """Process everything that a heartbeat reports; repeated reports are ignored."""
+    def _record(self, state: MemberState, beat: Heartbeat) -> None:
+        """Record everything that a heartbeat reports; repeated reports are ignored."""
         core, name = self.core, state.member.incarnation
-        for entry in [*message["begun"], *message["back"]]:
-            core.check_rows(entry)
-        for entry in message["reports"]:
-            core.check_report(entry)
-        for _, record in message["records"]:
-            core.check_record(record)
-        for entry in message["begun"]:
-            if entry["own"]:
-                core.do("adopt", incarnation=name, epoch=entry["epoch"], rows=entry["rows"])
-            core.do("begin", incarnation=name, epoch=entry["epoch"], rows=entry["rows"])
-        for entry in message["reports"]:
-            if entry["seq"] > state.seq:
-                core.do("report", incarnation=name, **entry)
-                self.leasing.report(name, core.check_rows(entry))
-        for entry in message["back"]:
-            core.do("back", epoch=entry["epoch"], lease=int(entry["lease"]), rows=entry["rows"])
-        self.leasing.answered(name, int(message["answered"]), len(message["back"]))
-        for epoch in message["snapshots"]:
+        entries: list[StartedBatch | ReturnedBatch | Report] = [*beat.started, *beat.returned, *beat.reports]
+        for entry in entries:
+            core.check_rows(entry.epoch, entry.rows)
+        if beat.ready and not state.ready:
+            core.do("ready", incarnation=name)
+        for batch in beat.started:
+            if batch.own:
+                core.do("adopt", incarnation=name, epoch=batch.epoch, rows=batch.rows)
+            core.do("begin", incarnation=name, epoch=batch.epoch, rows=batch.rows)
+        for report in beat.reports:
+            if report.seq > state.seq:
+                core.do("report", incarnation=name, **report.model_dump())
+                self.leasing.report(name, core.check_rows(report.epoch, report.rows))
+        for returned in beat.returned:
+            core.do("back", **returned.model_dump())
+        self.leasing.answered(name, beat.answered, len(beat.returned))
+        for epoch in beat.snapshots:
             if state.member.node not in self.ledger.books.snapshots.get(str(epoch), []):
-                core.do("snapshot", node=state.member.node, epoch=int(epoch))
-        for number, record in message["records"]:
-            self.rounds.answer(name, int(number), record)
-        for spool in message["spools"]:
-            self._take_lines(spool)
+                core.do("snapshot", node=state.member.node, epoch=epoch)
+        for number, record in beat.records:
+            self.rounds.answer(name, number, record.model_dump())
+        for portion in beat.spools:
+            self._record_lines(portion)
 
-    def _take_lines(self, spool: Message) -> None:
+    def _record_lines(self, portion: SpoolPortion) -> None:
         """Accept journal lines of a node, each exactly once: only those that follow the bytes already received."""
-        if spool["offset"] != self.ledger.books.spools.get(spool["name"], 0):
-            return
-        lines = [line for line in spool["lines"] if isinstance(line, dict) and isinstance(line.get("kind"), str)]
-        self.core.do("spool", name=str(spool["name"]), offset=int(spool["end"]))
-        self.ledger.lines += lines
+        if portion.offset == self.ledger.books.spools.get(portion.name, 0):
+            self.core.do("spool", name=portion.name, offset=portion.end)
+            lines = [line for line in portion.lines if isinstance(line, dict) and isinstance(line.get("kind"), str)]
+            self.ledger.lines += lines
 
-    def _tell(self, state: MemberState, message: Message) -> Message:
-        """The answer to a heartbeat."""
-        name, ledger = state.member.incarnation, self.ledger
-        view = ledger.view()
+    def _reply(self, state: MemberState, beat: Heartbeat) -> HeartbeatReply:
+        name, ledger, view = state.member.incarnation, self.ledger, self.ledger.view()
         first = ledger.values.closed
-        pools = {str(n): ledger.epochs[n].position for n in range(first, first + 2) if n in ledger.epochs}
-        return {
-            "dropped": False,
-            "seq": state.seq,
-            "session": ledger.values.session,
-            "view": None if view.number == message["view"] else view.to_dict(),
-            "progress": {**ledger.progress(), "elapsed": ledger.values.elapsed + self._unnoted()},
-            "running": ledger.values.running,
-            "pools": pools,
-            "leases": self.leasing.open_leases(name, set(message["have"])),
-            "revoke": self.leasing.asked(name),
-            "checkpoint": self.rounds.asked(name),
-            "snapshot": self.evaluations.wanted(state.member.node),
-            "spools": {spool["name"]: ledger.books.spools.get(spool["name"], 0) for spool in message["spools"]},
-            "finish": ledger.values.finish,
-        }
+        return HeartbeatReply(
+            seq=state.seq,
+            view=None if view.number == beat.view else view,
+            progress=replace(ledger.progress(), elapsed=ledger.values.elapsed + self._unnoted()),
+            running=ledger.values.running,
+            pools={n: ledger.epochs[n].position for n in range(first, first + 2) if n in ledger.epochs},
+            leases=tuple(self.leasing.open_leases(name, set(beat.have))),
+            revoke=self.leasing.asked(name),
+            checkpoint=self.rounds.asked(name),
+            snapshot=self.evaluations.wanted(state.member.node),
+            spools={portion.name: ledger.books.spools.get(portion.name, 0) for portion in beat.spools},
+            finish=ledger.values.finish,
+        )
 
-    def _leave(self, message: Message) -> Message:
-        name, failed = str(message["incarnation"]), message["op"] == "fail"
+    def _leave(self, request: LeaveRequest) -> Done:
+        name, failed = request.incarnation, request.op == "fail"
         state = self.ledger.states.get(name)
         if state is not None:
-            why = f"failed: {message['reason']}" if failed else "left"
+            why = f"failed: {request.reason}" if failed else "left"
             log.info("node %d %s", state.member.node, why)
-            self.core.do("drop", incarnation=name, why=why, failure=str(message["reason"]) if failed else "")
+            self.core.do("drop", incarnation=name, why=why, failure=request.reason if failed else "")
             if failed and not self.ledger.states and not self.ledger.values.finish:
                 self.core.set(finish=why)
-        return {}
+        return Done()
 
-    def _journal(self, message: Message) -> Message:
-        return journal_portion(self.settings.journal, int(message["offset"]))
+    def _journal(self, request: JournalRequest) -> JournalReply:
+        return journal_portion(self.settings.journal, request.offset)
 
-    def _stop(self, _: Message) -> Message:
+    def _stop(self, _: StopRequest) -> Done:
         if not self.ledger.values.stopping:
             self.core.set(stopping=True)
-        return {}
+        return Done()
 
-    def _job(self, _: Message) -> Message:
-        return {"job": self.settings.job}
+    def _job(self, _: JobRequest) -> JobReply:
+        return JobReply(job=self.settings.job)
 
-    def _ready_evaluations(self, _: Message) -> Message:
-        return {"ready": self.evaluations.ready(self.core.clock()), "finish": self.ledger.values.finish}
+    def _ready_evaluations(self, _: EvaluationsRequest) -> EvaluationsReply:
+        ready = self.evaluations.ready(self.core.clock())
+        return EvaluationsReply(ready=tuple(ready), finish=self.ledger.values.finish)
 
-    def _evaluated(self, message: Message) -> Message:
-        number, result = int(message["epoch"]), {**message["result"], "epoch": int(message["epoch"])}
+    def _evaluated(self, request: EvaluatedRequest) -> EvaluatedReply:
+        number, result = request.epoch, {**request.result, "epoch": request.epoch}
         history = self.ledger.books.history
         if all(entry["epoch"] != number for entry in history):
             self.core.do("evaluated", result=result, line=self.evaluations.journal_line(number, result))
-        return {"history": history}
+        return EvaluatedReply(history=tuple(history))
 
-    def _finished(self, message: Message) -> Message:
-        result = dict(message["result"])
+    def _finished(self, request: FinishedRequest) -> Done:
         if self.ledger.books.result is None:
-            valid = {f"valid_{name}": value for name, value in dict(result.get("valid", {})).items()}
-            line = {"kind": "end", "step": result.get("step", self.ledger.totals.steps), **valid}
+            result = request.result.model_dump()
+            step = self.ledger.totals.steps if request.result.step is None else request.result.step
+            line = {"kind": "end", "step": step}
+            line |= {f"valid_{name}": value for name, value in request.result.valid.items()}
             self.core.do("result", result=result, line=line)
-        return {}
+        return Done()
 
-    def _status(self, _: Message) -> Message:
-        ledger, values = self.ledger, self.ledger.values
-        members = [
-            {
-                "node": state.member.node,
-                "ready": state.ready,
-                "step": state.step,
-                "incarnation": name,
-                **held(ledger, name),
-            }
-            for name, state in ledger.states.items()
-        ]
-        current = self.rounds.current
-        return {
-            "session": values.session,
-            "running": values.running,
-            "stopping": values.stopping,
-            "finish": values.finish,
-            "failure": values.failure,
-            "view": values.view,
-            "members": sorted(members, key=lambda member: int(str(member["node"]))),
-            "wanted": self.settings.nodes,
-            "pool": unleased(ledger),
-            "progress": ledger.progress(),
-            "totals": self._totals(),
-            "to_evaluate": len(self.evaluations.pending()),
-            "restored": values.restored,
-            "checkpoint": current.number if current else None,
-            "history": ledger.books.history,
-            "result": ledger.books.result,
-        }
-
-    def _totals(self) -> Message:
-        """Counters of the whole training, for display and for its result."""
-        ledger, totals = self.ledger, self.ledger.totals
-        return {
-            "step": totals.steps,
-            "epoch": ledger.current,
-            "utterances": totals.utterances,
-            "audio_seconds": totals.seconds,
-            "unalignable": totals.unalignable,
-            "skipped": totals.skipped,
-            "unreadable": totals.unreadable,
-            "repeated": ledger.repeated,
-            "elapsed": ledger.values.elapsed,
-        }
+    def _status(self, _: StatusRequest) -> StatusReply:
+        return status(self.ledger, self.settings.nodes, self.rounds, len(self.evaluations.pending()))
 
     # --- time
 

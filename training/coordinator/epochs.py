@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from training.coordinator.messages import Message, Rows, pack_bits, pack_rows, unpack_bits, unpack_rows
+from training.coordinator.messages import JsonObject
+from training.coordinator.packing import Rows, pack_bits, pack_rows, unpack_bits, unpack_rows
 from training.learner.batching import derive_seed
 
 MAX_NAMED = 1000
@@ -85,7 +86,7 @@ class Totals:
     steps: int = 0
     """Steps of all nodes."""
 
-    def add(self, counts: Message, sign: int = 1) -> None:
+    def add(self, counts: JsonObject, sign: int = 1) -> None:
         """Add a report's counts, or subtract them (`sign` -1)."""
         for name, value in vars(self).items():
             setattr(self, name, value + sign * counts.get(name, 0))
@@ -134,12 +135,12 @@ class ClosedEpoch:
     elapsed: float
     step: int
 
-    def to_dict(self) -> Message:
+    def to_dict(self) -> JsonObject:
         """JSON representation."""
         return {**vars(self), "repeats": vars(self.repeats).copy(), "totals": vars(self.totals).copy()}
 
     @classmethod
-    def from_dict(cls, value: Message) -> "ClosedEpoch":
+    def from_dict(cls, value: JsonObject) -> "ClosedEpoch":
         """Inverse of `to_dict`."""
         repeats, totals = Repeats(**value["repeats"]), Totals(**value["totals"])
         return cls(repeats, totals, float(value["elapsed"]), int(value["step"]))
@@ -159,7 +160,7 @@ class Epoch:
         size = len(shards)
         self.trained = np.zeros(size, dtype=np.bool_)
         self.owner = np.zeros(size, dtype=np.int32)
-        self.begun = np.zeros(size, dtype=np.bool_)
+        self.started = np.zeros(size, dtype=np.bool_)
         """Rows that their current owner has started."""
         self.risky = np.zeros(size, dtype=np.bool_)
         """Rows started by a node that was lost: another node that trains them may train them a second time."""
@@ -236,7 +237,7 @@ class Epoch:
     def begin(self, incarnation: str, rows: Rows) -> None:
         """Mark rows of a node's leases as started, unless they are already trained."""
         mine = [lease.number for lease in self.leases.values() if lease.incarnation == incarnation]
-        self.begun[rows[np.isin(self.owner[rows], mine) & ~self.trained[rows]]] = True
+        self.started[rows[np.isin(self.owner[rows], mine) & ~self.trained[rows]]] = True
 
     def train(self, rows: Rows) -> Rows:
         """Mark rows as trained, by any node; returns those that were not trained before."""
@@ -276,16 +277,16 @@ class Epoch:
 
     def _release(self, rows: Rows) -> None:
         self.owner[rows] = POOL
-        self.begun[rows] = False
+        self.started[rows] = False
 
     def lose(self, incarnation: str) -> int:
         """Return the rows that a lost node has not reported to the pool; returns their number."""
         lost = 0
         for lease in [lease for lease in self.leases.values() if lease.incarnation == incarnation]:
             rows = self.open_rows(lease)
-            begun = rows[self.begun[rows]]
-            self.repeats.add(begun[self.risky[begun]])  # lost twice: the next training is the third
-            self.risky[begun] = True
+            started = rows[self.started[rows]]
+            self.repeats.add(started[self.risky[started]])  # lost twice: the next training is the third
+            self.risky[started] = True
             self._release(rows)
             self.returned += self.shards.split(rows)
             del self.leases[lease.number]
@@ -295,9 +296,9 @@ class Epoch:
     def held(self, incarnation: str) -> int:
         """Number of rows that a node holds and has not started."""
         rows = [self.open_rows(lease) for lease in self.leases.values() if lease.incarnation == incarnation]
-        return sum(int((~self.begun[part]).sum()) for part in rows)
+        return sum(int((~self.started[part]).sum()) for part in rows)
 
-    def to_dict(self) -> Message:
+    def to_dict(self) -> JsonObject:
         """JSON representation."""
         leases = [
             [x.number, x.incarnation, x.whole, x.adopted, pack_rows(self.open_rows(x))] for x in self.leases.values()
@@ -305,7 +306,7 @@ class Epoch:
         return {
             "number": self.number,
             "trained": pack_bits(self.trained),
-            "begun": pack_bits(self.begun),
+            "begun": pack_bits(self.started),
             "risky": pack_bits(self.risky),
             "leases": leases,
             "returned": [pack_rows(rows) for rows in self.returned],
@@ -315,12 +316,12 @@ class Epoch:
         }
 
     @classmethod
-    def from_dict(cls, value: Message, shards: ShardMap, seed: int) -> "Epoch":
+    def from_dict(cls, value: JsonObject, shards: ShardMap, seed: int) -> "Epoch":
         """Inverse of `to_dict`."""
         epoch = cls(int(value["number"]), shards, seed)
         size = len(shards)
         epoch.trained = unpack_bits(value["trained"], size)
-        epoch.begun = unpack_bits(value["begun"], size)
+        epoch.started = unpack_bits(value["begun"], size)
         epoch.risky = unpack_bits(value["risky"], size)
         for number, incarnation, whole, adopted, packed in value["leases"]:
             rows = unpack_rows(packed)

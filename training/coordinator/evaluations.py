@@ -2,7 +2,7 @@
 
 from training.coordinator.epochs import Totals
 from training.coordinator.ledger import Ledger
-from training.coordinator.messages import Message
+from training.coordinator.messages import JsonObject, ReadyEpoch
 
 LATE_S = 30.0
 """How long to wait for the other nodes' replicas after the first."""
@@ -68,8 +68,8 @@ class Evaluations:
         newest = [number for number in self._open() if self._at_hand(number)]
         return next((number for number in reversed(newest) if node in self._awaited(number)), None)
 
-    def ready(self, now: float) -> list[Message]:
-        """Epochs to evaluate, oldest first: `epoch`, and the `nodes` whose replicas are written."""
+    def ready(self, now: float) -> list[ReadyEpoch]:
+        """Epochs to evaluate, oldest first."""
         found = []
         for number in self._open():
             nodes = self.ledger.books.snapshots.get(str(number), [])
@@ -77,10 +77,10 @@ class Evaluations:
                 continue
             first = self._first.setdefault(number, now)
             if not self._awaited(number) or now - first > LATE_S:
-                found.append({"epoch": number, "nodes": sorted(nodes)})
+                found.append(ReadyEpoch(epoch=number, nodes=tuple(sorted(nodes))))
         return found
 
-    def journal_line(self, number: int, result: Message) -> Message:
+    def journal_line(self, number: int, result: JsonObject) -> JsonObject:
         """The journal's `valid` entry for an evaluation.
 
         Args:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from training.coordinator.journal import Journal
 from training.coordinator.ledger import Event
-from training.coordinator.messages import Message
+from training.coordinator.messages import JsonObject
 
 FULL_S = 30.0
 """How long the coordinator waits for disk space before it exits."""
@@ -55,14 +55,14 @@ class EventLog:
         self._behind = False
         self._db.executescript("delete from state; delete from events; delete from outbox;")
 
-    def load(self) -> tuple[Message | None, list[Event]]:
+    def load(self) -> tuple[JsonObject | None, list[Event]]:
         """The newest state, and the events that follow it."""
         row = self._db.execute("select last, body from state").fetchone()
         last, state = (row[0], json.loads(row[1])) if row else (0, None)
         rows = self._db.execute("select body from events where number > ? order by number", (last,))
         return state, [json.loads(body) for (body,) in rows]
 
-    def commit(self, events: list[Event], lines: list[Message], state: Message | None = None) -> None:
+    def commit(self, events: list[Event], lines: list[JsonObject], state: JsonObject | None = None) -> None:
         """Make events and journal lines durable in one transaction.
 
         Args:
@@ -79,7 +79,7 @@ class EventLog:
         if not self._behind:
             self._write_out(texts)
 
-    def _insert(self, events: list[Event], texts: list[str], state: Message | None) -> None:
+    def _insert(self, events: list[Event], texts: list[str], state: JsonObject | None) -> None:
         if not self._behind:
             self._db.execute("delete from outbox")
         self._db.executemany("insert into events (body) values (?)", [(json.dumps(event),) for event in events])
@@ -117,7 +117,7 @@ class EventLog:
                 _log.error("%s cannot be written, lines stay in the coordinator's log: %s", self.journal.path, error)
             self._told = True
 
-    def _compact(self, state: Message) -> None:
+    def _compact(self, state: JsonObject) -> None:
         last = self._db.execute("select coalesce(max(number), 0) from events").fetchone()[0]
         last = max(last, *(row[0] for row in self._db.execute("select last from state")), 0)
         self._db.execute("insert or replace into state values (0, ?, ?)", (last, json.dumps(state)))

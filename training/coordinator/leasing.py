@@ -1,13 +1,31 @@
 """Leases rows by guided self-scheduling, and takes work back from the slowest node when nothing is left."""
 
+from dataclasses import dataclass
+
 from training.coordinator.core import Core
 from training.coordinator.epochs import Epoch, RowLease
 from training.coordinator.ledger import MemberState
-from training.coordinator.messages import Message, pack_rows
+from training.coordinator.messages import Lease, Revocation
+from training.coordinator.packing import pack_rows
 from training.coordinator.throughput import Throughput, fair_transfer
 
 ANSWER_BEATS = 4
 """Heartbeats to wait for a node that is asked to return rows."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A revocation that a node has not answered.
+
+    Attributes:
+        revocation: The demand.
+        held: Rows that the node had and had not started.
+        until: Monotonic time until which its answer is awaited.
+    """
+
+    revocation: Revocation
+    held: int
+    until: float
 
 
 class Leasing:
@@ -20,30 +38,30 @@ class Leasing:
     def __init__(self, core: Core) -> None:
         self.core = core
         now = core.clock()
-        self._paces = {name: Throughput(now) for name in core.ledger.states}
-        self._asked: dict[str, Message] = {}
-        """Revocations by holder: number, epoch, utterances, rows held, deadline."""
+        self._throughputs = {name: Throughput(now) for name in core.ledger.states}
+        self._asked: dict[str, _Asked] = {}
         self._fruitless: dict[str, int] = {}
         """Rows that a holder had when it had no whole batch to return."""
         self._number = int(core.wall() * 1000)
 
     def report(self, name: str, rows: int) -> None:
         """Record that a node has trained rows."""
-        self._paces.setdefault(name, Throughput(self.core.clock())).report(self.core.clock(), rows)
+        self._throughputs.setdefault(name, Throughput(self.core.clock())).report(self.core.clock(), rows)
 
     def answered(self, name: str, number: int, rows: int) -> None:
         """Record a node's answer to a revocation; `rows` is the number of batches that it returned."""
         asked = self._asked.get(name)
-        if asked is not None and asked["number"] == number:
+        if asked is not None and asked.revocation.number == number:
             del self._asked[name]
             if not rows:
-                self._fruitless[name] = asked["held"]
+                self._fruitless[name] = asked.held
 
-    def asked(self, name: str) -> Message | None:
+    def asked(self, name: str) -> Revocation | None:
         """The revocation that a node must answer, or None."""
-        return self._asked.get(name)
+        asked = self._asked.get(name)
+        return asked.revocation if asked else None
 
-    def open_leases(self, name: str, have: set[str]) -> list[Message]:
+    def open_leases(self, name: str, have: set[str]) -> list[Lease]:
         """Leases that a node does not know of, because they are new or an answer was lost."""
         return [
             self._describe(epoch, lease)
@@ -52,9 +70,9 @@ class Leasing:
             if lease.incarnation == name and not lease.adopted and str(lease.number) not in have
         ]
 
-    def _describe(self, epoch: Epoch, lease: RowLease) -> Message:
-        rows = epoch.open_rows(lease)
-        return {"id": str(lease.number), "epoch": epoch.number, "whole": lease.whole, "rows": pack_rows(rows)}
+    def _describe(self, epoch: Epoch, lease: RowLease) -> Lease:
+        rows = pack_rows(epoch.open_rows(lease))
+        return Lease(id=str(lease.number), epoch=epoch.number, whole=lease.whole, rows=rows)
 
     def reclaim(self, name: str, have: set[str]) -> None:
         """Return a node's unreported rows to the pool: it knows its leases and has no batches left."""
@@ -81,8 +99,8 @@ class Leasing:
     def _take_back(self, epoch: Epoch, asker: str) -> bool:
         """Ask the node that would end last for some of its rows; returns whether to wait for its answer."""
         now = self.core.clock()
-        self._asked = {name: asked for name, asked in self._asked.items() if asked["until"] > now}
-        if any(asked["epoch"] == epoch.number for asked in self._asked.values()):
+        self._asked = {name: asked for name, asked in self._asked.items() if asked.until > now}
+        if any(asked.revocation.epoch == epoch.number for asked in self._asked.values()):
             return True
         prior = self._rate(asker, 1.0)
         states = self.core.ledger.states
@@ -96,10 +114,10 @@ class Leasing:
             return False
         self._number += 1
         until = now + ANSWER_BEATS * self.core.settings.beat_s
-        asked = {"number": self._number, "epoch": epoch.number, "utterances": rows, "until": until}
-        self._asked[slowest] = {**asked, "held": held[slowest]}
+        revocation = Revocation(number=self._number, epoch=epoch.number, utterances=rows)
+        self._asked[slowest] = _Asked(revocation, held[slowest], until)
         return True
 
     def _rate(self, name: str, prior: float) -> float:
-        pace = self._paces.setdefault(name, Throughput(self.core.clock()))
-        return max(pace.rate(self.core.clock(), prior, self.core.settings.beat_s), 1e-9)
+        throughput = self._throughputs.setdefault(name, Throughput(self.core.clock()))
+        return max(throughput.rate(self.core.clock(), prior, self.core.settings.beat_s), 1e-9)

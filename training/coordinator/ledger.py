@@ -10,7 +10,8 @@ from typing import Any
 
 from training.coordinator.epochs import ClosedEpoch, Epoch, ShardMap, Totals
 from training.coordinator.membership import Member, View
-from training.coordinator.messages import Message, Rows, unpack_rows
+from training.coordinator.messages import JsonObject, Progress
+from training.coordinator.packing import Rows, unpack_rows
 
 Event = dict[str, Any]
 
@@ -54,7 +55,7 @@ class Accepted:
     epoch: int
     rows: Rows
     """Rows that no node had reported before."""
-    counts: Message
+    counts: JsonObject
 
 
 @dataclass
@@ -97,19 +98,19 @@ class Books:
 
     steps: dict[str, int] = field(default_factory=dict)
     """Local steps by node, of members and former members."""
-    records: list[Message] = field(default_factory=list)
+    records: list[JsonObject] = field(default_factory=list)
     """Records of the checkpoint from which this session started."""
     snapshots: dict[str, list[int]] = field(default_factory=dict)
     """Nodes that have written their replica, by epoch (1 is the first)."""
     awaited: dict[str, list[str]] = field(default_factory=dict)
     """Incarnations that had weights when an epoch (1 is the first) closed."""
-    history: list[Message] = field(default_factory=list)
+    history: list[JsonObject] = field(default_factory=list)
     """Results of evaluations, in order."""
     spools: dict[str, int] = field(default_factory=dict)
     """Received bytes of the nodes' spool files, by file name."""
     former: list[str] = field(default_factory=list)
     """Incarnations that had weights when they were dropped."""
-    result: Message | None = None
+    result: JsonObject | None = None
     """The final result."""
 
 
@@ -133,7 +134,7 @@ class Ledger:
         self.states: dict[str, MemberState] = {}
         self.epochs: dict[int, Epoch] = {}
         self.closed: dict[int, ClosedEpoch] = {}
-        self.lines: list[Message] = []
+        self.lines: list[JsonObject] = []
         self.accepted: list[Accepted] | None = None
         """Reports since the current checkpoint round started; None without one."""
 
@@ -175,16 +176,10 @@ class Ledger:
         """The member with that node number, or None."""
         return next((state for state in self.states.values() if state.member.node == node), None)
 
-    def progress(self) -> Message:
-        """How far training is, in the form that `Progress` reads."""
-        return {
-            "trained": self.trained,
-            "size": self.size,
-            "total": self.total,
-            "closed": self.values.closed,
-            "live": len(self.states),
-            "elapsed": self.values.elapsed,
-        }
+    def progress(self) -> Progress:
+        """How far training is."""
+        values = self.values
+        return Progress(self.trained, self.size, self.total, values.closed, len(self.states), values.elapsed)
 
     def open_epoch(self, number: int) -> Epoch:
         """State of an epoch; opens the epoch if it is not open yet."""
@@ -270,7 +265,7 @@ class Ledger:
         while (first := self.epochs.get(self.values.closed)) is not None and first.done:
             self._close(first)
 
-    def _repeat(self, state: MemberState, number: int, rows: Rows, counts: Message) -> None:
+    def _repeat(self, state: MemberState, number: int, rows: Rows, counts: JsonObject) -> None:
         """Handle a report for a closed epoch: another node had trained its rows in the meantime."""
         closed = self.closed[number]
         closed.totals.add(counts)
@@ -287,7 +282,7 @@ class Ledger:
         self.books.awaited[str(number + 1)] = [name for name, state in self.states.items() if state.ready]
         self.lines.append(self._epoch_line(number))
 
-    def _epoch_line(self, number: int) -> Message:
+    def _epoch_line(self, number: int) -> JsonObject:
         closed = self.closed[number]
         unreadable = min(closed.totals.unreadable, self.size)
         return {
@@ -329,7 +324,7 @@ class Ledger:
 
     # --- serialization
 
-    def to_dict(self) -> Message:
+    def to_dict(self) -> JsonObject:
         """JSON representation."""
         return {
             "values": vars(self.values).copy(),
@@ -340,7 +335,7 @@ class Ledger:
             "closed": {str(number): closed.to_dict() for number, closed in self.closed.items()},
         }
 
-    def load(self, value: Message) -> None:
+    def load(self, value: JsonObject) -> None:
         """Restore the state from what `to_dict` returned."""
         self.values, self.books = Counters(**value["values"]), Books(**value["books"])
         self.totals = Totals(**value["totals"])

@@ -1,102 +1,27 @@
-"""Messages between nodes and coordinator: JSON objects, with rows of the index packed into short strings."""
+"""What the coordinator answers: one pydantic model for each kind of reply; `requests` has the requests."""
 
-import base64
-import json
-import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
+from pydantic import Field
 
 from training.coordinator.membership import View
+from training.processes.message import Message
 
-Message = dict[str, Any]
-Rows = NDArray[np.int64]
+JsonObject = dict[str, Any]
 Source = Literal["initial", "checkpoint", "neighbour", "own"]
-MAX_MESSAGE = 256 * 1024 * 1024
-"""Maximum size of a message in bytes; the largest is a lease of a whole epoch."""
-
-COUNTS = ("utterances", "seconds", "loss_sum", "tokens", "unalignable", "skipped", "unreadable")
-"""Counts in a report."""
 
 
 class CoordinatorError(ValueError):
     """The coordinator refused a request, or a message or setting is invalid."""
 
 
-class CoordinatorUnreachableError(CoordinatorError):
-    """No answer in time."""
+class CoordinatorUnreachableError(ConnectionError):
+    """The coordinator did not answer in time: an outage, which may pass."""
 
 
-def pack_rows(rows: Rows) -> str:
-    """Encode row numbers as text: deflated differences; ascending rows take well under a byte each."""
-    differences = np.diff(np.asarray(rows, dtype=np.int64), prepend=0).astype("<i4")
-    return base64.b64encode(zlib.compress(differences.tobytes(), 1)).decode()
-
-
-def unpack_rows(text: str) -> Rows:
-    """Inverse of `pack_rows`.
-
-    Raises:
-        CoordinatorError: If the text is not a valid encoding.
-    """
-    data = _inflate(text)
-    if len(data) % 4:
-        raise CoordinatorError("packed rows are damaged: do coordinator and nodes run the same version?")
-    return np.cumsum(np.frombuffer(data, dtype="<i4"), dtype=np.int64)
-
-
-def pack_bits(bits: NDArray[np.bool_]) -> str:
-    """Encode a mask as text."""
-    return base64.b64encode(zlib.compress(np.packbits(bits).tobytes(), 6)).decode()
-
-
-def unpack_bits(text: str, count: int) -> NDArray[np.bool_]:
-    """Inverse of `pack_bits`: a mask [count].
-
-    Raises:
-        CoordinatorError: If the text does not encode a mask of that length.
-    """
-    octets = np.frombuffer(_inflate(text), dtype=np.uint8)
-    if len(octets) != (count + 7) // 8:
-        raise CoordinatorError(
-            f"a mask of {len(octets)} bytes where {count} rows were expected: does it belong to another index?"
-        )
-    return np.unpackbits(octets, count=count).astype(np.bool_)
-
-
-def _inflate(text: str) -> bytes:
-    try:
-        expand = zlib.decompressobj()
-        data = expand.decompress(base64.b64decode(text, validate=True), MAX_MESSAGE)
-    except (ValueError, zlib.error) as error:
-        raise CoordinatorError(
-            f"packed rows are damaged ({error}): do coordinator and nodes run the same version?"
-        ) from error
-    if expand.unconsumed_tail or not expand.eof:
-        raise CoordinatorError("packed rows are damaged or too long: do coordinator and nodes run the same version?")
-    return data
-
-
-def encode(message: Message) -> bytes:
-    """Encode a message for the wire."""
-    return json.dumps(message, separators=(",", ":")).encode()
-
-
-def decode(data: bytes) -> Message:
-    """Decode a message from the wire.
-
-    Raises:
-        CoordinatorError: If it is not a JSON object.
-    """
-    try:
-        message = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise CoordinatorError(f"a message is not valid JSON ({error})") from error
-    if not isinstance(message, dict):
-        raise CoordinatorError("a message is not a JSON object")
-    return message
+class CoordinatorFailedError(RuntimeError):
+    """A fault of the coordinator, not of the request; its log has the traceback."""
 
 
 def checkpoint_folder(number: int) -> str:
@@ -135,16 +60,13 @@ class Progress:
         """Epochs trained, with fraction: the position in the schedule."""
         return min(self.trained / self.size, float(self.total))
 
-    @classmethod
-    def from_dict(cls, value: Message) -> "Progress":
-        """Parse the coordinator's JSON."""
-        names = ("trained", "size", "total", "closed", "live")
-        return cls(**{name: int(value[name]) for name in names}, elapsed=float(value["elapsed"]))
+
+class Done(Message):
+    """Reply to a request that only reports something."""
 
 
-@dataclass(frozen=True)
-class JoinReply:
-    """The coordinator's answer when a node joins.
+class JoinReply(Message):
+    """Reply to a node that joins.
 
     Attributes:
         incarnation: The node's name in the ring from now on.
@@ -161,19 +83,21 @@ class JoinReply:
         records: All nodes' records in that checkpoint.
         step: Local steps that this node has made.
         finish: Why training has already ended, or "".
+        trained: Packed masks of the rows that are trained, by epoch in progress.
     """
 
     incarnation: str
     session: str
     view: View
-    job: Message
+    job: JsonObject
     progress: Progress
     source: Source
     resume: str | None = None
-    record: Message | None = None
-    records: tuple[Message, ...] = field(default_factory=tuple)
+    record: JsonObject | None = None
+    records: tuple[JsonObject, ...] = ()
     step: int = 0
     finish: str = ""
+    trained: dict[int, str] = Field(default_factory=dict)
 
     @property
     def fresh(self) -> bool:
@@ -185,25 +109,141 @@ class JoinReply:
         """Current epoch (0 is the first)."""
         return self.progress.closed
 
-    def facts(self) -> Message:
+    def facts(self) -> JsonObject:
         """The part that all ranks of the node need, as JSON."""
         names = ("session", "source", "step", "record", "resume", "finish")
         more = {"records": list(self.records), "view": self.view.to_dict()}
         return {name: getattr(self, name) for name in names} | more
 
-    @classmethod
-    def from_dict(cls, value: Message) -> "JoinReply":
-        """Parse the coordinator's JSON."""
-        return cls(
-            incarnation=str(value["incarnation"]),
-            session=str(value["session"]),
-            view=View.from_dict(value["view"]),
-            job=dict(value["job"]),
-            progress=Progress.from_dict(value["progress"]),
-            source=value["source"],
-            resume=value["resume"],
-            record=value["record"],
-            records=tuple(value["records"]),
-            step=int(value["step"]),
-            finish=str(value["finish"]),
-        )
+
+class Lease(Message):
+    """Packed rows that a node may train; `whole` if they are everything that is left of the epoch."""
+
+    id: str
+    epoch: int
+    whole: bool = False
+    rows: str
+
+
+class Revocation(Message):
+    """Demand to return about `utterances` rows of an epoch that are not started; `number` identifies the demand."""
+
+    number: int
+    epoch: int
+    utterances: int
+
+
+class HeartbeatReply(Message):
+    """Reply to a heartbeat.
+
+    Attributes:
+        dropped: Whether the node is not a member any more; then only `finish` is set.
+        seq: Number of the node's last report that has arrived.
+        view: The current view of the ring if the node has an older one.
+        progress: How far training is.
+        running: Whether leases are granted.
+        pools: By epoch, how many shards of its order were leased.
+        leases: Leases that the node does not know.
+        revoke: Rows that the node must return.
+        checkpoint: Number of the checkpoint of which the node must write its part.
+        snapshot: The finished epoch (1 is the first) whose replica the node must write.
+        spools: Received bytes of the spool files that the heartbeat named.
+        finish: Why training has ended, or "".
+    """
+
+    dropped: bool = False
+    seq: int = 0
+    view: View | None = None
+    progress: Progress = Progress()
+    running: bool = False
+    pools: dict[int, int] = Field(default_factory=dict)
+    leases: tuple[Lease, ...] = ()
+    revoke: Revocation | None = None
+    checkpoint: int | None = None
+    snapshot: int | None = None
+    spools: dict[str, int] = Field(default_factory=dict)
+    finish: str = ""
+
+
+class RendezvousReply(Message):
+    """Reply to a machine of a node.
+
+    Attributes:
+        group: For a waiting machine: the tokens of the node's machines once all have arrived.
+        address: Address of the node's first learner.
+        missing: Machines that have not arrived.
+        over: For a machine in a group: why the group is over, or "".
+        leave: Whether one of the group's machines was asked to leave.
+    """
+
+    group: tuple[str, ...] = ()
+    address: str = ""
+    missing: tuple[int, ...] = ()
+    over: str = ""
+    leave: bool = False
+
+
+class JobReply(Message):
+    """The training job, as `TrainJob.model_dump(mode="json")`."""
+
+    job: JsonObject
+
+
+class JournalReply(Message):
+    """Lines of the journal: `text` from byte `offset` to `end`, which is the offset for the next request."""
+
+    offset: int
+    end: int
+    text: str
+
+
+class ReadyEpoch(Message):
+    """An epoch (1 is the first) to evaluate, and the nodes whose replicas are written."""
+
+    epoch: int
+    nodes: tuple[int, ...]
+
+
+class EvaluationsReply(Message):
+    """Epochs to evaluate, oldest first."""
+
+    ready: tuple[ReadyEpoch, ...] = ()
+    finish: str = ""
+
+
+class EvaluatedReply(Message):
+    """Results of all evaluations so far."""
+
+    history: tuple[JsonObject, ...]
+
+
+class StatusReply(Message):
+    """State of the training, for display, the evaluator and the supervisor.
+
+    Attributes:
+        members: `node`, `ready`, `step`, `incarnation`, `leases` and `leased` of each member, by node.
+        wanted: Number of nodes of the job.
+        pool: Utterances of the current epoch that are neither trained nor leased.
+        totals: Counters of the whole training.
+        to_evaluate: Number of epochs that are over and not evaluated.
+        checkpoint: Number of the checkpoint in the making.
+
+    Other fields are those of `ledger.Counters` and `ledger.Books`.
+    """
+
+    session: str
+    running: bool
+    stopping: bool
+    finish: str
+    failure: str
+    view: int
+    members: tuple[JsonObject, ...]
+    wanted: int
+    pool: int
+    progress: Progress
+    totals: JsonObject
+    to_evaluate: int
+    restored: int
+    checkpoint: int | None
+    history: tuple[JsonObject, ...]
+    result: JsonObject | None

@@ -4,24 +4,43 @@ During an outage the node continues with the leases that it has, then with its s
 these when the coordinator is back.
 """
 
+import logging
 import math
+import threading
 import time
+import uuid
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from training.coordinator.epochs import ShardMap
+from training.coordinator.client import CoordinatorClient
+from training.coordinator.heartbeats import HeartbeatThread
 from training.coordinator.membership import View
-from training.coordinator.messages import CoordinatorError, JoinReply, Progress, checkpoint_folder
-from training.coordinator.session import COORDINATOR_LOST, CoordinatorSession
-from training.coordinator.worklist import Arrived, Assignment, Planner, Worklist
+from training.coordinator.messages import (
+    CoordinatorError,
+    CoordinatorFailedError,
+    CoordinatorUnreachableError,
+    JoinReply,
+    Progress,
+)
+from training.coordinator.node_state import COORDINATOR_LOST, NodeState
+from training.coordinator.requests import CheckpointRecord, Counts, JoinRequest, LeaveRequest
+from training.coordinator.spool import JournalSpool
+from training.coordinator.worklist import Arrived, Assignment, Planner, Worklist, plan_lease
+from training.processes.keys import RingKey
 
-__all__ = ["COORDINATOR_LOST", "Assignment", "JoinReply", "NodeClient", "Planner", "Progress", "checkpoint_folder"]
+log = logging.getLogger(__name__)
+
+ANSWER_S = 1.0
+"""Minimum timeout of a heartbeat; the next one repeats what it reported."""
+STOPPED_S = 0.5
+"""If a request exceeds its timeout by more than this, this process was suspended: the coordinator is not to blame."""
 
 
-class NodeClient(CoordinatorSession):
+class NodeClient:
     """Rank 0's connection to the coordinator. Only `join`, `rejoin`, `fail`, `leave` and `close` may block.
 
         client = NodeClient("host:port", key, node=0, folder=folder)
@@ -44,6 +63,64 @@ class NodeClient(CoordinatorSession):
         folder: The node's folder, for journal lines that are not yet acknowledged.
     """
 
+    def __init__(self, address: str, key: RingKey | None, node: int, *, folder: Path) -> None:
+        self._client = CoordinatorClient(address, key)
+        self._node, self._folder = node, folder
+        self._lock = threading.RLock()
+        self._thread = HeartbeatThread(self._try_beat, self._pause_s)
+        self._spool: JournalSpool | None = None
+        self._state = NodeState()
+        self._error = ""
+        self._beat_s, self._grace_s, self._patience_s = 0.5, 10.0, 600.0
+
+    # --- joining and leaving
+
+    def join(self, endpoints: tuple[str, ...], *, patience_s: float = 60.0, damaged: str = "") -> JoinReply:
+        """Become a member.
+
+        Args:
+            endpoints: Endpoints of the exchanges of this node's ranks.
+            patience_s: How long the coordinator may take to answer.
+            damaged: `JoinReply.resume` of an earlier reply, if its files turned out to be damaged.
+
+        Raises:
+            CoordinatorUnreachableError: No answer in time.
+            CoordinatorError: The coordinator refused.
+        """
+        return self._join(endpoints, patience_s, damaged, "")
+
+    def rejoin(self, endpoints: tuple[str, ...], *, patience_s: float = 60.0, damaged: str = "") -> JoinReply:
+        """Become a member again, after `dropped` or because no weights could be fetched; arguments as for `join`.
+
+        The reply's `source` is `own` if no other node has weights and this node has kept its own.
+        """
+        return self._join(endpoints, patience_s, damaged, self._state.incarnation)
+
+    def _join(self, endpoints: tuple[str, ...], patience_s: float, damaged: str, previous: str) -> JoinReply:
+        request = JoinRequest(
+            node=self._node,
+            incarnation=uuid.uuid4().hex[:16],
+            previous=previous,
+            kept=self._state.kept,
+            endpoints=endpoints,
+            damaged=damaged,
+        )
+        with self._thread.lock:
+            reply = self._client.request(request, patience_s)
+            with self._lock:
+                self._enter(reply)
+        self._thread.start()
+        return reply
+
+    def _enter(self, reply: JoinReply) -> None:
+        self._state, self._error = NodeState(reply, self._state), ""
+        member = reply.job["train"]["membership"]
+        self._beat_s = float(member["beat_s"])
+        self._grace_s, self._patience_s = float(member["coordinator_grace_s"]), float(member["coordinator_patience_s"])
+        if self._spool is not None:
+            self._spool.close()
+        self._spool = JournalSpool(self._folder, reply.session, reply.incarnation)
+
     def begin(self, planner: Planner, shard_of_row: NDArray[np.integer[Any]], arrived: Arrived | None = None) -> None:
         """Announce that this node has weights and wants leases.
 
@@ -55,17 +132,46 @@ class NodeClient(CoordinatorSession):
         Raises:
             CoordinatorError: If this node's index differs from the coordinator's.
         """
-        if len(shard_of_row) != self._progress.size:
-            raise CoordinatorError(
-                f"this node's index has {len(shard_of_row)} utterances, the coordinator's {self._progress.size}: "
-                "is train_url the same?"
-            )
         with self._lock:
-            self._planner, self._arrived = planner, arrived
-            shards = ShardMap(shard_of_row)
-            self._work = Worklist(shards, self._seed, self._progress.total, self._trained_before)
-            self._ready, self._kept = True, self._incarnation
-        self._wake.set()
+            self._state.begin(planner, shard_of_row, arrived)
+        self._thread.wake()
+
+    def fail(self, reason: str, *, patience_s: float = 5.0) -> None:
+        """Report a permanent failure: this node has diverged, or cannot work. Waits at most `patience_s`."""
+        self._end("fail", reason, patience_s)
+
+    def leave(self, *, patience_s: float = 5.0) -> None:
+        """Leave the ring after everything is reported. Waits at most `patience_s`."""
+        self._end("leave", "", patience_s)
+
+    def _end(self, op: Literal["leave", "fail"], reason: str, patience_s: float) -> None:
+        self._thread.stop()
+        if self._state.known.finish == COORDINATOR_LOST:
+            return
+        deadline = time.monotonic() + patience_s
+        with self._thread.lock:
+            try:
+                while self._must_report() and time.monotonic() < deadline:
+                    self._beat(deadline - time.monotonic())
+                request = LeaveRequest(op=op, incarnation=self._state.incarnation, reason=reason)
+                self._client.request(request, max(0.1, deadline - time.monotonic()))
+            except (CoordinatorError, CoordinatorUnreachableError, CoordinatorFailedError) as error:
+                log.warning("node %d could not sign off: %s", self._node, error)
+
+    def _must_report(self) -> bool:
+        with self._lock:
+            waiting = bool(self._state.outbox) or (self._spool is not None and bool(self._spool.portions()))
+            return waiting and bool(self._state.incarnation) and not self._state.known.dropped
+
+    def close(self) -> None:
+        """End the thread and the connection; without `leave`, the coordinator treats the node as lost."""
+        self._thread.stop()
+        self._thread.join(10.0)
+        with self._thread.lock:
+            self._client.close()
+        if self._spool is not None:
+            self._spool.close()
+            self._spool = None
 
     # --- work
 
@@ -78,100 +184,51 @@ class NodeClient(CoordinatorSession):
         with self._lock:
             if self._error:
                 raise CoordinatorError(self._error)
-            first = self.peek(1)
-            if self._work is None or not first or self._dropped:
-                self._idle, self._last_step = True, None
-                return None
-            key = (first[0].lease, first[0].number)
-            # during an outage, batches are started without announcing them to the coordinator first
-            self._idle, self._urgent = False, key not in self._safe and not self._alone
-            if self._urgent:
-                self._wake.set()
-                return None
-            self._in_hand[key] = first[0]
-            return self._work.next()
+            assignment = self._state.next()
+            if self._state.urgent:
+                self._thread.wake()
+            return assignment
 
     def peek(self, count: int) -> list[Assignment]:
         """The next batches, for prefetching; the coordinator may still lease them to another node."""
         with self._lock:
-            return self._work.peek(count) if self._work is not None else []
+            return self._state.queue.peek(count) if self._state.queue is not None else []
 
-    def trained(
-        self,
-        assignment: Assignment,
-        *,
-        loss_sum: float,
-        tokens: float,
-        seconds: float,
-        utterances: int,
-        unalignable: int = 0,
-        skipped: int = 0,
-        unreadable: int = 0,
-    ) -> None:
+    def trained(self, assignment: Assignment, *, loss_sum: float, tokens: float, **counts: float) -> None:
         """Report a trained batch, which is one step; increases `seq` by one.
 
         Args:
             assignment: The batch.
             loss_sum: Sum of its losses; counted only if finite.
             tokens: Tokens that the losses cover.
-            seconds: Seconds of audio.
-            utterances: Utterances in the batch.
-            unalignable: Utterances with too few frames for their tokens.
-            skipped: Utterances that changed no weights because of a non-finite loss or gradient.
-            unreadable: Utterances of the batch that are missing because their shards are damaged.
+            counts: Other fields of `Counts`.
         """
-        finite = math.isfinite(loss_sum)
-        counts = {
-            "utterances": int(utterances),
-            "seconds": float(seconds),
-            "loss_sum": float(loss_sum) if finite else 0.0,
-            "tokens": float(tokens) if finite else 0.0,
-            "unalignable": int(unalignable),
-            "skipped": int(skipped),
-            "unreadable": int(unreadable),
-        }
+        if not math.isfinite(loss_sum):
+            loss_sum = tokens = 0.0
+        found = Counts.model_validate({"loss_sum": loss_sum, "tokens": tokens, **counts})
         with self._lock:
-            self._seq += 1
-            self._step += 1
-            key = (assignment.lease, assignment.number)
-            self._in_hand.pop(key, None)
-            self._announced.discard(key)
-            self._safe.discard(key)
-            self._unacked[self._seq] = len(assignment.rows)
-            self._news.report(self._seq, assignment, counts)
-            self._measure_step()
-
-    def _measure_step(self) -> None:
-        """Update the smoothed time between steps, in seconds."""
-        now = time.monotonic()
-        if self._last_step is not None:
-            seconds = now - self._last_step
-            self._step_s = seconds if not self._step_s else 0.7 * self._step_s + 0.3 * seconds
-        self._last_step = now
+            self._state.trained(assignment, found)
 
     @property
     def seq(self) -> int:
         """Number of this incarnation's last report; a checkpoint record holds the value that belongs to its weights."""
-        return self._seq
+        return self._state.seq
 
     @property
     def step(self) -> int:
         """Local steps that this node has made, in all its incarnations."""
-        return self._step
+        return self._state.step
 
     # --- what the coordinator last sent
 
     def view(self) -> View:
         """The view of the ring that the coordinator last sent."""
-        return self._view
+        return self._state.view
 
     def progress(self) -> Progress:
         """How far training is: the last figures of the coordinator plus this node's own steps since."""
         with self._lock:
-            known, silent = self._progress, time.monotonic() - self._heard
-            trained = min(known.trained + sum(self._unacked.values()), known.size * known.total)
-        elapsed = known.elapsed + (silent if self._running else 0.0)
-        return Progress(trained, known.size, known.total, known.closed, known.live, elapsed)
+            return self._state.progress()
 
     def finish(self) -> str:
         """Why training has ended: `done`, `time`, `stop`, `failed: ...` or `coordinator lost`; "" while it runs.
@@ -179,17 +236,16 @@ class NodeClient(CoordinatorSession):
         Stays "" until `snapshot_wanted` and `checkpoint_wanted` have returned the coordinator's last requests.
         """
         with self._lock:
-            return "" if self._unseen and self._finish != COORDINATOR_LOST else self._finish
+            return self._state.finish()
 
     def dropped(self) -> bool:
         """Whether the coordinator has dropped this node, which must then `rejoin`."""
-        return self._dropped
+        return self._state.known.dropped
 
     def checkpoint_wanted(self) -> int | None:
         """Number of the checkpoint of which this node must write its part; None after `checkpoint_done`."""
         with self._lock:
-            self._unseen.discard("checkpoint")
-            return self._checkpoint
+            return self._state.checkpoint.look()
 
     def checkpoint_done(self, number: int, record: Mapping[str, Any]) -> None:
         """Report that this node's part of a checkpoint is written.
@@ -199,28 +255,21 @@ class NodeClient(CoordinatorSession):
             record: JSON values: `node`, `step`, `seq` (at the time of the weights), and what a resume needs.
         """
         with self._lock:
-            if number not in self._answered:
-                self._answered.add(number)
-                self._news.records.append((number, dict(record)))
-            if self._checkpoint == number:
-                self._checkpoint = None
-        self._wake.set()
+            if self._state.checkpoint.fulfill(number):
+                self._state.outbox.records.append((number, CheckpointRecord.model_validate(record)))
+        self._thread.wake()
 
     def snapshot_wanted(self) -> int | None:
         """The finished epoch (1 is the first) whose replica this node must write; None after `snapshot_written`."""
         with self._lock:
-            self._unseen.discard("snapshot")
-            return self._snapshot
+            return self._state.snapshot.look()
 
     def snapshot_written(self, epoch: int) -> None:
         """Report that this node's replica of an epoch's end is written."""
         with self._lock:
-            if epoch not in self._written:
-                self._written.add(epoch)
-                self._news.snapshots.append(epoch)
-            if self._snapshot == epoch:
-                self._snapshot = None
-        self._wake.set()
+            if self._state.snapshot.fulfill(epoch):
+                self._state.outbox.snapshots.append(epoch)
+        self._thread.wake()
 
     def journal(self, line: Mapping[str, Any]) -> None:
         """Add a line, with its `kind`, to the training's journal, through this node's spool file.
@@ -232,3 +281,67 @@ class NodeClient(CoordinatorSession):
             if self._spool is None:
                 raise CoordinatorError("a node that has not joined cannot write to the journal")
             self._spool.write(line)
+
+    # --- the thread
+
+    def _pause_s(self) -> float:
+        return self._beat_s / 5 if self._state.idle or self._state.known.dropped or self._error else self._beat_s
+
+    def _try_beat(self) -> None:
+        if self._state.known.dropped or self._error:
+            return
+        patience_s, started = max(ANSWER_S, 2 * self._beat_s), time.monotonic()
+        try:
+            self._beat(patience_s)
+        except CoordinatorUnreachableError:
+            late = time.monotonic() - started - patience_s
+            if late > STOPPED_S:
+                self._state.heard += late
+            else:
+                self._continue_alone()
+        except Exception as error:
+            log.exception("node %d cannot continue", self._node)
+            self._error = f"{error}"
+
+    def _beat(self, patience_s: float) -> None:
+        with self._lock:
+            beat = self._state.heartbeat(self._beat_s, self._spool.portions() if self._spool else ())
+        reply = self._client.request(beat, patience_s)
+        with self._lock:
+            if self._state.hear(beat, reply):
+                self._thread.wake()
+            if self._spool is not None:
+                self._spool.arrived(reply.spools)
+            queue, planner = self._state.queue, self._state.planner
+        if queue is None or planner is None:
+            return
+        for lease in reply.leases:
+            if not queue.knows(lease.id):
+                # planning may take a while, so it runs outside the lock
+                self._add(queue, plan_lease(planner, lease, len(queue.shards)))
+
+    def _add(self, queue: Worklist, assignments: list[Assignment]) -> None:
+        """Add planned batches, unless the node has left the incarnation that they were planned for."""
+        with self._lock:
+            if self._state.queue is not queue:
+                return
+            arrived = self._state.arrived
+        if arrived is not None and assignments:
+            arrived(assignments)
+        with self._lock:
+            if self._state.queue is queue:
+                queue.add(assignments)
+                self._thread.wake()
+
+    def _continue_alone(self) -> None:
+        """Handle an outage: take an own share after `coordinator_grace_s`, give up after `coordinator_patience_s`."""
+        state, silent = self._state, time.monotonic() - self._state.heard
+        with self._lock:
+            state.alone = True
+            if silent > self._patience_s:
+                state.lose_coordinator()
+            share = state.own_share(self._node) if silent > self._grace_s else None
+            queue, planner = state.queue, state.planner
+        if share is not None and queue is not None and planner is not None:
+            log.warning("node %d: no answer from the coordinator for %.0f s, taking its share", self._node, silent)
+            self._add(queue, queue.take_own(planner, *share))

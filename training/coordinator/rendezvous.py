@@ -2,18 +2,17 @@
 
 A node's learners on several machines are one process group: when one machine's processes die, all restart together.
 Each machine asks with a token that is unique to this start of its processes. When all machines of a node have asked,
-their tokens make up a meeting. The meeting is over as soon as one of its machines asks with another token or stops
-reporting. The state is not stored: machines tell a restarted coordinator which meeting they are in.
+their tokens identify the group. The group is over as soon as one of its machines asks with another token or stops
+reporting. The state is not stored: machines tell a restarted coordinator which group they are in.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from training.coordinator.messages import CoordinatorError, Message
+from training.coordinator.messages import CoordinatorError, RendezvousReply
+from training.coordinator.requests import RendezvousRequest
 from training.coordinator.settings import Settings
 
-LONGEST = 256
-"""Maximum length of a token or an address, in characters."""
 SILENT = 3
 """Multiple of `dead_after_s` that a machine may be silent: the node's other machines notice most losses at once."""
 WAITS_S = 5.0
@@ -21,7 +20,7 @@ WAITS_S = 5.0
 
 
 @dataclass
-class _Guest:
+class _Waiting:
     """A machine that waits for the other machines of its node."""
 
     token: str
@@ -30,17 +29,25 @@ class _Guest:
 
 
 @dataclass
-class _Table:
-    """Rendezvous state of one node."""
+class _Node:
+    """Rendezvous state of one node.
 
-    waiting: dict[int, _Guest] = field(default_factory=dict)
-    met: list[str] = field(default_factory=list)
+    Attributes:
+        waiting: Machines that wait for the others.
+        group: Tokens of the current group, by machine; empty without one.
+        address: Address of the group's first machine.
+        seen: Time of the last report of each machine of the group.
+        leaving: Whether one of them was asked to leave.
+    """
+
+    waiting: dict[int, _Waiting] = field(default_factory=dict)
+    group: tuple[str, ...] = ()
     address: str = ""
     seen: dict[int, float] = field(default_factory=dict)
     leaving: bool = False
 
 
-class Meetings:
+class RendezvousService:
     """Rendezvous of all nodes.
 
     Args:
@@ -49,84 +56,72 @@ class Meetings:
     """
 
     def __init__(self, settings: Settings, clock: Callable[[], float]) -> None:
-        self._nodes, self._machines, self._clock = settings.nodes, settings.machines_per_node, clock
+        self._num_nodes, self._machines, self._clock = settings.nodes, settings.machines_per_node, clock
         self._silent_s = SILENT * settings.dead_after_s
-        self._tables: dict[int, _Table] = {}
+        self._nodes: dict[int, _Node] = {}
         self._last = clock()
 
-    def meet(self, message: Message) -> Message:
+    def answer(self, request: RendezvousRequest) -> RendezvousReply:
         """Answer a machine's request.
 
-        Args:
-            message: `node`, `machine`, `token`; `address`, where the node's first machine can be reached; `met`, the
-                tokens of the machine's meeting, empty while it waits for the others; `leaving`, whether it was asked to
-                leave.
-
-        Returns:
-            For a waiting machine: `met`, `address` and `missing`; while machines are missing, `met` is empty. For a
-            machine in a meeting: `over`, why the meeting is over (or empty), and `leave`, whether one of its machines
-            was asked to leave.
+        Raises:
+            CoordinatorError: If the job has no such machine, or the group has another number of machines.
         """
-        node, machine, token = int(message["node"]), int(message["machine"]), str(message["token"])
-        address, met = str(message.get("address", "")), [str(one) for one in message.get("met", [])]
-        if not 0 <= node < self._nodes or not 0 <= machine < self._machines:
+        if not 0 <= request.node < self._num_nodes or not 0 <= request.machine < self._machines:
             raise CoordinatorError(
-                f"there is no machine {machine} of node {node}: train.nodes is {self._nodes}, "
+                f"there is no machine {request.machine} of node {request.node}: train.nodes is {self._num_nodes}, "
                 f"train.machines_per_node {self._machines}"
             )
-        if not token or max(map(len, (token, address))) > LONGEST or (met and len(met) != self._machines):
+        if request.group and len(request.group) != self._machines:
             raise CoordinatorError(
-                "a machine needs a token, and in a meeting the tokens of all machines: do coordinator and node run the "
-                "same version?"
+                f"a group needs the tokens of all {self._machines} machines: do coordinator and node run the same "
+                "version?"
             )
-        self._forgive()
-        table = self._tables.setdefault(node, _Table())
-        if met:
-            return self._go_on(table, machine, token, met, bool(message.get("leaving")))
-        return self._look(table, machine, token, address)
+        self._extend_deadlines()
+        node = self._nodes.setdefault(request.node, _Node())
+        return self._keep_alive(node, request) if request.group else self._wait(node, request)
 
-    def _forgive(self) -> None:
+    def _extend_deadlines(self) -> None:
         """Extend all deadlines if no machine asked for long: then it was the coordinator that was suspended."""
         gap, self._last = self._clock() - self._last, self._clock()
         if gap > self._silent_s / 2:
-            for table in self._tables.values():
-                table.seen = {machine: at + gap for machine, at in table.seen.items()}
+            for node in self._nodes.values():
+                node.seen = {machine: at + gap for machine, at in node.seen.items()}
 
-    def _look(self, table: _Table, machine: int, token: str, address: str) -> Message:
-        now = self._clock()
-        if not (table.met and table.met[machine] == token):
-            before = table.waiting.get(machine)
+    def _wait(self, node: _Node, request: RendezvousRequest) -> RendezvousReply:
+        now, machine, token, address = self._clock(), request.machine, request.token, request.address
+        if not (node.group and node.group[machine] == token):
+            before = node.waiting.get(machine)
             # any of a machine's learners may ask; only the one that listens knows the address
             if before is not None and before.token == token:
                 address = address or before.address
-            table.waiting[machine] = _Guest(token, address, now)
-            table.waiting = {m: guest for m, guest in table.waiting.items() if now - guest.seen <= WAITS_S}
-            self._sit_down(table, now)
-        if table.met and table.met[machine] == token:
-            return {"met": table.met, "address": table.address, "missing": []}
-        missing = [number for number in range(self._machines) if number not in table.waiting]
-        return {"met": [], "address": "", "missing": missing}
+            node.waiting[machine] = _Waiting(token, address, now)
+            node.waiting = {m: waiting for m, waiting in node.waiting.items() if now - waiting.seen <= WAITS_S}
+            self._complete(node, now)
+        if node.group and node.group[machine] == token:
+            return RendezvousReply(group=node.group, address=node.address)
+        return RendezvousReply(missing=tuple(number for number in range(self._machines) if number not in node.waiting))
 
-    def _sit_down(self, table: _Table, now: float) -> None:
-        """Start the meeting once all machines wait and the first machine's address is known."""
-        if len(table.waiting) < self._machines or not table.waiting[0].address:
+    def _complete(self, node: _Node, now: float) -> None:
+        """Form the group once all machines wait and the first machine's address is known."""
+        if len(node.waiting) < self._machines or not node.waiting[0].address:
             return
-        table.met = [table.waiting[number].token for number in range(self._machines)]
-        table.address, table.leaving = table.waiting[0].address, False
-        table.seen, table.waiting = dict.fromkeys(range(self._machines), now), {}
+        node.group = tuple(node.waiting[number].token for number in range(self._machines))
+        node.address, node.leaving = node.waiting[0].address, False
+        node.seen, node.waiting = dict.fromkeys(range(self._machines), now), {}
 
-    def _go_on(self, table: _Table, machine: int, token: str, met: list[str], leaving: bool) -> Message:
-        now = self._clock()
-        if not table.met:  # the meeting was formed before this coordinator started
-            table.met, table.seen = met, dict.fromkeys(range(self._machines), now)
-        if table.met != met or met[machine] != token:
-            return {"over": "the other machines have formed a new group", "leave": False}
-        table.seen[machine], table.leaving = now, table.leaving or leaving
-        return {"over": self._why_over(table, now), "leave": table.leaving}
+    def _keep_alive(self, node: _Node, request: RendezvousRequest) -> RendezvousReply:
+        now, group = self._clock(), request.group
+        if not node.group:  # the group was formed before this coordinator started
+            node.group, node.seen = group, dict.fromkeys(range(self._machines), now)
+        if node.group != group or group[request.machine] != request.token:
+            return RendezvousReply(over="the other machines have formed a new group")
+        node.seen[request.machine], node.leaving = now, node.leaving or request.leaving
+        return RendezvousReply(over=self._why_over(node, now), leave=node.leaving)
 
-    def _why_over(self, table: _Table, now: float) -> str:
-        for number, at in table.seen.items():
-            if number in table.waiting:
+    def _why_over(self, node: _Node, now: float) -> str:
+        for number, at in node.seen.items():
+            if number in node.waiting:
                 return f"machine {number} has restarted"
             if now - at > self._silent_s:
                 return f"machine {number} has not reported for {self._silent_s:g} s"

@@ -26,7 +26,9 @@ from training.coordinator.core import Core
 from training.coordinator.epochs import ShardMap
 from training.coordinator.event_log import EventLog
 from training.coordinator.ledger import Ledger
-from training.coordinator.messages import MAX_MESSAGE, CoordinatorError, Message, decode, encode
+from training.coordinator.messages import CoordinatorError
+from training.coordinator.packing import MAX_MESSAGE
+from training.coordinator.requests import encode_error, encode_reply, read_request
 from training.coordinator.settings import Settings
 from training.learner.sampling import Draws
 from training.processes import logs
@@ -93,8 +95,14 @@ class CoordinatorServer:
 
     def _open(self, settings: Settings, fresh: bool) -> None:
         """Restore the state from the log, or start a session."""
-        folder, ledger = self.folder, open_ledger(settings)
-        self.log = EventLog(folder / "coordinator.sqlite", settings.journal)
+        self._settings, self._ledger = settings, open_ledger(settings)
+        self.log = EventLog(self.folder / "coordinator.sqlite", settings.journal)
+        self._stop = False
+        self._restore(fresh)
+        self._announce()
+
+    def _restore(self, fresh: bool) -> None:
+        settings, ledger = self._settings, self._ledger
         state, events = self.log.load()
         if state is None or state["values"]["run"] != settings.run:
             fresh = True
@@ -108,9 +116,7 @@ class CoordinatorServer:
         self.core = Core(settings, ledger, ObjectStore(settings.output_url))
         self.coordinator = Coordinator(self.core, fresh)
         self._since = 0
-        self._stop = False
         self._commit()
-        self._announce()
 
     def _announce(self) -> None:
         """Publish the coordinator's address, once it listens and its state is restored."""
@@ -140,13 +146,25 @@ class CoordinatorServer:
             return None
         if len(frames) != 3:
             return None
-        return [*frames[:2], encode(self._answer(frames[2]))]
+        return [*frames[:2], self._answer(frames[2])]
 
-    def _answer(self, data: bytes) -> Message:
+    def _answer(self, data: bytes) -> bytes:
         try:
-            return {"ok": self.coordinator.handle(decode(data))}
+            return encode_reply(self.coordinator.handle(read_request(data)))
         except CoordinatorError as error:
-            return {"error": str(error)}
+            return encode_error(str(error))
+        except OSError:  # a full disk, an unreachable object store: nodes repeat their requests after a restart
+            raise
+        except Exception as error:  # our own fault: one request must not end the training of all nodes
+            log.exception("a request failed")
+            self._recover()
+            return encode_error(failure=f"the coordinator failed ({error!r}): see its log")
+
+    def _recover(self) -> None:
+        """Restore the state from the log, as after a restart: a failed request may have changed it in part."""
+        self.log.commit(*self.core.drain())  # without the state
+        self.coordinator.rounds.publisher.close()
+        self._restore(fresh=False)
 
     def _commit(self) -> None:
         events, lines = self.core.drain()

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.coordinator.messages import CoordinatorError, Message
+from training.coordinator.messages import CoordinatorError, JsonObject
 from training.learner.sampling import SamplingConfig
 
 
@@ -28,11 +28,11 @@ class Settings:
     dead_after_s: float
     start_patience_s: float
     sampling: SamplingConfig
-    job: Message
+    job: JsonObject
     """The whole job, for the nodes."""
 
     @classmethod
-    def from_job(cls, job: Message) -> "Settings":
+    def from_job(cls, job: JsonObject) -> "Settings":
         """Parse a job's JSON.
 
         Raises:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from training.coordinator.line_file import LineFile
-from training.coordinator.messages import Message
+from training.coordinator.messages import JsonObject
+from training.coordinator.requests import SpoolPortion
 
 PORTION = 65536
 """Maximum bytes of journal lines per message."""
@@ -61,7 +62,7 @@ class JournalSpool:
             _log.warning("%s can be written again; %d journal lines are lost", self._file.path, self._dropped)
         self._told, self._dropped = False, 0
 
-    def portions(self) -> list[Message]:
+    def portions(self) -> tuple[SpoolPortion, ...]:
         """What to send next: lines of one file that the coordinator does not have."""
         if self._waiting:
             self._write_out()
@@ -70,8 +71,8 @@ class JournalSpool:
             end = data.rfind(b"\n") + 1
             if end:
                 lines = [line for text in data[:end].splitlines() if (line := _parse(text)) is not None]
-                return [{"name": name, "offset": offset, "end": offset + end, "lines": lines}]
-        return []
+                return (SpoolPortion(name=name, offset=offset, end=offset + end, lines=tuple(lines)),)
+        return ()
 
     def _read(self, name: str, offset: int) -> bytes:
         """Bytes of a file from an offset; lines that wait in memory count as its end."""
@@ -86,11 +87,11 @@ class JournalSpool:
         except FileNotFoundError:
             return b""
 
-    def arrived(self, offsets: Mapping[str, Any]) -> None:
+    def arrived(self, offsets: Mapping[str, int]) -> None:
         """Record how much of each file the coordinator has received."""
         for name, offset in offsets.items():
             if name in self._sent:
-                self._sent[name] = int(offset)
+                self._sent[name] = offset
 
     def close(self) -> None:
         """Close the file; it is kept until the session ends."""
@@ -99,7 +100,7 @@ class JournalSpool:
         self._file.close()
 
 
-def _parse(text: bytes) -> Message | None:
+def _parse(text: bytes) -> JsonObject | None:
     try:
         line = json.loads(text)
     except (ValueError, RecursionError):

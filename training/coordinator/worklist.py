@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training.coordinator.epochs import ShardMap, shard_order
-from training.coordinator.messages import CoordinatorError, Message, Rows, pack_rows, unpack_rows
+from training.coordinator.messages import CoordinatorError, Lease
+from training.coordinator.packing import Rows, pack_rows, unpack_rows
 from training.learner.batching import derive_seed
 
 Planner = Callable[[int, Rows, str], Sequence[Rows]]
@@ -40,12 +41,17 @@ class Assignment:
     rows: Rows
 
     @property
+    def key(self) -> tuple[str, int]:
+        """Identity of the batch."""
+        return self.lease, self.number
+
+    @property
     def own(self) -> bool:
         """Whether the node took it itself, because the coordinator did not answer."""
         return self.lease.startswith(OWN)
 
 
-def plan_lease(planner: Planner, lease: Message, size: int) -> list[Assignment]:
+def plan_lease(planner: Planner, lease: Lease, size: int) -> list[Assignment]:
     """Plan the batches of a lease.
 
     A lease of a whole epoch is planned over all rows of the epoch, and batches that are already trained are left out.
@@ -60,8 +66,8 @@ def plan_lease(planner: Planner, lease: Message, size: int) -> list[Assignment]:
     Raises:
         CoordinatorError: If the plan does not cover the lease's rows.
     """
-    epoch, rows = int(lease["epoch"]), unpack_rows(lease["rows"])
-    batches = list(planner(epoch, np.arange(size), WHOLE)) if lease["whole"] else []
+    epoch, rows = lease.epoch, unpack_rows(lease.rows)
+    batches = list(planner(epoch, np.arange(size), WHOLE)) if lease.whole else []
     if batches:
         open_rows = np.zeros(size, dtype=np.bool_)
         open_rows[rows] = True
@@ -74,7 +80,7 @@ def plan_lease(planner: Planner, lease: Message, size: int) -> list[Assignment]:
         batches = list(planner(epoch, rows, plan_name(epoch, rows)))
     if sum(map(len, batches)) != len(rows):
         raise CoordinatorError(f"a plan covers {sum(map(len, batches))} of a lease's {len(rows)} rows")
-    return [Assignment(str(lease["id"]), epoch, number, rows) for number, rows in enumerate(batches)]
+    return [Assignment(lease.id, epoch, number, rows) for number, rows in enumerate(batches)]
 
 
 def plan_name(epoch: int, rows: Rows) -> str:
@@ -185,5 +191,5 @@ class Worklist:
         """Plan the batches of an own share; `add` puts them into the queue."""
         self._own += 1
         whole = len(rows) == len(self.shards)
-        lease = {"id": f"{OWN}{self._own}", "epoch": epoch, "whole": whole, "rows": pack_rows(rows)}
+        lease = Lease(id=f"{OWN}{self._own}", epoch=epoch, whole=whole, rows=pack_rows(rows))
         return plan_lease(planner, lease, len(self.shards))

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training.coordinator.membership import View
-from training.strategies.config import GossipConfig
+from training.strategies.gossip import GossipConfig
 
 if TYPE_CHECKING:
     import torch

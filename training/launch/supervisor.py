@@ -16,7 +16,8 @@ from typing import Any
 from storage.locks import file_lock
 from storage.objects import ObjectStore
 from training.coordinator.client import CoordinatorClient
-from training.coordinator.messages import CoordinatorUnreachableError
+from training.coordinator.messages import CoordinatorFailedError, CoordinatorUnreachableError
+from training.coordinator.requests import StatusRequest, StopRequest
 from training.job import TrainJob
 from training.launch.managed import ManagedProcess, SupervisorError
 from training.launch.parameter_servers import await_servers, server_parts
@@ -233,13 +234,13 @@ class TrainingSupervisor:
         """Stop the training, with a last checkpoint if the nodes manage it in time; returns the exit status."""
         client = CoordinatorClient(address, RingKey.load(self.key_file) if self.key_file else None)
         try:
-            client.request({"op": "stop"}, patience_s=2.0)
+            client.request(StopRequest(), patience_s=2.0)
             deadline = time.monotonic() + STOP_S
             # members may run on other machines: the coordinator knows when all have left
-            while time.monotonic() < deadline and client.request({"op": "status"}, patience_s=2.0)["members"]:
+            while time.monotonic() < deadline and client.request(StatusRequest(), patience_s=2.0).members:
                 time.sleep(0.1)
-        except CoordinatorUnreachableError:
-            log.warning("the coordinator does not answer: no last checkpoint")
+        except (CoordinatorUnreachableError, CoordinatorFailedError) as error:
+            log.warning("no last checkpoint: %s", error)
         finally:
             client.close()
         return STOPPED

@@ -13,8 +13,8 @@ from dataclasses import dataclass, fields
 import torch
 from torch import nn
 
-from speech.models.precision import describe, has_bf16
-from speech.models.stages import LstmLayers
+from speech.models.networks.blstm import LstmLayers
+from speech.models.networks.precision import describe, has_bf16
 from speech.objectives import build_objective
 from storage.index import ShardIndex
 from storage.objects import ObjectStore

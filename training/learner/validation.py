@@ -5,7 +5,7 @@ from torch import Tensor
 
 from speech.decoding import GreedyConfig, build_decoder
 from speech.frontend import FrontEnd
-from speech.models import AcousticModel
+from speech.models.networks.base import AcousticModel
 from speech.objectives import Objective, build_objective
 from speech.scoring import score_sets
 from speech.tokens import Tokenizer

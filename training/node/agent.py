@@ -63,6 +63,7 @@ def fetch_job(
     """
     from training.coordinator.client import CoordinatorClient
     from training.coordinator.messages import CoordinatorUnreachableError
+    from training.coordinator.requests import JobRequest
     from training.processes.keys import RingKey
 
     key = RingKey.load(key_file) if key_file else None
@@ -71,7 +72,7 @@ def fetch_job(
     try:
         while stop is None or not stop.is_set():
             try:
-                return dict(client.request({"op": "job"}, patience_s=1.0)["job"])
+                return client.request(JobRequest(), patience_s=1.0).job
             except CoordinatorUnreachableError:
                 if time.monotonic() > deadline:
                     raise

@@ -10,8 +10,9 @@ import math
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,15 @@ from speech.decoding import DecodeError
 from storage.objects import ObjectMissingError, ObjectStore
 from storage.quarantine import TooManyShardsError
 from training.coordinator.messages import replica_name
+from training.coordinator.requests import (
+    EvaluatedRequest,
+    EvaluationsRequest,
+    FinalResult,
+    FinishedRequest,
+    Reply,
+    Request,
+    StatusRequest,
+)
 from training.job import TrainJob
 from training.learner.batching import derive_seed
 from training.learner.checkpoint import (
@@ -243,32 +253,39 @@ def _numbers(values: dict[str, float | None]) -> dict[str, float | None]:
     return {name: None if value is None else _number(value) for name, value in values.items()}
 
 
-def run(evaluator: Evaluator, ask: Callable[[dict[str, Any]], dict[str, Any]]) -> str:
+class Ask(Protocol):
+    """Sends a request to the coordinator and returns its reply."""
+
+    def __call__(self, request: Request[Reply]) -> Reply:
+        """Ask."""
+
+
+def run(evaluator: Evaluator, ask: Ask) -> str:
     """Evaluate epochs as they become ready, until training is over.
 
     Args:
         evaluator: Evaluator of the job.
-        ask: Sends a request to the coordinator and returns its answer.
+        ask: Sends a request to the coordinator.
 
     Returns:
         Why training ended.
     """
     while True:
-        for item in ask({"op": "evaluations"})["ready"]:
-            result = evaluator.evaluate(int(item["epoch"]), [int(node) for node in item["nodes"]])
-            history = ask({"op": "evaluated", "epoch": item["epoch"], "result": result})["history"]
+        for item in ask(EvaluationsRequest()).ready:
+            result = evaluator.evaluate(item.epoch, list(item.nodes))
+            history = ask(EvaluatedRequest(epoch=item.epoch, result=result)).history
             best = best_epochs([entry for entry in history if entry.get("loss") is not None], evaluator.cfg.average)
             # later epochs were trained before a resume: their results may be needed again
-            prune_snapshots(evaluator.output, {*best, *range(int(item["epoch"]) + 1, evaluator.cfg.epochs + 1)})
-            evaluator.output.delete_tree(f"replicas/epoch-{int(item['epoch']):04d}")
-            log.info("epoch %d: %s", item["epoch"], result)
-        status = ask({"op": "status"})
-        if status["finish"] not in ("", "done", "time") or status["result"]:
-            return str(status["finish"])
-        if status["finish"] and not status["to_evaluate"]:
-            result = evaluator.finish(status["totals"], status["history"])
-            ask({"op": "finished", "result": {"step": result["step"], "valid": result["valid"]}})
-            return str(status["finish"])
+            prune_snapshots(evaluator.output, {*best, *range(item.epoch + 1, evaluator.cfg.epochs + 1)})
+            evaluator.output.delete_tree(f"replicas/epoch-{item.epoch:04d}")
+            log.info("epoch %d: %s", item.epoch, result)
+        status = ask(StatusRequest())
+        if status.finish not in ("", "done", "time") or status.result:
+            return status.finish
+        if status.finish and not status.to_evaluate:
+            result = evaluator.finish(status.totals, list(status.history))
+            ask(FinishedRequest(result=FinalResult(step=result["step"], valid=result["valid"])))
+            return status.finish
         time.sleep(POLL_S)
 
 
@@ -290,7 +307,7 @@ def main(argv: list[str] | None = None) -> int:
     evaluator = Evaluator(job)
     patience_s = job.train.membership.coordinator_patience_s
     try:
-        why = run(evaluator, lambda request: client.request(request, patience_s=patience_s))
+        why = run(evaluator, partial(client.request, patience_s=patience_s))
         if why.startswith("failed"):
             log.error("training has %s", why)
             return DIVERGED

@@ -1,9 +1,10 @@
 """A model whose layers are split over the ranks of a node: strategy `pipeline`, for models that one device cannot hold.
 
-Each rank keeps one stage of the model (`speech.models.stages`), its gradients and its optimizer. A batch passes through
-the stages in micro-batches, so that several stages work at a time (GPipe: Huang et al. 2018, arXiv:1811.06965;
-1F1B: Narayanan et al. 2020, arXiv:2006.09503); torch.distributed.pipelining sends hidden frames forward and their
-gradients back. Weights are updated once per batch, with the sum over its micro-batches, as on one device.
+Each rank keeps one stage of the model (`speech.models.networks.stages`), its gradients and its optimizer. A batch
+passes through the stages in micro-batches, so that several stages work at a time (GPipe: Huang et al. 2018,
+arXiv:1811.06965; 1F1B: Narayanan et al. 2020, arXiv:2006.09503); torch.distributed.pipelining sends hidden frames
+forward and their gradients back. Weights are updated once per batch, with the sum over its micro-batches, as on one
+device.
 
 Fully synchronous: staleness 0. A step sends the hidden frames of the batch forward, and as many bytes back, over each
 border between two stages; weights are never sent. All stages wait for the slowest one; if one dies, the node restarts.
@@ -18,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from speech.models import AcousticModel
-from speech.models.stages import ModelStage, split_model
+from speech.models.networks.base import AcousticModel, ModelStage
+from speech.models.networks.stages import split_model
 from training.job import TrainJob
 from training.learner.checkpoint import cpu_weights
 from training.learner.compute import Learner, Losses
@@ -27,7 +28,7 @@ from training.learner.data import Batch
 from training.learner.microbatches import undivided
 from training.learner.padding import rounded_up
 from training.node.process_group import NodeGroup
-from training.strategies.config import LayerPipelineConfig
+from training.strategies.pipeline import LayerPipelineConfig
 
 if TYPE_CHECKING:
     from torch.distributed.pipelining import PipelineStage

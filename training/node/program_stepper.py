@@ -80,7 +80,7 @@ class ProgramStepper(Stepper):
         if self.method.equal:
             self._reducer = GradientReducer(group, learner.flat, hook=self._hook)
             learner.held = self._reducer.held
-        self.apart = self.method.apart or (self._hook is not None and self._hook.state is not None)
+        self.state_per_rank = self.method.state_per_rank or (self._hook is not None and self._hook.state is not None)
         self.measured = _EXCHANGED if ring.exchange else () if self.method.equal else ("staleness",)
         self.replica = LearnerReplica(learner, shared)
         rank = ring.node * group.size + group.rank

@@ -12,11 +12,18 @@ import socket
 import threading
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 from training.coordinator.client import CoordinatorClient
-from training.coordinator.messages import CoordinatorError, CoordinatorUnreachableError, Message
+from training.coordinator.messages import (
+    CoordinatorError,
+    CoordinatorFailedError,
+    CoordinatorUnreachableError,
+    RendezvousReply,
+)
+from training.coordinator.requests import RendezvousRequest
 from training.node.rank import NodeSetup
 from training.processes.keys import RingKey
 from training.processes.sockets import interface_of, split_address
@@ -76,7 +83,7 @@ class Rendezvous:
         self._setup, self._place, self._patience_s, self._ask_s = setup, place, patience_s, ask_s
         self.wants_to_leave, self.told_to_leave = threading.Event(), threading.Event()
         self._closed = threading.Event()
-        self._met: list[str] = []
+        self._group: tuple[str, ...] = ()
         self._client = CoordinatorClient(setup.coordinator, key)
         host = setup.advertise_host or setup.bind_host
         # use the interface of the exchanges unless the environment names another
@@ -91,15 +98,15 @@ class Rendezvous:
         if place.rank % (place.size // setup.machines) == 0:
             self._thread.start()
 
-    def _ask(self, patience_s: float, **more: object) -> Message:
+    def _ask(self, patience_s: float, **more: Any) -> RendezvousReply:
         setup = self._setup
-        message = {"op": "meet", "node": setup.node, "machine": setup.machine, "token": self._place.token, **more}
-        return self._client.request(message, patience_s)
+        request = RendezvousRequest(node=setup.node, machine=setup.machine, token=self._place.token, **more)
+        return self._client.request(request, patience_s)
 
     def _find_others(self, host: str) -> Store:
         """Create torch.distributed's store at the node's first learner, or connect to it."""
         if self._place.rank:
-            address, port = split_address(self._await(""), "where the node's learners meet")
+            address, port = split_address(self._await(""), "the rendezvous address")
             return TCPStore(address.strip("[]"), port, wait_for_workers=False, timeout=TIMEOUT)
         family = socket.AF_INET6 if ":" in self._setup.bind_host else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM)
@@ -122,10 +129,10 @@ class Rendezvous:
             except CoordinatorUnreachableError as error:
                 log.warning("%s", error)
                 continue
-            if answer["met"]:
-                self._met = [str(token) for token in answer["met"]]
-                return str(answer["address"])
-            missing = f"its machine(s) {', '.join(str(number) for number in answer['missing'])}"
+            if answer.group:
+                self._group = answer.group
+                return answer.address
+            missing = f"its machine(s) {', '.join(map(str, answer.missing))}"
             if time.monotonic() > told + 30.0:
                 told = time.monotonic()
                 log.info("node %d waits for %s", self._setup.node, missing)
@@ -139,14 +146,14 @@ class Rendezvous:
         """Poll the coordinator until `close`; end this process if a machine of the node is lost."""
         while not self._closed.wait(self._ask_s):
             try:
-                answer = self._ask(5.0, met=self._met, leaving=self.wants_to_leave.is_set())
-            except CoordinatorError as error:
+                answer = self._ask(5.0, group=self._group, leaving=self.wants_to_leave.is_set())
+            except (CoordinatorError, CoordinatorUnreachableError, CoordinatorFailedError) as error:
                 log.warning("%s", error)  # the learners are connected: they do not need the coordinator
                 continue
-            if answer["leave"]:
+            if answer.leave:
                 self.told_to_leave.set()
-            if answer["over"] and not self._closed.is_set():
-                log.error("node %d restarts: %s", self._setup.node, answer["over"])
+            if answer.over and not self._closed.is_set():
+                log.error("node %d restarts: %s", self._setup.node, answer.over)
                 # other threads may wait for the lost machine in a collective, which no signal interrupts
                 logging.shutdown()
                 os._exit(LOST)

@@ -145,7 +145,7 @@ class ReplicaWriter:
     def _checkpoint(self, number: int, record: dict[str, Any]) -> None:
         kept, client = self.stepper.keep(), self.client
         folder = f"{checkpoint_folder(number)}/node-{self.node:03d}"
-        if not self.stepper.apart:
+        if not self.stepper.state_per_rank:
             assert client is not None
             seq = client.seq
             self._submit(lambda: self._write_alone(client, number, {**record, "seq": seq}, folder, kept))

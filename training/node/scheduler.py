@@ -138,7 +138,7 @@ class Scheduler:
         """Write what is wanted at once if rank 0 can do so alone; otherwise return orders for all ranks."""
         if not wanted:
             return None
-        if self.stepper.apart:
+        if self.stepper.state_per_rank:
             return {"do": "leave", "epoch": wanted.epoch, "checkpoint": wanted.checkpoint}
         self.replica_writer.leave(wanted, step, self.counters.to_list())
         return None

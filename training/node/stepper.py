@@ -40,12 +40,12 @@ class Stepper(ABC):
         group: The node's ranks.
 
     Attributes:
-        apart: Whether the ranks' states differ, so that every rank writes its part of a checkpoint.
+        state_per_rank: Whether the ranks' states differ, so that every rank writes its part of a checkpoint.
         turns: Batches that ranks may train on before they communicate again.
         measured: Fields of `StepReport` for the journal.
     """
 
-    apart = True
+    state_per_rank = True
     turns = 1
     measured: tuple[str, ...] = ()
 

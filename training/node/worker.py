@@ -179,8 +179,8 @@ class Worker:
     def _resume(self, record: dict[str, Any] | None, records: list[dict[str, Any]]) -> None:
         """Continue with this rank's replica of a checkpoint, or merge all replicas if their number has changed."""
         lots = files_by_rank(record["files"]) if record is not None else []
-        if record is not None and len(lots) == (self.group.size if self.stepper.apart else 1):
-            self.stepper.restore(load_replica(self.output, lots[self.group.rank if self.stepper.apart else 0]))
+        if record is not None and len(lots) == (self.group.size if self.stepper.state_per_rank else 1):
+            self.stepper.restore(load_replica(self.output, lots[self.group.rank if self.stepper.state_per_rank else 0]))
             self.step = int(record["step"])
             if self.counters:
                 self.counters.load(record["totals"])

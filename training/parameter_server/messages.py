@@ -9,10 +9,11 @@ from typing import Any, Literal
 
 import torch
 import zmq
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 from torch import Tensor
 
 from training.parameter_server.layout import SCALARS, Layout, Piece
+from training.processes.message import Message, first_problem
 
 CHUNK = 4 * 1024 * 1024
 """Maximum bytes of values per frame; ZeroMQ heartbeats can pass between the frames of a long message."""
@@ -31,7 +32,7 @@ class MessageError(ValueError):
     """A message is malformed, or does not match the model."""
 
 
-class Request(BaseModel):
+class Request(Message):
     """Header of a request.
 
     Attributes:
@@ -48,8 +49,6 @@ class Request(BaseModel):
         tensors: Names and sizes of the optimizer tensors that follow the weights of `init`.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     op: Literal["layout", "init", "push", "pull", "elastic", "state"]
     name: str = Field(min_length=1, max_length=100)
     token: str = Field(max_length=100)
@@ -61,7 +60,7 @@ class Request(BaseModel):
     tensors: Sizes = ()
 
 
-class Answer(BaseModel):
+class Answer(Message):
     """Header of an answer.
 
     Attributes:
@@ -74,8 +73,6 @@ class Answer(BaseModel):
         layout: The server's share.
         tensors: Names and sizes of the optimizer tensors that follow.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     number: int
     error: str = ""
@@ -97,7 +94,7 @@ def read_request(frame: "zmq.Frame") -> Request:
         return Request.model_validate_json(frame.bytes)
     except ValidationError as error:
         raise MessageError(
-            f"not a request to a parameter server ({_first(error)}): do both run the same version?"
+            f"not a request to a parameter server ({first_problem(error)}): do both run the same version?"
         ) from None
 
 
@@ -110,12 +107,7 @@ def read_answer(frame: "zmq.Frame") -> Answer:
     try:
         return Answer.model_validate_json(frame.bytes)
     except ValidationError as error:
-        raise MessageError(f"not an answer of a parameter server ({_first(error)})") from None
-
-
-def _first(error: ValidationError) -> str:
-    problem = error.errors(include_url=False, include_input=False)[0]
-    return f"{'.'.join(map(str, problem['loc'])) or 'header'}: {problem['msg']}"
+        raise MessageError(f"not an answer of a parameter server ({first_problem(error)})") from None
 
 
 def pack(header: Request | Answer, values: Sequence[Tensor] = ()) -> Frames:

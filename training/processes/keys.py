@@ -5,6 +5,7 @@ needs the public half for the handshake, and the secret half to be admitted. Ser
 authenticator (ZAP, RFC 27), which admits only that public key.
 """
 
+import asyncio
 import ipaddress
 import os
 import stat
@@ -16,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import zmq
-from zmq.utils import z85
+from zmq.auth import Authenticator
 
-_ZAP_ADDRESS = "inproc://zeromq.zap.01"
-_DOMAIN, _NAMES_DOMAIN = b"starling", b"starling names"
+_DOMAIN, _NAMES_DOMAIN = "starling", "starling names"
+_ANY_PASSWORD = "-"  # noqa: S105
+"""Clients are admitted by their name alone, but ZeroMQ requires a password."""
 _HEADER = "starling ring key 1"
 
 _guards: "weakref.WeakKeyDictionary[zmq.Context[Any], _Guard]" = weakref.WeakKeyDictionary()
@@ -135,7 +137,7 @@ def secure_server(ctx: "zmq.Context[Any]", socket: "zmq.Socket[Any]", key: RingK
         _need_local(endpoint)
         return
     _guard(ctx, key)
-    socket.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
+    socket.setsockopt_string(zmq.ZAP_DOMAIN, _DOMAIN)
     socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an authenticator, refuse all instead of admitting all
     socket.setsockopt(zmq.CURVE_SERVER, 1)
     socket.setsockopt(zmq.CURVE_SECRETKEY, key.secret)
@@ -174,7 +176,7 @@ def secure_by_name(socket: "zmq.Socket[Any]") -> None:
     A name is not secret: it only keeps strangers out, and messages must be protected by other means. The context also
     needs a socket with the ring's key, because that starts the authenticator.
     """
-    socket.setsockopt(zmq.ZAP_DOMAIN, _NAMES_DOMAIN)
+    socket.setsockopt_string(zmq.ZAP_DOMAIN, _NAMES_DOMAIN)
     socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
     socket.setsockopt(zmq.PLAIN_SERVER, 1)
 
@@ -183,17 +185,17 @@ def call_by_name(socket: "zmq.Socket[Any]", name: bytes) -> None:
     """Set up a client socket for a server socket of `secure_by_name`; call this before connecting it."""
     socket.setsockopt(zmq.ROUTING_ID, name)
     socket.setsockopt(zmq.PLAIN_USERNAME, name)
-    socket.setsockopt(zmq.PLAIN_PASSWORD, b"-")
+    socket.setsockopt_string(zmq.PLAIN_PASSWORD, _ANY_PASSWORD)
 
 
 def admit(ctx: "zmq.Context[Any]", name: bytes) -> None:
     """Admit a name to the sockets of `secure_by_name`."""
-    _guards[ctx].names.add(name)
+    _guards[ctx].names[name.decode(errors="replace")] = _ANY_PASSWORD
 
 
 def dismiss(ctx: "zmq.Context[Any]", name: bytes) -> None:
     """Stop admitting a name; its existing connections stay."""
-    _guards[ctx].names.discard(name)
+    _guards[ctx].names.pop(name.decode(errors="replace"), None)
 
 
 @dataclass
@@ -201,15 +203,12 @@ class _Guard:
     """Clients that a context's authenticator admits: holders of the key, and names."""
 
     public: bytes
-    names: set[bytes] = field(default_factory=set)
+    names: dict[str, str] = field(default_factory=dict)
+    """PLAIN passwords by name; read by the authenticator."""
 
-    def admits(self, request: list[bytes]) -> bool:
-        """Judge a ZAP request (1.0, RFC 27): version, id, domain, address, identity, mechanism, credentials."""
-        if request[0] != b"1.0":
-            return False
-        if request[2] == _NAMES_DOMAIN:
-            return request[5] == b"PLAIN" and request[6] in self.names
-        return request[5:7] == [b"CURVE", z85.decode(self.public)]
+    def callback(self, _domain: str, public: bytes) -> bool:
+        """Whether a client's public key is the ring's; called by the authenticator."""
+        return public == self.public
 
 
 def _guard(ctx: "zmq.Context[Any]", key: RingKey) -> None:
@@ -221,21 +220,23 @@ def _guard(ctx: "zmq.Context[Any]", key: RingKey) -> None:
                 raise ValueError("this ZeroMQ context serves another ring's key: use a separate context")
             return
         # ctx.destroy() does not close the sockets of a shadow context while a thread uses them
-        socket: zmq.Socket[bytes] = zmq.Context.shadow(ctx).socket(zmq.REP)
-        socket.linger = 0
-        socket.bind(_ZAP_ADDRESS)
-        _guards[ctx] = guard = _Guard(key.public)
-        threading.Thread(target=_answer_zap, args=(socket, guard), name="zap", daemon=True).start()
+        authenticator = Authenticator(zmq.Context.shadow(ctx))
+        guard = _Guard(key.public)
+        authenticator.configure_curve_callback(_DOMAIN, guard)
+        authenticator.passwords[_NAMES_DOMAIN] = guard.names
+        authenticator.start()
+        _guards[ctx] = guard
+        threading.Thread(target=_authenticate, args=(authenticator,), name="zap", daemon=True).start()
 
 
-def _answer_zap(socket: "zmq.Socket[bytes]", guard: _Guard) -> None:
-    """Answer the context's ZAP requests until the context ends."""
+def _authenticate(authenticator: Authenticator) -> None:
+    """Answer the context's ZAP requests until the context ends; zmq.auth's own thread would outlive it."""
+    loop = asyncio.new_event_loop()
     try:
         while True:
-            frames = socket.recv_multipart()
-            status = (b"200", b"OK") if guard.admits(frames) else (b"400", b"not admitted")
-            socket.send_multipart([b"1.0", frames[1], *status, b"", b""])
+            loop.run_until_complete(authenticator.handle_zap_message(authenticator.zap_socket.recv_multipart()))
     except zmq.ZMQError:
         pass  # the context has ended
     finally:
-        socket.close()
+        authenticator.stop()
+        loop.close()

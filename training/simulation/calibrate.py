@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from training.simulation.cluster import Cluster
 from training.simulation.problem import Timing
 from training.simulation.simulator import Simulation
+from training.strategies.registry import find_method
 
 SLOW_DOWNS = (1.0, 2.0, 10.0, 100.0)
 STRAGGLERS = {
@@ -36,11 +37,11 @@ def calibrate(strategy: str) -> Costs:
     """Costs of the published runs.
 
     If learners wait for the slowest, an epoch takes s·c + a hours with one learner s times slower: the rows s = 1 and
-    s = 2 give c and a, the rows 10 and 100 are predicted. ADPSGD's rows hardly depend on s, so the published speed-up
-    gives c (an epoch of one learner, divided by 16), and the row s = 1 gives the rest.
+    s = 2 give c and a, the rows 10 and 100 are predicted. If they do not, the rows hardly depend on s, so the published
+    speed-up gives c (an epoch of one learner, divided by 16), and the row s = 1 gives the rest.
     """
     first, second = STRAGGLERS[strategy][:2]
-    if strategy == "adpsgd":
+    if find_method(strategy).free:
         compute = first * SPEEDUPS[strategy] / 16
         return Costs(compute, first - compute)
     return Costs(second - first, 2 * first - second)

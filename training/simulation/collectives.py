@@ -11,8 +11,8 @@ from torch import Tensor
 from training.simulation.clock import Clock
 from training.simulation.network import LinkModel
 from training.strategies.base import StrategyError
-from training.strategies.registry import Joins
 from training.strategies.requests import AllReduce, Gather, Mix, Reduced, Ticket
+from training.strategies.strategy import JoinPoint
 
 
 class Participants:
@@ -79,7 +79,7 @@ class VirtualCollectives:
         present: "Participants",
         node_of: Callable[[int], int],
         finish: Finish,
-        moment: Callable[[Joins], None],
+        moment: Callable[[JoinPoint], None],
     ) -> None:
         self._clock, self._links, self._present = clock, links, present
         self._node_of, self._finish, self._moment = node_of, finish, moment
@@ -138,10 +138,10 @@ class VirtualCollectives:
         self._underway -= 1
         for ticket in tickets:
             ticket.done, ticket.outcome = True, outcomes
-        self._moment("before an outcome is applied")
+        self._moment("before update")
         for rank, ticket in zip(ranks, tickets, strict=True):
             self._finish(rank, ticket, outcomes)
-        self._moment("after an outcome was applied")
+        self._moment("after update")
 
     def _reduce(self, ranks: list[int], ops: list[Any]) -> tuple[Reduced, float]:
         total = sum(op.weight for op in ops)

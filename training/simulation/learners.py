@@ -14,9 +14,8 @@ from training.simulation.leases import BatchLease
 from training.simulation.network import LinkModel
 from training.simulation.problem import Job, Problem, Trainable
 from training.strategies.base import LearnerContext, StrategyError
-from training.strategies.config import StrategyConfig
-from training.strategies.registry import Method
 from training.strategies.requests import Program, Ticket
+from training.strategies.strategy import Method, StrategyConfig
 
 State = Literal["away", "running", "computing", "starved", "waiting", "idle", "ended", "dead"]
 

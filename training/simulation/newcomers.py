@@ -4,15 +4,15 @@ from typing import TYPE_CHECKING, Any
 
 from training.simulation.exchange import VirtualExchange
 from training.simulation.learners import SimulatedLearner
-from training.strategies.registry import Joins
 from training.strategies.requests import Wait
+from training.strategies.strategy import JoinPoint
 
 if TYPE_CHECKING:
     from training.simulation.simulator import Simulation
 
 
 class Arrivals:
-    """Newcomers of a simulation. They copy the nearest learner's state at the moment that `Method.joins` defines.
+    """Newcomers of a simulation. They copy the nearest learner's state at the moment that `Method.join_point` defines.
 
     With h-adpsgd, a newcomer brings its whole node.
 
@@ -41,23 +41,23 @@ class Arrivals:
 
     def _arrive(self, newcomers: list[SimulatedLearner]) -> None:
         self._here.append(newcomers)
-        self.admit("at once")
-        self.admit("during a gradient")
+        self.admit("immediately")
+        self.admit("during compute")
 
     def _giver(self, rank: int) -> SimulatedLearner | None:
         there = [one for one in self._simulation.learners if one.state not in ("dead", "away", "ended")]
         return min(there, key=lambda one: (abs(one.rank - rank), one.rank), default=None)
 
-    def admit(self, moment: Joins) -> None:
+    def admit(self, moment: JoinPoint) -> None:
         """Admit the newcomers that wait for this moment."""
-        if not self._here or self._simulation.method.joins != moment:
+        if not self._here or self._simulation.method.join_point != moment:
             return
         here, self._here = self._here, []
         for newcomers in here:
             giver = self._giver(newcomers[0].rank)
             if giver is None or self._simulation.pool.over:
                 continue
-            if moment == "during a gradient" and giver.state != "computing":
+            if moment == "during compute" and giver.state != "computing":
                 self._here.append(newcomers)  # the giver still waits for its round's mean
                 continue
             for one in newcomers:

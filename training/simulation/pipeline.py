@@ -13,8 +13,7 @@ from training.simulation.pipeline_stages import Stages
 from training.simulation.problem import Job, Problem
 from training.simulation.result import Outcome, Staleness
 from training.strategies.base import StrategyError
-from training.strategies.config import LayerPipelineConfig
-from training.strategies.registry import PIPELINE
+from training.strategies.pipeline import PIPELINE, LayerPipelineConfig
 
 
 class PipelineSimulation:

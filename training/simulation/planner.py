@@ -9,8 +9,9 @@ from training.simulation.cluster import Cluster, Positive, Seconds
 from training.simulation.problem import Timing
 from training.simulation.simulate import simulate
 from training.strategies.base import StrategyError
-from training.strategies.config import LayerPipelineConfig, StrategyConfig
-from training.strategies.registry import PIPELINE, STRATEGIES
+from training.strategies.pipeline import PIPELINE, LayerPipelineConfig
+from training.strategies.registry import STRATEGIES, find_strategy
+from training.strategies.strategy import Strategy, StrategyConfig
 
 STEPS = 24
 """Simulated steps of each learner: three blocks of 8."""
@@ -20,8 +21,9 @@ MOST_UPDATES = 20_000
 """Maximum number of simulated steps over all learners."""
 FIXED_RING = 16
 """Maximum number of super-learners on a fixed ring; beyond, random neighbours (arXiv:2112.01433)."""
-ADVISED = ("d1d", "adpsgd", "adpsgd random-ring", "h-adpsgd", "h-adpsgd random-ring", "scpsgd")
-"""Candidates of the recommendation: methods with published accuracy at the scale in question."""
+BLOCK = 8
+"""Steps of a block, for methods with blocks."""
+RANDOM_RING = "random-ring"
 _MODEL_CONFIG = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
 
@@ -162,7 +164,7 @@ def _pipeline_obstacle(request: PlanRequest) -> str:
 def _candidates(request: PlanRequest) -> list[tuple[str, str, StrategyConfig]]:
     chosen: list[tuple[str, str, StrategyConfig]] = []
     for name, method in STRATEGIES.items():
-        if method is PIPELINE:
+        if method.traits.split:
             if request.learners > 1 and not _pipeline_obstacle(request):
                 micro_batches = MICRO_BATCHES * request.learners
                 chosen.append((name, name, LayerPipelineConfig(micro_batches=micro_batches)))
@@ -170,16 +172,10 @@ def _candidates(request: PlanRequest) -> list[tuple[str, str, StrategyConfig]]:
         if (method.traits.grouped and request.gpus_per_node == 1) or (method.traits.shared and request.nodes > 1):
             continue
         if method.traits.exchange:  # one exchange per step: the minimum, which a model of any size needs
-            chosen.append((name, name, method.config.model_validate({"neighbours": "ring", "per_step": 1})))
-            chosen.append(
-                (
-                    f"{name} random-ring",
-                    name,
-                    method.config.model_validate({"neighbours": "random-ring", "per_step": 1}),
-                )
-            )
-        elif name in ("ma", "bmuf", "easgd"):
-            chosen.append((name, name, method.config.model_validate({"tau": 8})))
+            for label, graph in ((name, "ring"), (f"{name} {RANDOM_RING}", RANDOM_RING)):
+                chosen.append((label, name, method.config.model_validate({"neighbours": graph, "per_step": 1})))
+        elif "tau" in method.config.model_fields:
+            chosen.append((name, name, method.config.model_validate({"tau": BLOCK})))
         else:
             chosen.append((name, name, method.config()))
     return chosen
@@ -190,16 +186,14 @@ def predict(request: PlanRequest, label: str, name: str, config: StrategyConfig,
     learners = request.learners
     method = STRATEGIES[name]
     steps = max(8, min(STEPS, MOST_UPDATES // learners))
-    if method is PIPELINE:
+    if method.traits.split:
         steps = 1  # all steps are alike, and each has many passes
     problem = Timing(steps * learners, num_bytes=4.0 * request.parameters, border_bytes=1e6 * request.border_mb)
     outcome = simulate(request.cluster(), name, problem, config, seed=seed)
     per_batch = (outcome.open_epoch_s or outcome.epoch_s) / problem.batches
     epoch_s = request.batches * per_batch / (1.0 - _lost_share(request, name))
     alone = request.batches * request.step_s
-    averaged = (
-        (request.nodes if method.traits.grouped else learners) if method.traits.exchange or name == "sdpsgd" else 1
-    )
+    replicas = request.nodes if method.traits.grouped else learners
     return Prediction(
         strategy=label,
         epoch_s=epoch_s,
@@ -207,7 +201,7 @@ def predict(request: PlanRequest, label: str, name: str, config: StrategyConfig,
         efficiency=alone / epoch_s / learners,
         nic_gb=outcome.bytes_per_nic * request.batches / problem.batches / 1e9,
         staleness=outcome.staleness.mean,
-        averaged=averaged,
+        averaged=replicas if method.traits.decentralized else 1,
     )
 
 
@@ -229,28 +223,31 @@ def recommend(request: PlanRequest, found: list[Prediction]) -> tuple[str, str]:
     """
     if request.learners == 1:
         return "single", "there is one learner: nothing to distribute"
-    fit = [one for one in found if one.strategy in ADVISED and _ring_fits(one)]
+    fit = [one for one in found if _method(one).facts.advice and _ring_fits(one)]
     quickest = min(fit, key=lambda one: one.epoch_s)
     near = [one for one in fit if one.epoch_s <= 1.05 * quickest.epoch_s]
     best = min(near, key=lambda one: (one.averaged, one.staleness, one.epoch_s))
     return best.strategy, f"{_why(request, best)}; {best.efficiency:.0%} efficient here"
 
 
+def _method(one: Prediction) -> Strategy:
+    """The predicted strategy, without its neighbours."""
+    return find_strategy(one.strategy.split()[0])
+
+
 def _ring_fits(one: Prediction) -> bool:
-    if "adpsgd" not in one.strategy:
+    if not _method(one).traits.exchange:
         return True
-    return ("random" in one.strategy) == (one.averaged > FIXED_RING)
+    return one.strategy.endswith(RANDOM_RING) == (one.averaged > FIXED_RING)
 
 
 def _why(request: PlanRequest, best: Prediction) -> str:
     uneven = "learners are unevenly fast" if request.slow else "learners die" if request.losses_per_day else ""
-    if best.strategy == "scpsgd":
-        return "the all-reduce costs next to nothing here, and synchronous SGD has no staleness"
-    if best.strategy == "d1d":
-        return "learners are evenly fast and the all-reduce hides behind the gradient: all weights stay equal"
-    neighbours = f"{best.averaged} replicas are many for a fixed ring: random neighbours"
+    method = _method(best)
+    assert method.facts.advice is not None
+    reason = method.facts.advice(uneven)
+    if not method.traits.exchange:
+        return reason
     if best.averaged <= FIXED_RING:
-        neighbours = f"a fixed ring keeps {best.averaged} replicas together"
-    if best.strategy.startswith("h-adpsgd"):
-        return f"GPUs of a node are well linked and nodes are not{f' and {uneven}' if uneven else ''}; {neighbours}"
-    return f"{uneven or 'the network is slower than a gradient'}, and no learner waits for another; {neighbours}"
+        return f"{reason}; a fixed ring keeps {best.averaged} replicas together"
+    return f"{reason}; {best.averaged} replicas are many for a fixed ring: random neighbours"

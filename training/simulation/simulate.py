@@ -7,8 +7,9 @@ from training.simulation.pipeline import PipelineSimulation
 from training.simulation.problem import Problem
 from training.simulation.result import Outcome
 from training.simulation.simulator import Simulation
-from training.strategies.config import LayerPipelineConfig, StrategyConfig
-from training.strategies.registry import PIPELINE, find_strategy
+from training.strategies.pipeline import LayerPipelineConfig
+from training.strategies.registry import find_strategy
+from training.strategies.strategy import StrategyConfig
 
 
 def simulate(
@@ -34,7 +35,7 @@ def simulate(
         SimulationError: If learners wait for each other forever.
         StrategyError: If the strategy is unknown or does not support the cluster, or all learners have died.
     """
-    if find_strategy(strategy) is PIPELINE:
+    if find_strategy(strategy).traits.split:
         layers = cast(LayerPipelineConfig | None, config)
         return PipelineSimulation(cluster, problem, layers, seed=seed, observe=observe).run()
     return Simulation(cluster, strategy, problem, config, seed=seed, observe=observe).run()

@@ -16,9 +16,9 @@ from training.simulation.parameter_server import VirtualParameterServer
 from training.simulation.problem import Job, Problem, Trainable
 from training.simulation.result import Outcome, Staleness
 from training.strategies.base import StrategyError
-from training.strategies.config import StrategyConfig
 from training.strategies.registry import find_method
 from training.strategies.requests import AllReduce, Compute, Gather, Idle, Mix, Start, Ticket, Wait, Work
+from training.strategies.strategy import StrategyConfig
 
 
 class SimulationError(RuntimeError):
@@ -197,7 +197,7 @@ class Simulation:
         learner.job = Job(learner.replica, lease, learner.rank, learner.steps, weights)
         learner.state = "computing"
         self.clock.after(self.cluster.step_seconds(learner.rank, learner.random), _later(self._computed, learner))
-        self._arrivals.admit("during a gradient")
+        self._arrivals.admit("during compute")
 
     def _computed(self, learner: SimulatedLearner) -> None:
         if learner.state != "computing":

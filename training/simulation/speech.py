@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from speech.bundle import BundleSpec
-from speech.models import AcousticModel
-from speech.models.stages import border_bytes, split_model
+from speech.models.networks.base import AcousticModel
+from speech.models.networks.stages import border_bytes, split_model
 from speech.objectives import build_objective
 from training.job import TrainJob
 from training.learner.batching import derive_seed

@@ -12,16 +12,18 @@ clock.
 A vector passed to `Start` must not be changed until its ticket is done.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-import torch
-from torch import Tensor
-
+from speech.lazy import torch
 from training.strategies.requests import AllReduce, Op, Program, Reduced, Request, Start, Wait, Work
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from training.exchange.base import Exchange
 
 
@@ -109,7 +111,7 @@ class LearnerContext:
     node_size: int = 1
     nodes: int = 1
     epoch_steps: float = 0.0
-    exchange: "Exchange | None" = None
+    exchange: Exchange | None = None
     stale: Callable[[float], None] = field(default=_nothing)
     joined: bool = False
     finish: Callable[[Tensor], Tensor] = field(default=identity)

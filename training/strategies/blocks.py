@@ -1,12 +1,55 @@
 """Methods whose learners train independently for a block of steps and synchronize between blocks."""
 
-import torch
-from torch import Tensor
+from __future__ import annotations
 
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from speech.lazy import torch
 from training.strategies.base import LearnerContext, counter, identity, kept, reduce, weight_of
-from training.strategies.config import BmufConfig, MaConfig
 from training.strategies.requests import Compute, Program
+from training.strategies.strategy import (
+    ALL_STOP,
+    BLOCK_WAITS,
+    Facts,
+    Method,
+    StrategyConfig,
+    Traits,
+    WarmConfig,
+    ring_bytes,
+)
 from training.strategies.synchronous import apply
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class MaConfig(StrategyConfig):
+    """Model averaging."""
+
+    kind: Literal["ma"] = "ma"
+    traits: ClassVar[Traits] = Traits(one_node=True)
+    tau: int = Field(default=16, ge=1)
+    """Steps of a block."""
+
+
+class BmufConfig(WarmConfig):
+    """Blockwise model-update filtering."""
+
+    kind: Literal["bmuf"] = "bmuf"
+    traits: ClassVar[Traits] = Traits(one_node=True)
+    tau: int = Field(default=16, ge=1)
+    """Steps of a block."""
+    eta: float | None = Field(default=None, ge=0, lt=1)
+    """Block momentum; empty means 1 - 1/N for N learners."""
+    zeta: float = Field(default=1.0, gt=0)
+    """Block learning rate."""
+    block_start: Literal["nesterov", "classical"] = "nesterov"
+    """Start of a block: the look-ahead point (nesterov), or the model (classical)."""
+    momentum: Literal["auto", "keep", "reset"] = "auto"
+    """What happens to the optimizer's momentum at the end of a block. If it is kept, it adds to the momentum over
+    blocks and short blocks diverge (docs/strategies.md); `auto` resets it unless `eta` is 0."""
 
 
 def ma(context: LearnerContext, cfg: MaConfig) -> Program:
@@ -64,10 +107,10 @@ class _Block:
             self.steps += 1
 
 
-@torch.no_grad()
 def _set(target: Tensor, value: Tensor) -> None:
     if value is not target:
-        target.copy_(value)
+        with torch.no_grad():
+            target.copy_(value)
 
 
 def bmuf(context: LearnerContext, cfg: BmufConfig) -> Program:
@@ -128,13 +171,13 @@ class _Filter:
         momentum = self._eta * self.momentum + self._zeta * (mean - self.start)
         return momentum, self.model + momentum
 
-    @torch.no_grad()
     def end_block(self, mean: Tensor) -> None:
         """Update the model with the filtered result of a block."""
-        momentum, model = self.after(mean)
-        self.momentum.copy_(momentum)
-        self.model.copy_(model)
-        self.start.copy_(model + self._eta * momentum if self._nesterov else model)
+        with torch.no_grad():
+            momentum, model = self.after(mean)
+            self.momentum.copy_(momentum)
+            self.model.copy_(model)
+            self.start.copy_(model + self._eta * momentum if self._nesterov else model)
 
 
 def _warm_up(context: LearnerContext, steps: int) -> Program:
@@ -149,3 +192,14 @@ def _warm_up(context: LearnerContext, steps: int) -> Program:
         elif work is None:
             return
         done += 1
+
+
+_FACTS = Facts(
+    "weights, with all learners, after each block",
+    lambda n, size, cfg: ring_bytes(n, size) / cfg.tau,
+    "0",
+    BLOCK_WAITS,
+    ALL_STOP,
+)
+MA = Method("ma", MaConfig, _FACTS, program=ma, join_point="after update")
+BMUF = Method("bmuf", BmufConfig, _FACTS, program=bmuf, join_point="after update")

@@ -1,8 +1,45 @@
 """Asynchronous decentralized SGD: learners average with neighbours while they compute gradients, without waiting."""
 
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
 from training.strategies.base import LearnerContext
-from training.strategies.config import GossipConfig
 from training.strategies.requests import Compute, Program
+from training.strategies.strategy import NOBODY_WAITS, Facts, Method, StrategyConfig, Traits
+
+Newcomer = Literal["weights", "weights+optimizer"]
+"""What a node that joins a running training takes from a neighbour."""
+
+
+class GossipConfig(StrategyConfig):
+    """Asynchronous decentralized SGD between nodes of one learner."""
+
+    kind: Literal["adpsgd", "h-adpsgd"] = "adpsgd"
+    traits: ClassVar[Traits] = Traits(one_learner=True, exchange=True, decentralized=True)
+    neighbours: Literal["auto", "ring", "random-ring", "exponential"] = "auto"
+    """`ring` alternates left and right; `random-ring` shuffles the ring at every exchange; `exponential` cycles through
+    the distances 1, 2, 4, ...; `auto` is `ring` below eight nodes and `random-ring` from eight on."""
+    per_step: int = Field(default=4, ge=1)
+    """Maximum number of exchanges that a node starts per training step, one after the other: more keep replicas
+    closer."""
+    newcomer: Newcomer = "weights"
+    """What a node that joins or rejoins a running training takes from a neighbour: its weights, or weights and
+    optimizer state (momentum; AdamW's moments) of one step, which the neighbour copies once."""
+
+
+class HierarchicalGossipConfig(GossipConfig):
+    """Asynchronous decentralized SGD between nodes of several learners, which all-reduce gradients within a node."""
+
+    kind: Literal["h-adpsgd"] = "h-adpsgd"
+    traits: ClassVar[Traits] = Traits(exchange=True, decentralized=True, grouped=True, buckets=True)
+
+
+def _train(context: LearnerContext) -> Program:
+    """Train with gradients averaged within the node while weights are averaged with a neighbouring node."""
+    while (work := (yield Compute(reduce="node", average=True))) is not None:
+        if work.weight:
+            context.replica.update()
 
 
 def adpsgd(context: LearnerContext, cfg: GossipConfig) -> Program:
@@ -18,10 +55,10 @@ def adpsgd(context: LearnerContext, cfg: GossipConfig) -> Program:
     while the gradient is computed. Staleness: steps from a snapshot to the update that adds its result, at least 1. A
     slow learner trains less and does not delay others; a dead one costs its neighbours one time-out.
     """
-    yield from h_adpsgd(context, cfg)
+    yield from _train(context)
 
 
-def h_adpsgd(context: LearnerContext, cfg: GossipConfig) -> Program:
+def h_adpsgd(context: LearnerContext, cfg: HierarchicalGossipConfig) -> Program:
     """Hierarchical AD-PSGD (arXiv:1907.05701): a node's learners are one super-learner, super-learners run AD-PSGD.
 
         g = mean over the node of grad(W_node);  W_node <- (W_node + W_other) / 2 meanwhile;  W_node -= lr · g
@@ -35,6 +72,40 @@ def h_adpsgd(context: LearnerContext, cfg: GossipConfig) -> Program:
     exchange; within the node, a learner sends 2(N-1)/N of it for the gradients and half as much for the averages.
     Staleness as in `adpsgd`. A slow learner slows down its node only; a dead one takes its node with it.
     """
-    while (work := (yield Compute(reduce="node", average=True))) is not None:
-        if work.weight:
-            context.replica.update()
+    yield from _train(context)
+
+
+def _sent(learners: int, size: float, cfg: GossipConfig) -> float:
+    return 2 * size * cfg.per_step * (learners > 1)
+
+
+ADPSGD = Method(
+    "adpsgd",
+    GossipConfig,
+    Facts(
+        "weights, with a neighbour",
+        _sent,
+        "at least 1",
+        NOBODY_WAITS,
+        "its neighbours lose one time-out",
+        advice=lambda uneven: f"{uneven or 'the network is slower than a gradient'}, and no learner waits for another",
+    ),
+    program=adpsgd,
+    equal=True,
+    state_per_rank=False,
+)
+H_ADPSGD = Method(
+    "h-adpsgd",
+    HierarchicalGossipConfig,
+    Facts(
+        "gradients within a node, weights with a neighbouring node",
+        _sent,
+        "at least 1",
+        "delays only its own node",
+        "its whole node is lost",
+        advice=lambda uneven: f"GPUs of a node are well linked and nodes are not{f' and {uneven}' if uneven else ''}",
+    ),
+    program=h_adpsgd,
+    equal=True,
+    state_per_rank=False,
+)

@@ -1,11 +1,20 @@
 """Lock-free SGD on shared weights."""
 
+from typing import ClassVar, Literal
+
 from training.strategies.base import LearnerContext
-from training.strategies.config import StrategyConfig
 from training.strategies.requests import Compute, Program
+from training.strategies.strategy import NOBODY_WAITS, Facts, Method, StrategyConfig, Traits
 
 
-def hogwild(context: LearnerContext, cfg: StrategyConfig) -> Program:
+class HogwildConfig(StrategyConfig):
+    """Lock-free SGD on shared weights."""
+
+    kind: Literal["hogwild"] = "hogwild"
+    traits: ClassVar[Traits] = Traits(one_learner=True, shared=True)
+
+
+def hogwild(context: LearnerContext, cfg: HogwildConfig) -> Program:
     """Hogwild (Niu et al. 2011): the learners of one machine update the same weights without locks.
 
         g = grad(W), at the current W;  W -= lr · g
@@ -26,3 +35,17 @@ def hogwild(context: LearnerContext, cfg: StrategyConfig) -> Program:
         if work.weight:
             context.stale(replica.updates - seen)
             replica.update()
+
+
+HOGWILD = Method(
+    "hogwild",
+    HogwildConfig,
+    Facts(
+        "nothing: the weights are in shared memory",
+        lambda n, size, _: 0.0,
+        "about N - 1",
+        NOBODY_WAITS,
+        "only its own work is lost",
+    ),
+    program=hogwild,
+)

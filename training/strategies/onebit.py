@@ -1,18 +1,32 @@
 """Synchronous SGD whose gradients are sent as one bit per value."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from pydantic import Field
 
+from speech.lazy import torch
 from training.strategies.base import LearnerContext
-from training.strategies.config import OneBitConfig
 from training.strategies.requests import Bucket, Compute, Program
+from training.strategies.strategy import ALL_STOP, ALL_WAIT, Facts, Method, Traits, WarmConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LEVEL_BYTES = 8
 """Two fp32 levels per block."""
+
+
+class OneBitConfig(WarmConfig):
+    """Synchronous SGD with 1-bit gradients."""
+
+    kind: Literal["onebit"] = "onebit"
+    traits: ClassVar[Traits] = Traits(one_node=True)
+    block: int = Field(default=512, ge=8, multiple_of=8)
+    """Gradient values that share two reconstruction levels."""
 
 
 class OneBitCodec:
@@ -33,9 +47,8 @@ class OneBitCodec:
         self.error = torch.zeros(size)
 
     def _blocked(self, values: Tensor) -> Tensor:
-        return F.pad(values, (0, self.blocks * self.block - self.size)).view(self.blocks, self.block)
+        return torch.nn.functional.pad(values, (0, self.blocks * self.block - self.size)).view(self.blocks, self.block)
 
-    @torch.no_grad()
     def encode(self, grads: Tensor) -> tuple[Tensor, Tensor]:
         """Encode gradients, and keep the error for the next call.
 
@@ -45,6 +58,10 @@ class OneBitCodec:
         Returns:
             Packed signs [blocks, block / 8], uint8; and levels [blocks, 2] of the values below zero and of the others.
         """
+        with torch.no_grad():
+            return self._encode(grads)
+
+    def _encode(self, grads: Tensor) -> tuple[Tensor, Tensor]:
         if self.error.device != grads.device:
             self.error = self.error.to(grads.device)
         wanted = grads + self.error
@@ -225,3 +242,19 @@ def _keep(context: LearnerContext, codec: OneBit) -> Program:
     """Copy errors and step count into the state."""
     context.state = codec.state_tensors()
     yield from ()
+
+
+ONEBIT = Method(
+    "onebit",
+    OneBitConfig,
+    Facts(
+        "1-bit gradients, with all learners",
+        lambda n, size, cfg: (n - 1) * wire_bytes(size, cfg.block),
+        "0",
+        ALL_WAIT,
+        ALL_STOP,
+    ),
+    program=onebit,
+    equal=True,
+    join_point="after update",
+)

@@ -1,12 +1,39 @@
 """Methods with a parameter server: asynchronous SGD and elastic averaging."""
 
-import torch
+from __future__ import annotations
 
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from speech.lazy import torch
 from training.strategies.base import LearnerContext, counter, perform
-from training.strategies.config import AsgdConfig, EasgdConfig
 from training.strategies.requests import AllReduce, Compute, Elastic, Program, Pull, Pulled, Push, Pushed
+from training.strategies.strategy import NOBODY_WAITS, Facts, Method, StrategyConfig, Traits
 
-_EMPTY = torch.zeros(0)
+_DEAD = "only its own work is lost; if a server process dies, all learners wait until it has restarted"
+
+
+class AsgdConfig(StrategyConfig):
+    """Asynchronous SGD with a parameter server."""
+
+    kind: Literal["asgd"] = "asgd"
+    traits: ClassVar[Traits] = Traits(one_learner=True, server=True, own_updates=False)
+    servers: int = Field(default=1, ge=1)
+    """Number of processes that the server is divided into, each with its own link."""
+
+
+class EasgdConfig(StrategyConfig):
+    """Elastic averaging SGD."""
+
+    kind: Literal["easgd"] = "easgd"
+    traits: ClassVar[Traits] = Traits(one_learner=True, server=True)
+    tau: int = Field(default=4, ge=1)
+    """Steps between two synchronizations with the center."""
+    beta: float = Field(default=0.9, gt=0, le=1)
+    """Elasticity over all learners: alpha of each is beta / N."""
+    servers: int = Field(default=1, ge=1)
+    """Number of processes that hold the center, each with its own link."""
 
 
 def asgd(context: LearnerContext, cfg: AsgdConfig) -> Program:
@@ -36,7 +63,7 @@ def asgd(context: LearnerContext, cfg: AsgdConfig) -> Program:
 
 def _take_the_servers(context: LearnerContext) -> Program:
     """Take the server's weights as the model, once all learners are done."""
-    yield from perform(AllReduce(_EMPTY, 1.0, 0.0, channel="end"))
+    yield from perform(AllReduce(torch.zeros(0), 1.0, 0.0, channel="end"))
     pulled: Pulled = yield from perform(Pull(context.num_bytes))
     with torch.no_grad():
         context.replica.weights.copy_(pulled.vector)
@@ -76,3 +103,23 @@ def _meet(context: LearnerContext, alpha: float) -> Program:
     drawn = yield from perform(Elastic(context.replica.weights.clone(), alpha, context.num_bytes))
     with torch.no_grad():
         context.replica.weights.sub_(drawn)
+
+
+ASGD = Method(
+    "asgd",
+    AsgdConfig,
+    Facts("gradients and weights, with the server", lambda n, size, _: size, "about N - 1", NOBODY_WAITS, _DEAD),
+    program=asgd,
+)
+EASGD = Method(
+    "easgd",
+    EasgdConfig,
+    Facts(
+        "weights, with the center on the server",
+        lambda n, size, cfg: size / cfg.tau,
+        "at most tau - 1",
+        NOBODY_WAITS,
+        _DEAD,
+    ),
+    program=easgd,
+)

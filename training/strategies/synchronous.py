@@ -1,14 +1,48 @@
 """Synchronous methods: all-reduce, synchronous gossip, and an all-reduce that overlaps with the next gradient."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import torch
-from torch import Tensor
-
+from speech.lazy import torch
 from training.strategies.base import LearnerContext, average_all, counter, kept, perform, weight_of
-from training.strategies.config import SdpsgdConfig, StrategyConfig
 from training.strategies.requests import AllReduce, Compute, Mix, Program, Reduced, Start, Ticket, Wait
+from training.strategies.strategy import ALL_STOP, ALL_WAIT, Facts, Method, StrategyConfig, Traits, ring_bytes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class SingleConfig(StrategyConfig):
+    """One learner alone."""
+
+    kind: Literal["single"] = "single"
+    traits: ClassVar[Traits] = Traits(one_node=True, one_learner=True)
+
+
+class ScpsgdConfig(StrategyConfig):
+    """Synchronous centralized SGD: gradients are all-reduced."""
+
+    kind: Literal["scpsgd"] = "scpsgd"
+    traits: ClassVar[Traits] = Traits(one_node=True, buckets=True)
+
+
+class SdpsgdConfig(StrategyConfig):
+    """Synchronous decentralized SGD."""
+
+    kind: Literal["sdpsgd"] = "sdpsgd"
+    traits: ClassVar[Traits] = Traits(one_node=True, decentralized=True)
+    graph: Literal["ring", "complete"] = "ring"
+    """Learners that each one averages with at every step: both neighbours, or all."""
+
+
+class D1dConfig(StrategyConfig):
+    """Synchronous SGD whose all-reduce overlaps with the next gradient."""
+
+    kind: Literal["d1d"] = "d1d"
+    traits: ClassVar[Traits] = Traits(one_node=True)
 
 
 def scpsgd(context: LearnerContext, cfg: StrategyConfig) -> Program:
@@ -131,3 +165,54 @@ def _resumed(context: LearnerContext) -> _Underway | None:
     ticket = Ticket(AllReduce(vector), done=True, outcome=mean)
     context.settle = partial(_keep, context, ticket)
     return _Underway(ticket)
+
+
+def _mixed_bytes(learners: int, size: float, cfg: SdpsgdConfig) -> float:
+    return min(2, learners - 1) * size if cfg.graph == "ring" else ring_bytes(learners, size)
+
+
+SCPSGD = Method(
+    "scpsgd",
+    ScpsgdConfig,
+    Facts(
+        "gradients, with all learners",
+        lambda n, size, _: ring_bytes(n, size),
+        "0",
+        ALL_WAIT,
+        ALL_STOP,
+        advice=lambda _: "the all-reduce costs next to nothing here, and synchronous SGD has no staleness",
+    ),
+    program=scpsgd,
+    equal=True,
+    state_per_rank=False,
+    join_point="after update",
+)
+SDPSGD = Method(
+    "sdpsgd",
+    SdpsgdConfig,
+    Facts(
+        "weights, with two neighbours",
+        _mixed_bytes,
+        "0",
+        "delays its neighbours and, through them, eventually all learners",
+        ALL_STOP,
+    ),
+    program=sdpsgd,
+    join_point="during compute",
+)
+D1D = Method(
+    "d1d",
+    D1dConfig,
+    Facts(
+        "gradients, with all learners",
+        lambda n, size, _: ring_bytes(n, size),
+        "1",
+        ALL_WAIT,
+        ALL_STOP,
+        advice=lambda _: (
+            "learners are evenly fast and the all-reduce hides behind the gradient: all weights stay equal"
+        ),
+    ),
+    program=d1d,
+    join_point="before update",
+)

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
 from pydantic import BaseModel
-from torch import Tensor
 
 from speech.features.augment.bank import Bank, BankError
 from speech.features.augment.base import FeatureAugmentation, WaveAugmentation, silence_padding
@@ -33,6 +31,11 @@ from speech.features.augment.masks import Masks, TimeWarp
 from speech.features.augment.noise import Noise
 from speech.features.augment.pauses import Pauses
 from speech.features.augment.reverb import Reverb
+from speech.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 __all__ = [
     "AUGMENTATIONS",
@@ -118,7 +121,6 @@ class WaveAugment:
             lengths = drawn[name].get("lengths", lengths)
         return drawn
 
-    @torch.no_grad()
     def apply(self, waves: Tensor, lengths: Tensor, drawn: Mapping[str, Drawn]) -> tuple[Tensor, Tensor]:
         """Change a batch by what was drawn for it.
 
@@ -137,9 +139,10 @@ class WaveAugment:
             return waves, lengths
         if waves.dim() != 2:
             raise ValueError(f"speed, reverb, noise, gain and pauses need waves [B, N], not {tuple(waves.shape)}")
-        waves = silence_padding(waves, lengths)
-        for name, step in self.steps.items():
-            waves, lengths = step.apply(waves, lengths, drawn[name])
+        with torch.no_grad():
+            waves = silence_padding(waves, lengths)
+            for name, step in self.steps.items():
+                waves, lengths = step.apply(waves, lengths, drawn[name])
         return waves, lengths
 
     def __call__(self, waves: Tensor, lengths: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
@@ -177,7 +180,6 @@ class SpecAugment:
         """Draw for a batch, with one seed for each utterance, for each augmentation by name."""
         return {name: step.draw(seeds) for name, step in self.steps.items()}
 
-    @torch.no_grad()
     def apply(self, feats: Tensor, lengths: Tensor, drawn: Mapping[str, Drawn]) -> Tensor:
         """Change a batch by what was drawn for it.
 
@@ -189,8 +191,9 @@ class SpecAugment:
         Returns:
             A changed copy, padding unchanged; `feats` itself if nothing is configured.
         """
-        for name, step in self.steps.items():
-            feats = step.apply(feats, lengths, drawn[name])
+        with torch.no_grad():
+            for name, step in self.steps.items():
+                feats = step.apply(feats, lengths, drawn[name])
         return feats
 
     def __call__(self, feats: Tensor, lengths: Tensor, draws: Draws) -> Tensor:

@@ -13,13 +13,16 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import soundfile
-import torch
-from torch import Tensor
 
 from speech.audio import AudioError, load_audio
+from speech.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 _LOG = logging.getLogger(__name__)
 _AUDIO = {".wav", ".flac", ".ogg", ".opus", ".mp3", ".sph", ".aiff"}

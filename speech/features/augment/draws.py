@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
-import torch
-from torch import Tensor
+from speech.lazy import torch
 
-Draws = torch.Generator | Sequence[int]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+Draws: TypeAlias = "torch.Generator | Sequence[int]"
 """A seed for each utterance, or a CPU generator to draw these from."""
-Drawn = dict[str, Tensor]
+Drawn: TypeAlias = "dict[str, Tensor]"
 """What an augmentation has drawn for a batch: tensors on the CPU, each with a row for every utterance, by name."""
 
 

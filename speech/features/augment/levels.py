@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from speech.audio import resample
 from speech.features.augment.base import WaveAugmentation, beside, silence_padding
 from speech.features.augment.config import GainConfig, SpeedConfig
 from speech.features.augment.draws import Drawn, uniforms
+from speech.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Speed(WaveAugmentation):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from speech.features.augment.base import FeatureAugmentation, beside
 from speech.features.augment.config import MaskConfig, TimeWarpConfig
 from speech.features.augment.draws import Drawn, uniforms
 from speech.features.cmvn import frame_mask
+from speech.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Masks(FeatureAugmentation):

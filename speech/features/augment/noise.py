@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from speech.features.augment.bank import Bank
 from speech.features.augment.base import WaveAugmentation, beside, between, power
 from speech.features.augment.config import NoiseConfig
 from speech.features.augment.draws import Drawn, uniforms
+from speech.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 _POOL = 1 << 20  # samples of generated noise: 65 s at 16 kHz, 4 MB
 
@@ -39,7 +41,7 @@ class Noise(WaveAugmentation):
         """See `WaveAugmentation`."""
         noise = beside(drawn["noise"], waves).to(waves)
         if extra := waves.shape[1] - noise.shape[1]:  # less than was drawn for, in a part of a batch
-            noise = F.pad(noise, (0, extra))
+            noise = torch.nn.functional.pad(noise, (0, extra))
         ratio = power(waves, lengths) / power(noise, lengths).clamp(min=torch.finfo(torch.float32).tiny)
         return (noise * (ratio.sqrt() * beside(drawn["factors"], waves).to(waves))).add_(waves), lengths
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
-
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from typing import TYPE_CHECKING, NamedTuple
 
 from speech.features.augment.base import WaveAugmentation, beside, between, fft_size
 from speech.features.augment.config import PauseConfig
 from speech.features.augment.draws import Drawn, uniforms
 from speech.features.augment.noise import cut_noise
+from speech.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 _BLOCK_S = 0.05  # in which quiet places are looked for
 _DRAWS = 5  # for each pause
@@ -133,7 +134,9 @@ def _shaped(noise: Tensor, tone: Tensor) -> Tensor:
     """White noise with the spectrum of another signal: `[num_samples]`."""
     spectrum = torch.fft.rfft(noise, n=fft_size(len(noise)))
     magnitudes = torch.fft.rfft(tone * torch.hann_window(len(tone), device=tone.device)).abs()
-    shape = F.interpolate(magnitudes[None, None], size=len(spectrum), mode="linear", align_corners=True)[0, 0]
+    shape = torch.nn.functional.interpolate(
+        magnitudes[None, None], size=len(spectrum), mode="linear", align_corners=True
+    )[0, 0]
     found: Tensor = torch.fft.irfft(spectrum * shape, n=fft_size(len(noise)))
     return found[: len(noise)]
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from speech.features.augment.bank import Bank
 from speech.features.augment.base import WaveAugmentation, beside, fft_size, power, silence_padding
 from speech.features.augment.config import ReverbConfig
 from speech.features.augment.draws import Drawn, uniforms
 from speech.features.augment.rooms import simulate
+from speech.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 _LONGEST_S = 2.0  # of a measured response
 _KEPT = 256  # responses in memory: 25 MB of one second at 16 kHz

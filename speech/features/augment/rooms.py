@@ -6,15 +6,19 @@ The direct sound is the first sample, so that a reverberated utterance keeps its
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from speech.features.augment.base import between
 from speech.features.augment.config import ReverbConfig
 from speech.features.augment.draws import uniforms
+from speech.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 SPEED_OF_SOUND = 343.0
 """Metres per second."""

@@ -363,5 +363,5 @@ class TestParquet(TableContract):
 
     def test_a_damaged_file_is_named(self, path):
         path.write_bytes(path.read_bytes()[:-20])
-        with pytest.raises(CorpusError, match=r"metadata\.parquet is no Parquet"):
+        with pytest.raises(CorpusError, match=r"metadata\.parquet is not a readable Parquet"):
             list(self.open(path))

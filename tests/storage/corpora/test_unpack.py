@@ -77,7 +77,7 @@ def test_no_member_is_led_through_a_link(tmp_path):
     assert list((tmp_path / "victim").iterdir()) == []
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "d").symlink_to(tmp_path / "victim")
-    with pytest.raises(UnsafeArchiveError, match="leads out"):
+    with pytest.raises(UnsafeArchiveError, match="because of an existing symbolic link"):
         unpack(archive, tmp_path / "other")
     assert list((tmp_path / "victim").iterdir()) == []
 
@@ -117,5 +117,5 @@ def test_cut_archives_are_refused(tmp_path, cut, mode):
 
 def test_something_else_is_no_archive(tmp_path):
     (tmp_path / "x.tgz").write_text("<html>not found</html>")
-    with pytest.raises(UnsafeArchiveError, match="no archive"):
+    with pytest.raises(UnsafeArchiveError, match="not an archive"):
         unpack(tmp_path / "x.tgz", tmp_path / "out")

@@ -3,8 +3,9 @@
 import pytest
 
 from training.simulation.planner import PlanRequest, Prediction, plan, predict, recommend
-from training.strategies.config import GossipConfig, ScpsgdConfig
+from training.strategies.gossip import GossipConfig
 from training.strategies.registry import STRATEGIES
+from training.strategies.synchronous import ScpsgdConfig
 
 
 def request(**changes):

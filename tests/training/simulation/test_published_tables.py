@@ -6,7 +6,7 @@ import pytest
 
 from training.simulation.calibrate import SLOW_DOWNS, STRAGGLERS, calibrate, straggler_hours
 from training.simulation.planner import PlanRequest, predict
-from training.strategies.config import HierarchicalGossipConfig
+from training.strategies.gossip import HierarchicalGossipConfig
 
 hours = functools.cache(functools.partial(straggler_hours, steps=40))
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tones import LEARNS, bare
 
-from speech.models.stages import split_model
+from speech.models.networks.stages import split_model
 from training.simulation import Cluster, Simulation, simulate
 from training.simulation.leases import BatchLease
 from training.simulation.problem import Job

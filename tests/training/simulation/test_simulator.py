@@ -14,7 +14,7 @@ from training.simulation.exchange import VirtualNetwork
 from training.simulation.leases import LeasePool
 from training.simulation.network import LinkModel
 from training.strategies.base import StrategyError
-from training.strategies.config import GossipConfig
+from training.strategies.gossip import GossipConfig
 from training.strategies.registry import METHODS
 from training.strategies.requests import Compute, Idle
 

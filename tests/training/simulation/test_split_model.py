@@ -12,7 +12,8 @@ from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 from training.simulation import Activations, Cluster, MembershipChange, Timing, simulate
 from training.simulation.pipeline_stages import Pass, schedule
 from training.strategies.base import StrategyError
-from training.strategies.config import LayerPipelineConfig, MaConfig
+from training.strategies.blocks import MaConfig
+from training.strategies.pipeline import LayerPipelineConfig
 from training.strategies.registry import STRATEGIES, find_method
 
 FREE = {"link_gbit": 1e9, "link_ms": 0.0}

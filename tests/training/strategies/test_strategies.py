@@ -6,20 +6,16 @@ from regression import Regression
 
 from training.simulation import Cluster, MembershipChange, Simulation, Timing
 from training.strategies.base import LearnerContext, StrategyError
-from training.strategies.config import (
-    STRATEGY_CONFIGS,
-    BmufConfig,
-    EasgdConfig,
-    GossipConfig,
-    MaConfig,
-    OneBitConfig,
-    ScpsgdConfig,
-    SdpsgdConfig,
-)
-from training.strategies.registry import METHODS, STRATEGIES, find_method, method_of
+from training.strategies.blocks import BmufConfig, MaConfig
+from training.strategies.gossip import GossipConfig
+from training.strategies.onebit import OneBitConfig
+from training.strategies.registry import METHODS, STRATEGIES, STRATEGY_CONFIGS, find_method, method_of
 from training.strategies.requests import Compute
+from training.strategies.servers import EasgdConfig
+from training.strategies.synchronous import ScpsgdConfig, SdpsgdConfig
 
 NAMES = sorted(METHODS)
+BLOCKS = [name for name in NAMES if "tau" in METHODS[name].config.model_fields]
 
 
 def simulate(name, learners=4, problem=None, config=None, seed=0, **cluster):
@@ -95,7 +91,7 @@ def test_newcomers_join(name, link_gbit):
         "joins": (MembershipChange(rank=3, at_s=0.55), MembershipChange(rank=0, at_s=0.7)),
         "link_gbit": link_gbit,
     }
-    config = METHODS[name].config(tau=4) if name in ("ma", "bmuf") else None
+    config = METHODS[name].config(tau=4) if name in BLOCKS and not METHODS[name].free else None
     outcome = simulate(name, problem=problem, config=config, **cluster)
     assert sorted(problem.seen) == [(0, number) for number in range(80)]
     assert 0 < outcome.steps[3] <= outcome.steps[1]
@@ -155,7 +151,7 @@ def test_a_newcomer_of_h_adpsgd_brings_its_node():
         simulate("h-adpsgd", learners=6, per_machine=2, joins=everywhere)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("ma", "bmuf", "easgd", "h-adpsgd")])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in (*BLOCKS, "h-adpsgd")])
 def test_the_facts_bytes_are_what_is_sent(name):
     size, learners = 1e6, 8
     config = METHODS[name].config()
@@ -164,7 +160,7 @@ def test_the_facts_bytes_are_what_is_sent(name):
     assert simulation.run().bytes_per_step == pytest.approx(expected, rel=0.06)
 
 
-@pytest.mark.parametrize("name", ["ma", "bmuf", "easgd"])
+@pytest.mark.parametrize("name", BLOCKS)
 def test_the_facts_bytes_are_what_is_sent_after_blocks(name):
     config = METHODS[name].config(tau=10)
     simulation = Simulation(Cluster(learners=8), name, Timing(batches=100 * 8, num_bytes=1e6), config)
@@ -183,7 +179,7 @@ def test_replicas_are_equal_where_the_program_averages_gradients_as_they_are_com
     request = next(method.program(contexts[0], method.config()))
     reduces = isinstance(request, Compute) and request.reduce != "own"
     assert method.equal == reduces
-    assert method.apart or method.equal
+    assert method.state_per_rank or method.equal
     assert method.traits.exchange == (isinstance(request, Compute) and request.average)
     assert method.traits.buckets == (reduces and request.codec is None and not method.traits.one_learner)
     assert method_of(name) is method

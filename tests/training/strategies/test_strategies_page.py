@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from training.config import TrainConfig
-from training.strategies.config import STRATEGY_CONFIGS
-from training.strategies.registry import METHODS, STRATEGIES
+from training.strategies.registry import METHODS, STRATEGIES, STRATEGY_CONFIGS
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "strategies.md").read_text(encoding="utf-8")
 ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines() if line.startswith("| `")]

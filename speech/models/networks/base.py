@@ -1,29 +1,12 @@
-"""What every acoustic model promises, its configuration, and the front end that shortens the frame sequence."""
+"""What every acoustic model promises, and the front end that shortens the frame sequence."""
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
-from speech.choices import Choice
 from speech.features.cmvn import frame_mask
-
-
-class ModelConfig(Choice):
-    """What all acoustic models can be told."""
-
-    dim: int = Field(default=144, ge=8)
-    """Width: model dimension of a Conformer, cells per direction of a BLSTM."""
-    layers: int = Field(default=8, ge=1)
-    """Encoder layers."""
-    subsampling: Literal[1, 2, 4, 8] = 4
-    """Feature frames per output frame. An utterance needs at least as many output frames as tokens."""
-    channels: int = Field(default=32, ge=1)
-    """Channels of the subsampling convolutions."""
-    dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
-    """Dropout probability throughout the encoder."""
+from speech.models.config import ModelConfig
 
 
 def halved(lengths: Tensor, times: int = 1) -> Tensor:
@@ -67,13 +50,7 @@ class Subsampling(nn.Module):
 
 
 class AcousticModel(nn.Module, ABC):
-    """Feature frames in, natural log probabilities over tokens (index 0: CTC's blank) out.
-
-    Attributes:
-        config: Class of its configuration.
-    """
-
-    config: ClassVar[type[ModelConfig]]
+    """Feature frames in, natural log probabilities over tokens (index 0: CTC's blank) out."""
 
     def __init__(self, cfg: ModelConfig, num_features: int, vocab_size: int) -> None:
         super().__init__()
@@ -106,6 +83,69 @@ class AcousticModel(nn.Module, ABC):
         logits_BTV = self.encode(x_BTD, out_lengths)
         return logits_BTV.float().log_softmax(dim=-1), out_lengths
 
+    @property
+    def hidden_width(self) -> int:
+        """Values of a frame between two layers."""
+        return self.cfg.dim
+
+    def layer_of(self, parameter: str) -> int | None:
+        """Number of the layer that a named parameter belongs to; None for the front end and the output layer."""
+        return None
+
+    def stage(self, layers: range) -> "ModelStage":
+        """Consecutive layers as a module of its own, with this model's parameters.
+
+        Raises:
+            ValueError: If models of this kind cannot be split.
+        """
+        raise ValueError(f"model {self.cfg.kind} cannot be split into stages: use another strategy than pipeline")
+
     def num_parameters(self) -> int:
         """Trainable parameters."""
         return sum(p.numel() for p in self.parameters() if p.requires_grad)
+
+
+class ModelStage(nn.Module, ABC):
+    """Some consecutive layers of an acoustic model.
+
+    Args:
+        model: Whose parameters are taken over.
+        layers: Numbers of the layers.
+
+    Attributes:
+        in_width: Values of a frame that comes in.
+        out_width: Values of a frame that goes out.
+    """
+
+    def __init__(self, model: AcousticModel, layers: range) -> None:
+        super().__init__()
+        self.cfg = model.cfg
+        self.is_first, self.is_last = layers.start == 0, layers.stop == model.cfg.layers
+        self.in_width = model.num_features if self.is_first else model.hidden_width
+        self.out_width = model.vocab_size if self.is_last else model.hidden_width
+        self.subsampling = model.subsampling if self.is_first else None
+        self._halvings = len(model.subsampling.convs)
+
+    def num_frames(self, lengths: Tensor) -> Tensor:
+        """Output frames for each number of feature frames."""
+        return halved(lengths, self._halvings)
+
+    @abstractmethod
+    def run(self, x: Tensor, frames: Tensor) -> Tensor:
+        """Subsampled or hidden frames [B, T', D] through this stage's layers, and to scores if it is the last."""
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """What `AcousticModel.forward` does, as far as this stage goes.
+
+        Args:
+            x: Features [batch, frames, num_features] for the first stage; the previous one's result for the others.
+            lengths: Feature frames of each utterance [batch], for all stages.
+
+        Returns:
+            Log probabilities [batch, output frames, vocab_size] of the last stage, hidden frames [batch, output frames,
+            width] of the others; float32.
+        """
+        if self.subsampling is not None:
+            x, _ = self.subsampling(x, lengths)
+        x = self.run(x, self.num_frames(lengths)).float()
+        return (x.log_softmax(dim=-1) if self.is_last else x).contiguous()

@@ -1,4 +1,4 @@
-"""Dropout whose masks cost little on a CPU."""
+"""Dropout with fast masks on a CPU."""
 
 import numpy as np
 import torch
@@ -9,9 +9,9 @@ from torch import Tensor, nn
 class Dropout(nn.Module):
     """Zeroes elements with probability `p` and scales the rest by 1 / (1 - p).
 
-    torch draws a CPU mask one Bernoulli variable after another: a quarter of a Conformer's training step. Here a mask
-    takes one random byte an element, which rounds `p` to a multiple of 1/256. Masks follow from torch's global
-    generator, so that seeding it still decides everything. On other devices this is torch's own dropout.
+    On a CPU, torch draws masks one Bernoulli variable at a time, which takes a quarter of a Conformer's training step.
+    Here, a mask uses one random byte per element, which rounds `p` to a multiple of 1/256. Masks are seeded by torch's
+    global generator and so remain reproducible. On other devices this is torch's own dropout.
     """
 
     def __init__(self, p: float) -> None:
@@ -19,7 +19,7 @@ class Dropout(nn.Module):
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
-        """Any shape."""
+        """Apply dropout to a tensor of any shape."""
         if not self.training or self.p == 0.0:
             return x
         threshold = round(256 * self.p)

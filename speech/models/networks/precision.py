@@ -1,8 +1,8 @@
-"""Which precision a device computes in: bf16 where it has units for it, and what an LSTM makes of it.
+"""Numerical precision: which devices support bf16, and how LSTMs run under autocast.
 
-Autocast to bf16 runs cuDNN's LSTMs in fp16 (torch 2.11, `_cudnn_rnn_cast_reflatten`), whose range is too small for
-gradients without a scaler. They are therefore run outside of autocast: in bf16 where cuDNN has it, else in fp32, for
-which cuDNN takes TF32 where the GPU has that.
+Under autocast to bf16, torch 2.11 runs cuDNN's LSTMs in fp16 (`_cudnn_rnn_cast_reflatten`), whose range is too small
+for gradients without a scaler. LSTMs therefore run outside of autocast: in bf16 if cuDNN supports it, else in fp32, for
+which cuDNN uses TF32 if the GPU supports it.
 """
 
 import torch
@@ -10,18 +10,18 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 _CUDNN_BF16 = 91300
-"""cuDNN's first version with LSTMs in bf16 (9.13)."""
+"""First version of cuDNN with bf16 LSTMs (9.13)."""
 _AMPERE = 8
 """Major compute capability of the first GPUs with bf16 and TF32; older ones only emulate bf16."""
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Whether a device has arithmetic in bf16, not an emulation of it; a CPU counts as one."""
+    """Whether a device computes in bf16 natively; True for a CPU."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] >= _AMPERE
 
 
 def lstm_dtype(device: torch.device) -> torch.dtype:
-    """What LSTMs are computed in where the rest is autocast to bf16."""
+    """The type in which LSTMs run under autocast to bf16."""
     if device.type != "cuda" or not has_bf16(device):
         return torch.float32
     version = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
@@ -29,12 +29,12 @@ def lstm_dtype(device: torch.device) -> torch.dtype:
 
 
 def describe(device: torch.device, amp: bool, has_lstm: bool) -> str:
-    """A training's precision, for its record.
+    """Describe the precision of a training run, for its record.
 
     Args:
-        device: Where it runs.
-        amp: Whether it is autocast to bf16.
-        has_lstm: Whether the model has an LSTM.
+        device: Device of the model.
+        amp: Whether training uses autocast to bf16.
+        has_lstm: Whether the model contains an LSTM.
     """
     full = "fp32"
     if device.type == "cuda" and has_bf16(device) and torch.backends.cudnn.allow_tf32:
@@ -48,7 +48,7 @@ def describe(device: torch.device, amp: bool, has_lstm: bool) -> str:
 
 
 def run_packed(lstm: nn.LSTM, packed: PackedSequence) -> PackedSequence:
-    """An LSTM over packed frames; under autocast to bf16 in the precision that `lstm_dtype` says."""
+    """Run an LSTM over packed frames; under autocast to bf16, in the type given by `lstm_dtype`."""
     device = packed.data.device
     if not torch.is_autocast_enabled(device.type) or torch.get_autocast_dtype(device.type) != torch.bfloat16:
         return lstm(packed)[0]  # type: ignore[no-any-return]
@@ -58,7 +58,7 @@ def run_packed(lstm: nn.LSTM, packed: PackedSequence) -> PackedSequence:
 
 
 def _in_dtype(lstm: nn.LSTM, packed: PackedSequence, dtype: torch.dtype) -> Tensor:
-    """As `nn.LSTM.forward`, with a cast of weights and frames that gradients pass; the weights stay fp32."""
+    """Like `nn.LSTM.forward`, with differentiable casts of weights and frames; the parameters stay fp32."""
     weights = [weight.to(dtype) for layer in lstm.all_weights for weight in layer]
     frames = packed.data.to(dtype)
     layers = lstm.num_layers * (2 if lstm.bidirectional else 1)

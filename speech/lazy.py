@@ -1,0 +1,31 @@
+"""torch and torchaudio, imported when they are first used.
+
+Importing torch takes seconds. Modules that define configurations beside the code that they configure use
+
+    from speech.lazy import torch
+
+instead of `import torch`, so that commands that only read configurations start without it. Classes derived from
+`torch.nn.Module` need torch when they are defined: they are in modules that configurations import in `build`.
+"""
+
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+__all__ = ["torch", "torchaudio"]
+
+
+class _LazyModule(ModuleType):
+    """A module that is imported when one of its attributes is first used."""
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(import_module(self.__name__), name)
+        setattr(self, name, value)  # found without this method from now on
+        return value
+
+
+if TYPE_CHECKING:
+    import torch
+    import torchaudio
+else:
+    torch, torchaudio = _LazyModule("torch"), _LazyModule("torchaudio")

@@ -1,0 +1,38 @@
+"""Configuration of all acoustic models."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from speech.choices import Choice
+
+if TYPE_CHECKING:
+    from speech.models.networks.base import AcousticModel
+
+
+class ModelConfig(Choice):
+    """What all acoustic models can be told."""
+
+    dim: int = Field(default=144, ge=8)
+    """Width: model dimension of a Conformer, cells per direction of a BLSTM."""
+    layers: int = Field(default=8, ge=1)
+    """Encoder layers."""
+    subsampling: Literal[1, 2, 4, 8] = 4
+    """Feature frames per output frame. An utterance needs at least as many output frames as tokens."""
+    channels: int = Field(default=32, ge=1)
+    """Channels of the subsampling convolutions."""
+    dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
+    """Dropout probability throughout the encoder."""
+
+    def build(self, num_features: int, vocab_size: int) -> AcousticModel:
+        """Make an initialized model.
+
+        Torch modules are imported, or defined, in here: a configuration is read without torch.
+
+        Args:
+            num_features: Width of a feature frame.
+            vocab_size: Tokens, the blank included.
+        """
+        raise NotImplementedError(f"{type(self).__name__} builds no model")

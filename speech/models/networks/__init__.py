@@ -1,0 +1,1 @@
+"""Networks of the acoustic models, as torch modules; their configurations are in `speech.models`, without torch."""

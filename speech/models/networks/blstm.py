@@ -1,0 +1,124 @@
+"""Bidirectional LSTM encoder with an optional linear bottleneck, after the published Switchboard acoustic model.
+
+The published model (arXiv:1904.04956) has 6 layers of 512 cells per direction and a bottleneck of 256 and predicts
+context-dependent states frame by frame; this one predicts tokens with CTC, behind convolutional subsampling.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from typing_extensions import override
+
+from speech.models.blstm import BlstmConfig
+from speech.models.networks.base import AcousticModel, ModelStage
+from speech.models.networks.dropout import Dropout
+from speech.models.networks.precision import run_packed
+
+
+def run_lstm(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor) -> Tensor:
+    """Run an LSTM over frames [B, T, D] with `lengths` [B]; returns [B, T, H], zero beyond the lengths."""
+    # utterances without frames cannot be packed: they get one frame, which their length of 0 masks afterwards
+    packed = pack_padded_sequence(x_BTD, lengths.clamp(min=1).cpu(), batch_first=True, enforce_sorted=False)
+    x_BTH, _ = pad_packed_sequence(run_packed(lstm, packed), batch_first=True, total_length=x_BTD.shape[1])
+    return x_BTH
+
+
+class Blstm(AcousticModel):
+    """`cfg.layers` bidirectional LSTM layers of `cfg.dim` cells per direction."""
+
+    def __init__(self, cfg: BlstmConfig, num_features: int, vocab_size: int) -> None:
+        super().__init__(cfg, num_features, vocab_size)
+        self.lstm = nn.LSTM(
+            input_size=cfg.dim,
+            hidden_size=cfg.dim,
+            num_layers=cfg.layers,
+            dropout=cfg.dropout if cfg.layers > 1 else 0.0,
+            bidirectional=True,
+            batch_first=True,
+        )
+        width = 2 * cfg.dim
+        self.bottleneck = nn.Linear(width, cfg.bottleneck) if cfg.bottleneck else nn.Identity()
+        self.dropout = Dropout(cfg.dropout)
+        self.output = nn.Linear(cfg.bottleneck or width, vocab_size)
+        self._open_forget_gates()
+
+    def _open_forget_gates(self) -> None:
+        """Initialize the forget gates nearly open, so that gradients pass through long utterances from the start."""
+        with torch.no_grad():
+            for name, bias in self.lstm.named_parameters():
+                if "bias_ih" in name:
+                    cells = bias.shape[0] // 4
+                    bias[cells : 2 * cells].fill_(1.0)
+
+    @override
+    def encode(self, x_BTD: Tensor, lengths: Tensor) -> Tensor:
+        # packing keeps the backward direction from starting in the padding
+        x_BTH = run_lstm(self.lstm, x_BTD, lengths)
+        scores: Tensor = self.output(self.dropout(self.bottleneck(x_BTH)))
+        return scores
+
+    @property
+    @override
+    def hidden_width(self) -> int:
+        return 2 * self.cfg.dim
+
+    @override
+    def layer_of(self, parameter: str) -> int | None:
+        part, _, rest = parameter.partition(".")
+        return int(rest.split("_l")[1].removesuffix("_reverse")) if part == "lstm" else None
+
+    @override
+    def stage(self, layers: range) -> "BlstmStage":
+        return BlstmStage(self, layers)
+
+
+class LstmLayers(nn.Module):
+    """Layers of a bidirectional LSTM, with its parameters under its names.
+
+    Args:
+        lstm: Whose parameters are taken over.
+        layers: Numbers of the layers.
+    """
+
+    def __init__(self, lstm: nn.LSTM, layers: range) -> None:
+        super().__init__()
+        self.dropout = lstm.dropout if layers.stop < lstm.num_layers else 0.0
+        part = nn.LSTM(
+            input_size=2 * lstm.hidden_size if layers.start else lstm.input_size,
+            hidden_size=lstm.hidden_size,
+            num_layers=len(layers),
+            dropout=lstm.dropout if len(layers) > 1 else 0.0,
+            bidirectional=True,
+            batch_first=True,
+            device="meta",  # its own parameters are never used
+        )
+        for own, name in ((number - layers.start, number) for number in layers):
+            for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
+                for end in ("", "_reverse"):
+                    parameter = getattr(lstm, f"{kind}_l{name}{end}")
+                    setattr(part, f"{kind}_l{own}{end}", parameter)
+                    self.register_parameter(f"{kind}_l{name}{end}", parameter)
+        # no submodule: the parameters must not appear a second time, under other numbers
+        self._part = (part,)
+
+    def forward(self, x_BTD: Tensor, lengths: Tensor) -> Tensor:
+        """[B, T, D] and [B] -> [B, T, 2 x hidden_size]; dropout follows as between layers of the whole."""
+        (part,) = self._part
+        return F.dropout(run_lstm(part.train(self.training), x_BTD, lengths), self.dropout, self.training)
+
+
+class BlstmStage(ModelStage):
+    """Layers of a BLSTM."""
+
+    def __init__(self, model: Blstm, layers: range) -> None:
+        super().__init__(model, layers)
+        self.lstm = LstmLayers(model.lstm, layers)
+        self.bottleneck = model.bottleneck if self.is_last else nn.Identity()
+        self.dropout = model.dropout if self.is_last else nn.Identity()
+        self.output = model.output if self.is_last else nn.Identity()
+
+    @override
+    def run(self, x: Tensor, frames: Tensor) -> Tensor:
+        scores: Tensor = self.output(self.dropout(self.bottleneck(self.lstm(x, frames))))
+        return scores

@@ -8,22 +8,25 @@
 # that torchaudio's extension loads beside. `cpu` hides GPUs from them, `cuda` asks the container runtime for them.
 ARG PYTHON=3.11-slim-bookworm
 ARG VARIANT=cpu
+# `espeak` (GPL) is for the demo's synthetic speech and for pronunciations: --build-arg EXTRAS=production leaves it out.
+ARG EXTRAS=production,espeak
 
 FROM python:${PYTHON} AS build
+ARG EXTRAS
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 RUN python -m venv /opt/starling
 WORKDIR /src
 # the packages change less often than the code: a layer of their own
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY docker/requirements.py docker/requirements.py
-RUN python docker/requirements.py > requirements.txt \
+RUN python docker/requirements.py $(echo $EXTRAS | tr , " ") > requirements.txt \
     && /opt/starling/bin/pip install -r requirements.txt -c constraints.txt
 COPY flows flows
 COPY speech speech
 COPY storage storage
 COPY tasks tasks
 COPY training training
-RUN /opt/starling/bin/pip install --no-deps ".[production]" -c constraints.txt
+RUN /opt/starling/bin/pip install --no-deps ".[${EXTRAS}]" -c constraints.txt
 
 FROM python:${PYTHON} AS runtime
 # pg_dump and pg_restore of the server's version; tini reaps and passes signals on

@@ -17,7 +17,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-setup: $(STAMP)  ## create .venv and install Starling with its development tools
+setup: $(STAMP)  ## create .venv and install Starling with its development tools and all extras
 
 demo: $(STAMP)  ## run the whole pipeline on synthetic speech: corpus to champion
 	@$(BIN)/starling run configs/demo.yaml

@@ -1,8 +1,9 @@
 """Bundles: folders with everything needed to turn audio into text, without code or pickle.
 
 `model.safetensors` contains the weights, `bundle.json` the rest: sample rate, features with their statistics, tokens,
-model sizes, text normalization and decoding parameters. A flipped bit in a weight would silently change the output, so
-`bundle.json` contains the SHA-256 of the other files and of itself; loading verifies them.
+model sizes, text normalization and decoding parameters. Files that these name (a language model, a list of words) are
+copied into the folder. A flipped bit in a weight would silently change the output, so `bundle.json` contains the
+SHA-256 of the other files and of itself; loading verifies them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, fie
 from safetensors import SafetensorError
 
 from speech.choices import choice_of, own_fields
-from speech.decoding import DecodeChoice, GreedyConfig
+from speech.decoding import DecodeChoice, DecodeConfig, GreedyConfig
 from speech.features import FeatureChoice
 from speech.features.cmvn import CmvnStats
 from speech.models import ModelChoice, build_model
@@ -107,6 +109,37 @@ def save_spec(folder: Path, spec: BundleSpec, files: Mapping[str, str]) -> None:
     value = spec.model_dump(mode="json") | {"files": dict(files)}
     text = json.dumps(value | {"checksum": _checksum(value)}, indent=2, sort_keys=True)
     (folder / SPEC).write_text(text + "\n", encoding="utf-8")
+
+
+def add_decoder(folder: Path, decode: DecodeConfig) -> None:
+    """Give a bundle other decoding parameters; the files that they name are copied into it.
+
+    Raises:
+        BundleError: The folder is no bundle, it is damaged, or a file is not there.
+    """
+    files = {WEIGHTS: check_files(folder)[WEIGHTS]}
+    names: dict[str, str] = {}
+    for field, path in decode.files().items():
+        source = Path(path)
+        if not source.is_file():
+            raise BundleError(f"decode.{field} names {path}, which is not there")
+        names[path] = name = decode.file_fields[field] + "".join(source.suffixes[-2:])
+        shutil.copyfile(source, folder / name)
+        files[name] = _sha256(folder / name)
+    save_spec(folder, load_spec(folder).model_copy(update={"decode": decode.with_files(names.__getitem__)}), files)
+
+
+def own_decoder(folder: Path) -> DecodeConfig:
+    """A bundle's own decoding parameters, with its files' paths.
+
+    Raises:
+        BundleError: They name files that are none of the bundle's.
+    """
+    spec, files = _read(folder)
+    for field, name in spec.decode.files().items():
+        if name not in files or Path(name).name != name:
+            raise BundleError(f"{folder / SPEC} names {name!r} as decode.{field}, which is no file of the bundle")
+    return spec.decode.with_files(lambda name: str(folder / name))
 
 
 def _checksum(value: dict[str, Any]) -> str:

@@ -7,8 +7,8 @@ the name alone:
     model: blstm
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Self
 
 from pydantic import (
     BaseModel,
@@ -44,6 +44,24 @@ class Choice(BaseModel):
         kind = handler.resolve_ref_schema(found).get("properties", {}).get("kind", {})
         kind.setdefault("description", Choice.model_fields["kind"].description)
         return found
+
+
+class ChoiceWithFiles(Choice):
+    """A choice whose kinds may name files.
+
+    Attributes:
+        file_fields: Fields that name files, each with the file's stem where the files are kept together.
+    """
+
+    file_fields: ClassVar[dict[str, str]] = {}
+
+    def files(self) -> dict[str, str]:
+        """Paths of the files that are named, by field."""
+        return {name: path for name in self.file_fields if (path := getattr(self, name))}
+
+    def with_files(self, change: Callable[[str], str]) -> Self:
+        """This configuration with other paths of files."""
+        return self.model_copy(update={name: change(path) for name, path in self.files().items()})
 
 
 class OneOf:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from speech.bundle import BundleSpec, load_bundle
+from speech.bundle import BundleSpec, load_bundle, own_decoder
 from speech.decoding import DecodeConfig, Hypothesis, build_decoder
 from speech.features.cmvn import CmvnStats
 from speech.frontend import FrontEnd
@@ -62,7 +62,8 @@ class Recognizer:
         Raises:
             BundleError: The folder is not a bundle, or the bundle is damaged.
         """
-        return cls(*load_bundle(Path(folder)), decode, device, speakers)
+        spec, model = load_bundle(Path(folder))
+        return cls(spec, model, decode or own_decoder(Path(folder)), device, speakers)
 
     @property
     def frame_seconds(self) -> float:

@@ -19,7 +19,7 @@ class Word:
     duration: float
     """Seconds until the end of its last token. CTC tokens are short, so the word tends to be slightly longer."""
     confidence: float
-    """Mean of its tokens' highest posteriors, 0 to 1."""
+    """Mean of its tokens' highest posteriors, 0 to 1; from a search of words, the word's posterior."""
 
 
 @dataclass
@@ -55,14 +55,15 @@ def timed_words(
             spelled.append(_Spelled(starts[k], end, []))
         spelled[-1].end = end
         spelled[-1].peaks.append(min(peak, 1.0))
+    means = [sum(where.peaks) / len(where.peaks) for where in spelled]
     return [
         Word(
             text,
             round(max(0.0, offset + where.first * frame_seconds), 3),
             round((where.end - where.first) * frame_seconds, 3),
-            round(sum(where.peaks) / len(where.peaks), 4),
+            round(confidence, 4),
         )
-        for text, where in zip(said, spelled, strict=True)
+        for text, where, confidence in zip(said, spelled, hypothesis.word_confidences or means, strict=True)
     ]
 
 

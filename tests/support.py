@@ -299,3 +299,13 @@ def end_processes(pids):
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             continue
+
+
+def write_arpa(path, unigrams, bigrams):
+    """Write a bigram model: word to log10 probability and back-off weight, pairs of words to log10 probability."""
+    lines = ["", "\\data\\", f"ngram 1={len(unigrams)}", f"ngram 2={len(bigrams)}", "", "\\1-grams:"]
+    for word, (probability, backoff) in unigrams.items():
+        lines.append("\t".join([str(probability), word, *([] if backoff is None else [str(backoff)])]))
+    lines += ["", "\\2-grams:", *(f"{p}\t{' '.join(words)}" for words, p in bigrams.items()), "", "\\end\\", ""]
+    path.write_text("\n".join(lines))
+    return str(path)

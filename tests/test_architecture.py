@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("flows", "tasks", "training", "speech", "storage")
 SOURCES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
-BLOCKED = ("prefect", "mlflow", "typer", "rich", "matplotlib")
+BLOCKED = ("prefect", "mlflow", "typer", "rich", "matplotlib", "espeakng_loader")
 
 IMPORT_ALL = """
 import importlib, pkgutil, sys
@@ -51,7 +51,7 @@ def test_speech_and_storage_know_nobody(room):
     "module", ["training.config", "tasks.config.pipeline", "training.job", "flows.deploy.deployments"]
 )
 def test_configurations_are_read_without_torch(module):
-    script = f"import sys, {module}; print(sorted({{'torch', 'torchaudio'}} & set(sys.modules)))"
+    script = f"import sys, {module}; print(sorted({{'torch', 'torchaudio', 'flashlight'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.stdout.strip() == "[]", done.stderr[-2000:]
 
@@ -63,7 +63,7 @@ from tasks.config.pipeline import PipelineConfig, parse_config
 train = {"strategy": {"kind": "bmuf", "tau": 8}, "augment": {"noise": {}}}
 config = parse_config({"name": "a", "data": {"sources": [{"kind": "synthetic"}]}, "train": train})
 config.model_dump(mode="json"), PipelineConfig.model_json_schema()
-print(sorted({"torch", "torchaudio"} & set(sys.modules)))
+print(sorted({"torch", "torchaudio", "flashlight"} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.stdout.strip() == "[]", done.stderr[-2000:]

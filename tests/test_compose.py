@@ -344,10 +344,13 @@ def test_the_image_runs_as_nobody_special_and_from_its_constraints():
 
 
 def test_the_layer_of_packages_has_what_the_package_asks_for():
-    done = subprocess.run([sys.executable, "docker/requirements.py"], cwd=ROOT, capture_output=True, text=True)
+    (extras,) = re.findall(r"^ARG EXTRAS=(.+)$", DOCKERFILE, re.MULTILINE)
+    command = [sys.executable, "docker/requirements.py", *extras.split(",")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    extra = project["optional-dependencies"]["production"]
-    assert done.stdout.splitlines() == project["dependencies"] + extra
+    wanted = [line for extra in extras.split(",") for line in project["optional-dependencies"][extra]]
+    assert done.stdout.splitlines() == project["dependencies"] + wanted
+    assert {"production", "espeak"} <= set(extras.split(","))  # docker/demo.yaml speaks with eSpeak NG
 
 
 @pytest.mark.parametrize("name", ["entrypoint.sh", "s3.sh"])

@@ -19,6 +19,7 @@ from flows.cli import (
     corpus,
     deploy,
     doctor,
+    lexicon,
     node,
     plan,
     promote,
@@ -50,6 +51,7 @@ app.command("key")(node.key)
 app.command("score")(score.score)
 corpus.app.command("changed")(deploy.corpus_changed)
 app.add_typer(corpus.app, name="corpus")
+app.add_typer(lexicon.app, name="lexicon")
 app.add_typer(storage.app, name="storage")
 app.command("promote")(promote.promote)
 app.command("rollback")(promote.rollback)

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib import metadata
-from pathlib import Path
 from typing import Literal
 
 import typer
@@ -124,12 +123,19 @@ def check_audio() -> list[Finding]:
         if missing
         else Finding("soundfile", "ok", f"libsndfile {soundfile.__libsndfile_version__}: wav, flac, ogg/opus, mp3")
     ]
-    import espeakng_loader
-
-    library = Path(espeakng_loader.get_library_path())
-    state: Literal["ok", "warning"] = "ok" if library.exists() else "warning"
-    findings.append(Finding("espeak-ng", state, str(library), "" if state == "ok" else "pip install espeakng-loader"))
+    findings.append(_check_espeak())
     return findings
+
+
+def _check_espeak() -> Finding:
+    from speech.synthesis import Engine, SynthesizerMissingError
+
+    try:
+        with Engine() as engine:
+            return Finding("espeak-ng", "ok", f"version {engine.version}")
+    except SynthesizerMissingError as error:
+        remedy = "pip install 'starling[espeak]', for the demo and for pronunciations of any language"
+        return Finding("espeak-ng", "warning", str(error).partition(": pip install")[0], remedy)
 
 
 def check_ports() -> list[Finding]:

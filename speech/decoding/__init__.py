@@ -11,13 +11,17 @@ from __future__ import annotations
 from typing import Annotated
 
 from speech.choices import OneOf
-from speech.decoding.base import DecodeConfig, DecodeError, Decoder, Hypothesis
+from speech.decoding.base import Alternative, DecodeConfig, DecodeError, Decoder, Hypothesis
 from speech.decoding.beam import BeamConfig, BeamDecoder
 from speech.decoding.greedy import GreedyConfig, GreedyDecoder
+from speech.decoding.language_model import LanguageModelError
+from speech.decoding.token_lm import TokensConfig, TokensDecoder
+from speech.decoding.words import WordsConfig, WordsDecoder
 from speech.tokens import Tokenizer
 
 __all__ = [
     "DECODERS",
+    "Alternative",
     "BeamConfig",
     "BeamDecoder",
     "DecodeChoice",
@@ -27,10 +31,20 @@ __all__ = [
     "GreedyConfig",
     "GreedyDecoder",
     "Hypothesis",
+    "LanguageModelError",
+    "TokensConfig",
+    "TokensDecoder",
+    "WordsConfig",
+    "WordsDecoder",
     "build_decoder",
 ]
 
-DECODERS: dict[str, type[Decoder]] = {"greedy": GreedyDecoder, "beam": BeamDecoder}
+DECODERS: dict[str, type[Decoder]] = {
+    "greedy": GreedyDecoder,
+    "beam": BeamDecoder,
+    "tokens": TokensDecoder,
+    "words": WordsDecoder,
+}
 DecodeChoice = Annotated[DecodeConfig, OneOf({kind: decoder.config for kind, decoder in DECODERS.items()}, "greedy")]
 """A field that takes the configuration of any decoder."""
 

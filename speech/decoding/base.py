@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from speech.choices import Choice
+from speech.choices import ChoiceWithFiles
 from speech.lazy import torch
 from speech.tokens import Tokenizer
 
@@ -19,8 +19,20 @@ class DecodeError(ValueError):
     """Log posteriors that cannot be decoded: wrong shape or number of tokens, invalid lengths, or NaN."""
 
 
-class DecodeConfig(Choice):
+class DecodeConfig(ChoiceWithFiles):
     """Base class of decoding configurations."""
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """One of several hypotheses of an utterance."""
+
+    text: str
+    """Its words."""
+    score: float
+    """What the search gave it."""
+    posterior: float
+    """Its probability among all hypotheses that the search ended with, 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +44,17 @@ class Hypothesis:
     text: str = ""
     """The tokens as text."""
     score: float = 0.0
-    """Natural log probability of the best alignment (greedy), or of all alignments kept by the search (beam)."""
+    """Natural log probability of the best alignment (greedy), or of all alignments kept by the search (others), with
+    the weighted language model and word scores added, if any."""
     frames: list[int] = field(default_factory=list)
     """Start of each token in the best alignment, in output frames of the model."""
     confidence: float = 0.0
     """Mean of the tokens' highest posteriors, 0 to 1; without tokens, the mean posterior of the blank; 0 without
-    frames."""
+    frames. Searches of words: mean of `word_confidences`; without words, the posterior of silence."""
+    word_confidences: list[float] = field(default_factory=list)
+    """Posterior of each word over the final hypotheses of the search; empty unless words are searched."""
+    nbest: list[Alternative] = field(default_factory=list)
+    """The best hypotheses including this one, best first; empty unless more than one is requested."""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON value."""
@@ -50,14 +67,19 @@ class Decoder(ABC):
     Attributes:
         config: Class of the decoder's configuration.
         reads: Outputs that it decodes (`Objective.outputs`).
+        slow: Whether it takes longer than the model, so that several processes are worth their start.
     """
 
     config: ClassVar[type[DecodeConfig]]
     reads: ClassVar[str] = "ctc"
+    slow: ClassVar[bool] = False
 
     def __init__(self, cfg: DecodeConfig, tokenizer: Tokenizer) -> None:
         self.cfg = cfg
         self.tokenizer = tokenizer
+
+    def prepare(self) -> None:  # noqa: B027 - most have no files
+        """Read what files it needs now, not at the first utterance."""
 
     def decode(self, log_probs: Tensor, lengths: Tensor) -> list[Hypothesis]:
         """Returns the best hypothesis of each utterance.

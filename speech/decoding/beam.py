@@ -13,21 +13,18 @@ It holds the GIL: use several processes to decode in parallel, not threads.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from speech.decoding.base import DecodeConfig, Decoder, Hypothesis
-from speech.decoding.paths import collapse
+from speech.decoding.language_model import LanguageModel, zero_lm
+from speech.decoding.paths import collapse, emissions_for
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-_NEVER = -1e9
-_IMPOSSIBLE = -1e7
 
 
 class _Result(Protocol):
@@ -57,7 +54,7 @@ class BeamConfig(DecodeConfig):
 class BeamDecoder(Decoder):
     """Prefix beam search (Graves 2012, "Supervised Sequence Labelling", section 7.5; Hannun 2014, arXiv 1408.2873)."""
 
-    config = BeamConfig
+    config: ClassVar[type[DecodeConfig]] = BeamConfig
     cfg: BeamConfig
 
     def _decode(self, log_probs: Tensor, lengths: Sequence[int]) -> list[Hypothesis]:
@@ -65,29 +62,33 @@ class BeamDecoder(Decoder):
         batch = log_probs.cpu().numpy()
         return [self._one(search, batch[row, :count]) for row, count in enumerate(lengths)]
 
+    def _model(self) -> tuple[LanguageModel, float]:
+        """The language model of tokens, and its weight."""
+        return zero_lm(), 0.0
+
     def _search(self) -> _Search:
         # Created for each batch in microseconds: without native state, the decoder can be sent to another process.
-        from flashlight.lib.text.decoder import CriterionType, LexiconFreeDecoder, LexiconFreeDecoderOptions, ZeroLM
+        from flashlight.lib.text.decoder import CriterionType, LexiconFreeDecoder, LexiconFreeDecoderOptions
 
         size = self.tokenizer.size
+        lm, lm_weight = self._model()
         options = LexiconFreeDecoderOptions(
             beam_size=self.cfg.beam,
             beam_size_token=min(self.cfg.beam_tokens or size, size),
             beam_threshold=self.cfg.beam_threshold,
-            lm_weight=0.0,
+            lm_weight=lm_weight,
             sil_score=0.0,
             log_add=True,
             criterion_type=CriterionType.CTC,
         )
-        search: _Search = LexiconFreeDecoder(options, ZeroLM(), size, self.tokenizer.blank, [])
+        search: _Search = LexiconFreeDecoder(options, lm, size, self.tokenizer.blank, [])
         return search
 
     def _one(self, search: _Search, log_probs: NDArray[np.float32]) -> Hypothesis:
         num_frames, size = log_probs.shape
         if num_frames == 0:
             return Hypothesis()
-        emissions = np.full((num_frames, size + 1), _NEVER, dtype=np.float32)
-        np.maximum(log_probs, _IMPOSSIBLE, out=emissions[:, :size])
+        emissions = emissions_for(log_probs, size + 1, num_frames)
         result = search.decode(emissions.ctypes.data, num_frames, size + 1)[0]
         path = np.asarray(result.tokens[1:-1])
         posteriors = np.exp(emissions[np.arange(num_frames), path])

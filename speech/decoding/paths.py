@@ -25,3 +25,22 @@ def collapse(
     peaks = np.maximum.reduceat(posteriors, starts)
     spoken = path[starts] != blank
     return path[starts][spoken].tolist(), starts[spoken].tolist(), peaks[spoken].tolist()
+
+
+_IMPOSSIBLE = -1e7
+NEVER = -1e9
+"""Log probability of what must never be chosen; finite, since the difference of two minus infinities is NaN."""
+
+
+def emissions_for(log_probs: NDArray[np.float32], width: int, num_frames: int) -> NDArray[np.float32]:
+    """Log posteriors as flashlight-text reads them: finite, with columns and frames at the end that are never chosen.
+
+    Args:
+        log_probs: [T, V].
+        width: Columns, V or more.
+        num_frames: Frames, T or more.
+    """
+    emissions = np.full((num_frames, width), NEVER, dtype=np.float32)
+    rows, columns = log_probs.shape
+    np.maximum(log_probs, _IMPOSSIBLE, out=emissions[:rows, :columns])
+    return emissions

@@ -14,7 +14,6 @@ import hashlib
 import io
 import json
 import random
-import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from speech.audio import encode_flac, resample
+from speech.files import replace_file
 from speech.lazy import torch
 from speech.synthesis.commands import random_command
 from speech.synthesis.espeak import Engine, Voice
@@ -174,7 +174,7 @@ def synthesize_corpus(
         if progress is not None:
             progress(done, len(plan))
     if not metadata.exists():
-        _replace(metadata, _metadata_csv(config, plan, finished))
+        replace_file(metadata, _metadata_csv(config, plan, finished))
     return metadata
 
 
@@ -194,7 +194,7 @@ def _open_folder(config: SynthesisConfig, folder: Path) -> dict[str, list[int]]:
             path.unlink()
     elif metadata.exists() or any((folder / "audio").iterdir()):
         raise ValueError(f"{folder} contains a corpus that was not synthesized here: choose an empty folder")
-    _replace(record, expected)
+    replace_file(record, expected)
     return {}
 
 
@@ -222,7 +222,7 @@ def _write_group(
         for item in group:
             wave = _record(config, item, engine)
             data = encode_flac(wave, config.sample_rate)
-            _replace(folder / "audio" / f"{item.id}.flac", data)
+            replace_file(folder / "audio" / f"{item.id}.flac", data)
             yield item.id, [len(data), len(wave)]
 
 
@@ -257,13 +257,3 @@ def _metadata_csv(config: SynthesisConfig, plan: list[PlannedUtterance], finishe
         seconds = f"{finished[item.id][1] / config.sample_rate:.4f}"
         writer.writerow((item.id, f"audio/{item.id}.flac", item.text, item.voice.variant, item.split, seconds))
     return buffer.getvalue().encode()
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Write a file atomically."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        temporary.write_bytes(data)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -1,15 +1,17 @@
-"""Reproducible speech synthesis with eSpeak NG through ctypes.
+"""Reproducible speech synthesis and phonemes with eSpeak NG through ctypes.
 
-The library and its data come with the wheel `espeakng-loader`. It keeps the phases of its oscillators and the state of
-its noise in static variables, so its output depends on everything synthesized before. Each `Engine` therefore reloads
-it, which takes a few milliseconds: the same sequence of utterances from one engine gives the same samples (except for a
-few whispering variants such as "caleb" and "Reed", which use another source of noise).
+The library and its data come with the wheel `espeakng-loader`, which is licensed under the GPL and therefore in the
+extra `espeak`, not in the core. The library keeps the phases of its oscillators and the state of its noise in static
+variables, so its output depends on everything synthesized before. Each `Engine` therefore reloads it, which takes a few
+milliseconds: the same sequence of utterances from one engine gives the same samples (except for a few whispering
+variants such as "caleb" and "Reed", which use another source of noise).
 """
 
 from __future__ import annotations
 
 import _ctypes
 import ctypes
+import re
 import sys
 import threading
 from dataclasses import dataclass
@@ -24,6 +26,8 @@ from numpy.typing import NDArray
 _SYNCHRONOUS, _DONT_EXIT = 2, 0x8000
 _RATE, _PITCH, _RANGE = 1, 3, 4
 _CHARACTERS_UTF8 = 1
+_IPA = 2
+_LANGUAGE_SWITCH = re.compile(r"\([a-z-]+\)")  # "(en)" before an English word in another language
 _NOISE_SEED = 1
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
 
@@ -75,9 +79,12 @@ class Voice:
 def _paths() -> tuple[str, str]:
     """The library and its data folder."""
     try:
-        import espeakng_loader  # optional dependency
+        import espeakng_loader  # optional dependency (GPL)
     except ImportError as error:
-        raise SynthesizerMissingError("speech synthesis needs eSpeak NG: pip install espeakng-loader") from error
+        raise SynthesizerMissingError(
+            "eSpeak NG is not installed (it is licensed under the GPL, so it is an extra): pip install "
+            "'starling[espeak]'"
+        ) from error
     return str(espeakng_loader.get_library_path()), str(espeakng_loader.get_data_path())
 
 
@@ -112,6 +119,7 @@ class Engine:
     def __init__(self) -> None:
         self._library: Any = None
         self._chunks: list[bytes] = []
+        self._language = ""
         self._callback = _CALLBACK(self._receive)  # keeps the callback alive: the library only has its address
 
     def __enter__(self) -> Engine:
@@ -128,6 +136,7 @@ class Engine:
             self._library.espeak_Info.restype = ctypes.c_char_p
             self.version = self._library.espeak_Info(None).decode()
             self._library.espeak_SetSynthCallback(self._callback)
+            self._library.espeak_TextToPhonemes.restype = ctypes.c_char_p
             if hasattr(self._library, "espeak_ng_SetRandSeed"):
                 self._library.espeak_ng_SetRandSeed(ctypes.c_long(_NOISE_SEED))
         except BaseException as error:
@@ -185,9 +194,33 @@ class Engine:
         self._library.espeak_Synchronize()
         return np.frombuffer(b"".join(self._chunks), dtype=np.int16)
 
+    def phonemes(self, text: str, language: str = "en-us") -> tuple[str, ...]:
+        """The phonemes of a text in IPA; a vowel's stress mark stands before it.
+
+        Args:
+            text: plain text; none gives none.
+            language: one of eSpeak NG's.
+
+        Raises:
+            VoiceError: the language is unknown, or the text contains control characters.
+        """
+        if any(ord(character) < 32 for character in text):
+            raise VoiceError(f"cannot pronounce {text!r}: need a text without control characters")
+        if language != self._language:
+            self._choose(Voice(language=language))
+            self._language = language
+        rest = ctypes.c_char_p(text.encode())
+        found: list[str] = []
+        while rest.value:  # it takes a clause at a time
+            said = self._library.espeak_TextToPhonemes(ctypes.byref(rest), _CHARACTERS_UTF8, _IPA | ord("_") << 8)
+            spoken = _LANGUAGE_SWITCH.sub("", (said or b"").decode())
+            found += [phone for word in spoken.split() for phone in word.split("_") if phone]
+        return tuple(found)
+
     def _choose(self, voice: Voice) -> None:
         if self._library is None:
             raise RuntimeError("this engine is not open: use it in a with statement")
+        self._language = ""
         # An unknown variant would be ignored silently.
         if voice.variant and voice.variant not in list_variants():
             raise VoiceError(f"unknown voice variant {voice.variant!r}: choose one of {', '.join(list_variants())}")

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from speech.decoding import DecodeChoice, GreedyConfig
 from speech.features import FeatureChoice, LogMelConfig
+from speech.lexicon import GraphemesConfig, LexiconChoice
 from speech.models import ConformerConfig, ModelChoice
 from speech.objectives import check_decoder
 from speech.text import NormalizerConfig
@@ -194,6 +195,8 @@ class PipelineConfig(BaseModel):
     """Training."""
     decode: DecodeChoice = GreedyConfig()
     """Decoding."""
+    lexicon: LexiconChoice = GraphemesConfig()
+    """How words are pronounced."""
     score: ScoreConfig = ScoreConfig()
     """Scoring."""
     register_as: RegisterConfig = Field(default=RegisterConfig(), alias="register")
@@ -264,7 +267,7 @@ def parse_config(document: dict[str, Any], source: str = "the configuration") ->
 
 
 def _anchor_paths(config: PipelineConfig, folder: Path) -> PipelineConfig:
-    """Make paths absolute, so that a scheduled run finds sources, noises and impulse responses from anywhere."""
+    """Make paths absolute, so that a scheduled run finds sources, noises, language models and so on from anywhere."""
 
     def absolute(name: str) -> str:
         path = Path(os.path.expandvars(name)).expanduser()
@@ -273,4 +276,5 @@ def _anchor_paths(config: PipelineConfig, folder: Path) -> PipelineConfig:
     sources = tuple(source.model_copy(update={"path": absolute(source.path)}) for source in config.data.sources)
     data = config.data.model_copy(update={"sources": sources})
     train = config.train.model_copy(update={"augment": config.train.augment.with_files(absolute)})
-    return config.model_copy(update={"data": data, "train": train})
+    files = {"decode": config.decode.with_files(absolute), "lexicon": config.lexicon.with_files(absolute)}
+    return config.model_copy(update={"data": data, "train": train, **files})

@@ -22,6 +22,7 @@ from storage.stages import StageOutput
 from tasks.config.home import home
 from tasks.stages import progress
 from tasks.stages.base import Inputs, Run, Stage, StageError
+from tasks.stages.decoder_files import with_digests
 from tasks.stages.features import found_whole, quarantine_record, set_digest, set_url
 from tasks.stages.folds import is_tested
 from tasks.stages.prepare import write_table
@@ -97,6 +98,7 @@ def decode_with(
         speakers={who: CmvnStats.from_dict(value) for who, value in speakers.items()},
         on_progress=lambda done, total: progress.report("decode", done, total, name),
         on_damage=on_damage,
+        processes=run.runner.count,
     )
 
 
@@ -104,7 +106,7 @@ def _inputs(run: Run) -> Inputs:
     sets = scored_sets(run)
     digests = {name: set_digest(run, name) for name in sets}
     # only what differs from the default, as in `tasks.stages.train`
-    config = run.config.decode.model_dump(mode="json", exclude_defaults=True)
+    config = with_digests(run.config.decode).model_dump(mode="json", exclude_defaults=True)
     return {"decode": config}, digests | {"model": run.result("train").record["digest"]}
 
 

@@ -11,6 +11,7 @@ from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from tasks.orchestration.nodes_api import check_pool
 from tasks.stages.base import Run, StageError
+from tasks.stages.decoder_files import check_files
 from tasks.stages.features import set_url
 from training.config import TrainConfig
 
@@ -28,6 +29,7 @@ def check_world(run: Run) -> None:
         StageError: If it cannot; the message names the field and the remedy.
     """
     cfg = run.config.train
+    check_files(run.config.decode)  # what is missing after hours of training could have been named before
     check_launch(cfg)
     check_devices(cfg)
     check_layers(cfg, run.config.model.layers)

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from speech.audio import AudioError, level_db
 from speech.fingerprint import Words, fingerprint
+from speech.synthesis import SynthesizerMissingError
 from speech.synthesis.corpus import SynthesisConfig, synthesize_corpus
 from speech.text import LanguageError, TextError, TextNormalizer
 from storage.corpora import Utterance, open_corpus
@@ -108,9 +109,12 @@ def open_source(source: SourceConfig) -> CorpusReader:
         config, table = source.synthesis or SynthesisConfig(), synthetic_table(source)
         folder = table.parent
         with file_lock(folder.with_suffix(".lock"), LOCK_WAIT_S):  # several runs synthesize the same speech once
-            synthesize_corpus(
-                config, folder, lambda done, total: progress.report("prepare", done, total, "synthesizing")
-            )
+            try:
+                synthesize_corpus(
+                    config, folder, lambda done, total: progress.report("prepare", done, total, "synthesizing")
+                )
+            except SynthesizerMissingError as error:
+                raise StageError(f"data.sources: kind synthetic: {error}") from error
         name = source.corpus or "synthetic"
         return open_corpus("table", str(table), corpus=name, domain=source.domain, language=source.language)
     if unset := re.search(r"\$\{?(\w+)", source.path):

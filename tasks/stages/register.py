@@ -29,11 +29,12 @@ from mlflow.types.schema import AnyType, ColSpec, ParamSchema, ParamSpec, Schema
 
 import speech
 from speech.audio import encode_flac
-from speech.bundle import BundleSpec, check_files, load_spec, save_spec
+from speech.bundle import BundleSpec, add_decoder, load_spec
 from storage.stages import StageOutput
 from tasks import pyfunc_path
 from tasks.stages.base import Inputs, Run, Stage
 from tasks.stages.decode import fetch_bundle, scored_sets
+from tasks.stages.decoder_files import with_digests
 from tasks.stages.score import figures
 from tasks.stages.train import forward_note, training_run
 from tasks.tracking.forwarding import send_rest
@@ -60,8 +61,8 @@ from training.coordinator.journal import read_journal
 
 _REQUIREMENTS = ("torch", "torchaudio", "numpy", "soundfile", "safetensors", "pydantic", "pandas", "mlflow")
 """Packages that every registered model needs."""
-_PIECES, _BEAM = "sentencepiece", "flashlight-text"
-_NOTED = (*_REQUIREMENTS, _PIECES, _BEAM, "rapidfuzz", "prefect", "fsspec", "pyarrow")
+_PIECES, _SEARCH = "sentencepiece", "flashlight-text"
+_NOTED = (*_REQUIREMENTS, _PIECES, _SEARCH, "rapidfuzz", "prefect", "fsspec", "pyarrow")
 
 
 def _test_metrics(run: Run, at_ms: int) -> list[Metric]:
@@ -138,11 +139,11 @@ def requirements(spec: BundleSpec) -> list[str]:
     """Packages that a registered model needs besides this project's code, which is stored with the model.
 
     Args:
-        spec: Specification of the model; only BPE tokens need sentencepiece, and only beam search flashlight-text.
+        spec: Specification of the model; only BPE tokens need sentencepiece, and only searches flashlight-text.
     """
     needed = [*_REQUIREMENTS]
     needed += [_PIECES] if spec.tokenizer.get("kind") == "bpe" else []
-    needed += [_BEAM] if spec.decode.kind == "beam" else []
+    needed += [_SEARCH] if spec.decode.kind != "greedy" else []
     return [f"{name}=={metadata.version(name)}" for name in needed]
 
 
@@ -193,7 +194,7 @@ def _without_chatter() -> Iterator[None]:
 def _complete_bundle(run: Run, folder: Path) -> Path:
     """The trained bundle with this run's decoding parameters."""
     fetch_bundle(run.result("train").output, folder)
-    save_spec(folder, load_spec(folder).model_copy(update={"decode": run.config.decode}), check_files(folder))
+    add_decoder(folder, run.config.decode)
     return folder
 
 
@@ -203,7 +204,7 @@ def _inputs(run: Run) -> Inputs:
         "register": run.config.register_as.model_dump(mode="json", exclude={"promote"}),
         "name": run.config.name,
         "model": run.config.model_name,
-        "decode": run.config.decode.model_dump(mode="json"),
+        "decode": with_digests(run.config.decode).model_dump(mode="json"),
     }
     return config, {"train": run.result("train").record["digest"], "score": run.result("score").key}
 

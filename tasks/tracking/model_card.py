@@ -2,9 +2,10 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
+from speech.bundle import WEIGHTS
 from storage.corpora.catalog import CATALOG
 from storage.index import ShardIndex
 from storage.stages import digest_json
@@ -73,7 +74,11 @@ def contents(run: Run) -> dict[str, Any]:
         "normalizer": config.data.normalizer.model_dump(mode="json"),
         "tokens": config.tokens.model_dump(mode="json"),
         "model": config.model.model_dump(mode="json"),
-        "decode": config.decode.model_dump(mode="json"),
+        "decode": config.decode.with_files(lambda path: PurePath(path).name).model_dump(mode="json"),
+        "bytes": {
+            "weights": run.result("train").store.size(f"model/{WEIGHTS}"),
+            **{field: Path(path).stat().st_size for field, path in config.decode.files().items()},
+        },
         "training": {
             "strategy": config.train.strategy.kind,
             "nodes": config.train.nodes,
@@ -147,7 +152,8 @@ def _made(about: dict[str, Any]) -> str:
     training, code, decode = about["training"], about["code"], about["decode"]
     tokens, features = about["tokens"], about["features"]
     nodes = f"{training['nodes']} × {training['learners_per_node']} learners"
-    beam = f", beam {decode['beam']}" if decode["kind"] == "beam" else ""
+    beam = f", beam {decode['beam']}" if "beam" in decode else ""
+    sizes = ", ".join(f"{name} {size / 1e6:,.1f} MB" for name, size in about["bytes"].items())
     return "\n".join(
         [
             "**How it was made**",
@@ -156,6 +162,7 @@ def _made(about: dict[str, Any]) -> str:
             f"- tokens: {tokens['kind']}; decoding: {decode['kind']}{beam}",
             f"- training: {training['strategy']}, {nodes}, {training['epoch']} epochs, {training['step']} steps "
             f"on {compute_text(training)}",
+            f"- size: {sizes}",
             f"- run: `{about['run']}`; code: {code['version']}, commit `{code['commit']}`; torch {code['torch']}",
         ]
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 import mlflow
 
-from speech.bundle import load_spec
+from speech.bundle import own_decoder
 from speech.scoring import compare_systems
 from storage.reading import ShardError
 from tasks.stages.base import Run
@@ -73,7 +73,7 @@ def _rows(run: Run, champion: Path | None, name: str) -> list[dict[str, Any]]:
     """Hypotheses of a test set by this run's model, or by the champion."""
     if champion is None:
         return read_table(run.result("decode").output, f"{name}.parquet")
-    decode = load_spec(champion).decode
+    decode = own_decoder(champion)
     found = decode_with(run, champion, name, decode, own=False, on_damage=known_damage(run))
     rows = [asdict(entry) for entry in found]
     stages = {"features", "decode"} & run.results.keys()

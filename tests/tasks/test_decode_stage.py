@@ -70,3 +70,22 @@ def test_beam_search_is_another_output_of_the_same_model(finished, tmp_path, mon
     assert result.key != greedy.key
     assert result.counts["utterances"] == greedy.counts["utterances"]
     assert DECODE.execute(variant(finished)).key == greedy.key
+
+
+def test_what_a_decoders_files_say_counts_not_where_they_are(finished, tmp_path, monkeypatch):
+    monkeypatch.setenv("STARLING_HOME", str(copy_finished(tmp_path)))
+
+    def run(name, text):
+        (tmp_path / name).write_text(text)
+        return variant(finished, decode={"kind": "words", "words": str(tmp_path / name)})
+
+    first = run("a.txt", "turn\nthe\nlights\non\n")
+    result = DECODE.execute(first)
+    assert result.counts["utterances"] == 12
+    rows = read_table(result.store, "test.parquet")
+    assert {word for row in rows for word in row["hyp"].split()} <= {"turn", "the", "lights", "on"}
+    assert DECODE.output(run("b.txt", "turn\nthe\nlights\non\n")).key == result.key
+    assert DECODE.output(run("a.txt", "turn\n")).key != result.key
+    (tmp_path / "a.txt").unlink()
+    with pytest.raises(StageError, match=r"decode.words names .*a.txt, which is not there"):
+        DECODE.output(first)

@@ -60,6 +60,8 @@ def test_a_version_carries_everything(finished):
     assert text.startswith("## tiny\n")
     assert "| test |" in text
     assert "Licence: synthesized here by eSpeak NG" in text
+    assert carried["bytes"] == {"weights": finished.result("train").store.size("model/model.safetensors")}
+    assert f"- size: weights {carried['bytes']['weights'] / 1e6:,.1f} MB\n" in text
     assert carried["code"]["commit"] in text
 
 

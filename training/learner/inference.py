@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from speech.decoding import DecodeConfig
+from speech.decoding import DecodeConfig, Hypothesis
 from speech.features.cmvn import CmvnStats
 from speech.recognizer import Recognizer, Scores
 from storage.index import ShardIndex
@@ -15,6 +15,7 @@ from storage.objects import ObjectStore
 from storage.reading import ShardError, ShardReader
 from training.learner.batching import plan_epoch
 from training.learner.data import Batch, SpeechDataset, read_ahead
+from training.learner.decoding_pool import DecodingPool, useful_processes
 from training.learner.microbatches import Portions
 
 
@@ -45,6 +46,7 @@ def decode_set(
     on_progress: Callable[[int, int], None] | None = None,
     on_damage: Callable[[ShardError], object] | None = None,
     shards: Sequence[int] | None = None,
+    processes: int = 1,
 ) -> list[Decoded]:
     """Recognize a set.
 
@@ -59,6 +61,7 @@ def decode_set(
         on_progress: Called with the number of finished utterances and of all.
         on_damage: Called once for each damaged shard; may raise to stop. Without it the first damaged shard raises.
         shards: Numbers of shards in the index: recognize only their utterances.
+        processes: Processes for a slow search, as far as the set is worth them.
 
     Returns:
         One entry per utterance, in the order of the index, without those of damaged shards.
@@ -79,23 +82,32 @@ def decode_set(
     def compute(part: Batch) -> Scores:
         return recognizer.scores(part.inputs, part.lengths, part.speakers)
 
-    for batch in _whole_batches(dataset, rows, batch_seconds, on_damage):
-        for part, scores in portions.each(batch, compute):
-            for i, hypothesis in enumerate(recognizer.decode(scores)):
-                row = int(part.rows[i])
-                found[row] = Decoded(
-                    id=part.ids[i],
-                    ref=part.texts[i],
-                    hyp=hypothesis.text,
-                    score=hypothesis.score,
-                    confidence=hypothesis.confidence,
-                    speaker=part.speakers[i],
-                    domain=domains[row],
-                    corpus=corpora[row],
-                    duration=float(dataset.durations[row]),
-                )
+    def take(part: Batch, hypotheses: list[Hypothesis]) -> None:
+        for i, hypothesis in enumerate(hypotheses):
+            row = int(part.rows[i])
+            found[row] = Decoded(
+                id=part.ids[i],
+                ref=part.texts[i],
+                hyp=hypothesis.text,
+                score=hypothesis.score,
+                confidence=hypothesis.confidence,
+                speaker=part.speakers[i],
+                domain=domains[row],
+                corpus=corpora[row],
+                duration=float(dataset.durations[row]),
+            )
         if on_progress:
             on_progress(len(found), len(rows))
+
+    decoder = recognizer.decoder
+    pool: DecodingPool[Batch] = DecodingPool(decoder, useful_processes(decoder, processes, len(rows)))
+    with pool:
+        for batch in _whole_batches(dataset, rows, batch_seconds, on_damage):
+            for computed, scores in portions.each(batch, compute):
+                for part, hypotheses in pool.add(computed, scores):
+                    take(part, hypotheses)
+        for part, hypotheses in pool.rest():
+            take(part, hypotheses)
     return [found[row] for row in sorted(found)]
 
 

@@ -1,0 +1,150 @@
+"""`starling lexicon`: how a configuration's words are pronounced, and what looks wrong."""
+
+import sys
+from collections import Counter
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from flows.cli.common import JsonOption, SetOption, friendly, interruptible, out, print_json, progress_bars, say
+from flows.cli.run import ConfigArgument
+
+if TYPE_CHECKING:
+    from speech.lexicon import Built, Coverage
+    from speech.lexicon.check import Suspicion
+    from tasks.config.pipeline import PipelineConfig
+
+app = typer.Typer(help="Look at pronunciations.", no_args_is_help=True)
+_LM = "decoder's words"
+_SHOWN = 10
+"""Suspicious entries of each kind that are shown."""
+
+
+@app.command("show")
+@friendly
+def show(
+    config: ConfigArgument,
+    words: Annotated[
+        list[str] | None, typer.Argument(help="Words to pronounce; without any, phones with counts.")
+    ] = None,
+    overrides: SetOption = None,
+    write: Annotated[
+        Path | None, typer.Option("--write", metavar="FILE", help="Write Kaldi's lexicon.txt, too.")
+    ] = None,
+    probabilities: Annotated[
+        bool, typer.Option("--probabilities", help="Write lexiconp.txt, with probabilities.")
+    ] = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Show a configuration's lexicon: its phones with counts, or the pronunciations of some words."""
+    built, _ = _build(config, overrides or [], words or [])
+    if write is not None:
+        built.lexicon.write(write, probabilities)
+    said = {word: [" ".join(one.phones) for one in built.lexicon[word]] for word in words or []}
+    phones = dict(built.lexicon.phones())
+    if json_output:
+        print_json({"record": built.record(), "phones": phones, "words": said})
+        return
+    for word, found in said.items():
+        origin = built.coverage.origins[word]
+        for phones_text in found:
+            out.print(f"{word}  {phones_text}" + ("" if origin == "file" else f"  ({origin})"), highlight=False)
+    if not words:
+        table = Table(
+            "phone", "count", title=f"{len(built.lexicon):,} words, {len(phones)} phones", title_justify="left"
+        )
+        for phone, count in phones.items():
+            table.add_row(phone, f"{count:,}")
+        out.print(table)
+    _say_notes(built)
+
+
+@app.command("check")
+@friendly
+def check(
+    config: ConfigArgument,
+    overrides: SetOption = None,
+    everything: Annotated[bool, typer.Option("--all", help="Show all suspicious entries.")] = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Say which words of the transcripts and of the decoder have a pronunciation, and which entries look wrong."""
+    from speech.lexicon.check import suspicions
+
+    built, parts = _build(config, overrides or [], [])
+    coverages = {name: built.coverage.part(counts) for name, counts in parts.items()}
+    found = suspicions(built)
+    if json_output:
+        sets = {name: coverage.to_dict() for name, coverage in coverages.items()}
+        print_json({"record": built.record(), "sets": sets, "suspicious": [one.to_dict() for one in found]})
+        return
+    out.print(_coverage_table(coverages))
+    if built.coverage.unknown:
+        named = ", ".join(f"{word} ({count})" for word, count in built.coverage.unknown.most_common(20))
+        out.print(f"unknown: {named}", markup=False, highlight=False)
+    _print_suspicions(found, everything)
+    _say_notes(built)
+
+
+def _build(config_path: Path, overrides: list[str], words: list[str]) -> "tuple[Built, dict[str, Counter[str]]]":
+    """The lexicon for all words of a configuration and some more, and the words by set."""
+    from speech.lexicon import build_lexicon
+    from tasks.config.pipeline import load_config
+
+    with redirect_stdout(sys.stderr), interruptible():
+        config = load_config(config_path, overrides)
+        parts = _words(config)
+        counts = sum(parts.values(), Counter(dict.fromkeys(words, 1)))
+        for word in parts.get(_LM, ()):  # they come in no transcript
+            counts.setdefault(word, 0)
+        return build_lexicon(config.lexicon, counts), parts
+
+
+def _words(config: "PipelineConfig") -> dict[str, Counter[str]]:
+    """Words by set, and the decoder's; the corpora are read unless a run has done it."""
+    from flows.pipeline import new_run_id
+    from tasks.dataset.words import decoder_words, transcript_words
+    from tasks.stages.base import Run
+    from tasks.stages.prepare import PREPARE
+
+    with progress_bars():
+        prepared = PREPARE.execute(Run(config, new_run_id(config)))
+    parts = transcript_words(prepared.output)
+    listed = decoder_words(config.decode)
+    return parts | ({_LM: Counter(dict.fromkeys(listed, 0))} if listed else {})
+
+
+def _coverage_table(coverages: "dict[str, Coverage]") -> Table:
+    """A line for each set and origin, with shares of all words and of running words."""
+    table = Table("set", "from", "words", "", "running words", "", title="Coverage", title_justify="left")
+    for name, coverage in coverages.items():
+        for origin, types in sorted(coverage.types.items()):
+            running, total = coverage.running[origin], coverage.running.total()
+            share = f"{running / total:.2%}" if total else ""
+            table.add_row(name, origin, f"{types:,}", f"{types / coverage.types.total():.1%}", f"{running:,}", share)
+    return table
+
+
+def _print_suspicions(found: "list[Suspicion]", everything: bool) -> None:
+    counts = Counter(one.kind for one in found)
+    shown: Counter[str] = Counter()
+    table = Table("what", "entry", "detail", title="Suspicious entries", title_justify="left")
+    for one in found:
+        shown[one.kind] += 1
+        if everything or shown[one.kind] <= _SHOWN:
+            table.add_row(one.kind, one.word, one.detail)
+    if not found:
+        out.print("nothing looks wrong")
+        return
+    out.print(table)
+    if not everything and any(count > _SHOWN for count in counts.values()):
+        out.print(f"of {', '.join(f'{count} {kind}' for kind, count in counts.items())}; all with --all")
+
+
+def _say_notes(built: Any) -> None:
+    for note in built.notes:
+        say(note)
+    if built.bad_lines:
+        say(f"{len(built.bad_lines)} lines of the file are quarantined: `starling lexicon check` names them")

@@ -1,0 +1,174 @@
+"""Language models for decoding: ARPA files (plain or gzip) and KenLM's binaries, read by KenLM (Heafield 2011).
+
+KenLM is part of flashlight-text's wheel. It finds words by their place in a dictionary, which must therefore be filled
+in the order of the search's own labels.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+_progress_lock = threading.Lock()
+_PROGRESS = (b"Loading the LM will be faster", b"Reading ", b"----5---10", b"****", b"The ARPA file is missing <unk>")
+_GZIP = b"\x1f\x8b"
+NOT_WORDS = frozenset(
+    {"<s>", "</s>", "<S>", "</S>", "<unk>", "<UNK>", "<eps>", "<SIL>", "!SIL", "SIL", "<SPOKEN_NOISE>", "#0"}
+)
+"""Entries of word lists and language models that are never recognized."""
+
+
+class LanguageModelError(ValueError):
+    """A file is no language model that can be read."""
+
+
+class LmState(Protocol):
+    """What a language model knows of the words so far; two equal histories share one."""
+
+    def child(self, label: int, /) -> LmState:
+        """The state after another label."""
+        ...
+
+
+class LanguageModel(Protocol):
+    """What flashlight-text's decoders ask of a language model; log10 probabilities."""
+
+    def start(self, start_with_nothing: bool, /) -> LmState:
+        """The state at the beginning of a sentence, or without any context."""
+        ...
+
+    def score(self, state: LmState, label: int, /) -> tuple[LmState, float]:
+        """The state after another word, and the word's probability."""
+        ...
+
+    def finish(self, state: LmState, /) -> tuple[LmState, float]:
+        """The end of the sentence, and its probability."""
+        ...
+
+
+def zero_lm() -> LanguageModel:
+    """A language model to which everything is equally likely."""
+    from flashlight.lib.text.decoder import ZeroLM
+
+    model: LanguageModel = ZeroLM()
+    return model
+
+
+def load_lm(path: str, labels: Sequence[str]) -> LanguageModel:
+    """Read a language model.
+
+    Args:
+        path: ARPA (also gzip) or KenLM binary; empty for a model that tells nothing.
+        labels: The word or token of each label, 0 and up. One that the model lacks has the probability of its `<unk>`.
+
+    Raises:
+        LanguageModelError: There is no such file, or KenLM does not read it.
+    """
+    if not path:
+        return zero_lm()
+    from flashlight.lib.text.decoder.kenlm import KenLM
+    from flashlight.lib.text.dictionary import Dictionary
+
+    if not Path(path).is_file():
+        raise LanguageModelError(f"there is no language model {path}: give an ARPA file or a KenLM binary")
+    dictionary = Dictionary()
+    for label in labels:
+        dictionary.add_entry(label)
+    if dictionary.index_size() != len(labels):
+        raise LanguageModelError(f"{len(labels) - dictionary.index_size()} labels for {path} are listed twice")
+    try:
+        with _without_progress():
+            model: LanguageModel = KenLM(path, dictionary)
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise LanguageModelError(
+            f"{path} is no language model that KenLM reads ({reason}): give an ARPA file or a KenLM binary"
+        ) from error
+    return model
+
+
+@contextmanager
+def _without_progress() -> Iterator[None]:
+    """Keep KenLM's progress bar, which it writes to file descriptor 2; what others write there comes afterwards."""
+    with _progress_lock, tempfile.TemporaryFile() as kept:
+        try:
+            before = os.dup(2)
+        except OSError:  # closed by the caller: there is nothing to keep
+            yield
+            return
+        sys.stderr.flush()
+        os.dup2(kept.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(before, 2)
+            kept.seek(0)
+            os.write(before, b"".join(line for line in kept if not line.startswith(_PROGRESS)))
+            os.close(before)
+
+
+def arpa_words(path: str) -> list[str]:
+    """The words of an ARPA file, in its order, without those that are never recognized.
+
+    Raises:
+        LanguageModelError: It is no ARPA file.
+    """
+    found = [word for word in _unigrams(Path(path)) if word not in NOT_WORDS]
+    if not found:
+        raise LanguageModelError(
+            f"{path} lists no words: it is no ARPA file. Name a list of words beside it (decode.words); a KenLM binary "
+            "cannot be listed"
+        )
+    return found
+
+
+def _unigrams(path: Path) -> Iterator[str]:
+    inside = False
+    lines = (line for line in _lines(path) if line.strip())
+    if next(lines, "").strip() != "\\data\\":
+        return
+    for line in lines:
+        if line.startswith("\\"):
+            if inside:
+                return
+            inside = line.strip() == "\\1-grams:"
+        elif inside and len(fields := line.split()) > 1:
+            yield fields[1]
+
+
+def _lines(path: Path) -> Iterator[str]:
+    try:
+        with path.open("rb") as file:
+            packed = file.peek(2)[:2] == _GZIP
+            with io.TextIOWrapper(gzip.open(file) if packed else file, "utf-8", errors="replace") as text:
+                yield from text
+    except OSError as error:
+        raise LanguageModelError(f"the language model {path} cannot be read: {error}") from error
+
+
+def read_words(path: str) -> list[str]:
+    """The first column of a text file, each word once, without those that are never recognized.
+
+    Args:
+        path: A list of words, one a line, or a lexicon.
+
+    Raises:
+        LanguageModelError: It cannot be read, or it holds no words.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise LanguageModelError(f"the list of words {path} cannot be read as UTF-8: {error}") from error
+    words = dict.fromkeys(fields[0] for line in lines if (fields := line.split()))
+    found = [word for word in words if word not in NOT_WORDS]
+    if not found:
+        raise LanguageModelError(f"{path} holds no words: give one a line")
+    return found

@@ -1,0 +1,61 @@
+"""Decoding with an n-gram language model of tokens, without a list of words."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from speech.decoding.base import DecodeConfig
+from speech.decoding.beam import BeamDecoder
+from speech.decoding.language_model import LanguageModel, load_lm
+from speech.tokens import Tokenizer
+
+
+class TokensConfig(DecodeConfig):
+    """The best token sequence over all its alignments, with a language model of tokens."""
+
+    kind: Literal["tokens"] = "tokens"
+    lm: str = Field(min_length=1)
+    """Language model of tokens, written as the tokenizer writes them (the space is ▁): an ARPA file (also .gz) or a
+    KenLM binary."""
+    lm_weight: float = Field(default=1.0, ge=0)
+    """Factor of the language model's log10 probabilities; 2.3 makes them natural logarithms."""
+    beam: int = Field(default=64, ge=1)
+    """Number of partial hypotheses that are kept after each frame."""
+    beam_tokens: int = Field(default=20, ge=0)
+    """Number of tokens tried in each frame, the most probable ones; 0 for all."""
+    beam_threshold: float = Field(default=20.0, gt=0, le=1e6)
+    """A partial hypothesis is dropped when its score is this much below the best one's."""
+
+    file_fields: ClassVar[dict[str, str]] = {"lm": "lm"}
+
+
+class TokensDecoder(BeamDecoder):
+    """Prefix beam search with a language model of the model's own tokens: of words, if tokens are words."""
+
+    config = TokensConfig
+    slow = True
+    cfg: TokensConfig  # type: ignore[assignment]
+
+    def __init__(self, cfg: DecodeConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(cfg, tokenizer)
+        self._lm: LanguageModel | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        """Without what is native: another process reads its file itself."""
+        return self.__dict__ | {"_lm": None}
+
+    def prepare(self) -> None:
+        """Read the language model now, not at the first utterance.
+
+        Raises:
+            LanguageModelError: It cannot be read.
+        """
+        if self._lm is None:
+            self._lm = load_lm(self.cfg.lm, self.tokenizer.symbols)
+
+    def _model(self) -> tuple[LanguageModel, float]:
+        self.prepare()
+        assert self._lm is not None
+        return self._lm, self.cfg.lm_weight

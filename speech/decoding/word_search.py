@@ -1,0 +1,215 @@
+"""Searches in log posteriors that stay inside a list of words: one for letters, one for word pieces and whole words.
+
+Both give the sum over all alignments of each word sequence (as far as the beam keeps them) with what the language model
+adds. Letters go to flashlight-text's `LexiconDecoder`. What it needs to be exact is not in its manual:
+
+- every word is spelled with a space at its end, the last one, too: a frame is added after the last in which only the
+  space is possible;
+- the space is what it calls silence: the token that may last between two words, before the first and after the last.
+  Tokenizers without a space get a column of their own for it, and then at most one word is recognized;
+- `log_add=True`: otherwise it scores the best alignment only;
+- the language model's dictionary lists the words in the order of their labels.
+
+That decoder takes a word's last token for one frame only, and does not ask for a blank between two equal ones at its
+end. Pieces that begin with the space have their last token there, so they go to the search without a lexicon, which a
+language model keeps inside the lexicon: see `trie_lm`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from speech.decoding.language_model import LanguageModel
+from speech.decoding.paths import NEVER, emissions_for
+from speech.tokens import SPACE_SYMBOL, Tokenizer
+
+_INCOMPLETE = NEVER / 2
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """How wide a search is, and what words cost."""
+
+    beam: int
+    beam_tokens: int
+    beam_threshold: float
+    lm_weight: float
+    word_score: float
+
+
+@dataclass(frozen=True)
+class WordPath:
+    """A word sequence with its best alignment."""
+
+    words: tuple[str, ...]
+    spans: tuple[tuple[int, int], ...]
+    """For each word the first frame of its first token, and the frame after its last."""
+    path: NDArray[np.int64]
+    """Token of each frame."""
+    score: float
+    """Natural log probability over all alignments, with what the language model and word scores add."""
+
+
+class WordSearch(ABC):
+    """A search over words.
+
+    Args:
+        options: How wide it is.
+        tokenizer: Whose tokens the posteriors are of.
+        words: What can be recognized, by label.
+        spellings: The tokens of each.
+        lm: Language model with the same labels.
+    """
+
+    def __init__(
+        self,
+        options: SearchOptions,
+        tokenizer: Tokenizer,
+        words: Sequence[str],
+        spellings: Sequence[Sequence[int]],
+        lm: LanguageModel,
+    ) -> None:
+        self.words, self.tokenizer = words, tokenizer
+        self._native = self._build(options, spellings, lm)
+
+    @abstractmethod
+    def _build(self, options: SearchOptions, spellings: Sequence[Sequence[int]], lm: LanguageModel) -> Any:
+        """flashlight-text's decoder."""
+
+    @abstractmethod
+    def paths(self, log_probs: NDArray[np.float32]) -> list[WordPath]:
+        """Word sequences of an utterance [frames, tokens], the best first."""
+
+
+class LetterSearch(WordSearch):
+    """Over tokens that are characters."""
+
+    def _build(self, options: SearchOptions, spellings: Sequence[Sequence[int]], lm: LanguageModel) -> Any:
+        from flashlight.lib.text.decoder import (
+            CriterionType,
+            LexiconDecoder,
+            LexiconDecoderOptions,
+            SmearingMode,
+            Trie,
+        )
+
+        symbols, size = self.tokenizer.symbols, self.tokenizer.size
+        self._space = symbols.index(SPACE_SYMBOL) if SPACE_SYMBOL in symbols else size
+        self._width = max(size, self._space + 1)
+        trie = Trie(self._width, self._space)
+        start = lm.start(True)
+        for label, spelling in enumerate(spellings):
+            # with unigram probabilities inside the trie, a narrow beam sees a word's likelihood before its end
+            trie.insert([*spelling, self._space], label, lm.score(start, label)[1])
+        trie.smear(SmearingMode.MAX)
+        native = LexiconDecoderOptions(
+            beam_size=options.beam,
+            beam_size_token=min(options.beam_tokens or self._width, self._width),
+            beam_threshold=options.beam_threshold,
+            lm_weight=options.lm_weight,
+            word_score=options.word_score,
+            unk_score=-np.inf,
+            sil_score=0.0,
+            log_add=True,
+            criterion_type=CriterionType.CTC,
+        )
+        return LexiconDecoder(native, trie, lm, self._space, self.tokenizer.blank, -1, [], False)
+
+    @override
+    def paths(self, log_probs: NDArray[np.float32]) -> list[WordPath]:
+        num_frames = len(log_probs)
+        emissions = emissions_for(log_probs, self._width, num_frames + 1)
+        emissions[num_frames, self._space] = 0.0
+        found = self._native.decode(emissions.ctypes.data, num_frames + 1, self._width)
+        return [self._path(one, num_frames) for one in found]
+
+    def _path(self, result: Any, num_frames: int) -> WordPath:
+        path, labels = np.asarray(result.tokens[1:-1]), np.asarray(result.words[1:-1])
+        ends = np.flatnonzero(labels >= 0)
+        last = int(ends[-1]) if len(ends) else 0
+        if result.score <= _INCOMPLETE:  # the beam kept no complete word after these
+            path[last:] = self.tokenizer.blank
+        path = path[:num_frames]
+        said = np.flatnonzero((path != self.tokenizer.blank) & (path != self._space))
+        spans, begin = [], 0
+        for end in ends:
+            inside = said[(said >= begin) & (said < end)]
+            spans.append((int(inside[0]), int(inside[-1]) + 1))
+            begin = int(end)
+        path[path >= self.tokenizer.size] = self.tokenizer.blank
+        words = tuple(self.words[label] for label in labels[ends])
+        return WordPath(words, tuple(spans), path, _complete(float(result.score)))
+
+
+class PieceSearch(WordSearch):
+    """Over tokens that are pieces of words, the first with a space at its front, or whole words."""
+
+    def _build(self, options: SearchOptions, spellings: Sequence[Sequence[int]], lm: LanguageModel) -> Any:
+        from flashlight.lib.text.decoder import CriterionType, LexiconFreeDecoder, LexiconFreeDecoderOptions
+
+        from speech.decoding.trie_lm import TrieLm
+
+        size = self.tokenizer.size
+        self._first = np.zeros(size, dtype=bool)
+        self._first[[pieces[0] for pieces in spellings]] = True
+        self._known = set(self.words)
+        self._lm = TrieLm(lm, spellings, options.lm_weight, options.word_score)  # the decoder does not keep it
+        native = LexiconFreeDecoderOptions(
+            beam_size=options.beam,
+            beam_size_token=min(options.beam_tokens or size, size),
+            beam_threshold=options.beam_threshold,
+            lm_weight=1.0,
+            sil_score=0.0,
+            log_add=True,
+            criterion_type=CriterionType.CTC,
+        )
+        return LexiconFreeDecoder(native, self._lm, size, self.tokenizer.blank, [])
+
+    @override
+    def paths(self, log_probs: NDArray[np.float32]) -> list[WordPath]:
+        width = self.tokenizer.size + 1
+        emissions = emissions_for(log_probs, width, len(log_probs))
+        found = self._native.decode(emissions.ctypes.data, len(log_probs), width)
+        complete = [one for one in found if one.score > _INCOMPLETE]
+        return [self._path(one) for one in complete or found[:1]]
+
+    def _path(self, result: Any) -> WordPath:
+        path = np.asarray(result.tokens[1:-1])
+        if result.score <= _INCOMPLETE:
+            path[self._left_lexicon(path) :] = self.tokenizer.blank
+        starts = self._starts(path)
+        begins = starts[self._first[path[starts]]].tolist()
+        said = np.flatnonzero(path != self.tokenizer.blank)
+        spans = []
+        for begin, end in zip(begins, [*begins, len(path)][1:], strict=True):
+            spans.append((begin, int(said[said < end][-1]) + 1))
+        words = tuple(self.tokenizer.decode(path[starts].tolist()).split())
+        return WordPath(words, tuple(spans), path, _complete(float(result.score)))
+
+    def _starts(self, path: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Frames in which tokens start."""
+        return np.flatnonzero((np.diff(path, prepend=-1) != 0) & (path != self.tokenizer.blank))
+
+    def _left_lexicon(self, path: NDArray[np.int64]) -> int:
+        """The frame in which the first word begins that is not in the lexicon: the beam kept nothing inside it."""
+        starts = self._starts(path)
+        begins = starts[self._first[path[starts]]].tolist()
+        if len(starts) and starts[0] not in begins:
+            return 0
+        for begin, end in zip(begins, [*begins, len(path)][1:], strict=True):
+            pieces = path[starts[(starts >= begin) & (starts < end)]].tolist()
+            if self.tokenizer.decode(pieces) not in self._known:
+                return int(begin)
+        return len(path)
+
+
+def _complete(score: float) -> float:
+    """Without the penalties of words that were never finished."""
+    return score - round(score / NEVER) * NEVER

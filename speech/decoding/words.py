@@ -1,0 +1,143 @@
+"""Decoding into words: CTC posteriors, a list of words, and an n-gram language model of words."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from speech.decoding.base import Alternative, DecodeConfig, DecodeError, Decoder, Hypothesis
+from speech.decoding.language_model import arpa_words, load_lm, read_words
+from speech.decoding.nbest import posteriors, word_confidences
+from speech.decoding.paths import collapse
+from speech.decoding.word_search import LetterSearch, PieceSearch, SearchOptions, WordPath, WordSearch
+from speech.tokens import TokenError, Tokenizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+log = logging.getLogger(__name__)
+_SEARCHES: dict[str, type[WordSearch]] = {"characters": LetterSearch, "bpe": PieceSearch, "words": PieceSearch}
+
+
+class WordsConfig(DecodeConfig):
+    """The best sequence of known words, with a language model of words."""
+
+    kind: Literal["words"] = "words"
+    lm: str = ""
+    """Language model of words: an ARPA file (also .gz) or a KenLM binary. Empty: all words are equally likely."""
+    words: str = ""
+    """What can be recognized: a text file whose first column lists words, such as a lexicon. Empty: the words of the
+    ARPA file."""
+    lm_weight: float = Field(default=1.5, ge=0)
+    """Factor of the language model's log10 probabilities; 2.3 makes them natural logarithms."""
+    word_score: float = 0.0
+    """Added for each word; more than 0 makes more and shorter words."""
+    beam: int = Field(default=64, ge=1)
+    """Number of partial hypotheses that are kept after each frame."""
+    beam_tokens: int = Field(default=20, ge=0)
+    """Number of tokens tried in each frame, the most probable ones; 0 for all."""
+    beam_threshold: float = Field(default=20.0, gt=0, le=1e6)
+    """A partial hypothesis is dropped when its score is this much below the best one's."""
+    nbest: int = Field(default=1, ge=1)
+    """Number of hypotheses that are given of each utterance."""
+
+    file_fields: ClassVar[dict[str, str]] = {"lm": "lm", "words": "words"}
+
+    @model_validator(mode="after")
+    def _check_sources(self) -> Self:
+        if not self.lm and not self.words:
+            raise ValueError("kind words needs words: give lm (an ARPA file), words (a list of them), or both")
+        return self
+
+
+class WordsDecoder(Decoder):
+    """Prefix beam search over words and all their alignments.
+
+    The score of a word sequence is the natural logarithm of its probability over all its alignments, plus `lm_weight`
+    times the language model's log10 probability of the sentence, plus `word_score` for each word.
+    """
+
+    config = WordsConfig
+    slow = True
+    cfg: WordsConfig
+
+    def __init__(self, cfg: DecodeConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(cfg, tokenizer)
+        self._search: WordSearch | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        """Without what is native: another process reads its files itself."""
+        return self.__dict__ | {"_search": None}
+
+    def prepare(self) -> None:
+        """Read the files now, not at the first utterance.
+
+        Raises:
+            LanguageModelError: One cannot be read.
+            DecodeError: No word can be spelled in the model's tokens.
+        """
+        if self._search is None:
+            self._search = self._build()
+
+    def _build(self) -> WordSearch:
+        cfg = self.cfg
+        words, spellings = self._spelled(read_words(cfg.words) if cfg.words else arpa_words(cfg.lm))
+        options = SearchOptions(cfg.beam, cfg.beam_tokens, cfg.beam_threshold, cfg.lm_weight, cfg.word_score)
+        lm = load_lm(cfg.lm, words)
+        return _SEARCHES[self.tokenizer.kind](options, self.tokenizer, words, spellings, lm)
+
+    def _spelled(self, candidates: list[str]) -> tuple[list[str], list[list[int]]]:
+        """The words that the model can write, and their tokens."""
+        words, spellings = [], []
+        for word in candidates:
+            try:
+                spelling = self.tokenizer.encode(word)
+            except TokenError:
+                continue
+            if spelling:
+                words.append(word)
+                spellings.append(spelling)
+        source = self.cfg.words or self.cfg.lm
+        if not words:
+            raise DecodeError(
+                f"none of the {len(candidates)} words of {source} can be written in the model's tokens "
+                f"({self.tokenizer.kind}): normalize them as the training texts were (case, punctuation)"
+            )
+        if left := len(candidates) - len(words):
+            log.info("%d of %d words of %s cannot be written in the model's tokens", left, len(candidates), source)
+        return words, spellings
+
+    def _decode(self, log_probs: Tensor, lengths: Sequence[int]) -> list[Hypothesis]:
+        self.prepare()
+        batch = log_probs.cpu().numpy()
+        return [self._one(batch[row, :count]) for row, count in enumerate(lengths)]
+
+    def _one(self, log_probs: NDArray[np.float32]) -> Hypothesis:
+        if len(log_probs) == 0:
+            return Hypothesis()
+        assert self._search is not None
+        found = self._search.paths(log_probs)
+        shares = posteriors([one.score for one in found])
+        best = found[0]
+        confidences = word_confidences(found, shares)
+        tokens, frames, _ = collapse(best.path, np.zeros(len(best.path)), self.tokenizer.blank)
+        listed = zip(found[: self.cfg.nbest], shares, strict=False) if self.cfg.nbest > 1 else ()
+        return Hypothesis(
+            tokens=tokens,
+            text=" ".join(best.words),
+            score=best.score,
+            frames=frames,
+            confidence=float(np.mean(confidences)) if confidences else _silence(found, shares),
+            word_confidences=confidences,
+            nbest=[Alternative(" ".join(one.words), one.score, share) for one, share in listed],
+        )
+
+
+def _silence(found: Sequence[WordPath], shares: Sequence[float]) -> float:
+    """The posterior of hypotheses without words."""
+    return min(1.0, sum(share for one, share in zip(found, shares, strict=True) if not one.words))

@@ -1,0 +1,95 @@
+"""What looks wrong in a lexicon: for people to look at, since each may be right."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from speech.lexicon.base import Built, Lexicon
+from speech.lexicon.graphemes import letters
+
+_RARE = 3
+"""A phone in fewer pronunciations is suspicious,"""
+_LARGE = 1000
+"""in a lexicon of more words."""
+_SCATTER = 4.0
+"""Lengths this many standard deviations from what the spelling suggests are suspicious,"""
+_DIFFERENCE = 3
+"""if that is this many phones or more."""
+
+
+@dataclass(frozen=True)
+class Suspicion:
+    """Something that may be wrong."""
+
+    kind: str
+    """`duplicate`, `short`, `long`, `no letters`, `rare phone` or `quarantined`."""
+    word: str
+    """The word, or the phone."""
+    detail: str
+    """What is strange about it."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON value."""
+        return asdict(self)
+
+
+def suspicions(built: Built) -> list[Suspicion]:
+    """Everything in a lexicon that looks wrong, by kind."""
+    lexicon = built.lexicon
+    quarantined = (Suspicion("quarantined", line.text, _place(line.number) + line.reason) for line in built.bad_lines)
+    duplicates = (Suspicion("duplicate", word, "the same pronunciation twice") for word in built.duplicates)
+    return [*quarantined, *duplicates, *_without_letters(lexicon), *_lengths(lexicon), *_rare_phones(lexicon)]
+
+
+def _place(number: int) -> str:
+    return f"line {number}: " if number else ""
+
+
+def _spoken(lexicon: Lexicon) -> Iterable[str]:
+    return (word for word in lexicon if word != lexicon.unknown and not word.startswith(("<", "!", "#")))
+
+
+def _without_letters(lexicon: Lexicon) -> Iterator[Suspicion]:
+    for word in _spoken(lexicon):
+        if not letters(word):
+            yield Suspicion("no letters", word, "nothing in it can be pronounced")
+
+
+def _lengths(lexicon: Lexicon) -> Iterator[Suspicion]:
+    """Pronunciations far shorter or longer than spellings of that length have elsewhere in the lexicon."""
+    pairs = [
+        (word, one.phones, len(spelling))
+        for word in _spoken(lexicon)
+        if (spelling := letters(word))
+        for one in lexicon[word]
+    ]
+    if not pairs:
+        return
+    ratios = np.log([len(phones) / count for _, phones, count in pairs])
+    middle = float(np.median(ratios))
+    # the median's deviation, as a standard deviation of normally distributed values; never so small that one phone
+    # more or less in a long word counts
+    scatter = max(1.4826 * float(np.median(np.abs(ratios - middle))), 0.1)
+    for (word, phones, count), ratio in zip(pairs, ratios, strict=True):
+        expected = count * math.exp(middle)
+        if abs(ratio - middle) > _SCATTER * scatter and abs(len(phones) - expected) >= _DIFFERENCE:
+            kind = "short" if ratio < middle else "long"
+            yield Suspicion(kind, word, f"{' '.join(phones)} ({len(phones)} phones, some {expected:.0f} are usual)")
+
+
+def _rare_phones(lexicon: Lexicon) -> Iterator[Suspicion]:
+    if len(lexicon) <= _LARGE:
+        return
+    rare = {phone: count for phone, count in lexicon.phones().items() if count < _RARE}
+    users: dict[str, list[str]] = {phone: [] for phone in rare}
+    for word in _spoken(lexicon):
+        for phone in {phone for one in lexicon[word] for phone in one.phones} & rare.keys():
+            users[phone].append(word)
+    for phone, words in users.items():
+        if words:
+            yield Suspicion("rare phone", phone, f"only in {', '.join(words)}")

@@ -1,0 +1,67 @@
+"""eSpeak NG's pronunciations, for every language that it speaks; it is in the extra `espeak`, not in the core."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+from typing_extensions import override
+
+from speech.lexicon.base import Built, Lexicon, LexiconConfig, LexiconError, LexiconSource, Pronunciation, covered
+from speech.lexicon.stress import Stress, with_stress
+from speech.synthesis.espeak import Engine, SynthesizerMissingError, VoiceError
+
+
+class EspeakConfig(LexiconConfig):
+    """The pronunciations of eSpeak NG, in IPA."""
+
+    kind: Literal["espeak"] = "espeak"
+    language: str = "en-us"
+    """One of eSpeak NG's languages, such as `de`, `fr`, `es-419`."""
+    stress: Stress = "keep"
+    """Stress marks: `keep` them, `merge` secondary with primary stress, or `drop` them."""
+
+
+def pronounce(words: Iterable[str], language: str) -> dict[str, tuple[str, ...]]:
+    """eSpeak NG's phonemes of each word, with stress marks; words without any are left out.
+
+    Args:
+        words: Single words.
+        language: One of eSpeak NG's.
+
+    Raises:
+        SynthesizerMissingError: eSpeak NG is not installed.
+        LexiconError: It does not know the language.
+    """
+    found = {}
+    with Engine() as engine:
+        for word in words:
+            try:
+                phones = engine.phonemes(word, language)
+            except VoiceError as error:
+                raise LexiconError(f"lexicon.language: {error}") from error
+            if phones:
+                found[word] = phones
+    return found
+
+
+class Espeak(LexiconSource):
+    """Asks eSpeak NG for every word."""
+
+    config = EspeakConfig
+    cfg: EspeakConfig
+
+    @override
+    def build(self, counts: Mapping[str, int]) -> Built:
+        try:
+            said = pronounce(counts, self.cfg.language)
+        except SynthesizerMissingError as error:
+            raise LexiconError(f"lexicon.kind espeak: {error}") from error
+        found = {
+            word: [Pronunciation(tuple(with_stress(phone, self.cfg.stress) for phone in phones))]
+            for word, phones in said.items()
+        }
+        coverage, missing = covered(counts, found, "espeak")
+        for word in missing:
+            coverage.add(word, counts[word], "unknown")
+        return Built(Lexicon(found), coverage)

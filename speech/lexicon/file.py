@@ -1,0 +1,140 @@
+"""A lexicon from a file; what it lacks comes from eSpeak NG, as far as the file's phones can say it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import Field
+from typing_extensions import override
+
+from speech.lexicon.arpabet import from_ipa
+from speech.lexicon.base import (
+    UNKNOWN,
+    BadLine,
+    Built,
+    Lexicon,
+    LexiconConfig,
+    LexiconError,
+    LexiconSource,
+    Pronunciation,
+    covered,
+)
+from speech.lexicon.espeak import pronounce
+from speech.lexicon.formats import Format, Parsed, read_lexicon
+from speech.lexicon.stress import Stress, with_stress
+from speech.synthesis.espeak import SynthesizerMissingError
+
+_CASES: dict[str, Callable[[str], str]] = {"keep": str, "lower": str.lower, "upper": str.upper}
+_ARPABET = re.compile(r"(AA|AE|AH|AO|EH|ER|EY|IH|IY|OW|UW)[0-2]?")
+
+
+class FileLexiconConfig(LexiconConfig):
+    """The pronunciations of a file."""
+
+    kind: Literal["file"] = "file"
+    path: str = Field(min_length=1)
+    """The file."""
+    format: Format | Literal["auto"] = "auto"
+    """`kaldi` (lexicon.txt), `kaldip` (lexiconp.txt), `cmudict` or `mfa`; `auto` finds out."""
+    stress: Stress = "keep"
+    """Stress marks: `keep` them, `merge` secondary with primary stress, or `drop` them."""
+    case: Literal["keep", "lower", "upper"] = "keep"
+    """Case that the file's words are brought to: that of the transcripts."""
+    phones: str = ""
+    """A file whose first column lists the phones that there are, with stress marks as in the lexicon; lines with
+    others are quarantined. Empty: whatever the lexicon has."""
+    missing: Literal["espeak", "unknown"] = "espeak"
+    """Words that the file lacks: pronounced by eSpeak NG, where it is installed and as far as the file's phones allow,
+    or `unknown`."""
+    language: str = "en-us"
+    """eSpeak NG's language for them."""
+    unknown: str = UNKNOWN
+    """The word that stands for all that have no pronunciation."""
+
+    file_fields: ClassVar[dict[str, str]] = {"path": "lexicon", "phones": "phones"}
+
+
+class FileLexicon(LexiconSource):
+    """Reads a file, and completes it."""
+
+    config = FileLexiconConfig
+    cfg: FileLexiconConfig
+
+    @override
+    def build(self, counts: Mapping[str, int]) -> Built:
+        parsed = read_lexicon(Path(self.cfg.path), self.cfg.format)
+        inventory = {phone for found in parsed.entries.values() for one in found for phone in one.phones}
+        bad = parsed.bad + self._foreign(parsed, inventory)
+        found = self._brought(parsed)
+        coverage, missing = covered(counts, found, "file")
+        notes = [] if found.keys() & counts.keys() or not counts else self._case_note(found, counts)
+        if missing and self.cfg.missing == "espeak":
+            completed, note = self._completed(missing, inventory)
+            found |= completed
+            notes += note
+        for word in missing:
+            coverage.add(word, counts[word], "espeak" if word in found else "unknown")
+        return Built(Lexicon(found, self.cfg.unknown), coverage, bad, parsed.duplicates(), notes)
+
+    def _foreign(self, parsed: Parsed, inventory: set[str]) -> list[BadLine]:
+        """Take out pronunciations whose phones are not listed."""
+        if not self.cfg.phones:
+            return []
+        try:
+            lines = Path(self.cfg.phones).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise LexiconError(f"lexicon.phones: {self.cfg.phones} cannot be read: {error}") from error
+        listed = {fields[0] for line in lines if (fields := line.split())}
+        if not inventory - listed:
+            return []
+        bad = []
+        for word, found in list(parsed.entries.items()):
+            kept = [one for one in found if set(one.phones) <= listed]
+            for one in found:
+                if foreign := [phone for phone in one.phones if phone not in listed]:
+                    text = " ".join([word, *one.phones])
+                    bad.append(BadLine(0, text[:60], f"phone {foreign[0]} is not in lexicon.phones"))
+            parsed.entries[word] = kept
+            if not kept:
+                del parsed.entries[word]
+        inventory &= listed
+        return bad
+
+    def _brought(self, parsed: Parsed) -> dict[str, list[Pronunciation]]:
+        """The entries with the wanted case and stress."""
+        case = _CASES[self.cfg.case]
+        brought: dict[str, list[Pronunciation]] = {}
+        for word, found in parsed.entries.items():
+            brought.setdefault(case(word), []).extend(
+                Pronunciation(self._stressed(one.phones), one.probability) for one in found
+            )
+        return brought
+
+    def _stressed(self, phones: Iterable[str]) -> tuple[str, ...]:
+        return tuple(with_stress(phone, self.cfg.stress) for phone in phones)
+
+    def _completed(self, missing: list[str], inventory: set[str]) -> tuple[dict[str, list[Pronunciation]], list[str]]:
+        """eSpeak NG's pronunciations in the file's phones, and what to note."""
+        try:
+            said = pronounce(missing, self.cfg.language)
+        except SynthesizerMissingError as error:
+            return {}, [f"words that the file lacks are unknown: {error}"]
+        arpabet = sum(bool(_ARPABET.fullmatch(phone)) for phone in inventory) >= 8
+        digits = any(phone[-1] in "012" for phone in inventory)
+        found = {}
+        for word, phones in said.items():
+            own = from_ipa(phones, digits=digits) if arpabet else phones
+            if own is not None and inventory.issuperset(own):
+                found[word] = [Pronunciation(self._stressed(own))]
+        foreign = len(said) - len(found)
+        return found, [f"{foreign} words that eSpeak NG says with phones that the file has not"] if foreign else []
+
+    def _case_note(self, found: Mapping[str, object], counts: Mapping[str, int]) -> list[str]:
+        """A hint where no word is found for its case alone."""
+        for case, change in _CASES.items():
+            if any(change(word) in counts for word in found):
+                return [f"no word of the transcripts is in {self.cfg.path} as it is written: set lexicon.case={case}"]
+        return [f"no word of the transcripts is in {self.cfg.path}: is it a lexicon of another language?"]

@@ -1,0 +1,189 @@
+"""Reading lexicons: Kaldi's lexicon.txt and lexiconp.txt, CMUdict, the Montreal Forced Aligner's dictionaries.
+
+| format | a line |
+|---|---|
+| `kaldi` | `word phone phone …` |
+| `kaldip` | `word probability phone phone …` |
+| `cmudict` | `word(2) PH ON E # comment`; `;;;` begins a line of comment |
+| `mfa` | word, tab, optionally 1 or 4 numbers with tabs (the first is the probability), then phones |
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from speech.lexicon.base import BadLine, LexiconError, Pronunciation
+
+Format = Literal["kaldi", "kaldip", "cmudict", "mfa"]
+_SAMPLE = 2000
+_SHOWN = 60
+_ALTERNATIVE = re.compile(r"(?P<word>.+)\((?P<number>[0-9]{1,2})\)")
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f]")
+_NUMBER = re.compile(r"[0-9]*\.?[0-9]+([eE]-?[0-9]+)?")
+_ARPABET = re.compile(r"[A-Z]{1,2}[0-2]?")
+
+
+class _BadLineError(ValueError):
+    """What is wrong with a line."""
+
+
+@dataclass
+class Parsed:
+    """What a file says."""
+
+    entries: dict[str, list[Pronunciation]] = field(default_factory=dict)
+    """Word to its pronunciations, equal ones included."""
+    bad: list[BadLine] = field(default_factory=list)
+    """Lines that say nothing usable."""
+    lines: int = 0
+    """Lines that are neither empty nor comments: those used and the bad ones."""
+    format: str = ""
+    """The format as which it was read."""
+
+    def duplicates(self) -> list[str]:
+        """Words that have the same pronunciation twice."""
+        return [
+            word for word, found in self.entries.items() for _ in range(len(found) - len({one.phones for one in found}))
+        ]
+
+
+def read_lexicon(path: Path, format_: Format | Literal["auto"] = "auto") -> Parsed:
+    """Read a lexicon.
+
+    Args:
+        path: A text file in UTF-8; lines that are not are bad ones.
+        format_: Its format; `auto` finds out.
+
+    Raises:
+        LexiconError: It cannot be read, or no line of it can be used.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise LexiconError(f"the lexicon {path} cannot be read: {error}") from error
+    found = parse_lines(lines, format_)
+    if not found.entries:
+        why = f"; line {found.bad[0].number}: {found.bad[0].reason}" if found.bad else ", it is empty"
+        raise LexiconError(f"{path} holds no pronunciation in the format {found.format}{why}: give its format")
+    return found
+
+
+def parse_lines(lines: Sequence[bytes], format_: Format | Literal["auto"] = "auto") -> Parsed:
+    """Parse the lines of a lexicon; see `read_lexicon`."""
+    chosen = detect(lines[:_SAMPLE]) if format_ == "auto" else format_
+    parsed, parse = Parsed(format=chosen), _PARSERS[chosen]
+    for number, raw in enumerate(lines, start=1):
+        try:
+            line = _decoded(raw)
+            if not line.strip() or (chosen == "cmudict" and line.startswith(";;;")):
+                continue
+            parsed.lines += 1
+            word, found = parse(line)
+        except _BadLineError as error:
+            parsed.bad.append(BadLine(number, raw[:_SHOWN].decode("utf-8", "backslashreplace").strip(), str(error)))
+            continue
+        parsed.entries.setdefault(word, []).append(found)
+    parsed.lines = sum(map(len, parsed.entries.values())) + len(parsed.bad)
+    return parsed
+
+
+def _decoded(raw: bytes) -> str:
+    try:
+        line = raw.decode("utf-8").removeprefix("\ufeff").rstrip("\r")
+    except UnicodeDecodeError:
+        raise _BadLineError("it is not UTF-8") from None
+    if _CONTROL.search(line):
+        raise _BadLineError("it holds control characters")
+    return line
+
+
+def detect(lines: Iterable[bytes]) -> Format:
+    """The format that a file's first lines have."""
+    texts = [text for raw in lines if (text := raw.decode("utf-8", "replace").strip())]
+    if any(text.startswith(";;;") for text in texts):
+        return "cmudict"
+    fields = [text.split() for text in texts]
+    told = [one for one in fields if len(one) > 1]
+    numbers = sum(bool(_NUMBER.fullmatch(one[1])) for one in told)
+    if told and numbers > len(told) / 2:
+        tabs = sum(_split_mfa(text) is not None for text in texts)
+        return "mfa" if tabs > len(texts) / 2 else "kaldip"
+    if any("\t" in text and " " not in text.split("\t", 1)[0] for text in texts):
+        return "mfa"
+    numbered = any(_ALTERNATIVE.fullmatch(one[0]) for one in told)
+    commented = any(" # " in text for text in texts)
+    english = told and all(_ARPABET.fullmatch(phone) for one in told[:100] for phone in _uncommented(one[1:]))
+    return "cmudict" if english and (numbered or commented) else "kaldi"
+
+
+def _uncommented(fields: list[str]) -> Iterator[str]:
+    for one in fields:
+        if one == "#":
+            return
+        yield one
+
+
+def _split_mfa(text: str) -> tuple[str, list[str], str] | None:
+    """Word, numbers and phones; None if it is no line of MFA's with numbers."""
+    word, *rest = text.split("\t")
+    numbers = []
+    while len(rest) > 1 and _NUMBER.fullmatch(rest[0].strip()):
+        numbers.append(rest.pop(0).strip())
+    return (word, numbers, " ".join(rest)) if numbers and rest else None
+
+
+def _kaldi(line: str) -> tuple[str, Pronunciation]:
+    word, *phones = line.split()
+    return word, _pronunciation(phones)
+
+
+def _kaldip(line: str) -> tuple[str, Pronunciation]:
+    word, *rest = line.split()
+    if not rest:
+        raise _BadLineError("it has no phones")
+    return word, _pronunciation(rest[1:], _probability(rest[0]))
+
+
+def _cmudict(line: str) -> tuple[str, Pronunciation]:
+    word, *rest = line.split()
+    numbered = _ALTERNATIVE.fullmatch(word)
+    return numbered["word"] if numbered else word, _pronunciation(list(_uncommented(rest)))
+
+
+def _mfa(line: str) -> tuple[str, Pronunciation]:
+    if "\t" not in line:
+        return _kaldi(line)
+    word, numbers, phones = _split_mfa(line) or (line.split("\t", 1)[0], [], line.split("\t", 1)[1])
+    if not word.strip() or len(word.split()) > 1:
+        raise _BadLineError("its first column is not one word")
+    if len(numbers) not in (0, 1, 4):
+        raise _BadLineError(f"it has {len(numbers)} numbers, not 0, 1 or 4")
+    return word.strip(), _pronunciation(phones.split(), _probability(numbers[0]) if numbers else None)
+
+
+def _pronunciation(phones: list[str], probability: float | None = None) -> Pronunciation:
+    if not phones:
+        raise _BadLineError("it has no phones")
+    return Pronunciation(tuple(phones), probability)
+
+
+def _probability(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise _BadLineError("its second column is no probability") from None
+    if not 0 < value <= 1:
+        raise _BadLineError("its probability is not above 0 and at most 1")
+    return value
+
+
+_PARSERS: dict[str, Callable[[str], tuple[str, Pronunciation]]] = {
+    "kaldi": _kaldi,
+    "kaldip": _kaldip,
+    "cmudict": _cmudict,
+    "mfa": _mfa,
+}

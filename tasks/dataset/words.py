@@ -1,0 +1,38 @@
+"""The words of a run's transcripts, and of its language model."""
+
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from speech.decoding import DecodeConfig, LanguageModelError
+from speech.decoding.language_model import arpa_words, read_words
+from storage.objects import ObjectStore
+from storage.stages import StageOutput
+from tasks.dataset.manifest import MANIFEST
+from tasks.dataset.tables import iter_table
+
+
+def transcript_words(source: ObjectStore | StageOutput) -> dict[str, Counter[str]]:
+    """For each set, how often each word comes in its normalized transcripts.
+
+    Args:
+        source: Output of the stage prepare.
+    """
+    found: dict[str, Counter[str]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for row in iter_table(source, MANIFEST, Path(folder), ["set", "text"]):
+            found.setdefault(str(row["set"]), Counter()).update(str(row["text"]).split())
+    return dict(sorted(found.items()))
+
+
+def decoder_words(cfg: DecodeConfig) -> list[str]:
+    """The words that a decoder's list or language model has; none if it has neither, or cannot be listed."""
+    files: Mapping[str, Any] = cfg.files() if cfg.kind == "words" else {}
+    if "words" in files:
+        return read_words(files["words"])
+    try:
+        return arpa_words(files["lm"]) if "lm" in files else []
+    except LanguageModelError:
+        return []

@@ -1,0 +1,27 @@
+"""Without eSpeak NG, which is an extra, the demo ended in a bare ImportError; now it says what to install."""
+
+import sys
+
+import pytest
+
+from flows.cli import doctor
+from tasks.dataset.sources import SourceConfig
+from tasks.stages.base import StageError
+from tasks.stages.prepare import open_source
+
+
+@pytest.fixture
+def without_espeak(monkeypatch):
+    monkeypatch.setitem(sys.modules, "espeakng_loader", None)
+
+
+def test_a_synthetic_corpus_says_what_to_install(home, without_espeak):
+    with pytest.raises(StageError, match=r"kind synthetic: .*GPL.*pip install 'starling\[espeak\]'"):
+        open_source(SourceConfig(kind="synthetic"))
+
+
+def test_doctor_warns(without_espeak):
+    found = doctor.check_audio()[-1]
+    assert (found.check, found.state) == ("espeak-ng", "warning")
+    assert "not installed" in found.found
+    assert "starling[espeak]" in found.remedy

@@ -1,0 +1,88 @@
+"""A bundle carries its decoder's language model and word list: checked, loadable anywhere, never files of others."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from support import write_arpa
+
+from speech.bundle import BundleError, BundleSpec, add_decoder, check_files, load_spec, own_decoder, save_bundle
+from speech.decoding import GreedyConfig, WordsConfig
+from speech.features import LogMelConfig
+from speech.models import ConformerConfig
+from speech.recognizer import Recognizer
+from speech.tokens import TokenConfig, train_tokenizer
+
+
+@pytest.fixture
+def bundle(tmp_path):
+    folder = tmp_path / "bundle"
+    spec = BundleSpec(
+        sample_rate=8000,
+        features=LogMelConfig(num_mels=6, cmvn="none"),
+        stats=None,
+        tokenizer=train_tokenizer(TokenConfig(), ["one two three"]).to_dict(),
+        model=ConformerConfig(dim=8, layers=1, heads=2, kernel=3, channels=2),
+    )
+    save_bundle(folder, spec, dict(spec.build_model().state_dict()))
+    return folder
+
+
+@pytest.fixture
+def cfg(tmp_path):
+    words = {"one": (-0.5, 0), "two": (-0.6, 0), "three": (-0.7, 0), "<s>": (-99, 0), "</s>": (-1, None)}
+    (tmp_path / "words.list.txt").write_text("one\ntwo\n")
+    lm = write_arpa(tmp_path / "news.arpa", words, {("one", "two"): -0.1})
+    return WordsConfig(lm=lm, words=str(tmp_path / "words.list.txt"), beam=7)
+
+
+def test_a_bundle_is_used_where_the_files_are_not(bundle, cfg, tmp_path):
+    add_decoder(bundle, cfg)
+    assert sorted(check_files(bundle)) == ["lm.arpa", "model.safetensors", "words.list.txt"]
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(bundle, elsewhere)
+    for path in (*cfg.files().values(), bundle / "lm.arpa"):
+        (tmp_path / path).unlink()
+    recognizer = Recognizer.load(elsewhere)
+    assert recognizer.decoder.cfg == WordsConfig(
+        lm=str(elsewhere / "lm.arpa"), words=str(elsewhere / "words.list.txt"), beam=7
+    )
+    waves = torch.randn(2, 4000, generator=torch.Generator().manual_seed(0)) / 10
+    found = recognizer.decode(recognizer.scores(waves, torch.tensor([4000, 3000])))
+    assert {word for one in found for word in one.text.split()} <= {"one", "two"}
+
+
+def test_another_decoder_leaves_the_first_ones_files_out(bundle, cfg):
+    add_decoder(bundle, cfg)
+    add_decoder(bundle, GreedyConfig())
+    assert (sorted(check_files(bundle)), load_spec(bundle).decode) == (["model.safetensors"], GreedyConfig())
+
+
+@pytest.mark.parametrize("damage", ["flipped", "missing"])
+def test_a_damaged_language_model_is_named(bundle, cfg, damage):
+    add_decoder(bundle, cfg)
+    lm = bundle / "lm.arpa"
+    if damage == "missing":
+        lm.unlink()
+    else:
+        lm.write_text(lm.read_text().replace("-0.5", "-0.4"))
+    with pytest.raises(BundleError, match="lm.arpa is (damaged|missing)"):
+        Recognizer.load(bundle)
+
+
+def test_files_that_are_not_there_are_named_before_anything_is_written(bundle, cfg):
+    with pytest.raises(BundleError, match="decode.lm names /no/lm.arpa, which is not there"):
+        add_decoder(bundle, cfg.model_copy(update={"lm": "/no/lm.arpa"}))
+    assert load_spec(bundle).decode == GreedyConfig()
+
+
+@pytest.mark.parametrize("name", ["/etc/hostname", "../words.list.txt", "other.txt"])
+def test_a_bundle_never_reads_files_outside_itself(bundle, cfg, name):
+    add_decoder(bundle, cfg)
+    value = json.loads((bundle / "bundle.json").read_text())
+    value["decode"]["words"] = name
+    value["checksum"] = ""
+    (bundle / "bundle.json").write_text(json.dumps(value))
+    with pytest.raises(BundleError, match="decode.words, which is no file of the bundle"):
+        own_decoder(bundle)

@@ -1,0 +1,355 @@
+"""Decoding into words: exact against all paths with the language model included, n-best, times, confidences, files."""
+
+import gzip
+import itertools
+import math
+import operator
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+from support import write_arpa
+
+from speech.decoding import DecodeChoice, DecodeError, LanguageModelError, TokensConfig, WordsConfig, build_decoder
+from speech.decoding.language_model import arpa_words, load_lm, read_words
+from speech.tokens import CharacterTokenizer, TokenConfig, WordTokenizer, train_tokenizer
+from speech.words import timed_words
+
+WIDE = {"beam": 3000, "beam_tokens": 0, "beam_threshold": 1e5}
+
+# Unigrams with back-off weights, then bigrams. b and c come in another order than in any list of words below.
+UNIGRAMS = {
+    "<unk>": (-2.0, None),
+    "</s>": (-0.9, None),
+    "b": (-0.5, -0.15),
+    "<s>": (-99.0, -0.3),
+    "ab": (-0.7, -0.2),
+    "aa": (-0.8, -0.05),
+    "bb": (-1.1, -0.4),
+    "a": (-0.6, -0.25),
+}
+BIGRAMS = {
+    ("<s>", "ab"): -0.3,
+    ("<s>", "a"): -0.35,
+    ("ab", "b"): -0.4,
+    ("b", "</s>"): -0.2,
+    ("a", "a"): -0.9,
+    ("bb", "a"): -0.1,
+    ("aa", "</s>"): -0.6,
+}
+
+
+def log10_sentence(words, unigrams=UNIGRAMS, bigrams=BIGRAMS):
+    """What the ARPA file says of a sentence, from the format's definition."""
+    known = [word if word in unigrams else "<unk>" for word in words]
+    total = 0.0
+    for before, word in itertools.pairwise(["<s>", *known, "</s>"]):
+        pair = bigrams.get((before, word))
+        total += (unigrams[before][1] or 0.0) + unigrams[word][0] if pair is None else pair
+    return total
+
+
+def spelled(path):
+    return [token for token, _ in itertools.groupby(path) if token]
+
+
+def all_sentences(log_probs, text_of, words, score):
+    """The score of every word sequence: all its paths added up, and what the language model says."""
+    sequences, totals = {}, {}
+    frames = log_probs.tolist()
+    for path in itertools.product(range(log_probs.shape[1]), repeat=len(log_probs)):
+        probability = math.exp(sum(map(operator.getitem, frames, path)))
+        tokens = tuple(spelled(path))
+        sequences[tokens] = sequences.get(tokens, 0.0) + probability
+    for tokens, probability in sequences.items():
+        sentence = text_of(list(tokens))
+        if sentence is not None and all(word in words for word in sentence):
+            totals[sentence] = totals.get(sentence, 0.0) + probability
+    return {sentence: math.log(total) + score(sentence) for sentence, total in totals.items()}
+
+
+def posteriors(*shape, seed=0, sharpness=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(*shape, generator=generator) * sharpness).log_softmax(-1)
+
+
+def assert_exact(cfg, tokenizer, log_probs, text_of, words, score):
+    """The best hypothesis and the n-best's posteriors equal brute force."""
+    (found,) = build_decoder(cfg, tokenizer).decode(log_probs, torch.tensor([log_probs.shape[1]]))
+    totals = all_sentences(log_probs[0].double().numpy(), text_of, set(words), score)
+    best = max(totals.values())
+    assert found.score == pytest.approx(best, abs=1e-3)
+    assert totals[tuple(found.text.split())] == pytest.approx(best, abs=1e-3)
+    everything = np.logaddexp.reduce(list(totals.values()))
+    for one in found.nbest:
+        assert one.score == pytest.approx(totals[tuple(one.text.split())], abs=1e-3)
+        assert one.posterior == pytest.approx(math.exp(one.score - everything), abs=1e-3)
+    assert len({one.text for one in found.nbest}) == len(found.nbest) == min(len(totals), cfg.nbest)
+    for word, confidence in zip(found.text.split(), found.word_confidences, strict=True):
+        certain = sum(math.exp(score - everything) for said, score in totals.items() if word in said)
+        assert 0 < confidence <= certain + 1e-3
+    return found
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("lm")
+    (folder / "words.txt").write_text("aa\nb\nab\nunseen\nabb\n<s>\na\nbb\n")
+    return {"lm": write_arpa(folder / "lm.arpa", UNIGRAMS, BIGRAMS), "words": str(folder / "words.txt")}
+
+
+WORDS = ("aa", "b", "ab", "abb", "a", "bb")  # "abb" is in the list, but not in the language model
+
+seeds = st.integers(0, 100_000)
+sharpnesses = st.sampled_from([0.1, 0.5, 1.0, 3.0])
+weights = st.sampled_from([(0.0, 0.0), (1.5, 0.0), (2.3, -0.7), (0.5, 1.5)])
+
+
+@given(seed=seeds, num_frames=st.integers(1, 6), sharpness=sharpnesses, weight=weights, with_lm=st.booleans())
+@settings(max_examples=30)
+def test_letters_equal_all_paths(files, seed, num_frames, sharpness, weight, with_lm):
+    tokenizer = CharacterTokenizer(["<blank>", "▁", "a", "b"])
+    lm_weight, word_score = weight
+    given = files if with_lm else {"words": files["words"]}
+    cfg = WordsConfig(**given, **WIDE, lm_weight=lm_weight, word_score=word_score, nbest=5)
+
+    def score(words):
+        return with_lm * lm_weight * log10_sentence(words) + word_score * len(words)
+
+    log_probs = posteriors(1, num_frames, 4, seed=seed, sharpness=sharpness)
+    assert_exact(cfg, tokenizer, log_probs, lambda t: tuple(tokenizer.decode(t).split()), WORDS, score)
+
+
+@given(seed=seeds, num_frames=st.integers(1, 6), weight=weights)
+@settings(max_examples=20)
+def test_letters_without_a_space_spell_one_word_at_most(files, seed, num_frames, weight):
+    tokenizer = CharacterTokenizer(["<blank>", "a", "b"])
+    lm_weight, word_score = weight
+    cfg = WordsConfig(**files, **WIDE, lm_weight=lm_weight, word_score=word_score, nbest=3)
+
+    def score(words):
+        return lm_weight * log10_sentence(words) + word_score * len(words)
+
+    log_probs = posteriors(1, num_frames, 3, seed=seed)
+    assert_exact(cfg, tokenizer, log_probs, lambda t: tuple(tokenizer.decode(t).split()), WORDS, score)
+
+
+PIECES = {"aa": ["▁a", "a"], "a": ["▁a"], "b": ["▁b"], "bb": ["▁b", "b"], "ab": ["▁a", "b"], "abb": ["▁a", "b", "b"]}
+
+
+class Pieces(WordTokenizer):
+    """A toy of byte pairs; some words end in two equal pieces."""
+
+    kind = "bpe"
+
+    def __init__(self):
+        super().__init__(["<blank>", "▁a", "▁b", "a", "b"])
+
+    def encode(self, text):
+        if text not in PIECES:
+            raise self._unknown(text, [text])
+        return [self._ids[piece] for piece in PIECES[text]]
+
+    def _join(self, pieces):
+        return "".join(pieces).replace("▁", " ")
+
+
+def pieces_text(tokens):
+    """The words of canonical spellings only."""
+    tokenizer = Pieces()
+    if tokens and tokenizer.symbols[tokens[0]][0] != "▁":
+        return None
+    words = tuple(tokenizer.decode(tokens).split())
+    known = all(word in PIECES for word in words)
+    return words if known and [t for word in words for t in tokenizer.encode(word)] == tokens else None
+
+
+@given(seed=seeds, num_frames=st.integers(1, 5), sharpness=sharpnesses, weight=weights)
+@settings(max_examples=30)
+def test_pieces_equal_all_paths(files, seed, num_frames, sharpness, weight):
+    lm_weight, word_score = weight
+    cfg = WordsConfig(**files, **WIDE, lm_weight=lm_weight, word_score=word_score, nbest=5)
+
+    def score(words):
+        return lm_weight * log10_sentence(words) + word_score * len(words)
+
+    log_probs = posteriors(1, num_frames, 5, seed=seed, sharpness=sharpness)
+    assert_exact(cfg, Pieces(), log_probs, pieces_text, WORDS, score)
+
+
+@given(seed=seeds, num_frames=st.integers(1, 5), weight=weights)
+@settings(max_examples=20)
+def test_words_as_tokens_equal_all_paths(files, seed, num_frames, weight):
+    tokenizer = WordTokenizer(["<blank>", "b", "aa", "zz", "ab"])  # "zz" is not in the list
+    lm_weight, word_score = weight
+    cfg = WordsConfig(**files, **WIDE, lm_weight=lm_weight, word_score=word_score, nbest=5)
+
+    def score(words):
+        return lm_weight * log10_sentence(words) + word_score * len(words)
+
+    log_probs = posteriors(1, num_frames, 5, seed=seed)
+    found = assert_exact(cfg, tokenizer, log_probs, lambda t: tuple(tokenizer.decode(t).split()), WORDS, score)
+    assert "zz" not in found.text
+
+
+@given(seed=seeds, num_frames=st.integers(1, 5), lm_weight=st.sampled_from([0.0, 1.0, 2.3]))
+@settings(max_examples=20)
+def test_a_language_model_of_tokens_equals_all_paths(files, seed, num_frames, lm_weight):
+    # the file's order is not the tokens'
+    tokenizer = WordTokenizer(["<blank>", "b", "aa", "zz", "ab"])
+    log_probs = posteriors(1, num_frames, 5, seed=seed)
+    cfg = TokensConfig(lm=files["lm"], lm_weight=lm_weight, **WIDE)
+    (found,) = build_decoder(cfg, tokenizer).decode(log_probs, torch.tensor([num_frames]))
+    totals = all_sentences(
+        log_probs[0].double().numpy(),
+        lambda tokens: tuple(tokenizer.decode(tokens).split()),
+        {"b", "aa", "zz", "ab"},
+        lambda words: lm_weight * log10_sentence(words),
+    )
+    assert found.score == pytest.approx(max(totals.values()), abs=1e-3)
+    assert totals[tuple(found.text.split())] == pytest.approx(found.score, abs=1e-3)
+
+
+@pytest.fixture
+def letters():
+    return CharacterTokenizer(["<blank>", "▁", "a", "b"])
+
+
+def said(text, tokenizer, gap=2, probability=0.9):
+    """Posteriors [1, T, V] of a text: each token for one frame, then blanks."""
+    path = [token for unit in tokenizer.encode(text) for token in (unit, *[0] * gap)]
+    frames = torch.full((1, len(path), tokenizer.size), (1 - probability) / (tokenizer.size - 1))
+    frames[0, torch.arange(len(path)), torch.tensor(path)] = probability
+    return frames.log(), torch.tensor([len(path)])
+
+
+def decoded(cfg, tokenizer, log_probs, lengths):
+    (found,) = build_decoder(cfg, tokenizer).decode(log_probs, lengths)
+    return found
+
+
+def test_a_word_outside_the_list_becomes_the_nearest_in_it(files, letters):
+    log_probs, lengths = said("bab ab", letters)
+    assert decoded(WordsConfig(**files), letters, log_probs, lengths).text in ("b ab ab", "ab ab", "bb ab")
+
+
+def test_the_language_model_decides_between_words_that_sound_alike(tmp_path, letters):
+    log_probs, lengths = said("a", letters)
+    log_probs[0, 0] = torch.tensor([0.02, 0.02, 0.48, 0.48]).log()
+    for likely, rare in (("a", "b"), ("b", "a")):
+        lm = write_arpa(
+            tmp_path / "lm.arpa",
+            {"<s>": (-99, 0), "</s>": (-1, None), "<unk>": (-3, None), rare: (-1.5, 0), likely: (-0.5, 0)},
+            {("<s>", rare): -1.4},
+        )
+        found = decoded(WordsConfig(lm=lm, lm_weight=2.0), letters, log_probs, lengths)
+        assert found.text == likely
+        assert 0.5 < found.word_confidences[0] < 1
+        assert found.confidence == pytest.approx(found.word_confidences[0])
+
+
+def test_a_higher_word_score_never_makes_fewer_words(files, letters):
+    log_probs = posteriors(1, 30, 4, seed=3, sharpness=0.5)
+    counts = [
+        len(decoded(WordsConfig(**files, word_score=score), letters, log_probs, torch.tensor([30])).text.split())
+        for score in (-4, 0, 4)
+    ]
+    assert counts == sorted(counts)
+    assert counts[0] < counts[-1]
+
+
+@pytest.mark.parametrize("kind", ["characters", "bpe", "words"])
+def test_words_have_times_and_confidences(tmp_path, kind):
+    texts = ["turn the lights on", "turn the lights off", "see the sea"]
+    tokenizer = train_tokenizer(TokenConfig(kind=kind, vocab_size=40), texts)
+    (tmp_path / "words.txt").write_text("\n".join(sorted({word for text in texts for word in text.split()})))
+    log_probs, lengths = said("see the lights", tokenizer)
+    found = decoded(WordsConfig(words=str(tmp_path / "words.txt"), nbest=3), tokenizer, log_probs, lengths)
+    assert found.text == tokenizer.decode(found.tokens) == "see the lights"
+    assert found.nbest[0].text == found.text
+    assert sum(one.posterior for one in found.nbest) <= 1 + 1e-6
+    words = timed_words(found, log_probs[0], tokenizer, 0.04)
+    assert [word.word for word in words] == ["see", "the", "lights"]
+    assert [word.confidence for word in words] == pytest.approx(found.word_confidences, abs=1e-4)
+    starts = [word.start for word in words]
+    assert starts[0] == 0
+    assert starts == sorted(starts)
+    assert all(before.start + before.duration <= after.start + 1e-6 for before, after in itertools.pairwise(words))
+
+
+def test_batches_silence_and_empty_utterances(files, letters):
+    log_probs, lengths = posteriors(4, 20, 4, seed=1), [20, 0, 7, 1]
+    decoder = build_decoder(WordsConfig(**files), letters)
+    together = decoder.decode(log_probs, torch.tensor(lengths))
+    alone = [decoder.decode(log_probs[row : row + 1, :n], torch.tensor([n]))[0] for row, n in enumerate(lengths)]
+    assert together == alone
+    assert together[1].text == ""
+    silence = torch.tensor([[[0.97, 0.01, 0.01, 0.01]] * 5]).log()
+    (found,) = decoder.decode(silence, torch.tensor([5]))
+    assert (found.tokens, found.text, found.word_confidences) == ([], "", [])
+    assert found.confidence > 0.8
+
+
+@pytest.mark.parametrize("tokenizer", [CharacterTokenizer(["<blank>", "▁", "a", "b"]), Pieces()])
+def test_the_narrowest_beam_gives_complete_words_or_none(files, tokenizer):
+    cfg = WordsConfig(**files, beam=1, beam_tokens=1)
+    decoder = build_decoder(cfg, tokenizer)
+    for seed in range(30):
+        (found,) = decoder.decode(posteriors(1, 15, tokenizer.size, seed=seed, sharpness=3.0), torch.tensor([15]))
+        assert set(found.text.split()) <= set(WORDS)
+        assert tokenizer.decode(found.tokens) == found.text
+        assert -1e6 < found.score < 100
+
+
+def test_a_decoder_can_go_to_another_process(files, letters):
+    log_probs, lengths = posteriors(2, 12, 4), torch.tensor([12, 7])
+    for cfg in (WordsConfig(**files), TokensConfig(lm=files["lm"])):
+        decoder = build_decoder(cfg, letters)
+        found = decoder.decode(log_probs, lengths)
+        assert pickle.loads(pickle.dumps(decoder)).decode(log_probs, lengths) == found
+
+
+def test_packed_files_and_words_of_the_model(files, tmp_path, letters):
+    packed = tmp_path / "lm.arpa.gz"
+    packed.write_bytes(gzip.compress(Path(files["lm"]).read_bytes()))
+    assert arpa_words(str(packed)) == arpa_words(files["lm"]) == ["b", "ab", "aa", "bb", "a"]
+    log_probs, lengths = posteriors(1, 20, 4), torch.tensor([20])
+    plain = decoded(WordsConfig(lm=files["lm"]), letters, log_probs, lengths)
+    assert decoded(WordsConfig(lm=str(packed)), letters, log_probs, lengths) == plain
+
+
+def test_a_list_of_words_may_be_a_lexicon(tmp_path):
+    (tmp_path / "lexicon.txt").write_text("<eps> SIL\na AH0\na EY1\n\nab AE1 B\n!SIL SIL\n")
+    assert read_words(str(tmp_path / "lexicon.txt")) == ["a", "ab"]
+
+
+def test_what_is_wrong_with_files_is_said(files, tmp_path, letters, capfd):
+    log_probs, lengths = posteriors(1, 3, 4), torch.tensor([3])
+    broken, empty, strange = tmp_path / "broken.arpa", tmp_path / "empty.txt", tmp_path / "strange.txt"
+    broken.write_text("hello\n")
+    empty.write_text("<s>\n\n")
+    strange.write_text("xyz\nABC\n")
+    for fields, message in (
+        ({"lm": str(tmp_path / "none.arpa"), "words": files["words"]}, "there is no language model .*none.arpa"),
+        ({"lm": str(tmp_path / "none.arpa")}, "none.arpa cannot be read"),
+        ({"lm": str(broken), "words": files["words"]}, "broken.arpa is no language model"),
+        ({"lm": str(broken)}, "broken.arpa lists no words.*decode.words"),
+        ({"words": str(tmp_path / "none.txt")}, "none.txt cannot be read"),
+        ({"words": str(empty)}, "empty.txt holds no words"),
+        ({"words": str(strange)}, "none of the 2 words of .*strange.txt can be written"),
+    ):
+        with pytest.raises((LanguageModelError, DecodeError), match=message):
+            decoded(WordsConfig(**fields), letters, log_probs, lengths)
+    load_lm(files["lm"], ["a"])
+    assert capfd.readouterr().err == ""  # KenLM draws a progress bar
+
+
+@pytest.mark.parametrize("wrong", [{"kind": "words"}, {"kind": "tokens"}, {"kind": "words", "lm": "x", "beam": 0}])
+def test_config_refuses_nonsense(wrong):
+    with pytest.raises(ValidationError):
+        TypeAdapter(DecodeChoice).validate_python(wrong)

@@ -97,7 +97,7 @@ def models(monkeypatch, tmp_path):
         return [Decoded(**row) for row in site.theirs]
 
     monkeypatch.setattr(significance, "decode_with", decode_with)
-    monkeypatch.setattr(significance, "load_spec", lambda champion: SimpleNamespace(decode=f"of {champion}"))
+    monkeypatch.setattr(significance, "own_decoder", lambda champion: f"of {champion}")
     monkeypatch.setattr(significance, "read_table", lambda output, name: site.own if name == "test.parquet" else [])
     monkeypatch.setattr(significance, "scored_sets", lambda run: ["test"])
     return site

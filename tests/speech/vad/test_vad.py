@@ -114,7 +114,7 @@ def test_speech_without_a_pause_is_cut_all_the_same():
     assert all(6.6 < length <= 10 for _, length in pieces[:-1])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     parts=st.lists(st.tuples(st.floats(0.03, 6.0), st.floats(0.03, 12.0)), min_size=1, max_size=12),
     max_seconds=st.floats(2.0, 9.0),

@@ -134,7 +134,7 @@ def _stage(options: argparse.Namespace, learners: int, neighbours: str, curvatur
     row |= {"momentum": options.momentum, "per_step": options.per_step}
     row |= {"step_s": options.step_s, "exchange_s": took, "factor": factor(spreads)}
     row |= {"most": max(spreads) / spreads[0]}
-    row |= {"computed": computed(learners, config.neighbours, curvature, options.momentum, options.per_step)}
+    row |= {"computed": computed(learners, gossip.neighbours, curvature, options.momentum, options.per_step)}
     writer.send_bytes(json.dumps(row).encode())
 
 

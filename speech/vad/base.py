@@ -15,7 +15,7 @@ Interval = tuple[int, int]
 class VadConfig(Choice):
     """Base class of the detectors' configurations."""
 
-    pause_s: float = Field(default=0.6, ge=0)
+    pause_s: float = Field(default=0.3, ge=0)
     """Pauses that are at least this long, in seconds, separate pieces that are recognized on their own."""
     pad_s: float = Field(default=0.3, ge=0)
     """Seconds of the pause that stay before and after each piece, so that soft sounds at its ends are not lost."""

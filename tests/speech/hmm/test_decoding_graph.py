@@ -9,7 +9,7 @@ from hmm_toys import LEXICON, PHONES, arpa, context_tree, random_model, sentence
 
 from speech.hmm.align import viterbi
 from speech.hmm.decode import DecodeOptions, GraphDecoder
-from speech.hmm.decoding_graph import WordTable, compose_lexicon, decoding_graph, grammar, lexicon_fst
+from speech.hmm.decoding_graph import WordTable, _with_loops, compose_lexicon, decoding_graph, grammar, lexicon_fst
 from speech.hmm.fst_arrays import FstArrays
 from speech.hmm.graphs import state_graph, utterance_graph
 from speech.hmm.tree import monophone_tree
@@ -80,3 +80,25 @@ def test_lexicon_without_a_word_of_the_language_model_is_refused():
 def test_decoder_takes_no_frames():
     fst = FstArrays.of(kaldifst.compile("0 0 1 1 0\n0 0\n")).constant()
     assert GraphDecoder(fst, WORDS)(np.zeros((0, 1), dtype=np.float32)).words == ()
+
+
+def accepted(fst, length):
+    """Input sequences of some length with the cost of their best path."""
+    found, waiting = {}, [(fst.start, (), 0.0)]
+    while waiting:
+        state, labels, cost = waiting.pop()
+        if len(labels) == length and fst.finals[state] < np.inf:
+            found[labels] = min(found.get(labels, np.inf), cost + float(fst.finals[state]))
+        for arc in fst.arcs[fst.sources == state].tolist():
+            longer = (*labels, arc[0]) if arc[0] else labels
+            if len(longer) <= length:
+                waiting.append((arc[3], longer, cost + arc[2]))
+    return found
+
+
+def test_loops_repeat_the_label_that_a_state_was_entered_by():
+    # states 1 and 2: entered by several labels, and by one and none
+    fst = FstArrays.of(kaldifst.compile("0 1 1 7 1\n0 1 2 0 2\n0 2 2 0 4\n1 2 0 0 8\n2 0\n"))
+    looped = _with_loops(fst, np.array([0.25, 0.5]), np.array([4, 6], dtype=np.int32))
+    assert accepted(looped, 1) == {(5,): 9.0, (7,): 4.0}
+    assert accepted(looped, 3) == {(5, 5, 5): 9.5, (7, 7, 7): 5.0}

@@ -28,8 +28,9 @@ from speech.hmm.config import HmmConfig
 from speech.hmm.decode import DecodeOptions, GraphDecoder, Hypothesis, by_speaker, decode_plain, decode_speaker
 from speech.hmm.decoding_graph import WordTable, compose_lexicon, decoding_graph, grammar, lexicon_fst
 from speech.hmm.fst_arrays import FstArrays
-from speech.hmm.graphs import Lexicon
+from speech.hmm.graphs import GraphOptions, Lexicon
 from speech.hmm.model import AcousticModel
+from speech.hmm.pronunciations import count_pronunciations, graph_options
 from speech.hmm.steps import Utterance
 from speech.hmm.topology import PhoneSet
 from speech.hmm.train import STAGES, Progress, Trainer
@@ -97,17 +98,19 @@ def arpa_words(path: Path) -> list[str]:
 class Recognition:
     """Graphs of one lexicon and language model, and scores of what they recognize."""
 
-    def __init__(self, phones: PhoneSet, lexicon: Lexicon, arpa: Path, options: DecodeOptions) -> None:
+    def __init__(
+        self, phones: PhoneSet, lexicon: Lexicon, arpa: Path, options: DecodeOptions, spoken: GraphOptions | None = None
+    ) -> None:
         self.options = options
         with measured("L o G") as row:
             known = set(phones.names)
-            spoken = {
+            usual = {
                 word: usable
                 for word in arpa_words(arpa)
                 if (usable := [one for one in lexicon.get(word, ()) if known.issuperset(one)])
             }
-            self.words = WordTable.of(spoken)
-            found = lexicon_fst(phones, spoken, self.words)
+            self.words = WordTable.of(usual)
+            found = lexicon_fst(phones, usual, self.words, spoken)
             self.symbols = found.symbols
             self.lg = compose_lexicon(found, grammar(arpa, self.words))
             row["words"] = len(self.words.words)
@@ -192,10 +195,13 @@ def main() -> None:
         with measured(f"{name}: train") as row:
             state = trainer.stage(name, state)
             row |= {"pdfs": state.model.gmm.num_pdfs, "gaussians": state.model.gmm.num_components}
+    assert state is not None
+    counts = count_pronunciations(state.aligned.alignments, {one.id: one.words for one in train}, phones)
+    spoken = graph_options(counts, lexicon)
     del trainer, train, state
     if args.arpa:
         options = DecodeOptions(beam=args.beam, acoustic_scale=args.scale)
-        recognition = Recognition(phones, lexicon, args.arpa, options)
+        recognition = Recognition(phones, lexicon, args.arpa, options, spoken)
         for name in args.stages:
             checkpoint = load_checkpoint(args.work / name)
             assert checkpoint is not None

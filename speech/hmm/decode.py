@@ -29,9 +29,9 @@ class DecodeOptions:
         acoustic_scale: weight of the log likelihoods beside the graph's costs.
     """
 
-    beam: float = 13.0
+    beam: float = 12.0
     max_active: int = 7000
-    acoustic_scale: float = 0.083333
+    acoustic_scale: float = 0.0625
 
 
 @dataclass(frozen=True)

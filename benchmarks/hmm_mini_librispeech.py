@@ -164,7 +164,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--beam", type=float, default=DecodeOptions.beam)
     parser.add_argument("--scale", type=float, default=DecodeOptions.acoustic_scale)
     parser.add_argument("--passes", type=int, default=2, help="how often SAT adapts and decodes again")
-    parser.add_argument("--limit", type=int, help="train on so many utterances only")
+    parser.add_argument("--limit", type=int, help="train on this many utterances only")
     parser.add_argument("--json", action="store_true", help="a line of JSON at the end")
     return parser.parse_args()
 

@@ -5,25 +5,19 @@ and joined to recordings of about two minutes, with pauses of 0.5 to 2 s between
 level. Each way is transcribed with every voice activity detector. The same command gives the same recordings.
 """
 
-import argparse
 import json
 import random
 import sys
 from contextlib import redirect_stdout
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from benchmarks.silence import find_model, load_clips, padded, pause
-from flows.pipeline import new_run_id
+from benchmarks.silence import clip_arguments, load_clips, open_model, padded, pause
 from speech.scoring import score_sets
 from speech.transcriber import Transcriber
 from speech.vad import DETECTORS
-from tasks.config.pipeline import load_config
-from tasks.orchestration.stage_tasks import run_plainly
-from tasks.stages.base import Run
 
 JOINED_S = 120.0
 
@@ -94,20 +88,9 @@ def _line(row: dict[str, object]) -> str:
 
 def main() -> None:
     """Run and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=Path, default=Path("configs/demo.yaml"))
-    parser.add_argument("--model", default="", help="a bundle's folder or models:/…; by default the configuration's")
-    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="as for `starling run`")
-    parser.add_argument("--test-set", default="test")
-    parser.add_argument("--clips", type=int, default=200)
-    parser.add_argument("--levels", type=float, nargs="*", default=[-60.0, -40.0], help="noise in dB of full scale")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    options = parser.parse_args()
+    options = clip_arguments(__doc__, 200, (-60.0, -40.0)).parse_args()
     with redirect_stdout(sys.stderr):
-        config = load_config(options.config, options.set)
-        run = Run(config, new_run_id(config), "")
-        run_plainly(run, "shard")
-        transcriber = Transcriber(find_model(options.model, run))
+        transcriber, run = open_model(options)
         waves, said = load_clips(run, options.test_set, options.clips, transcriber.sample_rate)
         clips = [Recording(wave, text, speaker) for wave, (_, text, speaker) in zip(waves, said, strict=True)]
         rows = measure(transcriber, clips, [None, *options.levels])

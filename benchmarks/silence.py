@@ -8,6 +8,7 @@ words. Pauses are deterministic.
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -99,23 +100,40 @@ def _line(row: dict[str, Any]) -> str:
     return f"{what:>20}: {changed}, WER {100 * row['wer']:6.2f} %, {row['inserted']:3} words inserted"
 
 
-def main() -> None:
-    """Run and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def clip_arguments(description: str | None, clips: int, levels: Sequence[float]) -> argparse.ArgumentParser:
+    """Arguments of benchmarks that recognize clips of a test set, with pauses around them.
+
+    Args:
+        description: Of the benchmark.
+        clips: Default number of clips.
+        levels: Default noise levels.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, default=Path("configs/demo.yaml"))
     parser.add_argument("--model", default="", help="a bundle's folder or models:/…; default: the configuration's")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="as in `starling run`")
     parser.add_argument("--test-set", default="test")
-    parser.add_argument("--clips", type=int, default=40)
+    parser.add_argument("--clips", type=int, default=clips)
+    parser.add_argument("--levels", type=float, nargs="*", default=levels, help="noise levels, dB of full scale")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def open_model(options: argparse.Namespace) -> tuple[Transcriber, Run]:
+    """The model that `clip_arguments` name, and a run of their configuration whose shards are made."""
+    config = load_config(options.config, options.set)
+    run = Run(config, new_run_id(config), "")
+    run_plainly(run, "shard")
+    return Transcriber(find_model(options.model, run)), run
+
+
+def main() -> None:
+    """Run and print."""
+    parser = clip_arguments(__doc__, 40, LEVELS_DB)
     parser.add_argument("--seconds", type=float, nargs="*", default=SECONDS, help="durations of the pauses")
-    parser.add_argument("--levels", type=float, nargs="*", default=LEVELS_DB, help="noise levels, dB of full scale")
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with redirect_stdout(sys.stderr):
-        config = load_config(options.config, options.set)
-        run = Run(config, new_run_id(config), "")
-        run_plainly(run, "shard")
-        transcriber = Transcriber(find_model(options.model, run))
+        transcriber, run = open_model(options)
         pauses = [(seconds, level) for level in (None, *options.levels) for seconds in options.seconds]
         rows = measure(transcriber, run, options.test_set, options.clips, pauses)
     if options.json:

@@ -23,7 +23,7 @@ class StageConfig(BaseModel):
     growing: int = Field(default=11, ge=1)
     """Iterations over which the mixtures grow."""
     realign: tuple[int, ...] = (5, 10)
-    """Iterations before which the utterances are aligned anew."""
+    """Iterations before which the utterances are realigned."""
     estimate: tuple[int, ...] = (2, 4, 6, 10)
     """Iterations before which MLLT (`lda`) or the speakers' fMLLR (`sat`) are estimated."""
 

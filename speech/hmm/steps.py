@@ -72,7 +72,7 @@ class Shard:
 
 
 def make_shards(utterances: Iterable[Utterance], frames: int = 200_000) -> list[Shard]:
-    """Cut utterances into shards of about so many frames."""
+    """Divide utterances into shards of about this many frames."""
     shards: list[list[Utterance]] = [[]]
     count = 0
     for utterance in utterances:

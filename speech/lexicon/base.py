@@ -33,7 +33,7 @@ class Pronunciation:
     phones: tuple[str, ...]
     """Its phones, in order."""
     probability: float | None = None
-    """How likely this way is among the word's, relative to the likeliest (1) or to all; None if nobody has said."""
+    """Probability, absolute or relative to the word's most probable pronunciation; None if unknown."""
 
 
 class Lexicon:

@@ -211,7 +211,7 @@ def _tables(
     backoffs: Sequence[NDArray[np.float32]],
     width: int,
 ) -> NgramTables:
-    """The arrays of the model: kept n-grams of all orders, numbered anew."""
+    """The arrays of the model: the kept n-grams of all orders, renumbered."""
     counts = [int(np.count_nonzero(level.kept)) for level in levels]
     new_width = counts[0]
     keys = np.empty(sum(counts), dtype=np.int64)

@@ -112,7 +112,7 @@ def _backoffs(level: Level, kept: NDArray[np.bool_], count: int, first_state: in
 
 
 def _compact(model: NgramModel, kept: NDArray[np.bool_], backoffs: Floats) -> NgramTables:
-    """The arrays without the n-grams that went; states are numbered anew."""
+    """The arrays without the removed n-grams; states are renumbered."""
     tables, width = model.tables, len(model.words)
     new_states = np.concatenate([[0], np.cumsum(kept)])
     states, words = np.divmod(tables.keys[kept], width)

@@ -5,7 +5,10 @@ import pytest
 from benchmarks.bench_duplicates import CORPORA, measure
 
 
-@pytest.mark.parametrize("corpus", CORPORA)
+_SLOW = {"LibriSpeech": [pytest.mark.slow]}
+
+
+@pytest.mark.parametrize("corpus", [pytest.param(name, marks=_SLOW.get(name, [])) for name in CORPORA])
 def test_planted_copies_of_real_speech_are_found_and_nothing_else(shared_data, corpus):
     found = measure(shared_data, corpus, share=0.1)
     recall = {kind: part["recall"] for kind, part in found["kinds"].items()}

@@ -227,6 +227,7 @@ def test_passed_descriptors_keep_their_numbers(python):
     assert process.wait(240) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [str, Forkable])
 def test_slow_nodes_are_slow_in_forks_and_interpreters(kind):
     code = "from training.node.worker import Worker; print(Worker.__init__.__name__)"

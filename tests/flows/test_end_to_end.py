@@ -145,6 +145,7 @@ def test_mlflow_has_the_run_and_the_model_and_names_the_flow_run(servers):
     assert answer["files"][0]["error"] == ""
 
 
+@pytest.mark.slow
 def test_a_rerun_redoes_nothing_and_says_so(servers):
     first = json.loads(servers.first.stdout)
     again = json.loads(servers.run().stdout)
@@ -157,6 +158,7 @@ def test_a_rerun_redoes_nothing_and_says_so(servers):
     assert {t["name"].rpartition("-")[0] for t in cached} == set(STAGES)
 
 
+@pytest.mark.slow
 def test_killing_a_run_ends_its_training(servers):
     config = write_config(servers.home / "endless.yaml", endless())
     command = [sys.executable, "-m", "flows.cli.app", "run", str(config)]
@@ -174,6 +176,7 @@ def test_killing_a_run_ends_its_training(servers):
     wait_until(lambda: not trainers(servers.home))
 
 
+@pytest.mark.slow
 def test_an_error_is_one_message_without_traceback(servers):
     done = starling("run", servers.config, "--set", "score.sets=[nosuch]", "--json", home=servers.home, check=False)
     assert done.returncode == 1

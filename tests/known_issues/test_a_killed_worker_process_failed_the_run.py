@@ -13,6 +13,7 @@ PROCESSES = RunnerConfig(kind="processes", workers=2)
 PIECES = [{"name": str(number), "store": "memory://none", "shards": [], "sample_rate": 8000} for number in range(9)]
 
 
+@pytest.mark.slow
 def test_the_work_of_killed_processes_is_done_by_others():
     earlier = set(active_children())
     one_worker = RunnerConfig(kind="processes", workers=1)  # each process imports everything, before and after

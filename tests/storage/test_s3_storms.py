@@ -119,7 +119,10 @@ def samples(shard):
 PATIENT = RetryPolicy(attempts=12, base_s=0.01, cap_s=0.2)
 
 
-@pytest.mark.parametrize("kind", ["SlowDown", "ServiceUnavailable", "InternalError", "reset", "cut"])
+_LIKE_SLOW_DOWN = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("ServiceUnavailable", "InternalError")]
+
+
+@pytest.mark.parametrize("kind", ["SlowDown", *_LIKE_SLOW_DOWN, "reset", "cut"])
 def test_a_writer_and_a_reader_survive_it(storm, kind, tmp_path):
     source = random.Random(kind)
     proxy = storm(lambda number: kind if source.random() < 0.2 else "")

@@ -309,6 +309,7 @@ def server(tmp_path_factory):
             started.signal(signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_and_one_that_hangs_cost_nothing_and_lose_nothing(server, tmp_path, monkeypatch):
     monkeypatch.setattr(forwarding, "_REQUEST_S", 5)
     with environment(STARLING_HOME=server.home, MLFLOW_TRACKING_URI=server.url):

@@ -131,6 +131,7 @@ def restarts(server, up_s=1.0, down_s=0.4, most=4):
         thread.join(240)
 
 
+@pytest.mark.slow
 def test_sharding_outlives_restarts_of_the_server(home, s3_server):
     copy_finished(home)
     run = Run(on_s3("sharding", shard_seconds=3), "disturbed")

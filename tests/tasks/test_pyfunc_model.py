@@ -118,6 +118,7 @@ print(json.dumps({"found": found, "rooms": rooms, "pickles": loads, "refused": r
 """
 
 
+@pytest.mark.slow
 def test_the_champion_transcribes_in_a_fresh_process_without_the_runs_data(finished, tmp_path):
     home = Path(os.environ["STARLING_HOME"])
     audio = write_tone(tmp_path / "a.flac", rate=16000, seconds=1.0)

@@ -118,6 +118,7 @@ def test_data_without_a_validation_set_is_refused_with_a_remedy(home, tmp_path):
         TRAIN.execute(run)
 
 
+@pytest.mark.slow
 def test_an_interrupted_stage_ends_its_process_and_a_rerun_resumes_to_the_same_model(finished, tmp_path, monkeypatch):
     folder = copy_finished(tmp_path / "home")
     monkeypatch.setenv("STARLING_HOME", str(folder))

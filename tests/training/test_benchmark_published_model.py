@@ -11,6 +11,7 @@ from benchmarks.published_model import Options, learner, measure
 SMALL = ["--learners", "2", "--seconds", "0.2", "--layers", "1", "--cells", "8", "--outputs", "40", "--batch", "4"]
 
 
+@pytest.mark.slow
 def test_a_small_model_is_measured_with_exchanges_that_were_finished(capsys):
     published_model.main(["--json", "--device", "auto", "--precision", "bf16", *SMALL])
     (row,) = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]

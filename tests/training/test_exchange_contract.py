@@ -348,6 +348,7 @@ def test_several_exchanges_begin_in_a_step_as_far_as_the_processor_time_goes(tmp
                 exchange.close()
 
 
+@pytest.mark.slow
 class TestZmqOfADevice(TestZmq):
     """Weights on a device, whose copies take a while."""
 

@@ -52,6 +52,7 @@ def lefts(running):
     return [(node, why) for entry in running.entries("view") for node, why in entry["left"].items() if why != "left"]
 
 
+@pytest.mark.slow
 def test_a_killed_learner_of_four_is_dropped_and_comes_back(corpus, tmp_path):
     with Running(fault_job(corpus, tmp_path)) as running:
         running.wait_for_epoch(2)

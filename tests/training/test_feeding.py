@@ -102,6 +102,7 @@ def test_a_model_is_compiled_by_option_and_stays_the_same_model(corpus, tmp_path
     assert _NOT_CONTENT["compile"] is True  # a training is the same with it
 
 
+@pytest.mark.slow
 def test_the_feeding_side_is_measured_by_itself(corpus, capsys):
     feeding.main(["--json", "--url", corpus.url("train"), "--threads", "2", "--seconds", "0.2", "--wanted", "10"])
     (row,) = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]

@@ -140,6 +140,7 @@ PROGRAM = textwrap.dedent(
 )
 
 
+@pytest.mark.slow
 def test_real_learners_end_with_the_weights_of_simulated_ones_also_when_they_are_stopped_on_the_way(tmp_path):
     run_ranks(PROGRAM, 3, tmp_path)
 

@@ -91,6 +91,7 @@ def test_batches_hold_every_utterance_once_within_the_bound_and_epochs_differ(sh
     assert [batch["id"] for batch in again] == [batch["id"] for batch in first]
 
 
+@pytest.mark.slow
 def test_nodes_and_workers_divide_the_shards_in_every_epoch(shards, tmp_path, monkeypatch):
     epochs = [[], []]
     monkeypatch.setenv("WORLD_SIZE", "2")

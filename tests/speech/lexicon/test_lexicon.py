@@ -285,9 +285,9 @@ def test_a_lexicon_is_chosen_by_kind():
             Holder(lexicon=wrong)
 
 
-@pytest.mark.skipif("STARLING_SHARED_DATA" not in os.environ, reason="needs STARLING_SHARED_DATA")
-def test_the_real_cmudict():
-    folder = Path(os.environ["STARLING_SHARED_DATA"]) / "lexicon"
+@pytest.mark.slow
+def test_the_real_cmudict(shared_data):
+    folder = shared_data / "lexicon"
     cfg = FileLexiconConfig(
         path=str(folder / "cmudict.dict"), phones=str(folder / "cmudict.symbols"), stress="drop", missing="unknown"
     )

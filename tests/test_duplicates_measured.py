@@ -4,7 +4,6 @@ import pytest
 
 from benchmarks.bench_duplicates import CORPORA, measure
 
-
 _SLOW = {"LibriSpeech": [pytest.mark.slow]}
 
 

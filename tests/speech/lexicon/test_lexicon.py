@@ -4,7 +4,6 @@ import json
 import os
 import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings

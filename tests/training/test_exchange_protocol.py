@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.coordinator.membership import Member, View
+from training.exchange.memory_pool import MemoryPool
 from training.exchange.messages import AVERAGE, CROSSED, FETCH, MISMATCH, NOT_READY, OK, OUTDATED, Header
 from training.exchange.protocol import Pending, Protocol
 from training.exchange.reporting import Report
@@ -387,10 +388,10 @@ def test_weights_that_are_not_there_yet_are_refused_as_such(ring):
 
 def test_memory_of_answered_messages_is_used_again_if_it_fits():
     made = []
-    pending = Pending(lambda length: made.append(bytearray(length)) or made[-1])
-    first = pending.buffer(8)
-    pending.spare(first)
-    assert pending.buffer(8) is first
-    pending.spare(first)
-    assert len(pending.buffer(4)) == 4
+    pool = MemoryPool(lambda length: made.append(bytearray(length)) or made[-1])
+    first = pool.take(8)
+    pool.give_back(first)
+    assert pool.take(8) is first
+    pool.give_back(first)
+    assert len(pool.take(4)) == 4
     assert len(made) == 2

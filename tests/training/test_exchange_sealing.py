@@ -206,7 +206,7 @@ def exchange(routers, peer, chunk):
     assert peer.socket.poll(10_000)
     header, answer = peer.receive()
     assert (header, bytes(answer)) == (HEADER, b"mine" + chunk[4:])
-    peer.answered(header)
+    peer.answered()
 
 
 def test_a_peer_sends_when_it_has_agreed_and_asks_again_if_that_was_lost(routers, peer):
@@ -261,3 +261,16 @@ def test_answers_that_are_noise_are_no_answers(routers, peer):
     routers[1].reply(request, request.header, request.chunk)
     assert peer.socket.poll(10_000)
     assert peer.receive()[0] == HEADER
+
+
+def test_only_messages_of_the_exchange_in_progress_are_kept(routers, peer):
+    agree(routers)
+    assert peer.socket.poll(10_000)
+    peer.receive()
+    for token in range(5):
+        for index, chunk in enumerate((CHUNK, CHUNK, b"the last one")):
+            header = replace(HEADER, token=token, index=index)
+            assert peer.send(ChunkRequest(header, chunk))
+            peer.pending.add(header, chunk, 0)
+        assert sorted(peer._sealed) == [(token, 0), (token, 1), (token, 2)]
+        peer.pending.clear()  # the neighbour refuses the exchange, and says so once

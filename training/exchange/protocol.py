@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 from training.coordinator.membership import View
 from training.exchange.averaging import Averager
 from training.exchange.mailbox import Mailbox
+from training.exchange.memory_pool import MemoryPool
 from training.exchange.messages import AVERAGE, CROSSED, MEANING, MISMATCH, NOT_READY, OK, OUTDATED, Header
 from training.exchange.reporting import Report
 from training.exchange.wire import Buffer
@@ -43,25 +44,20 @@ class Pending:
 
     Args:
         memory: Allocates memory for a message, given its size in bytes.
+
+    Attributes:
+        memory: Memory of messages, reused after their answers.
     """
 
     def __init__(self, memory: Callable[[int], Buffer] = bytearray) -> None:
-        self._memory = memory
+        self.memory = MemoryPool(memory)
         self._sent: dict[tuple[int, int], _Sent] = {}
-        self._spare: list[Buffer] = []
 
     def __len__(self) -> int:
         return len(self._sent)
 
     def __contains__(self, key: tuple[int, int]) -> bool:
         return key in self._sent
-
-    def buffer(self, length: int) -> Buffer:
-        """Memory for a message; reuses that of an answered one if possible."""
-        while self._spare:
-            if len(spare := self._spare.pop()) == length:
-                return spare
-        return self._memory(length)
 
     def add(self, header: Header, chunk: Buffer, step: int) -> None:
         """Record a chunk that was sent."""
@@ -70,10 +66,6 @@ class Pending:
     def pop(self, header: Header) -> _Sent | None:
         """Take the chunk to which an answer belongs; None if it is unknown or already answered."""
         return self._sent.pop((header.token, header.index), None)
-
-    def spare(self, chunk: Buffer) -> None:
-        """Allow reuse of a message's memory, after its answer proves that it was sent in full."""
-        self._spare.append(chunk)
 
     def clear(self) -> None:
         """Expect no more answers."""
@@ -186,7 +178,7 @@ class Protocol:
         if asking is None or asking.sent == averager.chunks or asking.sent - asking.settled >= self._window:
             return None
         index = (asking.first + asking.sent) % averager.chunks
-        chunk = asking.pending.buffer(averager.count(index) * averager.wire.itemsize)
+        chunk = asking.pending.memory.take(averager.count(index) * averager.wire.itemsize)
         averager.ask(index, chunk)
         last = asking.sent == averager.chunks - 1
         return ChunkRequest(self.header(AVERAGE, asking.token, index=index, last=last), chunk)
@@ -212,7 +204,7 @@ class Protocol:
             return "ignored"
         asking = self.asking if self.asking and self.asking.token == header.token else None
         if header.status == CROSSED:
-            pending.spare(sent.chunk)
+            pending.memory.give_back(sent.chunk)
             self._advance(asking, header.index, math.nan, now)
             return "crossed"
         if header.kind != AVERAGE or header.status != OK or len(chunk) != len(sent.chunk):
@@ -226,7 +218,7 @@ class Protocol:
             self._advance(asking, header.index, math.nan, now)
             return "ignored"
         squares = self._averager.settle(header.index, sent.chunk, chunk, sent.step)
-        pending.spare(sent.chunk)
+        pending.memory.give_back(sent.chunk)
         self._report.received(len(sent.chunk), late=asking is None)
         self._advance(asking, header.index, squares, now)
         return "averaged"

@@ -208,7 +208,7 @@ class ZmqDaemon:
             if outcome == "refused":
                 peer.retry_at = time.monotonic() + _REFUSED_S
             elif outcome != "ignored":
-                peer.answered(header)
+                peer.answered()
                 self._send()
 
     def _send(self) -> None:
@@ -216,7 +216,7 @@ class ZmqDaemon:
         protocol, peer = self._protocol, self._asked
         while peer and (request := protocol.next_request()):
             if not peer.send(request):
-                peer.pending.spare(request.chunk)
+                peer.pending.memory.give_back(request.chunk)
                 break
             protocol.sent(request)
         if protocol.asking and protocol.complete:

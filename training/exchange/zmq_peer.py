@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import zmq
-from typing_extensions import override
 
+from training.exchange.memory_pool import MemoryPool
 from training.exchange.messages import AGREE, OK, Header, unpack
 from training.exchange.protocol import ChunkRequest, Pending
 from training.exchange.sealing import TAG_BYTES, Session, draw
@@ -91,7 +91,7 @@ class Peer:
         self.socket = self._open(address.endpoint)
 
     def _expect(self) -> Pending:
-        return Pending(lambda length: zmq.Frame(bytes(length)))
+        return Pending(_frame)
 
     def _open(self, endpoint: str, name: bytes = b"") -> "zmq.Socket[bytes]":
         socket = self._links.open(endpoint, name)
@@ -123,7 +123,7 @@ class Peer:
         header = unpack(head)
         return None if header is None else (header, chunk)
 
-    def answered(self, header: Header) -> None:
+    def answered(self) -> None:
         """Record an answer, which shows that the peer is alive."""
         self._silences, self.retry_at = 0, 0.0
 
@@ -145,7 +145,7 @@ class SealedPeer(Peer):
     def __init__(self, address: Address, links: Links, poller: zmq.Poller) -> None:
         super().__init__(address, links, poller)
         self._sealed: dict[tuple[int, int], zmq.Frame] = {}
-        self._spare: list[zmq.Frame] = []
+        self._frames = MemoryPool(_frame)
         self._opened = bytearray(links.longest)
         self._draw()
 
@@ -162,8 +162,9 @@ class SealedPeer(Peer):
         """Send a sealed chunk; False if the connection cannot take it now, or the keys are not agreed on yet."""
         if not self._has_agreed:
             return False
-        length = len(request.chunk) + TAG_BYTES
-        frame = self._spare.pop() if self._spare and len(self._spare[-1]) == length else zmq.Frame(bytes(length))
+        if not self.pending:  # a new exchange: the last one's unanswered messages are given up
+            self._sealed.clear()
+        frame = self._frames.take(len(request.chunk) + TAG_BYTES)
         if not self._send(self._session.requests.seal(request.header.pack(), request.chunk, frame.buffer), frame):
             return False
         self._sealed[request.header.token, request.header.index] = frame
@@ -174,7 +175,10 @@ class SealedPeer(Peer):
             self._agree(unpack(head), bytes(chunk))
             return None
         opened = self._session.answers.open(head, chunk, self._opened)
-        return None if opened is None else super()._read(*opened)
+        answer = None if opened is None else super()._read(*opened)
+        if answer and (frame := self._sealed.pop((answer[0].token, answer[0].index), None)) is not None:
+            self._frames.give_back(frame)
+        return answer
 
     def _agree(self, header: Header | None, port: bytes) -> None:
         """Process the peer's agreement: it has the keys, and listens for sealed messages on this port."""
@@ -188,12 +192,6 @@ class SealedPeer(Peer):
         self._poller.unregister(self.socket)
         self.socket.close(0)
         self.socket = self._open(endpoint, name)
-
-    @override
-    def answered(self, header: Header) -> None:
-        super().answered(header)
-        if (frame := self._sealed.pop((header.token, header.index), None)) is not None:
-            self._spare.append(frame)
 
     def silent(self, now: float) -> None:
         """Record a time-out; agree on keys again, as they may have been lost in transit or by the peer."""
@@ -262,6 +260,10 @@ class Peers:
     def close(self) -> None:
         """Close all connections."""
         self.keep(set())
+
+
+def _frame(length: int) -> zmq.Frame:
+    return zmq.Frame(bytes(length))
 
 
 def receive(socket: "zmq.Socket[bytes]", parts: int) -> list[zmq.Frame] | None:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from flows.cli import deploy, run, serve
 from flows.cli.app import app
 from tasks.tracking.registry import Move
-from tasks.tracking.significance import Wish
+from tasks.tracking.significance import PromotionOptions
 
 
 def invoke(*words, code=0, stdin=None):
@@ -129,18 +129,18 @@ FOUND = {"model": "m", "version": "3", "promoted": False, "reason": "it is [red]
 
 
 @pytest.mark.parametrize(
-    ("words", "version", "wish"),
+    ("words", "version", "options"),
     [
-        ([], "", Wish()),
-        (["--version", "3"], "3", Wish()),
-        (["--new-tests"], "", Wish(new_tests=True)),
-        (["-v", "2", "--force", "--reason", "why not"], "2", Wish(force=True, reason="why not")),
+        ([], "", PromotionOptions()),
+        (["--version", "3"], "3", PromotionOptions()),
+        (["--new-tests"], "", PromotionOptions(new_tests=True)),
+        (["-v", "2", "--force", "--reason", "why not"], "2", PromotionOptions(force=True, reason="why not")),
     ],
 )
-def test_what_is_promoted_and_how(recorder, no_server, words, version, wish):
+def test_what_is_promoted_and_how(recorder, no_server, words, version, options):
     calls = recorder("tasks.tracking.promotion.promote_version", FOUND)
     shown = invoke("promote", "m", *words).stdout
-    assert calls == [("m", version, wish)]
+    assert calls == [("m", version, options)]
     assert "m version 3: not promoted" in shown
     assert "it is [red]worse" in shown
     assert json.loads(invoke("promote", "m", *words, "--json").stdout) == FOUND

@@ -10,7 +10,7 @@ from flows import folds, pipeline, promote, verify, watch
 from storage.objects import ObjectStore
 from tasks.config.pipeline import parse_config
 from tasks.tracking.registry import Move, RegistryError
-from tasks.tracking.significance import Wish
+from tasks.tracking.significance import PromotionOptions
 
 
 @pytest.fixture
@@ -126,9 +126,9 @@ def test_a_promotion_is_asked_for_as_it_was_given_and_shown(config, monkeypatch,
     promote.promote.fn(config, "mine", "2", force=True, reason="why")
     promote.promote.fn(config, new_tests=True)
     assert asked == [
-        ("theirs", "", Wish()),
-        ("mine", "2", Wish(force=True, reason="why")),
-        ("theirs", "", Wish(new_tests=True)),
+        ("theirs", "", PromotionOptions()),
+        ("mine", "2", PromotionOptions(force=True, reason="why")),
+        ("theirs", "", PromotionOptions(new_tests=True)),
     ]
     text, fields = no_flow[0]
     assert text == "**theirs version 3: promoted**\n\nit beats version 2\n\n[Version](http://m/3)"

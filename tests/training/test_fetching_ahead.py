@@ -105,8 +105,8 @@ def test_the_whole_training_reads_each_shard_once(job, monkeypatch):
 
 
 def test_every_machine_of_a_node_fetches_what_comes(job, tmp_path):
-    world = {"strategy": ScpsgdConfig(), "nodes": 1, "learners_per_node": 2, "machines_per_node": 2}
-    job = job.model_copy(update={"train": job.train.model_copy(update=world)})
+    node = {"strategy": ScpsgdConfig(), "nodes": 1, "learners_per_node": 2, "machines_per_node": 2}
+    job = job.model_copy(update={"train": job.train.model_copy(update=node)})
     with store_here(job) as address:
         worker = make_worker(job, address, 0)
         try:

@@ -291,9 +291,9 @@ def assert_adds_up(run, corpus, nodes, per_node, epochs):
     assert not [entry for entry in read_journal(run.job.journal) if entry["kind"] == "bad"]
 
 
-def ring_job(corpus, folder, **world):
+def ring_job(corpus, folder, **layout):
     spec = corpus.spec("conformer", model=bare("conformer"))
-    return corpus.job(folder, spec=spec, epochs=12, optimizer={"lr": 1e-2}, **{**LEARNS, "max_batch": 8}, **world)
+    return corpus.job(folder, spec=spec, epochs=12, optimizer={"lr": 1e-2}, **{**LEARNS, "max_batch": 8}, **layout)
 
 
 @pytest.mark.slow

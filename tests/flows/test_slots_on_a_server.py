@@ -13,7 +13,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from support import ROOT, load_beside, wait_until
 
 from tasks.locking import leases
-from tasks.locking.leases import Lease, LeaseTable, impatient_client
+from tasks.locking.leases import LeaseTable, LockLease, impatient_client
 from tasks.locking.lock_owner import LockOwner
 from training.coordinator.journal import read_journal
 
@@ -63,7 +63,7 @@ def test_a_lease_outlives_a_killed_server(site, api, caplog):
     caplog.set_level("INFO")
     me = elsewhere("mine")
     with impatient_client() as client:
-        lease = Lease("lock-outage", LeaseTable(client).take("lock-outage", me), me, beat_s=0.5)
+        lease = LockLease("lock-outage", LeaseTable(client).take("lock-outage", me), me, beat_s=0.5)
     site.kill()
     wait_until(lambda: "cannot be renewed" in caplog.text)
     site.start()

@@ -13,7 +13,7 @@ import pytest
 from support import load_beside, wait_until
 
 from tasks.locking import leases
-from tasks.locking.leases import LEASE_S, Lease, LeaseTable, impatient_client
+from tasks.locking.leases import LEASE_S, LeaseTable, LockLease, impatient_client
 from tasks.locking.lock_owner import LockOwner, _started
 
 variables_server = load_beside(__file__, "variables_server.py").variables_server
@@ -160,7 +160,7 @@ def keep(table):
 
     def start(beats):
         me = elsewhere("mine")
-        lease = Lease(NAME, table.take(NAME, me), me, logging.getLogger("test"), beats.append, beat_s=0.02)
+        lease = LockLease(NAME, table.take(NAME, me), me, logging.getLogger("test"), beats.append, beat_s=0.02)
         made.append(lease)
         return lease
 

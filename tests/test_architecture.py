@@ -117,6 +117,14 @@ def test_modules_stay_readable(path):
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 350
 
 
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_functions_stay_readable(path):
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, functions):
+            assert (node.end_lineno or 0) - node.lineno < 60, f"{node.name} has more than 60 lines"
+
+
 def test_no_public_class_name_is_defined_twice():
     names = Counter(
         node.name

@@ -1,4 +1,4 @@
-"""A real Prefect server, and workers on data folders of their own: what the tests that kill things have in common."""
+"""A real Prefect server, and workers with separate data folders: helpers of the tests that kill processes."""
 
 import json
 import os
@@ -250,7 +250,7 @@ def place(site, folder, document, **options):
 
 
 def undisturbed(folder, document, until="train"):
-    """What the stages record of a run that nobody disturbs, in a data folder of its own."""
+    """What the stages record in an undisturbed run with its own data folder."""
     path = folder / "config.json"
     folder.mkdir(parents=True)
     path.write_text(json.dumps(document))

@@ -91,7 +91,7 @@ def test_a_journal_that_a_crash_has_left_is_not_played_into_the_restored_file(fi
         made.execute("INSERT INTO notes VALUES ('newer')")
         made.commit()
         left = journal.read_bytes()
-    journal.write_bytes(left)  # as if nobody had closed it
+    journal.write_bytes(left)  # as after a kill: the journal was not closed
     restore(url, force=True)
     assert not journal.exists()
     assert rows(path) == ["kept"]

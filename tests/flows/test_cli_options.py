@@ -224,7 +224,7 @@ def test_ports_of_up(recorder, home, quiet_signals, monkeypatch, tmp_path):
 
 
 class Keeper:
-    """A supervisor that only notes what it is told."""
+    """A supervisor that only records its calls."""
 
     def __init__(self, done, interrupt):
         self.done, self.interrupt, self.services = done, interrupt, []

@@ -80,7 +80,7 @@ def server(monkeypatch):
         yield made
 
     monkeypatch.setattr("prefect.client.orchestration.get_client", get_client)
-    # of every flow it takes seconds, and has tests of its own
+    # of every flow it takes seconds, and is tested separately
     form = SimpleNamespace(model_dump_for_openapi=dict)
     monkeypatch.setattr("prefect.utilities.callables.parameter_schema", lambda flow: form)
     return made

@@ -103,7 +103,7 @@ def test_an_evaluation_for_waiting_challengers_ends_at_once_without_one(config, 
     assert began == ["score", (pipeline.STAGES, "score"), found["run"]]
     began.clear()
     assert pipeline.evaluate.fn(config, run_id="mine") == {"run": "mine"}
-    assert began == [(pipeline.STAGES, "report")]  # whoever began the run ends it
+    assert began == [(pipeline.STAGES, "report")]  # the flow that started the run ends it
 
 
 def test_stages_that_are_done_or_later_than_wanted_are_left_out(monkeypatch):

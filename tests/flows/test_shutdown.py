@@ -1,4 +1,4 @@
-"""A process that is told to end does so, with all that it started, also when its threads are busy."""
+"""A process that gets a signal ends, with all its descendants, even if its threads are busy."""
 
 import os
 import signal
@@ -144,7 +144,7 @@ except BaseException:
 
 
 def told(what, patience_s, *numbers):
-    """Exit status, output and errors of a process that is told to end."""
+    """Exit status, output and errors of a process that gets signals."""
     command = [sys.executable, "-c", TOLD, what, str(patience_s)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as process:

@@ -54,7 +54,7 @@ def hanging(monkeypatch):
 
 @pytest.fixture
 def locked():
-    """A server that knows nobody."""
+    """A server that rejects every user."""
 
     class Handler(BaseHTTPRequestHandler):
         def refuse(self):

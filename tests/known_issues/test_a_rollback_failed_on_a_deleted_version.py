@@ -1,7 +1,7 @@
 """A rollback moved the champion and then failed, because the version that `@previous` was to name had been deleted.
 
-Nobody was told, and the command said that nothing had happened. A promotion that was killed before it named
-`@previous` never made up for it, either.
+No event was sent, and the command said that nothing had happened. A promotion that was killed before it named
+`@previous` was never completed, either.
 """
 
 from support import give_mlflow

@@ -48,7 +48,7 @@ def test_a_server_outlives_its_groups_signals_but_not_its_parent(tmp_path):
 
 
 class Command:
-    """A command in a process group of its own, as a terminal starts it.
+    """A command in a separate process group, as a terminal starts it.
 
     Args:
         home: The data folder.

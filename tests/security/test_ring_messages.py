@@ -1,4 +1,4 @@
-"""What a stranger can send to a training's ports: too much, the same again, nonsense; nobody notices but the log."""
+"""What an attacker can send to a training's ports: oversized, repeated or malformed messages; only the log shows it."""
 
 import socket
 import threading

@@ -339,7 +339,7 @@ def test_six_processes_read_for_minutes_from_a_tiny_cache(tmp_path, shards_of_ro
 
 
 def test_an_eviction_between_finding_and_reading_a_copy_is_survived(store, tmp_path, monkeypatch):
-    """Another process evicts each copy the moment it exists: whoever fetched it has it open by then."""
+    """Another process evicts each copy as soon as it exists: its reader has already opened it."""
     index = fill(store)
     reader = ShardReader(store, index, tmp_path)
     publish = cache_module.publish_file

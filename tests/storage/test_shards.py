@@ -206,7 +206,7 @@ def test_webdataset_reads_our_shards(tmp_path):
     samples = [sample(name, name.encode()) for name in IDS]
     write_shard(store, "0.tar", samples[:4], "flac")
     write_shard(store, "1.tar", samples[4:], "flac")
-    # WebDataset reads WDS_SECURE when it is imported, hence a process of its own.
+    # WebDataset reads WDS_SECURE when it is imported: use another process
     command = [sys.executable, "-c", READ_WITH_WEBDATASET, str(tmp_path / "0.tar"), str(tmp_path / "1.tar")]
     result = subprocess.run(command, env={**os.environ, "WDS_SECURE": "1"}, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr

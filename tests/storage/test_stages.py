@@ -169,7 +169,7 @@ class NotesContract:
     """Many runs may note at once what they use; a subclass gives the fixture `store`."""
 
     def test_of_notes_made_at_once_none_is_lost(self, store):
-        """As from as many machines: each writer has an object store of its own."""
+        """As from several machines: each writer has a separate object store."""
         url, begin = store.url, threading.Barrier(6)
 
         def work(number):

@@ -1,7 +1,7 @@
 """Promotions and rollbacks in processes that kill themselves; a program of test_registry_moves.py.
 
-Everything is imported once. Then each line of standard input is a case, or a list of cases at once; each is done by a
-process of its own, forked before any database has been opened. The answers are lines of standard output.
+Everything is imported once. Then each line of standard input is a case, or a list of cases at once; each runs in a
+separate process, forked before any database has been opened. The answers are lines of standard output.
 """
 
 import json
@@ -80,7 +80,7 @@ def note(case, what, champion):
 
 
 def act(case):
-    """What is asked for, one after another, in a process of its own."""
+    """Do the actions of a case, one after another, in this process."""
     os.environ["STARLING_HOME"] = case["home"]
     fake_comparison(case)
     if case.get("step"):

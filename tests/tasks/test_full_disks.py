@@ -28,7 +28,7 @@ def disk(tmp_path, monkeypatch):
     with small_disk(tmp_path / "disk", "64m") as folder:
         monkeypatch.setenv("STARLING_HOME", str(folder / "home"))
         monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        client().search_experiments()  # makes MLflow's database, which is a matter of its own
+        client().search_experiments()  # makes MLflow's database, which is not tested here
         yield folder
 
 

@@ -115,7 +115,7 @@ def test_a_holder_whose_process_is_dead_holds_nothing(table):
     assert not alive.gone()
     child.communicate(b"\n")
     assert replace(here, pid=child.pid, started=started).gone()
-    assert not replace(dead, place="far/boot/ns").gone()  # nobody can tell from here
+    assert not replace(dead, place="far/boot/ns").gone()  # this machine cannot know
     table.take(NAME, dead)
     assert isinstance(table.take(NAME, LockOwner.here("second")), str)
 

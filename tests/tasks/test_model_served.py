@@ -1,6 +1,6 @@
-"""The registered model behind MLflow's own server, and in an environment of its own, without Starling.
+"""The registered model behind MLflow's own server, and in an environment without Starling.
 
-It has never been trained: how well it hears is nobody's business here.
+The model is untrained: its accuracy does not matter here.
 """
 
 import base64

@@ -1,4 +1,4 @@
-"""Who is champion: judgements, moves and rollbacks on a real registry, killed anywhere and raced."""
+"""Promotions and rollbacks on a real registry, with kills and races."""
 
 import json
 import os
@@ -44,7 +44,7 @@ RUN = SimpleNamespace(run_id="a-run", flow_run_url="")
 
 @pytest.fixture
 def api(home, monkeypatch):
-    """A registry; every run's test sets are the same, and who is judged wins unless a test says otherwise."""
+    """A registry; all runs have the same test sets, and the challenger wins unless a test sets another result."""
     give_mlflow(home)
     monkeypatch.setattr(promotion, "tests_tag", lambda run: TESTS)
     monkeypatch.setattr("tasks.tracking.significance.tests_tag", lambda run: TESTS)
@@ -100,7 +100,7 @@ def test_a_challenger_waits_until_it_has_been_judged_against_the_present_champio
     assert waiting_challenger(api, "m").version == 2
     comparison_gives(monkeypatch, False)
     assert not settle(api, RUN, "m", "2").promoted
-    assert waiting_challenger(api, "m") is None  # judged, and not better
+    assert waiting_challenger(api, "m") is None  # compared, and not better
     api.set_model_version_tag("m", "2", COMPARED_TAG, "another champion " + TESTS)
     assert waiting_challenger(api, "m").version == 2  # the champion is another one by now
 
@@ -144,13 +144,13 @@ class Killer:
         return folder
 
     def ask(self, cases):
-        """Let cases be done, each in a process of its own."""
+        """Run cases, each in a separate process."""
         self.process.stdin.write(json.dumps(cases) + "\n")
         self.process.stdin.flush()
         return json.loads(self.process.stdout.readline())
 
     def do(self, what, folder, **case):
-        """What moves answer that nobody kills, one after another."""
+        """Results of actions that are not killed, one after another."""
         found = self.ask({"do": what, "home": str(folder), **case})
         assert found["status"] == 0, found
         return found["said"]
@@ -177,7 +177,7 @@ def champions(folder):
 
 @pytest.fixture
 def killer(api, home, tmp_path):
-    """A registry with two champions one after the other, and two challengers that have not been judged."""
+    """A registry with two champions one after the other, and two challengers that have not been compared."""
     former_champions(api, 2)
     add(api, count=2)
     killer = Killer(tmp_path / "killed", home / "mlflow" / "mlflow.db")
@@ -229,7 +229,7 @@ def test_two_processes_that_promote_at_once_take_turns_and_one_that_dies_holds_u
     assert [one["killed"] for one in found] == [dies, False]
     told = [line.split() for line in (folder / "judged").read_text().splitlines()]
     for (_, version, _), (end, same, _) in zip(told[::2], told[1::2], strict=False):
-        assert dies or (end, same) == ("out", version)  # nobody in between
+        assert dies or (end, same) == ("out", version)  # no other promotion in between
     assert len(champions(folder)) == 1
     if dies:
         assert champions(folder) == ["4"]
@@ -275,7 +275,7 @@ def test_a_champion_that_changes_meanwhile_is_compared_with_anew(api, monkeypatc
 
     def decide(run, champion):
         seen.append(str(champion.version))
-        if len(seen) == 1:  # somebody on another machine
+        if len(seen) == 1:  # another machine
             api.set_registered_model_alias("m", "champion", "2")
         return Decision(True, "beats", str(champion.version))
 
@@ -298,7 +298,7 @@ def test_a_champion_that_changes_meanwhile_is_compared_with_anew(api, monkeypatc
 
 def test_the_first_judgement_freezes_the_test_sets_whoever_wins(api, monkeypatch):
     add(api, count=2)
-    make_champion(api, "m", "1", None)  # by somebody's order: it was judged on nothing
+    make_champion(api, "m", "1", None)  # by a forced promotion: there was no comparison
     assert frozen_tests(api, "m") == ""
     comparison_gives(monkeypatch, False, p_value=None)
     settle(api, RUN, "m", "2")
@@ -375,7 +375,7 @@ def test_what_was_rolled_back_reigns_again_only_by_its_number(api):
 
 
 def test_what_was_rolled_back_is_not_judged_by_itself_against_another_champion(api):
-    """Version 3 was judged against version 2: against version 1 it has not been."""
+    """Version 3 was compared with version 2, but not with version 1."""
     former_champions(api, 3)
     rollback("m", to="1")
     assert version_of(api, "m", "challenger").version == 3

@@ -133,7 +133,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1500)  # two runs, each with a Prefect server of its own
+@pytest.mark.timeout(1500)  # two runs, each with its own Prefect server
 @pytest.mark.parametrize("kind", ["dask", "ray"])
 def test_a_cluster_of_two_workers_makes_what_threads_make(finished, tmp_path, kind):
     pytest.importorskip(f"prefect_{kind}")

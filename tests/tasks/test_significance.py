@@ -120,7 +120,7 @@ def test_what_this_runs_model_could_not_read_counts_for_neither(models, damaged)
 
 @pytest.fixture
 def ruled(monkeypatch):
-    """Judges without a registry: the frozen test sets, those of the run, and whether the comparison is won."""
+    """Decides without a registry: frozen test sets, those of the run, and the comparison's result are given."""
     site = SimpleNamespace(frozen='{"test": "a"}', own='{"test": "a"}', won=False, compared=0)
 
     def compare(run, champion):

@@ -1,4 +1,4 @@
-"""Who waits for whom, and what a run is told that does not get what it wants."""
+"""Which run waits for which, and the messages of a run whose resource is taken."""
 
 import socket
 import threading

@@ -18,7 +18,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,255}")
 
 
 class Variables:
-    """The variables, by name, and what the server is told to do wrong.
+    """The variables, by name, and the faults to simulate.
 
     Attributes:
         refuse: Status that every request gets; 0 answers them.

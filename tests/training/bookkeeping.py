@@ -94,7 +94,7 @@ class Player:
         self.do("begin", incarnation=name, epoch=number, rows=pack_rows(np.array(rows, dtype=np.int64)))
         self.done.update((number, row) for row in rows)
         self.untold[name].append((number, rows))
-        # of rows that somebody else has reported, a loss is not noticed: the coordinator takes them for done
+        # a loss of rows that another learner has reported is not noticed: the coordinator counts them as done
         epoch = self.ledger.epochs.get(number)
         if told or epoch is None or epoch.trained[rows].any():
             self.tell(name)

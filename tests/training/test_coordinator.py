@@ -97,7 +97,7 @@ def join_again(coordinator, node, name, kept):
 
 
 def lost(coordinator, clock):
-    """Nobody is heard of until all are dropped."""
+    """All nodes are silent until they are dropped."""
     for _ in range(12):
         clock.now += 1.0
         coordinator.tick()

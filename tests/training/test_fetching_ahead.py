@@ -117,7 +117,7 @@ def test_every_machine_of_a_node_fetches_what_comes(job, tmp_path):
             worker.client.close()
             worker.prefetch.close()
     assert len(first["fetch"]) == SHARDS
-    assert second["fetch"] == []  # they have been told
+    assert second["fetch"] == []  # they have been sent already
     elsewhere = job.model_copy(update={"cache": tmp_path / "elsewhere"})
     cpu = torch.device("cpu")
     group = NodeGroup(0, 1, tmp_path / "meet", cpu)

@@ -34,7 +34,7 @@ def test_a_repeated_request_is_applied_once_and_a_late_one_not_at_all(tmp_path):
             assert ask_raw(raw, pack(request, [values])) == answers[0]  # the late one was passed over
             assert torch.equal(client.pull()[0], once[0])
         again = request.model_copy(update={"token": "anew", "number": 0})
-        assert ask_raw(raw, pack(again, [values]))[1] != answers[0][1]  # a learner that starts anew counts anew
+        assert ask_raw(raw, pack(again, [values]))[1] != answers[0][1]  # a learner that restarts counts from 0
 
 
 @contextmanager

@@ -174,7 +174,7 @@ def test_all_names_have_their_traits():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_replicas_are_equal_where_the_program_averages_gradients_as_they_are_computed(name):
-    """The engine must know it before the program has begun: by what it makes of checkpoints."""
+    """The engine must know it before the program starts: from the checkpoints that it writes."""
     method, contexts = METHODS[name], [LearnerContext(Regression().replica(), rank=rank, size=2) for rank in range(2)]
     request = next(method.program(contexts[0], method.config()))
     reduces = isinstance(request, Compute) and request.reduce != "own"

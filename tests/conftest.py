@@ -63,7 +63,7 @@ def _load(name: str) -> ModuleType:
 
 
 def pytest_collection_finish() -> None:
-    """Let garbage collection skip what collection has created."""
+    """Exclude objects that test collection has created from garbage collection."""
     gc.freeze()
     gc.enable()
 
@@ -152,7 +152,7 @@ def shared_data() -> Path:
 
 @pytest.fixture(autouse=True)
 def threads_ended(monkeypatch):
-    """Let a thread that still sends to a test's MLflow end before the next test's environment is its own."""
+    """Wait for threads that still send to a test's MLflow, before the next test changes the environment."""
     yield
     for thread in threading.enumerate():
         if thread.name == "forward":

@@ -1,4 +1,4 @@
-"""The rules of DESIGN: who may import whom, and what is never done."""
+"""Rules of the architecture: allowed imports, and forbidden calls."""
 
 import ast
 import subprocess

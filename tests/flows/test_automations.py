@@ -1,4 +1,4 @@
-"""Automations: as Prefect's own server reads them, and at work on a real one."""
+"""Automations: as Prefect's own server parses them, and in action on a real one."""
 
 import json
 import subprocess
@@ -181,7 +181,7 @@ def test_containers_fit_the_image_and_its_secrets():
 
 
 class Hook:
-    """A webhook that keeps what it is sent."""
+    """A webhook that records requests."""
 
     def __init__(self):
         self.got = got = []
@@ -415,7 +415,7 @@ def test_a_silent_run_crashes_and_nothing_else_does_not_even_when_the_server_was
 
 
 def age_windows(home, seconds):
-    """As if the server had been away for so long: every window ended by that much earlier."""
+    """As if the server had been stopped for that long: every window ended earlier by that time."""
     import sqlite3
 
     with sqlite3.connect(home / "prefect" / "prefect.db") as database:

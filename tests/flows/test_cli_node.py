@@ -1,4 +1,4 @@
-"""`starling key`, and `starling train` as one node: what is taken from where, and what is refused."""
+"""`starling key`, and `starling train` as one node: sources of its options, and invalid ones."""
 
 import json
 import stat

@@ -1,4 +1,4 @@
-"""What is given on the command line reaches what does the work, each word in its place."""
+"""Command-line options reach the functions that they configure."""
 
 import json
 import os
@@ -25,14 +25,14 @@ def invoke(*words, code=0, stdin=None):
 
 @pytest.fixture(autouse=True)
 def wide(monkeypatch):
-    """A terminal that breaks no lines."""
+    """A terminal that does not wrap lines."""
     for console in ("out", "err"):
         monkeypatch.setattr(f"flows.cli.common.{console}.width", 200, raising=False)
 
 
 @pytest.fixture
 def recorder(monkeypatch):
-    """Puts something in a function's place that notes what it is given."""
+    """Replaces a function by one that records its arguments."""
 
     def record(name, answer=None):
         calls = []
@@ -91,7 +91,7 @@ def test_what_is_cross_validated(recorder, config):
 
 
 def test_servers_are_looked_at_before_anything_is_done(recorder, config, monkeypatch):
-    """What a run needs, and no more: one that ends before registration needs no MLflow."""
+    """Only what a run needs: one that ends before registration needs no MLflow."""
     asked = recorder("tasks.orchestration.reachable.check_servers")
     ran = recorder("tasks.orchestration.stage_tasks.run_plainly")
     folded = recorder("flows.folds.crossvalidate_plainly", {})
@@ -115,7 +115,7 @@ def no_server(home, monkeypatch):
 
 @pytest.fixture
 def served(home, monkeypatch):
-    """As if a Prefect server ran."""
+    """As if a Prefect server were running."""
 
     @contextmanager
     def orchestration(*_):

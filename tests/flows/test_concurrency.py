@@ -118,7 +118,7 @@ def test_a_run_that_is_interrupted_in_its_terminal_is_cancelled(monkeypatch, rai
 
 @pytest.fixture
 def heeded(monkeypatch):
-    """Looks after a run for a while; which signals it sent."""
+    """Watches a run for a while; the signals that it sent."""
 
     def heed(state, seconds=0.2, over=None):
         client, sent = given(monkeypatch, state), []

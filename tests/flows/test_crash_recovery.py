@@ -43,7 +43,7 @@ def calm(tmp_path_factory):
 
 @contextmanager
 def middle(site, folder, stage, made):
-    """A deployment's run in the middle of a stage, its last one: where, and its id."""
+    """A deployment's run in the middle of its last stage: its site, and its id."""
     with place(site, folder, deepcopy(DOCUMENT), made=made, **SLOW[stage]) as one:
         run = one.run(until=stage)
         wait_until(one.is_sharding if stage == "shard" else one.is_training)
@@ -58,7 +58,7 @@ def begun(request, site, calm, tmp_path):
 
 
 def as_if_undisturbed(stage, expected, one, run):
-    """The run completes, and has made what it would have made without us."""
+    """The run completes, with the same outputs as an undisturbed run."""
     assert one.ended(run, 240) == "COMPLETED", one.log()[-4000:]
     record = one.record(stage)
     assert record["sets"] == expected["sets"] if stage == "shard" else record["digest"] == expected["digest"]
@@ -117,7 +117,7 @@ def test_a_run_that_died_with_its_worker_is_found_dead_and_resumed(site, calm, t
         about = f"prefect.flow-run.{run}"
 
         def alive():
-            """The first sign of life arms the automation."""
+            """The first heartbeat arms the automation."""
             found = site.get("events/filter", {"filter": {"event": {"name": ["prefect.flow-run.heartbeat"]}}})
             return [event for event in found["events"] if event["resource"]["prefect.resource.id"] == about]
 

@@ -1,4 +1,4 @@
-"""What `deploy` asks of a Prefect server; that the real one takes it is tested in test_automations.py."""
+"""Requests of `deploy` to a Prefect server; test_automations.py tests that a real server accepts them."""
 
 from contextlib import contextmanager
 from types import SimpleNamespace

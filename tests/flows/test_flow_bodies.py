@@ -1,4 +1,4 @@
-"""What the flows do, called as functions: no server is needed to see what they ask for and what they say."""
+"""The flows' bodies, called as functions without a server: what they request and report."""
 
 import logging
 from types import SimpleNamespace
@@ -34,7 +34,7 @@ def no_flow(monkeypatch):
 
 @pytest.fixture
 def watched(monkeypatch):
-    """A server that keeps what was seen; a look that is killed has noted nothing."""
+    """A server that stores the listings; a check that is killed has stored nothing."""
     site = SimpleNamespace(kept={}, asked=[], found="a", dies=False)
 
     def note(name, state):

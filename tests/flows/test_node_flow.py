@@ -1,4 +1,4 @@
-"""The node flow: its child process ends with it, however it ends, and the real thing at a real Prefect server."""
+"""The node flow: its child process always ends with it; also with a real Prefect server."""
 
 import json
 import os

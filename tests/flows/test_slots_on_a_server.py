@@ -1,4 +1,4 @@
-"""One at a time on a real Prefect server: leases that outlive it, double starts, and a schedule that is too fast."""
+"""Locks on a real Prefect server: leases that outlive it, double starts, and a schedule that is too fast."""
 
 import json
 import os
@@ -107,7 +107,7 @@ def test_of_runs_that_begin_at_once_one_trains_and_all_have_the_model(site, made
 
 
 def test_a_schedule_that_is_too_fast_neither_overlaps_nor_piles_up(site, made, tmp_path):
-    """A schedule of every 20 s and a run that takes a minute stand for every hour and a run of half a day."""
+    """A schedule of every 20 s and a run of a minute represent an hourly schedule and a run of half a day."""
     often = {"made": made, "stages": ("prepare",), "slow_shard": 4.0}
     with place(site, tmp_path.resolve() / "often", slow_document("often"), **often) as one:
         schedule = {"schedule": {"interval": 20.0}, "active": True, "parameters": {"until": "shard"}}

@@ -1,4 +1,4 @@
-"""What `watch` decides, and what the flows that look at things say of them."""
+"""Decisions of `watch`, and the messages of flows that check sources."""
 
 import json
 import os

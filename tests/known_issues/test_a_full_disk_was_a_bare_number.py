@@ -1,6 +1,6 @@
-"""Full, read-only and forbidden disks ended stages with a bare "[Errno 28]", and trainings with nothing at all.
+"""Full, read-only and forbidden disks ended stages with a bare "[Errno 28]", and trainings without any message.
 
-The disks are real, where the test may mount them.
+The disks are real if the test can mount them.
 """
 
 import errno

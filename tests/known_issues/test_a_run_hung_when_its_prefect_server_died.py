@@ -1,4 +1,4 @@
-"""Nothing started a run's own Prefect server again: the run waited for it for ever, with complaints of its queues."""
+"""A run's own Prefect server was not restarted: the run waited for it for ever, with errors of its queues."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""BMUF with short blocks diverged at every usable rate: its momentum and the optimizer's, kept from block to block."""
+"""BMUF with short blocks diverged at every usable rate: the optimizer's momentum was kept beside the block's."""
 
 import pytest
 import torch

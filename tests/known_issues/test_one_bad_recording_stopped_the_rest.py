@@ -32,7 +32,7 @@ RATE = 8000
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory):
-    """A model that has learnt nothing."""
+    """An untrained model."""
     folder = tmp_path_factory.mktemp("bundle")
     spec = BundleSpec(
         sample_rate=RATE,

@@ -1,4 +1,4 @@
-"""Audio whose header claims what is not there, and audio that is small on disk and endless in memory."""
+"""Audio whose header claims more than the file has, and small files that decode to huge audio."""
 
 import io
 import struct

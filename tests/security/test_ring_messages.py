@@ -40,7 +40,7 @@ class Recorder:
 
 
 def test_what_was_overheard_cannot_be_said_again():
-    """CURVE's keys are drawn for each connection: recorded bytes are noise to the next one."""
+    """CURVE's keys are random for each connection: recorded bytes are useless on the next one."""
     key = RingKey.generate()
     with zmq.Context() as context, zmq.Context() as outside:
         server, client = context.socket(zmq.ROUTER), outside.socket(zmq.DEALER)

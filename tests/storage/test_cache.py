@@ -1,4 +1,4 @@
-"""The cache of remote shards: bounded, shared between processes, cleaned of what killed ones left."""
+"""The cache of remote shards: bounded, shared between processes, and cleaned up after kills."""
 
 import errno
 import fcntl
@@ -281,7 +281,7 @@ def start_worker(folder, cache, limit, seed, reads, seconds=0):
 
 
 def finish(workers):
-    """How many payloads each has read."""
+    """How many payloads each process has read."""
     counts = []
     for worker in workers:
         said, errors = worker.communicate(timeout=600)

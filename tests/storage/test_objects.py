@@ -1,4 +1,4 @@
-"""One contract for all object stores, then what is special to URLs, local folders and errors."""
+"""One contract for all object stores, then URLs, local folders and errors."""
 
 import errno
 import itertools

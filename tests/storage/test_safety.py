@@ -1,4 +1,4 @@
-"""Tar files that must be refused, and those that must not."""
+"""Tar files that must be rejected, and those that must not."""
 
 import io
 import tarfile

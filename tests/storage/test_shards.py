@@ -70,7 +70,7 @@ def test_a_given_json_member_is_kept(store):
 
 
 def test_bytes_are_frozen(store):
-    """A change of these bytes makes every shard that users have stored look like another one."""
+    """If these bytes change, all shards that users have stored have other digests."""
     part = write_shard(store, "s.tar", [sample("a.b", b"\x01\x02"), sample("c")], "flac")
     assert part.record.sha256 == "1eb59c3bc89b7f155715be28641d880a20c6f6a18192768cc06d542c0287bebe"
 

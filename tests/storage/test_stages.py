@@ -118,7 +118,7 @@ def test_a_record_of_an_earlier_version_is_taken_as_it_is(output):
 
 
 class TestPromises:
-    """The record lists what is there, so that it is known what has left or changed since."""
+    """The record lists all objects, so that later losses and changes are detected."""
 
     @pytest.fixture
     def output(self, output):

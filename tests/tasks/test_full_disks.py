@@ -1,4 +1,4 @@
-"""Every stage on a disk that is really full: one clear error, nothing half-published, and then it finishes."""
+"""Every stage on a full disk: one clear error, no partial output, and success after space is freed."""
 
 import logging
 import subprocess
@@ -33,7 +33,7 @@ def disk(tmp_path, monkeypatch):
 
 
 def attempt(run, name):
-    """Execute a stage that may fail for want of room, and only so."""
+    """Execute a stage that may fail because the disk is full, and for no other reason."""
     try:
         ALL[name].execute(run)
         return ""

@@ -44,7 +44,7 @@ print(mlflow.pyfunc.load_model(sys.argv[2]).predict(sys.argv[3]).to_json(orient=
 
 
 def untrained(folder, tokens="words", decode="greedy"):
-    """A bundle with weights as they are drawn."""
+    """A bundle with random weights."""
     texts = ["one two three four", "five six seven eight nine"]
     spec = BundleSpec(
         sample_rate=8000,

@@ -1,4 +1,4 @@
-"""Node runs: what is asked of Prefect when nodes crash, leave, or were left by a former process; Prefect is a fake."""
+"""Node runs requested from a fake Prefect when nodes crash, leave, or are left over from an earlier process."""
 
 import json
 from itertools import count
@@ -12,7 +12,7 @@ from training.config import TrainConfig
 
 
 class Prefect:
-    """Remembers what it was asked; the test decides how runs fare."""
+    """Records requests; the test decides the states of runs."""
 
     def __init__(self):
         self.numbers = count(1)

@@ -25,7 +25,7 @@ from training.learner.inference import Decoded
 
 
 class Killed(BaseException):
-    """Stands for kill -9: nothing in the stage may catch it and tidy up."""
+    """Simulates kill -9: nothing in the stage may catch it and clean up."""
 
 
 def published(run, name, key, record):

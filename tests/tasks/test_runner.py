@@ -84,7 +84,7 @@ def test_storage_workers_count_where_the_runner_says_nothing(home):
 
 
 def outputs(run):
-    """What the stages over shards have made: digests of all sets, statistics, hypotheses."""
+    """The outputs of the stages over shards: digests of all sets, statistics, hypotheses."""
     found = {name: entry["digest"] for name, entry in run.result("shard").record["sets"].items()}
     found |= {f"{name} features": entry["digest"] for name, entry in run.result("features").record["sets"].items()}
     # scores depend on what an utterance is padded with, in the last digits

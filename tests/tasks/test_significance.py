@@ -1,4 +1,4 @@
-"""Judgements: the same utterances side by side, by the configured significance, on the test sets that are to count."""
+"""Promotion decisions: paired comparison with the configured significance, on the frozen test sets."""
 
 import dataclasses
 import json

@@ -37,7 +37,7 @@ def soon(monkeypatch):
 
 @pytest.fixture
 def in_a_flow(monkeypatch):
-    """As within a flow run with a server that keeps variables."""
+    """As in a flow run with a server that stores variables."""
     with variables_server() as variables:
         monkeypatch.setattr(slots, "_flow_api", lambda: "http://127.0.0.1/api")
         yield variables

@@ -1,4 +1,4 @@
-"""What an onlooker makes of a journal: learners, speed, who came and went, time left."""
+"""A journal as `starling top` shows it: learners, speed, membership, time left."""
 
 import json
 import random

@@ -1,6 +1,6 @@
-"""The part of a Prefect server that keeps variables, for tests that cannot wait half a minute for the real one.
+"""The part of a Prefect server that stores variables, for tests that cannot wait half a minute for a real one.
 
-`test_slots_on_a_server.py` holds the real one to the same contract.
+`test_slots_on_a_server.py` runs the same contract against a real one.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Learners whose exchange a test plays itself: live weights, both sides of the mailbox, and an exact account."""
+"""Learners whose exchange is emulated by a test: live weights, both sides of the mailbox, and exact sums."""
 
 import numpy as np
 import torch
@@ -72,7 +72,7 @@ class Learner:
         return self.outside.give(self.live, self.step)
 
     def poll(self):
-        """The exchange's turn, with what the training process wants."""
+        """A turn of the exchange, with the requests of the training process."""
         self.outside._mailbox.demand()
         self.inside.poll()
 

@@ -1,4 +1,4 @@
-"""A ledger and a coordinator without processes: players that know the truth, and requests by a clock of the test."""
+"""A ledger and a coordinator without processes: emulated nodes that know the truth, and requests on a test clock."""
 
 import json
 from collections import Counter
@@ -81,7 +81,7 @@ class Player:
                 return
 
     def train(self, name, amount, told=True):
-        """Begin some rows, train them, and report them and what is untold, or do that later or never."""
+        """Start some rows, train them, and report them and earlier ones, or do that later or never."""
         if not self.work[name]:
             return
         number, lease, rows = self.work[name].pop(0)

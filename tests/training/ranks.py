@@ -1,4 +1,4 @@
-"""Runs a program as the ranks of a node: real processes that meet through a file."""
+"""Runs a program as the ranks of a node: real processes that rendezvous by a file."""
 
 import os
 import subprocess

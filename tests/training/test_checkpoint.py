@@ -1,4 +1,4 @@
-"""What nodes and evaluator leave in the object store: replicas, averages, and the choice of the best epochs."""
+"""Objects that nodes and evaluator write: replicas, averages, and the choice of the best epochs."""
 
 import pytest
 import torch

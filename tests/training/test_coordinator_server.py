@@ -1,4 +1,4 @@
-"""The store as a process, with nodes as threads and processes: work, membership, refusals."""
+"""The coordinator as a process, with nodes as threads and processes: work, membership, refusals."""
 
 import json
 import subprocess

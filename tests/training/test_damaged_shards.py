@@ -1,4 +1,4 @@
-"""Shards of a training that are cut, altered or gone, before it begins or in mid-run: left out, counted, named."""
+"""Training shards that are truncated, altered or missing, from the start or later: left out, counted, named."""
 
 import shutil
 

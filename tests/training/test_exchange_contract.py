@@ -1,4 +1,4 @@
-"""What every exchange must do, run on each of them with real threads, processes and sockets."""
+"""The contract of every exchange, run on each of them with real threads, processes and sockets."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What exchanges ask and answer, without I/O: connections of every kind, late answers, crossings, refusals."""
+"""Requests and answers of exchanges, without I/O: all kinds of connections, late answers, crossings, refusals."""
 
 from collections import deque
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""An exchange's figures: what is written to the shared memory, and when."""
+"""An exchange's figures in shared memory: what is written, and when."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Shards of what comes next are fetched before they are asked for, from a real S3 server."""
+"""Shards of the next leases are prefetched, from a real S3 server."""
 
 import pytest
 import torch

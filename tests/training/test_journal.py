@@ -1,4 +1,4 @@
-"""The journal: whole lines only, torn ones passed over, void ones left out."""
+"""The journal: whole lines only; torn and void lines are skipped."""
 
 import pytest
 from hypothesis import given, settings

@@ -1,4 +1,4 @@
-"""Training with all its real processes: killed, orphaned, cancelled, failing, of one learner and of several."""
+"""Training with all its real processes: killed, orphaned, cancelled, failing, with one learner and several."""
 
 import os
 import signal

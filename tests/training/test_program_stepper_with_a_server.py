@@ -1,4 +1,4 @@
-"""What a learner of `asgd` tells the parameter server, and what it keeps of it; the server itself is a note-taker."""
+"""What a learner of `asgd` sends to the parameter server and keeps of its answers; the server is a recording fake."""
 
 from types import SimpleNamespace
 

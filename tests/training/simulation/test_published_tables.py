@@ -1,4 +1,4 @@
-"""The simulator against published tables, from calibrations that use other rows than those that are predicted."""
+"""The simulator against published tables; the calibration uses other rows than those that are predicted."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Every method's program: what all promise, and the identities between them."""
+"""Every strategy's program: the common contract, and identities between strategies."""
 
 import pytest
 import torch

@@ -107,7 +107,7 @@ s3_server = _load("s3").s3_server
 # other process would be idle.
 SLOWEST = (
     "flows/test_end_to_end.py",
-    "tasks/test_forward.py",
+    "tasks/test_forwarding.py",
     "test_docs.py",
     "tasks/test_training_run.py",
     "training/test_launch.py",
@@ -119,7 +119,7 @@ SLOWEST = (
     "tasks/test_registry_moves.py",
     "known_issues/test_remedies_that_did_not_help.py",
     "tasks/test_register.py",
-    "training/test_store_server.py",
+    "training/test_coordinator_server.py",
     "training/test_engine.py",
     "test_duplicates_measured.py",
 )

@@ -1,11 +1,13 @@
 """A ledger and a coordinator without processes: emulated nodes that know the truth, and requests on a test clock."""
 
 import json
+import time
 from collections import Counter
 
 import numpy as np
 
 from storage.objects import ObjectStore
+from training.coordinator.checkpoints import find_checkpoint
 from training.coordinator.coordinator import Coordinator
 from training.coordinator.core import Core
 from training.coordinator.epochs import ShardMap
@@ -186,3 +188,31 @@ def report(seq, rows, epoch=0):
         "unreadable": 0,
     }
     return {"seq": seq, "epoch": epoch, "rows": pack_rows(np.array(rows)), "counts": counts}
+
+
+def ring(tmp_path, nodes=2, **options):
+    """A coordinator with all its nodes in the ring, and training."""
+    coordinator, clock = make_coordinator(tmp_path, nodes=nodes, **options)
+    for node in range(nodes):
+        join(coordinator, node)
+        beat(coordinator, node)
+    assert coordinator.ledger.values.running
+    return coordinator, clock
+
+
+def making(coordinator, number):
+    current = coordinator.rounds.current
+    return current is not None and current.number == number
+
+
+def published(coordinator, number):
+    """Wait until a checkpoint is published."""
+    deadline = time.monotonic() + 20
+    while find_checkpoint(coordinator.core.output, "r") is None or making(coordinator, number):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+        coordinator.tick()
+
+
+def record(node, seq=0):
+    return {"node": node, "step": seq, "seq": seq}

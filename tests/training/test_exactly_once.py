@@ -32,7 +32,7 @@ def trained_ids(folder):
     return counts, batches
 
 
-LAYOUTS = {
+WORLDS = {
     "one": {"strategy": "single"},
     "two": {"strategy": "adpsgd", "nodes": 2},
     "two by two": {"strategy": "h-adpsgd", "nodes": 2, "learners_per_node": 2},
@@ -50,9 +50,9 @@ def trace(tmp_path):
         yield folder
 
 
-@pytest.mark.parametrize("layout", ["one", "two", *(pytest.param(layout, marks=pytest.mark.slow) for layout in SLOW)])
-def test_three_epochs(corpus, tmp_path, trace, layout):
-    train(make_job(corpus, tmp_path, **LAYOUTS[layout]))
+@pytest.mark.parametrize("world", ["one", "two", *(pytest.param(world, marks=pytest.mark.slow) for world in SLOW)])
+def test_three_epochs(corpus, tmp_path, trace, world):
+    train(make_job(corpus, tmp_path, **WORLDS[world]))
     counts, _ = trained_ids(trace)
     once = Counter(sample.id for sample in corpus.train)
     assert counts == dict.fromkeys(range(EPOCHS), once)

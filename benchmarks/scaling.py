@@ -173,7 +173,7 @@ def _throughput_ratio(got: Measured, base: Measured) -> float:
     return base.utterances_per_s / max(got.utterances_per_s, 1e-9)
 
 
-def judge(rows: Sequence[Row]) -> list[Row]:
+def check_goals(rows: Sequence[Row]) -> list[Row]:
     """The goals that apply to the rows, and whether they are met."""
     found: list[Row] = []
 
@@ -288,7 +288,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows.append(to_row(results[-1], results))
         brief = {name: rows[-1][name] for name in ("steps_per_s", "speedup", "epoch_ratio", "cpu_share")}
         print(f"{scenario.strategy} x {scenario.learners}, {scenario.condition}: {brief}", file=sys.stderr, flush=True)
-    document = {"rows": rows, "goals": judge(rows), "skipped": skipped, "failures": failures}
+    document = {"rows": rows, "goals": check_goals(rows), "skipped": skipped, "failures": failures}
     document |= {"cores": os.cpu_count(), "neighbours": options.neighbours, "wire": options.wire}
     print(json.dumps(document, indent=1) if options.json else show(document))
     return 1 if failures else 0

@@ -1,9 +1,9 @@
 """Word error rate by strategy: the same recipe trained by one, two and four learners, and by every strategy.
 
-    python -m benchmarks.strategies [--json] [--config configs/fsdd.yaml] [--set FIELD=VALUE ...] [--worlds single ...]
+    python -m benchmarks.strategies [--json] [--config configs/fsdd.yaml] [--set FIELD=VALUE ...] [--setups single ...]
     python -m benchmarks.strategies --rivals         # other methods for comparison, two learners each
 
-Every world trains the same number of epochs with the same global batch and learning rate. Runs are cached in the data
+Every setup trains the same number of epochs with the same global batch and learning rate. Runs are cached in the data
 folder, so an interrupted benchmark continues.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-WORLDS = {
+SETUPS = {
     "single": ("single", 1, 1),
     "scpsgd-2": ("scpsgd", 1, 2),
     "adpsgd-2": ("adpsgd", 2, 1),
@@ -34,19 +34,19 @@ RIVALS = {
     "easgd-2": ("easgd", 2, 1),
     "hogwild-2": ("hogwild", 2, 1),
 }
-ALL = WORLDS | RIVALS
+ALL = SETUPS | RIVALS
 
 
-def run(config: Path, world: str, overrides: list[str], options: list[str]) -> dict[str, Any]:
-    """Train and score one world; returns a row of the table.
+def run(config: Path, setup: str, overrides: list[str], options: list[str]) -> dict[str, Any]:
+    """Train and score one setup; returns a row of the table.
 
     Args:
         config: YAML file.
-        world: Name of the world.
-        overrides: Assignments for all worlds.
+        setup: Name of the setup.
+        overrides: Assignments for all setups.
         options: Assignments to fields of strategies, such as `bmuf.tau=8`, each for its strategy only.
     """
-    strategy, nodes, learners = ALL[world]
+    strategy, nodes, learners = ALL[setup]
     own = [f"train.strategy.{text.removeprefix(f'{strategy}.')}" for text in options if text.startswith(f"{strategy}.")]
     changes = [f"train.strategy={strategy}", *own, f"train.nodes={nodes}", f"train.learners_per_node={learners}"]
     changes += overrides
@@ -58,7 +58,7 @@ def run(config: Path, world: str, overrides: list[str], options: list[str]) -> d
     training = next(stage for stage in summary["stages"] if stage["name"] == "train")
     scores = summary["sets"]["test"]
     return {
-        "world": world,
+        "setup": setup,
         "strategy": strategy,
         "learners": nodes * learners,
         "wer": scores["wer"],
@@ -76,16 +76,17 @@ def main() -> None:
     parser.add_argument("--config", type=Path, default=ROOT / "configs" / "fsdd.yaml")
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="FIELD=VALUE")
     parser.add_argument("--option", action="append", default=[], dest="options", metavar="STRATEGY.FIELD=VALUE")
-    parser.add_argument("--worlds", nargs="+", choices=ALL, default=list(WORLDS))
+    # the commands in RESULTS.md use the older name, --worlds
+    parser.add_argument("--setups", "--worlds", nargs="+", choices=ALL, default=list(SETUPS))
     parser.add_argument("--rivals", action="store_true", help="the other methods with two learners")
     args = parser.parse_args()
     rows = []
-    for world in RIVALS if args.rivals else args.worlds:
-        row = run(args.config, world, args.overrides, args.options)
+    for setup in RIVALS if args.rivals else args.setups:
+        row = run(args.config, setup, args.overrides, args.options)
         rows.append(row)
         if not args.json:
             interval = f"{row['wer_low']:.2%}-{row['wer_high']:.2%}"
-            print(f"{world:14} WER {row['wer']:7.2%} ({interval})  trained in {row['train_s']:.0f} s", flush=True)
+            print(f"{setup:14} WER {row['wer']:7.2%} ({interval})  trained in {row['train_s']:.0f} s", flush=True)
     if args.json:
         print(json.dumps({"benchmark": "strategies", "config": args.config.name, "rows": rows}))
 

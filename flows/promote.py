@@ -14,7 +14,7 @@ from tasks.orchestration.logs import secrets_kept
 from tasks.tracking.promotion import promote_version
 from tasks.tracking.registry import RegistryError, record_links
 from tasks.tracking.registry import rollback as roll_back
-from tasks.tracking.significance import Wish
+from tasks.tracking.significance import PromotionOptions
 
 
 def _named(what: str) -> Callable[[], str]:
@@ -49,9 +49,9 @@ def promote(
     name = model or (config.model_name if config is not None else "")
     if not name:
         raise RegistryError("no model given: set `model` to its name in the registry, or give a configuration")
-    wish = Wish(force=force, new_tests=new_tests, reason=reason)
+    options = PromotionOptions(force=force, new_tests=new_tests, reason=reason)
     with secrets_kept():
-        found = promote_version(name, version, wish, link=str(flow_run.ui_url or ""))
+        found = promote_version(name, version, options, link=str(flow_run.ui_url or ""))
     get_run_logger().info("%s version %s: %s", name, found["version"], found["reason"])
     links = " · ".join(f"[{text}]({address})" for text, address in record_links(found).items())
     title = "promoted" if found["promoted"] else "not promoted"

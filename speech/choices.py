@@ -23,7 +23,7 @@ from pydantic_core import CoreSchema, core_schema
 
 
 class Choice(BaseModel):
-    """What one kind of component can be told; a subclass has a literal `kind`."""
+    """Configuration of one kind of component; a subclass has a literal `kind`."""
 
     model_config = ConfigDict(
         extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True, protected_namespaces=()

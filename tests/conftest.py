@@ -63,7 +63,7 @@ def _load(name: str) -> ModuleType:
 
 
 def pytest_collection_finish() -> None:
-    """Let garbage collection skip what collection has created."""
+    """Exclude objects that test collection has created from garbage collection."""
     gc.freeze()
     gc.enable()
 
@@ -107,7 +107,7 @@ s3_server = _load("s3").s3_server
 # other process would be idle.
 SLOWEST = (
     "flows/test_end_to_end.py",
-    "tasks/test_forward.py",
+    "tasks/test_forwarding.py",
     "test_docs.py",
     "tasks/test_training_run.py",
     "training/test_launch.py",
@@ -119,7 +119,7 @@ SLOWEST = (
     "tasks/test_registry_moves.py",
     "known_issues/test_remedies_that_did_not_help.py",
     "tasks/test_register.py",
-    "training/test_store_server.py",
+    "training/test_coordinator_server.py",
     "training/test_engine.py",
     "test_duplicates_measured.py",
 )
@@ -152,7 +152,7 @@ def shared_data() -> Path:
 
 @pytest.fixture(autouse=True)
 def threads_ended(monkeypatch):
-    """Let a thread that still sends to a test's MLflow end before the next test's environment is its own."""
+    """Wait for threads that still send to a test's MLflow, before the next test changes the environment."""
     yield
     for thread in threading.enumerate():
         if thread.name == "forward":

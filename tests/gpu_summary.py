@@ -1,4 +1,4 @@
-"""What `make test-gpu` prints last: the machine, which tests ran on it, and what they measured, as text to paste."""
+"""The summary of `make test-gpu`: the machine, the tests that ran on it, and their measurements, as text to paste."""
 
 import platform
 import subprocess
@@ -11,7 +11,7 @@ NONE = "No GPU here that torch can use: nothing of this has run. `starling docto
 
 
 def machine() -> list[str]:
-    """The GPUs, and the versions of all between them and the tests."""
+    """The GPUs, and the versions of driver, CUDA and torch."""
     import torch
 
     from training.learner.devices import inventory

@@ -1,4 +1,4 @@
-"""A fixture that several rooms' tests use: a real S3 server: rclone on a free loopback port, over a folder."""
+"""A fixture for the tests of several rooms: a real S3 server, rclone on a free loopback port, over a folder."""
 
 import importlib.metadata
 import os
@@ -36,7 +36,7 @@ def free_port() -> int:
 
 
 class S3Server:
-    """Serves the folders of `root` as buckets; may be killed and started again on the same port."""
+    """Serves the folders of `root` as buckets; can be killed and restarted on the same port."""
 
     def __init__(self, root: Path):
         self.root = root

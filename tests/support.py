@@ -51,7 +51,7 @@ def tiny_document(name="tiny", **fields):
 
 @contextmanager
 def small_disk(folder, size="1m", options=""):
-    """A file system of its own at a folder, of a bounded size; the test is skipped where none can be mounted.
+    """A separate file system of limited size at a folder; the test is skipped if none can be mounted.
 
     Args:
         folder: Where; made.
@@ -146,7 +146,7 @@ def finished():
     """Home folder and result of one complete tiny run without Prefect.
 
     The first test process trains the model; the others copy its outputs and only register the model and write the
-    report. Each has a folder of its own, which its tests may change.
+    report. Each has a separate folder, which its tests may change.
     """
     from tasks.config.pipeline import parse_config
     from tasks.orchestration.stage_tasks import run_plainly
@@ -177,7 +177,7 @@ def copy_outputs(home, folder, *without):
 
 
 def copy_database(source, target):
-    """Copy an SQLite database, whoever has it open."""
+    """Copy an SQLite database, even if another process has it open."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with closing(sqlite3.connect(source)) as made, closing(sqlite3.connect(target)) as own:
         made.backup(own)
@@ -235,7 +235,7 @@ def small_corpus(folder, speakers=4, each=3, seconds=0.5, rate=16000):
 
 
 def starling(*words, home, check=True, timeout=600, **env):
-    """Run the command line as users do, in a process of its own."""
+    """Run the command line as users do, in a child process."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_"))}
     clean |= {"STARLING_HOME": str(home), "OMP_NUM_THREADS": "1", "COLUMNS": "200", "NO_COLOR": "1"}
     command = [sys.executable, "-m", "flows.cli.app", *map(str, words)]

@@ -1,4 +1,4 @@
-"""docker-compose.yml and the Dockerfile, without a container engine: every name in them is one that something reads."""
+"""docker-compose.yml and the Dockerfile, without a container engine: every name in them exists where it is used."""
 
 import ast
 import importlib.metadata

@@ -1,4 +1,4 @@
-"""Every code block of README.md and docs/ is true: Python runs, YAML configures, shell lines name what there is."""
+"""Code blocks of the docs: Python runs, YAML configures, and shell lines use existing commands and options."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""Copies that are planted in real speech are found, and nothing else is; the whole is benchmarks/bench_duplicates."""
+"""Copies that are inserted into real speech are found, without false alarms; benchmarks/bench_duplicates has more."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The fault battery (`benchmarks.faults`): who is who, what is drawn, and what counts as a finding."""
+"""The fault battery (`benchmarks.faults`): roles of processes, random faults, and what counts as a finding."""
 
 import importlib.util
 import json
@@ -40,7 +40,7 @@ from tasks.locking.lock_owner import LockOwner
 PYTHON = sys.executable
 
 
-# --- who is who
+# --- roles of processes
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_a_model_is_registered_once(tmp_path):
         made.execute("CREATE TABLE model_versions (name TEXT, version INTEGER)")
         made.execute("CREATE TABLE registered_model_aliases (name TEXT, alias TEXT)")
         made.execute("INSERT INTO model_versions VALUES (?, 1)", (NAME,))
-    assert len(list(registered_once(tmp_path))) == 1  # nobody's champion
+    assert len(list(registered_once(tmp_path))) == 1  # it is not a champion
     with closing(sqlite3.connect(database)) as made, made:
         made.execute("INSERT INTO registered_model_aliases VALUES (?, 'champion')", (NAME,))
     assert list(registered_once(tmp_path)) == []

@@ -1,4 +1,4 @@
-"""A fork looks and behaves like a process of its own interpreter."""
+"""A fork looks and behaves like a process with a new interpreter."""
 
 import functools
 import json

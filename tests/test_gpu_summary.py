@@ -1,4 +1,4 @@
-"""The summary of `make test-gpu`: what failed and what was not run is said as plainly as what passed."""
+"""The summary of `make test-gpu` reports failed and skipped tests as clearly as passed ones."""
 
 from types import SimpleNamespace
 

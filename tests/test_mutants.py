@@ -1,4 +1,4 @@
-"""The sampler of mutants: what it changes, what it leaves alone, and that a survivor is told from a killed one."""
+"""The sampler of mutants: what it changes, what it leaves alone, and whether it tells survivors from killed mutants."""
 
 import subprocess
 from collections import Counter

@@ -227,7 +227,7 @@ class TrainConfig(BaseModel):
         return self.strategy.traits
 
     @model_validator(mode="after")
-    def _check_world(self) -> "TrainConfig":
+    def _check_number_of_learners(self) -> "TrainConfig":
         if self.traits.one_node and self.nodes > 1:
             raise ValueError(
                 f"nodes is {self.nodes} but {self.strategy.kind} has one node: use nodes=1, or adpsgd "

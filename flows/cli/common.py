@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from flows.servers.shutdown import bounded_end, end_if_told
+from flows.servers.shutdown import bounded_end, end_if_signalled
 from tasks.config.home import own_disks_named
 from tasks.orchestration.logs import LogStream
 from training.processes.logs import wants_json
@@ -78,7 +78,7 @@ def interruptible() -> Iterator[None]:
         with bounded_end(say=_say_interrupted):
             yield
     except BaseException:
-        end_if_told()
+        end_if_signalled()
         raise
 
 

@@ -6,14 +6,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tasks.tracking.training_lookup import Watched
+from tasks.tracking.training_lookup import WatchedTraining
 from tasks.tracking.training_view import DEFICIT
 
 _EVENT_LINES = 8
 _DASH = "–"
 
 
-def picture(watched: Watched) -> dict[str, Any]:
+def picture(watched: WatchedTraining) -> dict[str, Any]:
     """All figures of the display, as JSON."""
     found = {"training": watched.name, **watched.view.to_dict(), "trouble": watched.trouble}
     coordinator = watched.coordinator

@@ -71,10 +71,10 @@ def _promote(name: str, version: str, new_tests: bool, force: bool, reason: str,
             )
             return found
     from tasks.tracking.promotion import promote_version
-    from tasks.tracking.significance import Wish
+    from tasks.tracking.significance import PromotionOptions
 
     connect_mlflow()
-    return promote_version(name, version, Wish(force=force, new_tests=new_tests, reason=reason))
+    return promote_version(name, version, PromotionOptions(force=force, new_tests=new_tests, reason=reason))
 
 
 def _served() -> bool:

@@ -236,10 +236,10 @@ def _problem(
 
 def _condition(cluster: "Cluster") -> str:
     """What happens to the cluster: `slow 3=10, lost 2=30, joined 1=5`."""
-    told = [("slow", rank, factor) for rank, factor in sorted(cluster.slow.items())]
-    told += [("lost", one.rank, one.at_s) for one in cluster.losses]
-    told += [("joined", one.rank, one.at_s) for one in cluster.joins]
-    return ", ".join(f"{what} {rank}={value:g}" for what, rank, value in told) or "none"
+    events = [("slow", rank, factor) for rank, factor in sorted(cluster.slow.items())]
+    events += [("lost", one.rank, one.at_s) for one in cluster.losses]
+    events += [("joined", one.rank, one.at_s) for one in cluster.joins]
+    return ", ".join(f"{what} {rank}={value:g}" for what, rank, value in events) or "none"
 
 
 def _show(rows: list[Row]) -> None:

@@ -11,7 +11,7 @@ from flows.cli.common import JsonOption, friendly, out, print_json
 from flows.cli.node import KEY_FILE
 
 if TYPE_CHECKING:
-    from tasks.tracking.training_lookup import Watched
+    from tasks.tracking.training_lookup import WatchedTraining
 
 
 @friendly
@@ -50,7 +50,7 @@ def top(
         watched.close()
 
 
-def _print(watched: "Watched", every: float, once: bool, json_output: bool) -> None:
+def _print(watched: "WatchedTraining", every: float, once: bool, json_output: bool) -> None:
     """Print one snapshot below the other, for scripts and files."""
     from flows.cli.live_table import picture, render
 
@@ -66,7 +66,7 @@ def _print(watched: "Watched", every: float, once: bool, json_output: bool) -> N
         time.sleep(every)
 
 
-def _live(watched: "Watched", every: float) -> None:
+def _live(watched: "WatchedTraining", every: float) -> None:
     from rich.live import Live
 
     from flows.cli.live_table import picture, render

@@ -5,12 +5,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flows.cli.common import JsonOption, err, friendly
 from tasks.config.home import shown_mlflow_uri
+
+if TYPE_CHECKING:
+    from flows.cli.transcripts import Sink
+    from speech.transcriber import Transcriber
 
 AUDIO = {".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif", ".au", ".sph"}
 STDIN = Path("-")
@@ -82,6 +86,15 @@ def transcribe(
         several=len(recordings) > 1,
         folder=output.endswith("/"),
     )
+    failed = _transcribe_all(recordings, transcriber, sink)
+    if failed or (len(recordings) > 1 and err.is_terminal):
+        err.print(f"{len(recordings) - failed} of {len(recordings)} recognized, {failed} failed", highlight=False)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _transcribe_all(recordings: list[tuple[Path, Path]], transcriber: "Transcriber", sink: "Sink") -> int:
+    """Transcribe recordings one by one, with a progress bar; returns how many failed."""
     failed = 0
     with sink, _progress(len(recordings)) as (show, tell):
         for path, place in recordings:
@@ -92,10 +105,7 @@ def transcribe(
             failed += bool(found.error)
             if found.error and sink.tells_errors:
                 err.print(f"{path}: {found.error}", style="red", markup=False, highlight=False, soft_wrap=True)
-    if failed or (len(recordings) > 1 and err.is_terminal):
-        err.print(f"{len(recordings) - failed} of {len(recordings)} recognized, {failed} failed", highlight=False)
-    if failed:
-        raise typer.Exit(1)
+    return failed
 
 
 @contextmanager

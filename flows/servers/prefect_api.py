@@ -23,7 +23,7 @@ from flows.servers.services import (
     set_prefect_defaults,
     start_prefect,
 )
-from flows.servers.shutdown import end_because, told
+from flows.servers.shutdown import end_because, shutdown_signal
 from flows.servers.supervisor import Supervisor
 from storage.retries import ObjectStoreError, check_disk
 from tasks.config.home import home
@@ -95,7 +95,7 @@ def private_server(say: Callable[[str], None]) -> Iterator[str]:
             with _looked_after(supervisor, partial(_give_up, listener, say)):
                 yield url
         finally:
-            supervisor.stop(patience_s=_HURRIED_S if told() else _PATIENCE_S)
+            supervisor.stop(patience_s=_HURRIED_S if shutdown_signal() else _PATIENCE_S)
 
 
 @contextmanager
@@ -114,7 +114,7 @@ def _looked_after(supervisor: Supervisor, give_up: Callable[[Exception], None]) 
     try:
         yield
     finally:
-        send_the_rest(_HURRIED_S if told() else _PATIENCE_S)
+        send_the_rest(_HURRIED_S if shutdown_signal() else _PATIENCE_S)
         over.set()
         watch.join()
 

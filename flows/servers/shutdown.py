@@ -179,14 +179,14 @@ def _restore(number: int) -> None:
         setattr(engine, _PREFECT_HANDLER, handler.before)
 
 
-def told() -> int:
+def shutdown_signal() -> int:
     """The signal that asked this process to end; 0 if there was none."""
     return _countdown.number if _countdown else 0
 
 
 def interrupted() -> bool:
     """Whether a signal asked this process to end, and it runs in a terminal, where it prints a message."""
-    return bool(told()) and _countdown is not None and _countdown.say is not None
+    return bool(shutdown_signal()) and _countdown is not None and _countdown.say is not None
 
 
 def left_s() -> float:
@@ -201,9 +201,9 @@ def end_now() -> None:
     os._exit(0)
 
 
-def end_if_told() -> None:
+def end_if_signalled() -> None:
     """End this process if a signal asked for it, without exit handlers: those of some libraries wait for servers."""
-    if number := told():
+    if number := shutdown_signal():
         if _countdown is not None:
             _countdown.said.wait(_SAY_S)  # the thread may not have printed the message yet
         sys.stdout.flush()
@@ -217,7 +217,7 @@ def end_because(say: Callable[[], None]) -> None:
     Args:
         say: Prints the reason; called once, unless a signal has already asked the process to end.
     """
-    if told():
+    if shutdown_signal():
         return
     if _countdown is None:
         say()

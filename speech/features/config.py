@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -25,7 +26,7 @@ def leave_out_defaults(value: dict[str, Any], model: BaseModel, fields: tuple[st
     return {name: item for name, item in value.items() if name not in unused}
 
 
-class FeatureConfig(Choice):
+class FeatureConfig(Choice, ABC):
     """The features that a model receives; definitions and defaults are Kaldi's.
 
     Order of processing: feature extraction, normalization, deltas, splicing, stride.
@@ -112,6 +113,7 @@ class FeatureConfig(Choice):
         """
         return {}
 
+    @abstractmethod
     def compute(self, bank: FilterBank, frames: Tensor) -> Tensor:
         """Frames of samples `[..., frame_length]` to features `[..., width]`.
 
@@ -119,7 +121,6 @@ class FeatureConfig(Choice):
             bank: The filters, and the steps that kinds share.
             frames: As cut from the waveforms.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no formula")
 
     def levels(self, bank: FilterBank, feats: Tensor) -> Tensor:
         """Natural logarithm of the energy of each frame of speech, for features `[..., width]`: `[...]`.

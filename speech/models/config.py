@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
@@ -12,8 +13,8 @@ if TYPE_CHECKING:
     from speech.models.networks.base import AcousticModel
 
 
-class ModelConfig(Choice):
-    """What all acoustic models can be told."""
+class ModelConfig(Choice, ABC):
+    """Configuration that all acoustic models have."""
 
     dim: int = Field(default=144, ge=8)
     """Width: model dimension of a Conformer, cells per direction of a BLSTM."""
@@ -26,6 +27,7 @@ class ModelConfig(Choice):
     dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
     """Dropout probability throughout the encoder."""
 
+    @abstractmethod
     def build(self, num_features: int, vocab_size: int) -> AcousticModel:
         """Make an initialized model.
 
@@ -35,4 +37,3 @@ class ModelConfig(Choice):
             num_features: Width of a feature frame.
             vocab_size: Tokens, the blank included.
         """
-        raise NotImplementedError(f"{type(self).__name__} builds no model")

@@ -7,7 +7,7 @@ To add a detector, add a file with the detector and its configuration, and a lin
 """
 
 from speech.vad.base import Vad, VadConfig
-from speech.vad.cutting import Piece, cut
+from speech.vad.cutting import SpeechSegment, cut
 from speech.vad.energy import EnergyConfig, EnergyVad
 from speech.vad.everything import EverythingConfig, EverythingVad
 from speech.vad.silero import SileroConfig, SileroVad
@@ -18,9 +18,9 @@ __all__ = [
     "EnergyVad",
     "EverythingConfig",
     "EverythingVad",
-    "Piece",
     "SileroConfig",
     "SileroVad",
+    "SpeechSegment",
     "Vad",
     "VadConfig",
     "build_vad",

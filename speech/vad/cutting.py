@@ -14,8 +14,8 @@ _MIN_PAUSE_S = 0.1
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A piece of a recording."""
+class SpeechSegment:
+    """A segment of a recording that contains speech."""
 
     wave: Tensor
     """Samples [num_samples]."""
@@ -25,7 +25,7 @@ class Piece:
     """In Hz."""
 
 
-def cut(vad: Vad, blocks: Iterable[tuple[Tensor, int]], max_seconds: float) -> Iterator[Piece]:
+def cut(vad: Vad, blocks: Iterable[tuple[Tensor, int]], max_seconds: float) -> Iterator[SpeechSegment]:
     """Cut a recording into pieces that contain speech.
 
     Detection runs on `max_seconds` of the recording at a time, and the recording is cut in the last pause of these. If
@@ -64,7 +64,7 @@ def _last_pause(speech: list[Interval], window: Tensor, rate: int) -> int:
     return tail + quietest * hop + hop // 2
 
 
-def _pieces(vad: Vad, wave: Tensor, rate: int, speech: list[Interval], before: int) -> Iterator[Piece]:
+def _pieces(vad: Vad, wave: Tensor, rate: int, speech: list[Interval], before: int) -> Iterator[SpeechSegment]:
     """The pieces of a window: speech with short pauses in it, and with some of the long pauses around it."""
     merged: list[Interval] = []
     for start, end in ((start, min(end, len(wave))) for start, end in speech if start < len(wave)):
@@ -77,4 +77,4 @@ def _pieces(vad: Vad, wave: Tensor, rate: int, speech: list[Interval], before: i
     pad = int(vad.cfg.pad_s * rate)
     for (start, end), left, right in zip(merged, borders, borders[1:], strict=False):
         first, last = max(left, start - pad), min(right, end + pad)
-        yield Piece(wave[first:last], (before + first) / rate, rate)
+        yield SpeechSegment(wave[first:last], (before + first) / rate, rate)

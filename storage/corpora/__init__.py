@@ -10,13 +10,13 @@ import difflib
 from importlib import import_module
 from pathlib import Path
 
-from storage.corpora.base import CorpusError, CorpusReader, Problem, Utterance
+from storage.corpora.base import CorpusError, CorpusReader, RejectedEntry, Utterance
 
 __all__ = [
     "READERS",
     "CorpusError",
     "CorpusReader",
-    "Problem",
+    "RejectedEntry",
     "Utterance",
     "guess_kind",
     "open_corpus",

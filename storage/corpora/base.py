@@ -26,7 +26,7 @@ class CorpusError(ValueError):
     """The corpus cannot be read at all: wrong path, kind, option or column."""
 
 
-class Problem(NamedTuple):
+class RejectedEntry(NamedTuple):
     """An entry that cannot be used as an utterance.
 
     `reason` is a fixed code such as "missing-transcript", for counting; `detail` explains it to people.
@@ -113,7 +113,7 @@ class CorpusReader(ABC):
         self.domain = domain
         self.language = language
         self.options = options
-        self.problems: list[Problem] = []
+        self.problems: list[RejectedEntry] = []
 
     def __iter__(self) -> Iterator[Utterance]:
         self.problems.clear()
@@ -155,7 +155,7 @@ class CorpusReader(ABC):
         return False
 
     def _problem(self, entry_id: str, reason: str, detail: str) -> None:
-        self.problems.append(Problem(entry_id, reason, detail))
+        self.problems.append(RejectedEntry(entry_id, reason, detail))
 
 
 def _stamp(file: Path) -> str:

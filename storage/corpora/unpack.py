@@ -68,7 +68,7 @@ def unpack(archive: Path, folder: Path, max_bytes: int | None = None) -> Unpacke
 def _untar(archive: Path, folder: Path, limit: int) -> Unpacked:
     done, links = Unpacked(), list[tuple[str, str]]()
     blocks = [b""]
-    with tarfile.open(archive, "r|*", tarinfo=_watched(blocks)) as tar:
+    with tarfile.open(archive, "r|*", tarinfo=_last_header(blocks)) as tar:
         for number, member in enumerate(tar):
             vars(tar)["members"] = []  # tarfile would keep all of a corpus's millions of members
             _check_count(number, archive)
@@ -88,16 +88,16 @@ def _untar(archive: Path, folder: Path, limit: int) -> Unpacked:
     return done
 
 
-def _watched(blocks: list[bytes]) -> type[tarfile.TarInfo]:
+def _last_header(blocks: list[bytes]) -> type[tarfile.TarInfo]:
     """Member class that stores the last header: tarfile stops alike at end markers, truncations and damaged headers."""
 
-    class Watched(CheckedTarInfo):
+    class LastHeader(CheckedTarInfo):
         @classmethod
         def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
             blocks[0] = bytes(buf)
             return super().frombuf(buf, encoding, errors)
 
-    return Watched
+    return LastHeader
 
 
 def _unzip(archive: Path, folder: Path, limit: int) -> Unpacked:

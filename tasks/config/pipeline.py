@@ -135,7 +135,7 @@ class RunnerConfig(BaseModel):
 
     @property
     def count(self) -> int:
-        """Pieces at once; on a cluster whose size is not told, many."""
+        """Pieces at once; many on a cluster of unknown size."""
         return self.workers or (_CLUSTER_WORKERS if self.address else os.cpu_count() or 1)
 
     @property
@@ -165,7 +165,7 @@ class RegisterConfig(BaseModel):
     significance: float = Field(default=0.05, gt=0, le=1)
     """A challenger replaces the champion only if its WER is lower, with a smaller p-value than this (paired test)."""
     promote: Literal["auto", "manual"] = "auto"
-    """`auto` judges the new version at once; `manual` leaves it waiting as `@challenger` for `starling promote`."""
+    """`auto` compares the new version with the champion at once; `manual` leaves that to `starling promote`."""
 
     _check_model = field_validator("model")(checked_name)
 

@@ -119,7 +119,7 @@ def _age_s(reply: httpx.Response) -> float:
     return (now - updated).total_seconds()
 
 
-class Lease:
+class LockLease:
     """A lease that a thread renews until it is given back.
 
     If the server is unreachable, the lease is renewed when it answers again. If another run has taken it in the

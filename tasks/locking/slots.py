@@ -26,7 +26,7 @@ from tasks.locking.lock_owner import LockOwner
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
 
-    from tasks.locking.leases import Lease
+    from tasks.locking.leases import LockLease
 
 REFUSE_S = 5.0
 """Seconds that a run waits with `collision: refuse`, since a run that only checks for work holds a lock briefly."""
@@ -122,7 +122,7 @@ def taken_text(what: str, others: str) -> str:
 
 
 @contextmanager
-def shared_lock(names: list[str], what: str, config: SlotsConfig, holder: LockOwner) -> Iterator["Lease | None"]:
+def shared_lock(names: list[str], what: str, config: SlotsConfig, holder: LockOwner) -> Iterator["LockLease | None"]:
     """Hold one of several locks between all machines of a Prefect server; outside of flows, do nothing.
 
     Args:
@@ -147,9 +147,9 @@ def shared_lock(names: list[str], what: str, config: SlotsConfig, holder: LockOw
         lease.give_back()
 
 
-def _acquire(names: list[str], what: str, patience: float, holder: LockOwner) -> "Lease":
+def _acquire(names: list[str], what: str, patience: float, holder: LockOwner) -> "LockLease":
     """Wait for one of several leases."""
-    from tasks.locking.leases import Lease, LeaseTable, impatient_client
+    from tasks.locking.leases import LeaseTable, LockLease, impatient_client
 
     deadline = time.monotonic() + patience
     notice = WaitNotice(what)
@@ -160,7 +160,7 @@ def _acquire(names: list[str], what: str, patience: float, holder: LockOwner) ->
             for name in names:
                 taken = _patiently(lambda name=name: table.take(name, holder))  # type: ignore[misc]
                 if isinstance(taken, str):
-                    return Lease(name, taken, holder, run_log())
+                    return LockLease(name, taken, holder, run_log())
                 others.append(str(taken))
             if time.monotonic() > deadline:
                 raise SlotTakenError(taken_text(what, " and ".join(others)))
@@ -217,14 +217,14 @@ def kept_lease(
     Yields:
         The current owner if it is not free, else None.
     """
-    from tasks.locking.leases import Lease, LeaseTable, impatient_client
+    from tasks.locking.leases import LeaseTable, LockLease, impatient_client
 
     with impatient_client() as client:
         taken = _patiently(lambda: LeaseTable(client).take(name, holder))
     if isinstance(taken, LockOwner):
         yield taken
         return
-    lease = Lease(name, taken, holder, run_log(), on_beat)
+    lease = LockLease(name, taken, holder, run_log(), on_beat)
     try:
         yield None
     finally:

@@ -23,7 +23,7 @@ from tasks.locking.slots import machine_lock, output_lock_name, run_log, shared_
 from training.processes.logs import fields
 
 if TYPE_CHECKING:
-    from tasks.locking.leases import Lease
+    from tasks.locking.leases import LockLease
 
 LOCK_WAIT_S = 12 * 3600.0
 
@@ -216,7 +216,7 @@ class Stage:
         valid = record is not None and (self.still_valid is None or self.still_valid(run, record))
         return record if valid and not output.lacking() else None
 
-    def _make(self, run: Run, output: StageOutput, lease: "Lease | None") -> dict[str, Any] | None:
+    def _make(self, run: Run, output: StageOutput, lease: "LockLease | None") -> dict[str, Any] | None:
         if run.forced(self.name):
             output.clear()
         elif output.record() and (lacking := output.lacking()):

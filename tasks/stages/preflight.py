@@ -22,14 +22,14 @@ _log = logging.getLogger(__name__)
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:]+\]|[^:\[\]\s/]+):(?P<port>[0-9]{1,5})")
 
 
-def check_world(run: Run) -> None:
+def run_preflight(run: Run) -> None:
     """Check that a training can work on this configuration and these machines.
 
     Raises:
         StageError: If it cannot; the message names the field and the remedy.
     """
     cfg = run.config.train
-    check_files(run.config.decode)  # what is missing after hours of training could have been named before
+    check_files(run.config.decode)  # so that a missing file is reported before hours of training, not after
     check_launch(cfg)
     check_devices(cfg)
     check_layers(cfg, run.config.model.layers)

@@ -23,7 +23,7 @@ from tasks.orchestration.nodes import NodeRuns, node_runs
 from tasks.stages.base import Inputs, Run, Stage, StageError
 from tasks.stages.features import quarantine_record, set_digest, set_url, train_stats
 from tasks.stages.folds import train_folder
-from tasks.stages.preflight import check_world
+from tasks.stages.preflight import run_preflight
 from tasks.stages.reporter import Reporter
 from tasks.tracking.forwarding import Forwarder, Sender
 from tasks.tracking.provenance import provenance
@@ -186,7 +186,7 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
             "storage.url is memory://, which the training process cannot see: use a folder or s3:// (memory:// serves "
             "sharding and features only)"
         )
-    check_world(run)
+    run_preflight(run)
     job = make_job(run, output)
     if run.forced("train"):
         job.journal.unlink(missing_ok=True)

@@ -183,7 +183,7 @@ class Translator:
     def _translated(self, entry: Entry) -> list[MetricPoint]:
         kind = entry["kind"]
         if kind not in ("start", "resume"):
-            return self._told(kind, entry, self._time(entry))
+            return self._points_of(kind, entry, self._time(entry))
         points = self._open_round(self.latest_ms)
         self._restart(entry)
         return points
@@ -200,7 +200,7 @@ class Translator:
             self.highest[point.name] = point
         return point
 
-    def _told(self, kind: str, entry: Entry, at_ms: int) -> list[MetricPoint]:
+    def _points_of(self, kind: str, entry: Entry, at_ms: int) -> list[MetricPoint]:
         if kind == "step":
             joined = self._rounds.feed(entry)
             return self._learner(entry, at_ms) + [point for one in joined for point in self._round(one, at_ms)]

@@ -23,15 +23,15 @@ from tasks.stages.base import Run, StageResult
 from tasks.tracking.provenance import provenance
 from tasks.tracking.registry import (
     CHALLENGER,
-    JUDGED_TAG,
+    COMPARED_TAG,
     REPLACED_TAG,
     TESTS_TAG,
     RegistryError,
     champion_version,
-    crown,
+    comparison_key,
     frozen_tests,
     get_version,
-    judged_on,
+    make_champion,
     name_previous,
     now,
     registry_lock,
@@ -39,7 +39,7 @@ from tasks.tracking.registry import (
     who,
 )
 from tasks.tracking.runs import DECISION_TAG, client, set_tags
-from tasks.tracking.significance import Decision, Wish, judge, tests_tag
+from tasks.tracking.significance import Decision, PromotionOptions, promotion_decision, tests_tag
 
 STAGES_FILE = "stages.json"
 """Artifact of a registration's MLflow run: the configuration and the location of every stage's output."""
@@ -93,7 +93,9 @@ def _store_of(config: PipelineConfig, noted: str, keys: dict[str, str]) -> Objec
     return None
 
 
-def settle(api: mlflow.MlflowClient, run: Run, name: str, version: str, wish: Wish | None = None) -> Decision:
+def settle(
+    api: mlflow.MlflowClient, run: Run, name: str, version: str, options: PromotionOptions | None = None
+) -> Decision:
     """Compare a version with the champion, and make it champion if it wins; holds the registry's lock.
 
     If another machine changes the champion in the meantime, the comparison is repeated.
@@ -103,17 +105,17 @@ def settle(api: mlflow.MlflowClient, run: Run, name: str, version: str, wish: Wi
         run: The run that registered the version.
         name: Registered model.
         version: The version.
-        wish: Options of the promotion.
+        options: Options of the promotion.
 
     Raises:
         RegistryError: If the champion keeps changing.
     """
-    wish, tests = wish or Wish(), tests_tag(run)
+    options, tests = options or PromotionOptions(), tests_tag(run)
     with registry_lock(name, run.run_id, run.flow_run_url):
         for _ in range(_ATTEMPTS):
             champion, about = champion_version(api, name), get_version(api, name, version)
-            decision = judge(api, run, about, champion, wish)
-            note_decision(api, about, decision, champion, tests, wish, run.flow_run_url)
+            decision = promotion_decision(api, run, about, champion, options)
+            note_decision(api, about, decision, champion, tests, options, run.flow_run_url)
             before = getattr(champion, "version", None)
             if getattr(champion_version(api, name), "version", None) == before:
                 break
@@ -124,12 +126,12 @@ def settle(api: mlflow.MlflowClient, run: Run, name: str, version: str, wish: Wi
             )
         moved = decision.promoted and str(before or "") != str(version)
         if moved:
-            crown(api, name, version, champion, tests)
+            make_champion(api, name, version, champion, tests)
         elif not frozen_tests(api, name) and decision.p_value is not None:
             api.set_registered_model_tag(name, TESTS_TAG, tests)
         if str(before or "") != str(version):
             # last: until this tag is set, the version counts as waiting and is compared again
-            api.set_model_version_tag(name, version, JUDGED_TAG, judged_on(champion, tests))
+            api.set_model_version_tag(name, version, COMPARED_TAG, comparison_key(champion, tests))
         elif champion is not None:  # the process that promoted it may have been killed before this
             name_previous(api, name, champion.tags.get(REPLACED_TAG, ""))
     if moved:
@@ -143,7 +145,7 @@ def note_decision(
     decision: Decision,
     champion: Any | None,
     tests: str,
-    wish: Wish,
+    options: PromotionOptions,
     link: str = "",
 ) -> None:
     """Store a decision in the version's tags and in its MLflow run, before it is carried out.
@@ -154,7 +156,7 @@ def note_decision(
         decision: The decision about it.
         champion: The current champion.
         tests: Digests of the test sets, in the format of tags.
-        wish: Options of the promotion.
+        options: Options of the promotion.
         link: URL of the flow run that decides.
     """
     if champion is not None and str(champion.version) == str(version.version):
@@ -164,7 +166,7 @@ def note_decision(
         "version": str(version.version),
         "tests": json.loads(tests),
         "test": "matched pairs of utterances (Gillick and Cox 1989) and paired bootstrap",
-        "asked": asdict(wish),
+        "asked": asdict(options),
         "at": now(),
         "by": who(),
         "flow_run": link,
@@ -179,13 +181,15 @@ def note_decision(
         api.set_model_version_tag(version.name, version.version, name, value)
 
 
-def promote_version(name: str, version: str = "", wish: Wish | None = None, link: str = "") -> dict[str, Any]:
+def promote_version(
+    name: str, version: str = "", options: PromotionOptions | None = None, link: str = ""
+) -> dict[str, Any]:
     """Compare a registered version with the champion, and make it champion if it wins.
 
     Args:
         name: Registered model.
         version: Its version; by default the waiting challenger.
-        wish: Options of the promotion.
+        options: Options of the promotion.
         link: URL of the flow run that promotes.
 
     Returns:
@@ -194,8 +198,8 @@ def promote_version(name: str, version: str = "", wish: Wish | None = None, link
     Raises:
         RegistryError: If there is no such version, or it cannot be compared and the promotion is not forced.
     """
-    wish = wish or Wish()
-    if wish.force and not wish.reason.strip():
+    options = options or PromotionOptions()
+    if options.force and not options.reason.strip():
         raise RegistryError("a forced promotion needs a reason: give one with --reason TEXT")
     api = client()
     found = get_version(api, name, version) if version else version_of(api, name, CHALLENGER)
@@ -206,11 +210,11 @@ def promote_version(name: str, version: str = "", wish: Wish | None = None, link
     try:
         run = load_run(found)
         run.flow_run_url = link
-        decision = settle(api, run, name, str(found.version), replace(wish, named=bool(version)))
+        decision = settle(api, run, name, str(found.version), replace(options, named=bool(version)))
     except RegistryError as error:
-        if not wish.force:
+        if not options.force:
             raise
-        decision = _crown_unjudged(api, found, wish, str(error), link)
+        decision = _promote_uncompared(api, found, options, str(error), link)
     return {
         "model": name,
         "version": str(found.version),
@@ -221,7 +225,9 @@ def promote_version(name: str, version: str = "", wish: Wish | None = None, link
     }
 
 
-def _crown_unjudged(api: mlflow.MlflowClient, version: Any, wish: Wish, trouble: str, link: str) -> Decision:
+def _promote_uncompared(
+    api: mlflow.MlflowClient, version: Any, options: PromotionOptions, trouble: str, link: str
+) -> Decision:
     """Make a version champion that cannot be compared any more, on request of a user."""
     name, number = version.name, str(version.version)
     tests = version.tags.get(TESTS_TAG, "{}")
@@ -229,11 +235,11 @@ def _crown_unjudged(api: mlflow.MlflowClient, version: Any, wish: Wish, trouble:
         champion = champion_version(api, name)
         decision = Decision(
             True,
-            f"forced: {wish.reason} ({trouble})",
+            f"forced: {options.reason} ({trouble})",
             champion=str(champion.version) if champion is not None else "",
             forced=True,
         )
-        note_decision(api, version, decision, champion, tests, wish, link)
-        crown(api, name, number, champion)
+        note_decision(api, version, decision, champion, tests, options, link)
+        make_champion(api, name, number, champion)
     emit(PROMOTED, name, {"version": number, "from": decision.champion, "reason": decision.reason})
     return decision

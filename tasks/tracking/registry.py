@@ -27,7 +27,7 @@ from tasks.tracking.runs import DECISION_TAG, KEY_TAG, client, ui_links
 CHAMPION, CHALLENGER, PREVIOUS = "champion", "challenger", "previous"
 TESTS_TAG = "starling.tests"
 """Digests of test sets: of a version, those it was scored on; of a model, the frozen ones."""
-JUDGED_TAG = "starling.judged"
+COMPARED_TAG = "starling.judged"
 """Tag of a version: champion and test sets of its last comparison."""
 REPLACED_TAG = "starling.replaced"
 """Tag of a version that became champion: the champion that it replaced."""
@@ -97,8 +97,8 @@ def get_version(api: mlflow.MlflowClient, name: str, version: str) -> Any:
         raise
 
 
-def judged_on(champion: Any | None, tests: str) -> str:
-    """Champion and test sets of a comparison, in the format of `JUDGED_TAG`."""
+def comparison_key(champion: Any | None, tests: str) -> str:
+    """Champion and test sets of a comparison, in the format of `COMPARED_TAG`."""
     return f"{champion.version if champion is not None else 'none'} {tests}"
 
 
@@ -117,7 +117,7 @@ def waiting_challenger(api: mlflow.MlflowClient, name: str) -> Any | None:
     champion = champion_version(api, name)
     if champion is not None and str(champion.version) == str(challenger.version):
         return None
-    if challenger.tags.get(JUDGED_TAG) == judged_on(champion, challenger.tags.get(TESTS_TAG, "")):
+    if challenger.tags.get(COMPARED_TAG) == comparison_key(champion, challenger.tags.get(TESTS_TAG, "")):
         return None
     return challenger
 
@@ -173,7 +173,7 @@ def frozen_tests(api: mlflow.MlflowClient, name: str) -> str:
         raise
 
 
-def crown(api: mlflow.MlflowClient, name: str, version: str, champion: Any | None, tests: str = "") -> None:
+def make_champion(api: mlflow.MlflowClient, name: str, version: str, champion: Any | None, tests: str = "") -> None:
     """Make a version champion.
 
     Args:

@@ -51,7 +51,7 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class Wish:
+class PromotionOptions:
     """Options of a promotion."""
 
     force: bool = False
@@ -158,20 +158,22 @@ def refusal(run_tests: str, frozen: str) -> str:
     )
 
 
-def judge(api: mlflow.MlflowClient, run: Run, version: Any, champion: Any | None, wish: Wish) -> Decision:
+def promotion_decision(
+    api: mlflow.MlflowClient, run: Run, version: Any, champion: Any | None, options: PromotionOptions
+) -> Decision:
     """Decide whether to promote a version, given the champion; changes nothing in the registry."""
     if champion is not None and str(champion.version) == str(version.version):
         return Decision(True, "it is already the champion", champion=str(champion.version))
-    if ROLLED_BACK_TAG in version.tags and not wish.named:
+    if ROLLED_BACK_TAG in version.tags and not options.named:
         return Decision(False, f"it was rolled back ({version.tags[ROLLED_BACK_TAG]}); name its version to try again")
-    frozen = frozen_tests(api, version.name) if champion is not None and not wish.new_tests else ""
+    frozen = frozen_tests(api, version.name) if champion is not None and not options.new_tests else ""
     why = refusal(tests_tag(run), frozen)
-    if why and wish.force:
+    if why and options.force:
         found = Decision(False, why, champion=str(champion.version) if champion is not None else "")
     elif why:
         return Decision(False, why)
     else:
         found = decide(run, champion)
-    if wish.force and not found.promoted:
-        return replace(found, promoted=True, forced=True, reason=f"forced: {wish.reason} ({found.reason})")
+    if options.force and not found.promoted:
+        return replace(found, promoted=True, forced=True, reason=f"forced: {options.reason} ({found.reason})")
     return found

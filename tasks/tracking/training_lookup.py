@@ -27,7 +27,7 @@ class WatchError(ValueError):
     """There is no such training."""
 
 
-class Watched(Protocol):
+class WatchedTraining(Protocol):
     """A training that is being watched."""
 
     name: str
@@ -176,7 +176,7 @@ def trainings(data: Path) -> list[Path]:
     return sorted(found, key=lambda folder: (folder / "journal.jsonl").stat().st_mtime, reverse=True)
 
 
-def find_training(target: str, key_file: Path | None = None) -> Watched:
+def find_training(target: str, key_file: Path | None = None) -> WatchedTraining:
     """Find a training.
 
     Args:

@@ -1,4 +1,4 @@
-"""A real Prefect server, and workers on data folders of their own: what the tests that kill things have in common."""
+"""A real Prefect server, and workers with separate data folders: helpers of the tests that kill processes."""
 
 import json
 import os
@@ -29,9 +29,9 @@ ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 
 def slow_document(name, epochs=2, **train):
-    """A pipeline with many shards, and a training of so many epochs, three steps each, that writes checkpoints often.
+    """A pipeline with many shards, and a training with epochs of three steps and frequent checkpoints.
 
-    How slow it is says the place where it runs.
+    The place where it runs determines how slow it is.
     """
     document = tiny_document(name)
     document["storage"] |= {"shard_seconds": 5, "workers": 1}
@@ -40,7 +40,7 @@ def slow_document(name, epochs=2, **train):
 
 
 class Site:
-    """A Prefect server that may be killed and come back, on the same port and database.
+    """A Prefect server that can be killed and restarted, on the same port and database.
 
     Attributes:
         home: The server's data folder.
@@ -54,7 +54,7 @@ class Site:
         self.api = f"{self.server.url}/api"
 
     def start(self):
-        """Start the server, for the first time or again."""
+        """Start or restart the server."""
         with environment(STARLING_HOME=self.home):
             self.server = start_prefect(self.port).wait()
 
@@ -64,7 +64,7 @@ class Site:
         self.server.process.wait()
 
     def stop(self):
-        """End the server, and whatever a failed test left."""
+        """End the server, and all processes that a failed test left."""
         self.server.stop()
         end_processes(processes_naming(str(self.home)))
 
@@ -142,13 +142,13 @@ class Place:
                 deploy_flow("node", self.config.name, self.pool, QUEUE, tags=[PART_TAG])
 
     def start_worker(self):
-        """Start a worker, for the first time or again."""
+        """Start or restart the worker."""
         command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", self.pool, "--type", "process"]
         with environment(**self.env()):
             self.worker = spawn("worker", command, "", "")
 
     def run(self, **parameters):
-        """Ask for a run; its id."""
+        """Create a run; its id."""
         body = {"parameters": {"until": "train", **parameters}, "idempotency_key": uuid4().hex}
         return self.site.get(f"deployments/{self.deployment}/create_flow_run", body)["id"]
 
@@ -169,15 +169,15 @@ class Place:
         return done.stdout
 
     def flow_process(self):
-        """Numbers of the processes in which flow runs of this folder go."""
+        """Numbers of the processes that run flows of this folder."""
         return [pid for pid in processes_naming(str(self.home)) if b"prefect.engine" in words_of(pid)]
 
     def trainers(self):
-        """Numbers of the processes that train."""
+        """Numbers of the training processes."""
         return [pid for pid in processes_naming(str(self.home)) if b"training." in words_of(pid)]
 
     def shards(self):
-        """Shards that lie in the store."""
+        """Shards in the store."""
         return list(self.home.glob("objects/shard/*/*/*.tar"))
 
     def checkpoints(self):
@@ -185,7 +185,7 @@ class Place:
         return list(self.home.glob("objects/train/*/checkpoints/**/*.safetensors"))
 
     def is_sharding(self):
-        """Whether a first shard is there, and the last is not."""
+        """Whether the first shard exists and the last one does not."""
         return bool(self.shards())
 
     def is_training(self):
@@ -193,19 +193,19 @@ class Place:
         return bool(self.checkpoints() and self.trainers())
 
     def record(self, stage):
-        """What a stage has published; None before it has."""
+        """The record that a stage has published; None before."""
         return record_of(self.home, stage)
 
     def journal(self):
-        """What the journal of the training that has ended says."""
+        """The journal of the finished training."""
         return read_journal(next(iter(self.home.glob("objects/train/*/journal.jsonl"))))
 
     def log(self):
-        """What the worker and its flows have said."""
+        """The log of the worker and its flows."""
         return (self.home / "logs" / "worker.log").read_text()
 
     def stop(self):
-        """End the worker, and see that nothing is left of its runs."""
+        """End the worker, and check that no process of its runs is left."""
         if self.worker is not None:
             self.worker.process.kill()
             self.worker.process.wait()
@@ -217,7 +217,7 @@ class Place:
 
 
 def record_of(home, stage):
-    """What a stage has published below a data folder; None before it has."""
+    """The record that a stage has published in a data folder; None before."""
     found = list(home.glob(f"objects/{stage}/*/done.json"))
     return json.loads(found[0].read_text()) if found else None
 
@@ -231,7 +231,7 @@ def words_of(pid):
 
 
 def wait_for_none(find, patience_s):
-    """What is still found when everything should have gone."""
+    """Processes that are left when all should have ended."""
     deadline = time.monotonic() + patience_s
     while (left := find()) and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -250,7 +250,7 @@ def place(site, folder, document, **options):
 
 
 def undisturbed(folder, document, until="train"):
-    """What the stages record of a run that nobody disturbs, in a data folder of its own."""
+    """What the stages record in an undisturbed run with its own data folder."""
     path = folder / "config.json"
     folder.mkdir(parents=True)
     path.write_text(json.dumps(document))

@@ -1,4 +1,4 @@
-"""Backup and restore of the small profile, and what both refuse; the production profile's is in test_production.py."""
+"""Backup and restore of the small profile, and what they refuse; the production profile's is in test_production.py."""
 
 import json
 import shutil
@@ -91,7 +91,7 @@ def test_a_journal_that_a_crash_has_left_is_not_played_into_the_restored_file(fi
         made.execute("INSERT INTO notes VALUES ('newer')")
         made.commit()
         left = journal.read_bytes()
-    journal.write_bytes(left)  # as if nobody had closed it
+    journal.write_bytes(left)  # as after a kill: the journal was not closed
     restore(url, force=True)
     assert not journal.exists()
     assert rows(path) == ["kept"]
@@ -188,7 +188,7 @@ def test_a_backup_in_a_folder_is_closed_to_other_users_and_lies_where_it_should(
 
 
 def test_every_model_that_a_copied_database_names_has_its_files_in_the_copy(filled, tmp_path):
-    """Models are registered all the while: MLflow stores a model's files, then names it."""
+    """Models are registered meanwhile: MLflow stores a model's files first, then its name."""
     made = []
 
     def register(_):
@@ -256,7 +256,7 @@ def test_locations_move_with_the_data_folder_and_only_those_below_it(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_champion_is_restored_into_another_data_folder(finished, tmp_path):
-    """The command line, and a registry whose files lay under another path."""
+    """The command line, and a registry whose files were at another path."""
     import support
 
     old, name = support.finished()[0], finished.config.name

@@ -78,7 +78,7 @@ def test_training_ends_with_a_checkpoint_and_the_locks_are_free(site, made, tmp_
 
 
 def test_the_run_of_a_terminal_ends_when_it_is_cancelled_in_the_ui(site, made, tmp_path):
-    """No worker looks after it, so it has to notice by itself."""
+    """No worker watches it, so the run has to notice the cancellation."""
     document, stages = slow_document("typed", ENDLESS), ("prepare", "shard", "features")
     with place(site, tmp_path.resolve() / "typed", document, made=made, stages=stages, slow_step=0.2) as one:
         path = one.home / "typed.json"

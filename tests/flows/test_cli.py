@@ -46,7 +46,7 @@ def invoke(*words, code=0):
 
 @pytest.fixture
 def wide(monkeypatch):
-    """A terminal that breaks no lines."""
+    """A terminal that does not wrap lines."""
     monkeypatch.setattr("flows.cli.common.out.width", 200, raising=False)
     monkeypatch.setattr("flows.cli.common.err.width", 200, raising=False)
 

@@ -1,4 +1,4 @@
-"""`starling key`, and `starling train` as one node: what is taken from where, and what is refused."""
+"""`starling key`, and `starling train` as one node: sources of its options, and invalid ones."""
 
 import json
 import stat
@@ -129,6 +129,6 @@ def test_a_configuration_is_trained_as_before(monkeypatch, tmp_path):
     monkeypatch.setattr("flows.cli.node.execute", lambda *given: seen.append(given) or {})
     monkeypatch.setattr("flows.cli.node.finish", lambda summary, json_output: None)
     path = write_config(tmp_path / "c.yaml", tiny_document())
-    monkeypatch.setenv("STARLING_COORDINATOR", "127.0.0.1:1")  # a whole training pays no heed to it
+    monkeypatch.setenv("STARLING_COORDINATOR", "127.0.0.1:1")  # a whole training ignores it
     invoke("train", path, "--plain", "--again", "--set", "train.epochs=1")
     assert seen == [(path, ["train.epochs=1"], "train", "train", True)]

@@ -1,50 +1,17 @@
-"""What is given on the command line reaches what does the work, each word in its place."""
+"""Command-line options reach the functions that they configure."""
 
 import json
-import os
-import signal
-import socket
-from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
+from command_line import invoke
 from support import tiny_document, write_config
 from typer.testing import CliRunner
 
-from flows.cli import deploy, run, serve
+from flows.cli import deploy, run
 from flows.cli.app import app
-from tasks.tracking.registry import Move
-from tasks.tracking.significance import Wish
 
-
-def invoke(*words, code=0, stdin=None):
-    result = CliRunner().invoke(app, [str(word) for word in words], input=stdin)
-    assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
-    return result
-
-
-@pytest.fixture(autouse=True)
-def wide(monkeypatch):
-    """A terminal that breaks no lines."""
-    for console in ("out", "err"):
-        monkeypatch.setattr(f"flows.cli.common.{console}.width", 200, raising=False)
-
-
-@pytest.fixture
-def recorder(monkeypatch):
-    """Puts something in a function's place that notes what it is given."""
-
-    def record(name, answer=None):
-        calls = []
-
-        def called(*given, **named):
-            calls.append((*given, named) if named else given)
-            return answer
-
-        monkeypatch.setattr(name, called)
-        return calls
-
-    return record
+pytestmark = pytest.mark.usefixtures("wide")
 
 
 @pytest.fixture
@@ -91,7 +58,7 @@ def test_what_is_cross_validated(recorder, config):
 
 
 def test_servers_are_looked_at_before_anything_is_done(recorder, config, monkeypatch):
-    """What a run needs, and no more: one that ends before registration needs no MLflow."""
+    """Only what a run needs: one that ends before registration needs no MLflow."""
     asked = recorder("tasks.orchestration.reachable.check_servers")
     ran = recorder("tasks.orchestration.stage_tasks.run_plainly")
     folded = recorder("flows.folds.crossvalidate_plainly", {})
@@ -103,238 +70,6 @@ def test_servers_are_looked_at_before_anything_is_done(recorder, config, monkeyp
     assert [given[:2] for given in asked] == [(made.config, "features"), (folded[0][0], "register")]
     assert asked[1][-1] == {"can_stop": False}
     assert (folded[0][0].seed, *folded[0][1:]) == (8, 3, "shard")
-
-
-# --- the registry
-
-
-@pytest.fixture
-def no_server(home, monkeypatch):
-    monkeypatch.delenv("PREFECT_API_URL", raising=False)
-
-
-@pytest.fixture
-def served(home, monkeypatch):
-    """As if a Prefect server ran."""
-
-    @contextmanager
-    def orchestration(*_):
-        yield "http://prefect"
-
-    monkeypatch.setenv("PREFECT_API_URL", "http://prefect/api")
-    monkeypatch.setattr("flows.servers.prefect_api.orchestration", orchestration)
-
-
-FOUND = {"model": "m", "version": "3", "promoted": False, "reason": "it is [red]worse"}
-
-
-@pytest.mark.parametrize(
-    ("words", "version", "wish"),
-    [
-        ([], "", Wish()),
-        (["--version", "3"], "3", Wish()),
-        (["--new-tests"], "", Wish(new_tests=True)),
-        (["-v", "2", "--force", "--reason", "why not"], "2", Wish(force=True, reason="why not")),
-    ],
-)
-def test_what_is_promoted_and_how(recorder, no_server, words, version, wish):
-    calls = recorder("tasks.tracking.promotion.promote_version", FOUND)
-    shown = invoke("promote", "m", *words).stdout
-    assert calls == [("m", version, wish)]
-    assert "m version 3: not promoted" in shown
-    assert "it is [red]worse" in shown
-    assert json.loads(invoke("promote", "m", *words, "--json").stdout) == FOUND
-
-
-def test_a_configuration_names_the_model_unless_a_name_is_given(recorder, no_server, tmp_path):
-    config = write_config(tmp_path / "c.yaml", tiny_document(register={"model": "theirs"}))
-    calls = recorder("tasks.tracking.promotion.promote_version", FOUND | {"promoted": True})
-    assert "version 3: champion" in invoke("promote", "--config", config).stdout
-    invoke("promote", "mine", "--config", config)
-    assert [call[0] for call in calls] == ["theirs", "mine"]
-
-
-def test_with_a_prefect_server_promotions_and_rollbacks_are_flows_unless_they_are_to_be_plain(recorder, served):
-    flows = recorder("flows.promote.promote", FOUND), recorder("flows.promote.rollback", {"champion": 1, "replaced": 2})
-    plain = (
-        recorder("tasks.tracking.promotion.promote_version", FOUND),
-        recorder("tasks.tracking.registry.rollback", Move(*"mabc")),
-    )
-    invoke("promote", "m", "-v", "3", "--new-tests", "--force", "--reason", "r")
-    invoke("rollback", "m", "--to", "1", "--reason", "s")
-    assert flows[0] == [({"model": "m", "version": "3", "new_tests": True, "force": True, "reason": "r"},)]
-    assert flows[1] == [({"model": "m", "to": "1", "reason": "s"},)]
-    assert plain == ([], [])
-    invoke("promote", "m", "--plain")
-    invoke("rollback", "m", "--plain")
-    assert [len(calls) for calls in (*flows, *plain)] == [1, 1, 1, 1]
-
-
-def test_a_rollback_says_who_is_champion_again(recorder, no_server):
-    calls = recorder("tasks.tracking.registry.rollback", Move("m", "2", "5", "numbers are misheard"))
-    shown = invoke("rollback", "m", "--to", "2", "--reason", "numbers").stdout
-    assert calls == [("m", "2", "numbers")]
-    assert shown == "m: version 2 is champion again, not 5\n"
-    found = json.loads(invoke("rollback", "m", "--json").stdout)
-    assert found == {"name": "m", "champion": "2", "replaced": "5", "reason": "numbers are misheard"}
-
-
-def test_the_history_shows_why_a_version_was_taken_down(recorder, no_server, monkeypatch):
-    entry = {"version": "2", "aliases": ["champion"], "champion_since": "today", "replaced": "1", "decision": "beats"}
-    versions = [entry | {"rolled_back": ""}, entry | {"version": "3", "aliases": [], "rolled_back": "it was worse"}]
-    recorder("tasks.tracking.runs.client")
-    recorder("tasks.tracking.registry.history", versions)
-    rows = [
-        [cell.strip() for cell in line.split("│")[1:-1]]
-        for line in invoke("rollback", "m", "--list").stdout.split("\n")
-    ]
-    assert [row for row in rows if row] == [
-        ["2", "@champion", "today", "1", "beats"],
-        ["3", "", "today", "1", "rolled back: it was worse"],
-    ]
-
-
-# --- servers and deployments
-
-
-@pytest.fixture
-def quiet_signals(monkeypatch):
-    """`up` ends on Ctrl-C, these tests do as before."""
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr(serve, "adopt_orphans", lambda: None)
-
-
-def test_ports_of_up(recorder, home, quiet_signals, monkeypatch, tmp_path):
-    seen = []
-
-    def check(profile, ports):
-        seen.append((profile.value, ports.prefect, ports.mlflow, ports.postgres, ports.s3))
-        raise ValueError("seen")
-
-    monkeypatch.setattr(serve, "_check_ports", check)
-    monkeypatch.setenv("STARLING_HOME", str(home))
-    invoke("up", code=1)
-    names = ("prefect", "mlflow", "postgres", "s3")
-    words = [word for number, name in enumerate(names, 1) for word in (f"--{name}-port", number)]
-    invoke("up", *words, "--profile", "production", "--folder", tmp_path / "other", code=1)
-    assert seen == [("small", 4200, 5000, 5433, 8333), ("production", 1, 2, 3, 4)]
-    from tasks.config.home import home as data_folder
-
-    assert data_folder() == tmp_path / "other"
-
-
-class Keeper:
-    """A supervisor that only notes what it is told."""
-
-    def __init__(self, done, interrupt):
-        self.done, self.interrupt, self.services = done, interrupt, []
-
-    def __call__(self, restarts, say):
-        return self
-
-    def add(self, start):
-        self.services.append(start())
-        return self.services[-1]
-
-    def wait(self, stop):
-        self.done.append("wait")
-
-    def check(self):
-        self.done.append("check")
-        self.interrupt()
-
-    def reap(self):
-        self.done.append("reap")
-
-    def stop(self, *given):
-        self.done.append(("stop", *given))
-
-
-@pytest.mark.parametrize(("profile", "number"), [("small", signal.SIGINT), ("production", signal.SIGTERM)])
-def test_up_lives_until_it_is_told_to_end_and_ends_in_order(recorder, home, monkeypatch, profile, number):
-    from flows.servers import production, services
-
-    def server(name, port=0):
-        return SimpleNamespace(name=name, url=f"http://{name}:{port}", process=SimpleNamespace(pid=name))
-
-    home.mkdir()
-    handlers, done = {}, []
-    monkeypatch.setattr(signal, "signal", handlers.__setitem__)
-    monkeypatch.setattr(serve, "adopt_orphans", lambda: done.append("adopt"))
-    keeper = Keeper(done, lambda: (done.append(services.note_path().exists()), handlers[number](number, None)))
-    monkeypatch.setattr("flows.servers.supervisor.Supervisor", keeper)
-    for name in ("prefect", "mlflow"):
-        monkeypatch.setattr(services, f"start_{name}", lambda port, name=name: server(name, port))
-
-    def start_all(supervisor, ports, stop):
-        return {name: supervisor.add(lambda name=name: server(name)).url for name in ("prefect", "mlflow")}
-
-    monkeypatch.setattr(production, "start_servers", start_all)
-    monkeypatch.setattr(serve, "_check_ports", lambda *_: None)
-    monkeypatch.setattr(serve, "deploy_all", lambda configs: [{"deployment": "train/x", "schedule": ""}])
-    workers = recorder("flows.cli.serve._workers", [lambda: server("worker")])
-    monkeypatch.setattr(
-        "flows.servers.local_runs.end_runs", lambda workers, _: done.append([one.name for one in workers])
-    )
-    monkeypatch.setattr("flows.servers.prefect_api.send_the_rest", lambda _: done.append("send"))
-    monkeypatch.setattr(services, "end_orphans", lambda keep, _: done.append(("orphans", keep)))
-    monkeypatch.setattr(serve, "end_now", lambda: done.append("end"))
-    for name in {"PREFECT_API_URL", "MLFLOW_TRACKING_URI", *services.prefect_environment()} - {"STARLING_HOME"}:
-        monkeypatch.setenv(name, "")  # taken back at the end
-    found = json.loads(invoke("up", "--profile", profile, "--prefect-port", 1, "--mlflow-port", 2, "--json").stdout)
-    ports = (1, 2) if profile == "small" else (0, 0)
-    assert found["urls"] == {"prefect": f"http://prefect:{ports[0]}", "mlflow": f"http://mlflow:{ports[1]}"}
-    assert os.environ["PREFECT_API_URL"] == f"{found['urls']['prefect']}/api"
-    assert workers == [(["train/x"], None)]
-    assert done[:4] == ["adopt", "wait", "check", True]
-    workers_end = [["worker"], ("stop", 2, serve._WORKERS_S), ("orphans", {"prefect", "mlflow", "worker"}), "send"]
-    stores = production.STORES if profile == "production" else 0
-    assert done[4:] == ["reap", *workers_end, ("stop", stores, serve._SERVERS_S), ("stop", 0, 20.0), "end"]
-    assert not services.note_path().exists()
-
-
-@pytest.mark.parametrize("name", ["prefect", "mlflow", "postgres", "s3"])
-def test_a_port_that_is_taken_is_named_with_its_option(home, quiet_signals, name):
-    from flows.servers.production import Ports
-
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        number = taken.getsockname()[1]
-        ports = Ports(**{other: number if other == name else 0 for other in ("prefect", "mlflow", "postgres", "s3")})
-        ports = ports.chosen()
-        assert len({ports.prefect, ports.mlflow, ports.postgres, ports.s3} - {0}) == 4
-        with pytest.raises(ValueError, match=rf"port {number} is taken: .* with --{name}-port"):
-            serve._check_ports(serve.Profile.production, ports)
-        if name in ("postgres", "s3"):
-            serve._check_ports(serve.Profile.small, ports)
-
-
-def test_up_announces_what_runs_where(capsys):
-    note = {"prefect": "http://p", "mlflow": "http://m", "postgres": "h:1", "s3": "http://s", "secrets": "/secrets"}
-    deployed = [
-        {"deployment": "pipeline/x", "schedule": "15 2 * * *", "id": 1},
-        {"deployment": "train/x", "schedule": ""},
-    ]
-    serve._announce(note | {"environment": {}}, deployed, True)
-    found = json.loads(capsys.readouterr().out)
-    assert found == {
-        "urls": {name: note[name] for name in ("prefect", "mlflow", "postgres", "s3")},
-        "deployments": deployed,
-        "secrets": "/secrets",
-    }
-    serve._announce({"prefect": "http://p", "mlflow": "http://m"}, [], True)
-    assert json.loads(capsys.readouterr().out) == {
-        "urls": {"prefect": "http://p", "mlflow": "http://m"},
-        "deployments": [],
-    }
-
-
-def test_secrets_are_made_where_they_are_wanted(home, tmp_path):
-    made = json.loads(invoke("secrets", tmp_path / "x", "--json").stdout)
-    assert made["folder"] == str(tmp_path / "x")
-    assert "prefect_auth" in made["made"]
-    assert "made nothing, all exist" in invoke("secrets", tmp_path / "x", "--for-containers").stdout
-    assert (tmp_path / "x" / "prefect_auth").stat().st_mode & 0o777 == 0o444
-    assert f"{home / 'secrets'}: made postgres_password, " in invoke("secrets").stdout
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""`starling storage`: what it prints, what it deletes, and the status it ends with."""
+"""`starling storage`: output, deleted objects, and exit status."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def run_json(*words, status=0):
 
 
 def make_old(store, days=30):
-    """Let everything have happened long ago."""
+    """Make all objects old."""
     then = time.time() - days * 86400
     for name in store.list():
         os.utime(store.local_path(name), (then, then))

@@ -1,4 +1,4 @@
-"""Whose turn it is: a schedule's run yields to one that is going, a person's does not."""
+"""A scheduled run yields to one in progress; a run that was started by hand does not."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ def a_run(deployment, **fields):
 
 @pytest.fixture
 def going(monkeypatch):
-    """A deployment of which a run is going on another machine; its id."""
+    """A deployment with a run in progress on another machine; its id."""
     monkeypatch.setattr(leases, "_WAITS_S", (0.0, 0.0))
     deployment = uuid4()
     with variables_server(), impatient_client() as client:
@@ -60,7 +60,7 @@ class Client(nullcontext):
     """A server on which all runs are in one state, and some are due.
 
     Attributes:
-        told: The states that runs were given, by their ids.
+        told: The states that were set, by run id.
         asked: The filters of the last listing.
     """
 
@@ -88,7 +88,7 @@ def given(monkeypatch, *fields, **more):
 
 @pytest.mark.parametrize(("state", "said"), [(Cancelling(), ["CANCELLED"]), (Running(), [])])
 def test_a_run_that_ends_because_it_is_cancelled_says_so_itself(monkeypatch, state, said):
-    """A run that is told to end without being cancelled (its machine shuts down) has crashed, which Prefect says."""
+    """A run that ends without being cancelled, since its machine shuts down, has crashed, and Prefect says so."""
     client = given(monkeypatch, state)
     with pytest.raises(TerminationSignal), concurrency.prompt_end(a_run(None)):
         raise TerminationSignal(signal.SIGTERM)
@@ -106,7 +106,7 @@ def test_a_run_within_one_that_is_cancelled_is_cancelled_with_it(monkeypatch):
 
 @pytest.mark.parametrize("raised", [KeyboardInterrupt(), TerminationSignal(signal.SIGTERM)], ids=["int", "term"])
 def test_a_run_that_is_interrupted_in_its_terminal_is_cancelled(monkeypatch, raised):
-    """Prefect's engine drops a KeyboardInterrupt once the state is final, so it goes on as the other one."""
+    """Prefect's engine drops a KeyboardInterrupt once the state is final; the run then continues."""
     client, run = given(monkeypatch, Running()), a_run(None)
     monkeypatch.setattr(concurrency, "interrupted", lambda: True)
     with pytest.raises(TerminationSignal), concurrency.prompt_end(run):
@@ -118,7 +118,7 @@ def test_a_run_that_is_interrupted_in_its_terminal_is_cancelled(monkeypatch, rai
 
 @pytest.fixture
 def heeded(monkeypatch):
-    """Looks after a run for a while; which signals it sent."""
+    """Watches a run for a while; the signals that it sent."""
 
     def heed(state, seconds=0.2, over=None):
         client, sent = given(monkeypatch, state), []

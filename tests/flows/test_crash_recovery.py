@@ -1,7 +1,7 @@
 """kill -9 of the worker, of a flow's process and of the server, while it shards and while it trains.
 
-Each time the run ends in the right state, or its retry resumes it; the model is the one of a run that nobody disturbed,
-and no process is left.
+Each time the run ends in the right state, or its retry resumes it; the model is that of an undisturbed run, and no
+process is left.
 """
 
 import json
@@ -36,14 +36,14 @@ def site(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory):
-    """Data folder of a run that nobody disturbs, and what its stages record."""
+    """Data folder of an undisturbed run, and what its stages record."""
     folder = tmp_path_factory.mktemp("calm").resolve() / "home"
     return folder, site_module.undisturbed(folder, DOCUMENT)
 
 
 @contextmanager
 def middle(site, folder, stage, made):
-    """A deployment's run in the middle of a stage, its last one: where, and its id."""
+    """A deployment's run in the middle of its last stage: its site, and its id."""
     with place(site, folder, deepcopy(DOCUMENT), made=made, **SLOW[stage]) as one:
         run = one.run(until=stage)
         wait_until(one.is_sharding if stage == "shard" else one.is_training)
@@ -58,7 +58,7 @@ def begun(request, site, calm, tmp_path):
 
 
 def as_if_undisturbed(stage, expected, one, run):
-    """The run completes, and has made what it would have made without us."""
+    """The run completes, with the same outputs as an undisturbed run."""
     assert one.ended(run, 240) == "COMPLETED", one.log()[-4000:]
     record = one.record(stage)
     assert record["sets"] == expected["sets"] if stage == "shard" else record["digest"] == expected["digest"]
@@ -111,13 +111,13 @@ def test_a_worker_that_is_told_to_end_waits_for_its_run(begun):
 
 
 def test_a_run_that_died_with_its_worker_is_found_dead_and_resumed(site, calm, tmp_path):
-    """Nobody is left to report it: the server's automation misses its signs of life."""
+    """No process is left to report it: the server's automation notices the missing heartbeats."""
     assert site.get("automations/", heartbeat_automation())["enabled"]
     with middle(site, tmp_path.resolve() / "both", "train", calm[0]) as (one, run):
         about = f"prefect.flow-run.{run}"
 
         def alive():
-            """The first sign of life arms the automation."""
+            """The first heartbeat arms the automation."""
             found = site.get("events/filter", {"filter": {"event": {"name": ["prefect.flow-run.heartbeat"]}}})
             return [event for event in found["events"] if event["resource"]["prefect.resource.id"] == about]
 

@@ -1,4 +1,4 @@
-"""A real Prefect server keeps the block, a process of its own loads it: the secret appears nowhere else."""
+"""A real Prefect server stores the block and another process loads it: the secret appears nowhere else."""
 
 import os
 import subprocess

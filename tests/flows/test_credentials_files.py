@@ -1,4 +1,4 @@
-"""Passwords of the production profile: made once, closed to others, given only to the servers that they belong to."""
+"""Passwords of the production profile: created once, private, and given only to the servers that need them."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def test_each_is_made_once_and_only_its_owner_may_read_it(secrets):
 
 
 def test_no_other_user_can_read_one_for_a_moment(tmp_path, monkeypatch):
-    """Each file has its mode from its first byte on, whatever the umask allows."""
+    """Each file has its mode from the start, independent of the umask."""
     seen, real = {}, os.fdopen
 
     def opened(descriptor, *words, **more):

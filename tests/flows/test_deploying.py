@@ -1,4 +1,4 @@
-"""What `deploy` asks of a Prefect server; that the real one takes it is tested in test_automations.py."""
+"""Requests of `deploy` to a Prefect server; test_automations.py tests that a real server accepts them."""
 
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -80,7 +80,7 @@ def server(monkeypatch):
         yield made
 
     monkeypatch.setattr("prefect.client.orchestration.get_client", get_client)
-    # of every flow it takes seconds, and has tests of its own
+    # of every flow it takes seconds, and is tested separately
     form = SimpleNamespace(model_dump_for_openapi=dict)
     monkeypatch.setattr("prefect.utilities.callables.parameter_schema", lambda flow: form)
     return made

@@ -104,7 +104,7 @@ def test_a_ring_of_prefect_runs_has_a_deployment_for_its_nodes_and_no_other_conf
     entry = plan(ring())[-1]
     assert entry["entrypoint"] == "flows/node.py:node"
     assert (entry["work_pool"]["name"], entry["work_pool"]["work_queue_name"]) == ("gpus", "nodes")
-    assert entry["tags"][0] == PART_TAG  # the train flow replaces a node that crashes: nobody need be told
+    assert entry["tags"][0] == PART_TAG  # the train flow replaces a node that crashes: no notification
     sent = {"node_rank": 1, "coordinator": "127.0.0.1:1", "key_file": "/k", "max_restarts": 3}
     assert node.node.validate_parameters(sent).items() >= sent.items()
 

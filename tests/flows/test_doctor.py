@@ -1,4 +1,4 @@
-"""What `starling doctor` says of machines in trouble; that of a sound one is in test_cli.py."""
+"""`starling doctor` on machines with problems; test_cli.py has one without."""
 
 import io
 from types import SimpleNamespace

@@ -51,7 +51,7 @@ def endless():
 
 
 class Servers:
-    """Both servers on a data folder of their own, and the first run against them."""
+    """Both servers on a separate data folder, and the first run against them."""
 
     def __init__(self, home):
         self.home = home

@@ -1,4 +1,4 @@
-"""What the flows do, called as functions: no server is needed to see what they ask for and what they say."""
+"""The flows' bodies, called as functions without a server: what they request and report."""
 
 import logging
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ from flows import folds, pipeline, promote, verify, watch
 from storage.objects import ObjectStore
 from tasks.config.pipeline import parse_config
 from tasks.tracking.registry import Move, RegistryError
-from tasks.tracking.significance import Wish
+from tasks.tracking.significance import PromotionOptions
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def no_flow(monkeypatch):
 
 @pytest.fixture
 def watched(monkeypatch):
-    """A server that keeps what was seen; a look that is killed has noted nothing."""
+    """A server that stores the listings; a check that is killed has stored nothing."""
     site = SimpleNamespace(kept={}, asked=[], found="a", dies=False)
 
     def note(name, state):
@@ -103,7 +103,7 @@ def test_an_evaluation_for_waiting_challengers_ends_at_once_without_one(config, 
     assert began == ["score", (pipeline.STAGES, "score"), found["run"]]
     began.clear()
     assert pipeline.evaluate.fn(config, run_id="mine") == {"run": "mine"}
-    assert began == [(pipeline.STAGES, "report")]  # whoever began the run ends it
+    assert began == [(pipeline.STAGES, "report")]  # the flow that started the run ends it
 
 
 def test_stages_that_are_done_or_later_than_wanted_are_left_out(monkeypatch):
@@ -126,9 +126,9 @@ def test_a_promotion_is_asked_for_as_it_was_given_and_shown(config, monkeypatch,
     promote.promote.fn(config, "mine", "2", force=True, reason="why")
     promote.promote.fn(config, new_tests=True)
     assert asked == [
-        ("theirs", "", Wish()),
-        ("mine", "2", Wish(force=True, reason="why")),
-        ("theirs", "", Wish(new_tests=True)),
+        ("theirs", "", PromotionOptions()),
+        ("mine", "2", PromotionOptions(force=True, reason="why")),
+        ("theirs", "", PromotionOptions(new_tests=True)),
     ]
     text, fields = no_flow[0]
     assert text == "**theirs version 3: promoted**\n\nit beats version 2\n\n[Version](http://m/3)"

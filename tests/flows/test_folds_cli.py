@@ -1,4 +1,4 @@
-"""`starling run --folds`: what a user types, and what comes of it with and without Prefect."""
+"""`starling run --folds` on the command line, with and without Prefect."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""What Prefect's and MLflow's pages have of a training while it runs, asked from real servers."""
+"""Progress of a running training on the pages of Prefect and MLflow, from real servers."""
 
 import json
 import os

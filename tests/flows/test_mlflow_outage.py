@@ -1,4 +1,4 @@
-"""MLflow dies in the middle of a real training by two learners: no step is lost, and in the end no metric either."""
+"""MLflow dies in the middle of a real training with two learners: no step and, in the end, no metric is lost."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The node flow: its child process ends with it, however it ends, and the real thing at a real Prefect server."""
+"""The node flow: its child process always ends with it; also with a real Prefect server."""
 
 import json
 import os
@@ -220,7 +220,7 @@ def pool(tmp_path_factory):
 
 @pytest.mark.slow
 def test_a_crashed_node_run_is_replaced_alone_and_cancelling_ends_all(pool, tmp_path):
-    """Nobody listens at the coordinator's address: the nodes wait for it, which is all that this test needs of them."""
+    """No coordinator listens at the address: the nodes wait for it, which is all that this test needs of them."""
     check_pool("starling", "ring")
     with pytest.raises(StageError, match=r"train\.launch\.pool is 'nowhere'.*starling deploy"):
         check_pool("nowhere", "ring")

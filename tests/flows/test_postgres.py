@@ -1,4 +1,4 @@
-"""PostgreSQL below the data folder: who runs it, what is refused, and what a start puts into force."""
+"""PostgreSQL in the data folder: its user, what is refused, and the passwords that a start sets."""
 
 import itertools
 import os

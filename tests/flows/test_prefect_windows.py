@@ -1,4 +1,4 @@
-"""The windows of automations when the Prefect server starts; that a real one judges by them: test_automations.py."""
+"""The time windows of automations when the Prefect server starts; test_automations.py has a real server."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta

@@ -43,7 +43,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500), pytest.mark.skipif(bo
 
 
 class Production:
-    """A `starling up --profile production` on a data folder of its own."""
+    """A `starling up --profile production` on a separate data folder."""
 
     def __init__(self, folder):
         self.folder, self.home = folder, folder / "home"
@@ -76,7 +76,7 @@ class Production:
         assert processes_naming(str(self.home)) == []
 
     def command(self, *words, check=True):
-        """A command as a user gives it, who has set nothing but the data folder."""
+        """A command as a user gives it who has only set the data folder."""
         names = ("PREFECT_", "MLFLOW_", "AWS_", "STARLING_")
         env = {name: value for name, value in os.environ.items() if not name.startswith(names)}
         env |= {"STARLING_HOME": str(self.home), "COLUMNS": "200"}

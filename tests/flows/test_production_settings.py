@@ -1,4 +1,4 @@
-"""What the production profile starts its servers with; that they work so is tested in test_production.py."""
+"""Settings of the production profile's servers; test_production.py runs them."""
 
 import itertools
 import shutil
@@ -105,7 +105,7 @@ def test_the_s3_server_is_found_beside_python_or_on_the_path(monkeypatch, tmp_pa
 
 
 class Supervisor:
-    """Notes what is done, in its order."""
+    """Records actions in order."""
 
     def __init__(self, done, stop=None):
         self.done, self.stop = done, stop
@@ -121,7 +121,7 @@ class Supervisor:
 
 @pytest.fixture
 def done(monkeypatch, secrets):
-    """What is done to start the servers, in its order."""
+    """Actions that start the servers, in order."""
     found = []
     monkeypatch.setenv("STARLING_SECRETS", str(secrets))
     monkeypatch.setattr(production, "check_packages", lambda: found.append("packages"))

@@ -147,7 +147,7 @@ def test_the_environment_keeps_everything_below_the_data_folder_and_at_home(home
 
 @pytest.fixture
 def orchestrated(home, monkeypatch):
-    """When a server of the run's own begins and ends."""
+    """When a run's own server starts and ends."""
     home.mkdir()
     done = []
 

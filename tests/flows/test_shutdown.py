@@ -1,4 +1,4 @@
-"""A process that is told to end does so, with all that it started, also when its threads are busy."""
+"""A process that gets a signal ends, with all its descendants, even if its threads are busy."""
 
 import os
 import signal
@@ -90,7 +90,7 @@ def test_a_block_within_a_block_changes_nothing():
 
 TOLD = """
 import sqlite3, sys, time
-from flows.servers.shutdown import bounded_end, end_if_told
+from flows.servers.shutdown import bounded_end, end_if_signalled
 
 def tidy():
     try:
@@ -138,13 +138,13 @@ try:
     with bounded_end(float(sys.argv[2]), say=say):
         globals()[sys.argv[1]]()
 except BaseException:
-    end_if_told()
+    end_if_signalled()
     raise
 """
 
 
 def told(what, patience_s, *numbers):
-    """Exit status, output and errors of a process that is told to end."""
+    """Exit status, output and errors of a process that gets signals."""
     command = [sys.executable, "-c", TOLD, what, str(patience_s)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as process:
@@ -192,8 +192,8 @@ def test_what_was_said_before_a_hard_end_is_not_lost(monkeypatch):
     for name in ("stdout", "stderr"):
         monkeypatch.setattr(getattr(sys, name), "flush", lambda name=name: done.append(name))
     monkeypatch.setattr(shutdown, "end_hard", done.append)
-    shutdown.end_if_told()
+    shutdown.end_if_signalled()
     assert done == []
-    monkeypatch.setattr(shutdown, "told", lambda: signal.SIGTERM)
-    shutdown.end_if_told()
+    monkeypatch.setattr(shutdown, "shutdown_signal", lambda: signal.SIGTERM)
+    shutdown.end_if_signalled()
     assert done == ["stdout", "stderr", signal.SIGTERM]

@@ -74,7 +74,7 @@ def test_a_pipeline_is_simulated_with_its_own_constants_and_slow_stages():
 
 def test_without_a_choice_all_strategies_are_simulated_that_the_network_matters_for():
     assert [row["strategy"] for row in rows()] == [name for name in STRATEGIES if name != "hogwild"]
-    # nobody has asked for a pipeline by name: the others are worth having
+    # no pipeline was requested by name: the other strategies are simulated
     result = call("simulate", "--timing", "--steps", 20, "--lose", "1=0.9", "--json")
     assert "pipeline" not in {row["strategy"] for row in json.loads(result.stdout.splitlines()[-1])["rows"]}
     assert "pipeline is left out: a pipeline that loses one of its stages" in " ".join(result.output.split())

@@ -1,4 +1,4 @@
-"""One at a time on a real Prefect server: leases that outlive it, double starts, and a schedule that is too fast."""
+"""Locks on a real Prefect server: leases that outlive it, double starts, and a schedule that is too fast."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from support import ROOT, load_beside, wait_until
 
 from tasks.locking import leases
-from tasks.locking.leases import Lease, LeaseTable, impatient_client
+from tasks.locking.leases import LeaseTable, LockLease, impatient_client
 from tasks.locking.lock_owner import LockOwner
 from training.coordinator.journal import read_journal
 
@@ -63,7 +63,7 @@ def test_a_lease_outlives_a_killed_server(site, api, caplog):
     caplog.set_level("INFO")
     me = elsewhere("mine")
     with impatient_client() as client:
-        lease = Lease("lock-outage", LeaseTable(client).take("lock-outage", me), me, beat_s=0.5)
+        lease = LockLease("lock-outage", LeaseTable(client).take("lock-outage", me), me, beat_s=0.5)
     site.kill()
     wait_until(lambda: "cannot be renewed" in caplog.text)
     site.start()
@@ -107,7 +107,7 @@ def test_of_runs_that_begin_at_once_one_trains_and_all_have_the_model(site, made
 
 
 def test_a_schedule_that_is_too_fast_neither_overlaps_nor_piles_up(site, made, tmp_path):
-    """A schedule of every 20 s and a run that takes a minute stand for every hour and a run of half a day."""
+    """A schedule of every 20 s and a run of a minute represent an hourly schedule and a run of half a day."""
     often = {"made": made, "stages": ("prepare",), "slow_shard": 4.0}
     with place(site, tmp_path.resolve() / "often", slow_document("often"), **often) as one:
         schedule = {"schedule": {"interval": 20.0}, "active": True, "parameters": {"until": "shard"}}

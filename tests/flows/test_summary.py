@@ -63,7 +63,7 @@ def test_the_report_comes_from_the_store_where_the_data_folder_is_another(finish
 
 
 def cells(*tables):
-    """What stands in the cells of tables, row by row."""
+    """The texts of the tables' cells, row by row."""
     text = io.StringIO()
     for table in tables:
         Console(file=text, width=160).print(table)

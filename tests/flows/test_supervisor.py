@@ -1,4 +1,4 @@
-"""What dies is started again, with growing pauses and not for ever; what is told to end ends in order."""
+"""Processes that die are restarted, with growing pauses and a limit; on request they end in order."""
 
 import os
 import signal

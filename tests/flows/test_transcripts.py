@@ -1,4 +1,4 @@
-"""`starling transcribe`: formats, folders, streams; and what `speech` promises for it: words' times, bounded memory."""
+"""`starling transcribe`: formats, folders, streams; and the guarantees of `speech`: words' times, bounded memory."""
 
 import io
 import json
@@ -23,7 +23,7 @@ RATE, TEXT, folder, speak = said.RATE, said.TEXT, said.folder, said.speak
 
 @pytest.fixture
 def sure(folder, monkeypatch):
-    """The bundle's folder, whose model cannot err."""
+    """The bundle's folder, whose model makes no errors."""
     original = Transcriber.__init__
 
     def init(self, *args, **kwargs):

@@ -1,4 +1,4 @@
-"""What `watch` decides, and what the flows that look at things say of them."""
+"""Decisions of `watch`, and the messages of flows that check sources."""
 
 import json
 import os
@@ -80,7 +80,7 @@ print(json.dumps([names, len(due)]))
 
 
 def on_a_server(code, config, home):
-    """The last line that a script prints which has a Prefect server of its own."""
+    """The last line of output of a script with its own Prefect server."""
 
     wrapped = "from flows.servers.prefect_api import orchestration\nwith orchestration():\n" + "".join(
         f"    {line}\n" for line in code.strip().splitlines()

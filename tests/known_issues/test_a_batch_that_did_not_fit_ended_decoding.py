@@ -1,6 +1,6 @@
-"""A batch that the GPU's memory did not hold ended decoding.
+"""A batch that did not fit in the GPU's memory ended decoding.
 
-There may be no GPU here: a model that refuses more than so many utterances at a time stands for one.
+Without a GPU, a model that rejects more than a number of utterances at a time takes its place.
 """
 
 import pytest

@@ -32,7 +32,7 @@ def run(words, out, home):
 
 
 def closed_pipe():
-    """The end of a pipe that nobody reads."""
+    """The end of a pipe without a reader."""
     reader, writer = os.pipe()
     os.close(reader)
     return writer

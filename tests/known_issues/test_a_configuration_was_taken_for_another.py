@@ -1,4 +1,4 @@
-"""Configurations whose fields were lost or made no sense, and were believed until a stage failed, or for ever.
+"""Configurations with lost or meaningless fields were accepted, and a stage failed later, or none did.
 
 `lr: .inf` ended as "not JSON compliant" without a field; shares that left nothing to train on were noticed in the stage
 `shard`; of a key that was given twice the last value won, in a file and with `--set`.

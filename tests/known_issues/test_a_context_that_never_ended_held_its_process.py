@@ -1,4 +1,4 @@
-"""ZeroMQ rarely never ends a context, although nothing is open: a process that closed its connection stood still."""
+"""In rare cases ZeroMQ never ends a context, although nothing is open: a process that closed its connection hung."""
 
 import threading
 

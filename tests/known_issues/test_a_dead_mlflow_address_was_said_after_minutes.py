@@ -1,4 +1,4 @@
-"""A run whose MLflow, Prefect or object store did not answer trained first, and said so minutes later or never."""
+"""A run whose MLflow, Prefect or object store did not answer trained first, and reported it minutes later or never."""
 
 import socket
 import threading
@@ -54,7 +54,7 @@ def hanging(monkeypatch):
 
 @pytest.fixture
 def locked():
-    """A server that knows nobody."""
+    """A server that rejects every user."""
 
     class Handler(BaseHTTPRequestHandler):
         def refuse(self):
@@ -154,7 +154,7 @@ def test_doctor_says_it_too(locked):
 
 @pytest.mark.slow
 def test_the_remedies_work(tmp_path):
-    """Each remedy of the message is followed to the letter."""
+    """The remedies in the message work as written."""
     home, config = tmp_path / "home", write_config(tmp_path / "tiny.json", tiny_document())
     refused = starling("run", config, home=home, check=False, MLFLOW_TRACKING_URI=REFUSES)
     assert refused.returncode == 1

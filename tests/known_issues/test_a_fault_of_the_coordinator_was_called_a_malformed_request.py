@@ -1,4 +1,4 @@
-"""A TypeError in the coordinator's own code was answered as "malformed request" and blamed the node that had asked."""
+"""A TypeError in the coordinator's own code was answered as "malformed request", which blamed the sender."""
 
 import json
 

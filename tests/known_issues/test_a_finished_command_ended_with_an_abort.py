@@ -1,4 +1,4 @@
-"""A run that had done everything ended with status -6 and "FATAL: exception not rethrown".
+"""A finished run ended with status -6 and "FATAL: exception not rethrown".
 
 A library's thread that still computes while the interpreter is taken down aborts the process; here it is torch's.
 """

@@ -1,4 +1,4 @@
-"""A model with a flipped bit loaded, and recognized something else or failed with NaN: bundles had no checksums."""
+"""A model with a flipped bit loaded, and its output was wrong or NaN: bundles had no checksums."""
 
 import json
 import logging

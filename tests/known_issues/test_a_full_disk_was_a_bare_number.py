@@ -1,6 +1,6 @@
-"""Full, read-only and forbidden disks ended stages with a bare "[Errno 28]", and trainings with nothing at all.
+"""Full, read-only and forbidden disks ended stages with a bare "[Errno 28]", and trainings without any message.
 
-The disks are real, where the test may mount them.
+The disks are real if the test can mount them.
 """
 
 import errno
@@ -119,7 +119,7 @@ def test_a_command_on_a_full_or_read_only_home_says_what_to_do(disk, tmp_path, m
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user for a moment")
 def test_a_folder_of_another_user_is_named():
-    with tempfile.TemporaryDirectory(prefix="theirs-") as folder:  # above tmp_path nobody else may look
+    with tempfile.TemporaryDirectory(prefix="theirs-") as folder:  # other users cannot enter the folders above tmp_path
         Path(folder).chmod(0o755)
         os.seteuid(65534)
         try:

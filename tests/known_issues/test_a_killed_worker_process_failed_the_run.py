@@ -29,7 +29,7 @@ def test_the_work_of_killed_processes_is_done_by_others():
 
 
 class Dies:
-    """A pool that gives two results and dies then."""
+    """A pool that returns two results and then dies."""
 
     made = 0
 

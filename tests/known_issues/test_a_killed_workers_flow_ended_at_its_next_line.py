@@ -11,7 +11,7 @@ ENDED, WENT_ON = 3, 0
 
 
 def log_to_nobody(prepare):
-    """How a process fares that logs to a pipe which nobody reads: in a child, whose standard output may be lost."""
+    """Run a process that logs to a pipe without a reader, in a child, since its standard output may be lost."""
     pid = os.fork()
     if pid:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -1,4 +1,4 @@
-"""Rows that were returned and reported afterwards were leased again, as a lease of nothing: its node idled for ever."""
+"""Rows that were returned and reported afterwards were leased again, as an empty lease: its node idled for ever."""
 
 from support import load_beside
 

@@ -1,4 +1,4 @@
-"""Training that began anew in the same process went on counting onebit's steps: its second warm-up was cut short."""
+"""Training that restarted in the same process continued counting onebit's steps, which shortened its second warm-up."""
 
 from types import SimpleNamespace
 

@@ -1,7 +1,7 @@
 """0.4 s of silence around a recording changed every transcript of the demo's model.
 
-Means and variances were taken over pause and speech alike, so that a pause moved the features of all speech; and no
-recipe's training had ever heard a pause.
+Means and variances were computed over pauses and speech alike, so that a pause changed the features of all speech; and
+no recipe trained with pauses.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""torchrun ends with status 1 whatever its ranks end with: a node that had diverged was started three times more."""
+"""torchrun ends with status 1 whatever its ranks' status is: a node that had diverged was restarted three times."""
 
 import sys
 

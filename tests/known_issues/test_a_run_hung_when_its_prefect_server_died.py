@@ -1,4 +1,4 @@
-"""Nothing started a run's own Prefect server again: the run waited for it for ever, with complaints of its queues."""
+"""A run's own Prefect server was not restarted: the run waited for it for ever, with errors of its queues."""
 
 import os
 import signal
@@ -41,7 +41,7 @@ def ended(monkeypatch):
 
 @pytest.fixture
 def begun(home, monkeypatch, ended):
-    """Servers that have been begun, tiny ones in the place of Prefect's; the pauses between starts are short."""
+    """Running servers, tiny ones in place of Prefect's, with short pauses between starts."""
     servers = []
 
     def start_prefect(listener):

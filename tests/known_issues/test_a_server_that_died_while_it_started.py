@@ -136,7 +136,7 @@ def test_servers_that_are_waited_for_are_started_again(keeper, service):
 
 
 def test_servers_that_are_waited_for_are_given_up_soon(keeper, service):
-    """While they run they may die eight times; at the start somebody waits."""
+    """While they run they may die eight times; during the start a user waits, and the limit is lower."""
     keeper.add(service(1000))
     with pytest.raises(ServiceError, match=f"server ended by itself {services.STARTS} times(?s:.)* fails$"):
         keeper.wait()

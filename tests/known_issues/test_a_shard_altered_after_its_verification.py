@@ -1,4 +1,4 @@
-"""A local shard that was altered after its first use ended the training, or was trained on as it was."""
+"""A local shard that was altered after its first use ended the training, or was used for training as it was."""
 
 import shutil
 

@@ -1,4 +1,4 @@
-"""Each request to MLflow had the same time: a server too slow for it took nothing until the register stage."""
+"""All requests to MLflow had the same time limit: a slower server received nothing until the register stage."""
 
 from contextlib import contextmanager
 

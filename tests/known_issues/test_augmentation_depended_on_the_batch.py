@@ -1,5 +1,5 @@
-"""Draws came from one generator for the whole batch, and pink noise was shaped over the batch's padded length: what
-happened to an utterance depended on where and with whom it was batched."""
+"""One generator drew for the whole batch, and pink noise was shaped over the batch's padded length: the augmentation of
+an utterance depended on its position and its batch."""
 
 import torch
 

@@ -1,6 +1,6 @@
-"""What was averaged after a step's first quiet moment waited for another step: staleness two instead of one.
+"""Averages that arrived after a step's first quiet moment waited for another step: staleness was two instead of one.
 
-The engine counted it from 0 and the simulator from 1, so that neither figure was the published one.
+The engine counted it from 0 and the simulator from 1, so that neither figure was comparable with published ones.
 """
 
 from types import SimpleNamespace

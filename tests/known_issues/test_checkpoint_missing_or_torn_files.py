@@ -1,4 +1,4 @@
-"""A checkpoint with a missing object or a torn state stopped every resume instead of being passed over."""
+"""A checkpoint with a missing object or a torn state stopped every resume; it should be skipped."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from training.coordinator.journal import parse_lines
 
 @pytest.fixture(scope="module")
 def whole(tones, tmp_path_factory):
-    """A corpus, and a training on it that nothing disturbed."""
+    """A corpus, and an undisturbed training on it."""
     corpus = tones.make_corpus(tmp_path_factory.mktemp("tones"))
     return corpus, tones.train_here(corpus.job(tmp_path_factory.mktemp("whole"), max_batch=4, checkpoint_steps=1000))
 

@@ -1,4 +1,4 @@
-"""A training whose parent was killed during the child's first seconds (imports) trained on as an orphan."""
+"""A training whose parent was killed during the child's first seconds (imports) continued as an orphan."""
 
 import os
 import subprocess

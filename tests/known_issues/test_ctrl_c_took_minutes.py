@@ -1,6 +1,6 @@
 """Ctrl-C and SIGTERM reach a whole process group: the run's Prefect server died first, and the run waited for it.
 
-It took four minutes, or for ever in an exit handler of Prefect's. What took so long was a phase's own: each is tried.
+It took four minutes, or for ever in an exit handler of Prefect's. Each phase had its own cause; all are tested.
 """
 
 import os
@@ -48,7 +48,7 @@ def test_a_server_outlives_its_groups_signals_but_not_its_parent(tmp_path):
 
 
 class Command:
-    """A command in a process group of its own, as a terminal starts it.
+    """A command in a separate process group, as a terminal starts it.
 
     Args:
         home: The data folder.
@@ -79,7 +79,7 @@ class Command:
         wait_until(there, 500)
 
     def interrupt(self, number, times):
-        """Signal the group, and see that nothing is left but one line."""
+        """Signal the group, and check that only one line is printed and no process is left."""
         for _ in range(times):
             if self.process.poll() is None:
                 os.killpg(self.process.pid, number)
@@ -194,7 +194,7 @@ def test_a_command_that_waits_for_another_runs_slot(command, times):
 
 
 def read_log(home):
-    """What the run tells the Prefect server."""
+    """What the run reports to the Prefect server."""
     database = home / "prefect" / "prefect.db"
     if not database.exists():
         return ""

@@ -1,4 +1,4 @@
-"""Ctrl-C in the seconds in which the command imports its libraries ended with a traceback of whatever was imported."""
+"""Ctrl-C in the seconds in which the command imports its libraries ended with a traceback of some import."""
 
 import signal
 import subprocess

@@ -1,4 +1,4 @@
-"""Recordings that were taken though they were no whole sound.
+"""Recordings that were accepted although they were truncated or invalid.
 
 Of a WAV or Ogg file cut in half libsndfile gives the first half without a word, and it was trained with the whole
 transcript; its siblings RF64, W64, AIFF, AU and SPHERE alike. Float samples of 1e30 were taken for sound.

@@ -1,4 +1,4 @@
-"""An exchange listened at an IPv6 address, and none could connect to it."""
+"""An exchange listened on an IPv6 address, and no other could connect to it."""
 
 import socket
 

@@ -1,4 +1,4 @@
-"""The transcriber took integer PCM for samples in ±1, and read a lone path letter by letter."""
+"""The transcriber treated integer PCM as samples in ±1, and a single path as a list of its letters."""
 
 import numpy as np
 import torch

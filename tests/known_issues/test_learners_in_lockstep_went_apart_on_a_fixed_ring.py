@@ -1,7 +1,7 @@
 """Exchanges of learners whose steps began at the same moment overlapped all around: each learner ended at the mean of
 its neighbours without itself, and the differences grew at any learning rate.
 
-`test_exchange_stability` has the same with real exchanges.
+`test_exchange_stability` tests the same with real exchanges.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""BMUF with short blocks diverged at every usable rate: its momentum and the optimizer's, kept from block to block."""
+"""BMUF with short blocks diverged at every usable rate: the optimizer's momentum was kept beside the block's."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ def test_on_a_quadratic_short_blocks_bear_a_hundred_times_the_rate():
     kept, reset = (largest(0.9375, 4, resets=resets, nesterov=True) for resets in (False, True))
     assert kept < 0.002
     assert reset > 0.2
-    # no momentum over blocks: what SGD with momentum alone bears, 2 (1 + m)
+    # no momentum over blocks: stable up to the limit of SGD with momentum, 2 (1 + m)
     assert largest(0.0, 64, resets=False, nesterov=True) == pytest.approx(3.8, rel=0.03)
 
 

@@ -32,7 +32,7 @@ RATE = 8000
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory):
-    """A model that has learnt nothing."""
+    """An untrained model."""
     folder = tmp_path_factory.mktemp("bundle")
     spec = BundleSpec(
         sample_rate=RATE,
@@ -157,7 +157,7 @@ def test_the_registered_model_answers_the_good_among_bad(bundle, files, monkeypa
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user for a moment")
 def test_a_file_of_another_user_is_named():
-    with tempfile.TemporaryDirectory() as folder:  # above tmp_path nobody else may look
+    with tempfile.TemporaryDirectory() as folder:  # other users cannot enter the folders above tmp_path
         Path(folder).chmod(0o755)
         path = write_tone(Path(folder) / "theirs.wav")
         path.chmod(0o600)

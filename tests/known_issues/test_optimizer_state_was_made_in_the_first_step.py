@@ -1,7 +1,7 @@
-"""torch makes an optimizer's state in its first step: by then batches had been tried with the memory that it needs, and
-where there was too little the process was ended and started again, three times.
+"""torch allocates an optimizer's state in its first step: by then batches had been tried with the memory that it needs,
+and if there was too little, the process ended and was restarted three times.
 
-There may be no GPU here: memory is pretended to be full.
+Without a GPU, a full memory is simulated.
 """
 
 import pytest
@@ -40,7 +40,7 @@ def memory(learner):
 
 
 def update(flat, optimizer, numbers):
-    """Steps that follow from their numbers."""
+    """Steps that are functions of their numbers."""
     for number in numbers:
         flat.grads.copy_(torch.randn(flat.grads.shape, generator=torch.Generator().manual_seed(number)))
         optimizer.step()

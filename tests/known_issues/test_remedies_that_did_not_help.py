@@ -1,7 +1,7 @@
-"""Who deleted a damaged shard and ran the pipeline again, as the message said, was told "cached" and failed again.
+"""Deleting a damaged shard and repeating the pipeline, as the message said, gave "cached" and the same error again.
 
-Each remedy is followed here to the letter: what the message names is run, then the pipeline, which ends with the bytes
-that it had made before the damage.
+Each test follows a remedy literally: it runs what the message names, then the pipeline, whose outputs must be the same
+bytes as before the damage.
 """
 
 import re
@@ -198,7 +198,7 @@ def test_later_stages_come_back_too_and_read_nothing_damaged(home):
             with pytest.raises(DamagedObjectError, match="its SHA-256 differs from the stage's record") as caught:
                 until(stages, document)
             assert store.join(name) in str(caught.value)
-        if name.startswith("train"):  # it would be trained anew: see below
+        if name.startswith("train"):  # it would be trained again: see below
             store.write(name, whole)
         else:
             starling(COMMAND.search(starling(f"starling storage verify --url {store.url}", status=1))[1])

@@ -1,4 +1,4 @@
-"""Two learners whose exchange was stopped for most of a training left the mean of two models, which is none."""
+"""Two learners whose exchange was stopped for most of a training ended with the mean of two different models."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from training.node.evaluator import Evaluator
 
 @pytest.fixture(scope="module")
 def trained(tones, corpus, tmp_path_factory):
-    """A job, the weights that it leads to, and weights of a model that has learnt nothing."""
+    """A job, the weights that it leads to, and weights of an untrained model."""
     folder = tmp_path_factory.mktemp("apart")
     run = tones.train_here(corpus.job(folder, epochs=6))
     good = load_bundle(run.bundle)[1].state_dict()

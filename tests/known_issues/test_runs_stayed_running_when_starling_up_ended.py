@@ -1,4 +1,4 @@
-"""Ctrl-C on `starling up` told workers to end, which killed their flows at once: their runs stayed Running for ever."""
+"""Ctrl-C on `starling up` ended workers, which killed their flows at once: their runs stayed Running for ever."""
 
 import os
 import signal
@@ -37,7 +37,7 @@ open(sys.argv[1], "a").write("worker saw it")
 
 @pytest.fixture
 def said(monkeypatch):
-    """What the server is told, instead of one."""
+    """Records requests to the server instead of sending them."""
     told = []
     monkeypatch.setattr(local_runs, "_cancelling", lambda runs: told.append(("cancelling", runs)))
     monkeypatch.setattr(local_runs, "_cancelled", lambda runs: told.append(("cancelled", runs)))

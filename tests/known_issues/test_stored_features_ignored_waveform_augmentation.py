@@ -1,4 +1,4 @@
-"""With stored features, speed perturbation, noise and gain were configured, accepted and silently never done."""
+"""With stored features, speed perturbation, noise and gain were accepted in the configuration and silently ignored."""
 
 import pytest
 

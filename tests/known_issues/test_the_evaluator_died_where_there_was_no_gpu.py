@@ -1,6 +1,6 @@
 """The evaluator ended a training of `device: cuda` on a machine without a GPU, or when learners had filled its memory.
 
-It was started again three times, met the same error each time, and the supervisor gave up: the learners' work was lost.
+It was restarted three times with the same error, and the supervisor gave up: the learners' work was lost.
 """
 
 import logging

@@ -47,7 +47,7 @@ def test_a_bad_step_changes_no_weight(tones, corpus, tmp_path, monkeypatch):
 
 
 def test_broken_weights_are_reported_as_divergence_at_the_end_of_an_epoch(tones, corpus, tmp_path):
-    """A short epoch ends before enough bad steps are counted: the decoder's complaint told nobody what to do."""
+    """A short epoch ends before enough bad steps are counted: the decoder's error message named no remedy."""
     optimizer = {"kind": "sgd", "lr": 1e30, "clip_norm": 0}
     job = corpus.job(tmp_path, optimizer=optimizer, schedule={"kind": "constant", "warmup_epochs": 0})
     with pytest.raises(NoModelError, match=r"lower train\.optimizer\.lr"):

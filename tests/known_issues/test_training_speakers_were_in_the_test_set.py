@@ -1,4 +1,4 @@
-"""A corpus' own split that undid what the configuration asked for, without a word.
+"""A corpus' own split silently overrode the configuration.
 
 It left `valid_share` without effect, and the error of the stage `train` named as remedy what the user had done. And the
 obvious way to hold two speakers out for the test put 200 recordings of the training's speakers into the test set.

@@ -1,4 +1,4 @@
-"""Tar files that were made to break their reader: each is refused by name, at once and in little memory."""
+"""Malicious tar files: each is rejected by name, at once and with little memory."""
 
 import tarfile
 
@@ -17,7 +17,7 @@ def negative(size):
 
 
 def header(name="a.flac", size=0, kind=b"0", raw=None):
-    """One block with a right checksum, whatever the size field holds."""
+    """A block with a valid checksum and any size field."""
     info = tarfile.TarInfo(name)
     info.type = kind
     block = bytearray(info.tobuf(tarfile.GNU_FORMAT))

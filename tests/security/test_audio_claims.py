@@ -1,4 +1,4 @@
-"""Audio whose header claims what is not there, and audio that is small on disk and endless in memory."""
+"""Audio whose header claims more than the file has, and small files that decode to huge audio."""
 
 import io
 import struct
@@ -14,7 +14,7 @@ from speech.flac import read_header
 
 
 def wav(data_bytes, samples=100, channels=1, rate=16000):
-    """A WAV file whose header says what it is told to."""
+    """A WAV file whose header claims the given values."""
     body = b"\0\0" * samples
     form = struct.pack("<HHIIHH", 1, channels, rate, rate * 2 * channels & 0xFFFFFFFF, 2 * channels & 0xFFFF, 16)
     parts = b"WAVEfmt " + struct.pack("<I", 16) + form + b"data" + struct.pack("<I", data_bytes) + body

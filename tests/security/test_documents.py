@@ -1,4 +1,4 @@
-"""JSON, YAML, Parquet and safetensors that were made to exhaust, confuse or run something."""
+"""Malicious JSON, YAML, Parquet and safetensors."""
 
 import gzip
 import json
@@ -113,7 +113,7 @@ def test_weights_with_absurd_headers_are_refused(tmp_path, data):
 
 
 def columns(count):
-    """So many equal rows, which Parquet stores once."""
+    """Many equal rows, which Parquet stores once."""
     zero = {field.name: pa.scalar("x" if pa.types.is_string(field.type) else 0, field.type) for field in SCHEMA}
     return pa.table({name: pa.repeat(value, count) for name, value in zero.items()}, schema=SCHEMA)
 

@@ -1,4 +1,4 @@
-"""Names from outside never become paths that lead elsewhere: ids, shards, indexes, bundles, runs, configurations."""
+"""Names from outside never become paths elsewhere: ids, shards, indexes, bundles, runs, configurations."""
 
 import pyarrow.parquet as pq
 import pytest

@@ -24,7 +24,7 @@ def test_every_file_of_security_tests_is_named():
 
 
 def test_every_row_of_the_threats_names_a_test():
-    part = TEXT[TEXT.index("## What an attacker could try") :]
+    part = TEXT[TEXT.index("## Threats") :]
     rows = [line for line in part.splitlines() if line.startswith("| ") and not re.match(r"\| *(threat|---)", line)]
     assert len(rows) > 20
     assert [row for row in rows if "`tests/" not in row] == []

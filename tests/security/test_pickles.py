@@ -1,4 +1,4 @@
-"""A pickle in the place of every file that anything reads: nothing of it runs, and each reader says what is wrong."""
+"""A pickle in place of any input file: it is never executed, and each reader reports an error."""
 
 import json
 import os
@@ -30,7 +30,7 @@ tones = load_beside(__file__, "../training/tones.py")
 
 
 class Touch:
-    """Leaves a file behind when it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, marker):
         self.marker = marker

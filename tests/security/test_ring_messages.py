@@ -1,4 +1,4 @@
-"""What a stranger can send to a training's ports: too much, the same again, nonsense; nobody notices but the log."""
+"""What an attacker can send to a training's ports: oversized, repeated or malformed messages; only the log shows it."""
 
 import socket
 import threading
@@ -40,7 +40,7 @@ class Recorder:
 
 
 def test_what_was_overheard_cannot_be_said_again():
-    """CURVE's keys are drawn for each connection: recorded bytes are noise to the next one."""
+    """CURVE's keys are random for each connection: recorded bytes are useless on the next one."""
     key = RingKey.generate()
     with zmq.Context() as context, zmq.Context() as outside:
         server, client = context.socket(zmq.ROUTER), outside.socket(zmq.DEALER)

@@ -1,4 +1,4 @@
-"""Secrets that are planted come up nowhere: not in what a run writes, prints or sends, not in its processes' words."""
+"""Planted secrets appear nowhere: not in a run's files, output or requests, nor on its processes' command lines."""
 
 import json
 import os

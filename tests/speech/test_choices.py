@@ -8,7 +8,9 @@ from pydantic import BaseModel, ValidationError, create_model
 
 from speech.bundle import BundleSpec
 from speech.choices import Choice, OneOf, own_fields
+from speech.features.config import FeatureConfig
 from speech.models import MODELS
+from speech.models.config import ModelConfig
 
 
 class Sphere(Choice):
@@ -95,3 +97,10 @@ def test_bundles_of_earlier_versions_are_read(kind, decoder):
     )
     assert (spec.model.kind, spec.model.layers, spec.decode.kind) == (kind, 1, decoder)
     assert BundleSpec.model_validate(spec.model_dump(mode="json")) == spec
+
+
+@pytest.mark.parametrize("base", [FeatureConfig, ModelConfig])
+def test_a_kind_without_its_computation_cannot_be_configured(base):
+    incomplete = type("Incomplete", (base,), {"__annotations__": {"kind": str}, "kind": "incomplete"})
+    with pytest.raises(TypeError, match="abstract"):
+        incomplete()

@@ -64,7 +64,7 @@ def test_speakers_have_their_own_statistics_and_strangers_those_of_the_utterance
     by_itself, _ = FrontEnd(config("utterance"), RATE)(inputs, lengths)
     for row, expected in enumerate([as_ann, by_itself, as_ann]):
         torch.testing.assert_close(feats[row], expected[row])
-    torch.testing.assert_close(by_speaker(inputs, lengths)[0], by_itself)  # nobody named: all are strangers
+    torch.testing.assert_close(by_speaker(inputs, lengths)[0], by_itself)  # no names: all speakers are unknown
 
 
 @pytest.mark.parametrize("cmvn", ["none", "global", "speaker", "utterance"])

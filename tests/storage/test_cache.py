@@ -1,4 +1,4 @@
-"""The cache of remote shards: bounded, shared between processes, cleaned of what killed ones left."""
+"""The cache of remote shards: bounded, shared between processes, and cleaned up after kills."""
 
 import errno
 import fcntl
@@ -6,15 +6,11 @@ import hashlib
 import os
 import random
 import shutil
-import signal
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
-from forks import Forkable
+from cached_shards import bytes_of, content, fill
 
 from storage import cache as cache_module
 from storage.cache import DEFAULT_BYTES, CacheFullError, DamagedCopyError, ShardCache, set_cache_limit
@@ -22,32 +18,11 @@ from storage.index import ShardIndex
 from storage.locks import LockTimeoutError, file_lock, is_locked, passing_lock
 from storage.objects import ObjectStore, ObjectStoreError
 from storage.reading import ShardError, ShardReader
-from storage.shards import Sample, build_index, write_shard
-
-ROW = {"duration": 1.0, "num_frames": 16000, "sample_rate": 16000}
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def content(number):
-    return random.Random(number).randbytes(40_000)
-
-
-def fill(store, shards=6):
-    parts = [
-        write_shard(store, f"{n}.tar", [Sample(f"u{n}", {"flac": content(n)}, ROW)], "flac") for n in range(shards)
-    ]
-    index = build_index(parts, {})
-    index.write(store)
-    return index
 
 
 @pytest.fixture
 def store():
     return ObjectStore(f"memory://cache-{random.getrandbits(60):x}")
-
-
-def bytes_of(folder):
-    return sum(path.stat().st_size for path in folder.glob("*.tar"))
 
 
 def age(path, seconds):
@@ -250,96 +225,8 @@ def test_a_folder_that_somebody_empties_is_filled_again(store, tmp_path):
     assert read_copy(folder, "new", fetch) == b"new"
 
 
-WORKER = """
-import random, sys, time
-from pathlib import Path
-from storage.index import ShardIndex
-from storage.objects import ObjectStore
-from storage.reading import ShardReader
-
-class Remote(ObjectStore):
-    def local_path(self, name):
-        return None
-
-folder, cache, limit, seed, reads, seconds = sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:])
-store = Remote(folder)
-reader = ShardReader(store, ShardIndex.read(ObjectStore(folder)), cache, limit)
-print("ready", flush=True)
-source, end, done = random.Random(seed), time.monotonic() + seconds, 0
-while done < reads or time.monotonic() < end:
-    position = source.randrange(len(reader))
-    assert reader.payload(position) == random.Random(position).randbytes(40_000)
-    done += 1
-print(done)
-"""
-"""Reads at random; a folder of this machine stands for a remote store, since that is faster than any server."""
-
-
-def start_worker(folder, cache, limit, seed, reads, seconds=0):
-    command = [sys.executable, "-c", Forkable(WORKER), *map(str, (folder, cache, limit, seed, reads, seconds))]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def finish(workers):
-    """How many payloads each has read."""
-    counts = []
-    for worker in workers:
-        said, errors = worker.communicate(timeout=600)
-        assert worker.returncode == 0, errors[-2000:]
-        counts.append(int(said.split()[-1]))
-    return counts
-
-
-def test_processes_share_a_small_cache_and_one_is_killed(tmp_path):
-    folder, cache = tmp_path / "store", tmp_path / "cache"
-    index = fill(ObjectStore(folder), shards=8)
-    limit = 3 * index.shards[0].bytes
-    workers = [start_worker(folder, cache, limit, seed, 25) for seed in range(2)]
-    victim = start_worker(folder, cache, limit, 9, 10**6)
-    victim.stdout.readline()
-    time.sleep(0.5)
-    victim.send_signal(signal.SIGKILL)
-    victim.communicate()
-    assert finish(workers) == [25, 25]
-    assert bytes_of(cache) <= limit
-    ShardCache(cache).sweep(min_age_s=0.0)
-    assert all(path.suffix == ".tar" for path in cache.iterdir())
-
-
-@pytest.mark.parametrize("shards_of_room", [0, 2])
-def test_many_readers_of_a_tiny_cache_all_get_everything(tmp_path, shards_of_room):
-    """Each shard is evicted again and again between the moment it was found and the moment it is read."""
-    store = ObjectStore(f"memory://cache-{random.getrandbits(60):x}")
-    index, wrong = fill(store, shards=4), []
-
-    def work(seed):
-        reader = ShardReader(store, index, tmp_path, max(1, shards_of_room * index.shards[0].bytes))
-        for position in random.Random(seed).choices(range(4), k=40):
-            try:
-                wrong.extend([position] if reader.payload(position) != content(position) else [])
-            except Exception as error:
-                wrong.append(error)
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert wrong == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("shards_of_room", [0, 3])
-def test_six_processes_read_for_minutes_from_a_tiny_cache(tmp_path, shards_of_room):
-    folder, cache = tmp_path / "store", tmp_path / "cache"
-    index = fill(ObjectStore(folder), shards=8)
-    limit = max(1, shards_of_room * index.shards[0].bytes)
-    counts = finish([start_worker(folder, cache, limit, seed, 10, seconds=75) for seed in range(6)])
-    assert min(counts) >= 10
-
-
 def test_an_eviction_between_finding_and_reading_a_copy_is_survived(store, tmp_path, monkeypatch):
-    """Another process evicts each copy the moment it exists: whoever fetched it has it open by then."""
+    """Another process evicts each copy as soon as it exists: its reader has already opened it."""
     index = fill(store)
     reader = ShardReader(store, index, tmp_path)
     publish = cache_module.publish_file

@@ -1,4 +1,4 @@
-"""Columns of a table and of a file: the same contract, and what a large index must not do."""
+"""Columns of a table and of a file: the same contract, and limits for a large index."""
 
 import pickle
 from abc import ABC, abstractmethod

@@ -1,4 +1,4 @@
-"""Garbage is what nobody needs: never what is young, in use, registered, or what any of these stands on."""
+"""Garbage is what nothing depends on: never what is new, in use or registered, or a dependency of these."""
 
 import time
 import uuid
@@ -180,7 +180,7 @@ class GarbageContract:
         assert deleted == {f"{stage}/{'b' * 16}" for stage in ("prepare", "shard", "register")}
 
     def test_shards_in_the_making_stay_although_no_index_names_them(self, store):
-        """A stage that is forced, or goes on, writes beside the index of its former attempt."""
+        """A stage that is forced or resumed writes beside the index of its former attempt."""
         output = publish(store, "shard", "a")
         fill(output.store.child("train"))
         write_shard(output.store.child("train"), "new.tar", [Sample("x", {"flac": b"1"}, ROW)], "flac")

@@ -1,4 +1,4 @@
-"""Damage of whatever kind is told in one line: the object's URL, what is wrong, and what to do about it."""
+"""Any damage is reported in one line: the object's URL, what is wrong, and the remedy."""
 
 import io
 import json
@@ -65,7 +65,7 @@ def use(index):
 
 
 def test_no_flipped_bit_of_an_index_is_taken_for_truth(store):
-    """It is noticed, with URL and remedy, or nothing that anybody reads has changed; the footer names the shards."""
+    """It is detected, with URL and remedy, or what readers see is unchanged (shards are in the footer)."""
     folder = indexed(store)
     data, known = folder.read("index.parquet"), str(use(ShardIndex.read(folder)))
     footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")

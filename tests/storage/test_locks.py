@@ -1,4 +1,4 @@
-"""Locks between processes: exclusive, freed by death, and honest about who holds them."""
+"""Locks between processes: exclusive, released when the owner dies, and with the owner's name."""
 
 import subprocess
 import sys
@@ -143,7 +143,7 @@ def test_the_first_free_of_several_locks_is_held(tmp_path):
 
 
 def test_a_passing_lock_is_not_held_through_a_file_that_was_removed(tmp_path):
-    """A process that opened the file while another held it locks what has no name any more: a third has a new file."""
+    """A process that opened the file while another held it locks a deleted file: a third one has a new file."""
     path = tmp_path / "lock"
     with path.open("a") as former:
         path.unlink()

@@ -1,4 +1,4 @@
-"""Which failures are repeated, how often, and what the user is told."""
+"""Which failures are retried, how often, and the messages to the user."""
 
 import errno
 

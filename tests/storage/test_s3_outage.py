@@ -1,4 +1,4 @@
-"""The S3 server is killed and started again while a writer works: bounded retries carry it over."""
+"""The S3 server is killed and restarted while a writer works: bounded retries bridge the outage."""
 
 import random
 import threading

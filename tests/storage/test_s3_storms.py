@@ -1,4 +1,4 @@
-"""A server that is overloaded, drops connections, or whose disk is full: survived, or explained."""
+"""A server that is overloaded, drops connections, or has a full disk: the client retries, or reports it."""
 
 import http.client
 import os

@@ -1,4 +1,4 @@
-"""Tar files that must be refused, and those that must not."""
+"""Tar files that must be rejected, and those that must not."""
 
 import io
 import tarfile
@@ -109,7 +109,7 @@ def test_notices_a_damaged_header():
 
 
 def test_notices_the_damaged_header_of_a_last_small_member():
-    """All of it lies in the two blocks in which a tar ends, and tarfile takes it for the end."""
+    """All of it is in the last two blocks of the tar, which tarfile reads as the end marker."""
     data = bytearray(make_tar(member("a.json"), member("b.txt", b"short")))
     data[data.index(b"b.txt") + 150] ^= 1
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:

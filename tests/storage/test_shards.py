@@ -70,7 +70,7 @@ def test_a_given_json_member_is_kept(store):
 
 
 def test_bytes_are_frozen(store):
-    """A change of these bytes makes every shard that users have stored look like another one."""
+    """If these bytes change, all shards that users have stored have other digests."""
     part = write_shard(store, "s.tar", [sample("a.b", b"\x01\x02"), sample("c")], "flac")
     assert part.record.sha256 == "1eb59c3bc89b7f155715be28641d880a20c6f6a18192768cc06d542c0287bebe"
 
@@ -206,7 +206,7 @@ def test_webdataset_reads_our_shards(tmp_path):
     samples = [sample(name, name.encode()) for name in IDS]
     write_shard(store, "0.tar", samples[:4], "flac")
     write_shard(store, "1.tar", samples[4:], "flac")
-    # WebDataset reads WDS_SECURE when it is imported, hence a process of its own.
+    # WebDataset reads WDS_SECURE when it is imported: use another process
     command = [sys.executable, "-c", READ_WITH_WEBDATASET, str(tmp_path / "0.tar"), str(tmp_path / "1.tar")]
     result = subprocess.run(command, env={**os.environ, "WDS_SECURE": "1"}, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr

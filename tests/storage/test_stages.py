@@ -118,7 +118,7 @@ def test_a_record_of_an_earlier_version_is_taken_as_it_is(output):
 
 
 class TestPromises:
-    """The record lists what is there, so that it is known what has left or changed since."""
+    """The record lists all objects, so that later losses and changes are detected."""
 
     @pytest.fixture
     def output(self, output):
@@ -169,7 +169,7 @@ class NotesContract:
     """Many runs may note at once what they use; a subclass gives the fixture `store`."""
 
     def test_of_notes_made_at_once_none_is_lost(self, store):
-        """As from as many machines: each writer has an object store of its own."""
+        """As from several machines: each writer has a separate object store."""
         url, begin = store.url, threading.Barrier(6)
 
         def work(number):

@@ -1,7 +1,7 @@
 """Promotions and rollbacks in processes that kill themselves; a program of test_registry_moves.py.
 
-Everything is imported once. Then each line of standard input is a case, or a list of cases at once; each is done by a
-process of its own, forked before any database has been opened. The answers are lines of standard output.
+Everything is imported once. Then each line of standard input is a case, or a list of cases at once; each runs in a
+separate process, forked before any database has been opened. The answers are lines of standard output.
 """
 
 import json
@@ -31,7 +31,7 @@ TESTS = json.dumps({"test": "aaaa"})
 
 
 def die():
-    """Leave the world as kill -9 does: nothing is tidied up, no transaction is ended."""
+    """End as kill -9 does: without clean-up, and with transactions left open."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -58,8 +58,8 @@ def die_at(step, where):
         setattr(mlflow.MlflowClient, name, wrap(getattr(mlflow.MlflowClient, name)))
 
 
-def judge(case):
-    """A judgement that takes a moment, and that the challenger wins."""
+def fake_comparison(case):
+    """Replace the comparison by one that takes a moment and that the challenger wins."""
 
     def decide(run, champion):
         note(case, "in", champion)
@@ -80,9 +80,9 @@ def note(case, what, champion):
 
 
 def act(case):
-    """What is asked for, one after another, in a process of its own."""
+    """Do the actions of a case, one after another, in this process."""
     os.environ["STARLING_HOME"] = case["home"]
-    judge(case)
+    fake_comparison(case)
     if case.get("step"):
         die_at(case["step"], case["where"])
     return [MOVES_BY_NAME[what](case) for what in case["do"].split()]

@@ -1,4 +1,4 @@
-"""What is worth repeating: failures of the infrastructure, and nothing else."""
+"""Only failures of the infrastructure are retried."""
 
 import errno
 import sqlite3

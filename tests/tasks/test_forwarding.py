@@ -164,7 +164,7 @@ def test_a_run_that_was_deleted_is_made_again_with_everything(writer):
 
 
 def test_a_note_that_names_the_run_of_another_training_sends_nothing_there(writer):
-    """As after MLflow's database began anew, or was copied: the number may be another run's."""
+    """As after MLflow's database was created again, or copied: the number may be another run's."""
     writer.step()
     theirs = sender(writer)
     theirs.drain()

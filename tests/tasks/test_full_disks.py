@@ -1,4 +1,4 @@
-"""Every stage on a disk that is really full: one clear error, nothing half-published, and then it finishes."""
+"""Every stage on a full disk: one clear error, no partial output, and success after space is freed."""
 
 import logging
 import subprocess
@@ -28,12 +28,12 @@ def disk(tmp_path, monkeypatch):
     with small_disk(tmp_path / "disk", "64m") as folder:
         monkeypatch.setenv("STARLING_HOME", str(folder / "home"))
         monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        client().search_experiments()  # makes MLflow's database, which is a matter of its own
+        client().search_experiments()  # makes MLflow's database, which is not tested here
         yield folder
 
 
 def attempt(run, name):
-    """Execute a stage that may fail for want of room, and only so."""
+    """Execute a stage that may fail because the disk is full, and for no other reason."""
     try:
         ALL[name].execute(run)
         return ""

@@ -1,4 +1,4 @@
-"""Leases: one holder, known by name; freed by death and by time; kept through outages."""
+"""Leases: one owner, known by name; released on its death or after a time limit; kept through outages."""
 
 import logging
 import os
@@ -13,7 +13,7 @@ import pytest
 from support import load_beside, wait_until
 
 from tasks.locking import leases
-from tasks.locking.leases import LEASE_S, Lease, LeaseTable, impatient_client
+from tasks.locking.leases import LEASE_S, LeaseTable, LockLease, impatient_client
 from tasks.locking.lock_owner import LockOwner, _started
 
 variables_server = load_beside(__file__, "variables_server.py").variables_server
@@ -34,7 +34,7 @@ def table(variables):
 
 
 def elsewhere(run="other"):
-    """A holder of whom this machine knows nothing."""
+    """An owner of whom this machine has no information."""
     return replace(LockOwner.here(run, "http://ui/1"), place="far/boot/ns")
 
 
@@ -80,7 +80,7 @@ def test_a_lease_ages_by_the_servers_clock_and_renewing_keeps_it_young(table, va
 
 
 def test_of_two_who_find_a_stale_lease_the_later_takes_nothing_from_the_earlier(table, variables):
-    """What it found stale is gone when it comes to delete it: under the same name lies the other's."""
+    """The stale lease is gone when it is to be deleted: the same name now has the other's."""
     table.take(NAME, elsewhere("dead"))
     variables.age(NAME, LEASE_S + 1)
     earlier = elsewhere("earlier")
@@ -115,7 +115,7 @@ def test_a_holder_whose_process_is_dead_holds_nothing(table):
     assert not alive.gone()
     child.communicate(b"\n")
     assert replace(here, pid=child.pid, started=started).gone()
-    assert not replace(dead, place="far/boot/ns").gone()  # nobody can tell from here
+    assert not replace(dead, place="far/boot/ns").gone()  # this machine cannot know
     table.take(NAME, dead)
     assert isinstance(table.take(NAME, LockOwner.here("second")), str)
 
@@ -160,7 +160,7 @@ def keep(table):
 
     def start(beats):
         me = elsewhere("mine")
-        lease = Lease(NAME, table.take(NAME, me), me, logging.getLogger("test"), beats.append, beat_s=0.02)
+        lease = LockLease(NAME, table.take(NAME, me), me, logging.getLogger("test"), beats.append, beat_s=0.02)
         made.append(lease)
         return lease
 

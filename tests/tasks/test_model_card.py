@@ -1,4 +1,4 @@
-"""What a version says of itself."""
+"""The model card of a version."""
 
 import json
 

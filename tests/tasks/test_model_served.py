@@ -1,6 +1,6 @@
-"""The registered model behind MLflow's own server, and in an environment of its own, without Starling.
+"""The registered model behind MLflow's own server, and in an environment without Starling.
 
-It has never been trained: how well it hears is nobody's business here.
+The model is untrained: its accuracy does not matter here.
 """
 
 import base64
@@ -44,7 +44,7 @@ print(mlflow.pyfunc.load_model(sys.argv[2]).predict(sys.argv[3]).to_json(orient=
 
 
 def untrained(folder, tokens="words", decode="greedy"):
-    """A bundle with weights as they are drawn."""
+    """A bundle with random weights."""
     texts = ["one two three four", "five six seven eight nine"]
     spec = BundleSpec(
         sample_rate=8000,

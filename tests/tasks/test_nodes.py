@@ -1,4 +1,4 @@
-"""Node runs: what is asked of Prefect when nodes crash, leave, or were left by a former process; Prefect is a fake."""
+"""Node runs requested from a fake Prefect when nodes crash, leave, or are left over from an earlier process."""
 
 import json
 from itertools import count
@@ -12,7 +12,7 @@ from training.config import TrainConfig
 
 
 class Prefect:
-    """Remembers what it was asked; the test decides how runs fare."""
+    """Records requests; the test decides the states of runs."""
 
     def __init__(self):
         self.numbers = count(1)
@@ -65,11 +65,11 @@ class Clock:
 
 
 @pytest.fixture
-def world(tmp_path):
-    return World(tmp_path)
+def cluster(tmp_path):
+    return Cluster(tmp_path)
 
 
-class World:
+class Cluster:
     def __init__(self, folder, nodes=3, credentials="", exchange=None, machines=1, **launch):
         train = TrainConfig(
             strategy="h-adpsgd",
@@ -92,232 +92,232 @@ class World:
         self.nodes.poll()
 
 
-def test_nothing_is_asked_before_the_store_listens(world):
-    world.poll()
-    assert world.prefect.runs == {}
-    (world.folder / "coordinator.json").write_text("{")
-    world.poll()
-    assert world.prefect.runs == {}
+def test_nothing_is_asked_before_the_store_listens(cluster):
+    cluster.poll()
+    assert cluster.prefect.runs == {}
+    (cluster.folder / "coordinator.json").write_text("{")
+    cluster.poll()
+    assert cluster.prefect.runs == {}
 
 
-def test_each_node_gets_a_run_with_the_stores_address_and_the_keys_path_but_not_the_key(world):
-    world.listen()
-    world.poll()
-    assert world.prefect.ranks() == [0, 1, 2]
-    key_file = world.folder / "ring.key"
-    assert list(world.prefect.parameters.values())[1] == {
+def test_each_node_gets_a_run_with_the_stores_address_and_the_keys_path_but_not_the_key(cluster):
+    cluster.listen()
+    cluster.poll()
+    assert cluster.prefect.ranks() == [0, 1, 2]
+    key_file = cluster.folder / "ring.key"
+    assert list(cluster.prefect.parameters.values())[1] == {
         "node_rank": 1,
         "coordinator": "127.0.0.1:7100",
         "key_file": str(key_file),
         "max_restarts": 2,
     }
-    world.poll()
-    assert len(world.prefect.runs) == 3
+    cluster.poll()
+    assert len(cluster.prefect.runs) == 3
 
 
 def test_the_block_of_the_credentials_is_named(tmp_path):
-    world = World(tmp_path, credentials="lab")
-    world.listen()
-    world.poll()
-    assert {parameters["credentials"] for parameters in world.prefect.parameters.values()} == {"lab"}
+    cluster = Cluster(tmp_path, credentials="lab")
+    cluster.listen()
+    cluster.poll()
+    assert {parameters["credentials"] for parameters in cluster.prefect.parameters.values()} == {"lab"}
 
 
-def test_polling_often_asks_seldom(world):
-    world.listen()
-    world.poll()
+def test_polling_often_asks_seldom(cluster):
+    cluster.listen()
+    cluster.poll()
     asked = []
-    world.prefect.states = lambda runs: asked.append(runs) or {}
+    cluster.prefect.states = lambda runs: asked.append(runs) or {}
     for _ in range(20):
-        world.poll(-0.4)
+        cluster.poll(-0.4)
     assert len(asked) <= 2
 
 
 @pytest.mark.parametrize("how", ["CRASHED", "FAILED"])
-def test_a_crashed_node_is_replaced_alone_and_only_so_often(world, how):
-    world.listen()
-    world.poll()
+def test_a_crashed_node_is_replaced_alone_and_only_so_often(cluster, how):
+    cluster.listen()
+    cluster.poll()
     for _ in range(5):
-        world.prefect.fare(1, how, "killed")
-        world.poll()
-        world.poll()
-    assert world.prefect.ranks() == [0, 1, 2, 1, 1]
+        cluster.prefect.fare(1, how, "killed")
+        cluster.poll()
+        cluster.poll()
+    assert cluster.prefect.ranks() == [0, 1, 2, 1, 1]
 
 
 @pytest.mark.parametrize("how", ["COMPLETED", "CANCELLED"])
-def test_a_node_that_ended_by_itself_or_by_a_user_is_not_replaced(world, how):
-    world.listen()
-    world.poll()
-    world.prefect.fare(1, how)
-    world.poll()
-    assert world.prefect.ranks() == [0, 1, 2]
+def test_a_node_that_ended_by_itself_or_by_a_user_is_not_replaced(cluster, how):
+    cluster.listen()
+    cluster.poll()
+    cluster.prefect.fare(1, how)
+    cluster.poll()
+    assert cluster.prefect.ranks() == [0, 1, 2]
 
 
-def test_when_every_node_has_failed_too_often_training_ends_with_the_reason(world):
-    world.listen()
-    world.poll()
+def test_when_every_node_has_failed_too_often_training_ends_with_the_reason(cluster):
+    cluster.listen()
+    cluster.poll()
 
     def fail_again_and_again():
         for _ in range(9):
             for rank in range(3):
-                world.prefect.fare(rank, "FAILED", "no GPU here")
-            world.poll()
+                cluster.prefect.fare(rank, "FAILED", "no GPU here")
+            cluster.poll()
 
     with pytest.raises(StageError, match=r"2 replacements included: node 0: no GPU here"):
         fail_again_and_again()
 
 
-def test_prefect_that_is_away_is_asked_again_and_no_run_is_doubled(world):
-    world.listen()
-    world.prefect.away = True
-    world.poll()
-    world.prefect.away = False
-    world.poll()
-    assert len(world.prefect.runs) == 3
-    start = world.prefect.start
+def test_prefect_that_is_away_is_asked_again_and_no_run_is_doubled(cluster):
+    cluster.listen()
+    cluster.prefect.away = True
+    cluster.poll()
+    cluster.prefect.away = False
+    cluster.poll()
+    assert len(cluster.prefect.runs) == 3
+    start = cluster.prefect.start
 
     def answer_is_lost(*given):
         start(*given)
         raise OSError("the answer was lost")
 
-    world.prefect.fare(1, "CRASHED")
-    world.prefect.start = answer_is_lost
-    world.poll()
-    world.prefect.start = start
-    world.poll()
-    assert world.prefect.ranks() == [0, 1, 2, 1]
+    cluster.prefect.fare(1, "CRASHED")
+    cluster.prefect.start = answer_is_lost
+    cluster.poll()
+    cluster.prefect.start = start
+    cluster.poll()
+    assert cluster.prefect.ranks() == [0, 1, 2, 1]
 
 
-def test_a_run_whose_machine_died_is_given_up_after_its_node_stays_away(world):
-    world.listen()
-    world.poll()
+def test_a_run_whose_machine_died_is_given_up_after_its_node_stays_away(cluster):
+    cluster.listen()
+    cluster.poll()
     for rank in range(3):
-        world.prefect.fare(rank, "RUNNING")
-    world.nodes.alive = {0, 1, 2}
-    world.poll()
-    world.nodes.alive = {0, 2}
-    world.poll()
-    assert world.prefect.cancelled == []
-    first = world.prefect.run_of(1)
-    world.poll(60)
-    assert world.prefect.cancelled == [first]
-    assert world.prefect.ranks() == [0, 1, 2, 1]
+        cluster.prefect.fare(rank, "RUNNING")
+    cluster.nodes.alive = {0, 1, 2}
+    cluster.poll()
+    cluster.nodes.alive = {0, 2}
+    cluster.poll()
+    assert cluster.prefect.cancelled == []
+    first = cluster.prefect.run_of(1)
+    cluster.poll(60)
+    assert cluster.prefect.cancelled == [first]
+    assert cluster.prefect.ranks() == [0, 1, 2, 1]
     for _ in range(3):  # the new one has not joined yet: it may still wait for a worker
-        world.poll(60)
-    assert world.prefect.ranks() == [0, 1, 2, 1]
+        cluster.poll(60)
+    assert cluster.prefect.ranks() == [0, 1, 2, 1]
 
 
-def test_a_node_that_comes_back_in_time_is_not_missed_for_what_it_was_away_before(world):
-    world.listen()
-    world.poll()
+def test_a_node_that_comes_back_in_time_is_not_missed_for_what_it_was_away_before(cluster):
+    cluster.listen()
+    cluster.poll()
     for rank in range(3):
-        world.prefect.fare(rank, "RUNNING")
+        cluster.prefect.fare(rank, "RUNNING")
     for alive in ({0, 1, 2}, {0, 2}, {0, 1, 2}, {0, 2}, {0, 2}):
-        world.nodes.alive = alive
-        world.poll(0.7 * world.nodes._patience_s)
-    assert world.prefect.cancelled == []
-    world.poll(0.7 * world.nodes._patience_s)
-    assert world.prefect.cancelled == [world.prefect.keys[f"key1-{world.nodes._session}-1-0"]]
+        cluster.nodes.alive = alive
+        cluster.poll(0.7 * cluster.nodes._patience_s)
+    assert cluster.prefect.cancelled == []
+    cluster.poll(0.7 * cluster.nodes._patience_s)
+    assert cluster.prefect.cancelled == [cluster.prefect.keys[f"key1-{cluster.nodes._session}-1-0"]]
 
 
-def test_a_node_that_has_ended_is_not_missed(world):
-    world.listen()
-    world.poll()
+def test_a_node_that_has_ended_is_not_missed(cluster):
+    cluster.listen()
+    cluster.poll()
     for rank in range(3):
-        world.prefect.fare(rank, "RUNNING")
-    world.nodes.alive = {0, 1, 2}
-    world.poll()
-    world.prefect.fare(1, "COMPLETED")
-    world.nodes.alive = {0, 2}
+        cluster.prefect.fare(rank, "RUNNING")
+    cluster.nodes.alive = {0, 1, 2}
+    cluster.poll()
+    cluster.prefect.fare(1, "COMPLETED")
+    cluster.nodes.alive = {0, 2}
     for _ in range(3):
-        world.poll(2 * world.nodes._patience_s)
-    assert world.prefect.cancelled == []
-    assert world.prefect.ranks() == [0, 1, 2]
+        cluster.poll(2 * cluster.nodes._patience_s)
+    assert cluster.prefect.cancelled == []
+    assert cluster.prefect.ranks() == [0, 1, 2]
 
 
 def test_every_machine_of_a_node_has_a_run_and_all_are_replaced_with_their_node(tmp_path):
-    world = World(tmp_path, nodes=2, machines=2, trusted_network=True)
-    world.listen()
-    world.poll()
-    assert world.prefect.ranks() == [0, 1, 2, 3]
+    cluster = Cluster(tmp_path, nodes=2, machines=2, trusted_network=True)
+    cluster.listen()
+    cluster.poll()
+    assert cluster.prefect.ranks() == [0, 1, 2, 3]
     for rank in range(4):
-        world.prefect.fare(rank, "RUNNING")
-    world.nodes.alive = {0, 1}
-    world.poll()
-    world.nodes.alive = {0}
-    world.poll()
-    lost = [world.prefect.run_of(rank) for rank in (2, 3)]
-    world.poll(60)
-    assert world.prefect.cancelled == lost
-    assert world.prefect.ranks() == [0, 1, 2, 3, 2, 3]
+        cluster.prefect.fare(rank, "RUNNING")
+    cluster.nodes.alive = {0, 1}
+    cluster.poll()
+    cluster.nodes.alive = {0}
+    cluster.poll()
+    lost = [cluster.prefect.run_of(rank) for rank in (2, 3)]
+    cluster.poll(60)
+    assert cluster.prefect.cancelled == lost
+    assert cluster.prefect.ranks() == [0, 1, 2, 3, 2, 3]
 
 
 def test_runs_that_a_killed_flow_left_are_kept_if_they_reach_the_store_and_ended_otherwise(tmp_path):
-    world = World(tmp_path, key_file="/keys/ring")
-    world.listen()
+    cluster = Cluster(tmp_path, key_file="/keys/ring")
+    cluster.listen()
     mine, other, strange = (UUID(int=n) for n in (101, 102, 103))
-    world.prefect.runs |= dict.fromkeys((mine, other, strange), ("RUNNING", ""))
-    world.prefect.leftovers = {
+    cluster.prefect.runs |= dict.fromkeys((mine, other, strange), ("RUNNING", ""))
+    cluster.prefect.leftovers = {
         mine: {"node_rank": 1, "coordinator": "127.0.0.1:7100"},
         other: {"node_rank": 2, "coordinator": "127.0.0.1:9"},
         strange: {},
     }
-    world.poll()
-    assert world.prefect.ranks() == [0, 2]
-    assert sorted(world.prefect.cancelled) == [other, strange]
+    cluster.poll()
+    assert cluster.prefect.ranks() == [0, 2]
+    assert sorted(cluster.prefect.cancelled) == [other, strange]
     for _ in range(4):  # what was taken over is looked after as what this process has asked for
-        world.poll()
-        world.prefect.runs[mine] = ("CRASHED", "killed")
-        for run in world.prefect.runs.keys() - {mine, other, strange}:
-            world.prefect.runs[run] = ("CRASHED", "killed")
-            world.prefect.runs[world.prefect.run_of(0)] = ("RUNNING", "")
-    assert world.prefect.ranks().count(1) == 2  # as often as it may be replaced
-    assert len(world.prefect.cancelled) == 2
+        cluster.poll()
+        cluster.prefect.runs[mine] = ("CRASHED", "killed")
+        for run in cluster.prefect.runs.keys() - {mine, other, strange}:
+            cluster.prefect.runs[run] = ("CRASHED", "killed")
+            cluster.prefect.runs[cluster.prefect.run_of(0)] = ("RUNNING", "")
+    assert cluster.prefect.ranks().count(1) == 2  # as often as it may be replaced
+    assert len(cluster.prefect.cancelled) == 2
 
 
 def test_of_two_runs_of_a_node_that_were_left_one_is_kept(tmp_path):
-    world = World(tmp_path, key_file="/keys/ring")
-    world.listen()
+    cluster = Cluster(tmp_path, key_file="/keys/ring")
+    cluster.listen()
     first, second = (UUID(int=n) for n in (101, 102))
-    world.prefect.runs |= dict.fromkeys((first, second), ("RUNNING", ""))
-    world.prefect.leftovers = {run: {"node_rank": 1, "coordinator": "127.0.0.1:7100"} for run in (first, second)}
-    world.poll()
-    assert world.prefect.cancelled == [second]
-    assert world.prefect.ranks() == [0, 2]
+    cluster.prefect.runs |= dict.fromkeys((first, second), ("RUNNING", ""))
+    cluster.prefect.leftovers = {run: {"node_rank": 1, "coordinator": "127.0.0.1:7100"} for run in (first, second)}
+    cluster.poll()
+    assert cluster.prefect.cancelled == [second]
+    assert cluster.prefect.ranks() == [0, 2]
 
 
-def test_with_a_key_of_its_own_every_session_ends_what_a_former_one_left(world):
-    world.listen()
+def test_with_a_key_of_its_own_every_session_ends_what_a_former_one_left(cluster):
+    cluster.listen()
     left = UUID(int=101)
-    world.prefect.leftovers = {left: {"node_rank": 1, "coordinator": "127.0.0.1:7100"}}
-    world.poll()
-    assert world.prefect.cancelled == [left]
-    assert world.prefect.ranks() == [0, 1, 2]
+    cluster.prefect.leftovers = {left: {"node_rank": 1, "coordinator": "127.0.0.1:7100"}}
+    cluster.poll()
+    assert cluster.prefect.cancelled == [left]
+    assert cluster.prefect.ranks() == [0, 1, 2]
 
 
-def test_the_end_of_training_waits_for_nodes_and_a_cancellation_ends_them_at_once(world):
-    world.listen()
-    world.poll()
+def test_the_end_of_training_waits_for_nodes_and_a_cancellation_ends_them_at_once(cluster):
+    cluster.listen()
+    cluster.poll()
     for rank in (0, 1):
-        world.prefect.fare(rank, "COMPLETED")
-    world.prefect.fare(2, "RUNNING")
-    world.nodes.close(5.0)
-    assert world.prefect.cancelled == [world.prefect.run_of(2)]
-    world.prefect.away = True
-    world.nodes.close(0.0)
+        cluster.prefect.fare(rank, "COMPLETED")
+    cluster.prefect.fare(2, "RUNNING")
+    cluster.nodes.close(5.0)
+    assert cluster.prefect.cancelled == [cluster.prefect.run_of(2)]
+    cluster.prefect.away = True
+    cluster.nodes.close(0.0)
 
 
 def test_a_store_that_listens_everywhere_is_given_by_this_machines_own_address(tmp_path):
-    world = World(tmp_path, listen="0.0.0.0:7100")
-    world.listen("127.0.0.1:7100")  # what the coordinator says of itself is for this machine
-    world.poll()
-    assert {parameters["coordinator"] for parameters in world.prefect.parameters.values()} == {
+    cluster = Cluster(tmp_path, listen="0.0.0.0:7100")
+    cluster.listen("127.0.0.1:7100")  # what the coordinator says of itself is for this machine
+    cluster.poll()
+    assert {parameters["coordinator"] for parameters in cluster.prefect.parameters.values()} == {
         f"{own_address('192.0.2.1:9')}:7100"
     }
 
 
 def test_without_encryption_there_is_no_key_to_hand_over(tmp_path):
-    world = World(tmp_path, exchange={"encrypt": False})
-    assert world.nodes.key_file == ""
+    cluster = Cluster(tmp_path, exchange={"encrypt": False})
+    assert cluster.nodes.key_file == ""
 
 
 @pytest.mark.parametrize(("coordinator", "own"), [("127.0.0.1:80", "127.0.0.1"), ("nowhere.invalid:1", "127.0.0.1")])

@@ -1,4 +1,4 @@
-"""A whole pipeline whose object store is a real S3 server, which may go away in the middle of every stage."""
+"""A whole pipeline whose object store is a real S3 server that is stopped in the middle of every stage."""
 
 import json
 import logging

@@ -12,8 +12,8 @@ from tasks.stages.preflight import (
     check_launch,
     check_layers,
     check_shards,
-    check_world,
     is_loopback,
+    run_preflight,
     split_address,
 )
 from training.config import TrainConfig
@@ -144,13 +144,13 @@ def test_the_stage_asks_before_anything_starts(finished, monkeypatch):
     run = type(
         "R", (), {"config": parse_config(tiny_document()), "results": finished.results, "result": finished.result}
     )()
-    check_world(run)
+    run_preflight(run)
     document = tiny_document()
     document["train"] |= {"launch": {"kind": "prefect"}, "strategy": "adpsgd"}
     run.config = parse_config(document)
     monkeypatch.setattr(preflight, "check_pool", lambda pool, name: (_ for _ in ()).throw(StageError(f"{pool} {name}")))
     with pytest.raises(StageError, match="starling tiny"):
-        check_world(run)
+        run_preflight(run)
 
 
 @pytest.mark.parametrize(

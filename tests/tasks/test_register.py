@@ -25,7 +25,7 @@ from training.learner.inference import Decoded
 
 
 class Killed(BaseException):
-    """Stands for kill -9: nothing in the stage may catch it and tidy up."""
+    """Simulates kill -9: nothing in the stage may catch it and clean up."""
 
 
 def published(run, name, key, record):
@@ -120,7 +120,7 @@ def test_a_challenger_becomes_champion_only_if_it_is_better_and_there_is_always_
     assert current_aliases(finish.record) == ["challenger", "champion"]
     assert REGISTER.execute(better).cached
 
-    with monkeypatch.context() as patch:  # killed after the alias, before the record: nothing is judged again
+    with monkeypatch.context() as patch:  # killed after the alias, before the record: nothing is compared again
         REGISTER.output(better).store.delete("done.json")
         patch.setattr(significance, "decide", None)
         again = REGISTER.execute(better)

@@ -1,4 +1,4 @@
-"""Who is champion: judgements, moves and rollbacks on a real registry, killed anywhere and raced."""
+"""Promotions and rollbacks on a real registry, with kills and races."""
 
 import json
 import os
@@ -20,23 +20,23 @@ from support import ROOT, copy_database, give_mlflow
 from tasks.tracking import promotion
 from tasks.tracking.promotion import load_run, promote_version, settle
 from tasks.tracking.registry import (
+    COMPARED_TAG,
     DECISION_TAG,
-    JUDGED_TAG,
     PREVIOUS,
     ROLLED_BACK_TAG,
     SINCE_TAG,
     TESTS_TAG,
     RegistryError,
     champion_version,
-    crown,
     frozen_tests,
     history,
+    make_champion,
     rollback,
     version_of,
     waiting_challenger,
 )
 from tasks.tracking.runs import client, experiment_id
-from tasks.tracking.significance import Decision, Wish, refusal
+from tasks.tracking.significance import Decision, PromotionOptions, refusal
 
 TESTS = json.dumps({"test": "aaaa"})
 RUN = SimpleNamespace(run_id="a-run", flow_run_url="")
@@ -44,15 +44,15 @@ RUN = SimpleNamespace(run_id="a-run", flow_run_url="")
 
 @pytest.fixture
 def api(home, monkeypatch):
-    """A registry; every run's test sets are the same, and who is judged wins unless a test says otherwise."""
+    """A registry; all runs have the same test sets, and the challenger wins unless a test sets another result."""
     give_mlflow(home)
     monkeypatch.setattr(promotion, "tests_tag", lambda run: TESTS)
     monkeypatch.setattr("tasks.tracking.significance.tests_tag", lambda run: TESTS)
-    judge_as(monkeypatch, True)
+    comparison_gives(monkeypatch, True)
     return client()
 
 
-def judge_as(monkeypatch, promoted, **fields):
+def comparison_gives(monkeypatch, promoted, **fields):
     def decide(run, champion):
         if champion is None:
             return Decision(True, "there was no champion")
@@ -81,7 +81,7 @@ def champion(api, name="m"):
     return str(found.version) if found else None
 
 
-def crowned(api, count, name="m"):
+def former_champions(api, count, name="m"):
     """So many versions, each of which has been champion."""
     versions = []
     for _ in range(count):
@@ -98,17 +98,17 @@ def test_a_challenger_waits_until_it_has_been_judged_against_the_present_champio
     assert waiting_challenger(api, "m") is None  # it reigns
     add(api)
     assert waiting_challenger(api, "m").version == 2
-    judge_as(monkeypatch, False)
+    comparison_gives(monkeypatch, False)
     assert not settle(api, RUN, "m", "2").promoted
-    assert waiting_challenger(api, "m") is None  # judged, and not better
-    api.set_model_version_tag("m", "2", JUDGED_TAG, "another champion " + TESTS)
+    assert waiting_challenger(api, "m") is None  # compared, and not better
+    api.set_model_version_tag("m", "2", COMPARED_TAG, "another champion " + TESTS)
     assert waiting_challenger(api, "m").version == 2  # the champion is another one by now
 
 
 def test_the_decision_and_its_numbers_are_tags_and_an_artifact(api, monkeypatch):
-    crowned(api, 1)
+    former_champions(api, 1)
     add(api)
-    judge_as(monkeypatch, False, sets={"test": {"words": 10, "challenger_wer": 0.1, "champion_wer": 0.2}})
+    comparison_gives(monkeypatch, False, sets={"test": {"words": 10, "challenger_wer": 0.1, "champion_wer": 0.2}})
     settle(api, RUN, "m", "2")
     version = api.get_model_version("m", "2")
     assert version.tags[DECISION_TAG] == "loses"
@@ -144,13 +144,13 @@ class Killer:
         return folder
 
     def ask(self, cases):
-        """Let cases be done, each in a process of its own."""
+        """Run cases, each in a separate process."""
         self.process.stdin.write(json.dumps(cases) + "\n")
         self.process.stdin.flush()
         return json.loads(self.process.stdout.readline())
 
     def do(self, what, folder, **case):
-        """What moves answer that nobody kills, one after another."""
+        """Results of actions that are not killed, one after another."""
         found = self.ask({"do": what, "home": str(folder), **case})
         assert found["status"] == 0, found
         return found["said"]
@@ -177,8 +177,8 @@ def champions(folder):
 
 @pytest.fixture
 def killer(api, home, tmp_path):
-    """A registry with two champions one after the other, and two challengers that have not been judged."""
-    crowned(api, 2)
+    """A registry with two champions one after the other, and two challengers that have not been compared."""
+    former_champions(api, 2)
     add(api, count=2)
     killer = Killer(tmp_path / "killed", home / "mlflow" / "mlflow.db")
     yield killer
@@ -229,7 +229,7 @@ def test_two_processes_that_promote_at_once_take_turns_and_one_that_dies_holds_u
     assert [one["killed"] for one in found] == [dies, False]
     told = [line.split() for line in (folder / "judged").read_text().splitlines()]
     for (_, version, _), (end, same, _) in zip(told[::2], told[1::2], strict=False):
-        assert dies or (end, same) == ("out", version)  # nobody in between
+        assert dies or (end, same) == ("out", version)  # no other promotion in between
     assert len(champions(folder)) == 1
     if dies:
         assert champions(folder) == ["4"]
@@ -241,7 +241,7 @@ def test_two_processes_that_promote_at_once_take_turns_and_one_that_dies_holds_u
 
 @pytest.mark.slow
 def test_two_promotions_at_once_are_done_one_after_the_other(api, monkeypatch):
-    crowned(api, 1)
+    former_champions(api, 1)
     add(api, count=2)
     inside, most, champions = [0], [0], []
     lock = threading.Lock()
@@ -269,13 +269,13 @@ def test_two_promotions_at_once_are_done_one_after_the_other(api, monkeypatch):
 
 
 def test_a_champion_that_changes_meanwhile_is_compared_with_anew(api, monkeypatch):
-    crowned(api, 1)
+    former_champions(api, 1)
     add(api, count=2)
     seen = []
 
     def decide(run, champion):
         seen.append(str(champion.version))
-        if len(seen) == 1:  # somebody on another machine
+        if len(seen) == 1:  # another machine
             api.set_registered_model_alias("m", "champion", "2")
         return Decision(True, "beats", str(champion.version))
 
@@ -298,12 +298,12 @@ def test_a_champion_that_changes_meanwhile_is_compared_with_anew(api, monkeypatc
 
 def test_the_first_judgement_freezes_the_test_sets_whoever_wins(api, monkeypatch):
     add(api, count=2)
-    crown(api, "m", "1", None)  # by somebody's order: it was judged on nothing
+    make_champion(api, "m", "1", None)  # by a forced promotion: there was no comparison
     assert frozen_tests(api, "m") == ""
-    judge_as(monkeypatch, False, p_value=None)
+    comparison_gives(monkeypatch, False, p_value=None)
     settle(api, RUN, "m", "2")
     assert frozen_tests(api, "m") == ""  # nothing was compared
-    judge_as(monkeypatch, False)
+    comparison_gives(monkeypatch, False)
     assert not settle(api, RUN, "m", "2").promoted
     assert frozen_tests(api, "m") == TESTS
 
@@ -312,9 +312,9 @@ def test_others_hear_of_moves_and_of_nothing_else(api, monkeypatch):
     told = []
     for module in ("promotion", "registry"):
         monkeypatch.setattr(f"tasks.tracking.{module}.emit", lambda *given: told.append(given))
-    crowned(api, 2)
+    former_champions(api, 2)
     add(api)
-    judge_as(monkeypatch, False)
+    comparison_gives(monkeypatch, False)
     settle(api, RUN, "m", "3")
     settle(api, RUN, "m", "2")
     assert told == [
@@ -331,14 +331,14 @@ def test_a_decision_names_the_flow_run_that_made_it(api):
     add(api)
     settle(api, SimpleNamespace(run_id="a-run", flow_run_url="http://ui/1"), "m", "1")
     assert api.get_model_version("m", "1").tags["promotion.flow_run"] == "http://ui/1"
-    crowned(api, 1)
+    former_champions(api, 1)
     assert "promotion.flow_run" not in api.get_model_version("m", "2").tags
     note = mlflow.artifacts.load_dict(f"runs:/{api.get_model_version('m', '1').run_id}/promotion.json")
     assert (note["flow_run"], note["champion"]) == ("http://ui/1", "")
 
 
 def test_rollbacks_go_back_one_by_one_and_forth_by_number(api):
-    crowned(api, 3)
+    former_champions(api, 3)
     assert version_of(api, "m", PREVIOUS).version == 2
     move = rollback("m", reason="numbers are misheard")
     assert (move.champion, move.replaced) == ("2", "3")
@@ -357,30 +357,30 @@ def test_rollbacks_go_back_one_by_one_and_forth_by_number(api):
 
 
 def test_what_a_killed_move_did_not_tell_is_made_good(api):
-    crowned(api, 2)
+    former_champions(api, 2)
     api.delete_registered_model_alias("m", PREVIOUS)
     assert settle(api, RUN, "m", "2").reason == "it is already the champion"
     assert version_of(api, "m", PREVIOUS).version == 1
 
 
 def test_what_was_rolled_back_reigns_again_only_by_its_number(api):
-    crowned(api, 2)
+    former_champions(api, 2)
     rollback("m")
     assert waiting_challenger(api, "m") is None
     found = settle(api, RUN, "m", "2")
     assert not found.promoted
     assert "it was rolled back" in found.reason
-    assert settle(api, RUN, "m", "2", Wish(named=True)).promoted
+    assert settle(api, RUN, "m", "2", PromotionOptions(named=True)).promoted
     assert champion(api) == "2"
 
 
 def test_what_was_rolled_back_is_not_judged_by_itself_against_another_champion(api):
-    """Version 3 was judged against version 2: against version 1 it has not been."""
-    crowned(api, 3)
+    """Version 3 was compared with version 2, but not with version 1."""
+    former_champions(api, 3)
     rollback("m", to="1")
     assert version_of(api, "m", "challenger").version == 3
     assert waiting_challenger(api, "m") is None
-    assert settle(api, RUN, "m", "3", Wish(named=True)).promoted
+    assert settle(api, RUN, "m", "3", PromotionOptions(named=True)).promoted
     assert ROLLED_BACK_TAG not in api.get_model_version("m", "3").tags
     settle(api, RUN, "m", add(api)[0])
     api.set_registered_model_alias("m", "challenger", "3")
@@ -388,17 +388,17 @@ def test_what_was_rolled_back_is_not_judged_by_itself_against_another_champion(a
 
 
 def test_who_reigns_is_not_made_its_own_predecessor(api):
-    crowned(api, 2)
+    former_champions(api, 2)
     since = api.get_model_version("m", "2").tags[SINCE_TAG]
     api.set_model_version_tag("m", "2", SINCE_TAG, "long ago")
-    crown(api, "m", "2", champion_version(api, "m"), "[]")
+    make_champion(api, "m", "2", champion_version(api, "m"), "[]")
     assert since != "long ago" == api.get_model_version("m", "2").tags[SINCE_TAG]
     assert version_of(api, "m", PREVIOUS).version == 1
     assert rollback("m").champion == "1"
 
 
 def test_a_rollback_to_nowhere_says_what_to_do(api):
-    crowned(api, 2)
+    former_champions(api, 2)
     add(api)
     cases = [("9", "has no version 9"), ("2", "is already the champion"), ("3", "has never been champion")]
     for to, message in cases:
@@ -410,7 +410,7 @@ def test_a_rollback_to_nowhere_says_what_to_do(api):
 
 
 def test_other_test_sets_than_the_frozen_ones_are_refused_unless_they_are_to_count(api, monkeypatch):
-    crowned(api, 1)
+    former_champions(api, 1)
     assert frozen_tests(api, "m") == TESTS
     other = json.dumps({"test": "bbbb", "more": "cccc"})
     monkeypatch.setattr(promotion, "tests_tag", lambda run: other)
@@ -420,26 +420,26 @@ def test_other_test_sets_than_the_frozen_ones_are_refused_unless_they_are_to_cou
     assert not found.promoted
     assert "(more, test differ)" in found.reason
     assert champion(api) == "1"
-    assert settle(api, RUN, "m", "2", Wish(new_tests=True)).promoted
+    assert settle(api, RUN, "m", "2", PromotionOptions(new_tests=True)).promoted
     assert frozen_tests(api, "m") == other
     assert refusal(other, other) == refusal(other, "") == ""
 
 
 def test_force_needs_a_reason_and_crowns_what_cannot_be_judged(api, monkeypatch):
-    crowned(api, 1)
+    former_champions(api, 1)
     add(api)
     with pytest.raises(RegistryError, match="--reason TEXT"):
-        promote_version("m", wish=Wish(force=True))
+        promote_version("m", options=PromotionOptions(force=True))
     with pytest.raises(RegistryError, match="cannot be read"):
         promote_version("m")
-    found = promote_version("m", wish=Wish(force=True, reason="the champion was withdrawn"))
+    found = promote_version("m", options=PromotionOptions(force=True, reason="the champion was withdrawn"))
     assert found["promoted"]
     assert found["reason"].startswith("forced: the champion was withdrawn (")
     assert champion(api) == "2"
     assert api.get_model_version("m", "2").tags["promotion.forced"] == "true"
     add(api)
-    judge_as(monkeypatch, False)
-    found = settle(api, RUN, "m", "3", Wish(force=True, reason="it is smaller"))
+    comparison_gives(monkeypatch, False)
+    found = settle(api, RUN, "m", "3", PromotionOptions(force=True, reason="it is smaller"))
     assert (found.promoted, found.forced, found.p_value) == (True, True, 0.01)
     assert rollback("m").champion == "2"
 

@@ -84,7 +84,7 @@ def test_storage_workers_count_where_the_runner_says_nothing(home):
 
 
 def outputs(run):
-    """What the stages over shards have made: digests of all sets, statistics, hypotheses."""
+    """The outputs of the stages over shards: digests of all sets, statistics, hypotheses."""
     found = {name: entry["digest"] for name, entry in run.result("shard").record["sets"].items()}
     found |= {f"{name} features": entry["digest"] for name, entry in run.result("features").record["sets"].items()}
     # scores depend on what an utterance is padded with, in the last digits
@@ -133,7 +133,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1500)  # two runs, each with a Prefect server of its own
+@pytest.mark.timeout(1500)  # two runs, each with its own Prefect server
 @pytest.mark.parametrize("kind", ["dask", "ray"])
 def test_a_cluster_of_two_workers_makes_what_threads_make(finished, tmp_path, kind):
     pytest.importorskip(f"prefect_{kind}")

@@ -1,4 +1,4 @@
-"""A damaged shard is set aside by features and decoding: counted, named, and too much of it stops the run."""
+"""A damaged shard is quarantined by features and decoding: counted and named; too many stop the run."""
 
 import pytest
 from support import copy_finished, small_corpus, tiny_document

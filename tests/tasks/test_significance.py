@@ -1,4 +1,4 @@
-"""Judgements: the same utterances side by side, by the configured significance, on the test sets that are to count."""
+"""Promotion decisions: paired comparison with the configured significance, on the frozen test sets."""
 
 import dataclasses
 import json
@@ -10,7 +10,7 @@ from support import tiny_document
 from tasks.config.pipeline import parse_config
 from tasks.tracking import significance
 from tasks.tracking.registry import ROLLED_BACK_TAG
-from tasks.tracking.significance import Decision, Wish, count_errors, decide, judge
+from tasks.tracking.significance import Decision, PromotionOptions, count_errors, decide, promotion_decision
 from training.learner.inference import Decoded
 
 CHAMPION = SimpleNamespace(name="m", version="7", tags={})
@@ -120,7 +120,7 @@ def test_what_this_runs_model_could_not_read_counts_for_neither(models, damaged)
 
 @pytest.fixture
 def ruled(monkeypatch):
-    """Judges without a registry: the frozen test sets, those of the run, and whether the comparison is won."""
+    """Decides without a registry: frozen test sets, those of the run, and the comparison's result are given."""
     site = SimpleNamespace(frozen='{"test": "a"}', own='{"test": "a"}', won=False, compared=0)
 
     def compare(run, champion):
@@ -138,7 +138,7 @@ def version(number="8", **tags):
 
 
 def test_whoever_reigns_is_not_compared_with_itself(ruled):
-    found = judge(None, a_run(), version("7"), CHAMPION, Wish())
+    found = promotion_decision(None, a_run(), version("7"), CHAMPION, PromotionOptions())
     assert (found.promoted, found.reason, found.champion, ruled.compared) == (
         True,
         "it is already the champion",
@@ -149,23 +149,23 @@ def test_whoever_reigns_is_not_compared_with_itself(ruled):
 
 def test_frozen_test_sets_bind_only_while_there_is_a_champion(ruled):
     ruled.own = json.dumps({"test": "b"})
-    assert "(test differ)" in judge(None, a_run(), version(), CHAMPION, Wish()).reason
+    assert "(test differ)" in promotion_decision(None, a_run(), version(), CHAMPION, PromotionOptions()).reason
     assert ruled.compared == 0
-    assert judge(None, a_run(), version(), CHAMPION, Wish(new_tests=True)).reason == "compared"
-    assert judge(None, a_run(), version(), None, Wish()).reason == "compared"
+    assert promotion_decision(None, a_run(), version(), CHAMPION, PromotionOptions(new_tests=True)).reason == "compared"
+    assert promotion_decision(None, a_run(), version(), None, PromotionOptions()).reason == "compared"
 
 
 @pytest.mark.parametrize("won", [False, True])
 def test_force_is_noted_only_where_it_was_needed(ruled, won):
     ruled.won = won
-    found = judge(None, a_run(), version(), CHAMPION, Wish(force=True, reason="why"))
+    found = promotion_decision(None, a_run(), version(), CHAMPION, PromotionOptions(force=True, reason="why"))
     assert (found.promoted, found.forced, found.p_value) == (True, not won, 0.5)
     assert found.reason == ("compared" if won else "forced: why (compared)")
 
 
 def test_force_crowns_what_was_scored_on_other_sets_without_a_comparison(ruled):
     ruled.own = json.dumps({"test": "a", "more": "b"})
-    found = judge(None, a_run(), version(), CHAMPION, Wish(force=True, reason="why"))
+    found = promotion_decision(None, a_run(), version(), CHAMPION, PromotionOptions(force=True, reason="why"))
     assert (found.promoted, found.forced, found.champion, ruled.compared) == (True, True, "7", 0)
     assert found.reason.startswith("forced: why (not compared: the test sets are not the frozen ones (more differ)")
     assert found.numbers() == {"promotion.champion": "7", "promotion.forced": "true"}
@@ -173,7 +173,7 @@ def test_force_crowns_what_was_scored_on_other_sets_without_a_comparison(ruled):
 
 def test_what_was_rolled_back_is_judged_when_it_is_named(ruled):
     taken_down = version(**{ROLLED_BACK_TAG: "it misheard numbers"})
-    found = judge(None, a_run(), taken_down, CHAMPION, Wish(force=True, reason="why"))
+    found = promotion_decision(None, a_run(), taken_down, CHAMPION, PromotionOptions(force=True, reason="why"))
     assert (found.promoted, ruled.compared) == (False, 0)
     assert "it was rolled back (it misheard numbers)" in found.reason
-    assert judge(None, a_run(), taken_down, CHAMPION, Wish(named=True)).reason == "compared"
+    assert promotion_decision(None, a_run(), taken_down, CHAMPION, PromotionOptions(named=True)).reason == "compared"

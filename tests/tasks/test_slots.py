@@ -1,4 +1,4 @@
-"""Who waits for whom, and what a run is told that does not get what it wants."""
+"""Which run waits for which, and the messages of a run whose resource is taken."""
 
 import socket
 import threading
@@ -37,7 +37,7 @@ def soon(monkeypatch):
 
 @pytest.fixture
 def in_a_flow(monkeypatch):
-    """As within a flow run with a server that keeps variables."""
+    """As in a flow run with a server that stores variables."""
     with variables_server() as variables:
         monkeypatch.setattr(slots, "_flow_api", lambda: "http://127.0.0.1/api")
         yield variables

@@ -1,4 +1,4 @@
-"""What the train stage says of damaged shards, and what its key knows of the files that augmentation draws from."""
+"""The train stage's record of damaged shards, and how its key depends on the files of augmentation."""
 
 import os
 import shutil

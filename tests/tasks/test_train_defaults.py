@@ -1,4 +1,4 @@
-"""A training's address leaves out what is the default: a default that changes needs a new version of the stage.
+"""A training's address leaves out default values: a changed default needs a new version of the stage.
 
 After raising the version, `python tests/tasks/test_train_defaults.py` records the defaults.
 """
@@ -31,7 +31,7 @@ def defaults():
 
 
 def changed(recorded, present, place=""):
-    """Fields whose default is another one than was recorded; new fields do not count."""
+    """Fields whose default differs from the recorded one; new fields do not count."""
     if isinstance(recorded, dict) and isinstance(present, dict):
         return [one for name, value in recorded.items() for one in changed(value, present.get(name), f"{place}.{name}")]
     return [] if recorded == present else [place.removeprefix(".")]

@@ -39,7 +39,7 @@ def train_steps(job, first, last):
 
 
 def finish(job, steps):
-    """Leave what a finished training leaves: an untrained model."""
+    """Write what a finished training writes: an untrained model."""
     store, model = ObjectStore(job.output_url), job.spec.build_model()
     with tempfile.TemporaryDirectory() as folder:
         save_bundle(Path(folder), job.spec, model.state_dict())

@@ -1,4 +1,4 @@
-"""What an onlooker makes of a journal: learners, speed, who came and went, time left."""
+"""A journal as `starling top` shows it: learners, speed, membership, time left."""
 
 import json
 import random
@@ -47,7 +47,7 @@ def test_speed_is_that_of_many_lines_and_progress_never_goes_back():
     view = seen(*(step("0.0", n, elapsed=time) for n, time in enumerate(times, 1)))
     assert view.steps_per_s == pytest.approx(4 / 13)
     view.feed(step("0.0", 6, elapsed=14.0, audio_seconds=1.0))
-    assert view.audio_per_s is None  # it was counted anew
+    assert view.audio_per_s is None  # counting started again
     view.feed(step("1.0", 1, elapsed=13.0, epoch=0.2))
     assert view.progress == 0.6
     assert view.eta_s is not None
@@ -141,7 +141,7 @@ def test_a_journal_begun_anew_torn_or_cut_is_followed(tmp_path):
     with path.open("ab") as file:
         file.write(b'ep": 2}\n')
     assert tail.new_entries() == [{"kind": "step", "step": 2}]
-    path.unlink()  # a training that was forced anew, with a journal as long as the old one
+    path.unlink()  # a training that was forced to start again, with a journal as long as the old one
     again = Journal(path)
     for number in range(30):
         again.write("step", step=100 + number)

@@ -1,6 +1,6 @@
-"""The part of a Prefect server that keeps variables, for tests that cannot wait half a minute for the real one.
+"""The part of a Prefect server that stores variables, for tests that cannot wait half a minute for a real one.
 
-`test_slots_on_a_server.py` holds the real one to the same contract.
+`test_slots_on_a_server.py` runs the same contract against a real one.
 """
 
 import json
@@ -18,7 +18,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,255}")
 
 
 class Variables:
-    """The variables, by name, and what the server is told to do wrong.
+    """The variables, by name, and the faults to simulate.
 
     Attributes:
         refuse: Status that every request gets; 0 answers them.

@@ -1,4 +1,4 @@
-"""Learners whose exchange a test plays itself: live weights, both sides of the mailbox, and an exact account."""
+"""Learners whose exchange is emulated by a test: live weights, both sides of the mailbox, and exact sums."""
 
 import numpy as np
 import torch
@@ -72,7 +72,7 @@ class Learner:
         return self.outside.give(self.live, self.step)
 
     def poll(self):
-        """The exchange's turn, with what the training process wants."""
+        """A turn of the exchange, with the requests of the training process."""
         self.outside._mailbox.demand()
         self.inside.poll()
 
@@ -100,3 +100,41 @@ class Learner:
 
     def close(self):
         self.outside.close()
+
+
+class Network:
+    """Messages under way; each is delivered when the test says so, or never."""
+
+    def __init__(self, learners):
+        self.learners = learners
+        self.requests, self.replies = [], []
+
+    def ask(self, i, j, chunk):
+        inside = self.learners[i].inside
+        message = bytearray(inside.count(chunk) * inside.wire.itemsize)
+        inside.ask(chunk, message)
+        self.requests.append((i, j, chunk, message, inside.step))
+
+    def answer(self, which):
+        i, j, chunk, message, step = self.requests.pop(which % len(self.requests))
+        reply = bytearray(message)
+        self.learners[j].average(self.learners[j].inside.answer, chunk, message, reply)
+        self.replies.append((i, chunk, message, reply, step))
+
+    def settle(self, which):
+        i, chunk, message, reply, step = self.replies.pop(which % len(self.replies))
+        self.learners[i].average(self.learners[i].inside.settle, chunk, message, reply, step)
+
+    def exchange(self, i, j, chunk):
+        """Ask, answer and settle at once."""
+        self.ask(i, j, chunk)
+        self.answer(len(self.requests) - 1)
+        self.settle(len(self.replies) - 1)
+
+    def quiesce(self):
+        while self.requests:
+            self.answer(0)
+        while self.replies:
+            self.settle(0)
+        for learner in self.learners:
+            learner.drain()

@@ -1,11 +1,13 @@
-"""A ledger and a coordinator without processes: players that know the truth, and requests by a clock of the test."""
+"""A ledger and a coordinator without processes: emulated nodes that know the truth, and requests on a test clock."""
 
 import json
+import time
 from collections import Counter
 
 import numpy as np
 
 from storage.objects import ObjectStore
+from training.coordinator.checkpoints import find_checkpoint
 from training.coordinator.coordinator import Coordinator
 from training.coordinator.core import Core
 from training.coordinator.epochs import ShardMap
@@ -81,7 +83,7 @@ class Player:
                 return
 
     def train(self, name, amount, told=True):
-        """Begin some rows, train them, and report them and what is untold, or do that later or never."""
+        """Start some rows, train them, and report them and earlier ones, or do that later or never."""
         if not self.work[name]:
             return
         number, lease, rows = self.work[name].pop(0)
@@ -94,7 +96,7 @@ class Player:
         self.do("begin", incarnation=name, epoch=number, rows=pack_rows(np.array(rows, dtype=np.int64)))
         self.done.update((number, row) for row in rows)
         self.untold[name].append((number, rows))
-        # of rows that somebody else has reported, a loss is not noticed: the coordinator takes them for done
+        # a loss of rows that another learner has reported is not noticed: the coordinator counts them as done
         epoch = self.ledger.epochs.get(number)
         if told or epoch is None or epoch.trained[rows].any():
             self.tell(name)
@@ -186,3 +188,31 @@ def report(seq, rows, epoch=0):
         "unreadable": 0,
     }
     return {"seq": seq, "epoch": epoch, "rows": pack_rows(np.array(rows)), "counts": counts}
+
+
+def ring(tmp_path, nodes=2, **options):
+    """A coordinator with all its nodes in the ring, and training."""
+    coordinator, clock = make_coordinator(tmp_path, nodes=nodes, **options)
+    for node in range(nodes):
+        join(coordinator, node)
+        beat(coordinator, node)
+    assert coordinator.ledger.values.running
+    return coordinator, clock
+
+
+def making(coordinator, number):
+    current = coordinator.rounds.current
+    return current is not None and current.number == number
+
+
+def published(coordinator, number):
+    """Wait until a checkpoint is published."""
+    deadline = time.monotonic() + 20
+    while find_checkpoint(coordinator.core.output, "r") is None or making(coordinator, number):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+        coordinator.tick()
+
+
+def record(node, seq=0):
+    return {"node": node, "step": seq, "seq": seq}

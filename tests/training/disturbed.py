@@ -1,4 +1,4 @@
-"""Trainings under way that tests disturb: how to start one, find its processes and wait for its epochs."""
+"""Running trainings that tests disturb: how to start one, find its processes and wait for its epochs."""
 
 import os
 import signal

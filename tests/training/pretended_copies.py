@@ -1,6 +1,6 @@
 """A device in main memory whose copies take as long as a test pretends: for `DeviceMover` without a GPU.
 
-Work is done when somebody waits for it, as late as possible, so that a read that comes too early gets what was there.
+Work is done when a caller waits for it, as late as possible, so that a read that comes too early gets the old values.
 """
 
 import threading

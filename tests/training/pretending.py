@@ -1,4 +1,4 @@
-"""A store process over a made-up index, and nodes as threads and child processes that pretend to train."""
+"""A coordinator process over a made-up index, and nodes as threads and child processes that emulate training."""
 
 import json
 import os
@@ -49,7 +49,7 @@ def wait_for(condition, patience_s=240.0):
 
 
 class Store:
-    """A store process over a made-up index."""
+    """A coordinator process over a made-up index."""
 
     def __init__(self, folder, *, shards=12, nodes=1, epochs=1, key=False, **train):
         self.folder = folder
@@ -118,7 +118,7 @@ class Store:
             return client.request(read_request(json.dumps(message).encode())).model_dump(mode="json")
 
     def tell(self, **message):
-        """Send a request as it is, valid or not."""
+        """Send a request, valid or not."""
         with CoordinatorClient(self.address, self.key) as client:
             return read_reply(StatusRequest(), client._exchange(json.dumps(message).encode(), 10.0))
 
@@ -152,7 +152,7 @@ def planner(epoch, rows, plan):
 
 
 class Node(threading.Thread):
-    """Trains by waiting; a thread of the test's process."""
+    """An emulated training in a thread of the test's process."""
 
     def __init__(self, store, number, folder, step_s=0.005):
         super().__init__(daemon=True)
@@ -195,7 +195,7 @@ class Node(threading.Thread):
             self.client.checkpoint_done(number, {**record, "trained": sorted(self.trained)})
 
     def kill(self):
-        """End without a word, as a killed process does."""
+        """End without notice, as a killed process does."""
         self.halt.set()
         self.client._thread.stop()
         self.join(10)

@@ -1,4 +1,4 @@
-"""Runs a program as the ranks of a node: real processes that meet through a file."""
+"""Runs a program as the ranks of a node: real processes that rendezvous by a file."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def device_of(rank: int) -> "torch.device":
-    """A rank's device, for programs of `run_ranks`: a GPU of its own if `cuda` is among their words, else the CPU."""
+    """A rank's device, for programs of `run_ranks`: one GPU per rank if `cuda` is among their words, else the CPU."""
     import torch
 
     from training.learner.devices import claim

@@ -5,6 +5,7 @@ from torch import nn
 
 from training.config import OPTIMIZERS
 from training.learner.flat import FlatParameters
+from training.simulation import Cluster, Simulation
 from training.simulation.model import ModelReplica, one_by_one
 from training.simulation.problem import Activations
 
@@ -61,3 +62,14 @@ class Regression:
                 one_by_one(self.scratch, [replica.weights], [lambda n=number: self.loss(n)], [replica.grads])
                 replica.update()
         return replica.weights.clone()
+
+
+def simulate(name, learners=4, problem=None, config=None, seed=0, **cluster):
+    return Simulation(Cluster(learners=learners, **cluster), name, problem or Regression(), config, seed=seed).run()
+
+
+def finals(name, learners=4, problem=None, config=None, **cluster):
+    """The weights of every learner at the end."""
+    simulation = Simulation(Cluster(learners=learners, **cluster), name, problem or Regression(), config)
+    simulation.run()
+    return [one.replica.weights for one in simulation.learners]

@@ -1,4 +1,4 @@
-"""What is random about augmentation is drawn where a batch is loaded; the training step only applies it."""
+"""Random values of augmentation are drawn when a batch is loaded; the training step only applies them."""
 
 import numpy as np
 import pytest

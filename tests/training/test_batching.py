@@ -1,4 +1,4 @@
-"""The batcher: every utterance once an epoch, bounded, and the same for everybody."""
+"""The batcher: every utterance once an epoch, bounded, and the same for all learners."""
 
 import hashlib
 import subprocess
@@ -38,7 +38,7 @@ def test_batches_stay_within_their_bounds(durations, epoch, **limits):
 @given(durations=durations, epoch=epochs, seed=st.integers(0, 9), **limits)
 def test_a_plan_is_a_pure_function(durations, epoch, seed, **limits):
     first = plan_epoch(durations, seed=seed, epoch=epoch, **limits)
-    np.random.seed(seed)  # the plan must not depend on anybody's global generator
+    np.random.seed(seed)  # the plan must not depend on a global generator
     again = plan_epoch(np.asarray(durations), seed=seed, epoch=epoch, **limits)
     assert [batch.tolist() for batch in first] == [batch.tolist() for batch in again]
 
@@ -53,7 +53,7 @@ def test_epochs_and_seeds_differ(seed, epoch):
 
     assert plan(seed, epoch) != plan(seed, epoch + 1)
     assert plan(seed, epoch) != plan(seed + 1, epoch)
-    # who is batched with whom changes, too, not only the order of the batches
+    # which utterances form a batch changes, too, not only the order of the batches
     assert {tuple(sorted(b)) for b in plan(seed, epoch)} != {tuple(sorted(b)) for b in plan(seed, epoch + 1)}
 
 

@@ -1,4 +1,4 @@
-"""The benchmark beside other systems: its arithmetic, its emulation, what it says of absent systems, and tiny runs."""
+"""The comparison with other systems: its arithmetic, its emulation, missing systems, and tiny runs."""
 
 import json
 import os

@@ -123,7 +123,7 @@ def test_plan_measures_what_is_compared_with_first() -> None:
 def test_namespaces_reach_each_other_and_vanish() -> None:
     if reason := netns.why_not():
         pytest.skip(f"no network namespaces: {reason}")
-    # in a process of its own: the switch moves its thread into another namespace
+    # in a child process: the switch moves its thread into another namespace
     script = (
         "import socket, subprocess\n"
         "from benchmarks import netns\n"

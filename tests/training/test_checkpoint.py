@@ -1,4 +1,4 @@
-"""What nodes and evaluator leave in the object store: replicas, averages, and the choice of the best epochs."""
+"""Objects that nodes and evaluator write: replicas, averages, and the choice of the best epochs."""
 
 import pytest
 import torch
@@ -90,7 +90,7 @@ def test_damage_is_noticed_and_named(store, file, damage):
 
 
 def test_what_was_copied_does_not_change_with_the_training():
-    """Writing goes on in a thread while the training steps on: it must have copies."""
+    """A thread writes the checkpoint while training continues: it must have copies."""
     learner = Learner(2)
     weights, state = cpu_weights(learner.model), optimizer_tensors(learner.optimizer)
     before = {name: tensor.clone() for name, tensor in {**weights, **state}.items()}

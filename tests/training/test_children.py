@@ -1,4 +1,4 @@
-"""Child processes: their log, their exit reason, their families."""
+"""Child processes: their log, their exit reason, their descendants."""
 
 import subprocess
 import sys

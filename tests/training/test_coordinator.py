@@ -1,48 +1,14 @@
 """The coordinator's decisions one by one: reports, journal lines, admission, checkpoints, leases, the end."""
 
-import time
-
 import numpy as np
 import pytest
-from bookkeeping import PER_SHARD, ask, beat, join, make_coordinator, report
+from bookkeeping import PER_SHARD, ask, beat, join, make_coordinator, report, ring
 
-from storage.objects import ObjectStore
-from training.coordinator import checkpoint_rounds
-from training.coordinator.checkpoints import Publisher, find_checkpoint, last_number
-from training.coordinator.coordinator import FINAL_S
 from training.coordinator.leasing import ANSWER_BEATS
 from training.coordinator.messages import CoordinatorError
 from training.coordinator.packing import pack_rows, unpack_rows
 
 SIZE = 6 * PER_SHARD
-
-
-def ring(tmp_path, nodes=2, **options):
-    """A coordinator with all its nodes in the ring, and training."""
-    coordinator, clock = make_coordinator(tmp_path, nodes=nodes, **options)
-    for node in range(nodes):
-        join(coordinator, node)
-        beat(coordinator, node)
-    assert coordinator.ledger.values.running
-    return coordinator, clock
-
-
-def making(coordinator, number):
-    current = coordinator.rounds.current
-    return current is not None and current.number == number
-
-
-def published(coordinator, number):
-    """Wait until a checkpoint is published."""
-    deadline = time.monotonic() + 20
-    while find_checkpoint(coordinator.core.output, "r") is None or making(coordinator, number):
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-        coordinator.tick()
-
-
-def record(node, seq=0):
-    return {"node": node, "step": seq, "seq": seq}
 
 
 # --- what beats bring
@@ -97,7 +63,7 @@ def join_again(coordinator, node, name, kept):
 
 
 def lost(coordinator, clock):
-    """Nobody is heard of until all are dropped."""
+    """All nodes are silent until they are dropped."""
     for _ in range(12):
         clock.now += 1.0
         coordinator.tick()
@@ -159,170 +125,6 @@ def test_a_second_process_with_the_same_number_is_refused(tmp_path):
     for number in (-1, 4096):
         with pytest.raises(CoordinatorError, match="between 0 and 4095"):
             join(coordinator, number)
-
-
-# --- checkpoints
-
-
-def checkpoint_begun(tmp_path, **options):
-    """A checkpoint for which node 0 has answered, and node 1 has not."""
-    coordinator, clock = ring(tmp_path, checkpoint_steps=1, **options)
-    beat(coordinator, 0, reports=[report(1, [0])])
-    beat(coordinator, 1, reports=[report(1, [1])])
-    assert beat(coordinator, 0, records=[[1, record(0, 1)]])["checkpoint"] is None
-    assert beat(coordinator, 1)["checkpoint"] == 1
-    return coordinator, clock
-
-
-def test_a_checkpoint_waits_for_all_members(tmp_path):
-    coordinator, clock = checkpoint_begun(tmp_path)
-    while clock.now < 100.0 + checkpoint_rounds.PATIENCE_S - 5:
-        clock.now += 4.0
-        for node in range(2):
-            beat(coordinator, node)
-    assert last_number(coordinator.core.output) == 0
-    beat(coordinator, 1, records=[[1, record(1, 1)]])
-    published(coordinator, 1)
-    _, document = find_checkpoint(coordinator.core.output, "r")
-    assert [entry["node"] for entry in document["records"]] == [0, 1]
-
-
-def test_a_member_that_never_answers_is_left_out_after_a_while(tmp_path):
-    coordinator, clock = checkpoint_begun(tmp_path)
-    while clock.now <= 100.0 + checkpoint_rounds.PATIENCE_S:
-        clock.now += 4.0
-        for node in range(2):
-            beat(coordinator, node)
-    published(coordinator, 1)
-    _, document = find_checkpoint(coordinator.core.output, "r")
-    assert [entry["node"] for entry in document["records"]] == [0]
-
-
-def test_a_member_that_is_lost_is_not_waited_for(tmp_path):
-    coordinator, _ = checkpoint_begun(tmp_path)
-    ask(coordinator, op="leave", incarnation="n1")
-    coordinator.tick()
-    published(coordinator, 1)
-
-
-def test_a_checkpoint_that_nobody_answers_is_given_up_and_the_next_one_is_made(tmp_path):
-    coordinator, clock = ring(tmp_path, nodes=1, checkpoint_steps=1)
-    assert beat(coordinator, 0, reports=[report(1, [0])])["checkpoint"] == 1
-    while clock.now <= 100.0 + checkpoint_rounds.PATIENCE_S:
-        clock.now += 4.0
-        beat(coordinator, 0)
-    assert coordinator.rounds.current is None
-    assert beat(coordinator, 0, records=[[1, record(0, 1)]])["checkpoint"] is None  # too late
-    assert beat(coordinator, 0, reports=[report(2, [1])])["checkpoint"] == 2
-    beat(coordinator, 0, records=[[1, record(0, 1)]])  # of the other one
-    assert beat(coordinator, 0)["checkpoint"] == 2
-    beat(coordinator, 0, records=[[2, record(0, 2)]])
-    published(coordinator, 2)
-
-
-class Interrupted(ObjectStore):
-    """A store whose process is killed while it deletes a folder."""
-
-    def delete_tree(self, *_, **__):
-        raise KeyboardInterrupt
-
-
-def test_half_a_checkpoint_does_not_look_complete(tmp_path):
-    store = Interrupted(str(tmp_path))
-    publisher = Publisher(store, keep=1)
-    try:
-        for number in (1, 2):
-            store.write_json(f"checkpoints/{number:06d}/node-000/state.json", {})
-            store.write_json(f"checkpoints/{number:06d}/complete.json", {"format": 1, "run": "r", "number": number})
-        with pytest.raises(KeyboardInterrupt):
-            publisher._prune(2)
-        assert store.exists("checkpoints/000001/node-000/state.json")
-        assert not store.exists("checkpoints/000001/complete.json")
-        assert find_checkpoint(store, "r")[0] == 2
-        assert last_number(store) == 2
-    finally:
-        publisher.close()
-
-
-def test_old_checkpoints_and_unfinished_ones_are_deleted_and_newer_ones_are_kept(tmp_path):
-    store = ObjectStore(str(tmp_path))
-    for number in (1, 2, 3, 4, 6):
-        store.write_json(f"checkpoints/{number:06d}/node-000/state.json", {})
-        if number in (1, 3):
-            store.write_json(f"checkpoints/{number:06d}/complete.json", {"format": 1, "run": "r"})
-    publisher = Publisher(store, keep=2)
-    publisher.publish(4, {"format": 1, "run": "r"})
-    publisher.close()
-    assert publisher.finished() == [(4, True)]
-    assert sorted({name.split("/")[1] for name in store.list("checkpoints")}) == ["000003", "000004", "000006"]
-    with pytest.raises(CoordinatorError, match="another configuration"):
-        find_checkpoint(store, "other")
-
-
-# --- the end
-
-
-@pytest.mark.parametrize("why", ["stop", "time"])
-def test_training_that_is_cut_short_makes_a_last_checkpoint_even_right_after_another(tmp_path, why):
-    coordinator, clock = ring(tmp_path, nodes=1, checkpoint_steps=1, max_minutes=2.0)
-    beat(coordinator, 0, reports=[report(1, [0])])
-    beat(coordinator, 0, records=[[1, record(0, 1)]])
-    published(coordinator, 1)
-    if why == "stop":
-        ask(coordinator, op="stop")
-    while clock.now < 100.0 + 125.0 * (why == "time"):
-        clock.now += 4.0
-        beat(coordinator, 0)
-    reply = beat(coordinator, 0)
-    assert (reply["finish"], reply["checkpoint"]) == ("", 2)
-    assert beat(coordinator, 0, want=True)["leases"] == []  # no new work
-    beat(coordinator, 0, records=[[2, record(0, 2)]], reports=[report(2, [1])])
-    published(coordinator, 2)
-    assert beat(coordinator, 0)["finish"] == why
-    assert beat(coordinator, 0)["checkpoint"] is None
-
-
-def test_a_finished_training_makes_one_checkpoint_and_no_second_one(tmp_path):
-    coordinator, _ = ring(tmp_path, nodes=1)
-    reply = beat(coordinator, 0, reports=[report(1, list(range(SIZE)))])
-    assert (reply["finish"], reply["checkpoint"]) == ("", 1)
-    beat(coordinator, 0, records=[[1, record(0, 1)]])
-    published(coordinator, 1)
-    assert beat(coordinator, 0)["finish"] == "done"
-    assert coordinator.ledger.values.checkpoint == 1
-
-
-def test_training_that_ends_during_a_checkpoint_makes_another_one(tmp_path):
-    coordinator, _ = ring(tmp_path, nodes=1, checkpoint_steps=1)
-    assert beat(coordinator, 0, reports=[report(1, [0])])["checkpoint"] == 1
-    beat(coordinator, 0, reports=[report(2, list(range(SIZE)))])
-    beat(coordinator, 0, records=[[1, record(0, 1)]])
-    published(coordinator, 1)
-    assert beat(coordinator, 0)["checkpoint"] == 2
-    beat(coordinator, 0, records=[[2, record(0, 2)]])
-    published(coordinator, 2)
-    assert beat(coordinator, 0)["finish"] == "done"
-    assert find_checkpoint(coordinator.core.output, "r")[1]["count"] == 1
-
-
-def test_the_last_checkpoint_is_waited_for_but_not_for_ever(tmp_path):
-    coordinator, clock = ring(tmp_path, nodes=1)
-    ask(coordinator, op="stop")
-    assert beat(coordinator, 0)["checkpoint"] == 1
-    while clock.now < 100.0 + FINAL_S - 5:
-        clock.now += 4.0
-        assert beat(coordinator, 0)["finish"] == ""
-    for _ in range(3):
-        clock.now += 4.0
-        reply = beat(coordinator, 0)
-    assert reply["finish"] == "stop"
-
-
-def test_a_stop_before_anybody_has_weights_ends_at_once(tmp_path):
-    coordinator, _ = make_coordinator(tmp_path, nodes=1)
-    join(coordinator, 0)
-    ask(coordinator, op="stop")
-    assert beat(coordinator, 0, ready=False)["finish"] == "stop"
 
 
 # --- leases

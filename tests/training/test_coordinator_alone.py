@@ -1,4 +1,4 @@
-"""What a node does while the coordinator does not answer, without processes."""
+"""A node while the coordinator does not answer, without processes."""
 
 import time
 
@@ -22,7 +22,7 @@ def by_fours(epoch, rows, plan):
 
 @pytest.fixture
 def client(tmp_path):
-    """Node 1 of 2, which trains, and has not heard of the coordinator for 20 s: longer than the grace of 10 s."""
+    """Node 1 of 2, which trains, and has not reached the coordinator for 20 s: longer than the grace of 10 s."""
     found = NodeClient("127.0.0.1:9", None, 1, folder=tmp_path)
     state = found._state
     state.queue = Worklist(ShardMap(np.repeat(np.arange(6), PER_SHARD)), 7, 1, {})

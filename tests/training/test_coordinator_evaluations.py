@@ -1,4 +1,4 @@
-"""Which epochs may be evaluated, and what a node is asked to leave: the coordinator's view of the ends of epochs."""
+"""Which epochs may be evaluated, and which replicas nodes are asked for, when epochs end."""
 
 import pytest
 from bookkeeping import ask, beat, join, make_coordinator, report

@@ -1,4 +1,4 @@
-"""The store's books without processes: leases, accounts, replay, checkpoints, and decisions by a clock of our own."""
+"""The coordinator's ledger without processes: leases, accounts, replay, checkpoints, and decisions by a test clock."""
 
 import json
 import time

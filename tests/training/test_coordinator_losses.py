@@ -1,4 +1,4 @@
-"""Nodes and stores that are stopped, killed and resumed: the accounts stay right."""
+"""Nodes and coordinators that are stopped, killed and resumed: the accounts stay right."""
 
 import signal
 import time

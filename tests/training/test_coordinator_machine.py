@@ -1,4 +1,4 @@
-"""The ledger under long random histories: whatever happens, it knows what was trained, and how often."""
+"""The ledger under long random histories: it always knows which rows were trained, and how often."""
 
 import json
 from collections import Counter

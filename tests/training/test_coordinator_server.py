@@ -1,4 +1,4 @@
-"""The store as a process, with nodes as threads and processes: work, membership, refusals."""
+"""The coordinator as a process, with nodes as threads and processes: work, membership, refusals."""
 
 import json
 import subprocess
@@ -247,7 +247,7 @@ def test_the_store_needs_no_torch_and_ends_with_its_parent(make_store):
 
 
 def test_a_log_of_another_run_is_begun_anew(make_store, tmp_path):
-    """Without being told so; one of the same run is gone on with."""
+    """Without being asked to; one of the same run is continued."""
     store = make_store()
     sessions = []
     for run in ("run-1", "run-1", "run-2"):

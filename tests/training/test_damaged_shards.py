@@ -1,4 +1,4 @@
-"""Shards of a training that are cut, altered or gone, before it begins or in mid-run: left out, counted, named."""
+"""Training shards that are truncated, altered or missing, from the start or later: left out, counted, named."""
 
 import shutil
 
@@ -13,7 +13,7 @@ from storage.quarantine import ShardQuarantine, TooManyShardsError
 from training.launch.training_process import TrainingFailedError
 from training.learner.compute import damage_folder, open_set
 
-WORLDS = {"one": {"strategy": "single"}, "two": {"strategy": "adpsgd", "nodes": 2}}
+LAYOUTS = {"one": {"strategy": "single"}, "two": {"strategy": "adpsgd", "nodes": 2}}
 
 
 @pytest.fixture
@@ -83,9 +83,9 @@ def test_the_schedule_follows_the_epochs_though_a_shard_is_lost(corpus, speech):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world", WORLDS)
-def test_a_shard_altered_in_mid_run_is_left_out_from_then_on(corpus, speech, world):
-    job = make_job(corpus, speech, epochs=6, **WORLDS[world])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_shard_altered_in_mid_run_is_left_out_from_then_on(corpus, speech, layout):
+    job = make_job(corpus, speech, epochs=6, **LAYOUTS[layout])
     with Running(job, slow=12) as running:
         running.wait_for_epoch(1)
         record = damage(speech / "train", 2)
@@ -105,11 +105,11 @@ def test_above_the_limit_a_learner_gives_up(corpus, speech):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "world", [*WORLDS.values(), {"strategy": "scpsgd", "learners_per_node": 2}], ids=["one", "two", "two ranks"]
+    "layout", [*LAYOUTS.values(), {"strategy": "scpsgd", "learners_per_node": 2}], ids=["one", "two", "two ranks"]
 )
-def test_above_the_limit_training_ends_with_the_reason_and_is_not_tried_again(corpus, speech, world):
+def test_above_the_limit_training_ends_with_the_reason_and_is_not_tried_again(corpus, speech, layout):
     record = damage(speech / "train", 1)
-    job = make_job(corpus, speech, max_unreadable=0.1, **world)
+    job = make_job(corpus, speech, max_unreadable=0.1, **layout)
     with pytest.raises(TrainingFailedError, match=rf"status 3(?s:.)*more than the share of 0.1(?s:.)*{record.name}"):
         train(job)
     output = ObjectStore(job.output_url)

@@ -1,4 +1,4 @@
-"""Decoding in several processes gives what decoding here gives, in order, whatever happens to the processes."""
+"""Decoding in several processes gives the same results in the same order, even if processes die."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Which device a process takes, for machines with any number of GPUs; none is needed here."""
+"""Device selection for machines with any number of GPUs; none is needed here."""
 
 import logging
 

@@ -1,6 +1,6 @@
-"""Training by one learner: it learns, repeats itself, resumes bit for bit, and counts what it cannot use.
+"""Training with one learner: it learns, is reproducible, resumes bit for bit, and counts unusable utterances.
 
-Store, node client, worker and evaluator are the real ones, in threads of this process; test_launch.py starts processes.
+Coordinator, node client, worker and evaluator are real, in threads of this process; test_launch.py starts processes.
 """
 
 import io

@@ -1,4 +1,4 @@
-"""What every exchange must do, run on each of them with real threads, processes and sockets."""
+"""The contract of every exchange, run on each of them with real threads, processes and sockets."""
 
 import os
 import signal
@@ -71,7 +71,7 @@ class Ring:
         return float((live - live.mean(0)).square().mean().sqrt())
 
     def rest(self):
-        """Wait until every permitted exchange has begun and ended: commands and figures have gone round twice."""
+        """Wait until every permitted exchange has started and ended: commands and figures have been passed on twice."""
         for exchange in 2 * self.exchanges:
             exchange.fetch(5.0)
         for _ in range(2):
@@ -145,7 +145,7 @@ class ExchangeContract:
             ring.start()
             ring.loaded()
             for step in range(5):
-                one.tick(step)  # nobody to exchange with
+                one.tick(step)  # no node to exchange with
             ring.join()
             one.tick(5)
             if self.meets:

@@ -35,7 +35,7 @@ def view_of(exchanges, number=1, nodes=None):
 
 
 class Loop:
-    """An emulated training process: its weights drift towards a target of its own."""
+    """An emulated training process: its weights drift towards its own target."""
 
     def __init__(self, number, exchange, size=SIZE):
         torch.manual_seed(number)
@@ -135,7 +135,7 @@ def test_a_stopped_peer_delays_nobody_and_its_late_answers_keep_the_sum(ring):
         before = [loop.exchange.stats() for loop in loops]
 
         def others_went_on():
-            for loop in loops:  # its training process goes on, too
+            for loop in loops:  # its training process continues, too
                 loop.work()
             now = [loops[n].exchange.stats() for n in (0, 2)]
             return all(
@@ -262,7 +262,7 @@ def test_garbage_is_ignored_and_misfits_are_refused(ring):
     misfits = [(good, payload[:-4]), (Header(AVERAGE, "fp32", OK, False, 1, 4096, 13, 1, 1, SIZE), payload)]
     misfits += [(Header(AVERAGE, "bf16", OK, False, 1, 4096, 0, 1, 1, SIZE), payload[: 2 * 4096])]
     misfits += [(Header(AVERAGE, "fp32", OK, False, 1, 4096, 0, 1, 1, SIZE + 1), payload)]
-    misfits += [(Header(AVERAGE, "fp32", OK, False, 9, 4096, 0, 1, 0, SIZE), payload)]  # an outdated stranger
+    misfits += [(Header(AVERAGE, "fp32", OK, False, 9, 4096, 0, 1, 0, SIZE), payload)]  # an outdated, unknown node
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.linger = 0
         socket.connect(exchanges[0].endpoint)

@@ -1,4 +1,4 @@
-"""The ring's key: its file, and who gets through a handshake."""
+"""The ring's key: its file, and which peers pass a handshake."""
 
 import threading
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""Whom one asks, and how fast averaging with them brings learners together."""
+"""The choice of neighbours, and how fast averaging with them brings learners together."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What exchanges ask and answer, without I/O: connections of every kind, late answers, crossings, refusals."""
+"""Requests and answers of exchanges, without I/O: all kinds of connections, late answers, crossings, refusals."""
 
 from collections import deque
 from dataclasses import replace
@@ -87,7 +87,7 @@ class Ring:
         self.connections = []
 
     def begin(self, asker, answerer):
-        """An exchange by a connection of its own."""
+        """An exchange over a separate connection."""
         node = self.nodes[asker]
         connection = Connection(node, self.nodes[answerer])
         self.connections.append(connection)
@@ -161,7 +161,7 @@ def test_the_sum_is_kept_whatever_comes_late_or_crosses_or_breaks_off(count, wir
         figures = node.figures()
         under_way = node.protocol.asking is not None
         assert figures["initiated"] == figures["finished"] + figures["failed"] + under_way
-        assert under_way == 0  # whatever was begun is over when everything has arrived
+        assert under_way == 0  # all exchanges are over when everything has arrived
     ring.close()
 
 
@@ -242,7 +242,7 @@ def test_answers_that_come_late_are_averaged_and_counted(ring):
     one.protocol.give_up()
     new = made.begin(0, 1)
     assert old.hear() == "averaged"
-    assert one.protocol.asking.settled == 0  # it is not of the exchange that goes on
+    assert one.protocol.asking.settled == 0  # it is not of the exchange in progress
     old.go_on()
     new.go_on()
     assert one.figures() == {"initiated": 2, "finished": 1, "answered": 0, "failed": 1, "late": 3}
@@ -358,7 +358,7 @@ def header(node, **words):
         (header(1), 16, OK),
         (header(1, index=2), 8, OK),
         (header(5, view=2), 16, OUTDATED),
-        (header(5, view=3), 16, OK),  # it knows more than this side, or will soon be told
+        (header(5, view=3), 16, OK),  # it knows more than this side, or will soon be informed
         (header(1, view=2), 16, OK),
         (header(1, size=SIZE + 1), 16, MISMATCH),
         (header(1, chunk=CHUNK + 1), 16, MISMATCH),

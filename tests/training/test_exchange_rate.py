@@ -1,4 +1,4 @@
-"""How many exchanges end in a step, and that somebody is told when they are too few."""
+"""How many exchanges end in a step, and the warning if they are too few."""
 
 import logging
 

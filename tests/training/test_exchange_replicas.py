@@ -1,4 +1,4 @@
-"""Newcomers take weights and optimizer state of one step; whoever cannot give them is passed over."""
+"""Newcomers take weights and optimizer state of one step; neighbours that cannot give them are skipped."""
 
 import logging
 import textwrap
@@ -241,8 +241,8 @@ def test_a_replica_is_not_replaced_while_it_is_read(giver):
     ask(giver)
     write(giver, 3.0)
     assert status(ask(giver, now=1.0)) == OK
-    assert status(ask(giver, reader=b"b", now=5.0)) == OK  # an old one, but somebody reads it
-    assert status(ask(giver, reader=b"c", now=20.0)) == WAITING  # nobody has for long
+    assert status(ask(giver, reader=b"b", now=5.0)) == OK  # an old one, but it is still read
+    assert status(ask(giver, reader=b"c", now=20.0)) == WAITING  # not read for a long time
     assert status(ask(giver, 1, now=20.0)) == NOT_READY  # now it is too late for those
     write(giver, 4.0)
     assert status(ask(giver, 1, now=20.1)) == NOT_READY

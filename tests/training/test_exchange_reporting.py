@@ -1,4 +1,4 @@
-"""An exchange's figures: what is written to the shared memory, and when."""
+"""An exchange's figures in shared memory: what is written, and when."""
 
 import os
 
@@ -43,7 +43,7 @@ def test_all_figures_are_written(mailbox):
 def test_news_are_written_at_once_and_the_rest_once_in_a_while(mailbox):
     report = Report(mailbox)
     report.write(1.0, Averager)
-    report.answered(10, last=False)  # the exchange goes on
+    report.answered(10, last=False)  # the exchange continues
     report.write(1.01, Averager)
     assert (mailbox.bytes_sent, mailbox.beat) == (0, 1.0)
     report.write(1.06, Averager)

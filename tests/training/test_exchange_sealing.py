@@ -1,4 +1,4 @@
-"""Sealed messages and the sockets that carry them: what strangers, replays and lost agreements come to."""
+"""Encrypted messages and their sockets: attackers, replays and lost key agreements."""
 
 from contextlib import suppress
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""How much asynchronous averaging bears: the benchmark's arithmetic, and a short run with the real exchange."""
+"""The stability limit of asynchronous averaging: the benchmark's arithmetic, and a short run with the real exchange."""
 
 import json
 

@@ -40,7 +40,7 @@ def check(running, trained, utterances, least=0):
         assert len(entry["repeated_ids"]) == entry["repeated"]
     repeated = sum(entry["repeated"] for entry in epochs)
     assert trained.result["repeated"] == repeated
-    # rows that were begun by a lost learner are counted as repeated, though it may not have reported them
+    # rows that a lost learner had started are counted as repeated, though it may not have reported them
     assert EPOCHS * utterances <= trained.result["utterances"] <= EPOCHS * utterances + repeated
     # noise of undisturbed runs: 0.09 to 0.15 nats per token, from 2.3 at the start
     assert trained.result["valid"]["loss"] < 0.35
@@ -72,7 +72,7 @@ def test_the_store_may_be_killed(corpus, tmp_path):
             (coordinator,) = wait_until(lambda: running.processes("training.coordinator.server"))
             with_signal(coordinator, signal.SIGKILL)
         trained = running.finish()
-    # nodes that wait longer than their grace for the coordinator train shares of their own, which may come twice
+    # nodes that wait longer than their grace for the coordinator train their own shares, which may be repeated
     check(running, trained, len(corpus.train))
     assert lefts(running) == []
 
@@ -168,7 +168,7 @@ def test_a_learner_may_join_in_the_middle(corpus, tmp_path):
     after = [entry for entry in running.entries("step") if entry["learner"] == "3.0"]
     assert after[-1]["epoch"] > after[0]["epoch"] + 1
     assert "a neighbour's optimizer state after " in (tmp_path / "by-hand" / "node.log").read_text()
-    # it starts at the present position of the schedule, not with a warm-up of its own
+    # it starts at the present position of the schedule, without another warm-up
     again = [entry["elapsed"] for entry in running.entries("view") if 3 in entry["joined"]][1]
     rejoined = next(entry for entry in after if entry["elapsed"] > again)
     steps = [entry["step"] for entry in after]

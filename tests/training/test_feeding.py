@@ -1,4 +1,4 @@
-"""What feeds a GPU: page-locked batches, made by threads that know which GPU is theirs; a compiled model by option."""
+"""Loading batches for a GPU: page-locked batches, loader threads with the right GPU, and optional compilation."""
 
 import json
 import threading

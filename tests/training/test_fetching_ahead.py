@@ -1,4 +1,4 @@
-"""Shards of what comes next are fetched before they are asked for, from a real S3 server."""
+"""Shards of the next leases are prefetched, from a real S3 server."""
 
 import pytest
 import torch
@@ -105,8 +105,8 @@ def test_the_whole_training_reads_each_shard_once(job, monkeypatch):
 
 
 def test_every_machine_of_a_node_fetches_what_comes(job, tmp_path):
-    world = {"strategy": ScpsgdConfig(), "nodes": 1, "learners_per_node": 2, "machines_per_node": 2}
-    job = job.model_copy(update={"train": job.train.model_copy(update=world)})
+    node = {"strategy": ScpsgdConfig(), "nodes": 1, "learners_per_node": 2, "machines_per_node": 2}
+    job = job.model_copy(update={"train": job.train.model_copy(update=node)})
     with store_here(job) as address:
         worker = make_worker(job, address, 0)
         try:
@@ -117,7 +117,7 @@ def test_every_machine_of_a_node_fetches_what_comes(job, tmp_path):
             worker.client.close()
             worker.prefetch.close()
     assert len(first["fetch"]) == SHARDS
-    assert second["fetch"] == []  # they have been told
+    assert second["fetch"] == []  # they have been sent already
     elsewhere = job.model_copy(update={"cache": tmp_path / "elsewhere"})
     cpu = torch.device("cpu")
     group = NodeGroup(0, 1, tmp_path / "meet", cpu)

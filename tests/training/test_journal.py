@@ -1,4 +1,4 @@
-"""The journal: whole lines only, torn ones passed over, void ones left out."""
+"""The journal: whole lines only; torn and void lines are skipped."""
 
 import pytest
 from hypothesis import given, settings
@@ -102,7 +102,7 @@ def write_learners(journal, **last):
 
 
 def test_a_resume_voids_each_learners_own_steps(path):
-    """Learners are at different steps in a checkpoint, and one that it does not know starts anew."""
+    """Learners are at different steps in a checkpoint, and one that it does not know starts at zero."""
     journal = Journal(path)
     journal.write("start", step=0)
     write_learners(journal, n0_0=3, n1_0=6, n2_0=2)
@@ -115,7 +115,7 @@ def test_a_resume_voids_each_learners_own_steps(path):
 
 
 def test_a_resume_voids_epochs_and_views_beyond_it(path):
-    """Steps over all learners count for views, epochs for what is told once an epoch."""
+    """Steps over all learners count for views, epochs for what is reported once an epoch."""
     journal = Journal(path)
     journal.write("view", step=0, number=1, nodes=[0, 1])
     for epoch in (1, 2, 3):

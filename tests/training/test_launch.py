@@ -1,4 +1,4 @@
-"""Training with all its real processes: killed, orphaned, cancelled, failing, of one learner and of several."""
+"""Training with all its real processes: killed, orphaned, cancelled, failing, with one learner and several."""
 
 import os
 import signal
@@ -114,7 +114,7 @@ def assert_same(run, whole):
 
 @pytest.mark.slow
 def test_a_killed_training_ends_with_the_same_bytes(corpus, tmp_path):
-    """First its learner is killed, in mid-epoch (an epoch has 12 steps), then whoever wanted the training."""
+    """First its learner is killed, in mid-epoch (an epoch has 12 steps), then the process that started the training."""
     whole = train_here(disturbed_job(corpus, tmp_path / "whole", "conformer"))
     folder = tmp_path / "killed"
     job = disturbed_job(corpus, folder, "conformer")
@@ -127,7 +127,7 @@ def test_a_killed_training_ends_with_the_same_bytes(corpus, tmp_path):
         seen = last_step(job)
         parent.kill()
         parent.wait()
-        # nobody told them, yet all processes of the training end, in good order: nothing is lost that was told
+        # without a signal, all processes of the training end in good order: nothing that was reported is lost
         wait_until(lambda: not processes_naming(str(folder)))
         assert checkpoint_steps(job) >= seen
     finally:
@@ -153,7 +153,7 @@ def test_a_training_that_is_stopped_and_killed_again_and_again(corpus, tmp_path,
         (1, "all", signal.SIGKILL),
         (11, "supervisor", signal.SIGKILL),
         (20, "supervisor", signal.SIGTERM),
-        (26, "store", signal.SIGKILL),  # it comes back, and training goes on
+        (26, "store", signal.SIGKILL),  # it restarts, and training continues
         (32, "all", signal.SIGKILL),
     ]
     parent = None
@@ -192,7 +192,7 @@ def test_an_exception_of_the_caller_ends_the_training(corpus, tmp_path):
 
     with pytest.raises(Cancelled):
         run_training(job, tmp_path, cancel, poll_s=0.02)
-    with file_lock(tmp_path / "training.lock", wait_s=0):  # its holder is gone already, and so is everybody else
+    with file_lock(tmp_path / "training.lock", wait_s=0):  # its owner is gone already, and so are all other processes
         assert not processes_naming(str(tmp_path))
     assert checkpoint_steps(job) >= 2
     assert not ObjectStore(job.output_url).exists("result.json")
@@ -291,9 +291,9 @@ def assert_adds_up(run, corpus, nodes, per_node, epochs):
     assert not [entry for entry in read_journal(run.job.journal) if entry["kind"] == "bad"]
 
 
-def ring_job(corpus, folder, **world):
+def ring_job(corpus, folder, **layout):
     spec = corpus.spec("conformer", model=bare("conformer"))
-    return corpus.job(folder, spec=spec, epochs=12, optimizer={"lr": 1e-2}, **{**LEARNS, "max_batch": 8}, **world)
+    return corpus.job(folder, spec=spec, epochs=12, optimizer={"lr": 1e-2}, **{**LEARNS, "max_batch": 8}, **layout)
 
 
 @pytest.mark.slow

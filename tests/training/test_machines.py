@@ -1,4 +1,4 @@
-"""Nodes of several machines: the same training as on one, also when one of the machines is lost."""
+"""Nodes of several machines: the same weights as on one machine, also when a machine is lost."""
 
 import json
 import os

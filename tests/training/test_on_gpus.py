@@ -1,6 +1,6 @@
-"""Training on GPUs, end to end: `make test-gpu` runs these, with whatever else is marked `gpu`, and sums up.
+"""Training on GPUs, end to end: `make test-gpu` runs these tests and all others marked `gpu`, and prints a summary.
 
-What can be tested without a GPU is tested without one, in the files of each part; here stands what cannot.
+Tests that need no GPU are in the files of each part.
 """
 
 import math
@@ -34,7 +34,7 @@ def job_on(corpus, folder, kind="conformer", device="cuda", **train_fields):
 
 
 def check(run, learners=1):
-    """Every utterance was trained in each epoch, on GPUs, and the words were learnt."""
+    """Every utterance was trained in each epoch, on GPUs, and the words were learned."""
     result = run.result
     assert result["utterances"] + result.get("repeated", 0) >= 48 * result["epoch"]
     assert result["device"] != "cpu"

@@ -1,4 +1,4 @@
-"""Optimizers: groups, the textbook update, and state that survives as plain tensors."""
+"""Optimizers: groups, the textbook update, and state as plain tensors."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Padding for a GPU's sake changes nothing but the time that a step takes; it is tried on the CPU."""
+"""Padding for GPUs changes only the time of a step; this is tested on the CPU."""
 
 import pytest
 import torch

@@ -13,7 +13,7 @@ from training.learner.flat import FlatParameters
 from training.learner.optim import build_optimizer, optimizer_tensors
 from training.parameter_server import client as client_module
 from training.parameter_server.client import ServerClient, ServerError, ServerUnreachableError
-from training.parameter_server.messages import Request, pack
+from training.parameter_server.messages import ServerRequest, pack
 from training.processes.keys import RingKey
 from training.processes.sockets import beside
 
@@ -24,7 +24,7 @@ def test_a_repeated_request_is_applied_once_and_a_late_one_not_at_all(tmp_path):
         client.init("s", flat.weights, {})
         for op, values in (("push", gradients(flat, 1)[0]), ("elastic", torch.ones(flat.weights.shape))):
             before = client.pull()
-            request = Request(op=op, name="raw", token=op, number=5, lr=0.1, alpha=0.5)
+            request = ServerRequest(op=op, name="raw", token=op, number=5, lr=0.1, alpha=0.5)
             answers = [ask_raw(raw, pack(request, [values])) for _ in range(3)]
             once = client.pull()
             assert answers[0] == answers[1] == answers[2]
@@ -34,7 +34,7 @@ def test_a_repeated_request_is_applied_once_and_a_late_one_not_at_all(tmp_path):
             assert ask_raw(raw, pack(request, [values])) == answers[0]  # the late one was passed over
             assert torch.equal(client.pull()[0], once[0])
         again = request.model_copy(update={"token": "anew", "number": 0})
-        assert ask_raw(raw, pack(again, [values]))[1] != answers[0][1]  # a learner that starts anew counts anew
+        assert ask_raw(raw, pack(again, [values]))[1] != answers[0][1]  # a learner that restarts counts from 0
 
 
 @contextmanager

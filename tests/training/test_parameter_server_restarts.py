@@ -26,7 +26,7 @@ from training.learner.optim import build_optimizer, set_learning_rate
 from training.node.rank import STOPPED
 from training.parameter_server.client import ServerError
 from training.parameter_server.layout import layout
-from training.parameter_server.messages import Request, pack
+from training.parameter_server.messages import ServerRequest, pack
 from training.parameter_server.server import note_file
 from training.parameter_server.service import SavedError
 from training.processes.keys import RingKey
@@ -43,7 +43,7 @@ def test_a_stopped_server_goes_on_with_everything(tmp_path):
         client.push(one, [0, 0], 0.1)
         (weights, _), state = client.pull(), client.state()
         with raw_socket(addresses[0]) as raw:
-            request = Request(op="push", name="raw", token="t", number=1, version=1, lr=0.0)
+            request = ServerRequest(op="push", name="raw", token="t", number=1, version=1, lr=0.0)
             values = torch.zeros(layout(flat, 0, 2).num_grads)
             answer = ask_raw(raw, pack(request, [values]))
     with serving(tmp_path, 2, ADAMW) as addresses, client_of(addresses) as client, raw_socket(addresses[0]) as raw:

@@ -1,4 +1,4 @@
-"""Layers split over processes: the same weights as one process gives, for every model, schedule and batch."""
+"""Layers split over processes: the same weights as in one process, for every model, schedule and batch."""
 
 import json
 import textwrap

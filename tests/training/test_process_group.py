@@ -109,7 +109,7 @@ def test_buckets_cover_all_gradients_once(tmp_path, bucket):
 
 
 class Calls:
-    """Stands for torch.distributed, and for CUDA's current device and streams: notes who calls what, in order."""
+    """Stands for torch.distributed, and for CUDA's current device and streams: records calls in order."""
 
     def __init__(self):
         self.log = []
@@ -140,7 +140,7 @@ def test_a_node_of_gpus_and_cpus_is_refused_before_its_ranks_wait_for_each_other
 
 
 def test_a_node_on_gpus_binds_its_group_to_its_own_and_warms_it_up(tmp_path, monkeypatch):
-    """There may be no GPU here: tensors are on the CPU, and what is asked of torch.distributed is noted."""
+    """Without a GPU, tensors are on the CPU, and calls to torch.distributed are recorded."""
     calls, gpu = Calls(), torch.device("cuda", 1)
     monkeypatch.setattr("training.node.process_group.dist.init_process_group", calls.note("init"))
     monkeypatch.setattr("training.node.process_group.dist.new_group", calls.note("control", "the control group"))

@@ -1,4 +1,4 @@
-"""Programs of strategies in real processes: weights as in the simulator, and a resume as if nothing had been."""
+"""Programs of strategies in real processes: weights as in the simulator, and a resume without any difference."""
 
 import math
 import textwrap

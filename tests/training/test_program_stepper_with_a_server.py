@@ -1,4 +1,4 @@
-"""What a learner of `asgd` tells the parameter server, and what it keeps of it; the server itself is a note-taker."""
+"""What a learner of `asgd` sends to the parameter server and keeps of its answers; the server is a recording fake."""
 
 from types import SimpleNamespace
 
@@ -18,7 +18,7 @@ SIZE = sum(parameter.numel() for parameter in Regression().build().parameters())
 
 
 class NotedServer:
-    """Takes every gradient at the rate that is told, and counts updates in two shares."""
+    """Applies every gradient with the given rate, and counts updates in two shares."""
 
     def __init__(self):
         self.weights, self.versions, self.begun, self.pushed = torch.zeros(SIZE), [0, 0], [], []

@@ -81,7 +81,7 @@ def test_a_machine_that_restarts_ends_the_group_and_all_form_a_new_one(service):
     wait(service, 2, "c2")
     assert wait(service, 0, "a2", "host:2") == {"group": ["a2", "b2", "c2"], "address": "host:2"}
     assert over(service, 1, ["a2", "b2", "c2"]) == ""
-    # a machine that is left of the first group is told that it is over
+    # a remaining machine of the first group learns that it is over
     assert over(service, 2, group) == "the other machines have formed a new group"
 
 

@@ -1,4 +1,4 @@
-"""What a node leaves in the object store: each thing once, nothing over what is right already, a checkpoint whole."""
+"""Objects that a node writes: each once, none over a valid one, and checkpoints atomically."""
 
 from types import SimpleNamespace
 
@@ -22,7 +22,7 @@ NODE = 3
 
 
 class Wishes:
-    """The part of a node's client that traces use."""
+    """The part of a node's client that the replica writer uses."""
 
     def __init__(self):
         self.epoch = self.checkpoint = None

@@ -1,4 +1,4 @@
-"""The methods that people compare with, trained as users train them: they learn, and they survive what others do."""
+"""Strategies for comparison, trained end to end: they learn, and survive the same faults."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A machine's figures: as /proc has them, left out where it has none, and never in the way of training."""
+"""A machine's figures: from /proc, left out if missing, and without blocking training."""
 
 import threading
 

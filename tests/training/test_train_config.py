@@ -1,4 +1,4 @@
-"""What one may choose about training, and which worlds cannot be."""
+"""Training configurations that are valid, and those that are refused."""
 
 import pytest
 from pydantic import ValidationError
@@ -20,7 +20,7 @@ from training.config import TrainConfig
         *((name, 3, 1) for name in ("asgd", "easgd", "hogwild")),
     ],
 )
-def test_worlds_that_can_be(strategy, nodes, per_node):
+def test_layouts_that_can_be(strategy, nodes, per_node):
     cfg = TrainConfig(strategy=strategy, nodes=nodes, learners_per_node=per_node)
     assert cfg.learners == nodes * per_node
 
@@ -36,7 +36,7 @@ def test_worlds_that_can_be(strategy, nodes, per_node):
         ("asgd", 2, 2, "learners_per_node is 2", "learners_per_node=1, or h-adpsgd"),
     ],
 )
-def test_worlds_that_cannot_be_are_refused_with_the_remedy(strategy, nodes, per_node, field, remedy):
+def test_layouts_that_cannot_be_are_refused_with_the_remedy(strategy, nodes, per_node, field, remedy):
     with pytest.raises(ValidationError, match=f"{field}.*{remedy}"):
         TrainConfig(strategy=strategy, nodes=nodes, learners_per_node=per_node)
 
@@ -69,13 +69,13 @@ def test_other_nonsense_is_refused_by_the_fields_name(values, field):
 
 
 def test_a_node_of_several_machines_needs_a_trusted_network():
-    world = {"strategy": "h-adpsgd", "nodes": 3, "learners_per_node": 4, "machines_per_node": 2}
+    layout = {"strategy": "h-adpsgd", "nodes": 3, "learners_per_node": 4, "machines_per_node": 2}
     for kind in ("external", "prefect"):
         with pytest.raises(ValidationError, match=r"without encryption or a key: .*launch\.trusted_network=true"):
-            TrainConfig.model_validate(world | {"launch": {"kind": kind}})
-        cfg = TrainConfig.model_validate(world | {"launch": {"kind": kind, "trusted_network": True}})
+            TrainConfig.model_validate(layout | {"launch": {"kind": kind}})
+        cfg = TrainConfig.model_validate(layout | {"launch": {"kind": kind, "trusted_network": True}})
         assert (cfg.learners, cfg.places) == (12, 6)
-    assert TrainConfig.model_validate(world).places == 6  # all on this machine, on loopback
+    assert TrainConfig.model_validate(layout).places == 6  # all on this machine, on loopback
 
 
 def test_the_default_is_one_learner():

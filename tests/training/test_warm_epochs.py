@@ -1,4 +1,4 @@
-"""A warm-up that is counted in epochs: the engine knows how long its first epoch is."""
+"""A warm-up counted in epochs: the engine knows the length of its first epoch."""
 
 import pytest
 from tones import LEARNS, bare, train_here

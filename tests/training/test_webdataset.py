@@ -1,4 +1,4 @@
-"""The public reading path: the webdataset library gives what Starling's own reader gives."""
+"""The public reading path: a webdataset pipeline gives the same utterances as Starling's own reader."""
 
 from pathlib import Path
 

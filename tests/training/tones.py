@@ -1,6 +1,6 @@
-"""A tiny spoken language for the training tests: six tones are its words, a few seconds of it make a corpus.
+"""A tiny spoken language for the training tests: its words are six tones, and its corpus is a few seconds long.
 
-And two ways to train on it: `train`, as users do, with all its processes; `train_here`, the same parts in this process.
+There are two ways to train on it: `train`, with all processes, and `train_here`, the same parts in this process.
 """
 
 import threading

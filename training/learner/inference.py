@@ -1,6 +1,6 @@
 """Recognizes a set of shards: a hypothesis for every utterance."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,40 +75,48 @@ def decode_set(
     dataset = SpeechDataset(index, ShardReader(store, index, cache), sample_rate=recognizer.spec.sample_rate)
     shard_of = np.asarray(index.column("shard"))
     rows = np.arange(len(index)) if shards is None else np.flatnonzero(np.isin(shard_of, list(shards)))
-    domains, corpora = index.column("domain"), index.column("corpus")
-    found: dict[int, Decoded] = {}
-    portions = Portions()
+    decoded: dict[int, Decoded] = {}
+    decoder = recognizer.decoder
+    pool: DecodingPool[Batch] = DecodingPool(decoder, useful_processes(decoder, processes, len(rows)))
+    with pool:
+        batches = _whole_batches(dataset, rows, batch_seconds, on_damage)
+        for part, hypotheses in _recognize(recognizer, pool, batches):
+            decoded |= zip(map(int, part.rows), _decoded(part, hypotheses, dataset), strict=True)
+            if on_progress:
+                on_progress(len(decoded), len(rows))
+    return [decoded[row] for row in sorted(decoded)]
+
+
+def _recognize(
+    recognizer: Recognizer, pool: DecodingPool[Batch], batches: Iterable[Batch]
+) -> Iterator[tuple[Batch, list[Hypothesis]]]:
+    """Recognize batches; yields them, or parts of them that fit in the device's memory, with their hypotheses."""
 
     def compute(part: Batch) -> Scores:
         return recognizer.scores(part.inputs, part.lengths, part.speakers)
 
-    def take(part: Batch, hypotheses: list[Hypothesis]) -> None:
-        for i, hypothesis in enumerate(hypotheses):
-            row = int(part.rows[i])
-            found[row] = Decoded(
-                id=part.ids[i],
-                ref=part.texts[i],
-                hyp=hypothesis.text,
-                score=hypothesis.score,
-                confidence=hypothesis.confidence,
-                speaker=part.speakers[i],
-                domain=domains[row],
-                corpus=corpora[row],
-                duration=float(dataset.durations[row]),
-            )
-        if on_progress:
-            on_progress(len(found), len(rows))
+    portions = Portions()
+    for batch in batches:
+        for part, scores in portions.each(batch, compute):
+            yield from pool.add(part, scores)
+    yield from pool.rest()
 
-    decoder = recognizer.decoder
-    pool: DecodingPool[Batch] = DecodingPool(decoder, useful_processes(decoder, processes, len(rows)))
-    with pool:
-        for batch in _whole_batches(dataset, rows, batch_seconds, on_damage):
-            for computed, scores in portions.each(batch, compute):
-                for part, hypotheses in pool.add(computed, scores):
-                    take(part, hypotheses)
-        for part, hypotheses in pool.rest():
-            take(part, hypotheses)
-    return [found[row] for row in sorted(found)]
+
+def _decoded(part: Batch, hypotheses: list[Hypothesis], dataset: SpeechDataset) -> Iterator[Decoded]:
+    """Join the hypotheses of a batch with what is known about its utterances."""
+    domains, corpora = dataset.index.values("domain"), dataset.index.values("corpus")
+    for i, (row, hypothesis) in enumerate(zip(map(int, part.rows), hypotheses, strict=True)):
+        yield Decoded(
+            id=part.ids[i],
+            ref=part.texts[i],
+            hyp=hypothesis.text,
+            score=hypothesis.score,
+            confidence=hypothesis.confidence,
+            speaker=part.speakers[i],
+            domain=domains[row].as_py(),
+            corpus=corpora[row].as_py(),
+            duration=float(dataset.durations[row]),
+        )
 
 
 def _whole_batches(

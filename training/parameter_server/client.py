@@ -19,7 +19,7 @@ from training.parameter_server.messages import (
     Answer,
     Frames,
     MessageError,
-    Request,
+    ServerRequest,
     pack,
     put_state,
     read_answer,
@@ -289,7 +289,7 @@ class ServerClient:
         self._number += 1
         common = {"op": op, "name": self.name, "token": self._token, "number": self._number, "session": self._session}
         for line, own, tensors in zip(lines, fields, values, strict=True):
-            line.ask(self._number, pack(Request.model_validate(common | own), tensors))
+            line.ask(self._number, pack(ServerRequest.model_validate(common | own), tensors))
         self._wait(lines)
         answers = []
         for line in lines:

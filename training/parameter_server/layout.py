@@ -14,7 +14,7 @@ SCALARS = frozenset({"step"})
 """Optimizer state that is a single number per parameter."""
 
 
-class Piece(BaseModel):
+class ParameterSlice(BaseModel):
     """The part of one parameter that lies in a share.
 
     Attributes:
@@ -65,7 +65,7 @@ class Layout(BaseModel):
     stop: int
     num_weights: int
     num_grads: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ParameterSlice, ...]
 
     @property
     def size(self) -> int:
@@ -89,7 +89,7 @@ def layout(flat: FlatParameters, number: int, servers: int) -> Layout:
         first, last = max(start, begin), min(stop, end)
         if first < last:
             shape = tuple(flat.parameters[index].shape)
-            pieces.append(Piece(number=numbers[index], first=first - begin, stop=last - begin, shape=shape))
+            pieces.append(ParameterSlice(number=numbers[index], first=first - begin, stop=last - begin, shape=shape))
     grads = sum(piece.stop - piece.first for piece in pieces)
     return Layout(
         number=number,

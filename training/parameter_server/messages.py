@@ -12,7 +12,7 @@ import zmq
 from pydantic import Field, ValidationError
 from torch import Tensor
 
-from training.parameter_server.layout import SCALARS, Layout, Piece
+from training.parameter_server.layout import SCALARS, Layout, ParameterSlice
 from training.processes.message import Message, first_problem
 
 CHUNK = 4 * 1024 * 1024
@@ -32,7 +32,7 @@ class MessageError(ValueError):
     """A message is malformed, or does not match the model."""
 
 
-class Request(Message):
+class ServerRequest(Message):
     """Header of a request.
 
     Attributes:
@@ -84,14 +84,14 @@ class Answer(Message):
     tensors: Sizes = ()
 
 
-def read_request(frame: "zmq.Frame") -> Request:
+def read_request(frame: "zmq.Frame") -> ServerRequest:
     """Parse a request's header from untrusted bytes.
 
     Raises:
         MessageError: If it is invalid.
     """
     try:
-        return Request.model_validate_json(frame.bytes)
+        return ServerRequest.model_validate_json(frame.bytes)
     except ValidationError as error:
         raise MessageError(
             f"not a request to a parameter server ({first_problem(error)}): do both run the same version?"
@@ -110,7 +110,7 @@ def read_answer(frame: "zmq.Frame") -> Answer:
         raise MessageError(f"not an answer of a parameter server ({first_problem(error)})") from None
 
 
-def pack(header: Request | Answer, values: Sequence[Tensor] = ()) -> Frames:
+def pack(header: ServerRequest | Answer, values: Sequence[Tensor] = ()) -> Frames:
     """Encode a message as frames.
 
     Args:
@@ -156,7 +156,7 @@ def split(values: Tensor, sizes: Sizes) -> dict[str, Tensor]:
     return parts
 
 
-def state_of(tensors: dict[str, Tensor], piece: Piece) -> Iterator[tuple[str, Tensor]]:
+def state_of(tensors: dict[str, Tensor], piece: ParameterSlice) -> Iterator[tuple[str, Tensor]]:
     """Extract a piece's part of the whole model's optimizer tensors.
 
     Args:
@@ -177,7 +177,7 @@ def state_of(tensors: dict[str, Tensor], piece: Piece) -> Iterator[tuple[str, Te
         yield name, values if whole == 1 else values[piece.first : piece.stop]
 
 
-def put_state(whole: dict[str, Tensor], parts: dict[str, Tensor], pieces: Sequence[Piece]) -> None:
+def put_state(whole: dict[str, Tensor], parts: dict[str, Tensor], pieces: Sequence[ParameterSlice]) -> None:
     """Insert a share's optimizer tensors into those of the whole model.
 
     Args:
@@ -185,7 +185,7 @@ def put_state(whole: dict[str, Tensor], parts: dict[str, Tensor], pieces: Sequen
         parts: Optimizer tensors of the share, by name.
         pieces: The share's pieces.
     """
-    by_number: dict[Any, Piece] = {str(piece.number): piece for piece in pieces}
+    by_number: dict[Any, ParameterSlice] = {str(piece.number): piece for piece in pieces}
     for name, values in parts.items():
         number, kind = name.split(".", 1)
         if kind in SCALARS:

@@ -24,7 +24,7 @@ from training.parameter_server.messages import (
     Answer,
     Frames,
     MessageError,
-    Request,
+    ServerRequest,
     pack,
     read_request,
     split,
@@ -104,7 +104,7 @@ class ShareService:
             log.exception("request %d failed", number)
             return pack(Answer(number=number, error=f"the parameter server failed ({error!r}): see its log"))
 
-    def _answer(self, request: Request, values: Sequence["zmq.Frame"]) -> Frames | None:
+    def _answer(self, request: ServerRequest, values: Sequence["zmq.Frame"]) -> Frames | None:
         if request.op in _CHANGES:
             return self._change(request, values)
         if request.op == "init":
@@ -119,17 +119,17 @@ class ShareService:
         sizes = tuple((name, tensor.numel()) for name, tensor in tensors.items())
         return pack(self._header(request).model_copy(update={"tensors": sizes}), list(tensors.values()))
 
-    def _header(self, request: Request) -> Answer:
+    def _header(self, request: ServerRequest) -> Answer:
         return Answer(number=request.number, session=self.share.session, version=self.share.version)
 
-    def _need_session(self, request: Request) -> None:
+    def _need_session(self, request: ServerRequest) -> None:
         held = self.share.session
         if not held:
             raise ShareError("this parameter server has no weights yet: send init first")
         if request.session not in ("", held):
             raise ShareError(f"session {request.session!r} is over, the weights belong to session {held!r}: join again")
 
-    def _init(self, request: Request, values: Sequence["zmq.Frame"]) -> Answer:
+    def _init(self, request: ServerRequest, values: Sequence["zmq.Frame"]) -> Answer:
         share = self.share
         known = bool(share.session) and share.session == request.session
         if not known:
@@ -144,7 +144,7 @@ class ShareService:
             self.wait()
         return self._header(request).model_copy(update={"known": known})
 
-    def _change(self, request: Request, values: Sequence["zmq.Frame"]) -> Frames | None:
+    def _change(self, request: ServerRequest, values: Sequence["zmq.Frame"]) -> Frames | None:
         """Apply a push or an elastic update once; a repeated request gets the answer of the first one."""
         self._need_session(request)
         last = self._last.get(request.name)

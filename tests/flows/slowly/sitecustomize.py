@@ -1,4 +1,4 @@
-"""Python reads this at its start where PYTHONPATH names this folder: some work then takes its time, without any load.
+"""Python runs this at its start if PYTHONPATH names this folder: some work then takes longer, without CPU load.
 
 STARLING_TEST_SLOW_SHARD has the seconds that packing some shards takes longer, STARLING_TEST_SLOW_STEP those of a step
 of training. All else is the real thing.
@@ -17,7 +17,7 @@ WORK = {
 
 
 class Slowly(importlib.abc.MetaPathFinder):
-    """Finds one module, and puts a pause before a function of it."""
+    """Finds one module, and adds a pause before one of its functions."""
 
     def __init__(self, module, path, seconds):
         self.module, self.path, self.seconds = module, path, seconds

@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 from support import ROOT
 
 from speech.audio import decode_audio
-from speech.vad import DETECTORS, EnergyConfig, EverythingConfig, Piece, SileroConfig, Vad, VadConfig, build_vad, cut
+from speech.vad import (
+    DETECTORS,
+    EnergyConfig,
+    EverythingConfig,
+    SileroConfig,
+    SpeechSegment,
+    Vad,
+    VadConfig,
+    build_vad,
+    cut,
+)
 
 RATE = 1000
 EVERYTHING = build_vad(EverythingConfig())
@@ -201,5 +211,5 @@ def test_the_number_of_threads_stays_as_it_is():
 
 def test_a_piece_says_where_it_is():
     (piece,) = cut(told(pad_s=0), [(recording(-1, 1), RATE)], 10.0)
-    assert isinstance(piece, Piece)
+    assert isinstance(piece, SpeechSegment)
     assert (piece.start, piece.sample_rate) == (1.0, RATE)

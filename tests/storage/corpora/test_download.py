@@ -1,4 +1,4 @@
-"""Downloads from a server of ours that breaks connections, refuses, or lies."""
+"""Downloads from a test server that breaks connections, refuses requests, or sends wrong data."""
 
 import hashlib
 import http.server

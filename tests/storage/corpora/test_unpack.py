@@ -1,4 +1,4 @@
-"""Archives from elsewhere: what must not be written is not."""
+"""Unpacking untrusted archives: only what is allowed is written."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""The bookkeeping of the experiments: what is remembered, what counts as converged, and the tables."""
+"""The bookkeeping of the experiments: the file of results, the criterion of convergence, and the tables."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The planner's advice is the papers' where they have one."""
+"""The planner's advice agrees with the papers."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The simulator against published tables, from calibrations that use other rows than those that are predicted."""
+"""The simulator against published tables; the calibration uses other rows than those that are predicted."""
 
 import functools
 
@@ -25,7 +25,7 @@ def test_the_undisturbed_epoch_is_met(strategy):
 
 
 def test_the_calibrations_agree_on_the_computation():
-    """Three methods, each with rows of its own, find the same hours of computation: the model of costs is sound."""
+    """The tables of three methods imply the same hours of computation: the cost model is consistent."""
     computes = [calibrate(strategy).compute for strategy in STRAGGLERS]
     assert max(computes) / min(computes) < 1.04
 

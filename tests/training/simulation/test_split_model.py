@@ -34,7 +34,7 @@ def seconds(learners, micro_batches, kind, problem=None, **cluster):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("stages", "micro_batches"), [(1, 3), (2, 2), (3, 3), (4, 7), (5, 8)])
 def test_passes_come_in_the_order_of_torchs_schedules(kind, stages, micro_batches):
-    """torch's own loop, with a stage that writes down what it is told to do and has nobody to talk to."""
+    """torch's own loop, with a stage that records its calls and communicates with no other stage."""
     for number in range(stages):
         told = []
         stage = MagicMock(num_stages=stages, stage_index=number, is_last=number == stages - 1)

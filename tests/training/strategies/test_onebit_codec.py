@@ -1,4 +1,4 @@
-"""1-bit gradients: nothing is lost, and a bit is a bit."""
+"""1-bit gradients: nothing is lost, and every value takes one bit."""
 
 import pytest
 import torch

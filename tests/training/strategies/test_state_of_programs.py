@@ -1,4 +1,4 @@
-"""What a checkpoint keeps of a program: stopped between two gradients and begun anew, it goes on as if nothing was."""
+"""The checkpointed state of programs: one that is stopped between two gradients and restarted continues unchanged."""
 
 import pytest
 import torch
@@ -65,7 +65,7 @@ class Table:
         self.go_on()
 
     def restart(self):
-        """What a checkpoint does: settle, keep the state, begin anew with the same weights and optimizers."""
+        """As a checkpoint does: settle, keep the state, restart with the same weights and optimizers."""
         for context in self.contexts:
             settle(context)
         kept_bytes = [save(context.state) for context in self.contexts]
@@ -80,7 +80,7 @@ class Table:
         self.begin()
 
     def go_on(self):
-        """Until everybody is at a Compute, or has ended."""
+        """Until all are at a Compute, or have ended."""
         while True:
             for rank, request in enumerate(self.held):
                 if isinstance(request, Start):
@@ -142,13 +142,13 @@ class Table:
                 one_by_one(self.problem.scratch, [context.replica.weights], [loss], [context.replica.grads])
                 work = Work(4.0)
             elif batch is not None:
-                context.replica.grads.fill_(1e6)  # of an earlier batch, say: nobody may use it
+                context.replica.grads.fill_(1e6)  # from an earlier batch, for example: it must not be used
                 work = Work(0.0)
             self.resume(rank, work)
         self.go_on()
 
     def end(self):
-        """No more work for anybody."""
+        """End the work of all learners."""
         for _ in range(4):  # the last block or pipeline step may be one of learners without work
             if any(request is not None for request in self.held):
                 self.step(None)
@@ -195,7 +195,7 @@ def test_a_program_begun_anew_goes_on_as_if_nothing_had_happened(name, constants
 
 @pytest.mark.parametrize("name", sorted(set(METHODS) - {"adpsgd", "h-adpsgd"}))
 def test_an_empty_batch_makes_no_update_of_its_own(name):
-    """The last step has no batch for anybody: its left-over gradients reach no weights, and nobody ends early."""
+    """The last step has no batch for any learner: leftover gradients change no weights, and no learner ends early."""
     problem = Regression(batches=LEARNERS * 2, momentum=0.0)
     table = Table(name, problem)
     for number in range(5):

@@ -1,4 +1,4 @@
-"""docs/strategies.md says of every strategy what the registry says, and names every field one can set."""
+"""docs/strategies.md agrees with the registry for every strategy, and names every field."""
 
 import re
 from pathlib import Path

@@ -1,0 +1,157 @@
+"""Options of `starling up` and `starling secrets`, and the order in which `up` starts and stops its servers."""
+
+import json
+import os
+import signal
+import socket
+from types import SimpleNamespace
+
+import pytest
+from command_line import invoke
+
+from flows.cli import serve
+
+pytestmark = pytest.mark.usefixtures("wide")
+
+
+# --- servers and deployments
+
+
+@pytest.fixture
+def quiet_signals(monkeypatch):
+    """`up` ends on Ctrl-C, these tests do as before."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(serve, "adopt_orphans", lambda: None)
+
+
+def test_ports_of_up(recorder, home, quiet_signals, monkeypatch, tmp_path):
+    seen = []
+
+    def check(profile, ports):
+        seen.append((profile.value, ports.prefect, ports.mlflow, ports.postgres, ports.s3))
+        raise ValueError("seen")
+
+    monkeypatch.setattr(serve, "_check_ports", check)
+    monkeypatch.setenv("STARLING_HOME", str(home))
+    invoke("up", code=1)
+    names = ("prefect", "mlflow", "postgres", "s3")
+    words = [word for number, name in enumerate(names, 1) for word in (f"--{name}-port", number)]
+    invoke("up", *words, "--profile", "production", "--folder", tmp_path / "other", code=1)
+    assert seen == [("small", 4200, 5000, 5433, 8333), ("production", 1, 2, 3, 4)]
+    from tasks.config.home import home as data_folder
+
+    assert data_folder() == tmp_path / "other"
+
+
+class Keeper:
+    """A supervisor that only records its calls."""
+
+    def __init__(self, done, interrupt):
+        self.done, self.interrupt, self.services = done, interrupt, []
+
+    def __call__(self, restarts, say):
+        return self
+
+    def add(self, start):
+        self.services.append(start())
+        return self.services[-1]
+
+    def wait(self, stop):
+        self.done.append("wait")
+
+    def check(self):
+        self.done.append("check")
+        self.interrupt()
+
+    def reap(self):
+        self.done.append("reap")
+
+    def stop(self, *given):
+        self.done.append(("stop", *given))
+
+
+@pytest.mark.parametrize(("profile", "number"), [("small", signal.SIGINT), ("production", signal.SIGTERM)])
+def test_up_lives_until_it_is_told_to_end_and_ends_in_order(recorder, home, monkeypatch, profile, number):
+    from flows.servers import production, services
+
+    def server(name, port=0):
+        return SimpleNamespace(name=name, url=f"http://{name}:{port}", process=SimpleNamespace(pid=name))
+
+    home.mkdir()
+    handlers, done = {}, []
+    monkeypatch.setattr(signal, "signal", handlers.__setitem__)
+    monkeypatch.setattr(serve, "adopt_orphans", lambda: done.append("adopt"))
+    keeper = Keeper(done, lambda: (done.append(services.note_path().exists()), handlers[number](number, None)))
+    monkeypatch.setattr("flows.servers.supervisor.Supervisor", keeper)
+    for name in ("prefect", "mlflow"):
+        monkeypatch.setattr(services, f"start_{name}", lambda port, name=name: server(name, port))
+
+    def start_all(supervisor, ports, stop):
+        return {name: supervisor.add(lambda name=name: server(name)).url for name in ("prefect", "mlflow")}
+
+    monkeypatch.setattr(production, "start_servers", start_all)
+    monkeypatch.setattr(serve, "_check_ports", lambda *_: None)
+    monkeypatch.setattr(serve, "deploy_all", lambda configs: [{"deployment": "train/x", "schedule": ""}])
+    workers = recorder("flows.cli.serve._workers", [lambda: server("worker")])
+    monkeypatch.setattr(
+        "flows.servers.local_runs.end_runs", lambda workers, _: done.append([one.name for one in workers])
+    )
+    monkeypatch.setattr("flows.servers.prefect_api.send_the_rest", lambda _: done.append("send"))
+    monkeypatch.setattr(services, "end_orphans", lambda keep, _: done.append(("orphans", keep)))
+    monkeypatch.setattr(serve, "end_now", lambda: done.append("end"))
+    for name in {"PREFECT_API_URL", "MLFLOW_TRACKING_URI", *services.prefect_environment()} - {"STARLING_HOME"}:
+        monkeypatch.setenv(name, "")  # taken back at the end
+    found = json.loads(invoke("up", "--profile", profile, "--prefect-port", 1, "--mlflow-port", 2, "--json").stdout)
+    ports = (1, 2) if profile == "small" else (0, 0)
+    assert found["urls"] == {"prefect": f"http://prefect:{ports[0]}", "mlflow": f"http://mlflow:{ports[1]}"}
+    assert os.environ["PREFECT_API_URL"] == f"{found['urls']['prefect']}/api"
+    assert workers == [(["train/x"], None)]
+    assert done[:4] == ["adopt", "wait", "check", True]
+    workers_end = [["worker"], ("stop", 2, serve._WORKERS_S), ("orphans", {"prefect", "mlflow", "worker"}), "send"]
+    stores = production.STORES if profile == "production" else 0
+    assert done[4:] == ["reap", *workers_end, ("stop", stores, serve._SERVERS_S), ("stop", 0, 20.0), "end"]
+    assert not services.note_path().exists()
+
+
+@pytest.mark.parametrize("name", ["prefect", "mlflow", "postgres", "s3"])
+def test_a_port_that_is_taken_is_named_with_its_option(home, quiet_signals, name):
+    from flows.servers.production import Ports
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+        ports = Ports(**{other: number if other == name else 0 for other in ("prefect", "mlflow", "postgres", "s3")})
+        ports = ports.chosen()
+        assert len({ports.prefect, ports.mlflow, ports.postgres, ports.s3} - {0}) == 4
+        with pytest.raises(ValueError, match=rf"port {number} is taken: .* with --{name}-port"):
+            serve._check_ports(serve.Profile.production, ports)
+        if name in ("postgres", "s3"):
+            serve._check_ports(serve.Profile.small, ports)
+
+
+def test_up_announces_what_runs_where(capsys):
+    note = {"prefect": "http://p", "mlflow": "http://m", "postgres": "h:1", "s3": "http://s", "secrets": "/secrets"}
+    deployed = [
+        {"deployment": "pipeline/x", "schedule": "15 2 * * *", "id": 1},
+        {"deployment": "train/x", "schedule": ""},
+    ]
+    serve._announce(note | {"environment": {}}, deployed, True)
+    found = json.loads(capsys.readouterr().out)
+    assert found == {
+        "urls": {name: note[name] for name in ("prefect", "mlflow", "postgres", "s3")},
+        "deployments": deployed,
+        "secrets": "/secrets",
+    }
+    serve._announce({"prefect": "http://p", "mlflow": "http://m"}, [], True)
+    assert json.loads(capsys.readouterr().out) == {
+        "urls": {"prefect": "http://p", "mlflow": "http://m"},
+        "deployments": [],
+    }
+
+
+def test_secrets_are_made_where_they_are_wanted(home, tmp_path):
+    made = json.loads(invoke("secrets", tmp_path / "x", "--json").stdout)
+    assert made["folder"] == str(tmp_path / "x")
+    assert "prefect_auth" in made["made"]
+    assert "made nothing, all exist" in invoke("secrets", tmp_path / "x", "--for-containers").stdout
+    assert (tmp_path / "x" / "prefect_auth").stat().st_mode & 0o777 == 0o444
+    assert f"{home / 'secrets'}: made postgres_password, " in invoke("secrets").stdout

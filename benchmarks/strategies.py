@@ -76,8 +76,7 @@ def main() -> None:
     parser.add_argument("--config", type=Path, default=ROOT / "configs" / "fsdd.yaml")
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="FIELD=VALUE")
     parser.add_argument("--option", action="append", default=[], dest="options", metavar="STRATEGY.FIELD=VALUE")
-    # the commands in RESULTS.md use the older name, --worlds
-    parser.add_argument("--setups", "--worlds", nargs="+", choices=ALL, default=list(SETUPS))
+    parser.add_argument("--setups", nargs="+", choices=ALL, default=list(SETUPS))
     parser.add_argument("--rivals", action="store_true", help="the other methods with two learners")
     args = parser.parse_args()
     rows = []

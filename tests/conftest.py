@@ -106,22 +106,19 @@ s3_server = _load("s3").s3_server
 # The slowest files, slowest first. A file runs in one test process (--dist loadfile): if a slow one came last, the
 # other process would be idle.
 SLOWEST = (
+    "training/test_exchange_contract.py",
+    "training/test_coordinator_server.py",
     "flows/test_end_to_end.py",
-    "tasks/test_forwarding.py",
+    "training/test_exchange_faults.py",
+    "training/test_engine.py",
     "test_docs.py",
     "tasks/test_training_run.py",
     "training/test_launch.py",
-    "tasks/test_train_stage.py",
-    "training/test_exactly_once.py",
-    "flows/test_cli.py",
-    "training/test_faults.py",
-    "known_issues/test_mlflows_database_broke_when_its_maker_was_killed.py",
-    "tasks/test_registry_moves.py",
-    "known_issues/test_remedies_that_did_not_help.py",
-    "tasks/test_register.py",
-    "training/test_coordinator_server.py",
-    "training/test_engine.py",
-    "test_duplicates_measured.py",
+    "tasks/test_forwarding.py",
+    "test_forks.py",
+    "known_issues/test_a_run_hung_when_its_prefect_server_died.py",
+    "tasks/test_leases.py",
+    "test_architecture.py",
 )
 
 

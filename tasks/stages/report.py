@@ -30,6 +30,12 @@ def percent(rate: float | None) -> str:
     return "–" if rate is None else f"{100 * rate:.2f} %"
 
 
+def interval(scores: dict[str, Any], name: str = "wer") -> str:
+    """Format the interval of a set: `wer` over utterances, `wer_speaker` over speakers; a dash without one."""
+    low, high = scores.get(f"{name}_low"), scores.get(f"{name}_high")
+    return "–" if low is None else f"{percent(low)} – {percent(high)}"
+
+
 def strategy_text(run: Run) -> str:
     """Strategy and number of learners of a run, in one line."""
     cfg = run.config.train
@@ -53,7 +59,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"percent": percent, "counts": counts_text, "number": "{:,}".format}
+    made.filters |= {"percent": percent, "interval": interval, "counts": counts_text, "number": "{:,}".format}
     return made
 
 
@@ -150,4 +156,4 @@ def _attach(run: Run, path: Path) -> None:
         progress.report("report", 1, 1, f"not attached to MLflow at {shown_mlflow_uri()}: {type(error).__name__}")
 
 
-REPORT = Stage("report", 4, _inputs, _work)
+REPORT = Stage("report", 5, _inputs, _work)

@@ -99,19 +99,19 @@ def test_score_compares_two_trn_files(tmp_path):
     ref, hyp = tmp_path / "ref.trn", tmp_path / "system.trn"
     ref.write_text("the cat sat (a-1)\nyes (b-1)\n")
     hyp.write_text("the cat sat down (a-1)\nno (b-1)\n")
-    found = json.loads(invoke("score", "--ref", ref, "--hyp", hyp, "--json").stdout)["sets"]["system"]
+    found = json.loads(invoke("score", ref, hyp, "--json").stdout)["sets"]["system"]
     assert (found["sub"], found["ins"], found["del"], found["words"]) == (1, 1, 0, 4)
     assert found["wer"] == 0.5
-    assert "50.00 %" in invoke("score", "--ref", ref, "--hyp", hyp).stdout
+    assert "50.00 %" in invoke("score", ref, hyp).stdout
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["score"], "give either a configuration, or both --ref and --hyp"),
-        (["score", "--ref", "{}/ref.trn", "--hyp", "{}/short.trn"], "'b' is missing from"),
-        (["score", "--ref", "{}/ref.trn", "--hyp", "{}/none.trn"], "none.trn"),
-        (["score", "--ref", "{}/ref.trn", "--hyp", "{}/bad.trn"], "line 1"),
+        (["score"], "give either a configuration, or a reference and a hypothesis"),
+        (["score", "{}/ref.trn", "{}/short.trn"], "short.trn lacks 1 utterance: 'b' of"),
+        (["score", "{}/ref.trn", "{}/none.trn"], "none.trn"),
+        (["score", "{}/ref.trn", "{}/bad.trn"], "line 1"),
         (["run", "{}/none.yaml"], "none.yaml cannot be read"),
         (["run", "{}/wrong.yaml"], "train.epoch: there is no such field; did you mean 'epochs'?"),
         (["run", "{}/good.yaml", "--set", "train.epochs=["], "is no YAML value"),

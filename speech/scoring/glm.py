@@ -24,7 +24,7 @@ TextFilter = Callable[[str], str]
 
 _OPTION = re.compile(r"\*\s*(?P<name>\w+)\s*=?\s*['\"](?P<value>[^'\"]*)['\"]")
 _DEPENDENT = re.compile(r";;\s+INPUT_DEPENDENT_APPLICATION\s*=\s*\"(?P<inputs>[^\"]*)\"")
-_SIDE = r"(?:\[(?P<{0}>.*?)\]|(?P<{0}_bare>[^\s\[\]{{}}]+))"
+_SIDE = r"(?:\[(?P<{0}>(?:(?!\]\s+/\s).)*?)\]|(?P<{0}_bare>[^\s\[\]{{}}]+))"
 _RULE = re.compile(
     _SIDE.format("old")
     + r"\s*=>\s+"

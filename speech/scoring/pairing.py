@@ -133,9 +133,8 @@ _Channel = tuple[str, str]
 
 
 class _Unit(NamedTuple):
-    """A word or alternatives at a time."""
+    """A word or alternatives, and the middle of its time in seconds."""
 
-    start: float
     middle: float
     text: str
 
@@ -147,7 +146,7 @@ def _channel(unit: TimedWord | TimedSegment) -> _Channel:
 def _pair_times(said: Transcript, heard: Transcript) -> Pairs:
     """Gives each word to a segment of its recording and channel."""
     words: dict[_Channel, list[_Unit]] = {}
-    for word in heard.words:
+    for word in sorted(heard.words, key=lambda word: word.start):
         words.setdefault(_channel(word), []).extend(_units(word))
     segments: dict[_Channel, list[TimedSegment]] = {}
     for segment in said.segments:
@@ -158,7 +157,7 @@ def _pair_times(said: Transcript, heard: Transcript) -> Pairs:
         if channel not in words:
             pairs.missing.append(" ".join(channel))
         stretches.sort(key=lambda segment: segment.start)
-        texts = _share_out(stretches, sorted(words.pop(channel, []), key=lambda unit: unit.start))
+        texts = _share_out(stretches, words.pop(channel, []))
         for segment, text in zip(stretches, texts, strict=True):
             if not segment.ignored:
                 number = numbers.get(segment.speaker, 0)
@@ -169,12 +168,12 @@ def _pair_times(said: Transcript, heard: Transcript) -> Pairs:
     for channel, units in sorted(words.items()):
         name = " ".join(channel)
         pairs.extra.append(name)
-        pairs.rows.append(ScoringRow(name, "", " ".join(unit.text for unit in sorted(units)), name))
+        pairs.rows.append(ScoringRow(name, "", " ".join(unit.text for unit in units), name))
     return pairs
 
 
 def _share_out(segments: list[TimedSegment], units: Iterable[_Unit]) -> list[str]:
-    """Texts of segments, in order of time, from units in order of time."""
+    """Gives units to segments, both in order of their starts; returns the segments' texts."""
     texts: list[list[str]] = [[] for _ in segments]
     current = 0
     for unit in units:
@@ -192,11 +191,10 @@ def _units(word: TimedWord) -> list[_Unit]:
     if "{" in word.text:
         sets = word.text.replace("{", " ").replace("}", " ").split("/")
         count = max(len(one.split()) for one in sets)
-        return [_Unit(word.start, word.start + word.duration * (count - 0.5) / count, word.text)]
+        return [_Unit(word.start + word.duration * (count - 0.5) / count, word.text)]
     parts = word.text.split()
     share = word.duration / max(1, len(parts))
-    starts = [word.start + share * index for index in range(len(parts))]
-    return [_Unit(start, start + share / 2, part) for start, part in zip(starts, parts, strict=True)]
+    return [_Unit(word.start + share * (index + 0.5), part) for index, part in enumerate(parts)]
 
 
 def _settle(pairs: Pairs, ref: Path, hyp: Path, pairing: PairingRules, timed: bool) -> Pairs:

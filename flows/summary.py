@@ -10,6 +10,7 @@ from tasks.config.home import shown_mlflow_uri
 from tasks.dataset.sets import is_trained
 from tasks.dataset.speakers import overlap_warnings, set_rows
 from tasks.stages.base import Run
+from tasks.stages.evaluation import write_evaluation
 from tasks.stages.report import counts_text, interval, local_report, percent
 from tasks.stages.score import GROUPS
 from tasks.tracking.registry import current_aliases
@@ -52,6 +53,11 @@ def summarize(run: Run) -> dict[str, Any]:
         result = results["report"]
         summary["report"] = str(local_report(result.store, run.config.name, result.key))
     return summary
+
+
+def summarize_evaluation(run: Run, model: str) -> dict[str, Any]:
+    """Summary of an evaluation of an existing model; writes its report."""
+    return summarize(run) | {"model": model, "report": str(write_evaluation(run, model))}
 
 
 def _training(run: Run) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from speech.scoring.formats import Purpose, TranscriptError, read_lines
+from speech.scoring.formats.base import Purpose, TranscriptError, read_lines
 
 TextFilter = Callable[[str], str]
 

@@ -108,12 +108,12 @@ class _Aligner:
         if ref and hyp:
             cost = 0 if self.rules.equal(ref, hyp) else SUBSTITUTION_COST
             found["sub"] = self._best([(r, h) for r in ref.before for h in hyp.before], cost)
-        if ref:
-            found["del"] = self._best([(r, column) for r in ref.before], _skip_cost(ref, DELETION_COST))
         if hyp:
             found["ins"] = self._best([(row, h) for h in hyp.before], _skip_cost(hyp, INSERTION_COST))
-        # min takes the first of equals: the diagonal, then the insertion
-        chosen = min(("sub", "ins", "del"), key=lambda name: found[name][0] if name in found else float("inf"))
+        if ref:
+            found["del"] = self._best([(r, column) for r in ref.before], _skip_cost(ref, DELETION_COST))
+        # min takes the first of equals, so the order of the entries matters
+        chosen = min(found, key=lambda name: found[name][0])
         self.costs[row, column] = found[chosen][0]
         self.back[row, column] = chosen, found[chosen][1]
 

@@ -91,7 +91,6 @@ def render(run: Run, curves: bytes) -> str:
         run: The run, with the results of all earlier stages.
         curves: Plot of the learning curves, PNG.
     """
-    scores = run.result("score").output.read_json("scores.json")
     register = run.result("register").record
     training = run.result("train").record["result"]
     facts = {"model": register["model_uri"], "decision": register["decision"]["reason"], "run": run.run_id}
@@ -106,18 +105,39 @@ def render(run: Run, curves: bytes) -> str:
     prepare = run.result("prepare").record
     return _PAGES.get_template("report.html").render(
         name=run.config.name,
-        scores=scores,
         facts=facts,
         curves=base64.b64encode(curves).decode(),
-        groups={**GROUPS, "speakers": "speaker"},
-        worst={name: _worst(detail) for name, detail in scores["details"].items()},
         prepare=prepare,
         shard=run.result("shard").record,
         warnings=overlap_warnings(prepare, run.config.data),
         stages=run.results,
-        provenance=provenance(),
-        config=run.config.model_dump_json(indent=2, by_alias=True),
+        **_recognition(run.result("score").output.read_json("scores.json")),
+        **_origin(run),
     )
+
+
+def render_evaluation(run: Run, model: str) -> str:
+    """Render the page of an evaluation of an existing model."""
+    scores = run.result("score").output.read_json("scores.json")
+    return _PAGES.get_template("evaluation.html").render(
+        name=run.config.name,
+        facts={"model": model, "corpus": ", ".join(source.path for source in run.config.data.sources)},
+        prepare=run.result("prepare").record,
+        stages=run.results,
+        **_recognition(scores),
+        **_origin(run),
+    )
+
+
+def _recognition(scores: dict[str, Any]) -> dict[str, Any]:
+    """What the section on recognition shows."""
+    worst = {name: _worst(detail) for name, detail in scores["details"].items()}
+    return {"scores": scores, "groups": {**GROUPS, "speakers": "speaker"}, "worst": worst}
+
+
+def _origin(run: Run) -> dict[str, Any]:
+    """What the sections on provenance and configuration show."""
+    return {"provenance": provenance(), "config": run.config.model_dump_json(indent=2, by_alias=True)}
 
 
 def _inputs(run: Run) -> Inputs:

@@ -19,6 +19,7 @@ COMMANDS = {
     "key",
     "decode",
     "score",
+    "evaluate",
     "register",
     "storage",
     "promote",

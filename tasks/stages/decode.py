@@ -140,7 +140,8 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
 def _decode(run: Run, bundle: Path, name: str, quarantine: ShardQuarantine) -> list[Decoded]:
     """Decode a set: in this process if the runner is local or the model is not the run's own, else in workers."""
     if run.runner.local or run.bundle is not None:
-        return decode_with(run, bundle, name, run.config.decode, on_damage=quarantine.add)
+        own = run.bundle is None
+        return decode_with(run, bundle, name, run.config.decode, own=own, on_damage=quarantine.add)
     index = ShardIndex.read(ObjectStore(set_url(run, name)))
     common = {
         "model": run.result("train").url,

@@ -106,6 +106,41 @@ def test_score_compares_two_trn_files(tmp_path):
     assert "50.00 %" in invoke("score", ref, hyp).stdout
 
 
+def test_score_counts_and_compares_as_nist_does(tmp_path, wide):
+    files = {
+        "ref.stm": ';; LABEL "SW" "Switchboard" ""\nsw A ann 0 4 <SW> it\'s { a / b } (uh) cat-like thing\n',
+        "one.ctm": "sw A 0.1 0.2 it\nsw A 0.4 0.2 is\nsw A 0.6 0.2 B\nsw A 1 0.4 cat-\nsw A 1.5 0.4 thing\n",
+        "two.ctm": "sw A 0.1 0.2 it\nsw A 0.4 0.2 is\nsw A 0.6 0.2 x\nsw B 1 0.4 no\n",
+        "rules.glm": ";;\n* case_sensitive = 'F'\n[IT'S] => [{IT'S / IT IS}] / [ ] __ [ ]\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    ref, one, two = (tmp_path / name for name in list(files)[:3])
+    options = ["-D", "-F", "--split-hyphens", "--glm", tmp_path / "rules.glm"]
+    found = json.loads(invoke("score", ref, one, *options, "--json").stdout)
+    assert found["sets"]["one"]["words"] == 7
+    assert (found["sets"]["one"]["sub"], found["sets"]["one"]["del"], found["sets"]["one"]["ins"]) == (0, 1, 0)
+    assert found["labels"]["one"]["Switchboard"]["errors"] == 1
+    assert "'sw b' that" in invoke("score", ref, one, "--compare", two, code=1).stderr
+    shown = invoke("score", ref, one, "--compare", two, "--extra", "ignore", *options)
+    assert "1 without a reference: sw b" in shown.stderr
+    assert "Switchboard" in shown.stdout
+    assert "no significant difference between one and two: matched-pairs test over 1 segments" in shown.stdout
+
+
+def test_score_counts_missing_utterances_where_it_may(tmp_path):
+    (tmp_path / "text").write_text("a-1 x y\nb-1 z\n")
+    (tmp_path / "hyp.jsonl").write_text('{"id": "a-1", "pred_text": "X y"}\n')
+    files = [tmp_path / "text", tmp_path / "hyp.jsonl"]
+    found = invoke("score", *files, "--missing", "delete", "--json")
+    assert json.loads(found.stdout)["missing"] == ["b-1"]
+    assert json.loads(found.stdout)["sets"]["hyp"]["del"] == 1
+    assert "1 without a hypothesis: b-1" in found.stderr
+    strict = invoke("score", *files, "--missing", "delete", "-s", "--json")
+    assert json.loads(strict.stdout)["sets"]["hyp"]["sub"] == 1
+    assert "is not a format" in invoke("score", *files, "--format", "xml", code=1).stderr
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -20,9 +20,9 @@ from speech.scoring.formats import (
     Purpose,
     TimedSegment,
     TimedWord,
-    Transcript,
     TranscriptEntry,
     TranscriptError,
+    TranscriptFile,
     find_format,
     read_transcript,
 )
@@ -94,8 +94,8 @@ def load_pairs(ref: Path, hyp: Path, rules: ScoringRules, pairing: PairingRules 
 
 
 def _mapped(
-    found: Transcript, path: Path, purpose: Purpose, format_name: str, rules: ScoringRules, pairing: PairingRules
-) -> Transcript:
+    found: TranscriptFile, path: Path, purpose: Purpose, format_name: str, rules: ScoringRules, pairing: PairingRules
+) -> TranscriptFile:
     """Applies text rules to a transcript, and checks that its texts can be read."""
     change: TextFilter | None = None
     if pairing.glm or pairing.split_hyphens:
@@ -143,7 +143,7 @@ def _channel(unit: TimedWord | TimedSegment) -> _Channel:
     return unit.file.lower(), unit.channel.lower()
 
 
-def _pair_times(said: Transcript, heard: Transcript) -> Pairs:
+def _pair_times(said: TranscriptFile, heard: TranscriptFile) -> Pairs:
     """Gives each word to a segment of its recording and channel."""
     words: dict[_Channel, list[_Unit]] = {}
     for word in sorted(heard.words, key=lambda word: word.start):

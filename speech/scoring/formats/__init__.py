@@ -1,4 +1,4 @@
-"""Transcript formats: NIST's trn, ctm and stm, Kaldi's text, and JSON lines, behind one registry.
+"""TranscriptFile formats: NIST's trn, ctm and stm, Kaldi's text, and JSON lines, behind one registry.
 
 A new format is a module with a `TranscriptFormat`, and a line in `FORMATS`.
 """
@@ -11,9 +11,9 @@ from speech.scoring.formats.base import (
     Purpose,
     TimedSegment,
     TimedWord,
-    Transcript,
     TranscriptEntry,
     TranscriptError,
+    TranscriptFile,
     TranscriptFormat,
     read_lines,
 )
@@ -31,9 +31,9 @@ __all__ = [
     "Purpose",
     "TimedSegment",
     "TimedWord",
-    "Transcript",
     "TranscriptEntry",
     "TranscriptError",
+    "TranscriptFile",
     "TranscriptFormat",
     "find_format",
     "read_transcript",
@@ -56,7 +56,7 @@ def find_format(path: Path, name: str = "") -> TranscriptFormat:
     raise TranscriptError(f"{path}: the name does not tell the format: give --format, one of {', '.join(FORMATS)}")
 
 
-def read_transcript(path: Path, purpose: Purpose, format_name: str = "") -> Transcript:
+def read_transcript(path: Path, purpose: Purpose, format_name: str = "") -> TranscriptFile:
     """Reads a transcript.
 
     Args:

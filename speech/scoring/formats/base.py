@@ -61,7 +61,7 @@ class TimedSegment:
 
 
 @dataclass(frozen=True)
-class Transcript:
+class TranscriptFile:
     """What a file holds: utterances, timed words, or timed segments."""
 
     utterances: list[TranscriptEntry] = field(default_factory=list)
@@ -73,9 +73,9 @@ class Transcript:
     def __len__(self) -> int:
         return len(self.utterances) + len(self.words) + len(self.segments)
 
-    def map_texts(self, change: Callable[[str, int], str]) -> Transcript:
+    def map_texts(self, change: Callable[[str, int], str]) -> TranscriptFile:
         """Replaces each text by what a function of it and its line gives."""
-        return Transcript(
+        return TranscriptFile(
             [replace(one, text=change(one.text, one.line)) for one in self.utterances],
             [replace(one, text=change(one.text, one.line)) for one in self.words],
             [one if one.ignored else replace(one, text=change(one.text, one.line)) for one in self.segments],
@@ -97,7 +97,7 @@ class TranscriptFormat:
     name: str
     suffixes: tuple[str, ...]
     holds: Literal["utterances", "words", "segments"]
-    read: Callable[[Iterable[str], str, Purpose], Transcript]
+    read: Callable[[Iterable[str], str, Purpose], TranscriptFile]
 
 
 def read_lines(path: Path) -> Iterator[str]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from speech.scoring.formats.base import (
     Purpose,
     TimedWord,
-    Transcript,
     TranscriptError,
+    TranscriptFile,
     TranscriptFormat,
     number,
     without_comments,
@@ -21,9 +21,9 @@ from speech.scoring.formats.base import (
 BEGIN, NEXT, END = "<ALT_BEGIN>", "<ALT>", "<ALT_END>"
 
 
-def read_ctm(lines: Iterable[str], source: str, _: Purpose) -> Transcript:
+def read_ctm(lines: Iterable[str], source: str, _: Purpose) -> TranscriptFile:
     """Reads the words of a ctm file, in the order of the file."""
-    return Transcript(words=list(_units(lines, source)))
+    return TranscriptFile(words=list(_units(lines, source)))
 
 
 def _units(lines: Iterable[str], source: str) -> Iterator[TimedWord]:

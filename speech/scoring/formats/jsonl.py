@@ -17,9 +17,9 @@ from typing import Any
 
 from speech.scoring.formats.base import (
     Purpose,
-    Transcript,
     TranscriptEntry,
     TranscriptError,
+    TranscriptFile,
     TranscriptFormat,
     unique_entries,
     without_comments,
@@ -29,10 +29,10 @@ _TEXTS: dict[Purpose, tuple[str, ...]] = {"ref": ("ref", "text"), "hyp": ("pred_
 _IDS = ("id", "audio_filepath")
 
 
-def read_jsonl(lines: Iterable[str], source: str, purpose: Purpose) -> Transcript:
+def read_jsonl(lines: Iterable[str], source: str, purpose: Purpose) -> TranscriptFile:
     """Reads JSON objects, one per line."""
     entries = (_entry(content, line, f"{source}, line {line}", purpose) for line, content in without_comments(lines))
-    return Transcript(list(unique_entries(entries, source)))
+    return TranscriptFile(list(unique_entries(entries, source)))
 
 
 def _entry(content: str, line: int, where: str, purpose: Purpose) -> TranscriptEntry:

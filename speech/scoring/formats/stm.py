@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from speech.scoring.formats.base import (
     Purpose,
     TimedSegment,
-    Transcript,
     TranscriptError,
+    TranscriptFile,
     TranscriptFormat,
     number,
     without_comments,
@@ -24,7 +24,7 @@ _LABEL = re.compile(r';;\s*LABEL\s+"(?P<id>[^"]*)"\s+"(?P<title>[^"]*)"', re.IGN
 _SUBSETS = re.compile(r"<(?P<labels>\S*)>")
 
 
-def read_stm(lines: Iterable[str], source: str, _: Purpose) -> Transcript:
+def read_stm(lines: Iterable[str], source: str, _: Purpose) -> TranscriptFile:
     """Reads the segments of an stm file, in the order of the file."""
     labels: dict[str, str] = {}
     segments = []
@@ -34,7 +34,7 @@ def read_stm(lines: Iterable[str], source: str, _: Purpose) -> Transcript:
                 labels[match["id"].lower()] = match["title"].strip() or match["id"]
         else:
             segments.append(_segment(content, line, f"{source}, line {line}"))
-    return Transcript(segments=segments, labels=labels)
+    return TranscriptFile(segments=segments, labels=labels)
 
 
 def _segment(content: str, line: int, where: str) -> TimedSegment:

@@ -15,9 +15,9 @@ from urllib.parse import quote, unquote
 
 from speech.scoring.formats.base import (
     Purpose,
-    Transcript,
     TranscriptEntry,
     TranscriptError,
+    TranscriptFile,
     TranscriptFormat,
     read_lines,
     unique_entries,
@@ -64,8 +64,8 @@ def read_trn(path: Path | str) -> dict[str, str]:
     return dict(parse_trn(read_lines(Path(path)), str(path)))
 
 
-def _read(lines: Iterable[str], source: str, _: Purpose) -> Transcript:
-    return Transcript(list(_entries(lines, source)))
+def _read(lines: Iterable[str], source: str, _: Purpose) -> TranscriptFile:
+    return TranscriptFile(list(_entries(lines, source)))
 
 
 TRN = TranscriptFormat("trn", (".trn",), "utterances", _read)

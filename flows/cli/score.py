@@ -121,13 +121,14 @@ def score_files(
     Raises:
         ValueError: If a file cannot be read, or the utterances differ and that is refused.
     """
-    from speech.scoring import load_pairs, matched_pairs, score_sets, text_report
+    from speech.scoring import load_pairs, matched_pairs, score_sets, share_extra, text_report
     from tasks.stages.score import summarize
 
     result: dict[str, Any] = {"sets": {}, "labels": {}, "missing": [], "extra": [], "comparison": None}
     reports = []
-    for path in (hyp, other) if other else (hyp,):
-        pairs = load_pairs(ref, path, rules, pairing)
+    paths = (hyp, other) if other else (hyp,)
+    found = [load_pairs(ref, path, rules, pairing) for path in paths]
+    for path, pairs in zip(paths, share_extra(found), strict=True):
         report = score_sets(pairs.rows, rules)
         name = path.stem if path.stem not in result["sets"] else str(path)
         result["sets"][name] = summarize(report, 1000, 0)

@@ -24,7 +24,7 @@ from speech.scoring.formats.trn import format_trn, parse_trn, read_trn, write_tr
 from speech.scoring.glm import read_glm
 from speech.scoring.mapsswe import MatchedPairs, matched_pairs
 from speech.scoring.network import PLAIN, MarkupError, ScoringRules
-from speech.scoring.pairing import PairingRules, Pairs, load_pairs
+from speech.scoring.pairing import PairingRules, Pairs, load_pairs, share_extra
 from speech.scoring.report import (
     Confusions,
     alignment_report,
@@ -68,6 +68,7 @@ __all__ = [
     "read_trn",
     "score_sets",
     "score_utterance",
+    "share_extra",
     "text_report",
     "wer_interval",
     "worst_utterances",

@@ -161,7 +161,9 @@ class _Builder:
             if self.rules.alternatives and item == "{":
                 node = self._alternatives(node)
             elif self.rules.alternatives and item == "}":
-                raise MarkupError(f"'}}' without '{{' in {self.text[:80]!r}: remove it, or read texts as mere words")
+                raise MarkupError(
+                    f"'}}' without '{{' in {self.text[:80]!r}: remove it, or use --words (marks are words)"
+                )
             else:
                 end = self._node()
                 self._word(item, node, end)
@@ -174,9 +176,11 @@ class _Builder:
             first = len(self.arcs)
             ends.append(self._sequence(start, inside=True))
             if len(self.arcs) == first:
-                raise MarkupError(f"an alternative in {self.text[:80]!r} is empty: write @ for no word")
+                raise MarkupError(f"an alternative in {self.text[:80]!r} is empty: write @ for no word, or use --words")
             if self.position == len(self.tokens):
-                raise MarkupError(f"'{{' without '}}' in {self.text[:80]!r}: close it, or read texts as mere words")
+                raise MarkupError(
+                    f"'{{' without '}}' in {self.text[:80]!r}: close it, or use --words (marks are words)"
+                )
             self.position += 1
             if self.tokens[self.position - 1] == "}":
                 break

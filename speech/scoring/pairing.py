@@ -11,7 +11,7 @@ segment are dropped.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -91,6 +91,16 @@ def load_pairs(ref: Path, hyp: Path, rules: ScoringRules, pairing: PairingRules 
     heard = _mapped(read_transcript(hyp, "hyp", formats[1].name), hyp, "hyp", formats[1].name, rules, pairing)
     pairs = _pair_times(said, heard) if said.segments else _pair_utterances(said.utterances, heard.utterances)
     return _settle(pairs, ref, hyp, pairing, timed=bool(said.segments))
+
+
+def share_extra(systems: list[Pairs]) -> list[Pairs]:
+    """Gives all systems the same utterances: hypotheses without a reference that others have are empty."""
+    extra = {row.id: row._replace(hyp="") for pairs in systems for row in pairs.rows}
+    shared = []
+    for pairs in systems:
+        own = {row.id for row in pairs.rows}
+        shared.append(replace(pairs, rows=pairs.rows + [row for id_, row in extra.items() if id_ not in own]))
+    return shared
 
 
 def _mapped(

@@ -124,6 +124,9 @@ def test_score_counts_and_compares_as_nist_does(tmp_path, wide):
     assert "'sw b' that" in invoke("score", ref, one, "--compare", two, code=1).stderr
     shown = invoke("score", ref, one, "--compare", two, "--extra", "ignore", *options)
     assert "1 without a reference: sw b" in shown.stderr
+    both = invoke("score", ref, one, "--compare", two, "--extra", "insert", *options, "--json")
+    assert json.loads(both.stdout)["sets"]["two"]["ins"] == 1
+    assert json.loads(both.stdout)["comparison"]["segments"] == 2
     assert "Switchboard" in shown.stdout
     assert "no significant difference between one and two: matched-pairs test over 1 segments" in shown.stdout
 

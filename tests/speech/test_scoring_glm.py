@@ -92,7 +92,7 @@ def test_parentheses_that_do_not_match_are_named_by_line(tmp_path):
 
 def test_words_that_a_rule_makes_share_the_time_of_theirs(tmp_path):
     (tmp_path / "ref.stm").write_text("f A s 0 1 a\nf A s 1 2 b\n")
-    (tmp_path / "hyp.ctm").write_text("f A 0.6 0.8 ab\n")
+    (tmp_path / "hyp.ctm").write_text("f A 0.55 0.8 ab\n")
     rules = parse_glm(["[AB] => [A B] / [ ] __ [ ]"])
     ref, hyp, read = tmp_path / "ref.stm", tmp_path / "hyp.ctm", ScoringRules(alternatives=True, ignore_case=True)
     assert [row.hyp for row in load_pairs(ref, hyp, read, PairingRules(glm=rules)).rows] == ["A", "B"]

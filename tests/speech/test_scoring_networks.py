@@ -74,6 +74,12 @@ def test_known_counts(ref, hyp, cor, sub, ins, dele):
     assert [operations.count(name) for name in ("cor", "sub", "ins", "del")] == [cor, sub, ins, dele]
 
 
+def test_ties_are_broken_in_single_precision():
+    # as sclite aligns it; exact costs would delete the first two words
+    steps = align_texts("a b c b { c a / @ } b", "b b", ALL)
+    assert [operation for operation, _, _ in steps] == ["del", "cor", "del", "cor", "del"]
+
+
 def test_without_the_rules_marks_are_words():
     assert align_texts("a { b / c } (d)", "a c", ScoringRules()) == align(
         ["a", "{", "b", "/", "c", "}", "(d)"], ["a", "c"]

@@ -17,7 +17,7 @@ from prefect.states import Completed
 
 from flows.deploy.concurrency import in_turn
 from flows.deploy.deployments import PART_TAG
-from flows.models import fetch_model
+from flows.models import fetch_model, model_uri
 from flows.summary import summarize, summarize_evaluation
 from flows.watch import waiting
 from tasks import STAGES
@@ -113,13 +113,13 @@ def evaluate(
         force_from: Run this stage and all later ones again.
         until: Last stage.
         only_waiting: Do nothing unless a registered challenger waits for its evaluation.
-        model: An existing model: models:/NAME@ALIAS, models:/NAME/VERSION, or a bundle's folder.
+        model: An existing model: NAME (its champion), NAME@ALIAS, NAME/VERSION, models:/…, or a bundle's folder.
     """
     if only_waiting and not waiting(config):
         return Completed(name="NothingWaits", message=f"no challenger of {config.model_name} waits for evaluation")
     with _run(config, run_id, force_from, "score" if model else until) as run:
         if model:
-            run.bundle = fetch_model(model)
+            run.bundle = fetch_model(model_uri(model))
             _stages(run, EVALUATION, "score")
             return summarize_evaluation(run, model)
         _stages(run, STAGES, until)

@@ -34,8 +34,8 @@ def evaluate(
 
     with redirect_stdout(sys.stderr), interruptible():
         path = corpus.expanduser().resolve()
-        source = {"kind": guess_kind(str(path)) if kind == "auto" else kind, "path": str(path)}
-        source |= {"language": language, "limit": limit}
+        layout = guess_kind(str(path)) if kind == "auto" else kind
+        source = {"kind": layout, "path": str(path), "language": language, "limit": limit}
         uri = model_uri(model)
         config = evaluation_config(fetch_model(uri), source, split, overrides)
         summary = _execute(config, uri, plain)

@@ -7,7 +7,8 @@ from typing import Any
 from speech.bundle import SPEC, BundleError, load_spec, own_decoder
 from tasks.config.assignments import assign
 from tasks.config.home import home
-from tasks.config.pipeline import ConfigError, PipelineConfig, choices, parse_config
+from tasks.config.mistakes import choices
+from tasks.config.pipeline import ConfigError, PipelineConfig, parse_config
 from tasks.stages.base import Run
 from tasks.stages.report import render_evaluation
 

@@ -12,6 +12,7 @@ from flows.cli.app import app
 from flows.models import model_uri
 from speech.bundle import bundle_digest
 from speech.recognizer import Recognizer
+from tasks.config.home import home as home_folder
 from tasks.stages.evaluation import evaluation_config
 
 said = load_beside(__file__, "../speech/test_transcriber.py")
@@ -118,3 +119,12 @@ def test_mistakes_have_remedies(folder, tmp_path, corpus, home):
     assert "has no known corpus layout" in evaluate(folder, folder, code=1).stderr
     message = evaluate(folder, corpus, "--split", "dev", code=1).stderr
     assert "score.sets names 'dev'" in message
+
+
+def test_a_registered_model_scores_as_in_its_own_run(finished):
+    (table,) = (home_folder() / "corpora").glob("synthetic-*/metadata.csv")
+    speakers = sorted(finished.result("score").output.read_json("scores.json")["details"]["test"]["speakers"])
+    chosen = f"data.sources.0.speakers={json.dumps(speakers)}"
+    found = json.loads(evaluate("tiny", table, "--set", chosen, "--json").stdout.splitlines()[-1])
+    assert found["model"] == "models:/tiny@champion"
+    assert found["sets"]["test"] == finished.result("score").record["sets"]["test"]

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flows.cli.transcribe import fetch_model
+from flows.models import fetch_model
 from flows.pipeline import new_run_id
 from speech.scoring import score_sets
 from speech.transcriber import Transcriber

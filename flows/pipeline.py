@@ -17,15 +17,17 @@ from prefect.states import Completed
 
 from flows.deploy.concurrency import in_turn
 from flows.deploy.deployments import PART_TAG
-from flows.summary import summarize
+from flows.models import fetch_model, model_uri
+from flows.summary import summarize, summarize_evaluation
 from flows.watch import waiting
 from tasks import STAGES
 from tasks.config.pipeline import PipelineConfig
 from tasks.locking.slots import OUTAGE_S, run_log
 from tasks.orchestration.artifacts import publish_summary
 from tasks.orchestration.reachable import check_servers
-from tasks.orchestration.stage_tasks import close_run, open_run, run_stage
+from tasks.orchestration.stage_tasks import close_run, open_run, run_plainly, run_stage
 from tasks.stages.base import Run, position
+from tasks.stages.evaluation import EVALUATION
 
 INGEST, TRAIN, EVALUATE = STAGES[:3], STAGES[3:4], STAGES[4:]
 
@@ -94,9 +96,16 @@ def train(config: PipelineConfig, run_id: str = "", force_from: str = "") -> dic
 @flow(name="evaluate", flow_run_name="evaluate {config.name}: {config.corpora}", persist_result=False)
 @in_turn
 def evaluate(
-    config: PipelineConfig, run_id: str = "", force_from: str = "", until: str = "report", only_waiting: bool = False
+    config: PipelineConfig,
+    run_id: str = "",
+    force_from: str = "",
+    until: str = "report",
+    only_waiting: bool = False,
+    model: str = "",
 ) -> Any:
     """Decode and score the test sets, register the model, write the report; trains first if needed.
+
+    With `model`, that model is decoded and scored instead, and nothing is trained or registered.
 
     Args:
         config: The pipeline's configuration.
@@ -104,12 +113,24 @@ def evaluate(
         force_from: Run this stage and all later ones again.
         until: Last stage.
         only_waiting: Do nothing unless a registered challenger waits for its evaluation.
+        model: An existing model: NAME (its champion), NAME@ALIAS, NAME/VERSION, models:/…, or a bundle's folder.
     """
     if only_waiting and not waiting(config):
         return Completed(name="NothingWaits", message=f"no challenger of {config.model_name} waits for evaluation")
-    with _run(config, run_id, force_from, until) as run:
+    with _run(config, run_id, force_from, "score" if model else until) as run:
+        if model:
+            run.bundle = fetch_model(model_uri(model))
+            _stages(run, EVALUATION, "score")
+            return summarize_evaluation(run, model)
         _stages(run, STAGES, until)
         return summarize(run)
+
+
+def evaluate_plainly(config: PipelineConfig, model: str) -> dict[str, Any]:
+    """Decode and score the test sets with an existing model, without Prefect."""
+    run = Run(config, new_run_id(config), bundle=fetch_model(model))
+    run_plainly(run, "score", EVALUATION)
+    return summarize_evaluation(run, model)
 
 
 @flow(name="pipeline", flow_run_name="{config.name}: {config.corpora} {config.model.kind}", persist_result=False)

@@ -10,7 +10,8 @@ from tasks.config.home import shown_mlflow_uri
 from tasks.dataset.sets import is_trained
 from tasks.dataset.speakers import overlap_warnings, set_rows
 from tasks.stages.base import Run
-from tasks.stages.report import counts_text, local_report, percent
+from tasks.stages.evaluation import write_evaluation
+from tasks.stages.report import counts_text, interval, local_report, percent
 from tasks.stages.score import GROUPS
 from tasks.tracking.registry import current_aliases
 
@@ -54,6 +55,11 @@ def summarize(run: Run) -> dict[str, Any]:
     return summary
 
 
+def summarize_evaluation(run: Run, model: str) -> dict[str, Any]:
+    """Summary of an evaluation of an existing model; writes its report."""
+    return summarize(run) | {"model": model, "report": str(write_evaluation(run, model))}
+
+
 def _training(run: Run) -> dict[str, Any]:
     """The training's strategy and learners, and utterances repeated because a node was lost."""
     cfg, result = run.config.train, run.result("train").record["result"]
@@ -95,7 +101,7 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
     if training and training["nodes"] * training["learners_per_node"] > 1:
         console.print(_training_table(training))
     if summary["sets"]:
-        console.print(score_table(summary["sets"]))
+        print_scores(summary["sets"], console)
     if summary.get("groups"):
         console.print(group_table(summary["groups"]))
     if summary["model_uri"]:
@@ -141,10 +147,53 @@ def score_table(sets: dict[str, Any]) -> Table:
     for head in ("WER", "95 % interval", "CER", "sub", "ins", "del", "words", "utterances"):
         table.add_column(head, justify="right")
     for name, s in sets.items():
-        interval = f"{percent(s['wer_low'])} – {percent(s['wer_high'])}"
         counts = (f"{s[k]:,}" for k in ("sub", "ins", "del", "words", "utterances"))
-        table.add_row(name, percent(s["wer"]), interval, percent(s["cer"]), *counts)
+        table.add_row(name, percent(s["wer"]), interval(s), percent(s["cer"]), *counts)
     return table
+
+
+def print_scores(sets: dict[str, Any], console: Console) -> None:
+    """Print error rates by set, and intervals over speakers for sets with several."""
+    console.print(score_table(sets))
+    if any(s.get("wer_speaker_low") is not None for s in sets.values()):
+        console.print(speaker_table(sets))
+
+
+def speaker_table(sets: dict[str, Any]) -> Table:
+    """Intervals over speakers by set."""
+    table = Table(header_style="bold")
+    table.add_column("set")
+    for head in ("WER", "95 % interval over speakers", "speakers"):
+        table.add_column(head, justify="right")
+    for name, s in sets.items():
+        table.add_row(name, percent(s["wer"]), interval(s, "wer_speaker"), f"{s.get('speakers', 1):,}")
+    return table
+
+
+def label_table(labels: dict[str, dict[str, Any]]) -> Table:
+    """Error rates by label, such as Switchboard and CallHome, of each system."""
+    table = Table(header_style="bold")
+    table.add_column("set")
+    table.add_column("label")
+    for head in ("WER", "words", "utterances"):
+        table.add_column(head, justify="right")
+    for name, members in labels.items():
+        for label, counts in members.items():
+            table.add_row(name, label, percent(counts["wer"]), f"{counts['ref_words']:,}", f"{counts['utterances']:,}")
+    return table
+
+
+def comparison_text(found: dict[str, Any]) -> str:
+    """The outcome of the matched-pairs test of two systems, in one line."""
+    if found["better"]:
+        outcome = f"{found[found['better']]} is significantly better"
+    else:
+        outcome = f"no significant difference between {found['a']} and {found['b']}"
+    z = "–" if found["z"] is None else f"{found['z']:.3f}"
+    return (
+        f"{outcome}: matched-pairs test over {found['segments']:,} segments, mean difference {found['mean']:.3f} "
+        f"errors, Z = {z}, p = {found['p_value']:.3g}"
+    )
 
 
 def group_table(groups: dict[str, Any]) -> Table:

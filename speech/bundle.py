@@ -153,6 +153,11 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def bundle_digest(bundle: Path) -> str:
+    """SHA-256 of a bundle's description, which has the checksums of the other files, and of its weights."""
+    return hashlib.sha256((bundle / SPEC).read_bytes() + _sha256(bundle / WEIGHTS).encode()).hexdigest()
+
+
 def load_spec(folder: Path) -> BundleSpec:
     """Read bundle.json; does not check the other files.
 

@@ -100,6 +100,7 @@ if sys.platform == "linux" and wanted != "0":
     forks.install(dict(os.environ))
 _load("support")
 _load("gpu_summary")
+_load("nist_tools")
 s3_server = _load("s3").s3_server
 
 

@@ -19,6 +19,7 @@ from flows.cli import (
     corpus,
     deploy,
     doctor,
+    evaluate,
     lexicon,
     node,
     plan,
@@ -49,6 +50,7 @@ for stage in ("shard", "features", "decode", "register"):
 app.command("train")(node.train)
 app.command("key")(node.key)
 app.command("score")(score.score)
+app.command("evaluate")(evaluate.evaluate)
 corpus.app.command("changed")(deploy.corpus_changed)
 app.add_typer(corpus.app, name="corpus")
 app.add_typer(lexicon.app, name="lexicon")

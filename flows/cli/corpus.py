@@ -30,6 +30,7 @@ LAYOUTS = {
     "lhotse": "lhotse's and icefall's recordings and supervisions, or cuts: *.jsonl, *.jsonl.gz",
     "table": "CSV, TSV, JSON lines or Parquet with audio path, text, and optionally speaker, id, split, …",
     "webdataset": "uncompressed tars of KEY.flac (wav, …) with KEY.json, KEY.txt or KEY.cls",
+    "sidecar": "a folder of audio files, each with a text file of its name (NAME.wav, NAME.txt)",
     "synthetic": "spoken commands, synthesized by eSpeak NG; needs no files",
 }
 

@@ -1,57 +1,145 @@
-"""`starling score`: the error rates of a configuration's test sets, or of any two trn files."""
+"""`starling score`: the error rates of a configuration's test sets, or of any recognizer's transcripts."""
 
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.cli.common import JsonOption, SetOption, friendly, out, print_json
+from flows.cli.common import JsonOption, SetOption, friendly, out, print_json, say
 from flows.cli.run import PlainOption, execute, finish
+
+if TYPE_CHECKING:
+    from speech.scoring import PairingRules, ScoringRules
+
+
+class MissingOption(StrEnum):
+    """What to do with utterances without a hypothesis."""
+
+    refuse = "refuse"
+    delete = "delete"
+
+
+class ExtraOption(StrEnum):
+    """What to do with hypotheses without a reference."""
+
+    refuse = "refuse"
+    insert = "insert"
+    ignore = "ignore"
 
 
 @friendly
 def score(
-    config: Annotated[Path | None, typer.Argument(help="YAML configuration.", show_default=False)] = None,
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="CONFIG | REF HYP", help="YAML configuration, or two transcripts.", show_default=False),
+    ] = None,
     overrides: SetOption = None,
-    ref: Annotated[Path | None, typer.Option("--ref", help="NIST trn file of the references.")] = None,
-    hyp: Annotated[Path | None, typer.Option("--hyp", help="NIST trn file of the hypotheses.")] = None,
-    again: Annotated[bool, typer.Option("--again", help="Score again even if it is done.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Score a configuration again even if it is done.")] = False,
     plain: PlainOption = False,
+    kind: Annotated[
+        str,
+        typer.Option(
+            "--format", metavar="NAME[,NAME]", help="trn, kaldi, jsonl, ctm or stm; one for both, or REF,HYP."
+        ),
+    ] = "",
+    compare: Annotated[
+        Path | None, typer.Option("--compare", metavar="HYP2", help="Test whether this system is better or worse.")
+    ] = None,
+    optional: Annotated[
+        bool, typer.Option("--optional", "-D", help="Words in parentheses may be left out (sclite -D).")
+    ] = False,
+    fragments: Annotated[
+        bool, typer.Option("--fragments", "-F", help="Fragments such as wor- equal words they begin (sclite -F).")
+    ] = False,
+    case: Annotated[bool, typer.Option("--case-sensitive", "-s", help="Upper and lower case differ.")] = False,
+    words: Annotated[bool, typer.Option("--words", help="Braces and @ are words, not alternatives.")] = False,
+    hyphens: Annotated[
+        bool, typer.Option("--split-hyphens", help="Hyphens within words are spaces (csrfilt -dh).")
+    ] = False,
+    glm: Annotated[Path | None, typer.Option("--glm", help="NIST's global mapping rules for both texts.")] = None,
+    missing: Annotated[
+        MissingOption, typer.Option("--missing", help="Utterances without a hypothesis.")
+    ] = MissingOption.refuse,
+    extra: Annotated[ExtraOption, typer.Option("--extra", help="Hypotheses without a reference.")] = ExtraOption.refuse,
     json_output: JsonOption = False,
 ) -> None:
-    """Score a configuration's test sets, or, with --ref and --hyp, any recognizer's output."""
-    if (config is None) == (ref is None or hyp is None):
-        raise ValueError("give either a configuration, or both --ref and --hyp")
-    if config is not None:
-        finish(execute(config, overrides or [], "score" if again else "", "score", plain), json_output)
+    """Score a configuration's test sets, or a recognizer's transcript against the reference as NIST's sclite does."""
+    if not files or len(files) > 2:
+        raise ValueError("give either a configuration, or a reference and a hypothesis: starling score REF HYP")
+    if len(files) == 1:
+        finish(execute(files[0], overrides or [], "score" if again else "", "score", plain), json_output)
         return
-    assert ref is not None
-    assert hyp is not None
-    sets, text = score_files(ref, hyp)
+    from speech.scoring import PairingRules, ScoringRules, read_glm
+
+    ref_format, _, hyp_format = kind.partition(",")
+    pairing = PairingRules(
+        ref_format,
+        hyp_format or ref_format,
+        missing.value,
+        extra.value,
+        read_glm(glm) if glm else None,
+        hyphens,
+    )
+    rules = ScoringRules(not words, optional, fragments, not case)
+    result, text = score_files(files[0], files[1], compare, rules, pairing)
+    _show(result, text, json_output)
+
+
+def _show(result: dict[str, Any], text: str, json_output: bool) -> None:
+    from flows.summary import comparison_text, label_table, print_scores
+
+    for what, names in (("without a hypothesis", result["missing"]), ("without a reference", result["extra"])):
+        if names:
+            say(f"{len(names)} {what}: {', '.join(names)}")
     if json_output:
-        print_json({"sets": sets})
+        print_json(result)
         return
-    from flows.summary import score_table
-
     out.print(text, markup=False, highlight=False)
-    out.print(score_table(sets))
+    print_scores(result["sets"], out)
+    if any(result["labels"].values()):
+        out.print(label_table(result["labels"]))
+    if result["comparison"]:
+        out.print(comparison_text(result["comparison"]), markup=False, highlight=False, soft_wrap=True)
 
 
-def score_files(ref: Path, hyp: Path) -> tuple[dict[str, Any], str]:
-    """Score one trn file against another.
+def score_files(
+    ref: Path, hyp: Path, other: Path | None, rules: "ScoringRules", pairing: "PairingRules"
+) -> tuple[dict[str, Any], str]:
+    """Score one or two transcripts against a reference.
+
+    Args:
+        ref: The reference.
+        hyp: The hypothesis.
+        other: The hypothesis of another system, to compare with the first.
+        rules: How texts are read and words compared.
+        pairing: Formats, text rules, and what to do with utterances that one side lacks.
 
     Returns:
-        Scores by set (one set, named after the hypothesis file), and the text report.
+        Scores by set (one for each hypothesis, named after its file), and the first one's text report.
 
     Raises:
-        ValueError: If the files do not contain the same utterances.
+        ValueError: If a file cannot be read, or the utterances differ and that is refused.
     """
-    from speech.scoring import read_trn, score_sets, text_report
+    from speech.scoring import load_pairs, matched_pairs, score_sets, share_extra, text_report
     from tasks.stages.score import summarize
 
-    said, heard = read_trn(ref), read_trn(hyp)
-    if missing := sorted(set(said) ^ set(heard)):
-        where = hyp if missing[0] in said else ref
-        raise ValueError(f"{len(missing)} utterance(s) are in one file only; {missing[0]!r} is missing from {where}")
-    report = score_sets([(name, said[name], heard[name], name.split("-")[0], "") for name in sorted(said)])
-    return {hyp.stem: summarize(report, 1000, 0)}, text_report(report)
+    result: dict[str, Any] = {"sets": {}, "labels": {}, "missing": [], "extra": [], "comparison": None}
+    reports = []
+    paths = (hyp, other) if other else (hyp,)
+    found = [load_pairs(ref, path, rules, pairing) for path in paths]
+    for path, pairs in zip(paths, share_extra(found), strict=True):
+        report = score_sets(pairs.rows, rules)
+        name = path.stem if path.stem not in result["sets"] else str(path)
+        result["sets"][name] = summarize(report, 1000, 0)
+        titles = pairs.titles or {label: label for label in report.labels}
+        result["labels"][name] = {
+            title: report.labels[label].to_dict() for label, title in titles.items() if label in report.labels
+        }
+        result["missing"] += [one for one in pairs.missing if one not in result["missing"]]
+        result["extra"] += [one for one in pairs.extra if one not in result["extra"]]
+        reports.append(report)
+    if other:
+        a, b = result["sets"]
+        result["comparison"] = {"a": a, "b": b, **matched_pairs(*reports).to_dict()}
+    return result, text_report(reports[0])

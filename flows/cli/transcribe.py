@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.cli.common import JsonOption, err, friendly
-from tasks.config.home import shown_mlflow_uri
 
 if TYPE_CHECKING:
     from flows.cli.transcripts import Sink
@@ -70,6 +69,7 @@ def transcribe(
     A file that cannot be read is reported and does not stop the others; the exit status is then 1.
     """
     from flows.cli.transcripts import open_sink
+    from flows.models import fetch_model
     from speech.transcriber import Transcriber
     from speech.vad import DETECTORS
     from training.learner.devices import pick_device
@@ -158,29 +158,3 @@ def find_audio(files: list[Path]) -> list[tuple[Path, Path]]:
         kinds = ", ".join(sorted(AUDIO))
         raise ValueError(f"no audio file in {', '.join(map(str, files))}: give files, or folders of {kinds}")
     return found
-
-
-def fetch_model(model: str) -> Path:
-    """Local folder of a model's bundle; fetched from the registry for a models:/ URI.
-
-    Raises:
-        ValueError: If the registry has no such model.
-    """
-    if not model.startswith("models:/"):
-        return Path(model)
-    import mlflow
-    from mlflow.exceptions import MlflowException
-
-    from flows.servers.services import connect_mlflow
-    from tasks.tracking.runs import client
-
-    connect_mlflow()
-    client()
-    try:
-        local = Path(mlflow.artifacts.download_artifacts(artifact_uri=model))
-    except (MlflowException, OSError) as error:
-        raise ValueError(
-            f"{model} is not in the registry at {shown_mlflow_uri()}: run a pipeline first (`starling run "
-            f"configs/demo.yaml`), or set STARLING_HOME or MLFLOW_TRACKING_URI to where it is ({error})"
-        ) from error
-    return next(local.rglob("bundle.json")).parent

@@ -1,5 +1,6 @@
-"""Scoring: error counts as in NIST's sclite, confidence intervals and tests, and reports.
+"""Scoring: transcripts of all formats, error counts as in NIST's sclite, intervals and tests, and reports.
 
+pairs = load_pairs(Path("ref.stm"), Path("hyp.ctm"), ScoringRules(alternatives=True))
 report = score_sets([("id1", "the cat sat", "the hat sat", "speaker1", "read")])
 report.wer                                          # 1/3
 low, high = wer_interval(report.errors(), report.words())
@@ -18,6 +19,12 @@ from speech.scoring.counts import (
     score_sets,
     score_utterance,
 )
+from speech.scoring.formats import FORMATS, TranscriptError, read_transcript
+from speech.scoring.formats.trn import format_trn, parse_trn, read_trn, write_trn
+from speech.scoring.glm import read_glm
+from speech.scoring.mapsswe import MatchedPairs, matched_pairs
+from speech.scoring.network import PLAIN, MarkupError, ScoringRules
+from speech.scoring.pairing import PairingRules, Pairs, load_pairs, share_extra
 from speech.scoring.report import (
     Confusions,
     alignment_report,
@@ -26,29 +33,42 @@ from speech.scoring.report import (
     text_report,
     worst_utterances,
 )
-from speech.scoring.trn import TrnError, format_trn, parse_trn, read_trn, write_trn
+from speech.scoring.tracing import align_texts
 
 __all__ = [
+    "FORMATS",
+    "PLAIN",
     "Comparison",
     "Confusions",
     "ErrorCounts",
+    "MarkupError",
+    "MatchedPairs",
+    "PairingRules",
+    "Pairs",
     "ScoreReport",
     "ScoringError",
     "ScoringRow",
-    "TrnError",
+    "ScoringRules",
+    "TranscriptError",
     "UtteranceScore",
     "align",
+    "align_texts",
     "alignment_report",
     "compare_systems",
     "count_confusions",
     "count_operations",
     "format_trn",
+    "load_pairs",
     "mark",
     "matched_pair_p_value",
+    "matched_pairs",
     "parse_trn",
+    "read_glm",
+    "read_transcript",
     "read_trn",
     "score_sets",
     "score_utterance",
+    "share_extra",
     "text_report",
     "wer_interval",
     "worst_utterances",

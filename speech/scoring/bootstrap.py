@@ -4,12 +4,15 @@ Whole utterances are resampled with replacement, because errors within an uttera
 resample is its errors over its words (Bisani and Ney, ICASSP 2004, "Bootstrap estimates for confidence intervals in ASR
 performance evaluation"). Two systems are compared on the same resamples, so that the difficulty of the utterances
 cancels.
+
+Utterances of one speaker are not independent either: a recognizer that fails on a voice fails on all of its utterances.
+An interval that is to hold for other speakers resamples whole speakers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -45,13 +48,20 @@ class Comparison:
 
 
 def wer_interval(
-    errors: ArrayLike, words: ArrayLike, *, level: float = 0.95, samples: int = 1000, seed: int = 0
+    errors: ArrayLike,
+    words: ArrayLike,
+    *,
+    speakers: Sequence[str] | None = None,
+    level: float = 0.95,
+    samples: int = 1000,
+    seed: int = 0,
 ) -> tuple[float, float]:
     """Percentile bootstrap interval of the word error rate (Bisani and Ney 2004, section 2).
 
     Args:
         errors: Word errors of each utterance, [N].
         words: Reference words of each utterance, [N].
+        speakers: Speaker of each utterance, [N], to resample whole speakers; utterances are resampled without it.
         level: Coverage of the interval.
         samples: Number of resamples.
         seed: The same seed gives the same interval.
@@ -63,6 +73,8 @@ def wer_interval(
         ScoringError: The arrays do not match, or there are no reference words.
     """
     error_counts, word_counts = _arrays(errors, words)
+    if speakers is not None:
+        error_counts, word_counts = _by_speaker(error_counts, word_counts, speakers)
     rates = _resampled(error_counts[:, None], word_counts, samples, seed)[:, 0]
     return _percentiles(rates, level)
 
@@ -130,6 +142,21 @@ def _arrays(errors: ArrayLike, words: ArrayLike) -> tuple[NDArray[np.int64], NDA
     if word_counts.sum() == 0:
         raise ScoringError("there are no reference words, so there is no word error rate")
     return error_counts, word_counts
+
+
+def _by_speaker(
+    errors: NDArray[np.int64], words: NDArray[np.int64], speakers: Sequence[str]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Errors and words of each speaker, in order of names."""
+    if len(speakers) != len(words):
+        raise ScoringError(f"{len(speakers)} speakers for {len(words)} utterances: give each utterance one")
+    names, members = np.unique(np.asarray(speakers, dtype=object).astype(str), return_inverse=True)
+    sums = []
+    for counts in (errors, words):
+        total = np.zeros(len(names), dtype=np.int64)
+        np.add.at(total, members, counts)
+        sums.append(total)
+    return sums[0], sums[1]
 
 
 def _resampled(errors: NDArray[np.int64], words: NDArray[np.int64], samples: int, seed: int) -> NDArray[np.float64]:

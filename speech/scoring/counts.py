@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from rapidfuzz.distance import Levenshtein
 
 from speech.scoring.align import count_operations
+from speech.scoring.network import PLAIN, MarkupError, ScoringRules
+from speech.scoring.tracing import TraceStep, trace
 
 
 class ScoringError(ValueError):
@@ -29,6 +31,8 @@ class ScoringRow(NamedTuple):
     hyp: str
     speaker: str = ""
     domain: str = ""
+    labels: tuple[str, ...] = ()
+    """Subsets that the utterance belongs to, as in an STM file."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +128,8 @@ class UtteranceScore:
     speaker: str
     domain: str
     counts: ErrorCounts
+    labels: tuple[str, ...] = ()
+    rules: ScoringRules = PLAIN
 
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON value."""
@@ -143,6 +149,8 @@ class ScoreReport:
     """Counts of each domain, sorted by name."""
     utterances: tuple[UtteranceScore, ...] = ()
     """Every utterance, in the order given."""
+    labels: dict[str, ErrorCounts] = field(default_factory=dict)
+    """Counts of each label, in the order of their first utterances."""
 
     @property
     def wer(self) -> float | None:
@@ -162,6 +170,10 @@ class ScoreReport:
         """Returns the reference words of each utterance, [N]."""
         return np.array([utterance.counts.ref_words for utterance in self.utterances], dtype=np.int64)
 
+    def speaker_of(self) -> list[str]:
+        """Returns the speaker of each utterance, [N], for intervals over speakers."""
+        return [utterance.speaker for utterance in self.utterances]
+
     def to_dict(self, *, utterances: bool = False) -> dict[str, Any]:
         """Returns a JSON value; with `utterances`, it includes every utterance."""
         value: dict[str, Any] = {
@@ -169,45 +181,76 @@ class ScoreReport:
             "speakers": {name: counts.to_dict() for name, counts in self.speakers.items()},
             "domains": {name: counts.to_dict() for name, counts in self.domains.items()},
         }
+        if self.labels:
+            value["labels"] = {name: counts.to_dict() for name, counts in self.labels.items()}
         if utterances:
             value["utterances"] = [utterance.to_dict() for utterance in self.utterances]
         return value
 
 
-def score_utterance(ref: str, hyp: str) -> ErrorCounts:
-    """Counts the errors of one utterance; words are separated by white space."""
-    ref_words, hyp_words = ref.split(), hyp.split()
+def score_utterance(ref: str, hyp: str, rules: ScoringRules = PLAIN) -> ErrorCounts:
+    """Counts the errors of one utterance; words are separated by white space.
+
+    Raises:
+        MarkupError: A text's alternatives cannot be read.
+    """
+    if rules.reads_marks(ref) or rules.reads_marks(hyp):
+        return _count_steps(trace(ref, hyp, rules))
+    ref_words, hyp_words = rules.fold(ref).split(), rules.fold(hyp).split()
     cor, sub, ins, dele = count_operations(ref_words, hyp_words)
-    ref_text, hyp_text = " ".join(ref_words), " ".join(hyp_words)
+    return _counts(cor, sub, ins, dele, " ".join(ref_words), " ".join(hyp_words))
+
+
+def _count_steps(steps: list[TraceStep]) -> ErrorCounts:
+    operations = [step.operation for step in steps]
+    ref_words, hyp_words = [], []
+    for step in steps:
+        # a word that may be left out has no characters where it is, and a fragment has those of its word
+        if step.operation == "cor" and step.ref and step.hyp:
+            ref_words.append(step.ref.spelling)
+            hyp_words.append(step.ref.spelling)
+        elif step.error:
+            ref_words += [step.ref.spelling] if step.ref else []
+            hyp_words += [step.hyp.spelling] if step.hyp else []
+    numbers = (operations.count("cor"), operations.count("sub"), operations.count("ins"), operations.count("del"))
+    return _counts(*numbers, " ".join(ref_words), " ".join(hyp_words))
+
+
+def _counts(cor: int, sub: int, ins: int, dele: int, ref: str, hyp: str) -> ErrorCounts:
     wrong = int(sub + ins + dele > 0)
-    return ErrorCounts(cor, sub, ins, dele, Levenshtein.distance(ref_text, hyp_text), len(ref_text), 1, wrong)
+    return ErrorCounts(cor, sub, ins, dele, Levenshtein.distance(ref, hyp), len(ref), 1, wrong)
 
 
-def score_sets(rows: Iterable[ScoringRow | tuple[str, str, str, str, str]]) -> ScoreReport:
+def score_sets(rows: Iterable[ScoringRow | tuple[str, str, str, str, str]], rules: ScoringRules = PLAIN) -> ScoreReport:
     """Scores a test set.
 
     Args:
         rows: (id, reference, hypothesis, speaker, domain) of each utterance, with the same normalization of both texts.
             Include utterances without recognized words, with the hypothesis "": leaving them out hides deletions.
+        rules: How texts are read and words compared.
 
     Raises:
-        ScoringError: An utterance is listed twice.
+        ScoringError: An utterance is listed twice, or a text's alternatives cannot be read.
     """
     total, seen = ErrorCounts(), set()
-    speakers: dict[str, ErrorCounts] = {}
-    domains: dict[str, ErrorCounts] = {}
+    groups: tuple[dict[str, ErrorCounts], ...] = ({}, {}, {})
     utterances: list[UtteranceScore] = []
-    for row in rows:
-        id_, ref, hyp, speaker, domain = row
-        if id_ in seen:
-            raise ScoringError(f"utterance {id_!r} is listed twice: give every utterance one hypothesis")
-        seen.add(id_)
-        counts = score_utterance(ref, hyp)
+    for given in rows:
+        row = ScoringRow(*given)
+        if row.id in seen:
+            raise ScoringError(f"utterance {row.id!r} is listed twice: give every utterance one hypothesis")
+        seen.add(row.id)
+        try:
+            counts = score_utterance(row.ref, row.hyp, rules)
+        except MarkupError as error:
+            raise ScoringError(f"utterance {row.id!r}: {error}") from error
         total += counts
-        speakers[speaker] = speakers.get(speaker, ErrorCounts()) + counts
-        domains[domain] = domains.get(domain, ErrorCounts()) + counts
-        utterances.append(UtteranceScore(id_, ref, hyp, speaker, domain, counts))
-    return ScoreReport(total, dict(sorted(speakers.items())), dict(sorted(domains.items())), tuple(utterances))
+        for group, names in zip(groups, ([row.speaker], [row.domain], row.labels), strict=True):
+            for name in names:
+                group[name] = group.get(name, ErrorCounts()) + counts
+        utterances.append(UtteranceScore(row.id, row.ref, row.hyp, row.speaker, row.domain, counts, row.labels, rules))
+    speakers, domains, labels = groups
+    return ScoreReport(total, dict(sorted(speakers.items())), dict(sorted(domains.items())), tuple(utterances), labels)
 
 
 def _rate(errors: int, units: int) -> float | None:

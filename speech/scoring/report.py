@@ -3,7 +3,8 @@
     7447-91187-0003  2 errors, 6 words
       the (cat->hat) sat (-down) on the mat (+now)
 
-Deletions are `(-word)`, insertions `(+word)`, substitutions `(reference->recognized)`.
+Deletions are `(-word)`, insertions `(+word)`, substitutions `(reference->recognized)`. Of alternatives, those that fit
+best are written.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from speech.scoring.align import Step, align
+from speech.scoring.align import Step
 from speech.scoring.counts import ErrorCounts, ScoreReport, UtteranceScore
+from speech.scoring.tracing import align_texts
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,8 @@ def text_report(report: ScoreReport, *, limit: int = 20) -> str:
     parts = [_rates("set", {"all": report.total})]
     if len(report.domains) > 1:
         parts.append(_rates("domain", report.domains))
+    if report.labels:
+        parts.append(_rates("label", report.labels))
     if len(report.speakers) > 1:
         parts.append(_rates("speaker", report.speakers))
     confusions = count_confusions(report)
@@ -92,12 +96,12 @@ def text_report(report: ScoreReport, *, limit: int = 20) -> str:
 
 
 def _steps(utterance: UtteranceScore) -> list[Step]:
-    return align(utterance.ref.split(), utterance.hyp.split())
+    return align_texts(utterance.ref, utterance.hyp, utterance.rules)
 
 
 def _mark(step: Step) -> str:
     operation, ref, hyp = step
-    marks = {"cor": f"{ref}", "sub": f"({ref}->{hyp})", "del": f"(-{ref})", "ins": f"(+{hyp})"}
+    marks = {"cor": f"{hyp if ref is None else ref}", "sub": f"({ref}->{hyp})", "del": f"(-{ref})", "ins": f"(+{hyp})"}
     return marks[operation]
 
 

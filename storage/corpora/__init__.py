@@ -39,6 +39,7 @@ READERS: dict[str, str] = {
     "webdataset": "storage.corpora.webdataset:WebDatasetReader",
     "librispeech": "storage.corpora.librispeech:LibriSpeechReader",
     "telephone": "storage.corpora.presets:TelephoneReader",
+    "sidecar": "storage.corpora.sidecar:SidecarReader",
 }
 """Readers by kind, in the order in which they are tried for "auto", from the surest sign to the weakest: a manifest
 may lie beside tars, a table beside folders of audio."""

@@ -20,7 +20,7 @@ from tasks.dataset.speakers import overlap_warnings, set_rows
 from tasks.stages import progress
 from tasks.stages.base import Run, StageResult
 from tasks.stages.report import counts_text, percent
-from tasks.stages.score import GROUPS
+from tasks.stages.score import GROUPS, RATES
 from tasks.tracking.registry import record_links
 
 _UPDATE_S = 5.0  # an update costs the server some 30 ms
@@ -90,9 +90,8 @@ def publish_summary(run: Run) -> None:
 
 def _score_table(result: StageResult) -> list[dict[str, Any]]:
     """Sets, and below them their corpora and domains where they have several."""
-    rates = ("wer", "wer_low", "wer_high", "cer")
     rows = [
-        {"set": name, **{k: percent(v) if k in rates else v for k, v in scores.items()}}
+        {"set": name, **{k: percent(v) if k in RATES else v for k, v in scores.items()}}
         for name, scores in result.record["sets"].items()
     ]
     for name, kinds in result.record.get("groups", {}).items():

@@ -5,7 +5,7 @@ contains neither data nor pickles.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from prefect import task
@@ -101,9 +101,9 @@ def run_stage(name: str, run: Run) -> None:
     TASKS[name](run.run_id)
 
 
-def run_plainly(run: Run, until: str = "report") -> None:
-    """Run the stages one after another without Prefect."""
-    for name in STAGES[: STAGES.index(until) + 1]:
+def run_plainly(run: Run, until: str = "report", stages: Sequence[str] = STAGES) -> None:
+    """Run stages, by default all, one after another without Prefect."""
+    for name in stages[: stages.index(until) + 1]:
         ALL[name].execute(run)
         if name == PREPARE.name:
             _tell_sets(run, logging.getLogger(__name__))

@@ -93,6 +93,8 @@ class Run:
     flow_run_url: str = ""
     """URL of the run in the Prefect UI; empty without one."""
     results: dict[str, StageResult] = field(default_factory=dict)
+    bundle: Path | None = None
+    """Folder of an existing model that the run evaluates instead of training one."""
 
     def result(self, name: str) -> StageResult:
         """The result of an earlier stage."""

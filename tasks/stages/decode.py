@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 from pydantic import TypeAdapter
 
-from speech.bundle import load_spec
+from speech.bundle import bundle_digest, load_spec
 from speech.decoding import DecodeChoice, DecodeConfig
 from speech.features.cmvn import CmvnStats
 from speech.scoring import format_trn
@@ -107,14 +107,22 @@ def _inputs(run: Run) -> Inputs:
     digests = {name: set_digest(run, name) for name in sets}
     # only what differs from the default, as in `tasks.stages.train`
     config = with_digests(run.config.decode).model_dump(mode="json", exclude_defaults=True)
-    return {"decode": config}, digests | {"model": run.result("train").record["digest"]}
+    return {"decode": config}, digests | {"model": _model_digest(run)}
+
+
+def _model_digest(run: Run) -> str:
+    """Digest of the model that the run trained, or that it evaluates."""
+    if run.bundle is not None:
+        return bundle_digest(run.bundle)
+    digest: str = run.result("train").record["digest"]
+    return digest
 
 
 def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     counts: dict[str, int] = {"utterances": 0, "empty": 0}
     damaged: list[QuarantinedShard] = []
     with tempfile.TemporaryDirectory() as folder:
-        bundle = fetch_bundle(run.result("train").output, Path(folder))
+        bundle = run.bundle or fetch_bundle(run.result("train").output, Path(folder))
         for name in scored_sets(run):
             quarantine = set_quarantine(run, name, output.store)
             found = _decode(run, bundle, name, quarantine)
@@ -130,9 +138,10 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
 
 
 def _decode(run: Run, bundle: Path, name: str, quarantine: ShardQuarantine) -> list[Decoded]:
-    """Decode a set with this run's model: in this process if the runner is local, else in workers."""
-    if run.runner.local:
-        return decode_with(run, bundle, name, run.config.decode, on_damage=quarantine.add)
+    """Decode a set: in this process if the runner is local or the model is not the run's own, else in workers."""
+    if run.runner.local or run.bundle is not None:
+        own = run.bundle is None
+        return decode_with(run, bundle, name, run.config.decode, own=own, on_damage=quarantine.add)
     index = ShardIndex.read(ObjectStore(set_url(run, name)))
     common = {
         "model": run.result("train").url,

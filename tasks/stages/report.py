@@ -30,6 +30,12 @@ def percent(rate: float | None) -> str:
     return "–" if rate is None else f"{100 * rate:.2f} %"
 
 
+def interval(scores: dict[str, Any], name: str = "wer") -> str:
+    """Format the interval of a set: `wer` over utterances, `wer_speaker` over speakers; a dash without one."""
+    low, high = scores.get(f"{name}_low"), scores.get(f"{name}_high")
+    return "–" if low is None else f"{percent(low)} – {percent(high)}"
+
+
 def strategy_text(run: Run) -> str:
     """Strategy and number of learners of a run, in one line."""
     cfg = run.config.train
@@ -53,7 +59,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"percent": percent, "counts": counts_text, "number": "{:,}".format}
+    made.filters |= {"percent": percent, "interval": interval, "counts": counts_text, "number": "{:,}".format}
     return made
 
 
@@ -85,7 +91,6 @@ def render(run: Run, curves: bytes) -> str:
         run: The run, with the results of all earlier stages.
         curves: Plot of the learning curves, PNG.
     """
-    scores = run.result("score").output.read_json("scores.json")
     register = run.result("register").record
     training = run.result("train").record["result"]
     facts = {"model": register["model_uri"], "decision": register["decision"]["reason"], "run": run.run_id}
@@ -100,18 +105,39 @@ def render(run: Run, curves: bytes) -> str:
     prepare = run.result("prepare").record
     return _PAGES.get_template("report.html").render(
         name=run.config.name,
-        scores=scores,
         facts=facts,
         curves=base64.b64encode(curves).decode(),
-        groups={**GROUPS, "speakers": "speaker"},
-        worst={name: _worst(detail) for name, detail in scores["details"].items()},
         prepare=prepare,
         shard=run.result("shard").record,
         warnings=overlap_warnings(prepare, run.config.data),
         stages=run.results,
-        provenance=provenance(),
-        config=run.config.model_dump_json(indent=2, by_alias=True),
+        **_recognition(run.result("score").output.read_json("scores.json")),
+        **_origin(run),
     )
+
+
+def render_evaluation(run: Run, model: str) -> str:
+    """Render the page of an evaluation of an existing model."""
+    scores = run.result("score").output.read_json("scores.json")
+    return _PAGES.get_template("evaluation.html").render(
+        name=run.config.name,
+        facts={"model": model, "corpus": ", ".join(source.path for source in run.config.data.sources)},
+        prepare=run.result("prepare").record,
+        stages=run.results,
+        **_recognition(scores),
+        **_origin(run),
+    )
+
+
+def _recognition(scores: dict[str, Any]) -> dict[str, Any]:
+    """What the section on recognition shows."""
+    worst = {name: _worst(detail) for name, detail in scores["details"].items()}
+    return {"scores": scores, "groups": {**GROUPS, "speakers": "speaker"}, "worst": worst}
+
+
+def _origin(run: Run) -> dict[str, Any]:
+    """What the sections on provenance and configuration show."""
+    return {"provenance": provenance(), "config": run.config.model_dump_json(indent=2, by_alias=True)}
 
 
 def _inputs(run: Run) -> Inputs:
@@ -150,4 +176,4 @@ def _attach(run: Run, path: Path) -> None:
         progress.report("report", 1, 1, f"not attached to MLflow at {shown_mlflow_uri()}: {type(error).__name__}")
 
 
-REPORT = Stage("report", 4, _inputs, _work)
+REPORT = Stage("report", 5, _inputs, _work)

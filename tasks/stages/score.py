@@ -1,6 +1,7 @@
 """Stage 6, score: word and character error rates by set, speaker, corpus and domain, intervals, and alignments."""
 
 import re
+from functools import partial
 from typing import Any
 
 from speech.scoring import (
@@ -19,6 +20,8 @@ from tasks.stages.prepare import read_table
 Row = dict[str, Any]
 GROUPS = {"corpora": "corpus", "domains": "domain"}
 """Groups besides speakers: plural in the record, and singular in metrics."""
+RATES = ("wer", "wer_low", "wer_high", "wer_speaker_low", "wer_speaker_high", "cer")
+"""Rates of a set that are metrics; intervals over speakers exist only for sets with several."""
 
 
 def score_rows(rows: list[Row]) -> ScoreReport:
@@ -35,21 +38,30 @@ def by_corpus(report: ScoreReport, rows: list[Row]) -> dict[str, ErrorCounts]:
 
 
 def summarize(report: ScoreReport, bootstrap: int, seed: int) -> dict[str, Any]:
-    """Scores of one set: rates as fractions, the 95 % interval, counts."""
+    """Scores of one set: rates as fractions, counts, and 95 % intervals over utterances and over speakers.
+
+    The interval over speakers is there if the set has several; with few speakers it is too narrow.
+    """
     total = report.total
-    low, high = (None, None)
+    low, high, speaker_low, speaker_high = (None, None, None, None)
     if total.ref_words:
-        low, high = wer_interval(report.errors(), report.words(), samples=bootstrap, seed=seed)
+        interval = partial(wer_interval, report.errors(), report.words(), samples=bootstrap, seed=seed)
+        low, high = interval()
+        if len(report.speakers) > 1:
+            speaker_low, speaker_high = interval(speakers=report.speaker_of())
     return {
         "wer": total.wer,
         "wer_low": low,
         "wer_high": high,
+        "wer_speaker_low": speaker_low,
+        "wer_speaker_high": speaker_high,
         "cer": total.cer,
         "sub": total.sub,
         "ins": total.ins,
         "del": total.dele,
         "words": total.ref_words,
         "utterances": total.utterances,
+        "speakers": len(report.speakers),
     }
 
 
@@ -58,11 +70,7 @@ def figures(record: dict[str, Any]) -> dict[str, float]:
 
     Names are like `test.wer` and `test.domain.read.wer`; characters not allowed in a metric's name become underscores.
     """
-    found = {
-        f"{name}.{rate}": scores[rate]
-        for name, scores in record["sets"].items()
-        for rate in ("wer", "wer_low", "wer_high", "cer")
-    }
+    found = {f"{name}.{rate}": scores.get(rate) for name, scores in record["sets"].items() for rate in RATES}
     for name, kinds in record.get("groups", {}).items():
         for kind, members in kinds.items():
             for member, counts in members.items():
@@ -106,4 +114,4 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     }
 
 
-SCORE = Stage("score", 2, _inputs, _work)
+SCORE = Stage("score", 3, _inputs, _work)

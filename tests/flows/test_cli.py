@@ -19,6 +19,7 @@ COMMANDS = {
     "key",
     "decode",
     "score",
+    "evaluate",
     "register",
     "storage",
     "promote",
@@ -99,19 +100,57 @@ def test_score_compares_two_trn_files(tmp_path):
     ref, hyp = tmp_path / "ref.trn", tmp_path / "system.trn"
     ref.write_text("the cat sat (a-1)\nyes (b-1)\n")
     hyp.write_text("the cat sat down (a-1)\nno (b-1)\n")
-    found = json.loads(invoke("score", "--ref", ref, "--hyp", hyp, "--json").stdout)["sets"]["system"]
+    found = json.loads(invoke("score", ref, hyp, "--json").stdout)["sets"]["system"]
     assert (found["sub"], found["ins"], found["del"], found["words"]) == (1, 1, 0, 4)
     assert found["wer"] == 0.5
-    assert "50.00 %" in invoke("score", "--ref", ref, "--hyp", hyp).stdout
+    assert "50.00 %" in invoke("score", ref, hyp).stdout
+
+
+def test_score_counts_and_compares_as_nist_does(tmp_path, wide):
+    files = {
+        "ref.stm": ';; LABEL "SW" "Switchboard" ""\nsw A ann 0 4 <SW> it\'s { a / b } (uh) cat-like thing\n',
+        "one.ctm": "sw A 0.1 0.2 it\nsw A 0.4 0.2 is\nsw A 0.6 0.2 B\nsw A 1 0.4 cat-\nsw A 1.5 0.4 thing\n",
+        "two.ctm": "sw A 0.1 0.2 it\nsw A 0.4 0.2 is\nsw A 0.6 0.2 x\nsw B 1 0.4 no\n",
+        "rules.glm": ";;\n* case_sensitive = 'F'\n[IT'S] => [{IT'S / IT IS}] / [ ] __ [ ]\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    ref, one, two = (tmp_path / name for name in list(files)[:3])
+    options = ["-D", "-F", "--split-hyphens", "--glm", tmp_path / "rules.glm"]
+    found = json.loads(invoke("score", ref, one, *options, "--json").stdout)
+    assert found["sets"]["one"]["words"] == 7
+    assert (found["sets"]["one"]["sub"], found["sets"]["one"]["del"], found["sets"]["one"]["ins"]) == (0, 1, 0)
+    assert found["labels"]["one"]["Switchboard"]["errors"] == 1
+    assert "'sw b' that" in invoke("score", ref, one, "--compare", two, code=1).stderr
+    shown = invoke("score", ref, one, "--compare", two, "--extra", "ignore", *options)
+    assert "1 without a reference: sw b" in shown.stderr
+    both = invoke("score", ref, one, "--compare", two, "--extra", "insert", *options, "--json")
+    assert json.loads(both.stdout)["sets"]["two"]["ins"] == 1
+    assert json.loads(both.stdout)["comparison"]["segments"] == 2
+    assert "Switchboard" in shown.stdout
+    assert "no significant difference between one and two: matched-pairs test over 1 segments" in shown.stdout
+
+
+def test_score_counts_missing_utterances_where_it_may(tmp_path):
+    (tmp_path / "text").write_text("a-1 x y\nb-1 z\n")
+    (tmp_path / "hyp.jsonl").write_text('{"id": "a-1", "pred_text": "X y"}\n')
+    files = [tmp_path / "text", tmp_path / "hyp.jsonl"]
+    found = invoke("score", *files, "--missing", "delete", "--json")
+    assert json.loads(found.stdout)["missing"] == ["b-1"]
+    assert json.loads(found.stdout)["sets"]["hyp"]["del"] == 1
+    assert "1 without a hypothesis: b-1" in found.stderr
+    strict = invoke("score", *files, "--missing", "delete", "-s", "--json")
+    assert json.loads(strict.stdout)["sets"]["hyp"]["sub"] == 1
+    assert "is not a format" in invoke("score", *files, "--format", "xml", code=1).stderr
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["score"], "give either a configuration, or both --ref and --hyp"),
-        (["score", "--ref", "{}/ref.trn", "--hyp", "{}/short.trn"], "'b' is missing from"),
-        (["score", "--ref", "{}/ref.trn", "--hyp", "{}/none.trn"], "none.trn"),
-        (["score", "--ref", "{}/ref.trn", "--hyp", "{}/bad.trn"], "line 1"),
+        (["score"], "give either a configuration, or a reference and a hypothesis"),
+        (["score", "{}/ref.trn", "{}/short.trn"], "short.trn lacks 1 utterance: 'b' of"),
+        (["score", "{}/ref.trn", "{}/none.trn"], "none.trn"),
+        (["score", "{}/ref.trn", "{}/bad.trn"], "line 1"),
         (["run", "{}/none.yaml"], "none.yaml cannot be read"),
         (["run", "{}/wrong.yaml"], "train.epoch: there is no such field; did you mean 'epochs'?"),
         (["run", "{}/good.yaml", "--set", "train.epochs=["], "is no YAML value"),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from flows.summary import group_table, print_summary, score_table, set_table, summarize
+from flows.summary import group_table, print_summary, score_table, set_table, speaker_table, summarize
 from tasks.stages.base import Run
 
 
@@ -86,6 +86,11 @@ def test_every_figure_stands_below_its_head():
         "words": "1,004",
         "utterances": "5",
     }
+    several = scores | {"speakers": 4, "wer_speaker_low": 0, "wer_speaker_high": 0.5}
+    assert cells(speaker_table({"one": scores, "two": several}))[1:] == [
+        ["one", "10.00 %", "–", "1"],
+        ["two", "10.00 %", "0.00 % – 50.00 %", "4"],
+    ]
     sets = [
         {"set": name, "utterances": 1200, "hours": 1.5, "speakers": 7, "trained_on": 2} for name in ("train", "test")
     ]

@@ -168,3 +168,21 @@ def test_comparison_is_a_json_value():
     value = json.loads(json.dumps(compare_systems(errors, errors + 1, words).to_dict()))
     assert value["better"] == "a"
     assert set(value) == {"delta", "low", "high", "p_value", "better", "probability_of_improvement"}
+
+
+def test_resampled_speakers_vary_more_than_utterances_if_errors_are_those_of_voices():
+    words = np.full(200, 10)
+    speakers = [f"s{n % 10}" for n in range(200)]
+    errors = np.array([5 if n % 10 < 5 else 0 for n in range(200)])
+    by_utterance, by_speaker = wer_interval(errors, words), wer_interval(errors, words, speakers=speakers)
+    assert by_speaker[0] < by_utterance[0] < 0.25 < by_utterance[1] < by_speaker[1]
+    # ten speakers at rates of 0 or 0.5: the rate of a resample has a standard deviation of 0.25 / sqrt(10)
+    assert by_speaker[1] - by_speaker[0] == pytest.approx(2 * 1.96 * 0.25 / math.sqrt(10), rel=0.2)
+
+
+def test_each_speaker_once_is_the_same_as_utterances():
+    errors, words = utterances(30, 0.3)
+    speakers = [f"s{n:02}" for n in range(30)]
+    assert wer_interval(errors, words, speakers=speakers) == wer_interval(errors, words)
+    with pytest.raises(ScoringError, match="29 speakers for 30 utterances"):
+        wer_interval(errors, words, speakers=speakers[1:])

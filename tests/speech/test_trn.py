@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speech.scoring import TrnError, format_trn, parse_trn, read_trn, write_trn
+from speech.scoring import TranscriptError, format_trn, parse_trn, read_trn, write_trn
 
 
 def test_reading(tmp_path):
@@ -51,23 +51,23 @@ def test_awkward_texts(text):
 def test_lines_without_an_id(tmp_path, line):
     path = tmp_path / "bad.trn"
     path.write_text(f"a (u1)\n\n{line}\n")
-    with pytest.raises(TrnError, match=r"bad\.trn, line 3: no utterance id"):
+    with pytest.raises(TranscriptError, match=r"bad\.trn, line 3: no utterance id"):
         read_trn(path)
 
 
 def test_an_id_twice():
-    with pytest.raises(TrnError, match=r"hyp, line 3: utterance 'u1' was already in line 1"):
+    with pytest.raises(TranscriptError, match=r"hyp, line 3: utterance 'u1' was already in line 1"):
         list(parse_trn(["a (u1)", "b (u2)", "c (u1)"], "hyp"))
 
 
 def test_not_utf8(tmp_path):
     path = tmp_path / "latin.trn"
     path.write_text("café (u1)\n", encoding="latin-1")
-    with pytest.raises(TrnError, match="UTF-8"):
+    with pytest.raises(TranscriptError, match="UTF-8"):
         read_trn(path)
 
 
 def test_an_empty_id_leaves_no_file(tmp_path):
-    with pytest.raises(TrnError, match="empty id"):
+    with pytest.raises(TranscriptError, match="empty id"):
         write_trn(tmp_path / "hyp.trn", {"u1": "a", "": "the cat"})
     assert not (tmp_path / "hyp.trn").exists()

@@ -32,6 +32,17 @@ def test_a_set_without_words_has_no_rate():
     assert (found["wer"], found["wer_low"], found["wer_high"], found["ins"]) == (None, None, None, 1)
 
 
+def test_several_speakers_have_an_interval_of_their_own():
+    alone = summarize(score_rows([row(f"u{n}", "a b c", "a x c") for n in range(9)]), 200, 0)
+    assert (alone["speakers"], alone["wer_speaker_low"], alone["wer_speaker_high"]) == (1, None, None)
+    rows = [row(f"u{n}", "a b c", "x y z" if n < 20 else "a b c", speaker=f"s{n // 10}") for n in range(40)]
+    found = summarize(score_rows(rows), 500, 0)
+    assert found["speakers"] == 4
+    assert found["wer_speaker_low"] < found["wer_low"] < 0.5 < found["wer_high"] < found["wer_speaker_high"]
+    metrics = figures({"sets": {"test": found}})
+    assert metrics["test.wer_speaker_low"] == found["wer_speaker_low"]
+
+
 def test_the_stage_agrees_with_scoring_its_decoded_table(finished):
     result = finished.result("score")
     rows = read_table(finished.result("decode").store, "test.parquet")

@@ -8,6 +8,27 @@ from corpus_contract import SPEAKERS, CorpusContract, expected_ids, texts, write
 from storage.corpora import CorpusError, open_corpus
 
 
+class TestSidecar(CorpusContract):
+    kind = "sidecar"
+
+    def ids(self):
+        return [f"{name.split('-')[0]}-{name}" for name in expected_ids()]
+
+    def make(self, folder):
+        for utterance_id, speaker, text in texts():
+            path = folder / speaker / f"{utterance_id}.flac"
+            write_audio(path)
+            path.with_suffix(".txt").write_text(f"{text}\n", encoding="utf-8")
+        return folder
+
+    def add_bad_entries(self, path):
+        write_audio(path / "11" / "no text.wav")
+        (path / "11" / "no audio.txt").write_text("X")
+        write_audio(path / "33" / "broken.wav")
+        (path / "33" / "broken.lab").write_bytes(b"\xff")
+        return {"11-no text": "missing-transcript", "11-no audio": "missing-audio", "33-broken": "bad-line"}
+
+
 class TestMls(CorpusContract):
     kind = "mls"
 

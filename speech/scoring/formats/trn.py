@@ -13,12 +13,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from urllib.parse import quote, unquote
 
+from speech.scoring.formats.base import (
+    Purpose,
+    TranscriptEntry,
+    TranscriptError,
+    TranscriptFile,
+    TranscriptFormat,
+    read_lines,
+    unique_entries,
+    without_comments,
+)
+
 _LINE = re.compile(r"(?P<text>.*?)\(\s*(?P<id>[^()\s]+)\s*\)\s*")
 _NOT_IN_IDS = re.compile(r"[()%\s]")
-
-
-class TrnError(ValueError):
-    """An invalid line; the message names it."""
 
 
 def parse_trn(lines: Iterable[str], source: str = "trn") -> Iterator[tuple[str, str]]:
@@ -29,45 +36,51 @@ def parse_trn(lines: Iterable[str], source: str = "trn") -> Iterator[tuple[str, 
         source: Name of the file in error messages.
 
     Raises:
-        TrnError: A line has no id at its end, or an id occurs twice.
+        TranscriptError: A line has no id at its end, or an id occurs twice.
     """
-    seen: dict[str, int] = {}
-    for number, line in enumerate(lines, 1):
-        if not line.strip() or line.startswith(";;"):
-            continue
-        match = _LINE.fullmatch(line.strip())
-        if match is None:
-            raise TrnError(f"{source}, line {number}: no utterance id in parentheses at the end: {line.strip()[:80]!r}")
-        id_ = unquote(match["id"])
-        if id_ in seen:
-            raise TrnError(f"{source}, line {number}: utterance {id_!r} was already in line {seen[id_]}")
-        seen[id_] = number
-        yield id_, " ".join(match["text"].split())
+    return ((entry.id, entry.text) for entry in _entries(lines, source))
+
+
+def _entries(lines: Iterable[str], source: str) -> Iterator[TranscriptEntry]:
+    return unique_entries((_entry(number, line, source) for number, line in without_comments(lines)), source)
+
+
+def _entry(number: int, line: str, source: str) -> TranscriptEntry:
+    match = _LINE.fullmatch(line)
+    if match is None:
+        raise TranscriptError(
+            f"{source}, line {number}: no utterance id in parentheses at the end: {line[:80]!r}; write: words (id)"
+        )
+    id_ = unquote(match["id"])
+    return TranscriptEntry(id_, " ".join(match["text"].split()), number, id_.split("-")[0])
 
 
 def read_trn(path: Path | str) -> dict[str, str]:
     """Reads a transcript file (UTF-8) into {id: text}, in the order of the file.
 
     Raises:
-        TrnError: The file is not UTF-8, a line has no id at its end, or an id occurs twice.
+        TranscriptError: The file is not UTF-8, a line has no id at its end, or an id occurs twice.
     """
-    try:
-        with Path(path).open(encoding="utf-8") as file:
-            return dict(parse_trn(file, str(path)))
-    except UnicodeDecodeError as error:
-        raise TrnError(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}") from error
+    return dict(parse_trn(read_lines(Path(path)), str(path)))
+
+
+def _read(lines: Iterable[str], source: str, _: Purpose) -> TranscriptFile:
+    return TranscriptFile(list(_entries(lines, source)))
+
+
+TRN = TranscriptFormat("trn", (".trn",), "utterances", _read)
 
 
 def format_trn(texts: Mapping[str, str]) -> str:
     """Writes {id: text} as the lines of a transcript file.
 
     Raises:
-        TrnError: An id is empty.
+        TranscriptError: An id is empty.
     """
     lines = []
     for id_, text in texts.items():
         if not id_:
-            raise TrnError(f"the utterance with the text {text[:60]!r} has an empty id: give it one")
+            raise TranscriptError(f"the utterance with the text {text[:60]!r} has an empty id: give it one")
         words = " ".join(text.split())
         # A line that starts with ";;" is a comment; a leading space prevents that.
         margin = " " if words.startswith(";;") else ""
@@ -80,7 +93,7 @@ def write_trn(path: Path | str, texts: Mapping[str, str]) -> None:
     """Writes {id: text} to a transcript file (UTF-8).
 
     Raises:
-        TrnError: An id is empty; no file is written then.
+        TranscriptError: An id is empty; no file is written then.
     """
     content = format_trn(texts)
     Path(path).write_text(content, encoding="utf-8", newline="\n")

@@ -1,0 +1,65 @@
+"""`starling evaluate`: the error rate of any model on any corpus, without training."""
+
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from flows.cli.common import JsonOption, SetOption, err, friendly, interruptible, out, print_json, progress_bars, say
+from flows.cli.run import PlainOption
+
+
+@friendly
+def evaluate(
+    model: Annotated[
+        str,
+        typer.Argument(help="NAME (its champion), NAME@ALIAS, NAME/VERSION, models:/…, or a bundle's folder."),
+    ],
+    corpus: Annotated[Path, typer.Argument(help="Corpus of any layout, or a folder of audio with text files.")],
+    kind: Annotated[str, typer.Option("--kind", help="Layout; by default it is found out.")] = "auto",
+    split: Annotated[str, typer.Option("--split", help="Score only this part of the corpus, such as test.")] = "",
+    language: Annotated[str, typer.Option("--language", help="Language of the transcripts.")] = "en",
+    limit: Annotated[int, typer.Option("--limit", help="Only the first utterances; 0: all.", min=0)] = 0,
+    overrides: SetOption = None,
+    plain: PlainOption = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Recognize and score a corpus with an existing model: error rates, intervals and a report; nothing is trained."""
+    from flows.models import fetch_model, model_uri
+    from flows.summary import print_summary
+    from storage.corpora import guess_kind
+    from tasks.stages.evaluation import evaluation_config
+
+    with redirect_stdout(sys.stderr), interruptible():
+        path = corpus.expanduser().resolve()
+        layout = guess_kind(str(path)) if kind == "auto" else kind
+        source = {"kind": layout, "path": str(path), "language": language, "limit": limit}
+        uri = model_uri(model)
+        config = evaluation_config(fetch_model(uri), source, split, overrides)
+        summary = _execute(config, uri, plain)
+    print_summary(summary, err if json_output else out)
+    if json_output:
+        print_json(summary)
+
+
+def _execute(config: Any, model: str, plain: bool) -> dict[str, Any]:
+    from tasks.orchestration.reachable import check_servers
+
+    check_servers(config, "score", say)
+    if plain:
+        from flows.pipeline import evaluate_plainly
+
+        with progress_bars():
+            return evaluate_plainly(config, model)
+    from flows.servers.prefect_api import orchestration
+
+    with orchestration(say) as url:
+        from flows.pipeline import evaluate as flow
+
+        err.print(f"[dim]Prefect at {url}[/dim]")
+        with progress_bars():
+            evaluation: Any = flow  # a flow's types omit what it returns
+            summary: dict[str, Any] = evaluation(config, until="score", model=model)
+        return summary

@@ -1,0 +1,26 @@
+"""Kaldi's text format: `utterance-id word word …`, one utterance per line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from speech.scoring.formats.base import (
+    Purpose,
+    TranscriptEntry,
+    TranscriptFile,
+    TranscriptFormat,
+    unique_entries,
+    without_comments,
+)
+
+
+def read_kaldi(lines: Iterable[str], source: str, _: Purpose) -> TranscriptFile:
+    """Reads the lines of a text file; the speaker is what comes before the id's first hyphen."""
+    entries = []
+    for line, content in without_comments(lines, comment=""):
+        id_, *words = content.split()
+        entries.append(TranscriptEntry(id_, " ".join(words), line, id_.split("-")[0]))
+    return TranscriptFile(list(unique_entries(entries, source)))
+
+
+KALDI = TranscriptFormat("kaldi", (".txt", ".text", "text"), "utterances", read_kaldi)

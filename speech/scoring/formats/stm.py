@@ -1,0 +1,56 @@
+"""NIST's stm format: `file channel speaker start end [<label,label>] text`, a segment per line, times in seconds.
+
+The text `IGNORE_TIME_SEGMENT_IN_SCORING` excludes a stretch. A comment such as `;; LABEL "sw" "Switchboard" "from
+Switchboard"` defines a label.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from speech.scoring.formats.base import (
+    Purpose,
+    TimedSegment,
+    TranscriptError,
+    TranscriptFile,
+    TranscriptFormat,
+    number,
+    without_comments,
+)
+
+IGNORED = "ignore_time_segment_in_scoring"
+_LABEL = re.compile(r';;\s*LABEL\s+"(?P<id>[^"]*)"\s+"(?P<title>[^"]*)"', re.IGNORECASE)
+_SUBSETS = re.compile(r"<(?P<labels>\S*)>")
+
+
+def read_stm(lines: Iterable[str], source: str, _: Purpose) -> TranscriptFile:
+    """Reads the segments of an stm file, in the order of the file."""
+    labels: dict[str, str] = {}
+    segments = []
+    for line, content in without_comments(lines, comment=""):
+        if content.startswith(";;"):
+            if match := _LABEL.match(content):
+                labels[match["id"].lower()] = match["title"].strip() or match["id"]
+        else:
+            segments.append(_segment(content, line, f"{source}, line {line}"))
+    return TranscriptFile(segments=segments, labels=labels)
+
+
+def _segment(content: str, line: int, where: str) -> TimedSegment:
+    fields = content.split(maxsplit=5)
+    if len(fields) < 5:
+        raise TranscriptError(f"{where}: {len(fields)} fields; write: file channel speaker start end <labels> text")
+    start, end = number(fields[3], "start", where), number(fields[4], "end", where)
+    if end < start:
+        raise TranscriptError(f"{where}: the segment ends at {end:g} s, before it starts at {start:g} s")
+    text = fields[5] if len(fields) > 5 else ""
+    labels: tuple[str, ...] = ()
+    first, _, rest = text.partition(" ")
+    if match := _SUBSETS.fullmatch(first):
+        labels, text = tuple(name for name in match["labels"].lower().split(",") if name), rest
+    text = " ".join(text.split())
+    return TimedSegment(fields[0], fields[1], fields[2], start, end, text, line, labels, text.lower() == IGNORED)
+
+
+STM = TranscriptFormat("stm", (".stm",), "segments", read_stm)

@@ -1,0 +1,69 @@
+"""A folder of audio files, each with its transcript in a text file of the same name beside it."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from storage.corpora.base import AUDIO_SUFFIXES, CorpusReader, Utterance, read_lines
+
+_TRANSCRIPTS = (".txt", ".lab")
+_LOOKED_AT = 200
+
+
+class SidecarReader(CorpusReader):
+    """Reads `NAME.wav` (flac, opus, ogg, mp3, sph) with `NAME.txt` or `NAME.lab`, in folders of any depth.
+
+    The id is the path without its suffix, with `-` for `/`; the speaker is the name of the file's folder.
+    """
+
+    @classmethod
+    def recognises(cls, root: Path) -> bool:
+        """Whether one of the first audio files has a transcript."""
+        if not root.is_dir():
+            return False
+        for number, (audio, transcript) in enumerate(_pairs(root)):
+            if audio and transcript:
+                return True
+            if number >= _LOOKED_AT:
+                break
+        return False
+
+    def _utterances(self) -> Iterator[Utterance]:
+        for audio, transcript in _pairs(self.root):
+            place = (audio or transcript or self.root).relative_to(self.root).with_suffix("")
+            id_ = "-".join(place.parts)
+            if audio is None:
+                self._problem(id_, "missing-audio", f"no audio file of the name of {transcript}")
+            elif transcript is None:
+                self._problem(id_, "missing-transcript", f"no text file of the name of {audio}")
+            else:
+                lines = [line for _, line in read_lines(transcript)]
+                if None in lines:
+                    self._problem(id_, "bad-line", f"{transcript} is not UTF-8")
+                    continue
+                text = " ".join(" ".join(line for line in lines if line).split())
+                found = self._make(id_, audio, text, audio.parent.name)
+                if found:
+                    yield found
+
+    def files(self) -> Iterator[Path]:
+        """Yield audio files and transcripts."""
+        for pair in _pairs(self.root):
+            yield from (path for path in pair if path)
+
+
+def _pairs(root: Path) -> Iterator[tuple[Path | None, Path | None]]:
+    """Audio files and transcripts of the same name, in order; one of them may be missing."""
+    for folder, subfolders, names in os.walk(root):
+        subfolders.sort()
+        audio: dict[str, Path] = {}
+        texts: dict[str, Path] = {}
+        for name in sorted(names):
+            path = Path(folder, name)
+            kind = path.suffix.lower()
+            if kind in AUDIO_SUFFIXES:
+                audio.setdefault(path.stem, path)
+            elif kind in _TRANSCRIPTS:
+                texts.setdefault(path.stem, path)
+        for stem in sorted(audio.keys() | texts.keys()):
+            yield audio.get(stem), texts.get(stem)

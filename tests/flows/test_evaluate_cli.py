@@ -1,0 +1,130 @@
+"""`starling evaluate`: an existing model on a corpus, with real stages and a model that cannot err."""
+
+import json
+from pathlib import Path
+
+import pytest
+import soundfile
+from support import load_beside
+from typer.testing import CliRunner
+
+from flows.cli.app import app
+from flows.models import model_uri
+from speech.bundle import bundle_digest
+from speech.recognizer import Recognizer
+from tasks.config.home import home as home_folder
+from tasks.stages.evaluation import evaluation_config
+
+said = load_beside(__file__, "../speech/test_transcriber.py")
+RATE, folder, speak = said.RATE, said.folder, said.speak
+
+SAID = {
+    "ann/1": ("alpha bravo", "alpha bravo"),
+    "ann/2": ("charlie", "charlie"),
+    # transcripts with three errors in the view of the recognizer
+    "bob/1": ("delta echo", "delta delta echo"),
+    "bob/2": ("foxtrot", "foxtrot"),
+    "eve/1": ("alpha", "bravo charlie"),
+}
+
+
+@pytest.fixture
+def sure(folder, monkeypatch):
+    """The bundle's folder, whose model cannot err."""
+    load = Recognizer.load.__func__
+
+    def loaded(cls, *args, **kwargs):
+        found = load(cls, *args, **kwargs)
+        found.model = said.LoudestBand()
+        return found
+
+    monkeypatch.setattr(Recognizer, "load", classmethod(loaded))
+    return folder
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """A folder of recordings with text files."""
+    for name, (words, transcript) in SAID.items():
+        path = tmp_path / "my corpus" / f"{name}.wav"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        soundfile.write(path, speak(words), RATE)
+        path.with_suffix(".txt").write_text(transcript + "\n")
+    return tmp_path / "my corpus"
+
+
+def evaluate(*words, code=0):
+    result = CliRunner().invoke(app, ["evaluate", *map(str, words), "--plain"])
+    assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
+    return result
+
+
+def test_a_bundle_is_scored_on_a_folder_of_recordings(sure, corpus, home):
+    found = json.loads(evaluate(sure, corpus, "--json").stdout.splitlines()[-1])
+    assert [stage["name"] for stage in found["stages"]] == ["prepare", "shard", "features", "decode", "score"]
+    scores = found["sets"]["test"]
+    assert (scores["words"], scores["sub"], scores["del"], scores["ins"]) == (9, 1, 2, 0)
+    assert scores["utterances"] == 5
+    assert scores["wer_low"] < scores["wer"] < scores["wer_high"]
+    assert scores["speakers"] == 3
+    assert scores["wer_speaker_low"] < scores["wer"] < scores["wer_speaker_high"]
+    assert found["model_uri"] is None
+    page = Path(found["report"]).read_text()
+    assert f"<td>{sure}</td>" in page
+    assert "(-delta)" in page
+    again = json.loads(evaluate(sure, corpus, "--json").stdout.splitlines()[-1])
+    assert all(stage["cached"] for stage in again["stages"])
+    shorter = json.loads(evaluate(sure, corpus, "--json", "--limit", 2).stdout.splitlines()[-1])
+    assert shorter["sets"]["test"]["wer"] == 0
+
+
+def test_other_weights_are_another_model(folder, tmp_path):
+    before = bundle_digest(folder)
+    assert bundle_digest(folder) == before
+    for name in ("bundle.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    weights = bytearray((tmp_path / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (tmp_path / "model.safetensors").write_bytes(weights)
+    assert bundle_digest(tmp_path) != before
+
+
+def test_the_configuration_is_the_models(folder, tmp_path):
+    source = {"kind": "table", "path": str(tmp_path / "a b.csv")}
+    config = evaluation_config(folder, source, overrides=["data.max_seconds=7"])
+    assert (config.name, config.data.sample_rate, config.data.max_seconds) == ("evaluate-a-b.csv", RATE, 7)
+    assert config.features.kind == "logmel"
+    assert config.data.sources[0].set == config.score.sets[0] == "test"
+    config = evaluation_config(folder, source, "dev")
+    assert (config.data.sources[0].set, config.score.sets) == ("", ("dev",))
+
+
+@pytest.mark.parametrize(
+    ("name", "uri"),
+    [
+        ("demo", "models:/demo@champion"),
+        ("demo@challenger", "models:/demo@challenger"),
+        ("demo/3", "models:/demo/3"),
+        ("models:/demo@x", "models:/demo@x"),
+        ("/", "/"),
+    ],
+)
+def test_names_of_models(name, uri):
+    assert model_uri(name) == uri
+
+
+def test_mistakes_have_remedies(folder, tmp_path, corpus, home):
+    assert "is no model: give NAME" in evaluate("no/such/bundle", corpus, code=1).stderr
+    assert "is not a model bundle" in evaluate(tmp_path, corpus, code=1).stderr
+    assert "has no known corpus layout" in evaluate(folder, folder, code=1).stderr
+    message = evaluate(folder, corpus, "--split", "dev", code=1).stderr
+    assert "score.sets names 'dev'" in message
+
+
+def test_a_registered_model_scores_as_in_its_own_run(finished):
+    (table,) = (home_folder() / "corpora").glob("synthetic-*/metadata.csv")
+    speakers = sorted(finished.result("score").output.read_json("scores.json")["details"]["test"]["speakers"])
+    chosen = f"data.sources.0.speakers={json.dumps(speakers)}"
+    found = json.loads(evaluate("tiny", table, "--set", chosen, "--json").stdout.splitlines()[-1])
+    assert found["model"] == "models:/tiny@champion"
+    assert found["sets"]["test"] == finished.result("score").record["sets"]["test"]

@@ -1,0 +1,90 @@
+"""NIST's programs (Debian's package sctk) as references: running them, reading what they say, and random inputs."""
+
+import random
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+FOLDER = "/usr/lib/sctk/bin"
+OPERATIONS = {"C": "cor", "S": "sub", "I": "ins", "D": "del"}
+
+
+def program(name):
+    """Path of one of NIST's programs; skips the test where it is not installed."""
+    found = shutil.which(name) or shutil.which(name, path=FOLDER)
+    if found is None:
+        pytest.skip(f"NIST {name} is not installed (Debian: apt install sctk)")
+    return found
+
+
+def run_sclite(ref: Path, hyps: list[Path], *options: str, kinds=("trn", "trn")) -> str:
+    """What sclite says in SGML, or an error message if it refuses the files."""
+    command = [program("sclite"), "-r", ref, kinds[0]]
+    for hyp in hyps:
+        command += ["-h", hyp, kinds[1], hyp.stem]
+    command += ["-i", "rm"] if kinds[0] == "trn" else []
+    done = subprocess.run([*command, *options, "-o", "sgml", "stdout", "-f", "0"], capture_output=True)
+    return done.stdout.decode(errors="replace")
+
+
+def read_alignments(sgml: str) -> dict[str, list]:
+    """Steps of each utterance."""
+    paths = re.findall(r'<PATH id="\(([^)]*)\)" .*?>\n(.*?)</PATH>', sgml, re.DOTALL)
+    return {id_: [read_step(step) for step in body.split(":") if step.strip()] for id_, body in paths}
+
+
+def read_step(step: str):
+    operation, ref, hyp = step.strip().split(",")[:3]
+    return OPERATIONS[operation], ref.strip('"') or None, hyp.strip('"') or None
+
+
+def run_sc_stats(sgml: str) -> tuple[int, float, float, float, bool]:
+    """Outcome of mapsswe: segments, mean, standard deviation, Z, and whether the difference is significant."""
+    done = subprocess.run(
+        [program("sc_stats"), "-p", "-t", "mapsswe", "-v", "-n", "-"], input=sgml.encode(), capture_output=True
+    )
+    found = re.search(
+        r"# segs: (\d+)\).*mean: (\S+)\) \(std dev: (\S+)\) \(Z Stat: (\S+)\) \(Stat Diff: (\w+)\)",
+        done.stdout.decode(errors="replace"),
+    )
+    assert found, done.stdout[-500:]
+    return int(found[1]), float(found[2]), float(found[3]), float(found[4]), found[5] == "Yes"
+
+
+def marked_text(
+    rng: random.Random, vocabulary: list[str], *, choices=0.3, nulls=0.3, optional=0.2, depth=2, length=None
+):
+    """Random words, among them alternatives and words that may be left out."""
+    words = []
+    for _ in range(rng.choice([0, 1, 2, 3, 4, 6]) if length is None else length):
+        draw = rng.random()
+        if draw < choices and depth:
+            sets = [
+                marked_text(rng, vocabulary, choices=choices * 0.4, optional=optional, depth=depth - 1, length=length)
+                for length in rng.choices([1, 1, 2, 3], k=rng.choice([2, 2, 3]))
+            ]
+            if rng.random() < nulls:
+                sets[rng.randrange(len(sets))] = "@"
+            words.append(f"{{ {' / '.join(sets)} }}")
+        elif draw < choices + optional:
+            words.append(f"({rng.choice(vocabulary)})")
+        else:
+            words.append(rng.choice(vocabulary))
+    return " ".join(words)
+
+
+def disturbed(rng: random.Random, words: list[str], vocabulary: list[str], rate: float | None = None) -> list[str]:
+    """A recognizer's errors, or, if no rate is given, sometimes another sentence altogether."""
+    if rate is None and rng.random() < 0.4:
+        return rng.choices(vocabulary, k=rng.randint(0, len(words) + 4))
+    rate, result = rng.random() * 0.6 if rate is None else rate, []
+    for word in words:
+        draw = rng.random() / max(rate, 1e-9)
+        if draw < 0.5:
+            result.append(rng.choice(vocabulary))
+        elif draw > 0.75:
+            result += [word, rng.choice(vocabulary)] if draw < 1 else [word]
+    return result

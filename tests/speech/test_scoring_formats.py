@@ -1,0 +1,178 @@
+"""Transcripts of all formats: what is read, which line is wrong and why, and how utterances are paired."""
+
+from pathlib import Path
+
+import pytest
+
+from speech.scoring import (
+    FORMATS,
+    PairingRules,
+    ScoringError,
+    ScoringRules,
+    TranscriptError,
+    load_pairs,
+    read_transcript,
+)
+from speech.scoring.formats import find_format
+
+MARKS = ScoringRules(alternatives=True, optional=True)
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(name: str, text: str) -> Path:
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        return tmp_path / name
+
+    return write
+
+
+def rows(pairs):
+    return [(row.id, row.ref, row.hyp, row.speaker) for row in pairs.rows]
+
+
+SAME = {
+    "ref.trn": "the cat (ann-1)\n;; comment\nyes (bob-2)\n",
+    "text": "ann-1 the cat\n\nbob-2 yes\n",
+    "ref.jsonl": '{"id": "ann-1", "text": "the cat"}\n{"id": "bob-2", "text": "yes"}\n',
+}
+
+
+@pytest.mark.parametrize("ref", SAME)
+@pytest.mark.parametrize("hyp", SAME)
+def test_formats_of_utterances_hold_the_same(write, ref, hyp):
+    pairs = load_pairs(write(ref, SAME[ref]), write(hyp, SAME[hyp]), MARKS)
+    assert rows(pairs) == [("ann-1", "the cat", "the cat", "ann"), ("bob-2", "yes", "yes", "bob")]
+
+
+def test_the_name_tells_the_format_unless_it_is_given(write):
+    assert {find_format(Path(f"x{format_.suffixes[0]}")).name for format_ in FORMATS.values()} == set(FORMATS)
+    path = write("ref.out", "a b\n")
+    assert read_transcript(path, "ref", "kaldi").utterances[0].text == "b"
+    with pytest.raises(TranscriptError, match="give --format, one of trn, kaldi, jsonl, ctm, stm"):
+        read_transcript(path, "ref")
+    with pytest.raises(TranscriptError, match="'sgml' is not a format"):
+        read_transcript(path, "ref", "sgml")
+
+
+def test_json_lines_of_manifests(write):
+    path = write(
+        "both.jsonl",
+        '{"audio_filepath": "x.wav", "text": "a b", "pred_text": "a", "speaker": "ann", "domain": "phone"}\n',
+    )
+    (row,) = load_pairs(path, path, MARKS).rows
+    assert (row.id, row.ref, row.hyp, row.speaker, row.domain) == ("x.wav", "a b", "a", "ann", "phone")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("x.trn", "a (u1)\nno id\n", r"x\.trn, line 2: no utterance id in parentheses"),
+        ("x.trn", "a (u1)\nb (u1)\n", r"line 2: utterance 'u1' was already in line 1: keep one"),
+        ("x.txt", "u1 a\nu1 b\n", r"line 2: utterance 'u1' was already in line 1"),
+        ("x.jsonl", '{"id": "a", "text": "b"}\n{"id"\n', r"line 2: not a JSON object on one line"),
+        ("x.jsonl", "[1]\n", r"line 1: not a JSON object: write"),
+        ("x.jsonl", '{"id": "a", "words": "b"}\n', r"line 1: no text in ref or text; fields there: id, words"),
+        ("x.ctm", "f A 0.1 0.2\n", r"line 1: 4 fields; write: file channel start duration word"),
+        ("x.ctm", "f A 0.1 -1 a\n", r"line 1: duration '-1' must be a number of seconds, 0 or more"),
+        ("x.ctm", "f A nan 1 a\n", r"line 1: start 'nan' must be a number"),
+        ("x.ctm", "f A * * <ALT_BEGIN>\nf A 0 1 a\n", r"line 1: <ALT_BEGIN> without <ALT_END>: close"),
+        ("x.ctm", "f A * * <ALT>\n", r"line 1: <ALT> is out of place"),
+        ("x.stm", "f A s 1\n", r"line 1: 4 fields; write: file channel speaker start end"),
+        ("x.stm", "f A s 2 1 a\n", r"line 1: the segment ends at 1 s, before it starts at 2 s"),
+        ("x.stm", ";; only comments\n", r"there is nothing in it"),
+    ],
+)
+def test_what_is_wrong_is_named_by_line(write, name, text, message):
+    with pytest.raises(TranscriptError, match=message):
+        read_transcript(write(name, text), "ref")
+
+
+def test_other_encodings_have_a_remedy(tmp_path):
+    (tmp_path / "x.txt").write_bytes("u1 café\n".encode("latin-1"))
+    with pytest.raises(TranscriptError, match="not UTF-8 text.*iconv"):
+        read_transcript(tmp_path / "x.txt", "ref")
+
+
+def test_unreadable_alternatives_are_named_by_line(write):
+    ref, hyp = write("ref.txt", "u1 a\nu2 { b / \n"), write("hyp.txt", "u1 a\nu2 b\n")
+    with pytest.raises(TranscriptError, match=r"ref\.txt, line 2: .*write @ for no word"):
+        load_pairs(ref, hyp, MARKS)
+    assert len(load_pairs(ref, hyp, ScoringRules()).rows) == 2
+
+
+def test_missing_and_extra_utterances_are_refused_or_counted(write):
+    ref, hyp = write("ref.txt", "u1 a b\nu2 c\n"), write("hyp.txt", "u2 c\nu3 x\n")
+    with pytest.raises(ScoringError, match=r"lacks 1 utterance: 'u1' of .*--missing delete"):
+        load_pairs(ref, hyp, MARKS)
+    with pytest.raises(ScoringError, match=r"has 1 utterance: 'u3' that .*--extra insert .*--extra ignore"):
+        load_pairs(ref, hyp, MARKS, PairingRules(missing="delete"))
+    found = load_pairs(ref, hyp, MARKS, PairingRules(missing="delete", extra="insert"))
+    assert (found.missing, found.extra) == (["u1"], ["u3"])
+    assert rows(found) == [("u1", "a b", "", "u1"), ("u2", "c", "c", "u2"), ("u3", "", "x", "u3")]
+    found = load_pairs(ref, hyp, MARKS, PairingRules(missing="delete", extra="ignore"))
+    assert [row.id for row in found.rows] == ["u1", "u2"]
+
+
+def test_many_missing_utterances_are_named_in_part(write):
+    ref = write("ref.txt", "".join(f"u{number} a\n" for number in range(9)))
+    with pytest.raises(ScoringError, match="lacks 8 utterances: 'u1', 'u2', 'u3', 'u4', 'u5' and 3 more of"):
+        load_pairs(ref, write("hyp.txt", "u0 a\n"), MARKS)
+
+
+def test_formats_that_do_not_fit(write):
+    stm, text = write("ref.stm", "f A s 0 1 a\n"), write("hyp.txt", "u1 a\n")
+    with pytest.raises(ScoringError, match=r"\(stm\) cannot be scored against .* \(kaldi\): give stm as reference"):
+        load_pairs(stm, text, MARKS)
+
+
+STM = """;; LABEL "O" "Overall" "all of it"
+;; LABEL "CH" "CallHome" ""
+en A ann 0 5 <O,CH,x> hello { there / @ } you
+en A ann 5 6 <O,CH> IGNORE_TIME_SEGMENT_IN_SCORING
+en A ann 6 8 <O,CH> fine
+en B bob 1 4 go on
+"""
+CTM = """;; comment
+en A 0.5 0.3 hello 0.9
+en A 4.9 0.3 ignored 0.8
+en A 5.85 0.2 ignored
+en A 5.9 0.2 fine
+en A 9 0.3 late
+"""
+
+
+def test_words_belong_to_segments_by_their_middles(write):
+    pairs = load_pairs(write("ref.stm", STM), write("hyp.ctm", CTM), MARKS)
+    # sclite gives the same
+    assert rows(pairs) == [
+        ("ann-000", "hello { there / @ } you", "hello", "ann"),
+        ("ann-001", "fine", "fine late", "ann"),
+        ("bob-000", "go on", "", "bob"),
+    ]
+    assert [row.labels for row in pairs.rows] == [("o", "ch"), ("o", "ch"), ()]
+    assert pairs.titles == {"o": "Overall", "ch": "CallHome"}
+    assert pairs.missing == ["en b"]
+
+
+def test_words_in_a_gap_belong_to_the_next_segment(write):
+    stm = write("ref.stm", "f A s 1 2 a\nf A s 4 5 b\n")
+    ctm = write("hyp.ctm", "F a 0.1 0.1 early\nf A 1.5 0.1 a\nf A 3 0.1 gap\nf A 7 0.1 late\n")
+    assert [row.hyp for row in load_pairs(stm, ctm, MARKS).rows] == ["early a", "gap late"]
+
+
+def test_channels_without_a_reference_are_refused_or_inserted(write):
+    stm, ctm = write("ref.stm", "f A s 1 2 a\n"), write("hyp.ctm", "f A 1.5 0.1 a\nf B 1 0.1 x\ng A 1 0.1 y\n")
+    with pytest.raises(ScoringError, match="has 2 utterances: 'f b', 'g a' that"):
+        load_pairs(stm, ctm, MARKS)
+    found = load_pairs(stm, ctm, MARKS, PairingRules(extra="insert"))
+    assert [(row.ref, row.hyp) for row in found.rows] == [("a", "a"), ("", "x"), ("", "y")]
+    assert len(load_pairs(stm, ctm, MARKS, PairingRules(extra="ignore")).rows) == 1
+
+
+def test_alternatives_of_a_ctm_file_stay_together(write):
+    alternatives = (
+        "f A * * <ALT_BEGIN>\nf A 0.5 0.2 a\nf A 1.5 0.2 b\nf A * * <ALT>\nf A 0.6 0.2 c\nf A * * <ALT_END>\n"
+    )
+    stm, ctm = write("ref.stm", "f A s 0 1 a\nf A s 1 2 b\n"), write("hyp.ctm", f"{alternatives}f A 1.9 0.1 d\n")
+    assert [row.hyp for row in load_pairs(stm, ctm, MARKS).rows] == ["", "{ a b / c } d"]

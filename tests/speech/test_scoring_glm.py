@@ -1,0 +1,100 @@
+"""Global mapping rules; every expected text was made with NIST's csrfilt (Debian's sctk 2.4.10)."""
+
+import pytest
+
+from speech.scoring import PairingRules, ScoringRules, TranscriptError, load_pairs, read_glm
+from speech.scoring.glm import parse_glm
+
+HEADER = [";; first line", "* format = 'NIST1'", "* copy_no_hit = 'T'", "* case_sensitive = 'F'"]
+WORD = " / [ ] __ [ ]"
+
+
+def changed(rules, text, **options):
+    return parse_glm([*HEADER, *rules]).filter("trn", "ref", **options)(text)
+
+
+@pytest.mark.parametrize(
+    ("rules", "text", "expected"),
+    [
+        ([f"[AB] => [X Y]{WORD}"], "ab ab cab abc AB", "X Y X Y cab abc X Y"),
+        (["[AB] => [X]"], "ab cab abc", "X cX Xc"),
+        (["[Q] => [R] / __"], "q qq aq", "R RR aR"),
+        ([f"[IT'S] => [{{IT IS / IT HAS}}]{WORD}"], "it's", "{IT IS / IT HAS}"),
+        ([f"A => B{WORD}", f"[Z] => @{WORD}"], "a z", "B @"),
+        # the first rule of the file that fits, not the longest
+        ([f"[A] => [1]{WORD}", f"[A B] => [2]{WORD}"], "a b a c", "1 b 1 c"),
+        ([f"[A B] => [2]{WORD}", f"[A] => [1]{WORD}"], "a b a c", "2 1 c"),
+        (["[AB] => [1]", "[A] => [2]"], "abc ab a", "1c 1 2"),
+        # replaced text is not searched again, and contexts are those of the original text
+        ([f"[A] => [B]{WORD}", f"[B] => [C]{WORD}"], "a b", "B C"),
+        ([f"[L] => [Q]{WORD}", "[A] => [1] / [L ] __ [ ]", "[C] => [2] / [Q ] __ [ ]"], "l a l c", "Q 1 Q c"),
+        (["[A] => [1] / [X ] __ [ Y]"], "x a y a y xx a y", "x 1 y a y xx 1 y"),
+        ([f"[A] => []{WORD}"], "b a c", "b c"),
+        ([f"[[NOISE]] => [%N]{WORD}", f"[<B>] => [X]{WORD}"], "[noise] <b>", "%N X"),
+        ([f"[A] => [1]{WORD} ;; comment", ";; comment", "", f"[C] => [2;3]{WORD}"], "a c", "1 2;3"),
+        # parentheses are words of their own while rules are applied, and go around each word afterwards
+        ([f"[UH] => [(%HES)]{WORD}", f"[B] => [X Y]{WORD}"], "uh (uh) (a b)", "(%HES) ((%HES)) (a) (X) (Y)"),
+    ],
+)
+def test_rules(rules, text, expected):
+    assert changed(rules, text) == expected
+
+
+def test_hyphens_within_words_are_split_afterwards():
+    rule = f"[UH-HUH] => [%BC]{WORD}"
+    text = "uh-huh x-y- (z-) -a-b mother-in-law x--y"
+    assert changed([rule], text, split_hyphens=True) == "%BC x y- (z-) -a b mother in law x -y"
+    assert changed([rule], text) == "%BC x-y- (z-) -a-b mother-in-law x--y"
+
+
+def test_case():
+    rule = f"[a] => [xY]{WORD}"
+    sensitive = parse_glm([";;", rule])
+    assert sensitive.filter("trn", "ref", ignore_case=False)("A a") == "A xY"
+    assert sensitive.filter("trn", "ref")("A a") == "xY xY"
+    assert changed([rule], "A a", ignore_case=False) == "xY xY"
+
+
+def test_rules_for_some_inputs():
+    lines = [';; INPUT_DEPENDENT_APPLICATION = "ctm"', f"[A] => [CTM]{WORD}"]
+    lines += [';; INPUT_DEPENDENT_APPLICATION = "STM|ref"', f"[A] => [REF]{WORD}"]
+    lines += [';; INPUT_DEPENDENT_APPLICATION = ".*"', f"[C] => [ALL]{WORD}"]
+    glm = parse_glm(lines)
+    assert glm.filter("trn", "ref")("a c") == "REF ALL"
+    assert glm.filter("trn", "hyp")("a c") == "a ALL"
+    assert glm.filter("ctm", "hyp")("a c") == "CTM ALL"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("[A] = [B]", r"x\.glm, line 2: not a rule: '\[A\] = \[B\]'; write: \[old\] => \[new\]"),
+        ("[A => [1] / [ ] __ [ ]", "not a rule"),
+        ("[A] => {[1] / [2]} / [ ] __ [ ]", "not a rule"),
+        ("[A] => [1] / [ ] [ ]", "not a rule"),
+        ("[] => [1]", "nothing to replace"),
+        ("* format = 'NIST2'", "format 'NIST2' is not supported"),
+        ("* copy_no_hit = 'F'", "copy_no_hit must be 'T'"),
+        (';; INPUT_DEPENDENT_APPLICATION = "("', "is not a regular expression"),
+    ],
+)
+def test_lines_that_are_no_rules(tmp_path, line, message):
+    (tmp_path / "x.glm").write_text(f";; c\n{line}\n")
+    with pytest.raises(TranscriptError, match=message):
+        read_glm(tmp_path / "x.glm")
+
+
+def test_parentheses_that_do_not_match_are_named_by_line(tmp_path):
+    (tmp_path / "ref.txt").write_text("u1 a\nu2 (b\n")
+    with pytest.raises(TranscriptError, match=r"ref\.txt, line 2: parentheses in '\(b' do not match"):
+        load_pairs(tmp_path / "ref.txt", tmp_path / "ref.txt", ScoringRules(), PairingRules(split_hyphens=True))
+
+
+def test_words_that_a_rule_makes_share_the_time_of_theirs(tmp_path):
+    (tmp_path / "ref.stm").write_text("f A s 0 1 a\nf A s 1 2 b\n")
+    (tmp_path / "hyp.ctm").write_text("f A 0.55 0.8 ab\n")
+    rules = parse_glm(["[AB] => [A B] / [ ] __ [ ]"])
+    ref, hyp, read = tmp_path / "ref.stm", tmp_path / "hyp.ctm", ScoringRules(alternatives=True, ignore_case=True)
+    assert [row.hyp for row in load_pairs(ref, hyp, read, PairingRules(glm=rules)).rows] == ["A", "B"]
+    rules = parse_glm(["[AB] => [{A B / C}] / [ ] __ [ ]"])
+    assert [row.hyp for row in load_pairs(ref, hyp, read, PairingRules(glm=rules)).rows] == ["", "{A B / C}"]

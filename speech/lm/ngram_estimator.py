@@ -93,17 +93,19 @@ class NgramEstimator(Estimator):
         if self.cfg.prune:
             facts["ngrams_before_pruning"] = list(model.tables.counts)
             model = entropy_pruned(model, self.cfg.prune)
-        path = self._path(folder)
+        path = folder / self.arpa
         write_arpa(model, path)
         facts |= {"ngrams": list(model.tables.counts), "words": len(model.words), "bytes": path.stat().st_size}
         return model, facts | {"bytes_in_memory": model.num_bytes}
 
+    @property
+    @override
+    def arpa(self) -> str:
+        return "lm.arpa.gz" if self.cfg.compress else "lm.arpa"
+
     @override
     def load(self, folder: Path) -> NgramModel:
-        return read_arpa(self._path(folder))
-
-    def _path(self, folder: Path) -> Path:
-        return folder / ("lm.arpa.gz" if self.cfg.compress else "lm.arpa")
+        return read_arpa(folder / self.arpa)
 
     def _by_counting(self, text: Text, scratch: Path, workers: int) -> tuple[NgramModel, dict[str, Any]]:
         encoded = encode_text(text, scratch)

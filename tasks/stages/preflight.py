@@ -7,10 +7,12 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from speech.lm import text_files
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from tasks.orchestration.nodes_api import check_pool
 from tasks.stages.base import Run, StageError
+from tasks.stages.decode import check_tuning
 from tasks.stages.decoder_files import check_files
 from tasks.stages.features import set_url
 from training.config import TrainConfig
@@ -29,7 +31,12 @@ def check_world(run: Run) -> None:
         StageError: If it cannot; the message names the field and the remedy.
     """
     cfg = run.config.train
-    check_files(run.config.decode)  # what is missing after hours of training could have been named before
+    # what is missing after hours of training could have been named before
+    check_files(run.config.decode)
+    check_files(run.config.lexicon, "lexicon")
+    if run.config.lm is not None:
+        text_files(run.config.lm.text)
+    check_tuning(run)
     check_launch(cfg)
     check_devices(cfg)
     check_layers(cfg, run.config.model.layers)

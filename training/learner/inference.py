@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from speech.decoding import DecodeConfig, Hypothesis
+from speech.decoding import DecodeConfig, GreedyConfig, Hypothesis
 from speech.features.cmvn import CmvnStats
 from speech.recognizer import Recognizer, Scores
 from storage.index import ShardIndex
@@ -70,17 +70,12 @@ def decode_set(
         TooLargeError: If the device's memory does not hold a single utterance.
     """
     recognizer = Recognizer.load(bundle, decode, device, speakers)
-    store = ObjectStore(url)
-    index = ShardIndex.read(store)
-    dataset = SpeechDataset(index, ShardReader(store, index, cache), sample_rate=recognizer.spec.sample_rate)
+    dataset = _open_set(recognizer, url, cache)
+    index = dataset.index
     shard_of = np.asarray(index.column("shard"))
     rows = np.arange(len(index)) if shards is None else np.flatnonzero(np.isin(shard_of, list(shards)))
     domains, corpora = index.column("domain"), index.column("corpus")
     found: dict[int, Decoded] = {}
-    portions = Portions()
-
-    def compute(part: Batch) -> Scores:
-        return recognizer.scores(part.inputs, part.lengths, part.speakers)
 
     def take(part: Batch, hypotheses: list[Hypothesis]) -> None:
         for i, hypothesis in enumerate(hypotheses):
@@ -102,13 +97,69 @@ def decode_set(
     decoder = recognizer.decoder
     pool: DecodingPool[Batch] = DecodingPool(decoder, useful_processes(decoder, processes, len(rows)))
     with pool:
-        for batch in _whole_batches(dataset, rows, batch_seconds, on_damage):
-            for computed, scores in portions.each(batch, compute):
-                for part, hypotheses in pool.add(computed, scores):
-                    take(part, hypotheses)
+        for computed, scores in _scored(recognizer, dataset, rows, batch_seconds, on_damage):
+            for part, hypotheses in pool.add(computed, scores):
+                take(part, hypotheses)
         for part, hypotheses in pool.rest():
             take(part, hypotheses)
     return [found[row] for row in sorted(found)]
+
+
+def score_some(
+    bundle: Path,
+    url: str,
+    *,
+    utterances: int,
+    seed: int,
+    cache: Path,
+    device: str = "cpu",
+    speakers: Mapping[str, CmvnStats] | None = None,
+    batch_seconds: float = 240.0,
+    on_damage: Callable[[ShardError], object] | None = None,
+) -> list[tuple[list[str], Scores]]:
+    """Run the model, without decoding, on utterances of a set that are drawn at random.
+
+    Args:
+        bundle: Folder of the model.
+        url: Store of the set's index and shards.
+        utterances: Number of utterances; a smaller set is used whole.
+        seed: Seed of the draw.
+        cache: Local folder for copies of remote shards.
+        device: Device that the model runs on.
+        speakers: Statistics by speaker, for `cmvn: speaker`.
+        batch_seconds: Seconds of audio in a batch, padding included.
+        on_damage: As for `decode_set`.
+
+    Returns:
+        Batches: the transcripts, and the model's output.
+    """
+    recognizer = Recognizer.load(bundle, GreedyConfig(), device, speakers)
+    dataset = _open_set(recognizer, url, cache)
+    rows = np.sort(np.random.default_rng(seed).permutation(len(dataset.index))[:utterances])
+    return [(list(part.texts), scores) for part, scores in _scored(recognizer, dataset, rows, batch_seconds, on_damage)]
+
+
+def _open_set(recognizer: Recognizer, url: str, cache: Path) -> SpeechDataset:
+    store = ObjectStore(url)
+    index = ShardIndex.read(store)
+    return SpeechDataset(index, ShardReader(store, index, cache), sample_rate=recognizer.spec.sample_rate)
+
+
+def _scored(
+    recognizer: Recognizer,
+    dataset: SpeechDataset,
+    rows: NDArray[np.int64],
+    batch_seconds: float,
+    on_damage: Callable[[ShardError], object] | None,
+) -> Iterator[tuple[Batch, Scores]]:
+    """Batches of utterances with the model's output, as far as the device's memory allows."""
+    portions = Portions()
+
+    def compute(part: Batch) -> Scores:
+        return recognizer.scores(part.inputs, part.lengths, part.speakers)
+
+    for batch in _whole_batches(dataset, rows, batch_seconds, on_damage):
+        yield from portions.each(batch, compute)
 
 
 def _whole_batches(

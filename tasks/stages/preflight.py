@@ -33,9 +33,9 @@ def check_world(run: Run) -> None:
     cfg = run.config.train
     # what is missing after hours of training could have been named before
     check_files(run.config.decode)
-    check_files(run.config.lexicon, "lexicon")
     if run.config.lm is not None:
         text_files(run.config.lm.text)
+        check_files(run.config.lexicon, "lexicon")
     check_tuning(run)
     check_launch(cfg)
     check_devices(cfg)

@@ -95,3 +95,18 @@ def test_bundles_of_earlier_versions_are_read(kind, decoder):
     )
     assert (spec.model.kind, spec.model.layers, spec.decode.kind) == (kind, 1, decoder)
     assert BundleSpec.model_validate(spec.model_dump(mode="json")) == spec
+
+
+class Perhaps(BaseModel):
+    shape: Annotated[Choice | None, OneOf(KINDS, "sphere", optional=True)] = None
+
+
+def test_an_optional_choice_may_be_none():
+    assert Perhaps().shape is None
+    assert Perhaps(shape=None).model_dump() == {"shape": None}
+    assert Perhaps(shape={}).shape == Sphere()
+    assert Perhaps.model_validate_json(Perhaps(shape="box").model_dump_json()).shape == Box()
+    kinds = Perhaps.model_json_schema()["properties"]["shape"]["anyOf"]
+    assert [entry.get("$ref", entry.get("type")) for entry in kinds] == ["#/$defs/Sphere", "#/$defs/Box", "null"]
+    with pytest.raises(ValidationError, match="shape"):
+        Perhaps(shape="cone")

@@ -355,6 +355,22 @@ def test_a_decoder_without_its_files_says_what_to_give(cfg, named, letters):
         build_decoder(cfg, letters).prepare()
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_unigram_model_is_read(tmp_path, letters, packed):
+    unigrams = {"<unk>": -2.0, "<s>": -99, "</s>": -0.4, "a": -0.3, "b": -0.9}
+    lines = ["\\data\\", f"ngram 1={len(unigrams)}", "", "\\1-grams:"]
+    lines += [f"{value}\t{word}" for word, value in unigrams.items()] + ["", "\\end\\", ""]
+    path = tmp_path / "lm.arpa"
+    path.write_bytes(gzip.compress("\n".join(lines).encode()) if packed else "\n".join(lines).encode())
+    words = ["a", "b", "c"]
+    lm = load_lm(str(path), words)
+    state = lm.start(False)
+    for word, expected in (("a", -0.3), ("b", -0.9), ("c", -2.0), ("a", -0.3)):
+        state, found = lm.score(state, words.index(word))
+        assert found == pytest.approx(expected)
+    assert lm.finish(state)[1] == lm.finish(lm.start(False))[1] == pytest.approx(-0.4)
+
+
 @pytest.mark.parametrize("tokens", ["letters", "pieces"])
 def test_other_parameters_give_what_a_new_decoder_gives(files, letters, tokens):
     tokenizer = letters if tokens == "letters" else Pieces()

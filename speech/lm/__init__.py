@@ -60,13 +60,13 @@ __all__ = [
     "Units",
     "Vocabulary",
     "arpa_of",
+    "check_sources",
     "entropy_pruned",
     "estimate",
     "load",
     "merged_ngrams",
     "read_arpa",
     "text_digests",
-    "text_files",
     "tuned_weights",
     "unit_of",
     "write_arpa",
@@ -112,8 +112,8 @@ def estimate(sources: Sources, cfg: LmConfig, folder: Path, workers: int = 1) ->
         workers: Number of processes.
 
     Returns:
-        The record, a JSON value: `kind`, `text` (lines by what became of them), `protection`, sizes, and `perplexity`
-        by set.
+        The record, a JSON value: `kind`, `text` (lines by what became of them), `protection`, `words` (without special
+        symbols), other sizes, and `perplexity` by set.
 
     Raises:
         LmError: There is no text, or the model cannot be estimated from it.
@@ -123,10 +123,11 @@ def estimate(sources: Sources, cfg: LmConfig, folder: Path, workers: int = 1) ->
     transcripts = sources.transcripts if cfg.transcripts else ()
     text = Text(cfg.text, sources.normalizer, transcripts, sources.protected, cut, workers)
     model, facts = estimator.estimate(text, folder, workers)
-    words = (word for word in model.words if word not in SPECIAL)
+    words = [word for word in model.words if word not in SPECIAL]
     replace_file(folder / WORDS, "".join(f"{word}\n" for word in words).encode())
     perplexity = {name: model.evaluate(_writable(cut, lines)).to_dict() for name, lines in sources.held_out.items()}
-    return {"kind": cfg.kind, **facts, "protection": text.protection_record(), "perplexity": perplexity}
+    about = {"words": len(words), "protection": text.protection_record(), "perplexity": perplexity}
+    return {"kind": cfg.kind, **facts, **about}
 
 
 def _writable(cut: Units, lines: Iterable[str]) -> Iterator[list[str]]:
@@ -141,6 +142,16 @@ def _writable(cut: Units, lines: Iterable[str]) -> Iterator[list[str]]:
 def load(cfg: LmConfig, folder: Path) -> LanguageModel:
     """Reads the model that `estimate` wrote to a folder with the same configuration."""
     return LANGUAGE_MODELS[cfg.kind](cfg).load(folder)
+
+
+def check_sources(cfg: LmConfig) -> None:
+    """Check, without reading the text, that a model can be estimated: its text files and its tools are there.
+
+    Raises:
+        LmError: Something is missing.
+    """
+    text_files(cfg.text)
+    LANGUAGE_MODELS[cfg.kind](cfg).check()
 
 
 def arpa_of(cfg: LmConfig) -> str:

@@ -17,7 +17,7 @@ from speech.lm.base import Estimator, LmConfig, Unit
 from speech.lm.counting import count_ngrams
 from speech.lm.encoding import encode_text
 from speech.lm.estimation import smoothed
-from speech.lm.lmplz import run_lmplz
+from speech.lm.lmplz import find_lmplz, run_lmplz
 from speech.lm.ngram import NgramModel
 from speech.lm.pruning import entropy_pruned
 from speech.lm.smoothing import Discounts, Method
@@ -82,6 +82,11 @@ class NgramEstimator(Estimator):
     @override
     def unit(self) -> Unit:
         return self.cfg.unit
+
+    @override
+    def check(self) -> None:
+        if self.cfg.lmplz:
+            find_lmplz()
 
     @override
     def estimate(self, text: Text, folder: Path, workers: int = 1) -> tuple[NgramModel, dict[str, Any]]:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from speech.lm import text_files
+from speech.lm import check_sources
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from tasks.orchestration.nodes_api import check_pool
@@ -34,7 +34,7 @@ def check_world(run: Run) -> None:
     # what is missing after hours of training could have been named before
     check_files(run.config.decode)
     if run.config.lm is not None:
-        text_files(run.config.lm.text)
+        check_sources(run.config.lm)
         check_files(run.config.lexicon, "lexicon")
     check_tuning(run)
     check_launch(cfg)

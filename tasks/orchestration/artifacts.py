@@ -118,7 +118,12 @@ def _tuned(result: StageResult) -> str:
 def _lm_table(result: StageResult) -> list[dict[str, Any]]:
     """Figures of the language model, and the lines of its text by what became of them."""
     lines = {f"text: {name}": value for name, value in result.record["lm"]["text"].items()}
-    return [{"figure": name, "value": f"{value:,.6g}"} for name, value in (lm.figures(result.record) | lines).items()]
+    figures = lm.figures(result.record) | lines
+    return [{"figure": name, "value": _number(value)} for name, value in figures.items()]
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) else f"{value:.6g}"
 
 
 class ProgressArtifact:

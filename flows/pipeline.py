@@ -26,10 +26,11 @@ from tasks.locking.slots import OUTAGE_S, run_log
 from tasks.orchestration.artifacts import publish_summary
 from tasks.orchestration.reachable import check_servers
 from tasks.orchestration.stage_tasks import close_run, open_run, run_plainly, run_stage
-from tasks.stages.base import Run, position
-from tasks.stages.evaluation import EVALUATION
+from tasks.stages.base import Run, position, stages_of
+from tasks.stages.evaluation import EVALUATION, use_model
 
-INGEST, TRAIN, EVALUATE = STAGES[:3], STAGES[3:4], STAGES[4:]
+INGEST, TRAIN = STAGES[: STAGES.index("train")], ("train",)
+EVALUATE = STAGES[STAGES.index("train") + 1 :]
 
 
 def new_run_id(config: PipelineConfig) -> str:
@@ -57,8 +58,8 @@ def _run(config: PipelineConfig, run_id: str, force_from: str, until: str) -> It
 
 
 def _stages(run: Run, names: Sequence[str], until: str) -> None:
-    for name in names:
-        if name not in run.results and position(name) <= position(until):
+    for name in stages_of(run.config):
+        if name in names and name not in run.results and position(name) <= position(until):
             run_stage(name, run)
 
 
@@ -119,7 +120,7 @@ def evaluate(
         return Completed(name="NothingWaits", message=f"no challenger of {config.model_name} waits for evaluation")
     with _run(config, run_id, force_from, "score" if model else until) as run:
         if model:
-            run.bundle = fetch_model(model_uri(model))
+            use_model(run, fetch_model(model_uri(model)))
             _stages(run, EVALUATION, "score")
             return summarize_evaluation(run, model)
         _stages(run, STAGES, until)

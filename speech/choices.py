@@ -70,19 +70,25 @@ class OneOf:
     Args:
         kinds: Kind to class; looked up when a model with such a field is defined.
         default: Kind of a mapping that names none.
+        optional: Whether the field may be None: no component at all.
     """
 
-    def __init__(self, kinds: Mapping[str, type[Choice]], default: str) -> None:
-        self.kinds, self.default = kinds, default
+    def __init__(self, kinds: Mapping[str, type[Choice]], default: str, optional: bool = False) -> None:
+        self.kinds, self.default, self.optional = kinds, default, optional
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         choices = {kind: handler.generate_schema(choice) for kind, choice in self.kinds.items()}
-        union = core_schema.tagged_union_schema(choices, discriminator="kind")
+        union: CoreSchema = core_schema.tagged_union_schema(choices, discriminator="kind")
+        if self.optional:
+            union = core_schema.nullable_schema(union)
         return core_schema.no_info_before_validator_function(self._named, union)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         """With `anyOf` in place of `oneOf`, which the forms of Prefect's UI do not know."""
         found = handler(schema)
+        if self.optional:
+            choices, nothing = found["anyOf"]
+            return found | {"anyOf": [*choices["oneOf"], nothing]}
         found.pop("discriminator", None)
         found["anyOf"] = found.pop("oneOf")
         return found

@@ -47,7 +47,7 @@ def run(
     plain: PlainOption = False,
     json_output: JsonOption = False,
 ) -> None:
-    """Run a pipeline: prepare, shard, features, train, decode, score, register, report.
+    """Run a pipeline: prepare, shard, features, train, lm (if configured), decode, score, register, report.
 
     Stages whose inputs and configuration have not changed are taken from the object store.
     """

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from speech.choices import ChoiceWithFiles
 from speech.lazy import torch
@@ -20,7 +20,30 @@ class DecodeError(ValueError):
 
 
 class DecodeConfig(ChoiceWithFiles):
-    """Base class of decoding configurations."""
+    """Base class of decoding configurations.
+
+    Attributes:
+        lm_unit: What the language model in the field `lm` predicts: `word` or `token`; empty for decoders without one.
+        grid: Fields that are worth tuning on a validation set, with the values to try.
+    """
+
+    lm_unit: ClassVar[str] = ""
+    grid: ClassVar[Mapping[str, tuple[float, ...]]] = {}
+
+    def lacking(self) -> str:
+        """What the decoder needs and the configuration does not name, with the remedy; empty if nothing is missing."""
+        return ""
+
+    def with_language_model(self, files: Mapping[str, str]) -> Self:
+        """This configuration with a language model's files, unless it names a language model of its own.
+
+        Args:
+            files: Paths by field, such as `lm` and `words`; fields that name a file keep it.
+        """
+        if not self.lm_unit or "lm" in self.files():
+            return self
+        missing = {name: path for name, path in files.items() if name in self.file_fields and not getattr(self, name)}
+        return self.model_copy(update=missing)
 
 
 @dataclass(frozen=True)
@@ -77,6 +100,10 @@ class Decoder(ABC):
     def __init__(self, cfg: DecodeConfig, tokenizer: Tokenizer) -> None:
         self.cfg = cfg
         self.tokenizer = tokenizer
+
+    def with_config(self, cfg: DecodeConfig) -> Decoder:
+        """A decoder of the same kind with other parameters; it shares files that this one has read."""
+        return type(self)(cfg, self.tokenizer)
 
     def prepare(self) -> None:  # noqa: B027 - most have no files
         """Read what files it needs now, not at the first utterance."""

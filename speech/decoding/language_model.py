@@ -12,13 +12,14 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
 _progress_lock = threading.Lock()
 _PROGRESS = (b"Loading the LM will be faster", b"Reading ", b"----5---10", b"****", b"The ARPA file is missing <unk>")
+_HEADER_LINES = 100
 _GZIP = b"\x1f\x8b"
 NOT_WORDS = frozenset(
     {"<s>", "</s>", "<S>", "</S>", "<unk>", "<UNK>", "<eps>", "<SIL>", "!SIL", "SIL", "<SPOKEN_NOISE>", "#0"}
@@ -85,14 +86,49 @@ def load_lm(path: str, labels: Sequence[str]) -> LanguageModel:
     if dictionary.index_size() != len(labels):
         raise LanguageModelError(f"{len(labels) - dictionary.index_size()} labels for {path} are listed twice")
     try:
-        with _without_progress():
-            model: LanguageModel = KenLM(path, dictionary)
+        with _for_kenlm(Path(path)) as readable, _without_progress():
+            model: LanguageModel = KenLM(str(readable), dictionary)
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[-1]
         raise LanguageModelError(
             f"{path} is no language model that KenLM reads ({reason}): give an ARPA file or a KenLM binary"
         ) from error
     return model
+
+
+@contextmanager
+def _for_kenlm(path: Path) -> Iterator[Path]:
+    """Provide a file that KenLM reads: it refuses unigram models.
+
+    Of those, a copy is made as a bigram model with a single bigram, `<s> </s>`, whose probability is that of the
+    unigram `</s>`. All probabilities are the same.
+    """
+    header: list[str] = []
+    for line in _lines(path):
+        header.append(line.strip())
+        if line.startswith("\\1-grams:") or len(header) > _HEADER_LINES:
+            break
+    if not any(line.startswith("ngram 1=") for line in header) or any(line.startswith("ngram 2=") for line in header):
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="starling-lm-") as folder:
+        copy = Path(folder) / "bigram.arpa"
+        copy.write_text("".join(_as_bigrams(_lines(path))), encoding="utf-8")
+        yield copy
+
+
+def _as_bigrams(lines: Iterable[str]) -> Iterator[str]:
+    """Yields the lines of a unigram ARPA file as those of a bigram model."""
+    end = "-99"
+    for line in lines:
+        fields = line.split()
+        if len(fields) > 1 and fields[1] == "</s>":
+            end = fields[0]
+        if line.strip() == "\\end\\":
+            yield f"\\2-grams:\n{end}\t<s> </s>\n\n"
+        yield line
+        if line.startswith("ngram 1="):
+            yield "ngram 2=1\n"
 
 
 @contextmanager

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from pydantic import Field
+from typing_extensions import override
 
-from speech.decoding.base import DecodeConfig
+from speech.decoding.base import DecodeConfig, DecodeError
 from speech.decoding.beam import BeamDecoder
 from speech.decoding.language_model import LanguageModel, load_lm
 from speech.tokens import Tokenizer
@@ -16,9 +18,9 @@ class TokensConfig(DecodeConfig):
     """The best token sequence over all its alignments, with a language model of tokens."""
 
     kind: Literal["tokens"] = "tokens"
-    lm: str = Field(min_length=1)
+    lm: str = ""
     """Language model of tokens, written as the tokenizer writes them (the space is ▁): an ARPA file (also .gz) or a
-    KenLM binary."""
+    KenLM binary. Empty: that of the pipeline's stage `lm`."""
     lm_weight: float = Field(default=1.0, ge=0)
     """Factor of the language model's log10 probabilities; 2.3 makes them natural logarithms."""
     beam: int = Field(default=64, ge=1)
@@ -29,6 +31,12 @@ class TokensConfig(DecodeConfig):
     """A partial hypothesis is dropped when its score is this much below the best one's."""
 
     file_fields: ClassVar[dict[str, str]] = {"lm": "lm"}
+    lm_unit: ClassVar[str] = "token"
+    grid: ClassVar[Mapping[str, tuple[float, ...]]] = {"lm_weight": (0.25, 0.5, 1.0, 1.5, 2.0, 3.0)}
+
+    @override
+    def lacking(self) -> str:
+        return "" if self.lm else "decode.kind tokens needs a language model of tokens: give decode.lm (an ARPA file)"
 
 
 class TokensDecoder(BeamDecoder):
@@ -46,13 +54,23 @@ class TokensDecoder(BeamDecoder):
         """Without what is native: another process reads its file itself."""
         return self.__dict__ | {"_lm": None}
 
+    @override
+    def with_config(self, cfg: DecodeConfig) -> TokensDecoder:
+        made = TokensDecoder(cfg, self.tokenizer)
+        if made.cfg.files() == self.cfg.files():
+            made._lm = self._lm
+        return made
+
     def prepare(self) -> None:
         """Read the language model now, not at the first utterance.
 
         Raises:
             LanguageModelError: It cannot be read.
+            DecodeError: The configuration names none.
         """
         if self._lm is None:
+            if lacking := self.cfg.lacking():
+                raise DecodeError(lacking)
             self._lm = load_lm(self.cfg.lm, self.tokenizer.symbols)
 
     def _model(self) -> tuple[LanguageModel, float]:

@@ -18,19 +18,38 @@ from speech.decoding.paths import NEVER
 
 
 @dataclass(slots=True)
-class _Node:
-    children: dict[int, _Node] = field(default_factory=dict)
+class TrieNode:
+    """A place inside words that begin with the same pieces."""
+
+    children: dict[int, TrieNode] = field(default_factory=dict)
     word: int = -1
     """The word that ends here."""
     best: float = NEVER
     """The highest log10 unigram probability of the words below, given in advance so that narrow beams see it."""
 
 
+def word_trie(lm: LanguageModel, spellings: Sequence[Sequence[int]]) -> TrieNode:
+    """Returns the root of a trie of words.
+
+    Args:
+        lm: The language model of words.
+        spellings: The pieces of each word, by label. A word's first piece never goes on inside another word.
+    """
+    root, start = TrieNode(best=0.0), lm.start(True)
+    for label, pieces in enumerate(spellings):
+        node, unigram = root, lm.score(start, label)[1]
+        for piece in pieces:
+            node = node.children.setdefault(piece, TrieNode())
+            node.best = max(node.best, unigram)
+        node.word = label
+    return root
+
+
 @dataclass(slots=True)
 class _Place:
     """Where a partial hypothesis is."""
 
-    node: _Node
+    node: TrieNode
     words: LmState
     """What the language model knows of the words that have ended."""
     score: float
@@ -42,29 +61,16 @@ class TrieLm(LM):  # type: ignore[misc]
 
     Args:
         lm: The language model of words.
-        spellings: The pieces of each word, by label. A word's first piece never goes on inside another word.
+        root: The trie of its words, from `word_trie`.
         lm_weight: Factor of log10 probabilities.
         word_score: Added for each word.
     """
 
-    def __init__(
-        self, lm: LanguageModel, spellings: Sequence[Sequence[int]], lm_weight: float, word_score: float
-    ) -> None:
+    def __init__(self, lm: LanguageModel, root: TrieNode, lm_weight: float, word_score: float) -> None:
         LM.__init__(self)
-        self._lm, self._weight, self._word_score = lm, lm_weight, word_score
-        self._root = _Node(best=0.0)
+        self._lm, self._weight, self._word_score, self._root = lm, lm_weight, word_score, root
         self._places: dict[LmState, _Place] = {}
         self._dead: LmState = LMState()
-        start = lm.start(True)
-        for label, pieces in enumerate(spellings):
-            self._insert(pieces, label, lm.score(start, label)[1])
-
-    def _insert(self, pieces: Sequence[int], label: int, unigram: float) -> None:
-        node = self._root
-        for piece in pieces:
-            node = node.children.setdefault(piece, _Node())
-            node.best = max(node.best, unigram)
-        node.word = label
 
     def start(self, start_with_nothing: bool) -> LmState:
         """The state before the first piece; forgets the states of the utterance before."""
@@ -85,7 +91,7 @@ class TrieLm(LM):  # type: ignore[misc]
             self._places[after] = known
         return after, known.score
 
-    def _step(self, place: _Place, piece: int) -> tuple[_Node, bool] | None:
+    def _step(self, place: _Place, piece: int) -> tuple[TrieNode, bool] | None:
         """The next node, and whether a word ends before it."""
         inside = place.node.children.get(piece)
         if inside is not None:
@@ -93,7 +99,7 @@ class TrieLm(LM):  # type: ignore[misc]
         begun = self._root.children.get(piece) if place.node.word >= 0 else None
         return None if begun is None else (begun, True)
 
-    def _enter(self, place: _Place, node: _Node, add_word: bool) -> _Place:
+    def _enter(self, place: _Place, node: TrieNode, add_word: bool) -> _Place:
         if not add_word:
             return _Place(node, place.words, self._weight * (node.best - place.node.best))
         words, found = self._lm.score(place.words, place.node.word)

@@ -19,8 +19,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,11 +77,22 @@ class WordSearch(ABC):
         spellings: Sequence[Sequence[int]],
         lm: LanguageModel,
     ) -> None:
-        self.words, self.tokenizer = words, tokenizer
-        self._native = self._build(options, spellings, lm)
+        self.words, self.tokenizer, self.lm = words, tokenizer, lm
+        self._index(spellings)
+        self._native = self._build(options)
+
+    def with_options(self, options: SearchOptions) -> Self:
+        """The same search with other weights or another width; the index of words is shared."""
+        other = copy(self)
+        other._native = other._build(options)
+        return other
 
     @abstractmethod
-    def _build(self, options: SearchOptions, spellings: Sequence[Sequence[int]], lm: LanguageModel) -> Any:
+    def _index(self, spellings: Sequence[Sequence[int]]) -> None:
+        """Prepares what does not depend on the options: a trie of the words."""
+
+    @abstractmethod
+    def _build(self, options: SearchOptions) -> Any:
         """flashlight-text's decoder."""
 
     @abstractmethod
@@ -91,24 +103,24 @@ class WordSearch(ABC):
 class LetterSearch(WordSearch):
     """Over tokens that are characters."""
 
-    def _build(self, options: SearchOptions, spellings: Sequence[Sequence[int]], lm: LanguageModel) -> Any:
-        from flashlight.lib.text.decoder import (
-            CriterionType,
-            LexiconDecoder,
-            LexiconDecoderOptions,
-            SmearingMode,
-            Trie,
-        )
+    @override
+    def _index(self, spellings: Sequence[Sequence[int]]) -> None:
+        from flashlight.lib.text.decoder import SmearingMode, Trie
 
         symbols, size = self.tokenizer.symbols, self.tokenizer.size
         self._space = symbols.index(SPACE_SYMBOL) if SPACE_SYMBOL in symbols else size
         self._width = max(size, self._space + 1)
-        trie = Trie(self._width, self._space)
-        start = lm.start(True)
+        self._trie = Trie(self._width, self._space)
+        start = self.lm.start(True)
         for label, spelling in enumerate(spellings):
             # with unigram probabilities inside the trie, a narrow beam sees a word's likelihood before its end
-            trie.insert([*spelling, self._space], label, lm.score(start, label)[1])
-        trie.smear(SmearingMode.MAX)
+            self._trie.insert([*spelling, self._space], label, self.lm.score(start, label)[1])
+        self._trie.smear(SmearingMode.MAX)
+
+    @override
+    def _build(self, options: SearchOptions) -> Any:
+        from flashlight.lib.text.decoder import CriterionType, LexiconDecoder, LexiconDecoderOptions
+
         native = LexiconDecoderOptions(
             beam_size=options.beam,
             beam_size_token=min(options.beam_tokens or self._width, self._width),
@@ -120,7 +132,7 @@ class LetterSearch(WordSearch):
             log_add=True,
             criterion_type=CriterionType.CTC,
         )
-        return LexiconDecoder(native, trie, lm, self._space, self.tokenizer.blank, -1, [], False)
+        return LexiconDecoder(native, self._trie, self.lm, self._space, self.tokenizer.blank, -1, [], False)
 
     @override
     def paths(self, log_probs: NDArray[np.float32]) -> list[WordPath]:
@@ -151,16 +163,24 @@ class LetterSearch(WordSearch):
 class PieceSearch(WordSearch):
     """Over tokens that are pieces of words, the first with a space at its front, or whole words."""
 
-    def _build(self, options: SearchOptions, spellings: Sequence[Sequence[int]], lm: LanguageModel) -> Any:
+    @override
+    def _index(self, spellings: Sequence[Sequence[int]]) -> None:
+        from speech.decoding.trie_lm import word_trie
+
+        self._first = np.zeros(self.tokenizer.size, dtype=bool)
+        self._first[[pieces[0] for pieces in spellings]] = True
+        self._known = set(self.words)
+        self._trie = word_trie(self.lm, spellings)
+
+    @override
+    def _build(self, options: SearchOptions) -> Any:
         from flashlight.lib.text.decoder import CriterionType, LexiconFreeDecoder, LexiconFreeDecoderOptions
 
         from speech.decoding.trie_lm import TrieLm
 
         size = self.tokenizer.size
-        self._first = np.zeros(size, dtype=bool)
-        self._first[[pieces[0] for pieces in spellings]] = True
-        self._known = set(self.words)
-        self._lm = TrieLm(lm, spellings, options.lm_weight, options.word_score)  # the decoder does not keep it
+        # kept here, since the decoder does not keep it
+        self._trie_lm = TrieLm(self.lm, self._trie, options.lm_weight, options.word_score)
         native = LexiconFreeDecoderOptions(
             beam_size=options.beam,
             beam_size_token=min(options.beam_tokens or size, size),
@@ -170,7 +190,7 @@ class PieceSearch(WordSearch):
             log_add=True,
             criterion_type=CriterionType.CTC,
         )
-        return LexiconFreeDecoder(native, self._lm, size, self.tokenizer.blank, [])
+        return LexiconFreeDecoder(native, self._trie_lm, size, self.tokenizer.blank, [])
 
     @override
     def paths(self, log_probs: NDArray[np.float32]) -> list[WordPath]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field
+from typing_extensions import override
 
 from speech.decoding.base import Alternative, DecodeConfig, DecodeError, Decoder, Hypothesis
 from speech.decoding.language_model import arpa_words, load_lm, read_words
@@ -29,10 +30,11 @@ class WordsConfig(DecodeConfig):
 
     kind: Literal["words"] = "words"
     lm: str = ""
-    """Language model of words: an ARPA file (also .gz) or a KenLM binary. Empty: all words are equally likely."""
+    """Language model of words: an ARPA file (also .gz) or a KenLM binary. Empty: that of the pipeline's stage `lm`;
+    without it, all words are equally likely."""
     words: str = ""
     """What can be recognized: a text file whose first column lists words, such as a lexicon. Empty: the words of the
-    ARPA file."""
+    language model."""
     lm_weight: float = Field(default=1.5, ge=0)
     """Factor of the language model's log10 probabilities; 2.3 makes them natural logarithms."""
     word_score: float = 0.0
@@ -47,12 +49,17 @@ class WordsConfig(DecodeConfig):
     """Number of hypotheses that are given of each utterance."""
 
     file_fields: ClassVar[dict[str, str]] = {"lm": "lm", "words": "words"}
+    lm_unit: ClassVar[str] = "word"
+    grid: ClassVar[Mapping[str, tuple[float, ...]]] = {
+        "lm_weight": (0.5, 1.0, 1.5, 2.0, 3.0, 4.0),
+        "word_score": (-1.0, 0.0, 1.0, 2.0),
+    }
 
-    @model_validator(mode="after")
-    def _check_sources(self) -> Self:
-        if not self.lm and not self.words:
-            raise ValueError("kind words needs words: give lm (an ARPA file), words (a list of them), or both")
-        return self
+    @override
+    def lacking(self) -> str:
+        if self.lm or self.words:
+            return ""
+        return "decode.kind words needs words: give decode.lm (an ARPA file), decode.words (a list of them), or both"
 
 
 class WordsDecoder(Decoder):
@@ -74,6 +81,13 @@ class WordsDecoder(Decoder):
         """Without what is native: another process reads its files itself."""
         return self.__dict__ | {"_search": None}
 
+    @override
+    def with_config(self, cfg: DecodeConfig) -> WordsDecoder:
+        made = WordsDecoder(cfg, self.tokenizer)
+        if self._search is not None and made.cfg.files() == self.cfg.files():
+            made._search = self._search.with_options(made._options())
+        return made
+
     def prepare(self) -> None:
         """Read the files now, not at the first utterance.
 
@@ -86,10 +100,15 @@ class WordsDecoder(Decoder):
 
     def _build(self) -> WordSearch:
         cfg = self.cfg
+        if lacking := cfg.lacking():
+            raise DecodeError(lacking)
         words, spellings = self._spelled(read_words(cfg.words) if cfg.words else arpa_words(cfg.lm))
-        options = SearchOptions(cfg.beam, cfg.beam_tokens, cfg.beam_threshold, cfg.lm_weight, cfg.word_score)
         lm = load_lm(cfg.lm, words)
-        return _SEARCHES[self.tokenizer.kind](options, self.tokenizer, words, spellings, lm)
+        return _SEARCHES[self.tokenizer.kind](self._options(), self.tokenizer, words, spellings, lm)
+
+    def _options(self) -> SearchOptions:
+        cfg = self.cfg
+        return SearchOptions(cfg.beam, cfg.beam_tokens, cfg.beam_threshold, cfg.lm_weight, cfg.word_score)
 
     def _spelled(self, candidates: list[str]) -> tuple[list[str], list[list[int]]]:
         """The words that the model can write, and their tokens."""

@@ -56,11 +56,11 @@ LexiconChoice = Annotated[LexiconConfig, OneOf({kind: one.config for kind, one i
 
 
 def build_lexicon(cfg: LexiconConfig, counts: Mapping[str, int]) -> Built:
-    """Makes a lexicon for some words.
+    """Builds a lexicon for some words.
 
     Args:
-        cfg: The source.
-        counts: The words that are needed, and how often each comes.
+        cfg: Configuration of the source.
+        counts: The words, and how often each occurs.
 
     Raises:
         LexiconError: The source cannot be read.

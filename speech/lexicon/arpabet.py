@@ -1,4 +1,4 @@
-"""From eSpeak NG's phonemes of English (IPA) to CMUdict's phones (ARPAbet)."""
+"""Maps eSpeak NG's English phonemes (IPA) to CMUdict's phones (ARPAbet)."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _VOWEL_PHONES = set(_VOWELS.values())
 
 
 def from_ipa(phones: Sequence[str], *, digits: bool = True) -> tuple[str, ...] | None:
-    """ARPAbet phones of English phonemes; None if one has no counterpart.
+    """Returns the ARPAbet phones of English phonemes; None if one of them has no counterpart.
 
     Args:
-        phones: eSpeak NG's, with stress marks.
-        digits: Whether vowels carry CMUdict's digits.
+        phones: Phonemes of eSpeak NG, with stress marks.
+        digits: Whether vowels get CMUdict's stress digits.
     """
     found: list[str] = []
     for phone in phones:

@@ -1,4 +1,4 @@
-"""What a lexicon is: words, their pronunciations, the phones that these are made of."""
+"""Lexicons: words and their pronunciations, which are sequences of phones."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from speech.files import replace_file
 
 UNKNOWN = "<unk>"
 UNKNOWN_PHONE = "SPN"
-"""Kaldi's spoken noise: what words without a pronunciation are made of."""
+"""Kaldi's phone for spoken noise: the pronunciation of the unknown word."""
 
 
 class LexiconError(ValueError):
-    """A lexicon that cannot be read or made; the message names the file or field, and the remedy."""
+    """A lexicon that cannot be read or built; the message names the file or field, and the remedy."""
 
 
 class LexiconConfig(ChoiceWithFiles):
-    """Where pronunciations come from."""
+    """Base class of the sources' configurations."""
 
 
 @dataclass(frozen=True, order=True)
 class Pronunciation:
-    """One way to say a word."""
+    """One pronunciation of a word."""
 
     phones: tuple[str, ...]
     """Its phones, in order."""
@@ -37,11 +37,11 @@ class Pronunciation:
 
 
 class Lexicon:
-    """Words with their pronunciations, in the order in which they were given; equal ones count once.
+    """Words with their pronunciations, in the order of the entries; equal pronunciations of a word are merged.
 
     Args:
-        entries: Word to its pronunciations, one or more.
-        unknown: The word that stands for all others; it gets a phone of its own unless it has an entry.
+        entries: Pronunciations by word, at least one for each.
+        unknown: The word that stands for all other words; its pronunciation is `SPN` unless it has an entry.
     """
 
     def __init__(self, entries: Mapping[str, Sequence[Pronunciation]], unknown: str = UNKNOWN) -> None:
@@ -64,12 +64,12 @@ class Lexicon:
         return self._entries.get(word, self._entries[self.unknown])
 
     def phones(self) -> Counter[str]:
-        """How many pronunciations have each phone, sorted by name; a phone that comes twice in one counts twice."""
+        """Number of occurrences of each phone in all pronunciations, sorted by name."""
         counts = Counter(phone for found in self._entries.values() for one in found for phone in one.phones)
         return Counter(dict(sorted(counts.items())))
 
     def homophones(self) -> dict[tuple[str, ...], list[str]]:
-        """Phones that several words share, with these words."""
+        """Words that share a pronunciation, by that pronunciation."""
         shared: dict[tuple[str, ...], list[str]] = {}
         for word, found in self._entries.items():
             for one in found:
@@ -77,7 +77,7 @@ class Lexicon:
         return {phones: words for phones, words in shared.items() if len(words) > 1}
 
     def lines(self, probabilities: bool = False) -> Iterator[str]:
-        """Kaldi's lexicon.txt, or lexiconp.txt, whose probabilities are relative to the word's likeliest."""
+        """Yields Kaldi's lexicon.txt, or lexiconp.txt, in which each word's best pronunciation has probability 1."""
         for word in sorted(self._entries):
             found = self._entries[word]
             highest = max(one.probability or 1.0 for one in found)
@@ -86,11 +86,11 @@ class Lexicon:
                 yield " ".join([word, *shown, *one.phones])
 
     def write(self, path: Path, probabilities: bool = False) -> None:
-        """Write Kaldi's lexicon.txt, or with probabilities lexiconp.txt: whole or not at all."""
+        """Write Kaldi's lexicon.txt, or lexiconp.txt if probabilities are wanted; atomic."""
         replace_file(path, "".join(f"{line}\n" for line in self.lines(probabilities)).encode())
 
     def digest(self) -> str:
-        """SHA-256 of what it says; the order of words does not count."""
+        """SHA-256 of all entries, independent of their order."""
         digest = hashlib.sha256(f"{self.unknown}\n".encode())
         for word in sorted(self._entries):
             for one in sorted(self._entries[word], key=lambda one: one.phones):
@@ -99,7 +99,7 @@ class Lexicon:
 
 
 def _merged(found: Sequence[Pronunciation]) -> tuple[Pronunciation, ...]:
-    """Each sequence of phones once, with the highest of its probabilities."""
+    """Merge equal phone sequences; the highest of their probabilities is kept."""
     best: dict[tuple[str, ...], float | None] = {}
     for one in found:
         before = best.get(one.phones)
@@ -110,28 +110,28 @@ def _merged(found: Sequence[Pronunciation]) -> tuple[Pronunciation, ...]:
 
 @dataclass(frozen=True)
 class BadLine:
-    """A line of a lexicon's file that says nothing usable."""
+    """A line of a lexicon file that cannot be used."""
 
     number: int
-    """In the file, from 1."""
+    """Line number, from 1."""
     text: str
-    """Its beginning."""
+    """Beginning of the line."""
     reason: str
-    """What is wrong with it."""
+    """Why it cannot be used."""
 
 
 @dataclass
 class Coverage:
-    """Where the pronunciations of some words come from."""
+    """Counts of words by the origin of their pronunciations."""
 
     types: Counter[str] = field(default_factory=Counter)
-    """Different words by origin (a kind of source, or `unknown`)."""
+    """Number of different words by origin (a kind of source, or `unknown`)."""
     running: Counter[str] = field(default_factory=Counter)
-    """The same in running text."""
+    """Number of running words by origin."""
     unknown: Counter[str] = field(default_factory=Counter)
-    """Words that got none, and how often they come."""
+    """Words without a pronunciation, with their number of occurrences."""
     origins: dict[str, str] = field(default_factory=dict)
-    """The origin of each word."""
+    """Origin by word."""
 
     def add(self, word: str, count: int, origin: str) -> None:
         """Count a word."""
@@ -142,14 +142,14 @@ class Coverage:
             self.unknown[word] += count
 
     def part(self, counts: Mapping[str, int]) -> Coverage:
-        """The same for some of the words, with other counts."""
+        """The coverage of some of the words, with other counts."""
         found = Coverage()
         for word, count in counts.items():
             found.add(word, count, self.origins[word])
         return found
 
     def to_dict(self, examples: int = 20) -> dict[str, Any]:
-        """A JSON value, with the most frequent unknown words."""
+        """Convert to a JSON value, with the most frequent unknown words."""
         return {
             "words": self.types.total(),
             "running_words": self.running.total(),
@@ -160,19 +160,19 @@ class Coverage:
 
 @dataclass
 class Built:
-    """A lexicon for some words, and how it came about."""
+    """A lexicon for some words, with its coverage and problems."""
 
     lexicon: Lexicon
     coverage: Coverage
     bad_lines: list[BadLine] = field(default_factory=list)
     """Quarantined lines of the file."""
     duplicates: list[str] = field(default_factory=list)
-    """Words that the file gives the same pronunciation twice, each time once."""
+    """Words for which the file lists a pronunciation twice, once per repetition."""
     notes: list[str] = field(default_factory=list)
-    """What else should be known, such as that eSpeak NG is not installed."""
+    """Remarks for the user, such as that eSpeak NG is not installed."""
 
     def record(self) -> dict[str, Any]:
-        """What a stage records, as a JSON value."""
+        """Returns the part of a stage's record about the lexicon, a JSON value."""
         return {
             "digest": self.lexicon.digest(),
             "words": len(self.lexicon),
@@ -201,10 +201,10 @@ class LexiconSource(ABC):
 
     @abstractmethod
     def build(self, counts: Mapping[str, int]) -> Built:
-        """Makes a lexicon.
+        """Builds a lexicon.
 
         Args:
-            counts: The words that are needed, and how often each comes.
+            counts: The words, and how often each occurs.
 
         Raises:
             LexiconError: The source cannot be read.
@@ -214,7 +214,7 @@ class LexiconSource(ABC):
 def covered(
     counts: Mapping[str, int], found: Mapping[str, Sequence[Pronunciation]], origin: str
 ) -> tuple[Coverage, list[str]]:
-    """How many words have a pronunciation, and those that have none."""
+    """Returns the coverage of the words that have a pronunciation, and the list of the others."""
     coverage, missing = Coverage(), []
     for word, count in counts.items():
         if word in found:

@@ -1,4 +1,4 @@
-"""What looks wrong in a lexicon: for people to look at, since each may be right."""
+"""Finds suspicious lexicon entries. Each may be correct: the list is meant for review."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from speech.lexicon.base import Built, Lexicon
 from speech.lexicon.graphemes import letters
 
 _RARE = 3
-"""A phone in fewer pronunciations is suspicious,"""
+"""A phone with fewer occurrences than this is suspicious."""
 _LARGE = 1000
-"""in a lexicon of more words."""
+"""Rare phones are only reported in lexicons with more words than this."""
 _SCATTER = 4.0
-"""Lengths this many standard deviations from what the spelling suggests are suspicious,"""
+"""A pronunciation is suspicious if its length differs from the expected one by this many standard deviations."""
 _DIFFERENCE = 3
-"""if that is this many phones or more."""
+"""Smaller differences in length, in phones, are never suspicious."""
 
 
 @dataclass(frozen=True)
 class Suspicion:
-    """Something that may be wrong."""
+    """An entry that may be wrong."""
 
     kind: str
     """`duplicate`, `short`, `long`, `no letters`, `rare phone` or `quarantined`."""
     word: str
     """The word, or the phone."""
     detail: str
-    """What is strange about it."""
+    """Why it is suspicious."""
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON value."""
+        """Convert to a JSON value."""
         return asdict(self)
 
 
 def suspicions(built: Built) -> list[Suspicion]:
-    """Everything in a lexicon that looks wrong, by kind."""
+    """Returns all suspicious entries of a lexicon, grouped by kind."""
     lexicon = built.lexicon
     quarantined = (Suspicion("quarantined", line.text, _place(line.number) + line.reason) for line in built.bad_lines)
     duplicates = (Suspicion("duplicate", word, "the same pronunciation twice") for word in built.duplicates)
@@ -61,7 +61,7 @@ def _without_letters(lexicon: Lexicon) -> Iterator[Suspicion]:
 
 
 def _lengths(lexicon: Lexicon) -> Iterator[Suspicion]:
-    """Pronunciations far shorter or longer than spellings of that length have elsewhere in the lexicon."""
+    """Yields pronunciations that are much shorter or longer than those of other words with as many letters."""
     pairs = [
         (word, one.phones, len(spelling))
         for word in _spoken(lexicon)
@@ -72,8 +72,8 @@ def _lengths(lexicon: Lexicon) -> Iterator[Suspicion]:
         return
     ratios = np.log([len(phones) / count for _, phones, count in pairs])
     middle = float(np.median(ratios))
-    # the median's deviation, as a standard deviation of normally distributed values; never so small that one phone
-    # more or less in a long word counts
+    # median absolute deviation, scaled to the standard deviation of a normal distribution; the lower bound keeps a
+    # single phone in a long word from being reported
     scatter = max(1.4826 * float(np.median(np.abs(ratios - middle))), 0.1)
     for (word, phones, count), ratio in zip(pairs, ratios, strict=True):
         expected = count * math.exp(middle)

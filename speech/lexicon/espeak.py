@@ -1,4 +1,4 @@
-"""eSpeak NG's pronunciations, for every language that it speaks; it is in the extra `espeak`, not in the core."""
+"""Pronunciations by eSpeak NG, for all of its languages. It is installed by the extra `espeak`, not by the core."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from speech.synthesis.espeak import Engine, SynthesizerMissingError, VoiceError
 
 
 class EspeakConfig(LexiconConfig):
-    """The pronunciations of eSpeak NG, in IPA."""
+    """Pronunciations by eSpeak NG, in IPA."""
 
     kind: Literal["espeak"] = "espeak"
     language: str = "en-us"
-    """One of eSpeak NG's languages, such as `de`, `fr`, `es-419`."""
+    """Language code of eSpeak NG, such as `de`, `fr`, `es-419`."""
     stress: Stress = "keep"
     """Stress marks: `keep` them, `merge` secondary with primary stress, or `drop` them."""
 
 
 def pronounce(words: Iterable[str], language: str) -> dict[str, tuple[str, ...]]:
-    """eSpeak NG's phonemes of each word, with stress marks; words without any are left out.
+    """Returns eSpeak NG's phonemes of each word, with stress marks; words without phonemes are omitted.
 
     Args:
         words: Single words.
-        language: One of eSpeak NG's.
+        language: Language code of eSpeak NG.
 
     Raises:
         SynthesizerMissingError: eSpeak NG is not installed.
-        LexiconError: It does not know the language.
+        LexiconError: eSpeak NG does not have the language.
     """
     found = {}
     with Engine() as engine:
@@ -46,7 +46,7 @@ def pronounce(words: Iterable[str], language: str) -> dict[str, tuple[str, ...]]
 
 
 class Espeak(LexiconSource):
-    """Asks eSpeak NG for every word."""
+    """Pronounces every word with eSpeak NG."""
 
     config = EspeakConfig
     cfg: EspeakConfig

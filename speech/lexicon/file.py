@@ -1,4 +1,4 @@
-"""A lexicon from a file; what it lacks comes from eSpeak NG, as far as the file's phones can say it."""
+"""Lexicons from files. Missing words are pronounced by eSpeak NG if its phonemes can be mapped to the file's phones."""
 
 from __future__ import annotations
 
@@ -32,33 +32,33 @@ _ARPABET = re.compile(r"(AA|AE|AH|AO|EH|ER|EY|IH|IY|OW|UW)[0-2]?")
 
 
 class FileLexiconConfig(LexiconConfig):
-    """The pronunciations of a file."""
+    """Pronunciations from a file."""
 
     kind: Literal["file"] = "file"
     path: str = Field(min_length=1)
-    """The file."""
+    """Path of the lexicon."""
     format: Format | Literal["auto"] = "auto"
-    """`kaldi` (lexicon.txt), `kaldip` (lexiconp.txt), `cmudict` or `mfa`; `auto` finds out."""
+    """`kaldi` (lexicon.txt), `kaldip` (lexiconp.txt), `cmudict` or `mfa`; `auto` detects the format."""
     stress: Stress = "keep"
     """Stress marks: `keep` them, `merge` secondary with primary stress, or `drop` them."""
     case: Literal["keep", "lower", "upper"] = "keep"
-    """Case that the file's words are brought to: that of the transcripts."""
+    """Letter case that the file's words are converted to; it must be that of the transcripts."""
     phones: str = ""
-    """A file whose first column lists the phones that there are, with stress marks as in the lexicon; lines with
-    others are quarantined. Empty: whatever the lexicon has."""
+    """A file whose first column lists the permitted phones, with stress marks as in the lexicon; lines with other
+    phones are quarantined. Empty: all phones are permitted."""
     missing: Literal["espeak", "unknown"] = "espeak"
-    """Words that the file lacks: pronounced by eSpeak NG, where it is installed and as far as the file's phones allow,
-    or `unknown`."""
+    """Words that the file does not have: `espeak` pronounces them with eSpeak NG if it is installed and its phonemes
+    can be mapped to the file's phones; `unknown` does not."""
     language: str = "en-us"
-    """eSpeak NG's language for them."""
+    """Language code of eSpeak NG for missing words."""
     unknown: str = UNKNOWN
-    """The word that stands for all that have no pronunciation."""
+    """The word that stands for all words without a pronunciation."""
 
     file_fields: ClassVar[dict[str, str]] = {"path": "lexicon", "phones": "phones"}
 
 
 class FileLexicon(LexiconSource):
-    """Reads a file, and completes it."""
+    """Reads a lexicon file and adds missing words."""
 
     config = FileLexiconConfig
     cfg: FileLexiconConfig
@@ -80,7 +80,7 @@ class FileLexicon(LexiconSource):
         return Built(Lexicon(found, self.cfg.unknown), coverage, bad, parsed.duplicates(), notes)
 
     def _foreign(self, parsed: Parsed, inventory: set[str]) -> list[BadLine]:
-        """Take out pronunciations whose phones are not listed."""
+        """Remove pronunciations with phones that are not permitted, and return them as bad lines."""
         if not self.cfg.phones:
             return []
         try:
@@ -104,7 +104,7 @@ class FileLexicon(LexiconSource):
         return bad
 
     def _brought(self, parsed: Parsed) -> dict[str, list[Pronunciation]]:
-        """The entries with the wanted case and stress."""
+        """The entries in the configured case, with the configured stress marks."""
         case = _CASES[self.cfg.case]
         brought: dict[str, list[Pronunciation]] = {}
         for word, found in parsed.entries.items():
@@ -117,11 +117,11 @@ class FileLexicon(LexiconSource):
         return tuple(with_stress(phone, self.cfg.stress) for phone in phones)
 
     def _completed(self, missing: list[str], inventory: set[str]) -> tuple[dict[str, list[Pronunciation]], list[str]]:
-        """eSpeak NG's pronunciations in the file's phones, and what to note."""
+        """Pronunciations of missing words in the file's phones, and remarks for the user."""
         try:
             said = pronounce(missing, self.cfg.language)
         except SynthesizerMissingError as error:
-            return {}, [f"words that the file lacks are unknown: {error}"]
+            return {}, [f"words that are not in the file are unknown: {error}"]
         arpabet = sum(bool(_ARPABET.fullmatch(phone)) for phone in inventory) >= 8
         digits = any(phone[-1] in "012" for phone in inventory)
         found = {}
@@ -130,10 +130,12 @@ class FileLexicon(LexiconSource):
             if own is not None and inventory.issuperset(own):
                 found[word] = [Pronunciation(self._stressed(own))]
         foreign = len(said) - len(found)
-        return found, [f"{foreign} words that eSpeak NG says with phones that the file has not"] if foreign else []
+        return found, [
+            f"{foreign} words whose eSpeak NG phonemes have no counterpart among the file's phones"
+        ] if foreign else []
 
     def _case_note(self, found: Mapping[str, object], counts: Mapping[str, int]) -> list[str]:
-        """A hint where no word is found for its case alone."""
+        """Remark for a file that has none of the words: another letter case may have them."""
         for case, change in _CASES.items():
             if any(change(word) in counts for word in found):
                 return [f"no word of the transcripts is in {self.cfg.path} as it is written: set lexicon.case={case}"]

@@ -1,4 +1,4 @@
-"""Reading lexicons: Kaldi's lexicon.txt and lexiconp.txt, CMUdict, the Montreal Forced Aligner's dictionaries.
+"""Lexicon formats: Kaldi's lexicon.txt and lexiconp.txt, CMUdict, and dictionaries of the Montreal Forced Aligner.
 
 | format | a line |
 |---|---|
@@ -28,24 +28,24 @@ _ARPABET = re.compile(r"[A-Z]{1,2}[0-2]?")
 
 
 class _BadLineError(ValueError):
-    """What is wrong with a line."""
+    """A line cannot be used; the message is the reason."""
 
 
 @dataclass
 class Parsed:
-    """What a file says."""
+    """The contents of a lexicon file."""
 
     entries: dict[str, list[Pronunciation]] = field(default_factory=dict)
-    """Word to its pronunciations, equal ones included."""
+    """Pronunciations by word, repeated ones included."""
     bad: list[BadLine] = field(default_factory=list)
-    """Lines that say nothing usable."""
+    """Lines that cannot be used."""
     lines: int = 0
-    """Lines that are neither empty nor comments: those used and the bad ones."""
+    """Number of lines that are neither empty nor comments, bad ones included."""
     format: str = ""
-    """The format as which it was read."""
+    """Format that was assumed."""
 
     def duplicates(self) -> list[str]:
-        """Words that have the same pronunciation twice."""
+        """Words with a repeated pronunciation, once per repetition."""
         return [
             word for word, found in self.entries.items() for _ in range(len(found) - len({one.phones for one in found}))
         ]
@@ -55,11 +55,11 @@ def read_lexicon(path: Path, format_: Format | Literal["auto"] = "auto") -> Pars
     """Read a lexicon.
 
     Args:
-        path: A text file in UTF-8; lines that are not are bad ones.
-        format_: Its format; `auto` finds out.
+        path: A text file; lines that are not UTF-8 are bad lines.
+        format_: Format of the file; `auto` detects it.
 
     Raises:
-        LexiconError: It cannot be read, or no line of it can be used.
+        LexiconError: The file cannot be read, or none of its lines can be used.
     """
     try:
         lines = path.read_bytes().split(b"\n")
@@ -97,26 +97,26 @@ def _decoded(raw: bytes) -> str:
     except UnicodeDecodeError:
         raise _BadLineError("it is not UTF-8") from None
     if _CONTROL.search(line):
-        raise _BadLineError("it holds control characters")
+        raise _BadLineError("it contains control characters")
     return line
 
 
 def detect(lines: Iterable[bytes]) -> Format:
-    """The format that a file's first lines have."""
+    """Detects the format from the first lines of a file."""
     texts = [text for raw in lines if (text := raw.decode("utf-8", "replace").strip())]
     if any(text.startswith(";;;") for text in texts):
         return "cmudict"
     fields = [text.split() for text in texts]
-    told = [one for one in fields if len(one) > 1]
-    numbers = sum(bool(_NUMBER.fullmatch(one[1])) for one in told)
-    if told and numbers > len(told) / 2:
+    entries = [one for one in fields if len(one) > 1]
+    numbers = sum(bool(_NUMBER.fullmatch(one[1])) for one in entries)
+    if entries and numbers > len(entries) / 2:
         tabs = sum(_split_mfa(text) is not None for text in texts)
         return "mfa" if tabs > len(texts) / 2 else "kaldip"
     if any("\t" in text and " " not in text.split("\t", 1)[0] for text in texts):
         return "mfa"
-    numbered = any(_ALTERNATIVE.fullmatch(one[0]) for one in told)
+    numbered = any(_ALTERNATIVE.fullmatch(one[0]) for one in entries)
     commented = any(" # " in text for text in texts)
-    english = told and all(_ARPABET.fullmatch(phone) for one in told[:100] for phone in _uncommented(one[1:]))
+    english = entries and all(_ARPABET.fullmatch(phone) for one in entries[:100] for phone in _uncommented(one[1:]))
     return "cmudict" if english and (numbered or commented) else "kaldi"
 
 
@@ -128,7 +128,7 @@ def _uncommented(fields: list[str]) -> Iterator[str]:
 
 
 def _split_mfa(text: str) -> tuple[str, list[str], str] | None:
-    """Word, numbers and phones; None if it is no line of MFA's with numbers."""
+    """Returns word, numbers and phones; None if the line is not in MFA's format with numbers."""
     word, *rest = text.split("\t")
     numbers = []
     while len(rest) > 1 and _NUMBER.fullmatch(rest[0].strip()):
@@ -175,7 +175,7 @@ def _probability(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise _BadLineError("its second column is no probability") from None
+        raise _BadLineError("its second column is not a probability") from None
     if not 0 < value <= 1:
         raise _BadLineError("its probability is not above 0 and at most 1")
     return value

@@ -1,4 +1,4 @@
-"""Letters as phones: for languages that are written as they are spoken, and where there is no lexicon."""
+"""Graphemes as phones: for languages with a phonemic spelling, and where no lexicon exists."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from speech.lexicon.base import Built, Lexicon, LexiconConfig, LexiconSource, Pr
 
 
 class GraphemesConfig(LexiconConfig):
-    """A phone for each letter."""
+    """One phone per letter."""
 
     kind: Literal["graphemes"] = "graphemes"
     marks: bool = True
-    """Whether a letter with its accents is a phone of its own; else accents are dropped."""
+    """Whether letters with accents are phones of their own; otherwise accents are dropped."""
 
 
 def letters(word: str, marks: bool = True) -> tuple[str, ...]:
-    """Letters and digits of a word, each with the marks that follow it; punctuation is dropped.
+    """Returns the letters and digits of a word, each with its combining marks; punctuation is dropped.
 
     Args:
-        word: In any normalization form.
-        marks: Whether accents stay.
+        word: The word, in any Unicode normalization form.
+        marks: Whether to keep accents.
     """
     found: list[str] = []
     for character in unicodedata.normalize("NFD", word):
@@ -38,7 +38,7 @@ def letters(word: str, marks: bool = True) -> tuple[str, ...]:
 
 
 class Graphemes(LexiconSource):
-    """Spells every word; those without letters are unknown."""
+    """Spells every word; words without letters are unknown."""
 
     config = GraphemesConfig
     cfg: GraphemesConfig

@@ -6,13 +6,13 @@ import re
 from typing import Literal
 
 Stress = Literal["keep", "merge", "drop"]
-"""`keep` all three levels, `merge` secondary with primary stress, or `drop` the marks."""
+"""`keep` all three levels, `merge` secondary into primary stress, or `drop` the marks."""
 
 _ARPABET = re.compile(r"[A-Z]{1,2}[012]")
 
 
 def with_stress(phone: str, stress: Stress) -> str:
-    """A phone with its mark kept, merged or dropped."""
+    """Returns a phone with its stress mark kept, merged or dropped."""
     if stress == "keep":
         return phone
     if _ARPABET.fullmatch(phone):

@@ -10,32 +10,34 @@ A new kind of model is one file with its configuration beside `unigram.py`, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 from speech.choices import OneOf
+from speech.files import replace_file
 from speech.lm.arpa import read_arpa, write_arpa
-from speech.lm.base import Estimator, LanguageModel, LmConfig, LmError, Perplexity, TextConfig
+from speech.lm.base import Estimator, LanguageModel, LmConfig, LmError, Perplexity, TextConfig, Unit
 from speech.lm.classes import ClassConfig, ClassEstimator
 from speech.lm.interpolation import Mixture, merged_ngrams, tuned_weights
 from speech.lm.kenlm import KenlmModel
 from speech.lm.ngram import NgramModel
 from speech.lm.ngram_estimator import NgramConfig, NgramEstimator
 from speech.lm.pruning import entropy_pruned
-from speech.lm.sources import Text
+from speech.lm.sources import Text, text_digests, text_files
 from speech.lm.unigram import UnigramConfig, UnigramEstimator
 from speech.lm.units import Units
-from speech.lm.vocabulary import END_ID, START_ID, UNKNOWN_ID, Vocabulary
+from speech.lm.vocabulary import END_ID, SPECIAL, START_ID, UNKNOWN_ID, Vocabulary
 from speech.text import NormalizerConfig
-from speech.tokens import Tokenizer
+from speech.tokens import TokenError, Tokenizer
 
 __all__ = [
     "END_ID",
     "LANGUAGE_MODELS",
     "START_ID",
     "UNKNOWN_ID",
+    "WORDS",
     "ClassConfig",
     "ClassEstimator",
     "Estimator",
@@ -44,6 +46,7 @@ __all__ = [
     "LmChoice",
     "LmConfig",
     "LmError",
+    "LmOption",
     "Mixture",
     "NgramConfig",
     "NgramEstimator",
@@ -56,12 +59,16 @@ __all__ = [
     "UnigramEstimator",
     "Units",
     "Vocabulary",
+    "arpa_of",
+    "check_sources",
     "entropy_pruned",
     "estimate",
     "load",
     "merged_ngrams",
     "read_arpa",
+    "text_digests",
     "tuned_weights",
+    "unit_of",
     "write_arpa",
 ]
 
@@ -70,8 +77,13 @@ LANGUAGE_MODELS: dict[str, type[Estimator]] = {
     "unigram": UnigramEstimator,
     "class": ClassEstimator,
 }
-LmChoice = Annotated[LmConfig, OneOf({kind: one.config for kind, one in LANGUAGE_MODELS.items()}, "ngram")]
+_KINDS = {kind: one.config for kind, one in LANGUAGE_MODELS.items()}
+LmChoice = Annotated[LmConfig, OneOf(_KINDS, "ngram")]
 """A field that takes the configuration of any language model."""
+LmOption = Annotated[LmConfig | None, OneOf(_KINDS, "ngram", optional=True)]
+"""The same, or None for no language model."""
+WORDS = "words.txt"
+"""File with what a model predicts, one a line, without the special symbols."""
 
 
 @dataclass(frozen=True)
@@ -100,21 +112,53 @@ def estimate(sources: Sources, cfg: LmConfig, folder: Path, workers: int = 1) ->
         workers: Number of processes.
 
     Returns:
-        The record, a JSON value: `kind`, `text` (lines by what became of them), sizes, and `perplexity` by set.
+        The record, a JSON value: `kind`, `text` (lines by what became of them), `protection`, `words` (without special
+        symbols), other sizes, and `perplexity` by set.
 
     Raises:
         LmError: There is no text, or the model cannot be estimated from it.
     """
     estimator = LANGUAGE_MODELS[cfg.kind](cfg)
     cut = Units(estimator.unit, sources.tokenizer)
-    text = Text(cfg.text, sources.normalizer, sources.transcripts, sources.protected, cut, workers)
+    transcripts = sources.transcripts if cfg.transcripts else ()
+    text = Text(cfg.text, sources.normalizer, transcripts, sources.protected, cut, workers)
     model, facts = estimator.estimate(text, folder, workers)
-    perplexity = {
-        name: model.evaluate(cut(line) for line in lines).to_dict() for name, lines in sources.held_out.items()
-    }
-    return {"kind": cfg.kind, **facts, "perplexity": perplexity}
+    words = [word for word in model.words if word not in SPECIAL]
+    replace_file(folder / WORDS, "".join(f"{word}\n" for word in words).encode())
+    perplexity = {name: model.evaluate(_writable(cut, lines)).to_dict() for name, lines in sources.held_out.items()}
+    about = {"words": len(words), "protection": text.protection_record(), "perplexity": perplexity}
+    return {"kind": cfg.kind, **facts, **about}
+
+
+def _writable(cut: Units, lines: Iterable[str]) -> Iterator[list[str]]:
+    """Yields the units of each line, without lines that the tokens cannot write."""
+    for line in lines:
+        try:
+            yield cut(line)
+        except TokenError:
+            continue
 
 
 def load(cfg: LmConfig, folder: Path) -> LanguageModel:
     """Reads the model that `estimate` wrote to a folder with the same configuration."""
     return LANGUAGE_MODELS[cfg.kind](cfg).load(folder)
+
+
+def check_sources(cfg: LmConfig) -> None:
+    """Check, without reading the text, that a model can be estimated: its text files and its tools are there.
+
+    Raises:
+        LmError: Something is missing.
+    """
+    text_files(cfg.text)
+    LANGUAGE_MODELS[cfg.kind](cfg).check()
+
+
+def arpa_of(cfg: LmConfig) -> str:
+    """Name of the ARPA file that `estimate` writes; empty for kinds that decoders cannot read."""
+    return LANGUAGE_MODELS[cfg.kind](cfg).arpa
+
+
+def unit_of(cfg: LmConfig) -> Unit:
+    """What a model with this configuration predicts."""
+    return LANGUAGE_MODELS[cfg.kind](cfg).unit

@@ -12,15 +12,15 @@ merge their hypotheses.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from speech.choices import Choice
 from speech.lm.vocabulary import END_ID, UNKNOWN_ID, Vocabulary
@@ -58,6 +58,8 @@ class LmConfig(Choice):
 
     text: TextConfig = Field(default_factory=TextConfig)
     """Text besides the training transcripts; a list of paths or URLs is enough."""
+    transcripts: bool = True
+    """Whether the training transcripts belong to the text."""
 
     @field_validator("text", mode="before")
     @classmethod
@@ -65,6 +67,17 @@ class LmConfig(Choice):
         if isinstance(value, str):
             return {"paths": [value]}
         return {"paths": value} if isinstance(value, list | tuple) else value
+
+    @model_validator(mode="after")
+    def _some_text(self) -> Self:
+        if not self.transcripts and not self.text.paths:
+            raise ValueError("transcripts is false and text names no files: set transcripts: true, or name text")
+        return self
+
+    def with_paths(self, change: Callable[[str], str]) -> Self:
+        """This configuration with other paths of text files."""
+        text = self.text.model_copy(update={"paths": tuple(change(path) for path in self.text.paths)})
+        return self.model_copy(update={"text": text})
 
 
 class LanguageModel(ABC):
@@ -150,6 +163,18 @@ class Estimator(ABC):
     def unit(self) -> Unit:
         """What the model predicts."""
         return "word"
+
+    @property
+    def arpa(self) -> str:
+        """Name of the model's ARPA file, for decoders; empty if the model is not a plain n-gram model."""
+        return ""
+
+    def check(self) -> None:  # noqa: B027 - most need no tools
+        """Check that the tools that the configuration asks for are installed.
+
+        Raises:
+            LmError: If one is not.
+        """
 
     @abstractmethod
     def estimate(self, text: Text, folder: Path, workers: int = 1) -> tuple[LanguageModel, dict[str, Any]]:

@@ -18,6 +18,17 @@ def lmplz_path() -> str | None:
     return os.environ.get("LMPLZ") or shutil.which("lmplz")
 
 
+def find_lmplz() -> str:
+    """Returns the path of `lmplz`.
+
+    Raises:
+        LmError: It is not installed.
+    """
+    if (tool := lmplz_path()) is None:
+        raise LmError("lm.lmplz: there is no lmplz on the PATH: install KenLM, or set lm.lmplz: false")
+    return tool
+
+
 def run_lmplz(
     text: Text,
     scratch: Path,
@@ -31,9 +42,7 @@ def run_lmplz(
     Raises:
         LmError: There is no `lmplz`, or it fails; the message ends with its own.
     """
-    tool = lmplz_path()
-    if tool is None:
-        raise LmError("lm.lmplz: there is no lmplz on the PATH: install KenLM, or set lm.lmplz: false")
+    tool = find_lmplz()
     source, target = scratch / "text.txt", scratch / "lmplz.arpa"
     counts, words = _write_text(text, source, vocabulary is not None)
     command = [tool, "-o", str(order), "-S", "40%", "-T", str(scratch), "--text", str(source), "--arpa", str(target)]

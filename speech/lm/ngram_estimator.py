@@ -17,7 +17,7 @@ from speech.lm.base import Estimator, LmConfig, Unit
 from speech.lm.counting import count_ngrams
 from speech.lm.encoding import encode_text
 from speech.lm.estimation import smoothed
-from speech.lm.lmplz import run_lmplz
+from speech.lm.lmplz import find_lmplz, run_lmplz
 from speech.lm.ngram import NgramModel
 from speech.lm.pruning import entropy_pruned
 from speech.lm.smoothing import Discounts, Method
@@ -84,6 +84,11 @@ class NgramEstimator(Estimator):
         return self.cfg.unit
 
     @override
+    def check(self) -> None:
+        if self.cfg.lmplz:
+            find_lmplz()
+
+    @override
     def estimate(self, text: Text, folder: Path, workers: int = 1) -> tuple[NgramModel, dict[str, Any]]:
         with tempfile.TemporaryDirectory(prefix=".lm-", dir=folder) as scratch:
             if self.cfg.lmplz:
@@ -93,17 +98,19 @@ class NgramEstimator(Estimator):
         if self.cfg.prune:
             facts["ngrams_before_pruning"] = list(model.tables.counts)
             model = entropy_pruned(model, self.cfg.prune)
-        path = self._path(folder)
+        path = folder / self.arpa
         write_arpa(model, path)
         facts |= {"ngrams": list(model.tables.counts), "words": len(model.words), "bytes": path.stat().st_size}
         return model, facts | {"bytes_in_memory": model.num_bytes}
 
+    @property
+    @override
+    def arpa(self) -> str:
+        return "lm.arpa.gz" if self.cfg.compress else "lm.arpa"
+
     @override
     def load(self, folder: Path) -> NgramModel:
-        return read_arpa(self._path(folder))
-
-    def _path(self, folder: Path) -> Path:
-        return folder / ("lm.arpa.gz" if self.cfg.compress else "lm.arpa")
+        return read_arpa(folder / self.arpa)
 
     def _by_counting(self, text: Text, scratch: Path, workers: int) -> tuple[NgramModel, dict[str, Any]]:
         encoded = encode_text(text, scratch)

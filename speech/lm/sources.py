@@ -10,12 +10,14 @@ an archive that is damaged is read as far as it goes. What does stop it is a pat
 
 from __future__ import annotations
 
+import hashlib
 import lzma
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
+from typing import Any
 
 import fsspec
 
@@ -28,6 +30,7 @@ from speech.text import NormalizerConfig, TextError, TextNormalizer
 from speech.tokens import TokenError
 
 _LONGEST_LINE = 1 << 20
+_STAMPS = ("ETag", "etag", "LastModified", "mtime", "created")
 _DAMAGED = (EOFError, OSError, lzma.LZMAError, zlib.error)
 
 
@@ -65,10 +68,22 @@ class Text:
     ) -> None:
         self.cfg, self.transcripts, self.workers = cfg, transcripts, workers
         self.units = units or Units()
-        protection = None if cfg.allow_test_text else Protection(protect, cfg.protected_length)
-        cleaner = partial(clean, normalizer or NormalizerConfig(), protection, self.units)
+        self.protection = None if cfg.allow_test_text else Protection(protect, cfg.protected_length)
+        cleaner = partial(clean, normalizer or NormalizerConfig(), self.protection, self.units)
         self.clean: Callable[[bytes, Counter[str]], Block] = cleaner
-        self._prepare = partial(prepare, protection, self.units)
+        self._prepare = partial(prepare, self.protection, self.units)
+
+    def protection_record(self) -> dict[str, Any]:
+        """How the test set is kept out, as a JSON value.
+
+        Returns:
+            Whether test text is `allowed`, and if not, the `length` of the protected word sequences, the number of
+            different `sequences`, and of transcripts that are `too_short` to have one.
+        """
+        found = self.protection
+        if found is None:
+            return {"allowed": True}
+        return {"allowed": False, "length": found.length, "sequences": len(found), "too_short": found.too_short}
 
     def blocks(self) -> Iterator[Block]:
         """Yields the text in blocks, the same ones whatever the number of processes."""
@@ -82,9 +97,51 @@ class Text:
 
     def raw_blocks(self) -> Iterator[tuple[bytes, Counter[str]]]:
         """Yields pieces of the files, whole lines, with what was already counted."""
-        for url in self.cfg.paths:
-            for path in _files(url):
-                yield from _read(path, self.cfg.block_bytes)
+        for path in text_files(self.cfg):
+            yield from _read(path, self.cfg.block_bytes)
+
+
+def text_files(cfg: TextConfig) -> list[str]:
+    """Returns the URLs of all text files.
+
+    Raises:
+        LmError: A path leads nowhere.
+    """
+    return [path for url in cfg.paths for path in _files(url)]
+
+
+def text_digests(cfg: TextConfig) -> list[str]:
+    """Returns a digest of each text file: what the files contain counts, not where they are.
+
+    Local files are read; of others, the size and the store's own entity tag or modification time are taken, and only
+    files without these are read.
+
+    Raises:
+        LmError: A path leads nowhere, or a file cannot be read.
+    """
+    return [_digest(path) for path in text_files(cfg)]
+
+
+def _digest(url: str) -> str:
+    try:
+        system, path = fsspec.core.url_to_fs(url)
+        about = system.info(path)
+        stamp = next((about[name] for name in _STAMPS if about.get(name)), None)
+        if stamp is not None and "file" not in _protocols(system):
+            return hashlib.sha256(f"{about.get('size')} {stamp}".encode()).hexdigest()
+        return _content_digest(url, about.get("size"), about.get("mtime"))
+    except (OSError, ValueError) as error:
+        raise LmError(f"lm.text: {url} cannot be read: {error}") from error
+
+
+@lru_cache(maxsize=256)
+def _content_digest(url: str, size: int, changed: float) -> str:
+    with fsspec.open(url, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _protocols(system: Any) -> tuple[str, ...]:
+    return (system.protocol,) if isinstance(system.protocol, str) else tuple(system.protocol)
 
 
 def _files(url: str) -> list[str]:

@@ -34,6 +34,11 @@ class UnigramEstimator(Estimator):
     def unit(self) -> Unit:
         return self.cfg.unit
 
+    @property
+    @override
+    def arpa(self) -> str:
+        return self._ngram().arpa
+
     @override
     def estimate(self, text: Text, folder: Path, workers: int = 1) -> tuple[LanguageModel, dict[str, Any]]:
         return self._ngram().estimate(text, folder, workers)

@@ -16,11 +16,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from speech.decoding import DecodeChoice, GreedyConfig
 from speech.features import FeatureChoice, LogMelConfig
 from speech.lexicon import GraphemesConfig, LexiconChoice
+from speech.lm import LmOption
 from speech.models import ConformerConfig, ModelChoice
 from speech.objectives import check_decoder
 from speech.text import NormalizerConfig
 from speech.tokens import TokenConfig
 from tasks.config.assignments import assign
+from tasks.config.decoding import TuneConfig, check_decoding
 from tasks.config.mistakes import choices, explained
 from tasks.config.yaml_text import parse_yaml
 from tasks.dataset.policies import DuplicatesConfig, SlotsConfig
@@ -195,8 +197,12 @@ class PipelineConfig(BaseModel):
     """Training."""
     decode: DecodeChoice = GreedyConfig()
     """Decoding."""
+    tune: TuneConfig | None = None
+    """Chooses parameters of the decoder on the validation set; without this section they are as configured."""
     lexicon: LexiconChoice = GraphemesConfig()
     """How words are pronounced."""
+    lm: LmOption = None
+    """The language model that the stage `lm` estimates; without this section there is no such stage."""
     score: ScoreConfig = ScoreConfig()
     """Scoring."""
     register_as: RegisterConfig = Field(default=RegisterConfig(), alias="register")
@@ -216,6 +222,7 @@ class PipelineConfig(BaseModel):
         if self.features.stored:
             self.train.augment.refuse_waves()
         check_decoder(self.train.objective, self.decode.kind)
+        check_decoding(self.decode, self.lm, self.tune)
         return self
 
     @property
@@ -276,5 +283,7 @@ def _anchor_paths(config: PipelineConfig, folder: Path) -> PipelineConfig:
     sources = tuple(source.model_copy(update={"path": absolute(source.path)}) for source in config.data.sources)
     data = config.data.model_copy(update={"sources": sources})
     train = config.train.model_copy(update={"augment": config.train.augment.with_files(absolute)})
-    files = {"decode": config.decode.with_files(absolute), "lexicon": config.lexicon.with_files(absolute)}
-    return config.model_copy(update={"data": data, "train": train, **files})
+    decode, lexicon = config.decode.with_files(absolute), config.lexicon.with_files(absolute)
+    lm = config.lm and config.lm.with_paths(absolute)
+    parts = {"data": data, "train": train, "decode": decode, "lexicon": lexicon, "lm": lm}
+    return config.model_copy(update=parts)

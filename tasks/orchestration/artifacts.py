@@ -17,7 +17,7 @@ from prefect.artifacts import (
 from prefect.logging import get_run_logger
 
 from tasks.dataset.speakers import overlap_warnings, set_rows
-from tasks.stages import progress
+from tasks.stages import lm, progress
 from tasks.stages.base import Run, StageResult
 from tasks.stages.report import counts_text, percent
 from tasks.stages.score import GROUPS, RATES
@@ -48,6 +48,11 @@ def publish(run: Run, result: StageResult) -> None:
     elif result.name == "prepare":
         text = "\n\n".join([text, *overlap_warnings(result.record, run.config.data)])
         _quietly(lambda: create_table_artifact(set_rows(result.record), key=key, description=text))
+    elif result.name == "lm":
+        _quietly(lambda: create_table_artifact(_lm_table(result), key=key, description=text))
+    elif result.name == "decode" and "tuning" in result.record:
+        table = result.record["tuning"]["table"]
+        _quietly(lambda: create_table_artifact(table, key=key, description=f"{text}\n\n{_tuned(result)}"))
     elif result.name == "register":
         _quietly(lambda: create_markdown_artifact(_registered(result), key=key, description="Registered model"))
     elif result.name == "report":
@@ -100,6 +105,24 @@ def _score_table(result: StageResult) -> list[dict[str, Any]]:
                 place = f"{name}, {GROUPS[kind]} {member or '–'}"
                 rows.append({"set": place, "wer": percent(counts["wer"]), "words": counts["ref_words"]})
     return rows
+
+
+def _tuned(result: StageResult) -> str:
+    """The chosen values, and what they were chosen on."""
+    tuning = result.record["tuning"]
+    chosen = ", ".join(f"{name} {value:g}" for name, value in tuning["chosen"].items())
+    return f"chosen on {tuning['utterances']} utterances of {tuning['set']}: {chosen}, WER {percent(tuning['wer'])}"
+
+
+def _lm_table(result: StageResult) -> list[dict[str, Any]]:
+    """Figures of the language model, and the lines of its text by what became of them."""
+    lines = {f"text: {name}": value for name, value in result.record["lm"]["text"].items()}
+    figures = lm.figures(result.record) | lines
+    return [{"figure": name, "value": _number(value)} for name, value in figures.items()]
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) else f"{value:.6g}"
 
 
 class ProgressArtifact:

@@ -20,9 +20,10 @@ from tasks.failures import DELAYS_S, JITTER, RETRIES, retry_when_passing
 from tasks.orchestration.artifacts import ProgressArtifact, publish
 from tasks.orchestration.logs import secrets_kept
 from tasks.stages import progress
-from tasks.stages.base import Run, Stage
+from tasks.stages.base import Run, Stage, position, stages_of
 from tasks.stages.decode import DECODE
 from tasks.stages.features import FEATURES
+from tasks.stages.lm import LM
 from tasks.stages.prepare import PREPARE
 from tasks.stages.register import REGISTER
 from tasks.stages.report import REPORT, counts_text
@@ -31,7 +32,7 @@ from tasks.stages.shard import SHARD
 from tasks.stages.train import TRAIN
 
 ALL: dict[str, Stage] = {
-    stage.name: stage for stage in (PREPARE, SHARD, FEATURES, TRAIN, DECODE, SCORE, REGISTER, REPORT)
+    stage.name: stage for stage in (PREPARE, SHARD, FEATURES, TRAIN, LM, DECODE, SCORE, REGISTER, REPORT)
 }
 assert tuple(ALL) == STAGES
 
@@ -101,9 +102,11 @@ def run_stage(name: str, run: Run) -> None:
     TASKS[name](run.run_id)
 
 
-def run_plainly(run: Run, until: str = "report", stages: Sequence[str] = STAGES) -> None:
-    """Run stages, by default all, one after another without Prefect."""
-    for name in stages[: stages.index(until) + 1]:
+def run_plainly(run: Run, until: str = "report", stages: Sequence[str] | None = None) -> None:
+    """Run stages, by default all that the configuration has, one after another without Prefect."""
+    for name in stages_of(run.config) if stages is None else stages:
+        if position(name) > position(until):
+            break
         ALL[name].execute(run)
         if name == PREPARE.name:
             _tell_sets(run, logging.getLogger(__name__))

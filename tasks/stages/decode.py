@@ -1,7 +1,7 @@
-"""Stage 5, decode: hypotheses of the test sets, as NIST trn and as Parquet."""
+"""Stage 6, decode: hypotheses of the test sets, as NIST trn and as Parquet."""
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
@@ -19,14 +19,16 @@ from storage.objects import ObjectStore
 from storage.quarantine import QuarantinedShard, ShardQuarantine
 from storage.reading import ShardError
 from storage.stages import StageOutput
+from tasks.config.decoding import grid_of
 from tasks.config.home import home
 from tasks.stages import progress
 from tasks.stages.base import Inputs, Run, Stage, StageError
-from tasks.stages.decoder_files import with_digests
+from tasks.stages.decoder_files import decoder_of, local_files, stage_files, with_digests
 from tasks.stages.features import found_whole, quarantine_record, set_digest, set_url
 from tasks.stages.folds import is_tested
 from tasks.stages.prepare import write_table
 from tasks.stages.runner import Piece, map_pieces, piece_name, share_out
+from tasks.stages.tuning import VALID, tune_on_validation
 from training.learner.devices import best_device
 from training.learner.inference import Decoded, decode_set
 
@@ -106,8 +108,16 @@ def _inputs(run: Run) -> Inputs:
     sets = scored_sets(run)
     digests = {name: set_digest(run, name) for name in sets}
     # only what differs from the default, as in `tasks.stages.train`
-    config = with_digests(run.config.decode).model_dump(mode="json", exclude_defaults=True)
-    return {"decode": config}, digests | {"model": _model_digest(run)}
+    config = {"decode": with_digests(run.config.decode).model_dump(mode="json", exclude_defaults=True)}
+    digests["model"] = _model_digest(run)
+    if source := stage_files(run):
+        digests["language model"] = source["digest"]
+    if run.config.tune is not None:
+        check_tuning(run)
+        config["tune"] = run.config.tune.model_dump(mode="json", exclude_defaults=True)
+        config["grid"] = grid_of(run.config.decode, run.config.tune)
+        digests["tuned on"] = set_digest(run, VALID)
+    return config, digests
 
 
 def _model_digest(run: Run) -> str:
@@ -118,14 +128,32 @@ def _model_digest(run: Run) -> str:
     return digest
 
 
+def check_tuning(run: Run) -> None:
+    """Check that parameters are not tuned on a set that is scored.
+
+    Raises:
+        StageError: If they are, or there is no validation set.
+    """
+    if run.config.tune is not None and VALID in scored_sets(run):
+        raise StageError(
+            "tune chooses the decoder's parameters on the validation set, which is scored, too, and its error rate "
+            "would be too low. Give the data a test set, or remove the section tune and set the parameters in decode"
+        )
+
+
 def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     counts: dict[str, int] = {"utterances": 0, "empty": 0}
     damaged: list[QuarantinedShard] = []
+    record: dict[str, Any] = {"sets": scored_sets(run)}
     with tempfile.TemporaryDirectory() as folder:
         bundle = run.bundle or fetch_bundle(run.result("train").output, Path(folder))
+        chosen: dict[str, Any] = {}
+        if run.config.tune is not None:
+            record["tuning"] = tune_on_validation(run, bundle)
+            chosen = record["tuning"]["chosen"]
         for name in scored_sets(run):
             quarantine = set_quarantine(run, name, output.store)
-            found = _decode(run, bundle, name, quarantine)
+            found = _decode(run, bundle, name, chosen, quarantine)
             damaged += quarantine.entries()
             write_table(output.store, f"{name}.parquet", [asdict(entry) for entry in found], _SCHEMA)
             hypotheses = {entry.id: entry.hyp for entry in found}
@@ -134,20 +162,29 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
             output.store.write(f"{name}.ref.trn", format_trn(references).encode())
             counts["utterances"] += len(found)
             counts["empty"] += sum(not entry.hyp for entry in found)
-    return {"counts": counts, "sets": scored_sets(run)} | quarantine_record(counts, damaged)
+    return record | {"counts": counts} | quarantine_record(counts, damaged)
 
 
-def _decode(run: Run, bundle: Path, name: str, quarantine: ShardQuarantine) -> list[Decoded]:
-    """Decode a set: in this process if the runner is local or the model is not the run's own, else in workers."""
+def _decode(run: Run, bundle: Path, name: str, chosen: Mapping[str, Any], quarantine: ShardQuarantine) -> list[Decoded]:
+    """Decode a set: in this process if the runner is local or the model is not the run's own, else in workers.
+
+    Args:
+        run: The run.
+        bundle: The model.
+        name: The set.
+        chosen: Tuned values of the decoder's parameters.
+        quarantine: Takes damaged shards.
+    """
     if run.runner.local or run.bundle is not None:
-        own = run.bundle is None
-        return decode_with(run, bundle, name, run.config.decode, own=own, on_damage=quarantine.add)
+        decode = decoder_of(run).model_copy(update=chosen)
+        return decode_with(run, bundle, name, decode, own=run.bundle is None, on_damage=quarantine.add)
     index = ShardIndex.read(ObjectStore(set_url(run, name)))
     common = {
         "model": run.result("train").url,
         "digest": run.result("train").record["digest"],
         "url": set_url(run, name),
-        "decode": run.config.decode.model_dump(mode="json"),
+        "decode": run.config.decode.model_copy(update=chosen).model_dump(mode="json"),
+        "lm": stage_files(run),  # fetched by each worker, which may be on another machine
         "device": run.config.train.device,
         "speakers": run.result("features").record["speakers"],
     }
@@ -180,10 +217,13 @@ def decode_piece(piece: Piece) -> dict[str, Any]:
         assert error.shard is not None
         damaged.append((error.shard.name, error.reason))
 
+    decode: DecodeConfig = TypeAdapter(DecodeChoice).validate_python(piece["decode"])
+    if piece["lm"]:
+        decode = decode.with_language_model(local_files(**piece["lm"]))
     found = decode_set(
         Path(_fetched(piece["model"], piece["digest"]).name),
         piece["url"],
-        decode=TypeAdapter(DecodeChoice).validate_python(piece["decode"]),
+        decode=decode,
         cache=home() / "cache",
         device=str(best_device(piece["device"])),
         speakers={who: CmvnStats.from_dict(value) for who, value in piece["speakers"].items()},

@@ -1,24 +1,90 @@
-"""The files that a decoder reads (a language model, a list of words): needed from the start, part of a stage's key."""
+"""Files that a configuration names: needed from the start, and part of a stage's key; and those of the stage lm."""
 
 import hashlib
+import tempfile
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, TypeVar
 
+from speech.choices import ChoiceWithFiles
 from speech.decoding import DecodeConfig
-from tasks.stages.base import StageError
+from storage.stages import StageOutput, digest_json
+from tasks.config.decoding import uses_stage
+from tasks.stages.base import Run, StageError
+
+Named = TypeVar("Named", bound=ChoiceWithFiles)
 
 
-def with_digests(cfg: DecodeConfig) -> DecodeConfig:
+def decoder_of(run: Run) -> DecodeConfig:
+    """The run's decoding parameters, with paths on this machine for all files.
+
+    Files that the configuration does not name come from the stage `lm`; tuned values, once the decode stage has chosen
+    them, take the place of configured ones.
+    """
+    cfg = tuned_decoder(run)
+    source = stage_files(run)
+    return cfg.with_language_model(local_files(**source)) if source else cfg
+
+
+def tuned_decoder(run: Run) -> DecodeConfig:
+    """The run's decoding parameters with the values that the decode stage has chosen, without files of the stage lm."""
+    found = run.result("decode").record.get("tuning", {}) if "decode" in run.results else {}
+    return run.config.decode.model_copy(update=found.get("chosen", {}))
+
+
+def stage_files(run: Run) -> dict[str, Any] | None:
+    """Arguments of `local_files` for a decoder that takes the files of the stage `lm`; None for others."""
+    if not uses_stage(run.config.decode, run.config.lm):
+        return None
+    made, fields = run.result("lm"), run.config.decode.file_fields
+    names = {field: name for field, name in made.record["files"].items() if field in fields}
+    return {
+        "url": made.url,
+        "digest": digest_json([made.record["sha256"][name] for name in names.values()]),
+        "names": names,
+    }
+
+
+def local_files(url: str, digest: str, names: Mapping[str, str]) -> dict[str, str]:
+    """Paths of files of the stage `lm` on this machine, verified.
+
+    Args:
+        url: The stage's output.
+        digest: Digest of the files.
+        names: Their names in the output by field of the decoder.
+
+    Returns:
+        Paths by field.
+
+    Raises:
+        DamagedObjectError: One is missing or damaged.
+    """
+    output, folder = StageOutput.at(url), Path(_folder(url, digest).name)
+    return {field: str(output.fetch(name, folder)) for field, name in names.items()}
+
+
+@lru_cache(maxsize=4)
+def _folder(url: str, digest: str) -> "tempfile.TemporaryDirectory[str]":
+    """A folder of this process for copies of an output's files; those on this machine are used where they are."""
+    return tempfile.TemporaryDirectory(prefix="starling-lm-")
+
+
+def with_digests(cfg: Named, section: str = "decode") -> Named:
     """The configuration with each file's SHA-256 in place of its path: what it says counts, not where it is.
+
+    Args:
+        cfg: The configuration.
+        section: Its name in the pipeline's configuration.
 
     Raises:
         StageError: A file is not there.
     """
-    check_files(cfg)
+    check_files(cfg, section)
     return cfg.with_files(_digest)
 
 
-def check_files(cfg: DecodeConfig) -> None:
+def check_files(cfg: ChoiceWithFiles, section: str = "decode") -> None:
     """See that the files are there.
 
     Raises:
@@ -26,7 +92,7 @@ def check_files(cfg: DecodeConfig) -> None:
     """
     for field, path in cfg.files().items():
         if not Path(path).is_file():
-            raise StageError(f"decode.{field} names {path}, which is not there: correct the path, or make the file")
+            raise StageError(f"{section}.{field} names {path}, which is not there: correct the path, or make the file")
 
 
 def _digest(path: str) -> str:

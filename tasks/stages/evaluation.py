@@ -60,6 +60,20 @@ def evaluation_config(
     return parse_config(document, "the evaluation")
 
 
+def use_model(run: Run, bundle: Path) -> None:
+    """Let a run score an existing model: with the decoder of its bundle, so no language model is made and none tuned.
+
+    Args:
+        run: The run, before its stage decode.
+        bundle: The model's folder.
+
+    Raises:
+        BundleError: If the folder is not a bundle, or its decoder needs files that are not in it.
+    """
+    run.bundle = bundle
+    run.config = run.config.model_copy(update={"decode": own_decoder(bundle), "lm": None, "tune": None})
+
+
 def write_evaluation(run: Run, model: str) -> Path:
     """Write the report of an evaluation to the data folder, and return its path."""
     path = home() / "reports" / f"{run.config.name}-{run.result('score').key}.html"

@@ -262,6 +262,13 @@ def set_url(run: Run, name: str) -> str:
     return run.result(stage).store.child(train_folder(run.config.data) if name == TRAIN else name).url
 
 
+def set_texts(run: Run, name: str) -> Iterator[str]:
+    """Yields the transcripts of a set; those of `train` are the ones that this run trains on."""
+    folder = train_folder(run.config.data) if name == TRAIN else name
+    for batch in ShardIndex.read(run.result("shard").store.child(folder)).batches(["text"]):
+        yield from batch.column(0).to_pylist()
+
+
 def set_digest(run: Run, name: str) -> str:
     """Digest of the index at `set_url`."""
     stage = "features" if run.config.features.stored else "shard"

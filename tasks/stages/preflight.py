@@ -7,10 +7,12 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from speech.lm import check_sources
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from tasks.orchestration.nodes_api import check_pool
 from tasks.stages.base import Run, StageError
+from tasks.stages.decode import check_tuning
 from tasks.stages.decoder_files import check_files
 from tasks.stages.features import set_url
 from training.config import TrainConfig
@@ -29,7 +31,12 @@ def run_preflight(run: Run) -> None:
         StageError: If it cannot; the message names the field and the remedy.
     """
     cfg = run.config.train
-    check_files(run.config.decode)  # so that a missing file is reported before hours of training, not after
+    # before training, so that what is missing is reported before hours of work, not after
+    check_files(run.config.decode)
+    if run.config.lm is not None:
+        check_sources(run.config.lm)
+        check_files(run.config.lexicon, "lexicon")
+    check_tuning(run)
     check_launch(cfg)
     check_devices(cfg)
     check_layers(cfg, run.config.model.layers)

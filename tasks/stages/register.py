@@ -1,4 +1,4 @@
-"""Stage 7, register: completes the training's MLflow run and registers a version of the model.
+"""Stage 8, register: completes the training's MLflow run and registers a version of the model.
 
 The new version becomes `@challenger`, and is compared with the champion at once unless `register.promote` is `manual`:
 see `tasks.tracking.promotion`.
@@ -32,9 +32,10 @@ from speech.audio import encode_flac
 from speech.bundle import BundleSpec, add_decoder, load_spec
 from storage.stages import StageOutput
 from tasks import pyfunc_path
+from tasks.stages import lm, tuning
 from tasks.stages.base import Inputs, Run, Stage
 from tasks.stages.decode import fetch_bundle, scored_sets
-from tasks.stages.decoder_files import with_digests
+from tasks.stages.decoder_files import decoder_of, with_digests
 from tasks.stages.score import figures
 from tasks.stages.train import forward_note, training_run
 from tasks.tracking.forwarding import send_rest
@@ -65,10 +66,12 @@ _PIECES, _SEARCH = "sentencepiece", "flashlight-text"
 _NOTED = (*_REQUIREMENTS, _PIECES, _SEARCH, "rapidfuzz", "prefect", "fsspec", "pyarrow")
 
 
-def _test_metrics(run: Run, at_ms: int) -> list[Metric]:
-    """The test sets' scores as metrics of the training's last step."""
-    found = figures(run.result("score").record).items()
-    return [Metric(name, value, at_ms, _last_step(run)) for name, value in found]
+def _late_metrics(run: Run, at_ms: int) -> list[Metric]:
+    """Scores of the test sets, tuned parameters, and figures of the language model, at the training's last step."""
+    found = figures(run.result("score").record) | tuning.figures(run.result("decode").record)
+    if "lm" in run.results:
+        found |= lm.figures(run.result("lm").record)
+    return [Metric(name, value, at_ms, _last_step(run)) for name, value in found.items()]
 
 
 def _last_step(run: Run) -> int:
@@ -107,12 +110,14 @@ def _log_run(api: mlflow.MlflowClient, run: Run, run_id: str, folder: Path) -> N
     known = api.get_run(run_id)
     log_params(api, known, flatten(config))
     elapsed_ms = int(1000 * float(run.result("train").record["result"].get("elapsed", 0.0)))
-    api.log_batch(run_id, metrics=_test_metrics(run, known.info.start_time + elapsed_ms))
+    api.log_batch(run_id, metrics=_late_metrics(run, known.info.start_time + elapsed_ms))
     learning_curves(read_journal(folder / "journal.jsonl"), folder / "learning_curves.png")
     (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
     versions = {name: metadata.version(name) for name in _NOTED}
     save_stages(run, folder)
     (folder / "environment.json").write_text(json.dumps(versions | provenance(), indent=2), encoding="utf-8")
+    if found := run.result("decode").record.get("tuning"):
+        (folder / "tuning.json").write_text(json.dumps(found, indent=2), encoding="utf-8")
     for name in scored_sets(run):
         text = run.result("score").output.read(f"{name}.alignments.txt")
         (folder / f"{name}.alignments.txt").write_bytes(text)
@@ -192,9 +197,9 @@ def _without_chatter() -> Iterator[None]:
 
 
 def _complete_bundle(run: Run, folder: Path) -> Path:
-    """The trained bundle with this run's decoding parameters."""
+    """The trained bundle with the decoding parameters and files that this run's hypotheses were made with."""
     fetch_bundle(run.result("train").output, folder)
-    add_decoder(folder, run.config.decode)
+    add_decoder(folder, decoder_of(run))
     return folder
 
 

@@ -1,4 +1,4 @@
-"""Stage 6, score: word and character error rates by set, speaker, corpus and domain, intervals, and alignments."""
+"""Stage 7, score: word and character error rates by set, speaker, corpus and domain, intervals, and alignments."""
 
 import re
 from functools import partial

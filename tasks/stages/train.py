@@ -11,7 +11,6 @@ from pydantic import BaseModel
 
 from speech.bundle import BundleSpec
 from speech.tokens import train_tokenizer
-from storage.index import ShardIndex
 from storage.intact import readable
 from storage.objects import ObjectStore
 from storage.quarantine import ShardQuarantine
@@ -21,8 +20,7 @@ from tasks.dataset.augment_files import augment_digest
 from tasks.locking.slots import training_slot
 from tasks.orchestration.nodes import NodeRuns, node_runs
 from tasks.stages.base import Inputs, Run, Stage, StageError
-from tasks.stages.features import quarantine_record, set_digest, set_url, train_stats
-from tasks.stages.folds import train_folder
+from tasks.stages.features import quarantine_record, set_digest, set_texts, set_url, train_stats
 from tasks.stages.preflight import run_preflight
 from tasks.stages.reporter import Reporter
 from tasks.tracking.forwarding import Forwarder, Sender
@@ -102,9 +100,7 @@ def forward_note(key: str, training: str) -> Path:
 def make_job(run: Run, output: StageOutput) -> TrainJob:
     """The training job of a run; the tokens come from the training transcripts."""
     config, features = run.config, run.result("features").record
-    index = ShardIndex.read(run.result("shard").store.child(train_folder(config.data)))
-    texts = (text for batch in index.batches(["text"]) for text in batch.column(0).to_pylist())
-    tokenizer = train_tokenizer(config.tokens, texts)
+    tokenizer = train_tokenizer(config.tokens, set_texts(run, "train"))
     spec = BundleSpec(
         sample_rate=config.data.sample_rate,
         features=config.features.model_copy(update={"stored": False}),

@@ -9,9 +9,11 @@ from speech.bundle import WEIGHTS
 from storage.corpora.catalog import CATALOG
 from storage.index import ShardIndex
 from storage.stages import digest_json
+from tasks.config.decoding import uses_stage
 from tasks.dataset.sources import SourceConfig
 from tasks.stages.base import Run
 from tasks.stages.decode import scored_sets
+from tasks.stages.decoder_files import decoder_of
 from tasks.stages.features import set_digest
 from tasks.tracking.provenance import provenance
 
@@ -56,7 +58,7 @@ def tests_of(run: Run) -> dict[str, str]:
 def contents(run: Run) -> dict[str, Any]:
     """The description of a version, as JSON values."""
     shard, train, score = (run.result(name).record for name in ("shard", "train", "score"))
-    config, result = run.config, train["result"]
+    config, result, decode = run.config, train["result"], decoder_of(run)
     return {
         "name": config.model_name,
         "run": run.run_id,
@@ -74,10 +76,11 @@ def contents(run: Run) -> dict[str, Any]:
         "normalizer": config.data.normalizer.model_dump(mode="json"),
         "tokens": config.tokens.model_dump(mode="json"),
         "model": config.model.model_dump(mode="json"),
-        "decode": config.decode.with_files(lambda path: PurePath(path).name).model_dump(mode="json"),
+        "decode": decode.with_files(lambda path: PurePath(path).name).model_dump(mode="json"),
+        "language_model": language_model(run),
         "bytes": {
             "weights": run.result("train").store.size(f"model/{WEIGHTS}"),
-            **{field: Path(path).stat().st_size for field, path in config.decode.files().items()},
+            **{field: Path(path).stat().st_size for field, path in decode.files().items()},
         },
         "training": {
             "strategy": config.train.strategy.kind,
@@ -88,6 +91,14 @@ def contents(run: Run) -> dict[str, Any]:
         },
         "flow_run": run.flow_run_url,
     }
+
+
+def language_model(run: Run) -> dict[str, Any] | None:
+    """Figures of the language model that the decoder takes from the stage `lm`; None if it takes none."""
+    if not uses_stage(run.config.decode, run.config.lm):
+        return None
+    found = run.result("lm").record["lm"]
+    return {name: found[name] for name in ("kind", "words", "ngrams", "text", "protection", "perplexity")}
 
 
 def card_tags(about: dict[str, Any]) -> dict[str, str]:
@@ -153,13 +164,15 @@ def _made(about: dict[str, Any]) -> str:
     tokens, features = about["tokens"], about["features"]
     nodes = f"{training['nodes']} × {training['learners_per_node']} learners"
     beam = f", beam {decode['beam']}" if "beam" in decode else ""
+    lm = about.get("language_model")
+    model = f", {len(lm['ngrams'])}-gram of {lm['words']:,} words" if lm else ""
     sizes = ", ".join(f"{name} {size / 1e6:,.1f} MB" for name, size in about["bytes"].items())
     return "\n".join(
         [
             "**How it was made**",
             "",
             f"- features: {features['kind']}, {features['num_mels']} bands, normalization {features['cmvn']}",
-            f"- tokens: {tokens['kind']}; decoding: {decode['kind']}{beam}",
+            f"- tokens: {tokens['kind']}; decoding: {decode['kind']}{beam}{model}",
             f"- training: {training['strategy']}, {nodes}, {training['epoch']} epochs, {training['step']} steps "
             f"on {compute_text(training)}",
             f"- size: {sizes}",

@@ -1,5 +1,8 @@
 """Significance test of a challenger against the champion, on matched pairs of utterances.
 
+Whole systems are compared: each decodes with its own decoder, weights, words and language model. A language model that
+may have read the test sets is not compared.
+
 The test sets are frozen by the first comparison: a model that was scored on other sets is not compared, unless a user
 replaces the frozen sets by these (`new_tests`).
 """
@@ -14,8 +17,10 @@ from typing import Any
 import mlflow
 
 from speech.bundle import own_decoder
+from speech.decoding import DecodeConfig
 from speech.scoring import compare_systems
 from storage.reading import ShardError
+from tasks.config.decoding import uses_stage
 from tasks.stages.base import Run
 from tasks.stages.decode import decode_with, scored_sets
 from tasks.stages.prepare import read_table
@@ -40,6 +45,8 @@ class Decision:
     p_value: float | None = None
     sets: dict[str, dict[str, float]] = field(default_factory=dict)
     """Number of words and both word error rates, by test set."""
+    decoders: dict[str, str] = field(default_factory=dict)
+    """Decoders of `champion` and `challenger`: each decodes with its own, language model included."""
     forced: bool = False
     """Whether a user overrode or skipped the comparison."""
 
@@ -104,6 +111,20 @@ def count_errors(run: Run, champion: Path | None) -> Counts:
     return found
 
 
+def decoder_text(decode: DecodeConfig, has_lm: bool) -> str:
+    """A decoder in a few words."""
+    return f"{decode.kind} with a language model" if has_lm else decode.kind
+
+
+def _decoders(run: Run, champion: Path) -> dict[str, str]:
+    """The decoder of the champion's bundle, and that of this run."""
+    theirs, own = own_decoder(champion), run.config.decode
+    return {
+        "champion": decoder_text(theirs, "lm" in theirs.files()),
+        "challenger": decoder_text(own, "lm" in own.files() or uses_stage(own, run.config.lm)),
+    }
+
+
 def decide(run: Run, champion: Any | None) -> Decision:
     """Compare this run's model with the champion on this run's test sets."""
     if champion is None:
@@ -112,7 +133,8 @@ def decide(run: Run, champion: Any | None) -> Decision:
     with tempfile.TemporaryDirectory() as folder:
         source = f"models:/{champion.name}/{champion.version}"
         local = Path(mlflow.artifacts.download_artifacts(artifact_uri=source, dst_path=folder))
-        reigning = count_errors(run, next(local.rglob("bundle.json")).parent)
+        bundle = next(local.rglob("bundle.json")).parent
+        reigning, decoders = count_errors(run, bundle), _decoders(run, bundle)
     own, words = _joined(challenger)
     theirs, _ = _joined(reigning)
     level = 1.0 - run.config.register_as.significance
@@ -120,14 +142,18 @@ def decide(run: Run, champion: Any | None) -> Decision:
     total = max(1, sum(words))
     wer_a, wer_b = sum(theirs) / total, sum(own) / total
     verdict = {"b": "beats", "a": "is beaten by", None: "does not differ significantly from"}[found.better]
+    reason = f"WER {wer_b:.2%} {verdict} version {champion.version}'s {wer_a:.2%} (p = {found.p_value:.3g})"
+    if decoders["champion"] != decoders["challenger"]:
+        reason += f"; decoded by {decoders['challenger']}, the champion by {decoders['champion']}"
     return Decision(
         promoted=found.better == "b",
-        reason=f"WER {wer_b:.2%} {verdict} version {champion.version}'s {wer_a:.2%} (p = {found.p_value:.3g})",
+        reason=reason,
         champion=str(champion.version),
         champion_wer=wer_a,
         challenger_wer=wer_b,
         p_value=found.p_value,
         sets={name: _set_rates(challenger[name], reigning[name]) for name in challenger},
+        decoders=decoders,
     )
 
 
@@ -158,6 +184,17 @@ def refusal(run_tests: str, frozen: str) -> str:
     )
 
 
+def lm_refusal(run: Run) -> str:
+    """Reason why a model whose language model may have read the test sets is not compared; empty if it can be."""
+    lm = run.config.lm
+    if lm is None or not lm.text.allow_test_text or not uses_stage(run.config.decode, lm):
+        return ""
+    return (
+        "not compared: its language model may have read the test sets (lm.text.allow_test_text is true); set it to "
+        "false and run the pipeline again"
+    )
+
+
 def promotion_decision(
     api: mlflow.MlflowClient, run: Run, version: Any, champion: Any | None, options: PromotionOptions
 ) -> Decision:
@@ -167,7 +204,7 @@ def promotion_decision(
     if ROLLED_BACK_TAG in version.tags and not options.named:
         return Decision(False, f"it was rolled back ({version.tags[ROLLED_BACK_TAG]}); name its version to try again")
     frozen = frozen_tests(api, version.name) if champion is not None and not options.new_tests else ""
-    why = refusal(tests_tag(run), frozen)
+    why = refusal(tests_tag(run), frozen) or lm_refusal(run)
     if why and options.force:
         found = Decision(False, why, champion=str(champion.version) if champion is not None else "")
     elif why:

@@ -109,8 +109,13 @@ def test_an_evaluation_for_waiting_challengers_ends_at_once_without_one(config, 
 def test_stages_that_are_done_or_later_than_wanted_are_left_out(monkeypatch):
     done = []
     monkeypatch.setattr(pipeline, "run_stage", lambda name, run: done.append(name))
-    pipeline._stages(SimpleNamespace(results={"shard": None}), pipeline.STAGES, "train")
+    run = SimpleNamespace(results={"shard": None}, config=SimpleNamespace(lm=None))
+    pipeline._stages(run, pipeline.STAGES, "train")
     assert done == ["prepare", "features", "train"]
+    done.clear()
+    for run.config.lm in (None, "a language model"):  # an optional stage needs its section
+        pipeline._stages(run, pipeline.EVALUATE, "decode")
+    assert done == ["decode", "lm", "decode"]
 
 
 # --- promote and rollback

@@ -104,3 +104,18 @@ def test_a_kind_without_its_computation_cannot_be_configured(base):
     incomplete = type("Incomplete", (base,), {"__annotations__": {"kind": str}, "kind": "incomplete"})
     with pytest.raises(TypeError, match="abstract"):
         incomplete()
+
+
+class Perhaps(BaseModel):
+    shape: Annotated[Choice | None, OneOf(KINDS, "sphere", optional=True)] = None
+
+
+def test_an_optional_choice_may_be_none():
+    assert Perhaps().shape is None
+    assert Perhaps(shape=None).model_dump() == {"shape": None}
+    assert Perhaps(shape={}).shape == Sphere()
+    assert Perhaps.model_validate_json(Perhaps(shape="box").model_dump_json()).shape == Box()
+    kinds = Perhaps.model_json_schema()["properties"]["shape"]["anyOf"]
+    assert [entry.get("$ref", entry.get("type")) for entry in kinds] == ["#/$defs/Sphere", "#/$defs/Box", "null"]
+    with pytest.raises(ValidationError, match="shape"):
+        Perhaps(shape="cone")

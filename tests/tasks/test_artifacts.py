@@ -90,3 +90,28 @@ def test_each_stage_has_the_artifact_that_shows_it_best_and_trouble_stops_none(f
     monkeypatch.setattr(artifacts, "create_markdown_artifact", away)
     artifacts.publish(finished, finished.result("shard"))
     assert warned == ["the server is away"]
+
+
+def test_a_language_model_and_tuned_weights_are_shown_as_tables(finished, monkeypatch):
+    from tasks.orchestration import artifacts
+
+    shown = {}
+    create = lambda table, key, description: shown.update({key: (table, description)})  # noqa: E731
+    monkeypatch.setattr(artifacts, "create_table_artifact", create)
+    perplexity = {"perplexity_with_unknown": 12.34567, "perplexity_without_unknown": 11.0, "unknown_rate": 0.02}
+    about = {
+        "perplexity": {"valid": perplexity},
+        "ngrams": [13, 1200],
+        "words": 10,
+        "text": {"kept": 9, "protected": 2},
+    }
+    record = {"lm": about, "bytes": {"lm.arpa": 1_000_000, "words.txt": 50}}
+    artifacts.publish(finished, StageResult("lm", "k", "memory://lm", 1.0, False, {"words": 10}, record))
+    rows = {row["figure"]: row["value"] for row in shown["tiny-lm"][0]}
+    assert rows["lm.valid.perplexity_with_unknown"] == "12.3457"
+    assert (rows["lm.ngrams.2"], rows["lm.bytes"], rows["text: protected"]) == ("1,200", "1,000,050", "2")
+    table = [{"lm_weight": 1.0, "errors": 3, "wer": 0.3, "cer": 0.1}]
+    tuning = {"set": "valid", "utterances": 7, "chosen": {"lm_weight": 1.0}, "wer": 0.3, "table": table}
+    artifacts.publish(finished, StageResult("decode", "k", "memory://d", 1.0, False, {}, {"tuning": tuning}))
+    assert shown["tiny-decode"][0] == table
+    assert "chosen on 7 utterances of valid: lm_weight 1, WER 30.00 %" in shown["tiny-decode"][1]

@@ -1,5 +1,6 @@
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import tiny_document, write_config
 
+from tasks.config.decoding import grid_of
 from tasks.config.mistakes import MOVED
 from tasks.config.pipeline import ConfigError, PipelineConfig, load_config, parse_config
 from tasks.config.yaml_text import parse_yaml
@@ -262,3 +264,29 @@ def test_a_field_of_another_kind_is_named_with_the_kind_that_has_it():
     )
     text = message(minimal(train={"strategy": {"kind": "scpsgd", "warm_steps": 1}}))
     assert "  train.strategy.warm_steps: scpsgd has no such field; bmuf and onebit have" in text
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"decode": "words"}, "decode.kind words needs words: give decode.lm .* or add a section lm"),
+        ({"decode": "tokens"}, "decode.kind tokens needs a language model of tokens: give decode.lm .*section lm"),
+        ({"decode": "words", "lm": {"unit": "token"}}, "needs a language model of words: set lm.unit: word"),
+        ({"decode": "tokens", "lm": {}}, "needs a language model of tokens: set lm.unit: token"),
+        ({"decode": "words", "lm": {"kind": "class"}}, "lm.kind class makes none: use lm.kind ngram or unigram"),
+        ({"tune": {}}, "decode.kind greedy has no parameters to tune"),
+        ({"decode": "beam", "tune": {"grid": {"lm_weight": [1]}}}, "tune.grid: lm_weight is not a number of .* beam"),
+        ({"decode": "words", "lm": {}, "tune": {"grid": {"lm_weight": [-1]}}}, "tune.grid.lm_weight: -1: .*equal to 0"),
+        ({"decode": "beam", "tune": {"grid": {"beam": [1.5]}}}, "tune.grid.beam: 1.5: .*integer"),
+    ],
+)
+def test_decoders_that_lack_something_are_refused(fields, said):
+    assert re.search(said, message(minimal(**fields)))
+
+
+def test_decoders_have_a_language_model_of_the_stage_or_of_their_own():
+    assert parse_config(minimal(decode="words", lm={})).lm.kind == "ngram"
+    assert parse_config(minimal(decode="tokens", lm={"unit": "token"})).lm.unit == "token"
+    parse_config(minimal(decode={"kind": "words", "lm": "x.arpa"}, lm={"kind": "class"}))  # names its own
+    config = parse_config(minimal(decode={"kind": "beam", "beam": 4}, tune={"grid": {"beam": [2, 8]}}))
+    assert grid_of(config.decode, config.tune) == {"beam": [2, 4, 8]}  # whole numbers, the configured one among them

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from support import tiny_document
 
+from speech.decoding import GreedyConfig
 from tasks.config.pipeline import parse_config
 from tasks.tracking import significance
 from tasks.tracking.registry import ROLLED_BACK_TAG
@@ -33,6 +34,7 @@ def errors(monkeypatch, tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "bundle.json").touch()
     monkeypatch.setattr("mlflow.artifacts.download_artifacts", lambda **_: str(tmp_path))
+    monkeypatch.setattr(significance, "own_decoder", lambda folder: GreedyConfig())
     found = {}
     monkeypatch.setattr(
         significance, "count_errors", lambda run, champion: found["own" if champion is None else "theirs"]

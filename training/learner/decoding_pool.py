@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from functools import lru_cache
 from multiprocessing import get_context
 from typing import Generic, TypeVar
 
@@ -51,8 +50,7 @@ class DecodingPool(Generic[T]):
         self._waiting: deque[tuple[T, Scores, list[Future[Hypothesis]]]] = deque()
         self._pool: ProcessPoolExecutor | None = None
         if processes > 1:
-            value = {"decode": decoder.cfg.model_dump(mode="json"), "tokenizer": decoder.tokenizer.to_dict()}
-            self._description = json.dumps(value)
+            self._description = _describe(decoder)
             self._pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=begin_worker)
 
     def __enter__(self) -> "DecodingPool[T]":
@@ -61,6 +59,13 @@ class DecodingPool(Generic[T]):
     def __exit__(self, *_: object) -> None:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
+
+    def use(self, decoder: Decoder) -> None:
+        """Decode the next batches with another decoder; those before must have been taken (`rest`)."""
+        assert not self._waiting
+        self._decoder = decoder
+        if self._pool is not None:
+            self._description = _describe(decoder)
 
     def add(self, what: T, scores: Scores) -> Iterator[tuple[T, list[Hypothesis]]]:
         """Take a batch; yields those that are done, with what was given beside their scores."""
@@ -99,15 +104,31 @@ class DecodingPool(Generic[T]):
         return what, found
 
 
+def _describe(decoder: Decoder) -> str:
+    return json.dumps({"decode": decoder.cfg.model_dump(mode="json"), "tokenizer": decoder.tokenizer.to_dict()})
+
+
 def _decode_one(description: str, log_probs: NDArray[np.float32]) -> Hypothesis:
     """One utterance [frames, tokens], in a process of the pool."""
     batch = torch.from_numpy(log_probs)[None]
     return _decoder(description).decode(batch, torch.tensor([len(log_probs)]))[0]
 
 
-@lru_cache(maxsize=1)
+_held: dict[str, Decoder] = {}
+"""This process's decoder by its description."""
+
+
 def _decoder(description: str) -> Decoder:
-    torch.set_num_threads(1)
-    value = json.loads(description)
-    cfg = TypeAdapter(DecodeChoice).validate_python(value["decode"])
-    return build_decoder(cfg, tokenizer_from_dict(value["tokenizer"]))
+    """The decoder of a description; it shares what the one before has read, if only parameters differ."""
+    if description not in _held:
+        torch.set_num_threads(1)
+        value = json.loads(description)
+        cfg = TypeAdapter(DecodeChoice).validate_python(value["decode"])
+        before = next(iter(_held.values()), None)
+        if before is not None and isinstance(cfg, before.config) and before.tokenizer.to_dict() == value["tokenizer"]:
+            made = before.with_config(cfg)
+        else:
+            made = build_decoder(cfg, tokenizer_from_dict(value["tokenizer"]))
+        _held.clear()
+        _held[description] = made
+    return _held[description]

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from speech.decoding import DecodeConfig, Hypothesis
+from speech.decoding import DecodeConfig, GreedyConfig, Hypothesis
 from speech.features.cmvn import CmvnStats
 from speech.recognizer import Recognizer, Scores
 from storage.index import ShardIndex
@@ -70,17 +70,16 @@ def decode_set(
         TooLargeError: If the device's memory does not hold a single utterance.
     """
     recognizer = Recognizer.load(bundle, decode, device, speakers)
-    store = ObjectStore(url)
-    index = ShardIndex.read(store)
-    dataset = SpeechDataset(index, ShardReader(store, index, cache), sample_rate=recognizer.spec.sample_rate)
+    dataset = _open_set(recognizer, url, cache)
+    index = dataset.index
     shard_of = np.asarray(index.column("shard"))
     rows = np.arange(len(index)) if shards is None else np.flatnonzero(np.isin(shard_of, list(shards)))
     decoded: dict[int, Decoded] = {}
     decoder = recognizer.decoder
     pool: DecodingPool[Batch] = DecodingPool(decoder, useful_processes(decoder, processes, len(rows)))
     with pool:
-        batches = _whole_batches(dataset, rows, batch_seconds, on_damage)
-        for part, hypotheses in _recognize(recognizer, pool, batches):
+        scored = _scored(recognizer, dataset, rows, batch_seconds, on_damage)
+        for part, hypotheses in _recognize(pool, scored):
             decoded |= zip(map(int, part.rows), _decoded(part, hypotheses, dataset), strict=True)
             if on_progress:
                 on_progress(len(decoded), len(rows))
@@ -88,17 +87,11 @@ def decode_set(
 
 
 def _recognize(
-    recognizer: Recognizer, pool: DecodingPool[Batch], batches: Iterable[Batch]
+    pool: DecodingPool[Batch], scored: Iterable[tuple[Batch, Scores]]
 ) -> Iterator[tuple[Batch, list[Hypothesis]]]:
-    """Recognize batches; yields them, or parts of them that fit in the device's memory, with their hypotheses."""
-
-    def compute(part: Batch) -> Scores:
-        return recognizer.scores(part.inputs, part.lengths, part.speakers)
-
-    portions = Portions()
-    for batch in batches:
-        for part, scores in portions.each(batch, compute):
-            yield from pool.add(part, scores)
+    """Search batches of scores; yields the batches with their hypotheses."""
+    for part, scores in scored:
+        yield from pool.add(part, scores)
     yield from pool.rest()
 
 
@@ -117,6 +110,63 @@ def _decoded(part: Batch, hypotheses: list[Hypothesis], dataset: SpeechDataset) 
             corpus=corpora[row].as_py(),
             duration=float(dataset.durations[row]),
         )
+
+
+def score_some(
+    bundle: Path,
+    url: str,
+    *,
+    utterances: int,
+    seed: int,
+    cache: Path,
+    device: str = "cpu",
+    speakers: Mapping[str, CmvnStats] | None = None,
+    batch_seconds: float = 240.0,
+    on_damage: Callable[[ShardError], object] | None = None,
+) -> list[tuple[list[str], Scores]]:
+    """Run the model, without decoding, on utterances of a set that are drawn at random.
+
+    Args:
+        bundle: Folder of the model.
+        url: Store of the set's index and shards.
+        utterances: Number of utterances; a smaller set is used whole.
+        seed: Seed of the draw.
+        cache: Local folder for copies of remote shards.
+        device: Device that the model runs on.
+        speakers: Statistics by speaker, for `cmvn: speaker`.
+        batch_seconds: Seconds of audio in a batch, padding included.
+        on_damage: As for `decode_set`.
+
+    Returns:
+        Batches: the transcripts, and the model's output.
+    """
+    recognizer = Recognizer.load(bundle, GreedyConfig(), device, speakers)
+    dataset = _open_set(recognizer, url, cache)
+    rows = np.sort(np.random.default_rng(seed).permutation(len(dataset.index))[:utterances])
+    return [(list(part.texts), scores) for part, scores in _scored(recognizer, dataset, rows, batch_seconds, on_damage)]
+
+
+def _open_set(recognizer: Recognizer, url: str, cache: Path) -> SpeechDataset:
+    store = ObjectStore(url)
+    index = ShardIndex.read(store)
+    return SpeechDataset(index, ShardReader(store, index, cache), sample_rate=recognizer.spec.sample_rate)
+
+
+def _scored(
+    recognizer: Recognizer,
+    dataset: SpeechDataset,
+    rows: NDArray[np.int64],
+    batch_seconds: float,
+    on_damage: Callable[[ShardError], object] | None,
+) -> Iterator[tuple[Batch, Scores]]:
+    """Batches of utterances with the model's output, as far as the device's memory allows."""
+    portions = Portions()
+
+    def compute(part: Batch) -> Scores:
+        return recognizer.scores(part.inputs, part.lengths, part.speakers)
+
+    for batch in _whole_batches(dataset, rows, batch_seconds, on_damage):
+        yield from portions.each(batch, compute)
 
 
 def _whole_batches(

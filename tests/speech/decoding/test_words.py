@@ -349,7 +349,52 @@ def test_what_is_wrong_with_files_is_said(files, tmp_path, letters, capfd):
     assert capfd.readouterr().err == ""  # KenLM draws a progress bar
 
 
-@pytest.mark.parametrize("wrong", [{"kind": "words"}, {"kind": "tokens"}, {"kind": "words", "lm": "x", "beam": 0}])
+@pytest.mark.parametrize(("cfg", "named"), [(WordsConfig(), "decode.words"), (TokensConfig(), "decode.lm")])
+def test_a_decoder_without_its_files_says_what_to_give(cfg, named, letters):
+    with pytest.raises(DecodeError, match=rf"decode.kind {cfg.kind} needs .*{named}"):
+        build_decoder(cfg, letters).prepare()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_unigram_model_is_read(tmp_path, letters, packed):
+    unigrams = {"<unk>": -2.0, "<s>": -99, "</s>": -0.4, "a": -0.3, "b": -0.9}
+    lines = ["\\data\\", f"ngram 1={len(unigrams)}", "", "\\1-grams:"]
+    lines += [f"{value}\t{word}" for word, value in unigrams.items()] + ["", "\\end\\", ""]
+    path = tmp_path / "lm.arpa"
+    path.write_bytes(gzip.compress("\n".join(lines).encode()) if packed else "\n".join(lines).encode())
+    words = ["a", "b", "c"]
+    lm = load_lm(str(path), words)
+    state = lm.start(False)
+    for word, expected in (("a", -0.3), ("b", -0.9), ("c", -2.0), ("a", -0.3)):
+        state, found = lm.score(state, words.index(word))
+        assert found == pytest.approx(expected)
+    assert lm.finish(state)[1] == lm.finish(lm.start(False))[1] == pytest.approx(-0.4)
+
+
+@pytest.mark.parametrize("tokens", ["letters", "pieces"])
+def test_other_parameters_give_what_a_new_decoder_gives(files, letters, tokens):
+    tokenizer = letters if tokens == "letters" else Pieces()
+    log_probs, lengths = posteriors(2, 12, tokenizer.size), torch.tensor([12, 9])
+    first = build_decoder(WordsConfig(**files), tokenizer)
+    first.prepare()
+    before = first.decode(log_probs, lengths)
+    found = []
+    for cfg in (WordsConfig(**files, lm_weight=0.1, word_score=3.0), WordsConfig(**files, lm_weight=6.0, beam=2)):
+        other = first.with_config(cfg)
+        assert other._search.lm is first._search.lm
+        found.append(other.decode(log_probs, lengths))
+        assert found[-1] == build_decoder(cfg, tokenizer).decode(log_probs, lengths)
+    assert found[0] != found[1]
+    assert first.decode(log_probs, lengths) == before
+
+
+def test_a_decoder_of_other_files_shares_nothing(files, letters):
+    first = build_decoder(WordsConfig(**files), letters)
+    first.prepare()
+    assert first.with_config(WordsConfig(words=files["words"]))._search is None
+
+
+@pytest.mark.parametrize("wrong", [{"kind": "tokens", "lm_weight": -1}, {"kind": "words", "lm": "x", "beam": 0}])
 def test_config_refuses_nonsense(wrong):
     with pytest.raises(ValidationError):
         TypeAdapter(DecodeChoice).validate_python(wrong)

@@ -67,7 +67,7 @@ def test_formats_are_found_out_and_read(text, format_, word, pronunciations):
         ("word", "kaldi", "no phones"),
         ("word 0.5", "kaldip", "no phones"),
         ("word", "kaldip", "no phones"),
-        ("word AH B", "kaldip", "no probability"),
+        ("word AH B", "kaldip", "not a probability"),
         ("word 0 AH", "kaldip", "not above 0"),
         ("word 1.5 AH", "kaldip", "not above 0"),
         ("word nan AH", "kaldip", "not above 0"),
@@ -181,7 +181,7 @@ def test_words_that_a_cmudict_lacks_are_said_in_its_phones(tmp_path):
     assert built.lexicon["nut"][0].phones == ("N", "AH1", "T")
     assert dict(built.coverage.types) == {"espeak": 1, "unknown": 3}  # IH1, IY0 and OY1 are not in the file
     assert built.coverage.unknown == Counter({"-": 2, "thinly": 1, "boy": 1})
-    assert "2 words that eSpeak NG says with phones that the file has not" in built.notes
+    assert "2 words whose eSpeak NG phonemes have no counterpart among the file's phones" in built.notes
     dropped = from_file(tmp_path, text, {"nut": 1}, stress="drop")
     assert dropped.lexicon["nut"][0].phones == ("N", "AH", "T")
     assert set(dropped.lexicon.phones()) >= {"AH", "IH"}
@@ -251,7 +251,7 @@ def test_files_that_cannot_be_used_are_named(tmp_path):
         build_lexicon(FileLexiconConfig(path=str(tmp_path / "none")), {})
     with pytest.raises(LexiconError, match="lexicon holds no pronunciation in the format kaldi, it is empty"):
         from_file(tmp_path, "\n", {})
-    with pytest.raises(LexiconError, match="line 1: its second column is no probability"):
+    with pytest.raises(LexiconError, match="line 1: its second column is not a probability"):
         from_file(tmp_path, KALDI, {}, format="kaldip")
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from speech.lm import LANGUAGE_MODELS, LmChoice, LmError, NgramConfig, Sources, estimate, load
+from speech.lm import LANGUAGE_MODELS, WORDS, LmChoice, LmError, NgramConfig, Sources, arpa_of, estimate, load
 from speech.lm.lmplz import lmplz_path
 from speech.tokens import TokenConfig, train_tokenizer
 
@@ -38,11 +38,24 @@ def test_estimate_writes_a_model_and_its_record(tmp_path, cfg, lines):
     assert record["kind"] == cfg.kind
     assert record["text"]["kept"] == 201
     assert record["text"]["undecodable"] == 1
-    assert record["bytes"] == sum(path.stat().st_size for path in (tmp_path / "lm").iterdir()), "no scratch stays"
+    files = {path.name: path.stat().st_size for path in (tmp_path / "lm").iterdir()}
+    assert record["bytes"] == sum(files.values()) - files[WORDS], "no scratch stays"
     model = load(cfg, tmp_path / "lm")
+    assert (tmp_path / "lm" / WORDS).read_text().split() == list(model.words)[3:]
+    assert (arpa_of(cfg) or "classes.arpa") in files
+    assert record["protection"] == {"allowed": False, "length": 8, "sequences": 0, "too_short": 0}
     found = model.evaluate(line.split() for line in lines[:20])
     assert found.without_unknown == pytest.approx(record["perplexity"]["valid"]["perplexity_without_unknown"], rel=1e-5)
     assert 2 < found.without_unknown < 12
+
+
+def test_transcripts_can_be_left_out(tmp_path, cfg, lines):
+    (tmp_path / "more.txt").write_text("one two two\n" * 9 + "three one two three\n")
+    text = cfg.text.model_copy(update={"paths": (str(tmp_path / "more.txt"),)})
+    cfg = cfg.model_copy(update={"text": text, "transcripts": False})
+    (tmp_path / "lm").mkdir()
+    assert estimate(Sources(transcripts=lines), cfg, tmp_path / "lm")["text"]["kept"] == 10
+    assert set(load(cfg, tmp_path / "lm").words) == {"<unk>", "<s>", "</s>", "one", "two", "three"}
 
 
 def test_scores_one_by_one_equal_scores_in_batches_and_sum_to_one(tmp_path, cfg, lines):
@@ -123,7 +136,7 @@ def test_vocabulary_limit_and_pruning_make_models_smaller(tmp_path, lines):
         cfg = NgramConfig(discount_fallback=(0.5, 1.0, 1.5), **options)
         record = estimate(Sources(transcripts=lines), cfg, tmp_path)
         sizes.append((record["words"], sum(record["ngrams"])))
-    assert sizes[1][0] == 5 + 3
+    assert sizes[1][0] == 5
     assert sizes[2][0] == sizes[0][0]
     assert max(sizes[1][1], sizes[2][1]) < sizes[0][1]
 

@@ -1,0 +1,81 @@
+"""What decoding needs of the rest of a configuration: a language model, and a validation set to tune weights on."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from speech.decoding import DecodeConfig
+from speech.lm import LmConfig, arpa_of, unit_of
+
+
+class TuneConfig(BaseModel):
+    """Which parameters of the decoder are chosen on the validation set."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
+
+    utterances: int = Field(default=200, ge=1)
+    """Number of validation utterances, drawn at random; a smaller set is used whole."""
+    grid: dict[str, tuple[float, ...]] = Field(default_factory=dict)
+    """Values to try by field of `decode`; empty: those that the decoder suggests. All combinations are tried, and the
+    configured values with them."""
+
+
+def uses_stage(decode: DecodeConfig, lm: LmConfig | None) -> bool:
+    """Whether a decoder takes the language model of the stage `lm`: it reads one, and the configuration names none."""
+    return lm is not None and bool(decode.lm_unit) and "lm" not in decode.files()
+
+
+def check_decoding(decode: DecodeConfig, lm: LmConfig | None, tune: TuneConfig | None) -> None:
+    """Check that the decoder has what it reads, and that its parameters can be tuned.
+
+    Raises:
+        ValueError: If not; the message names the field and the remedy.
+    """
+    if lm is not None and uses_stage(decode, lm):
+        _check_model(decode, lm)
+    elif lacking := decode.lacking():
+        raise ValueError(f"{lacking}; or add a section lm: the decoder then takes that language model and its words")
+    if tune is not None:
+        grid_of(decode, tune)
+
+
+def _check_model(decode: DecodeConfig, lm: LmConfig) -> None:
+    if not arpa_of(lm):
+        raise ValueError(
+            f"decode.kind {decode.kind} reads ARPA files, and lm.kind {lm.kind} makes none: use lm.kind ngram or "
+            "unigram, or name an ARPA file in decode.lm"
+        )
+    if unit_of(lm) != decode.lm_unit:
+        raise ValueError(
+            f"decode.kind {decode.kind} needs a language model of {decode.lm_unit}s: set lm.unit: {decode.lm_unit} (it "
+            f"is {unit_of(lm)}), or name an ARPA file in decode.lm"
+        )
+
+
+def grid_of(decode: DecodeConfig, tune: TuneConfig) -> dict[str, list[Any]]:
+    """The values to try by field, ascending, the configured ones among them.
+
+    Raises:
+        ValueError: If the decoder has no such field, or does not accept a value.
+    """
+    suggested: Mapping[str, Sequence[float]] = tune.grid or decode.grid
+    if not suggested:
+        raise ValueError(
+            f"tune: decode.kind {decode.kind} has no parameters to tune: remove the section tune, or name fields and "
+            "values in tune.grid"
+        )
+    found: dict[str, list[Any]] = {}
+    for name, values in suggested.items():
+        if type(getattr(decode, name, None)) not in (int, float):
+            raise ValueError(f"tune.grid: {name} is not a number of decode.kind {decode.kind}: remove it")
+        found[name] = sorted({getattr(decode, name), *(_accepted(decode, name, value) for value in values)})
+    return found
+
+
+def _accepted(decode: DecodeConfig, name: str, value: float) -> Any:
+    """The value as the decoder's configuration takes it: a whole number for fields that are counts."""
+    try:
+        return getattr(type(decode).model_validate(decode.model_dump() | {name: value}), name)
+    except ValidationError as error:
+        raise ValueError(f"tune.grid.{name}: {value:g}: {error.errors()[0]['msg']}") from error

@@ -1,0 +1,166 @@
+"""Stage 5, lm: a language model of the training transcripts and other text, its words, and their pronunciations.
+
+The stage runs only if the configuration has the section `lm`. Text that shares word sequences with the test and
+validation transcripts is left out, as `speech.lm.protection` describes; the record counts it.
+"""
+
+import hashlib
+import math
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from speech.bundle import SPEC, load_spec
+from speech.lexicon import GraphemesConfig, build_lexicon
+from speech.lm import WORDS, LmConfig, Sources, arpa_of, estimate, text_digests, unit_of
+from speech.tokens import Tokenizer
+from storage.stages import StageOutput, digest_json
+from tasks.config.home import home
+from tasks.dataset.manifest import scratch_folder
+from tasks.dataset.sets import is_trained
+from tasks.dataset.splits import TRAIN
+from tasks.stages import progress
+from tasks.stages.base import Inputs, Run, Stage
+from tasks.stages.decoder_files import with_digests
+from tasks.stages.features import set_texts
+from tasks.stages.folds import is_tested, train_folder
+from tasks.stages.prepare import worker_count
+
+VALID = "valid"
+LEXICON = "lexicon.txt"
+
+
+def language_model(run: Run) -> LmConfig:
+    """The section `lm`; the stage runs only with it."""
+    assert run.config.lm is not None
+    return run.config.lm
+
+
+def protected_sets(run: Run) -> list[str]:
+    """The sets whose transcripts must not be in the text: all that this run does not train on."""
+    names = sorted(run.result("shard").record["sets"])
+    return [name for name in names if not is_trained(name) or is_tested(name, run.config.data)]
+
+
+def _set_digests(run: Run) -> dict[str, str]:
+    record, folder = run.result("shard").record, train_folder(run.config.data)
+    digests = {name: record["sets"][name]["digest"] for name in protected_sets(run)}
+    trained = record["sets"] if folder == TRAIN else record["unions"]
+    return digests | {TRAIN: trained[folder]["digest"]}
+
+
+def _has_lexicon(run: Run) -> bool:
+    """Whether the configuration names a source of pronunciations."""
+    return run.config.lexicon != GraphemesConfig()
+
+
+def _inputs(run: Run) -> Inputs:
+    cfg = language_model(run)
+    config: dict[str, Any] = {
+        # what the text files contain counts, not where they are; blocks do not affect the model
+        "lm": cfg.model_dump(mode="json", exclude_defaults=True, exclude={"text": {"paths", "block_bytes"}}),
+        "normalizer": run.config.data.normalizer.model_dump(mode="json", exclude_defaults=True),
+    }
+    if _has_lexicon(run):
+        config["lexicon"] = with_digests(run.config.lexicon, "lexicon").model_dump(mode="json", exclude_defaults=True)
+    inputs = _set_digests(run)
+    if cfg.text.paths:
+        inputs["text"] = digest_json(text_digests(cfg.text))
+    if unit_of(cfg) == "token":
+        inputs["model"] = run.result("train").record["digest"]
+    return config, inputs
+
+
+def _tokenizer(run: Run) -> Tokenizer | None:
+    """The acoustic model's tokenizer, if the language model predicts tokens."""
+    if unit_of(language_model(run)) != "token":
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / SPEC).write_bytes(run.result("train").output.read(f"model/{SPEC}"))
+        return load_spec(Path(folder)).build_tokenizer()
+
+
+def _work(run: Run, output: StageOutput) -> dict[str, Any]:
+    cfg = language_model(run)
+    # named after the output, whose lock one process holds at a time: remains of a killed process are removed
+    with scratch_folder(home() / "work" / f"lm-{output.key}") as folder:
+        progress.report("lm", 0, 2, "estimating")
+        held_out = {VALID: set_texts(run, VALID)} if VALID in run.result("shard").record["sets"] else {}
+        sources = Sources(
+            transcripts=set_texts(run, TRAIN),
+            protected=chain.from_iterable(set_texts(run, name) for name in protected_sets(run)),
+            held_out=held_out,
+            normalizer=run.config.data.normalizer,
+            tokenizer=_tokenizer(run),
+        )
+        about = _finite(estimate(sources, cfg, folder, worker_count(run.config.storage.workers)))
+        record: dict[str, Any] = {"lm": about, "files": {"words": WORDS}}
+        if arpa := arpa_of(cfg):
+            record["files"]["lm"] = arpa
+        if _has_lexicon(run):
+            progress.report("lm", 1, 2, "lexicon")
+            record["lexicon"] = _write_lexicon(run, folder)
+            record["files"]["lexicon"] = LEXICON
+        files = sorted(path for path in folder.iterdir() if path.is_file())
+        record["sha256"] = {path.name: _sha256(path) for path in files}
+        record["bytes"] = {path.name: path.stat().st_size for path in files}
+        for path in files:
+            output.store.write_file(path.name, path)
+    return record | {"counts": _counts(about)}
+
+
+def _counts(about: dict[str, Any]) -> dict[str, int]:
+    text = about["text"]
+    counts = {"sentences": text["kept"], "words": about["words"], "ngrams": sum(about["ngrams"])}
+    return counts | ({"protected": text["protected"]} if text.get("protected") else {})
+
+
+def _write_lexicon(run: Run, folder: Path) -> dict[str, Any]:
+    """Write pronunciations of the words of the model and of the transcripts; returns the lexicon's record."""
+    counts: Counter[str] = Counter()
+    for line in set_texts(run, TRAIN):
+        counts.update(line.split())
+    for word in (folder / WORDS).read_text(encoding="utf-8").splitlines():
+        counts.setdefault(word, 0)
+    built = build_lexicon(run.config.lexicon, counts)
+    built.lexicon.write(folder / LEXICON)
+    return built.record()
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _finite(value: Any) -> Any:
+    """The value with None for numbers that JSON does not have, such as the perplexity of no words."""
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def figures(record: dict[str, Any]) -> dict[str, float]:
+    """Metrics of the stage's record: perplexity and unknown words on the validation set, sizes, protected lines."""
+    return dict(_figures(record))
+
+
+def _figures(record: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    about = record["lm"]
+    for name, found in about["perplexity"].items():
+        for figure in ("perplexity_with_unknown", "perplexity_without_unknown", "unknown_rate"):
+            if found[figure] is not None:
+                yield f"lm.{name}.{figure}", float(found[figure])
+    for order, count in enumerate(about["ngrams"], start=1):
+        yield f"lm.ngrams.{order}", float(count)
+    yield "lm.words", float(about["words"])
+    yield "lm.bytes", float(sum(record["bytes"].values()))
+    yield "lm.sentences", float(about["text"]["kept"])
+    yield "lm.protected", float(about["text"].get("protected", 0))
+
+
+LM = Stage("lm", 1, _inputs, _work)

@@ -1,0 +1,75 @@
+"""Tuning of the decoder's parameters on the validation set, for the decode stage."""
+
+from pathlib import Path
+from typing import Any
+
+from speech.bundle import load_spec
+from speech.decoding import build_decoder
+from speech.features.cmvn import CmvnStats
+from storage.reading import ShardError
+from tasks.config.decoding import grid_of
+from tasks.locking.slots import run_log
+from tasks.stages import progress
+from tasks.stages.base import Run
+from tasks.stages.decoder_files import decoder_of
+from tasks.stages.features import set_url
+from training.learner.decoder_tuning import best_trial, try_all
+from training.learner.devices import best_device
+from training.learner.inference import score_some
+
+VALID = "valid"
+
+
+def tune_on_validation(run: Run, bundle: Path) -> dict[str, Any]:
+    """Try all values of the decoder's grid on validation utterances.
+
+    Args:
+        run: The run; its configuration has the section `tune`.
+        bundle: The run's model.
+
+    Returns:
+        Part of the decode stage's record: the set and its number of utterances, `configured` and `chosen` values, and
+        a `table` with the error rates of all combinations.
+    """
+    tune = run.config.tune
+    assert tune is not None
+    decode = decoder_of(run)
+    grid = grid_of(run.config.decode, tune)
+    configured = {name: getattr(decode, name) for name in grid}
+    scored = score_some(
+        bundle,
+        set_url(run, VALID),
+        utterances=tune.utterances,
+        seed=run.config.seed,
+        cache=run.cache_folder,
+        device=str(best_device(run.config.train.device)),
+        speakers={who: CmvnStats.from_dict(value) for who, value in run.result("features").record["speakers"].items()},
+        on_damage=_warn,
+    )
+    decoder = build_decoder(decode, load_spec(bundle).build_tokenizer())
+    trials = try_all(
+        decoder, scored, grid, run.runner.count, lambda done, total: progress.report("decode", done, total, "tuning")
+    )
+    best = best_trial(trials, grid, configured)
+    return {
+        "set": VALID,
+        "utterances": sum(len(texts) for texts, _ in scored),
+        "words": best.counts.ref_words,
+        "configured": configured,
+        "chosen": best.values,
+        "wer": best.counts.wer,
+        "table": [trial.to_dict() for trial in trials],
+    }
+
+
+def _warn(error: ShardError) -> None:
+    run_log().warning("tuning leaves out a damaged shard of the validation set: %s", error)
+
+
+def figures(record: dict[str, Any]) -> dict[str, float]:
+    """Metrics of a decode stage's record: the chosen values, and the validation error rate with them."""
+    tuning = record.get("tuning")
+    if not tuning:
+        return {}
+    found = {f"decode.{name}": float(value) for name, value in tuning["chosen"].items()}
+    return found | ({} if tuning["wer"] is None else {"decode.tuning_wer": tuning["wer"]})

@@ -1,0 +1,233 @@
+"""Decoding into words with the language model of the stage lm: what is decoded, tuned, registered and compared."""
+
+import json
+from pathlib import Path
+
+import mlflow
+import pytest
+from support import copy_finished, give_mlflow, tiny_document
+from typer.testing import CliRunner
+
+from speech.bundle import check_files, own_decoder
+from speech.decoding import WordsConfig
+from speech.decoding.language_model import arpa_words
+from tasks import STAGES
+from tasks.config.pipeline import parse_config
+from tasks.stages import decode, tuning
+from tasks.stages.base import Run, StageError
+from tasks.stages.decode import DECODE, decode_piece, decode_with, fetch_bundle
+from tasks.stages.decoder_files import decoder_of
+from tasks.stages.lm import LM
+from tasks.stages.preflight import check_world
+from tasks.stages.prepare import read_table
+from tasks.stages.register import REGISTER
+from tasks.stages.score import SCORE, score_rows
+from tasks.stages.train import TRAIN
+from tasks.tracking import significance
+from tasks.tracking.runs import client
+
+BIGRAM = {"order": 2, "smoothing": "witten-bell"}
+WORDS = {"kind": "words", "beam": 8}
+
+
+@pytest.fixture
+def own(finished, tmp_path, monkeypatch):
+    """The finished run's outputs in a data folder of the test's own; returns runs that go on from the training."""
+    monkeypatch.setenv("STARLING_HOME", str(copy_finished(tmp_path / "home")))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+    def variant(upto="train", **fields):
+        run = Run(parse_config(tiny_document(**fields)), "r")
+        names = STAGES[: STAGES.index(upto) + 1]
+        run.results = {name: result for name, result in finished.results.items() if name in names}
+        return run
+
+    return variant
+
+
+def words_run(own, **fields):
+    """A run that has estimated its language model."""
+    run = own(**{"lm": BIGRAM, "decode": WORDS} | fields)
+    LM.execute(run)
+    return run
+
+
+def hypotheses(result):
+    return {row["id"]: row["hyp"] for row in read_table(result.output, "test.parquet")}
+
+
+def test_words_are_decoded_with_the_stages_language_model(own):
+    run = words_run(own)
+    found = hypotheses(DECODE.execute(run))
+    files = {name: run.result("lm").store.local_path(name) for name in ("lm.arpa", "words.txt")}
+    assert {word for text in found.values() for word in text.split()} <= set(arpa_words(str(files["lm.arpa"])))
+    explicit = own(decode=WORDS | {"lm": str(files["lm.arpa"]), "words": str(files["words.txt"])})
+    assert hypotheses(DECODE.execute(explicit)) == found
+    assert found != hypotheses(DECODE.execute(words_run(own, decode=WORDS | {"lm_weight": 0, "word_score": 9})))
+
+
+def test_files_that_the_configuration_names_are_taken_first(own, tmp_path):
+    (tmp_path / "few.txt").write_text("turn\nlights\n")
+    run = words_run(own, decode=WORDS | {"words": str(tmp_path / "few.txt")})
+    cfg = decoder_of(run)
+    assert (Path(cfg.lm).name, cfg.words) == ("lm.arpa", str(tmp_path / "few.txt"))
+    result = DECODE.execute(run)
+    assert {word for text in hypotheses(result).values() for word in text.split()} <= {"turn", "lights"}
+
+
+def test_workers_fetch_the_language_model(own, monkeypatch):
+    """A worker on another machine has no path of this one: the piece names the stage's output."""
+    run = words_run(own)
+    here = hypotheses(DECODE.execute(run))
+    pieces = []
+
+    def in_workers(runner, name, given, label):
+        for piece in given:
+            pieces.append(json.loads(json.dumps(piece)))
+            yield decode_piece(pieces[-1])
+
+    monkeypatch.setattr(decode, "map_pieces", in_workers)
+    other = words_run(own, runner={"kind": "processes", "workers": 1})
+    other.force_from = "decode"
+    assert hypotheses(DECODE.execute(other)) == here
+    assert pieces
+    assert not any(piece["decode"]["lm"] for piece in pieces)
+
+
+def test_another_language_model_is_decoded_scored_and_registered_again_but_not_trained(own, tmp_path):
+    def keys(**fields):
+        run = words_run(own, **fields)
+        found = {"train": TRAIN.output(run).key, "lm": run.result("lm").key}
+        for stage in (DECODE, SCORE):
+            found[stage.name] = stage.execute(run).key
+        return found | {"register": REGISTER.output(run).key}
+
+    first, second = keys(), keys(lm=BIGRAM | {"order": 1})
+    assert first["train"] == second["train"]
+    assert all(first[name] != second[name] for name in ("lm", "decode", "score", "register"))
+    # another address of the stage with the same words and probabilities: nothing behind it changes
+    same = keys(lm=BIGRAM | {"text": {"protected_length": 9}})
+    assert same["lm"] != first["lm"]
+    assert {name: key for name, key in same.items() if name != "lm"} == {k: v for k, v in first.items() if k != "lm"}
+    greedy = [DECODE.output(words_run(own, decode="greedy", lm=lm)).key for lm in (BIGRAM, BIGRAM | {"order": 1})]
+    assert len(set(greedy)) == 1
+
+
+GRID = {"lm_weight": [0.0, 3.0], "word_score": [-2.0, 2.0]}
+
+
+def test_weights_are_chosen_by_their_errors_on_the_validation_set_alone(own, tmp_path, monkeypatch):
+    urls = []
+    score_some = tuning.score_some
+    monkeypatch.setattr(
+        tuning, "score_some", lambda bundle, url, **more: urls.append(url) or score_some(bundle, url, **more)
+    )
+    run = words_run(own, tune={"grid": GRID})
+    result = DECODE.execute(run)
+    found = result.record["tuning"]
+    assert [Path(url).name for url in urls] == ["valid"]
+    assert (found["set"], found["utterances"]) == ("valid", 4)
+    assert found["configured"] == {"lm_weight": 1.5, "word_score": 0.0}
+    assert len(found["table"]) == 9  # the configured values are tried, too
+    bundle = fetch_bundle(run.result("train").output, tmp_path / "bundle")
+    untuned = decoder_of(words_run(own))
+    for row in found["table"]:
+        cfg = untuned.model_copy(update={name: row[name] for name in GRID})
+        rows = [vars(one) for one in decode_with(run, bundle, "valid", cfg)]
+        total = score_rows(rows).total
+        assert (row["errors"], row["wer"], row["cer"]) == (total.errors, total.wer, total.cer)
+    best = min(found["table"], key=lambda row: (row["errors"], row["cer"]))
+    assert found["wer"] == best["wer"]
+    assert decoder_of(run) == untuned.model_copy(update=found["chosen"])
+    assert hypotheses(result) == {one.id: one.hyp for one in decode_with(run, bundle, "test", decoder_of(run))}
+    assert tuning.figures(result.record) == {
+        **{f"decode.{name}": value for name, value in found["chosen"].items()}, "decode.tuning_wer": found["wer"]
+    }  # fmt: skip
+
+
+def test_tuning_is_part_of_the_address(own):
+    keys = [
+        DECODE.output(words_run(own, tune=tune)).key
+        for tune in (None, {}, {"utterances": 3}, {"grid": GRID}, {"grid": {"lm_weight": [1.0]}})
+    ]
+    assert len(set(keys)) == len(keys)
+
+
+def test_a_bounded_number_of_utterances_is_used(own):
+    run = words_run(own, tune={"utterances": 2, "grid": {"lm_weight": [0.0]}})
+    assert DECODE.execute(run).record["tuning"]["utterances"] == 2
+
+
+def test_a_set_that_is_scored_is_never_tuned_on(own):
+    run = words_run(own, tune={}, score={"sets": ["valid", "test"], "bootstrap": 100})
+    with pytest.raises(StageError, match="tune chooses .* on the validation set, which is scored"):
+        DECODE.execute(run)
+    with pytest.raises(StageError, match="which is scored"):
+        check_world(run)
+
+
+def finish(run):
+    for stage in (DECODE, SCORE, REGISTER):
+        stage.execute(run)
+    return run.result("register").record
+
+
+def test_a_registered_model_carries_its_language_model_and_is_compared_as_a_whole(own, tmp_path, monkeypatch):
+    give_mlflow(tmp_path / "home")
+    plain = own(register={"model": "m"})
+    assert finish(plain)["decision"]["reason"] == "there was no champion"
+    decoded_with = []
+    decode_set = significance.decode_with
+    monkeypatch.setattr(
+        significance, "decode_with", lambda *given, **more: decoded_with.append(given[3]) or decode_set(*given, **more)
+    )
+    run = words_run(own, register={"model": "m"}, tune={"grid": {"lm_weight": [0.5, 3.0]}})
+    record = finish(run)
+    # each hypothesis comes from its own bundle's decoder
+    decision = record["decision"]
+    assert [cfg.kind for cfg in decoded_with] == ["greedy"]
+    assert decision["decoders"] == {"champion": "greedy", "challenger": "words with a language model"}
+    assert "decoded by words with a language model, the champion by greedy" in decision["reason"]
+    rates = [one.result("score").record["sets"]["test"]["wer"] for one in (plain, run)]
+    assert [decision["champion_wer"], decision["challenger_wer"]] == pytest.approx(rates)
+    # the bundle has the files and the tuned weight, and needs neither the stage's output nor this package
+    folder = Path(mlflow.artifacts.download_artifacts(artifact_uri=record["model_uri"], dst_path=str(tmp_path / "got")))
+    bundle = next(folder.rglob("bundle.json")).parent
+    assert {"lm.arpa", "words.txt"} < set(check_files(bundle))
+    cfg = own_decoder(bundle)
+    assert isinstance(cfg, WordsConfig)
+    assert cfg.lm_weight == run.result("decode").record["tuning"]["chosen"]["lm_weight"]
+    assert cfg.lm == str(bundle / "lm.arpa")
+    version = client().get_model_version("m", record["version"])
+    sizes = {name: (bundle / name).stat().st_size for name in ("lm.arpa", "words.txt")}
+    assert f"lm {sizes['lm.arpa'] / 1e6:,.1f} MB" in version.description
+    assert "2-gram of" in version.description
+    metrics = client().get_run(record["mlflow_run"]).data.metrics
+    assert metrics["lm.valid.perplexity_without_unknown"] > 1
+    assert metrics["lm.bytes"] == sum(sizes.values())
+    assert metrics["decode.lm_weight"] == cfg.lm_weight
+    assert "tuning.json" in {file.path for file in client().list_artifacts(record["mlflow_run"])}
+    transcribed(record["model_uri"], run, tmp_path)
+
+
+def transcribed(uri, run, tmp_path):
+    """`starling transcribe` with the registered model says words of its list, as the stage did."""
+    from flows.cli.app import app
+
+    row = read_table(run.result("prepare").output, "utterances.parquet")[0]
+    done = CliRunner().invoke(app, ["transcribe", "--model", uri, "--vad", "none", "--format", "json", row["audio"]])
+    assert done.exit_code == 0, done.output
+    words = set(arpa_words(str(run.result("lm").store.local_path("lm.arpa"))))
+    (found,) = json.loads(done.stdout)["files"]
+    assert found["seconds"] > 0
+    assert set(found["text"].split()) <= words
+
+
+def test_a_model_that_may_have_read_the_test_set_is_not_compared():
+    def run(**lm):
+        return Run(parse_config(tiny_document(decode="words", lm=lm)), "r")
+
+    text = {"paths": ["t.txt"], "allow_test_text": True}
+    assert "may have read the test sets" in significance.lm_refusal(run(text=text))
+    assert significance.lm_refusal(run()) == ""
+    assert significance.lm_refusal(Run(parse_config(tiny_document(lm={"text": text})), "r")) == ""  # decodes without

@@ -18,7 +18,7 @@ from tasks.orchestration.stage_tasks import ALL, run_plainly
 from tasks.stages.base import Run, stages_of
 from tasks.stages.features import set_texts
 from tasks.stages.lm import LM, figures, protected_sets
-from tasks.stages.preflight import check_world
+from tasks.stages.preflight import run_preflight
 from tasks.stages.train import TRAIN
 
 BIGRAM = {"order": 2, "smoothing": "witten-bell"}
@@ -143,14 +143,14 @@ def test_a_model_of_classes_has_no_arpa_file(own):
 def test_missing_text_is_named_before_the_training(own, tmp_path):
     run = own({"text": [str(tmp_path / "none.txt")]}, upto="features")
     with pytest.raises(LmError, match=r"there is no file .*none.txt: correct the path, or take it out of lm.text"):
-        check_world(run)
+        run_preflight(run)
 
 
 def test_a_missing_tool_is_named_before_the_training(own, tmp_path, monkeypatch):
     monkeypatch.delenv("LMPLZ", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(LmError, match="install KenLM, or set lm.lmplz: false"):
-        check_world(own({"lmplz": True}, upto="features"))
+        run_preflight(own({"lmplz": True}, upto="features"))
 
 
 def test_text_of_which_nothing_is_left_is_an_error(own, tmp_path):

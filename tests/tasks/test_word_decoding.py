@@ -18,7 +18,7 @@ from tasks.stages.base import Run, StageError
 from tasks.stages.decode import DECODE, decode_piece, decode_with, fetch_bundle
 from tasks.stages.decoder_files import decoder_of
 from tasks.stages.lm import LM
-from tasks.stages.preflight import check_world
+from tasks.stages.preflight import run_preflight
 from tasks.stages.prepare import read_table
 from tasks.stages.register import REGISTER
 from tasks.stages.score import SCORE, score_rows
@@ -163,7 +163,7 @@ def test_a_set_that_is_scored_is_never_tuned_on(own):
     with pytest.raises(StageError, match="tune chooses .* on the validation set, which is scored"):
         DECODE.execute(run)
     with pytest.raises(StageError, match="which is scored"):
-        check_world(run)
+        run_preflight(run)
 
 
 def finish(run):

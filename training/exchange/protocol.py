@@ -269,7 +269,7 @@ class Protocol:
         Returns:
             The answer's header.
         """
-        status = self._judge(header, len(chunk))
+        status = self._status_of(header, len(chunk))
         if status == OK and header.kind == AVERAGE:
             self._averager.answer(header.index, chunk, chunk)
             self._report.answered(len(chunk), header.last)
@@ -277,7 +277,7 @@ class Protocol:
             self._report.answered(0, header.last)
         return self.header(header.kind, header.token, status, header.index)
 
-    def _judge(self, header: Header, length: int) -> int:
+    def _status_of(self, header: Header, length: int) -> int:
         """Determine the status of the answer to a request."""
         averager = self._averager
         if header.view < self.view.number and self.view.find(header.node) is None:

@@ -14,9 +14,10 @@ from speech.decoding.language_model import arpa_words
 from tasks import STAGES
 from tasks.config.pipeline import parse_config
 from tasks.stages import decode, tuning
-from tasks.stages.base import Run, StageError
+from tasks.stages.base import Run, StageError, stages_of
 from tasks.stages.decode import DECODE, decode_piece, decode_with, fetch_bundle
 from tasks.stages.decoder_files import decoder_of
+from tasks.stages.evaluation import use_model
 from tasks.stages.lm import LM
 from tasks.stages.preflight import run_preflight
 from tasks.stages.prepare import read_table
@@ -208,6 +209,12 @@ def test_a_registered_model_carries_its_language_model_and_is_compared_as_a_whol
     assert metrics["decode.lm_weight"] == cfg.lm_weight
     assert "tuning.json" in {file.path for file in client().list_artifacts(record["mlflow_run"])}
     transcribed(record["model_uri"], run, tmp_path)
+    # a run that evaluates it makes no language model and tunes nothing: the bundle's decoder is used as it is
+    other = own(lm=BIGRAM, decode=WORDS, tune={})
+    use_model(other, bundle)
+    assert "lm" not in stages_of(other.config)
+    DECODE.execute(other)
+    assert hypotheses(other.result("decode")) == hypotheses(run.result("decode"))
 
 
 def transcribed(uri, run, tmp_path):

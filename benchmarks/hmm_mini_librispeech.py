@@ -31,9 +31,9 @@ from speech.hmm.fst_arrays import FstArrays
 from speech.hmm.graphs import GraphOptions, Lexicon
 from speech.hmm.model import AcousticModel
 from speech.hmm.pronunciations import count_pronunciations, graph_options
-from speech.hmm.steps import Utterance
 from speech.hmm.topology import PhoneSet
 from speech.hmm.train import STAGES, Progress, Trainer
+from speech.hmm.utterances import Utterance
 from speech.scoring import score_sets
 
 RATE = 16000

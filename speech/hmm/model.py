@@ -83,6 +83,13 @@ class AcousticModel:
     chain: FeatureChain
     unadapted: DiagGmm | None = None
 
+    def to(self, device: torch.device | str) -> AcousticModel:
+        """The same model with its mixtures on a device."""
+        if self.gmm.weights.device == torch.device(device):
+            return self
+        unadapted = self.unadapted.to(device) if self.unadapted else None
+        return replace(self, gmm=self.gmm.to(device), unadapted=unadapted)
+
     def with_gmm(self, gmm: DiagGmm) -> AcousticModel:
         """The model with other mixtures."""
         return replace(self, gmm=gmm)

@@ -45,6 +45,10 @@ class GmmStatistics:
             self.num_frames + other.num_frames,
         )
 
+    def cpu(self) -> GmmStatistics:
+        """The same statistics in the main memory."""
+        return GmmStatistics(self.occupancies.cpu(), self.sums.cpu(), self.log_likelihood, self.num_frames)
+
     @property
     def average(self) -> float:
         """Log likelihood of a frame."""

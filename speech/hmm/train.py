@@ -21,16 +21,16 @@ from speech.hmm import steps
 from speech.hmm.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from speech.hmm.clustering import phonetic_questions
 from speech.hmm.config import HmmConfig, StageConfig, StageName
-from speech.hmm.fmllr import estimate_fmllr
 from speech.hmm.gmm import DiagGmm, split_targets
 from speech.hmm.graphs import GraphOptions, Lexicon
 from speech.hmm.lda import LdaStatistics, estimate_lda
 from speech.hmm.mllt import MlltStatistics, estimate_mllt
 from speech.hmm.model import AcousticModel, FeatureChain
 from speech.hmm.statistics import GmmStatistics, update
-from speech.hmm.steps import AlignedShard, AlignOptions, Graphs, Shard, Statistics, Utterance
+from speech.hmm.steps import AlignedShard, AlignOptions, Graphs, Statistics
 from speech.hmm.topology import PhoneSet, TransitionModel
 from speech.hmm.tree import ContextStatistics, DecisionTree, grow_tree, monophone_tree
+from speech.hmm.utterances import Shard, TrainingUtterance, make_shards
 
 T = TypeVar("T")
 Mapper = Callable[[Callable[[Shard], T], Sequence[Shard]], Iterable[T]]
@@ -78,6 +78,7 @@ class Trainer:
         progress: called after each iteration.
         mapper: applies a step to all shards.
         phones: the phone set, if it is not that of the lexicon.
+        device: device for the computation on frames, such as `cuda`; models are updated on the CPU.
 
     Example:
         >>> trainer = Trainer(utterances, lexicon, HmmConfig(), Path("work"))
@@ -86,13 +87,14 @@ class Trainer:
 
     def __init__(
         self,
-        utterances: Iterable[Utterance],
+        utterances: Iterable[TrainingUtterance],
         lexicon: Lexicon,
         config: HmmConfig | None = None,
         folder: Path | None = None,
         progress: Callable[[Progress], None] | None = None,
         mapper: Mapper[Any] = map,
         phones: PhoneSet | None = None,
+        device: str = "cpu",
     ) -> None:
         self.config = config or HmmConfig()
         self.lexicon, self.folder, self.mapper = lexicon, folder, mapper
@@ -103,9 +105,9 @@ class Trainer:
         used = {word for one in known for word in one.words}
         listed = (p for word, ps in lexicon.items() if word in used for p in ps) if phones is None else ()
         self.phones = phones or PhoneSet.of(listed, self.config.positions)
-        self.shards = steps.make_shards(known, self.config.shard_frames)
-        shortest = sorted(known, key=lambda one: (len(one.features), one.id))[: self.config.mono_utterances]
-        self.short_shards = steps.make_shards(shortest, self.config.shard_frames)
+        self.shards = make_shards(known, self.config.shard_frames, device)
+        shortest = sorted(known, key=lambda one: (one.num_frames, one.id))[: self.config.mono_utterances]
+        self.short_shards = make_shards(shortest, self.config.shard_frames, device)
         self._graphs: dict[str, Any] = {}
 
     def run(self, last: StageName = "sat") -> Checkpoint:
@@ -264,8 +266,7 @@ class Trainer:
             silence_weight=self.config.silence_weight,
             every=self.config.every,
         )
-        merged = steps.merge_speakers(self._map(step))
-        return {speaker: estimate_fmllr(stats).float() for speaker, stats in sorted(merged.items())}
+        return steps.estimate_transforms(self._map(step))
 
     def _finish(self, name: StageName, state: Checkpoint) -> Checkpoint:
         """For SAT: mixtures for features that are not adapted, by one pass with the posteriors of those that are."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.faults_processes import COMMAND, EVERYTHING, GROUP, OTHER, Found
 from storage.stages import DONE
-from tasks import STAGES
+from tasks import OPTIONAL, STAGES
 from training.coordinator.journal import read_journal
 
 STOP_S = (1.0, 20.0)
@@ -25,6 +25,9 @@ _SIGNALS = {
     EVERYTHING: ("KILL", "STOP"),
 }
 _SIGNALS_OF_CHILDREN = ("KILL", "STOP", "TERM")
+
+_STAGES = tuple(name for name in STAGES if name not in OPTIONAL)
+"""The stages of the battery's pipelines."""
 
 Pair = tuple[str, str]
 """Role and signal."""
@@ -40,7 +43,7 @@ class Progress:
     """Number of closed epochs of the running training."""
 
     def __str__(self) -> str:
-        stage = STAGES[self.stages] if self.stages < len(STAGES) else "end"
+        stage = _STAGES[self.stages] if self.stages < len(_STAGES) else "end"
         return f"{stage} {self.epochs}" if self.epochs else stage
 
 
@@ -48,9 +51,9 @@ def progress_of(home: Path) -> Progress:
     """Progress of the pipeline in a data folder."""
     objects = home / "objects"
     done = 0
-    while done < len(STAGES) and any(objects.glob(f"{STAGES[done]}/*/{DONE}")):
+    while done < len(_STAGES) and any(objects.glob(f"{_STAGES[done]}/*/{DONE}")):
         done += 1
-    if done >= len(STAGES) or STAGES[done] != "train":
+    if done >= len(_STAGES) or _STAGES[done] != "train":
         return Progress(done)
     journals = (home / "work").glob("train-*/journal.jsonl")
     return Progress(done, sum(entry["kind"] == "epoch" for path in journals for entry in read_journal(path)))

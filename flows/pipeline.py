@@ -25,9 +25,10 @@ from tasks.locking.slots import OUTAGE_S, run_log
 from tasks.orchestration.artifacts import publish_summary
 from tasks.orchestration.reachable import check_servers
 from tasks.orchestration.stage_tasks import close_run, open_run, run_stage
-from tasks.stages.base import Run, position
+from tasks.stages.base import Run, position, stages_of
 
-INGEST, TRAIN, EVALUATE = STAGES[:3], STAGES[3:4], STAGES[4:]
+INGEST, TRAIN = STAGES[: STAGES.index("train")], ("train",)
+EVALUATE = STAGES[STAGES.index("train") + 1 :]
 
 
 def new_run_id(config: PipelineConfig) -> str:
@@ -55,8 +56,8 @@ def _run(config: PipelineConfig, run_id: str, force_from: str, until: str) -> It
 
 
 def _stages(run: Run, names: Sequence[str], until: str) -> None:
-    for name in names:
-        if name not in run.results and position(name) <= position(until):
+    for name in stages_of(run.config):
+        if name in names and name not in run.results and position(name) <= position(until):
             run_stage(name, run)
 
 

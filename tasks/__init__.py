@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
-STAGES = ("prepare", "shard", "features", "train", "decode", "score", "register", "report")
+STAGES = ("prepare", "shard", "features", "align", "train", "decode", "score", "register", "report")
 """The stages in order; defined here because the command line needs them before the slow imports."""
+OPTIONAL = ("align",)
+"""Stages that run only if the configuration has a section of their name."""
 
 
 def pyfunc_path() -> Path:

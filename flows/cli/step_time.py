@@ -12,10 +12,9 @@ from speech.features import build_features
 from speech.models import build_model
 from speech.models.networks.base import AcousticModel
 from speech.models.networks.stages import border_bytes
-from tasks import STAGES
 from tasks.config.pipeline import PipelineConfig
 from tasks.orchestration.stage_tasks import ALL
-from tasks.stages.base import Run, StageResult
+from tasks.stages.base import Run, StageResult, stages_of
 from tasks.stages.prepare import synthetic_table
 from tasks.stages.train import make_job
 from training.learner.batching import plan_epoch
@@ -72,7 +71,9 @@ def _prepared(config: PipelineConfig) -> "TrainJob | None":
     if any(source.kind == "synthetic" and not synthetic_table(source).exists() for source in config.data.sources):
         return None
     try:
-        for name in STAGES[: STAGES.index("train")]:
+        for name in stages_of(config):
+            if name == "train":
+                break
             output = ALL[name].output(run)
             if (record := output.record()) is None:
                 return None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from speech.features import FeatureChoice, FeatureConfig, MfccConfig
 
 StageName = Literal["mono", "tri", "lda", "sat"]
 
@@ -12,7 +14,7 @@ StageName = Literal["mono", "tri", "lda", "sat"]
 class StageConfig(BaseModel):
     """One training stage: a tree, then EM iterations with growing mixtures."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     leaves: int = Field(default=2500, ge=1)
     """Wanted tied states; not read for monophones."""
@@ -31,7 +33,7 @@ class StageConfig(BaseModel):
 class HmmConfig(BaseModel):
     """GMM-HMM training: monophones, triphones on deltas, LDA with MLLT, speaker-adaptive training."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     mono: StageConfig = StageConfig(gaussians=1000, iterations=14, growing=10, realign=(2, 3, 4, 5, 6, 8, 10, 12))
     """Monophones, from a flat start."""
@@ -73,3 +75,26 @@ class HmmConfig(BaseModel):
     """Frames of a shard that is worked on at a time."""
     seed: int = 0
     """Of the directions in which components are split."""
+
+
+class AlignConfig(HmmConfig):
+    """Training of a GMM-HMM and alignment with it."""
+
+    stage: StageName = "sat"
+    """The last training stage: `mono`, `tri`, `lda` or `sat`."""
+    features: FeatureChoice = MfccConfig(num_mels=23, cmvn="speaker")
+    """Static features of the Gaussians, normalized by speaker. Training adds deltas or LDA itself."""
+    device: str = "cpu"
+    """Device for the computation on frames: `cpu`, `cuda` or `cuda:1`; search and updates run on the CPU."""
+
+    @field_validator("features")
+    @classmethod
+    def _check_features(cls, features: FeatureConfig) -> FeatureConfig:
+        for name in ("delta_order", "splice_left", "splice_right"):
+            if getattr(features, name):
+                raise ValueError(f"{name} is set, but training adds deltas or neighbouring frames itself: remove it")
+        if features.cmvn != "speaker":
+            raise ValueError(f"cmvn is {features.cmvn}, but Gaussians need features normalized by speaker: set speaker")
+        if features.stride != 1:
+            raise ValueError("stride is not 1: states need every frame")
+        return features

@@ -6,16 +6,25 @@ pronunciations are not at a disadvantage (as in Kaldi's `dict_dir_add_pronprobs.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from speech.hmm.align import Alignment
 from speech.hmm.graphs import NO_WORD, GraphOptions, Lexicon
+from speech.hmm.model import ModelError, write_json
 from speech.hmm.topology import PhoneSet
+from speech.lexicon import Lexicon as Dictionary
+from speech.lexicon import Pronunciation as Spoken
+from speech.lexicon import read_lexicon
 
 Pronunciation = tuple[str, tuple[str, ...]]
 """A word and its phones by name."""
+
+
+_LEXICON, _SILENCE = "lexiconp.txt", "silence.json"
 
 
 @dataclass
@@ -78,3 +87,46 @@ def count_pronunciations(
     for name, alignment in alignments.items():
         total.add(alignment, transcripts[name], phones)
     return total
+
+
+def word_pronunciations(lexicon: Dictionary, words: Iterable[str] | None = None) -> dict[str, list[tuple[str, ...]]]:
+    """The pronunciations of words as training and decoding graphs need them; words without any are left out.
+
+    Args:
+        lexicon: The lexicon.
+        words: The words; by default all of the lexicon.
+    """
+    chosen = lexicon if words is None else words
+    return {word: [one.phones for one in lexicon[word]] for word in chosen if word in lexicon}
+
+
+def save_lexicon(folder: Path, lexicon: Dictionary, options: GraphOptions) -> None:
+    """Write a lexicon with the probabilities of pronunciations and silence: Kaldi's lexiconp.txt, and silence.json."""
+    known = options.pronunciations or {}
+    entries = {
+        word: [Spoken(one.phones, known.get((word, one.phones), 1.0)) for one in lexicon[word]] for word in lexicon
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    Dictionary(entries, lexicon.unknown).write(folder / _LEXICON, probabilities=True)
+    write_json(folder / _SILENCE, {"silence_probability": options.silence_probability, "unknown": lexicon.unknown})
+
+
+def load_lexicon(folder: Path) -> tuple[Dictionary, GraphOptions]:
+    """The inverse of `save_lexicon`.
+
+    Raises:
+        ModelError: A file is missing or damaged.
+    """
+    try:
+        facts = json.loads((folder / _SILENCE).read_text(encoding="utf-8"))
+        silence, unknown = float(facts["silence_probability"]), str(facts["unknown"])
+        entries = read_lexicon(folder / _LEXICON, "kaldip").entries
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ModelError(f"{folder} holds no lexicon of an alignment ({error!r}): align again") from error
+    found = {
+        (word, one.phones): one.probability
+        for word, ones in entries.items()
+        for one in ones
+        if one.probability is not None and one.probability < 1.0
+    }
+    return Dictionary(entries, unknown), GraphOptions(silence, found)

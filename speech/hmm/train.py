@@ -6,10 +6,11 @@ a checkpoint; an interrupted training continues after the last one and gives the
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -176,8 +177,7 @@ class Trainer:
     def _lda(self, model: AcousticModel, aligned: AlignedShard) -> FeatureChain:
         wide = FeatureChain(self.config.lda_context)
         step = partial(steps.lda_statistics, alignments=aligned.alignments, chain=wide, tree=model.tree)
-        parts: list[LdaStatistics] = list(self._map(step))
-        total = sum(parts[1:], parts[0])
+        total: LdaStatistics = reduce(operator.add, self._map(step))
         return FeatureChain(self.config.lda_context, estimate_lda(total, self.config.lda_dim))
 
     def _tied(
@@ -214,8 +214,7 @@ class Trainer:
         step = partial(
             steps.accumulate_shard, state.model, alignments=state.aligned.alignments, adaptations=state.adaptations
         )
-        parts: list[Statistics] = list(self._map(step, short=name == "mono"))
-        total = sum(parts[1:], parts[0])
+        total: Statistics = reduce(operator.add, self._map(step, short=name == "mono"))
         model, floor = self._updated(config, iteration, state.model, total)
         self.progress(
             Progress(
@@ -248,8 +247,8 @@ class Trainer:
 
     def _mllt(self, state: Checkpoint) -> AcousticModel:
         step = partial(steps.mllt_statistics, state.model, alignments=state.aligned.alignments, every=self.config.every)
-        parts: list[MlltStatistics] = list(self._map(step))
-        matrix = estimate_mllt(sum(parts[1:], parts[0]))
+        stats: MlltStatistics = reduce(operator.add, self._map(step))
+        matrix = estimate_mllt(stats)
         chain = state.model.chain
         assert chain.matrix is not None, "MLLT without LDA"
         combined = (matrix @ chain.matrix.double()).float()
@@ -279,8 +278,8 @@ class Trainer:
             adaptations=state.adaptations,
             unadapted=True,
         )
-        parts: list[Statistics] = list(self._map(step))
-        total: GmmStatistics = sum(parts[1:], parts[0]).gmm
+        everything: Statistics = reduce(operator.add, self._map(step))
+        total: GmmStatistics = everything.gmm
         floor = self.config.variance_floor * _moments(float(total.occupancies.sum()), total.sums.sum((0, 1)).numpy())[1]
         unadapted = update(state.model.gmm, total, floor, self.config.minimum_occupancy)
         return replace(state, model=replace(state.model, unadapted=unadapted), finished=True)

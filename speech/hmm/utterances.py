@@ -16,26 +16,27 @@ Adaptations = Mapping[str, Tensor]
 
 
 class TrainingUtterance(Protocol):
-    """A transcribed utterance; its features may be read only when they are used.
-
-    Attributes:
-        id: Its name.
-        speaker: Its speaker.
-        words: The transcript.
-        num_frames: Number of frames, T.
-        features: float32 `[T, F]`, static and normalized.
-    """
+    """A transcribed utterance; its features may be read only when they are used."""
 
     @property
-    def id(self) -> str: ...
+    def id(self) -> str:
+        """Its name."""
+
     @property
-    def speaker(self) -> str: ...
+    def speaker(self) -> str:
+        """Its speaker."""
+
     @property
-    def words(self) -> tuple[str, ...]: ...
+    def words(self) -> tuple[str, ...]:
+        """The transcript."""
+
     @property
-    def num_frames(self) -> int: ...
+    def num_frames(self) -> int:
+        """Number of frames, T."""
+
     @property
-    def features(self) -> Tensor: ...
+    def features(self) -> Tensor:
+        """float32 `[T, F]`, static and normalized."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +81,7 @@ class Shard:
         """Transformed features of each utterance; without a transform, a speaker's features are not adapted."""
         known = adaptations or {}
         if self._key is None or not _same(self._key, (chain, known)):
-            self._features = [
-                chain(one.features.to(self.device), known.get(one.speaker)) for one in self.utterances
-            ]
+            self._features = [chain(one.features.to(self.device), known.get(one.speaker)) for one in self.utterances]
             self._key = (chain, known)
         return self._features
 
@@ -96,7 +95,11 @@ def _same(first: tuple[FeatureChain, Adaptations], second: tuple[FeatureChain, A
     (chain, adaptations), (other, others) = first, second
     if chain.context != other.context or (chain.matrix is None) != (other.matrix is None):
         return False
-    if chain.matrix is not None and other.matrix is not None and not torch.equal(chain.matrix, other.matrix.to(chain.matrix)):
+    if (
+        chain.matrix is not None
+        and other.matrix is not None
+        and not torch.equal(chain.matrix, other.matrix.to(chain.matrix))
+    ):
         return False
     return adaptations.keys() == others.keys() and all(torch.equal(adaptations[who], others[who]) for who in others)
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from speech.decoding import DecodeChoice, GreedyConfig
 from speech.features import FeatureChoice, LogMelConfig
+from speech.hmm.config import AlignConfig
 from speech.lexicon import GraphemesConfig, LexiconChoice
 from speech.models import ConformerConfig, ModelChoice
 from speech.objectives import check_decoder
@@ -187,6 +188,8 @@ class PipelineConfig(BaseModel):
     """Where stage outputs go."""
     features: FeatureChoice = LogMelConfig()
     """What the acoustic model sees."""
+    align: AlignConfig | None = None
+    """The GMM-HMM that the stage `align` trains and aligns with; without this section there is no such stage."""
     tokens: TokenConfig = TokenConfig()
     """What the acoustic model says."""
     model: ModelChoice = ConformerConfig()

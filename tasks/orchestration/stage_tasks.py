@@ -20,7 +20,8 @@ from tasks.failures import DELAYS_S, JITTER, RETRIES, retry_when_passing
 from tasks.orchestration.artifacts import ProgressArtifact, publish
 from tasks.orchestration.logs import secrets_kept
 from tasks.stages import progress
-from tasks.stages.base import Run, Stage
+from tasks.stages.align import ALIGN
+from tasks.stages.base import Run, Stage, position, stages_of
 from tasks.stages.decode import DECODE
 from tasks.stages.features import FEATURES
 from tasks.stages.prepare import PREPARE
@@ -31,7 +32,7 @@ from tasks.stages.shard import SHARD
 from tasks.stages.train import TRAIN
 
 ALL: dict[str, Stage] = {
-    stage.name: stage for stage in (PREPARE, SHARD, FEATURES, TRAIN, DECODE, SCORE, REGISTER, REPORT)
+    stage.name: stage for stage in (PREPARE, SHARD, FEATURES, ALIGN, TRAIN, DECODE, SCORE, REGISTER, REPORT)
 }
 assert tuple(ALL) == STAGES
 
@@ -103,7 +104,9 @@ def run_stage(name: str, run: Run) -> None:
 
 def run_plainly(run: Run, until: str = "report") -> None:
     """Run the stages one after another without Prefect."""
-    for name in STAGES[: STAGES.index(until) + 1]:
+    for name in stages_of(run.config):
+        if position(name) > position(until):
+            break
         ALL[name].execute(run)
         if name == PREPARE.name:
             _tell_sets(run, logging.getLogger(__name__))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from storage.cache import set_cache_limit
 from storage.objects import ObjectStore
 from storage.stages import StageOutput, stage_key
-from tasks import STAGES
+from tasks import OPTIONAL, STAGES
 from tasks.config.credentials import export_credentials
 from tasks.config.home import home, objects_url, own_disks_named
 from tasks.config.pipeline import PipelineConfig, RunnerConfig
@@ -41,6 +41,11 @@ def position(stage: str) -> int:
     if stage not in STAGES:
         raise StageError(f"{stage!r} is not a stage; stages are: {', '.join(STAGES)}")
     return STAGES.index(stage)
+
+
+def stages_of(config: PipelineConfig) -> tuple[str, ...]:
+    """The stages that a configuration has, in order."""
+    return tuple(name for name in STAGES if name not in OPTIONAL or getattr(config, name) is not None)
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,31 @@
-"""The files that a decoder reads (a language model, a list of words): needed from the start, part of a stage's key."""
+"""Files that a configuration names (a language model, words, a lexicon): needed from the start, part of a key."""
 
 import hashlib
 from functools import lru_cache
 from pathlib import Path
+from typing import TypeVar
 
-from speech.decoding import DecodeConfig
+from speech.choices import ChoiceWithFiles
 from tasks.stages.base import StageError
 
+Named = TypeVar("Named", bound=ChoiceWithFiles)
 
-def with_digests(cfg: DecodeConfig) -> DecodeConfig:
+
+def with_digests(cfg: Named, section: str = "decode") -> Named:
     """The configuration with each file's SHA-256 in place of its path: what it says counts, not where it is.
+
+    Args:
+        cfg: The configuration.
+        section: Its name in the pipeline's configuration.
 
     Raises:
         StageError: A file is not there.
     """
-    check_files(cfg)
+    check_files(cfg, section)
     return cfg.with_files(_digest)
 
 
-def check_files(cfg: DecodeConfig) -> None:
+def check_files(cfg: ChoiceWithFiles, section: str = "decode") -> None:
     """See that the files are there.
 
     Raises:
@@ -26,7 +33,7 @@ def check_files(cfg: DecodeConfig) -> None:
     """
     for field, path in cfg.files().items():
         if not Path(path).is_file():
-            raise StageError(f"decode.{field} names {path}, which is not there: correct the path, or make the file")
+            raise StageError(f"{section}.{field} names {path}, which is not there: correct the path, or make the file")
 
 
 def _digest(path: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -77,6 +78,24 @@ class HmmConfig(BaseModel):
     """Of the directions in which components are split."""
 
 
+class GraphSearchConfig(BaseModel):
+    """Recognition with the GMM-HMM: a decoding graph of lexicon and n-gram, searched with a beam."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
+
+    arpa: str = Field(min_length=1)
+    """An n-gram language model in ARPA format, plain or gzip. Its words are recognized, as far as the lexicon has
+    them."""
+    beam: float = Field(default=12.0, gt=0)
+    """Width of the beam, at the scale of the scaled log-likelihoods."""
+    max_active: int = Field(default=7000, ge=1)
+    """Maximum number of active states per frame."""
+    acoustic_scale: float = Field(default=0.0625, gt=0)
+    """Weight of the log-likelihoods beside the costs of the graph."""
+    passes: int = Field(default=2, ge=0)
+    """How often fMLLR is estimated from the hypotheses, and the speech decoded again; only for `stage: sat`."""
+
+
 class AlignConfig(HmmConfig):
     """Training of a GMM-HMM and alignment with it."""
 
@@ -86,6 +105,16 @@ class AlignConfig(HmmConfig):
     """Static features of the Gaussians, normalized by speaker. Training adds deltas or LDA itself."""
     device: str = "cpu"
     """Device for the computation on frames: `cpu`, `cuda` or `cuda:1`; search and updates run on the CPU."""
+
+    recognize: GraphSearchConfig | None = None
+    """How `recognizer: gmm` decodes; does not affect training."""
+
+    def with_files(self, change: Callable[[str], str]) -> AlignConfig:
+        """This configuration with other paths of files."""
+        if self.recognize is None:
+            return self
+        search = self.recognize.model_copy(update={"arpa": change(self.recognize.arpa)})
+        return self.model_copy(update={"recognize": search})
 
     @field_validator("features")
     @classmethod

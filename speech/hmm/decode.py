@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from speech.hmm.confidence import pdf_confidences
 from speech.hmm.decoding_graph import WordTable
 from speech.hmm.fmllr import FmllrStatistics, estimate_fmllr
 from speech.hmm.model import AcousticModel, adapt
@@ -43,12 +44,14 @@ class Hypothesis:
         pdfs: int32 `[T]`, the tied state of each frame.
         cost: of the path.
         complete: whether the search ended in a final state.
+        confidence: mean posterior of the path's phones, 0 to 1; 0 if it was not computed.
     """
 
     words: tuple[str, ...]
     pdfs: Ints
     cost: float
     complete: bool
+    confidence: float = 0.0
 
 
 class GraphDecoder:
@@ -58,10 +61,14 @@ class GraphDecoder:
         graph: kaldifst's constant transducer, input labels pdf + 1.
         words: the output labels.
         options: beam and scale.
+        families: int32 `[P]`, the phone of each pdf (`speech.hmm.confidence`), to compute confidences.
     """
 
-    def __init__(self, graph: Any, words: WordTable, options: DecodeOptions | None = None) -> None:
+    def __init__(
+        self, graph: Any, words: WordTable, options: DecodeOptions | None = None, families: Ints | None = None
+    ) -> None:
         self.options = options or DecodeOptions()
+        self._families = families
         self.words = words
         self._graph = graph  # the decoder does not keep it alive
         settings = kaldi_decoder.FasterDecoderOptions(beam=self.options.beam, max_active=self.options.max_active)
@@ -80,7 +87,13 @@ class GraphDecoder:
         _, labels, words, weight = kaldifst.get_linear_symbol_sequence(lattice)
         names = tuple(self.words.words[word - 1] for word in words)
         pdfs = np.array(labels, dtype=np.int32) - 1
-        return Hypothesis(names, pdfs, float(weight.value1 + weight.value2), complete)
+        cost = float(weight.value1 + weight.value2)
+        return Hypothesis(names, pdfs, cost, complete, self._confidence(log_likelihoods, pdfs))
+
+    def _confidence(self, log_likelihoods: NDArray[np.float32], pdfs: Ints) -> float:
+        if self._families is None or len(pdfs) != len(log_likelihoods):
+            return 0.0
+        return float(pdf_confidences(torch.from_numpy(log_likelihoods), pdfs, self._families).mean())
 
 
 def decode_plain(model: AcousticModel, decoder: GraphDecoder, features: Sequence[Tensor]) -> list[Hypothesis]:

@@ -150,7 +150,7 @@ class Trainer:
         if name == "mono":
             return self._flat_start()
         assert previous is not None, f"{name} needs the stage before it"
-        options = replace(previous, iteration=0, finished=False)
+        options = replace(previous, stage=name, iteration=0, finished=False)
         aligned = self._aligned(name, previous.model, previous.adaptations)
         if name == "tri":
             chain = FeatureChain()

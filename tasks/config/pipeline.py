@@ -190,6 +190,9 @@ class PipelineConfig(BaseModel):
     """What the acoustic model sees."""
     align: AlignConfig | None = None
     """The GMM-HMM that the stage `align` trains and aligns with; without this section there is no such stage."""
+    recognizer: Literal["network", "gmm"] = "network"
+    """What decodes the test sets: the trained network, or the GMM-HMM of the stage `align`, as `align.recognize` says;
+    then there are no stages `train`, `register` and `report`."""
     tokens: TokenConfig = TokenConfig()
     """What the acoustic model says."""
     model: ModelChoice = ConformerConfig()
@@ -219,6 +222,8 @@ class PipelineConfig(BaseModel):
         if self.features.stored:
             self.train.augment.refuse_waves()
         check_decoder(self.train.objective, self.decode.kind)
+        if self.recognizer == "gmm" and (self.align is None or self.align.recognize is None):
+            raise ValueError("recognizer is gmm, which needs a GMM-HMM and a language model: set align.recognize.arpa")
         return self
 
     @property
@@ -280,4 +285,5 @@ def _anchor_paths(config: PipelineConfig, folder: Path) -> PipelineConfig:
     data = config.data.model_copy(update={"sources": sources})
     train = config.train.model_copy(update={"augment": config.train.augment.with_files(absolute)})
     files = {"decode": config.decode.with_files(absolute), "lexicon": config.lexicon.with_files(absolute)}
-    return config.model_copy(update={"data": data, "train": train, **files})
+    align = config.align and config.align.with_files(absolute)
+    return config.model_copy(update={"data": data, "train": train, "align": align, **files})

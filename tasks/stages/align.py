@@ -2,6 +2,7 @@
 
 The output has the model (`model/`), `alignments/<set>.parquet` (`speech.hmm.alignments`), fMLLR transforms by set and
 speaker (`speakers.safetensors`), the lexicon with estimated probabilities of pronunciations and silence (`lexicon/`),
+the configuration that their use needs (`align.json`),
 the utterances that failed (`failures.json`), and figures of all iterations (`iterations.jsonl`). Training saves a
 checkpoint after every iteration in the data folder, and resumes there.
 """
@@ -32,6 +33,7 @@ from storage.quarantine import QuarantinedShard
 from storage.stages import StageOutput
 from tasks.stages import progress
 from tasks.stages.align_data import FeatureSet, compute_features, work_folder
+from tasks.stages.align_model import write_config
 from tasks.stages.align_steps import StepMapper
 from tasks.stages.base import Inputs, Run, Stage, StageError
 from tasks.stages.decoder_files import with_digests
@@ -100,7 +102,9 @@ class IterationLog:
 def _inputs(run: Run) -> Inputs:
     sets = run.result("shard").record
     config = {
-        "align": config_of(run).model_dump(mode="json", exclude_defaults=True, exclude={"device", "shard_frames"}),
+        "align": config_of(run).model_dump(
+            mode="json", exclude_defaults=True, exclude={"device", "shard_frames", "recognize"}
+        ),
         "lexicon": with_digests(run.config.lexicon, "lexicon").model_dump(mode="json", exclude_defaults=True),
         "sample_rate": run.config.data.sample_rate,
     }
@@ -209,6 +213,7 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     shutil.rmtree(folder, ignore_errors=True)
     result.model.save(folder / "model")
     save_lexicon(folder / "lexicon", built.lexicon, spoken)
+    write_config(run.config, folder)
     about = _write(run, sets, aligned, folder)
     failures = {name: dict(found.aligned.failures) for name, found in aligned.items()}
     (folder / "failures.json").write_text(json.dumps(failures, indent=1), encoding="utf-8")

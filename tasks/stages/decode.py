@@ -102,7 +102,20 @@ def decode_with(
     )
 
 
+def publish_hypotheses(output: StageOutput, name: str, found: list[Decoded], counts: dict[str, int]) -> None:
+    """Write the hypotheses of a set, and count them."""
+    write_table(output.store, f"{name}.parquet", [asdict(entry) for entry in found], _SCHEMA)
+    output.store.write(f"{name}.hyp.trn", format_trn({entry.id: entry.hyp for entry in found}).encode())
+    output.store.write(f"{name}.ref.trn", format_trn({entry.id: entry.ref for entry in found}).encode())
+    counts["utterances"] += len(found)
+    counts["empty"] += sum(not entry.hyp for entry in found)
+
+
 def _inputs(run: Run) -> Inputs:
+    if run.config.recognizer == "gmm":
+        from tasks.stages.decode_gmm import gmm_inputs
+
+        return gmm_inputs(run)
     sets = scored_sets(run)
     digests = {name: set_digest(run, name) for name in sets}
     # only what differs from the default, as in `tasks.stages.train`
@@ -111,6 +124,10 @@ def _inputs(run: Run) -> Inputs:
 
 
 def _work(run: Run, output: StageOutput) -> dict[str, Any]:
+    if run.config.recognizer == "gmm":
+        from tasks.stages.decode_gmm import decode_with_gmm
+
+        return decode_with_gmm(run, output)
     counts: dict[str, int] = {"utterances": 0, "empty": 0}
     damaged: list[QuarantinedShard] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -119,13 +136,7 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
             quarantine = set_quarantine(run, name, output.store)
             found = _decode(run, bundle, name, quarantine)
             damaged += quarantine.entries()
-            write_table(output.store, f"{name}.parquet", [asdict(entry) for entry in found], _SCHEMA)
-            hypotheses = {entry.id: entry.hyp for entry in found}
-            references = {entry.id: entry.ref for entry in found}
-            output.store.write(f"{name}.hyp.trn", format_trn(hypotheses).encode())
-            output.store.write(f"{name}.ref.trn", format_trn(references).encode())
-            counts["utterances"] += len(found)
-            counts["empty"] += sum(not entry.hyp for entry in found)
+            publish_hypotheses(output, name, found, counts)
     return {"counts": counts, "sets": scored_sets(run)} | quarantine_record(counts, damaged)
 
 

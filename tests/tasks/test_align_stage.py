@@ -1,23 +1,29 @@
 """The stage align: what it publishes, on tiny speech."""
 
 import json
+import math
 
 import numpy as np
 import pytest
-from support import give_mlflow, load_beside, tiny_document
+from support import give_mlflow, load_beside, tiny_document, write_config
+from typer.testing import CliRunner
 
+from flows.cli.app import app
 from speech.hmm.alignments import AlignmentTable
 from speech.hmm.model import AcousticModel, model_digest
 from speech.hmm.pronunciations import load_lexicon
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from tasks import STAGES
-from tasks.config.pipeline import ConfigError, parse_config
-from tasks.stages import progress
+from tasks.config.home import home as home_folder
+from tasks.config.pipeline import ConfigError, load_config, parse_config
+from tasks.stages import decode_gmm, progress
 from tasks.stages.align import ALIGN, figures
 from tasks.stages.align_data import work_folder
-from tasks.stages.base import Run, stages_of
-from tasks.stages.prepare import PREPARE
+from tasks.stages.base import Run, StageError, stages_of
+from tasks.stages.decode import DECODE
+from tasks.stages.prepare import PREPARE, read_table
+from tasks.stages.score import SCORE
 from tasks.stages.shard import SHARD
 
 STAGE = {"leaves": 30, "gaussians": 90, "iterations": 3, "growing": 2, "realign": [2], "estimate": [2]}
@@ -54,6 +60,100 @@ def test_the_stage_is_part_of_a_pipeline_that_asks_for_it():
     assert stages_of(without) == tuple(name for name in STAGES if name != "align")
     with pytest.raises(ConfigError, match=r"align.*cmvn is global, but Gaussians need features normalized by speaker"):
         parse_config(tiny_document(align={"features": {"kind": "mfcc", "cmvn": "global"}}))
+
+
+def unigrams(words):
+    """An ARPA file in which all words are equally probable."""
+    cost = -math.log10(2 * len(words))
+    lines = ["\\data\\", f"ngram 1={len(words) + 2}", "", "\\1-grams:", "-99\t<s>", "-0.30103\t</s>"]
+    return "\n".join([*lines, *(f"{cost:.5f}\t{word}" for word in words), "", "\\end\\", ""])
+
+
+def gmm_run(aligned, folder):
+    """A run that decodes with the model of another run."""
+    run, _ = aligned
+    words = sorted({word for text in run_texts(run) for word in text.split()})
+    (folder / "lm.arpa").write_text(unigrams([*words, "unpronounceable1"]))
+    align = SIZES | {"stage": "sat", "recognize": {"arpa": str(folder / "lm.arpa"), "passes": 1}}
+    other = Run(parse_config(tiny_document(align=align, recognizer="gmm")), "gmm")
+    other.results |= {name: run.results[name] for name in ("prepare", "shard", "align")}
+    return other
+
+
+def run_texts(run):
+    return ShardIndex.read(run.result("shard").store.child("train")).column("text")
+
+
+def test_a_pipeline_without_a_network_has_no_training(tmp_path):
+    align = {"recognize": {"arpa": "x.arpa"}}
+    config = parse_config(tiny_document(align=align, recognizer="gmm"))
+    assert stages_of(config) == ("prepare", "shard", "features", "align", "decode", "score")
+    with pytest.raises(ConfigError, match=r"set align\.recognize\.arpa"):
+        parse_config(tiny_document(align={}, recognizer="gmm"))
+    write_config(tmp_path / "c.yaml", tiny_document(align=align, recognizer="gmm"))
+    assert load_config(tmp_path / "c.yaml").align.recognize.arpa == str(tmp_path / "x.arpa")
+
+
+def test_the_gmm_recognizes_the_test_set_and_resumes(aligned, tmp_path, monkeypatch):
+    from tasks.tracking.runs import client
+
+    run = gmm_run(aligned, tmp_path)
+    assert ALIGN.output(run).key == run.result("align").key  # how it is used does not change the model
+    with monkeypatch.context() as patch:
+        patch.setattr(decode_gmm, "publish_hypotheses", raises(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            DECODE.execute(run)
+    with monkeypatch.context() as patch:  # speakers that are done are not decoded again
+        patch.setattr(decode_gmm, "decode_speaker", raises(AssertionError))
+        result = DECODE.execute(run)
+    rows = read_table(result.store, "test.parquet")
+    index = ShardIndex.read(run.result("shard").store.child("test"))
+    assert [row["id"] for row in rows] == list(index.column("id"))
+    known = {word for text in run_texts(run) for word in text.split()}
+    assert {word for row in rows for word in row["hyp"].split()} <= known
+    assert all(0 <= row["confidence"] <= 1 for row in rows)
+    assert result.record["graph"]["unpronounced"] == 1
+    assert not [name for name in result.store.list() if name.startswith("work")]
+    record = SCORE.execute(run).record
+    assert record["sets"]["test"]["wer"] < 0.9
+    tracked = client().get_run(record["tracking"]["run"])
+    assert tracked.data.metrics["test.wer"] == record["sets"]["test"]["wer"]
+    assert record["tracking"] == run.result("align").record["tracking"]
+
+
+def raises(error):
+    def called(*_, **__):
+        raise error
+
+    return called
+
+
+def test_a_missing_language_model_is_named(aligned, tmp_path):
+    run = gmm_run(aligned, tmp_path)
+    (tmp_path / "lm.arpa").write_text("nothing")
+    with pytest.raises(StageError, match=r"align\.recognize\.arpa: .*lm\.arpa lists no words"):
+        DECODE.execute(run)
+    (tmp_path / "lm.arpa").unlink()
+    with pytest.raises(StageError, match=r"align\.recognize\.arpa names .*lm\.arpa, which is not there"):
+        DECODE.execute(run)
+
+
+def test_any_corpus_is_aligned_with_the_stages_output(aligned, tmp_path):
+    run, _ = aligned
+    table = next((home_folder() / "corpora").glob("*/metadata.csv"))
+    lines = table.read_text().splitlines()
+    few = table.with_name("few.csv")
+    few.write_text("\n".join(lines[:13]) + "\n")
+    folder = run.result("align").store.local_path("align.json").parent
+    done = CliRunner().invoke(app, ["align", str(folder), str(few), "-o", str(tmp_path / "out"), "--json"])
+    assert done.exit_code == 0, done.output
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert summary["aligned"] + summary["failed"] == 12
+    ctm = [line.split() for line in (tmp_path / "out" / "words.ctm").read_text().splitlines()]
+    assert len({row[0] for row in ctm}) == summary["aligned"] == len(list((tmp_path / "out" / "textgrids").iterdir()))
+    assert all(float(row[3]) > 0 and 0 <= float(row[5]) <= 1 for row in ctm)
+    assert (tmp_path / "out" / "phones.ctm").stat().st_size > (tmp_path / "out" / "words.ctm").stat().st_size
+    assert (tmp_path / "out" / "suspicious.csv").read_text().startswith("id,reason,score,confidence,duration")
 
 
 def test_every_utterance_is_aligned_or_named(aligned, tmp_path):
@@ -115,6 +215,7 @@ def test_progress_and_figures_are_reported(aligned):
     assert tracked.data.params["align.stage"] == "sat"
 
 
+@pytest.mark.slow
 def test_workers_in_other_processes_give_the_same_alignments(home):
     first = aligned_run(home, "mono")
     others = first.config.model_copy(update={"runner": first.config.runner.model_copy(update={"kind": "processes"})})
@@ -130,7 +231,8 @@ def test_workers_in_other_processes_give_the_same_alignments(home):
 kills = load_beside(__file__, "kill_align.py")
 
 
-@pytest.mark.parametrize("kind", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["threads", "processes"])
 def test_a_killed_training_continues_after_its_last_iteration(home, kind):
     run = aligned_run(home, "tri", runner={"kind": kind, "workers": 2})
     document = run.config.model_dump(mode="json", by_alias=True)

@@ -102,7 +102,7 @@ def decode_set(
     decoder = recognizer.decoder
     pool: DecodingPool[Batch] = DecodingPool(decoder, useful_processes(decoder, processes, len(rows)))
     with pool:
-        for batch in _whole_batches(dataset, rows, batch_seconds, on_damage):
+        for batch in whole_batches(dataset, rows, batch_seconds, on_damage):
             for computed, scores in portions.each(batch, compute):
                 for part, hypotheses in pool.add(computed, scores):
                     take(part, hypotheses)
@@ -111,7 +111,7 @@ def decode_set(
     return [found[row] for row in sorted(found)]
 
 
-def _whole_batches(
+def whole_batches(
     dataset: SpeechDataset,
     left: NDArray[np.int64],
     batch_seconds: float,

@@ -73,6 +73,7 @@ def test_finished_training_is_read_and_not_repeated(trained):
     reports = []
     again = Trainer(corpus(), LEXICON, CONFIG, folder, reports.append).run()
     assert reports == []
+    assert (again.stage, result.stage) == ("sat", "sat")
     torch.testing.assert_close(again.model.gmm.means, result.model.gmm.means)
     torch.testing.assert_close(again.model.unadapted.means, result.model.unadapted.means)
     assert sorted(again.adaptations) == ["s0", "s1"]

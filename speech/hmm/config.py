@@ -18,7 +18,7 @@ class StageConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     leaves: int = Field(default=2500, ge=1)
-    """Wanted tied states; not read for monophones."""
+    """Number of tied states to aim at; not used for monophones."""
     gaussians: int = Field(default=15_000, ge=1)
     """Components of all mixtures at the end."""
     iterations: int = Field(default=16, ge=1)
@@ -45,37 +45,37 @@ class HmmConfig(BaseModel):
     sat: StageConfig = StageConfig()
     """Triphones on LDA, MLLT and fMLLR by speaker."""
     mono_utterances: int = Field(default=300, ge=1)
-    """The shortest utterances, that monophones are trained on."""
+    """Monophones are trained on this many of the shortest utterances."""
     lda_context: int = Field(default=4, ge=1)
-    """Neighbours on either side for LDA."""
+    """Frames to either side that are spliced for LDA."""
     lda_dim: int = Field(default=40, ge=1)
     """Features after LDA."""
     beam: float = Field(default=10.0, ge=0)
-    """Beam of alignment, at the acoustic scale; 0 is none."""
+    """Beam of alignment, at the scale of the scaled log-likelihoods; 0 disables it."""
     retry_beam: float = Field(default=40.0, ge=0)
-    """Beam of a second try."""
+    """Beam of the second attempt for utterances that fail."""
     acoustic_scale: float = Field(default=0.1, gt=0)
-    """Weight of the log likelihoods in alignment."""
+    """Weight of the log-likelihoods in alignment."""
     silence_probability: float = Field(default=0.5, gt=0, lt=1)
     """Probability of silence between words."""
     power: float = Field(default=0.25, ge=0, le=1)
     """Components of a mixture are proportional to this power of its frames."""
     variance_floor: float = Field(default=0.01, gt=0)
-    """Smallest variance, as a share of the features' own."""
+    """Floor of variances, relative to the variance of the features."""
     minimum_occupancy: float = Field(default=10.0, ge=0)
-    """Frames below which a component is removed."""
+    """Components with fewer frames are removed."""
     leaf_frames: float = Field(default=80.0, ge=0)
-    """Frames that a leaf of the tree must have."""
+    """Minimum number of frames of a leaf of the tree."""
     silence_weight: float = Field(default=0.01, ge=0)
     """Weight of silence in fMLLR."""
     every: int = Field(default=2, ge=1)
-    """MLLT and fMLLR see every n-th frame."""
+    """MLLT and fMLLR use every n-th frame."""
     positions: bool = False
-    """Phones know their place in the word: for larger corpora."""
+    """Whether phones depend on their position in the word; for larger corpora."""
     shard_frames: int = Field(default=200_000, ge=1)
-    """Frames of a shard that is worked on at a time."""
+    """Frames of a shard, the unit of parallel work."""
     seed: int = 0
-    """Of the directions in which components are split."""
+    """Seed for the directions in which components are split."""
 
 
 class GraphSearchConfig(BaseModel):

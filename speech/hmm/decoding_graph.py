@@ -36,7 +36,7 @@ class WordTable:
     """Words by number; 0 is no word, and the last three are the symbols of the language model.
 
     Attributes:
-        words: word i + 1 is `words[i]`.
+        words: Word i + 1 is `words[i]`.
     """
 
     words: tuple[str, ...]
@@ -77,8 +77,8 @@ class LexiconFst:
     """L, with symbols that tell homophones and prefixes apart.
 
     Attributes:
-        fst: from phones to words.
-        symbols: numbers of the disambiguation symbols among the phones; the first is #0's.
+        fst: From phones to words.
+        symbols: Numbers of the disambiguation symbols among the phones; the first is #0's.
     """
 
     fst: Any
@@ -110,7 +110,7 @@ def lexicon_fst(
     """L from pronunciations: each word, then silence or not (as Kaldi's `make_lexicon_fst.pl`).
 
     Raises:
-        ValueError: a word of the table has no pronunciation.
+        ValueError: A word of the table has no pronunciation.
     """
     options = options or GraphOptions()
     missing = [word for word in words.words if not lexicon.get(word)]
@@ -175,9 +175,9 @@ class _States:
     """H: a loop over all phones in context.
 
     Attributes:
-        fst: from transition states + 1 (and disambiguation symbols) to classes of contexts.
-        classes: for each input label of CLG, the class.
-        symbols: disambiguation symbols on the input side.
+        fst: From transition states + 1 (and disambiguation symbols) to classes of contexts.
+        classes: For each input label of CLG, the class.
+        symbols: Disambiguation symbols on the input side.
     """
 
     fst: Any
@@ -262,11 +262,11 @@ def decoding_graph(
     """HCLG for a model.
 
     Args:
-        lg: see `compose_lexicon`.
-        symbols: disambiguation symbols, of the lexicon.
-        tree: contexts to pdfs.
-        transitions: transition probabilities.
-        scales: weights of the transitions.
+        lg: See `compose_lexicon`.
+        symbols: Disambiguation symbols, of the lexicon.
+        tree: Contexts to pdfs.
+        transitions: Transition probabilities.
+        scales: Weights of the transitions.
 
     Returns:
         The graph: input labels are pdf + 1.

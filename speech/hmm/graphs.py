@@ -1,4 +1,4 @@
-"""Training graphs: everything that an utterance's transcript may sound like, as phones in context.
+"""Training graphs: all pronunciations of a transcript, as phones in context.
 
 A graph is made from the transcript and a lexicon alone: pronunciation variants in parallel, optional silence between
 words, before the first and after the last. Each node is a phone with its left and right neighbour; it depends neither
@@ -25,11 +25,11 @@ NO_WORD = -1
 
 @dataclass(frozen=True)
 class GraphOptions:
-    """What a transcript is allowed to sound like.
+    """Probabilities of pronunciations and silence.
 
     Attributes:
-        silence_probability: of silence between two words, before the first and after the last.
-        pronunciations: probabilities of pronunciations (word, phones), 1 where there is none.
+        silence_probability: Of silence between two words, before the first and after the last.
+        pronunciations: Probabilities of pronunciations (word, phones); 1 for those not listed.
     """
 
     silence_probability: float = 0.5
@@ -104,14 +104,14 @@ def _sausage(phones: PhoneSet, lexicon: Lexicon, words: Sequence[str], options: 
 def utterance_graph(
     phones: PhoneSet, lexicon: Lexicon, words: Sequence[str], options: GraphOptions | None = None, context: bool = True
 ) -> UtteranceGraph:
-    """Everything that a transcript may sound like.
+    """All pronunciations of a transcript.
 
     Args:
-        phones: the phone set.
-        lexicon: pronunciations; a word that it lacks is spoken noise.
-        words: the transcript.
-        options: silence and pronunciation probabilities.
-        context: tell phones in different contexts apart; without, the contexts of neighbours are 0.
+        phones: The phone set.
+        lexicon: Pronunciations; a word that it lacks is spoken noise.
+        words: The transcript.
+        options: Silence and pronunciation probabilities.
+        context: Tell phones in different contexts apart; without, the contexts of neighbours are 0.
 
     Returns:
         The graph.

@@ -23,15 +23,15 @@ from speech.hmm.tree import DecisionTree
 
 
 class ModelError(ValueError):
-    """A file that holds no model."""
+    """A file is missing, damaged, or not an acoustic model."""
 
 
 @dataclass(frozen=True)
 class FeatureChain:
-    """From normalized static features to what the mixtures model.
+    """The transform from normalized static features to those of the mixtures.
 
     Attributes:
-        context: neighbours on either side that frames are spliced with; 0 stands for deltas of first and second order.
+        context: Neighbours on either side that frames are spliced with; 0 stands for deltas of first and second order.
         matrix: float32 `[D, (2 context + 1) F]`, LDA and MLLT in one, or None.
     """
 
@@ -50,7 +50,7 @@ class FeatureChain:
 
         Args:
             frames: `[T, F]`.
-            adaptation: the speaker's affine transform `[D, D + 1]`.
+            adaptation: The speaker's affine transform `[D, D + 1]`.
 
         Returns:
             `[T, D]`.
@@ -71,11 +71,11 @@ class AcousticModel:
     """A trained model.
 
     Attributes:
-        tree: contexts to pdfs.
-        transitions: transition probabilities.
-        gmm: the pdfs.
-        chain: features.
-        unadapted: mixtures for features without the speaker's transform, of the same tree, or None.
+        tree: Contexts to pdfs.
+        transitions: Transition probabilities.
+        gmm: The pdfs.
+        chain: Features.
+        unadapted: Mixtures for features without the speaker's transform, of the same tree, or None.
     """
 
     tree: DecisionTree
@@ -113,7 +113,7 @@ class AcousticModel:
         """The inverse of `save`.
 
         Raises:
-            ModelError: a file is missing or damaged.
+            ModelError: A file is missing or damaged.
         """
         try:
             facts = json.loads((folder / "model.json").read_text())

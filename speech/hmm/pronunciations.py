@@ -29,12 +29,12 @@ _LEXICON, _SILENCE = "lexiconp.txt", "silence.json"
 
 @dataclass
 class PronunciationCounts:
-    """How words were spoken.
+    """Counts of pronunciations and pauses.
 
     Attributes:
-        spoken: how often each word was pronounced in each way.
-        pauses: how often silence stood between words, before the first or after the last one.
-        places: how often it could have.
+        spoken: Count of each word with each pronunciation.
+        pauses: Number of silences between words, before the first and after the last one.
+        places: Number of places where silence was possible.
     """
 
     spoken: Counter[Pronunciation] = field(default_factory=Counter)
@@ -62,9 +62,9 @@ def graph_options(counts: PronunciationCounts, lexicon: Lexicon, smoothing: floa
     """Probabilities for training and decoding graphs.
 
     Args:
-        counts: of all utterances.
-        lexicon: all pronunciations.
-        smoothing: added to each count; words that were not heard keep equal pronunciations.
+        counts: Of all utterances.
+        lexicon: All pronunciations.
+        smoothing: Added to each count; pronunciations of words that did not occur stay equally probable.
 
     Returns:
         Options whose pronunciations are those with less than the largest probability.

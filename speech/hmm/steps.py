@@ -1,4 +1,4 @@
-"""What training does with a shard of utterances: pure functions, whose results are merged in any order."""
+"""Steps of training on a shard of utterances: pure functions, whose results can be merged in any order."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ Graphs = Mapping[str, UtteranceGraph]
 
 @dataclass(frozen=True)
 class AlignOptions:
-    """How to align.
+    """Parameters of alignment.
 
     Attributes:
-        beam: of the Viterbi search, at the scale of the scaled log likelihoods; 0 is none.
-        retry_beam: of a second try.
-        acoustic_scale: weight of the log likelihoods.
-        scales: weights of the transitions.
+        beam: Of the Viterbi search, at the scale of the scaled log-likelihoods; 0 is none.
+        retry_beam: Of a second try.
+        acoustic_scale: Weight of the log-likelihoods.
+        scales: Weights of the transitions.
     """
 
     beam: float = 10.0
@@ -55,9 +55,9 @@ class AlignedShard:
     """Alignments and failures of a shard.
 
     Attributes:
-        alignments: by utterance.
-        failures: the reason for each utterance that has none.
-        retried: how many needed the wider beam.
+        alignments: By utterance.
+        failures: The reason for each utterance without an alignment.
+        retried: Number of utterances that needed the wider beam.
     """
 
     alignments: Alignments
@@ -66,7 +66,7 @@ class AlignedShard:
 
     @property
     def score(self) -> float:
-        """Mean log likelihood of a frame along the paths."""
+        """Mean log-likelihood of a frame along the paths."""
         frames = sum(one.num_frames for one in self.alignments.values())
         return sum(one.score * one.num_frames for one in self.alignments.values()) / max(frames, 1)
 
@@ -150,8 +150,8 @@ class Statistics:
     """Sums for one EM iteration.
 
     Attributes:
-        gmm: of the mixtures.
-        transitions: counts of transitions.
+        gmm: Of the mixtures.
+        transitions: Counts of transitions.
     """
 
     gmm: GmmStatistics
@@ -189,11 +189,11 @@ def accumulate_shard(
     """The E step for a shard.
 
     Args:
-        model: the model.
-        shard: utterances; those without alignment are left out.
-        alignments: by utterance.
-        adaptations: transforms by speaker.
-        unadapted: sum features without the speakers' transforms, with the posteriors of those with them.
+        model: The model.
+        shard: Utterances; those without alignment are left out.
+        alignments: By utterance.
+        adaptations: Transforms by speaker.
+        unadapted: Sum features without the speakers' transforms, with the posteriors of those with them.
 
     Returns:
         Statistics for `speech.hmm.statistics.update` and `TransitionModel.updated`.
@@ -251,12 +251,12 @@ def fmllr_statistics(
     """Statistics for fMLLR by speaker.
 
     Args:
-        model: the model that adapted features shall fit.
-        shard: utterances.
-        alignments: by utterance.
-        adaptations: the transforms so far, for the posteriors.
-        silence_weight: weight of frames of silence and noise.
-        every: use every n-th frame only.
+        model: The model that the adapted features should fit.
+        shard: Utterances.
+        alignments: By utterance.
+        adaptations: The transforms so far, for the posteriors.
+        silence_weight: Weight of frames of silence and noise.
+        every: Use every n-th frame only.
     """
     stats: dict[str, FmllrStatistics] = {}
     known = adaptations or {}

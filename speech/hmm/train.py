@@ -40,22 +40,22 @@ STAGES: tuple[StageName, ...] = ("mono", "tri", "lda", "sat")
 
 
 class TrainingError(ValueError):
-    """Data that nothing can be trained on."""
+    """The data cannot be used for training."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What training reports after each iteration.
+    """Figures of an iteration.
 
     Attributes:
         stage: "mono", "tri", "lda" or "sat".
-        iteration: from 1.
-        iterations: how many there will be.
-        log_likelihood: of a frame, before the update.
-        gaussians: components after the update.
-        failures: utterances without alignment.
-        retried: utterances that needed the wider beam at the last alignment.
-        seconds: of this iteration.
+        iteration: From 1.
+        iterations: Their number in this stage.
+        log_likelihood: Of a frame, before the update.
+        gaussians: Components after the update.
+        failures: Utterances without alignment.
+        retried: Utterances that needed the wider beam at the last alignment.
+        seconds: Of this iteration.
     """
 
     stage: StageName
@@ -72,14 +72,14 @@ class Trainer:
     """Trains stage by stage.
 
     Args:
-        utterances: the training set.
-        lexicon: pronunciations of words.
-        config: sizes and schedules.
-        folder: for checkpoints; None for none.
-        progress: called after each iteration.
-        mapper: applies a step to all shards.
-        phones: the phone set, if it is not that of the lexicon.
-        device: device for the computation on frames, such as `cuda`; models are updated on the CPU.
+        utterances: The training set.
+        lexicon: Pronunciations of words.
+        config: Sizes and schedules.
+        folder: For checkpoints; None saves none.
+        progress: Called after each iteration.
+        mapper: Applies a step to all shards.
+        phones: The phone set, if it is not that of the lexicon.
+        device: Device for the computation on frames, such as `cuda`; models are updated on the CPU.
 
     Example:
         >>> trainer = Trainer(utterances, lexicon, HmmConfig(), Path("work"))
@@ -127,7 +127,7 @@ class Trainer:
         """Train one stage from the one before it.
 
         Raises:
-            TrainingError: no utterance could be aligned.
+            TrainingError: No utterance could be aligned.
         """
         config: StageConfig = getattr(self.config, name)
         folder = None if self.folder is None else self.folder / name

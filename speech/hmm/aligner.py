@@ -74,7 +74,9 @@ class Aligner:
         used = {word for shard in shards for one in shard.utterances for word in one.words}
         lexicon = {word: self.lexicon[word] for word in sorted(used) if word in self.lexicon}
         known = self.graph.pronunciations or {}
-        options = replace(self.graph, pronunciations={key: p for key, p in known.items() if key[0] in lexicon})
+        after = self.graph.silence_after and {w: p for w, p in self.graph.silence_after.items() if w in used}
+        spoken = {key: p for key, p in known.items() if key[0] in lexicon}
+        options = replace(self.graph, pronunciations=spoken, silence_after=after)
         step = partial(
             steps.make_graphs, phones=tree.phones, lexicon=lexicon, options=options, context=tree.context_dependent
         )

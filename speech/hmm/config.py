@@ -83,9 +83,9 @@ class GraphSearchConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
-    arpa: str = Field(min_length=1)
-    """An n-gram language model in ARPA format, plain or gzip. Its words are recognized, as far as the lexicon has
-    them."""
+    arpa: str = ""
+    """An n-gram language model in ARPA format, plain or gzip. Its words are recognized, as far as the lexicon has them.
+    Empty: the language model of the stage `lm`."""
     beam: float = Field(default=12.0, gt=0)
     """Width of the beam, at the scale of the scaled log-likelihoods."""
     max_active: int = Field(default=7000, ge=1)
@@ -103,15 +103,17 @@ class AlignConfig(HmmConfig):
     """The last training stage: `mono`, `tri`, `lda` or `sat`."""
     features: FeatureChoice = MfccConfig(num_mels=23, cmvn="speaker")
     """Static features of the Gaussians, normalized by speaker. Training adds deltas or LDA itself."""
+    word_silence: bool = False
+    """Whether the estimated probability of silence depends on the word before it."""
     device: str = "cpu"
     """Device for the computation on frames: `cpu`, `cuda` or `cuda:1`; search and updates run on the CPU."""
 
-    recognize: GraphSearchConfig | None = None
+    recognize: GraphSearchConfig = GraphSearchConfig()
     """How `recognizer: gmm` decodes; does not affect training."""
 
     def with_files(self, change: Callable[[str], str]) -> AlignConfig:
         """This configuration with other paths of files."""
-        if self.recognize is None:
+        if not self.recognize.arpa:
             return self
         search = self.recognize.model_copy(update={"arpa": change(self.recognize.arpa)})
         return self.model_copy(update={"recognize": search})

@@ -7,7 +7,6 @@ disambiguation symbols, with self loops. Its input labels are pdf + 1, its outpu
 
 from __future__ import annotations
 
-import math
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -126,17 +125,21 @@ def lexicon_fst(
     ]
     entries, count = _disambiguated(entries, backoff + 1)
     pause_end = backoff + 1 + count
-    fst = _lexicon_arrays(phones, entries, options.silence_probability, pause_end).vector()
+    pauses = [options.pause_costs(word) for word in (None, *words.words)]
+    fst = _lexicon_arrays(phones, entries, pauses, pause_end).vector()
     kaldifst.add_self_loops(fst, [backoff], [words.backoff])
     kaldifst.arcsort(fst, "olabel")
     return LexiconFst(fst, tuple(range(backoff, pause_end + 1)))
 
 
 def _lexicon_arrays(
-    phones: PhoneSet, entries: Sequence[tuple[int, tuple[int, ...], float]], silence: float, pause_end: int
+    phones: PhoneSet,
+    entries: Sequence[tuple[int, tuple[int, ...], float]],
+    pauses: Sequence[tuple[float, float]],
+    pause_end: int,
 ) -> FstArrays:
-    """States: 0 beginning, 1 between words, 2 before silence, 3 after it."""
-    pause, direct = -math.log(silence), -math.log1p(-silence)
+    """States: 0 beginning, 1 between words, 2 before silence, 3 after it; costs of silence and of none by word."""
+    pause, direct = pauses[0]
     rows: list[_Row] = [
         (0, 0, 0, direct, 1),
         (0, 0, 0, pause, 2),
@@ -145,7 +148,7 @@ def _lexicon_arrays(
     ]
     states = 4
     for word, symbols, cost in entries:
-        source = 1
+        source, (pause, direct) = 1, pauses[word]
         for place, symbol in enumerate(symbols[:-1]):
             rows.append((source, symbol, word if place == 0 else 0, cost if place == 0 else 0.0, states))
             source, states = states, states + 1

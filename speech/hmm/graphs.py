@@ -30,15 +30,23 @@ class GraphOptions:
     Attributes:
         silence_probability: Of silence between two words, before the first and after the last.
         pronunciations: Probabilities of pronunciations (word, phones); 1 for those not listed.
+        silence_after: Probabilities of silence after single words; `silence_probability` for those not listed.
     """
 
     silence_probability: float = 0.5
     pronunciations: Mapping[tuple[str, tuple[str, ...]], float] | None = None
+    silence_after: Mapping[str, float] | None = None
 
     def cost(self, word: str, phones: Sequence[str]) -> float:
         """Negative log probability of a pronunciation."""
         known = self.pronunciations or {}
         return -math.log(known.get((word, tuple(phones)), 1.0))
+
+    def pause_costs(self, word: str | None) -> tuple[float, float]:
+        """Negative log probabilities of silence after a word (None: before the first one), and of no silence."""
+        known = self.silence_after or {}
+        probability = self.silence_probability if word is None else known.get(word, self.silence_probability)
+        return -math.log(probability), -math.log1p(-probability)
 
 
 @dataclass(frozen=True)
@@ -80,10 +88,9 @@ class _Sausage:
 
 def _sausage(phones: PhoneSet, lexicon: Lexicon, words: Sequence[str], options: GraphOptions) -> _Sausage:
     graph = _Sausage()
-    silence = -math.log(options.silence_probability)
-    direct = -math.log1p(-options.silence_probability)
     ends = [-1]
     for number in range(len(words) + 1):
+        silence, direct = options.pause_costs(words[number - 1] if number else None)
         pause = graph.add(phones.number(SILENCE), NO_WORD, [(end, silence) for end in ends])
         before = [*((end, direct) for end in ends if words), (pause, 0.0)]
         if number == len(words):

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from speech.hmm.align import Alignment
 from speech.hmm.graphs import NO_WORD, GraphOptions, Lexicon
@@ -35,36 +36,48 @@ class PronunciationCounts:
         spoken: Count of each word with each pronunciation.
         pauses: Number of silences between words, before the first and after the last one.
         places: Number of places where silence was possible.
+        paused: Number of silences after each word.
     """
 
     spoken: Counter[Pronunciation] = field(default_factory=Counter)
     pauses: int = 0
     places: int = 0
+    paused: Counter[str] = field(default_factory=Counter)
 
     def add(self, alignment: Alignment, words: Sequence[str], phones: PhoneSet) -> PronunciationCounts:
         """Count an utterance, in place."""
         said: dict[int, list[str]] = {}
         for phone, word in zip(alignment.phones.tolist(), alignment.words.tolist(), strict=True):
-            if word == NO_WORD:
-                self.pauses += 1
-            else:
+            if word != NO_WORD:
                 said.setdefault(word, []).append(phones.base(phone))
+                continue
+            self.pauses += 1
+            if said:
+                self.paused[words[max(said)]] += 1
         for word, names in said.items():
             self.spoken[words[word], tuple(names)] += 1
         self.places += len(words) + 1
         return self
 
     def __add__(self, other: PronunciationCounts) -> PronunciationCounts:
-        return PronunciationCounts(self.spoken + other.spoken, self.pauses + other.pauses, self.places + other.places)
+        return PronunciationCounts(
+            self.spoken + other.spoken,
+            self.pauses + other.pauses,
+            self.places + other.places,
+            self.paused + other.paused,
+        )
 
 
-def graph_options(counts: PronunciationCounts, lexicon: Lexicon, smoothing: float = 1.0) -> GraphOptions:
+def graph_options(
+    counts: PronunciationCounts, lexicon: Lexicon, smoothing: float = 1.0, by_word: bool = False
+) -> GraphOptions:
     """Probabilities for training and decoding graphs.
 
     Args:
         counts: Of all utterances.
         lexicon: All pronunciations.
         smoothing: Added to each count; pronunciations of words that did not occur stay equally probable.
+        by_word: Whether the probability of silence depends on the word before it, as far as its count allows.
 
     Returns:
         Options whose pronunciations are those with less than the largest probability.
@@ -76,7 +89,16 @@ def graph_options(counts: PronunciationCounts, lexicon: Lexicon, smoothing: floa
             most = max(numbers.values())
             found |= {(word, one): number / most for one, number in numbers.items() if number < most}
     silence = (counts.pauses + smoothing) / (counts.places + 2 * smoothing)
-    return GraphOptions(silence, found)
+    if not by_word:
+        return GraphOptions(silence, found)
+    occurrences: Counter[str] = Counter()
+    for (word, _), count in counts.spoken.items():
+        occurrences[word] += count
+    prior = 2.0 * smoothing  # the weight of the probability after any word
+    after = {
+        word: (counts.paused[word] + prior * silence) / (count + prior) for word, count in sorted(occurrences.items())
+    }
+    return GraphOptions(silence, found, after)
 
 
 def count_pronunciations(
@@ -108,7 +130,10 @@ def save_lexicon(folder: Path, lexicon: Dictionary, options: GraphOptions) -> No
     }
     folder.mkdir(parents=True, exist_ok=True)
     Dictionary(entries, lexicon.unknown).write(folder / _LEXICON, probabilities=True)
-    write_json(folder / _SILENCE, {"silence_probability": options.silence_probability, "unknown": lexicon.unknown})
+    facts: dict[str, Any] = {"silence_probability": options.silence_probability, "unknown": lexicon.unknown}
+    if options.silence_after is not None:
+        facts["after"] = dict(options.silence_after)
+    write_json(folder / _SILENCE, facts)
 
 
 def load_lexicon(folder: Path) -> tuple[Dictionary, GraphOptions]:
@@ -120,6 +145,7 @@ def load_lexicon(folder: Path) -> tuple[Dictionary, GraphOptions]:
     try:
         facts = json.loads((folder / _SILENCE).read_text(encoding="utf-8"))
         silence, unknown = float(facts["silence_probability"]), str(facts["unknown"])
+        after = {str(word): float(p) for word, p in facts["after"].items()} if "after" in facts else None
         entries = read_lexicon(folder / _LEXICON, "kaldip").entries
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ModelError(f"{folder} holds no lexicon of an alignment ({error!r}): align again") from error
@@ -129,4 +155,4 @@ def load_lexicon(folder: Path) -> tuple[Dictionary, GraphOptions]:
         for one in ones
         if one.probability is not None and one.probability < 1.0
     }
-    return Dictionary(entries, unknown), GraphOptions(silence, found)
+    return Dictionary(entries, unknown), GraphOptions(silence, found, after)

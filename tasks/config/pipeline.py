@@ -222,7 +222,8 @@ class PipelineConfig(BaseModel):
         if self.features.stored:
             self.train.augment.refuse_waves()
         check_decoder(self.train.objective, self.decode.kind)
-        if self.recognizer == "gmm" and (self.align is None or self.align.recognize is None):
+        # the section lm, where there is one, makes a language model
+        if self.recognizer == "gmm" and not (self.align and (self.align.recognize.arpa or getattr(self, "lm", None))):
             raise ValueError("recognizer is gmm, which needs a GMM-HMM and a language model: set align.recognize.arpa")
         return self
 

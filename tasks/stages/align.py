@@ -152,7 +152,7 @@ def _aligned(
     train = sets["train"].utterances()
     counts = count_pronunciations(result.aligned.alignments, {one.id: one.words for one in train}, model.tree.phones)
     lexicon = word_pronunciations(built.lexicon)
-    spoken = graph_options(counts, lexicon)
+    spoken = graph_options(counts, lexicon, by_word=cfg.word_silence)
     aligner = Aligner(model, lexicon, spoken, align_options(cfg), mapper, cfg.silence_weight)
     found: dict[str, AlignedSet] = {}
     for name, one in sets.items():

@@ -38,18 +38,34 @@ _WORK, _GRAPH, _WORDS = "work", "graph.fst", "words.json"
 
 def search_of(run: Run) -> GraphSearchConfig:
     """How the GMM-HMM decodes."""
-    search = config_of(run).recognize
-    assert search is not None
-    return search
+    return config_of(run).recognize
+
+
+def _language_model(run: Run, folder: Path) -> tuple[str, Path]:
+    """Name and local copy of the ARPA file: the one that is configured, or that of the stage lm."""
+    search = search_of(run)
+    if search.arpa:
+        return "align.recognize.arpa", Path(search.arpa)
+    made = run.result("lm")
+    return "lm", made.output.fetch(made.record["files"]["lm"], folder)
+
+
+def _language_model_digest(run: Run) -> str:
+    search = search_of(run)
+    if search.arpa:
+        return file_digest(search.arpa, "align.recognize.arpa")
+    made = run.result("lm").record
+    digest: str = made["sha256"][made["files"]["lm"]]
+    return digest
 
 
 def gmm_inputs(run: Run) -> Inputs:
     """Configuration and inputs of the stage decode."""
     search = search_of(run)
-    digest = file_digest(search.arpa, "align.recognize.arpa")
-    config = {"gmm": search.model_copy(update={"arpa": digest}).model_dump(mode="json", exclude_defaults=True)}
+    config = {"gmm": search.model_dump(mode="json", exclude_defaults=True, exclude={"arpa"})}
     sets = run.result("shard").record["sets"]
-    return config, {name: sets[name]["digest"] for name in scored_sets(run)} | {"model": run.result("align").key}
+    digests = {name: sets[name]["digest"] for name in scored_sets(run)}
+    return config, digests | {"model": run.result("align").key, "language model": _language_model_digest(run)}
 
 
 def decode_with_gmm(run: Run, output: StageOutput) -> dict[str, Any]:
@@ -69,16 +85,15 @@ def decode_with_gmm(run: Run, output: StageOutput) -> dict[str, Any]:
 
 def _graph(run: Run, work: ObjectStore) -> dict[str, int]:
     """Build the decoding graph for all workers; returns its size."""
-    search = search_of(run)
     progress.report("decode", 0, 0, "building the decoding graph")
     with tempfile.TemporaryDirectory() as folder:
         model = AlignmentModel.fetch(run.result("align").output, Path(folder) / "model")
+        field, arpa = _language_model(run, Path(folder))
         try:
-            words = word_graph(
-                model.model.tree.phones, model.pronunciations(arpa_words(search.arpa)), Path(search.arpa), model.spoken
-            )
+            lexicon = model.pronunciations(arpa_words(str(arpa)))
+            words = word_graph(model.model.tree.phones, lexicon, arpa, model.spoken)
         except (LanguageModelError, WordGraphError) as error:
-            raise StageError(f"align.recognize.arpa: {error}") from error
+            raise StageError(f"{field}: {error}") from error
         return _written(words, model.model, Path(folder), work)
 
 

@@ -23,8 +23,10 @@ from support import (
 )
 
 from flows.servers.services import note_path, running_services, start_mlflow, start_prefect
-from tasks.stages.base import STAGES
+from tasks import OPTIONAL, STAGES
 
+ALWAYS = [name for name in STAGES if name not in OPTIONAL]
+"""Stages that need no section of their own in the configuration."""
 RUN_FIELDS = {"run_id", "stages", "utterances", "sets", "model_uri", "model_aliases", "report"}
 SET_FIELDS = {"wer", "wer_low", "wer_high", "cer", "sub", "ins", "del", "words", "utterances"}
 
@@ -92,7 +94,7 @@ def test_run_prints_one_json_object_on_standard_output_and_all_else_elsewhere(se
     assert len(lines) == 1
     found = json.loads(lines[0])
     assert found.keys() >= RUN_FIELDS
-    assert [stage["name"] for stage in found["stages"]] == list(STAGES)
+    assert [stage["name"] for stage in found["stages"]] == ALWAYS
     assert all(stage["cached"] is False and stage["seconds"] >= 0 and stage["counts"] for stage in found["stages"])
     assert found["utterances"] == {"read": 40, "written": 40, "quarantined": 0}
     assert set(found["sets"]) == {"test"}
@@ -111,8 +113,8 @@ def test_prefect_has_the_flows_the_tasks_and_their_artifacts(servers):
     assert runs[0] == ("tiny: synthetic conformer", "COMPLETED")
     assert {name for name, _ in runs[1:]} == {f"{part} tiny: synthetic" for part in ("ingest", "train", "evaluate")}
     assert {state for _, state in runs} == {"COMPLETED"}
-    ran = [t for t in get_json(f"{servers.api}/task_runs/filter", {}) if t["name"].rpartition("-")[0] in STAGES]
-    assert {t["name"].rpartition("-")[0] for t in ran} == set(STAGES)
+    ran = [t for t in get_json(f"{servers.api}/task_runs/filter", {}) if t["name"].rpartition("-")[0] in ALWAYS]
+    assert {t["name"].rpartition("-")[0] for t in ran} == set(ALWAYS)
     assert {t["state_type"] for t in ran} == {"COMPLETED"}
     artifacts = {a["key"]: a for a in get_json(f"{servers.api}/artifacts/filter", {})}
     assert {"tiny-prepare", "tiny-score", "tiny-register", "tiny-curves", "tiny-report"} <= set(artifacts)
@@ -148,13 +150,13 @@ def test_mlflow_has_the_run_and_the_model_and_names_the_flow_run(servers):
 def test_a_rerun_redoes_nothing_and_says_so(servers):
     first = json.loads(servers.first.stdout)
     again = json.loads(servers.run().stdout)
-    assert [stage["cached"] for stage in again["stages"]] == [True] * len(STAGES)
+    assert [stage["cached"] for stage in again["stages"]] == [True] * len(ALWAYS)
     for field in ("sets", "utterances", "model_uri", "model_aliases", "report"):
         assert again[field] == first[field]
     assert again["run_id"] != first["run_id"]
     body = {"task_runs": {"state": {"name": {"any_": ["Cached"]}}}}
     cached = get_json(f"{servers.api}/task_runs/filter", body)
-    assert {t["name"].rpartition("-")[0] for t in cached} == set(STAGES)
+    assert {t["name"].rpartition("-")[0] for t in cached} == set(ALWAYS)
 
 
 def test_killing_a_run_ends_its_training(servers):
@@ -233,7 +235,7 @@ def use_deployments(api, home):
     wait_until(lambda: state(whole) in ("COMPLETED", "FAILED", "CRASHED"), every_s=1)
     assert state(whole) == "COMPLETED"
     mine = json.loads(starling("run", home / ".." / "tiny.yaml", "--json", home=home).stdout)
-    assert [stage["cached"] for stage in mine["stages"]] == [True] * len(STAGES)
+    assert [stage["cached"] for stage in mine["stages"]] == [True] * len(ALWAYS)
     assert mine["model_aliases"] == ["challenger", "champion"]
 
     cancelled = create({"config": endless()})

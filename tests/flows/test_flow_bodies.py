@@ -109,8 +109,14 @@ def test_an_evaluation_for_waiting_challengers_ends_at_once_without_one(config, 
 def test_stages_that_are_done_or_later_than_wanted_are_left_out(monkeypatch):
     done = []
     monkeypatch.setattr(pipeline, "run_stage", lambda name, run: done.append(name))
-    pipeline._stages(SimpleNamespace(results={"shard": None}), pipeline.STAGES, "train")
+    config = SimpleNamespace(align=None, lm=None, recognizer="network")
+    run = SimpleNamespace(results={"shard": None}, config=config)
+    pipeline._stages(run, pipeline.STAGES, "train")
     assert done == ["prepare", "features", "train"]
+    done.clear()
+    for config.align in (None, "a GMM-HMM"):  # an optional stage needs its section
+        pipeline._stages(run, pipeline.INGEST, "align")
+    assert done == ["prepare", "features", "prepare", "features", "align"]
 
 
 # --- promote and rollback

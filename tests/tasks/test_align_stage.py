@@ -1,5 +1,6 @@
 """The stage align: what it publishes, on tiny speech."""
 
+import hashlib
 import json
 import math
 
@@ -20,7 +21,7 @@ from tasks.config.pipeline import ConfigError, load_config, parse_config
 from tasks.stages import decode_gmm, progress
 from tasks.stages.align import ALIGN, figures
 from tasks.stages.align_data import work_folder
-from tasks.stages.base import Run, StageError, stages_of
+from tasks.stages.base import Run, Stage, StageError, stages_of
 from tasks.stages.decode import DECODE
 from tasks.stages.prepare import PREPARE, read_table
 from tasks.stages.score import SCORE
@@ -119,6 +120,24 @@ def test_the_gmm_recognizes_the_test_set_and_resumes(aligned, tmp_path, monkeypa
     tracked = client().get_run(record["tracking"]["run"])
     assert tracked.data.metrics["test.wer"] == record["sets"]["test"]["wer"]
     assert record["tracking"] == run.result("align").record["tracking"]
+
+
+def test_the_language_model_of_the_stage_lm_is_used_unless_one_is_named(aligned, tmp_path):
+    run = gmm_run(aligned, tmp_path)
+    named = DECODE.output(run).key
+    text = (tmp_path / "lm.arpa").read_bytes()
+
+    def estimate(_, output):
+        output.store.write("3gram.arpa", text)
+        return {"files": {"lm": "3gram.arpa"}, "sha256": {"3gram.arpa": hashlib.sha256(text).hexdigest()}}
+
+    align = run.config.align
+    search = align.recognize.model_copy(update={"arpa": ""})
+    run.config = run.config.model_copy(update={"align": align.model_copy(update={"recognize": search})})
+    Stage("lm", 1, lambda _: ({}, {}), estimate).execute(run)
+    assert DECODE.output(run).key == named  # what the file says counts, not where it is
+    field, path = decode_gmm._language_model(run, tmp_path)
+    assert (field, path.read_bytes()) == ("lm", text)
 
 
 def raises(error):

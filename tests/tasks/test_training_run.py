@@ -12,7 +12,7 @@ from storage.objects import ObjectStore
 from tasks.config.pipeline import parse_config
 from tasks.orchestration.stage_tasks import ALL
 from tasks.stages import train as module
-from tasks.stages.base import STAGES, Run
+from tasks.stages.base import Run, position, stages_of
 from tasks.stages.register import REGISTER
 from tasks.stages.reporter import Reporter
 from tasks.stages.train import TRAIN, work_folder
@@ -67,8 +67,9 @@ def a_run(name="r", force_from="", **fields):
 
 
 def until(run, last):
-    for name in STAGES[: STAGES.index(last) + 1]:
-        ALL[name].execute(run)
+    for name in stages_of(run.config):
+        if position(name) <= position(last):
+            ALL[name].execute(run)
     return run
 
 

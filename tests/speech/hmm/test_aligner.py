@@ -101,7 +101,7 @@ def test_confidences_of_all_phones_add_up_to_one():
 
 def test_a_lexicon_with_probabilities_survives_files(tmp_path):
     lexicon = Lexicon({word: [Pronunciation(phones) for phones in found] for word, found in LEXICON.items()})
-    spoken = GraphOptions(0.37, {("TO", ("T", "AH0")): 0.25})
+    spoken = GraphOptions(0.37, {("TO", ("T", "AH0")): 0.25}, {"TO": 0.9})
     save_lexicon(tmp_path, lexicon, spoken)
     again, options = load_lexicon(tmp_path)
     assert word_pronunciations(again, LEXICON) == {w: sorted(found) for w, found in LEXICON.items()}

@@ -36,7 +36,7 @@ from tasks.stages.align_data import FeatureSet, compute_features, work_folder
 from tasks.stages.align_model import write_config
 from tasks.stages.align_steps import StepMapper
 from tasks.stages.base import Inputs, Run, Stage, StageError
-from tasks.stages.decoder_files import with_digests
+from tasks.stages.decoder_files import file_digest, with_digests
 from tasks.stages.features import found_whole, quarantine_record
 from tasks.stages.folds import train_folder
 from tasks.tracking.stage_runs import log_stage
@@ -196,6 +196,8 @@ def _publish(output: StageOutput, folder: Path) -> None:
 
 def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     cfg, work = config_of(run), work_folder(output.key)
+    if run.config.recognizer == "gmm" and cfg.recognize.arpa:
+        file_digest(cfg.recognize.arpa, "align.recognize.arpa")  # a missing file is named before hours of training
     if run.forced("align"):
         shutil.rmtree(work, ignore_errors=True)
     store = output.store.child(_WORK)

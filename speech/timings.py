@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from speech.words import Word
 
 _SMALLEST = 10
-"""With fewer utterances, scores are not compared: the spread is unknown."""
+"""With fewer utterances, their scores and confidences are not compared: the spread is unknown."""
 
 
 @dataclass(frozen=True)
@@ -114,3 +114,20 @@ def low_scores(scores: Mapping[str, float], deviations: float = 5.0) -> dict[str
     spread = 1.4826 * statistics.median(abs(score - median) for score in scores.values())
     below = {name: (median - score) / max(spread, 1e-6) for name, score in scores.items()}
     return dict(sorted(((n, d) for n, d in below.items() if d > deviations), key=lambda one: (-one[1], one[0])))
+
+
+def low_confidences(confidences: Mapping[str, float], share: float = 0.5) -> dict[str, float]:
+    """Utterances whose confidence is below a share of the median: few of their words are where the transcript has them.
+
+    Args:
+        confidences: Mean confidence of each utterance.
+        share: The share.
+
+    Returns:
+        The confidence of each of them, the lowest first; none if there are fewer than ten utterances.
+    """
+    if len(confidences) < _SMALLEST:
+        return {}
+    limit = share * statistics.median(confidences.values())
+    low = ((name, value) for name, value in confidences.items() if value < limit)
+    return dict(sorted(low, key=lambda one: (one[1], one[0])))

@@ -17,7 +17,7 @@ from speech.hmm.aligner import Aligner
 from speech.hmm.confidence import frame_confidences, timed_units
 from speech.hmm.utterances import make_shards
 from speech.text import NormalizerConfig
-from speech.timings import TimedUtterance, low_scores
+from speech.timings import TimedUtterance, low_confidences, low_scores
 from storage.corpora import guess_kind
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
@@ -50,11 +50,20 @@ class Alignments:
     """What the units are: `phones`, or `tokens` of a CTC model."""
 
     def suspicious(self, deviations: float) -> list[tuple[str, str, TimedUtterance | None]]:
-        """Utterances whose transcripts are probably wrong: name, reason and alignment; failures first."""
+        """Utterances whose transcripts are probably wrong: name, reason and alignment.
+
+        Failures come first, then low scores, then low confidences.
+
+        Args:
+            deviations: How many standard deviations below the median a score is low.
+        """
         by_name = {one.id: one for one in self.found}
         low = low_scores({one.id: one.score for one in self.found}, deviations)
+        unsure = low_confidences({one.id: one.confidence for one in self.found})
         failed = [(name, reason, None) for name, reason in sorted(self.failures.items())]
-        return [*failed, *((n, f"score {d:.1f} deviations below the median", by_name[n]) for n, d in low.items())]
+        scores = [(n, f"score {d:.1f} deviations below the median", by_name[n]) for n, d in low.items()]
+        confidences = [(n, f"confidence {c:.2f}", by_name[n]) for n, c in unsure.items() if n not in low]
+        return [*failed, *scores, *confidences]
 
 
 def data_run(data: Path, sample_rate: int, normalizer: NormalizerConfig, base: PipelineConfig | None = None) -> Run:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speech.timings import TimedUtterance, ctm_lines, low_scores, textgrid
+from speech.timings import TimedUtterance, ctm_lines, low_confidences, low_scores, textgrid
 from speech.words import Word
 
 WORDS = [Word("one", 0.5, 0.25, 0.9), Word('say "a"', 0.8, 0.2, 0.5)]
@@ -65,3 +65,10 @@ def test_scores_far_below_the_median_are_found_worst_first():
 def test_confidence_of_an_utterance_weighs_words_by_their_duration():
     assert TimedUtterance("u", "s", 1.2, WORDS, [], 0.0).confidence == pytest.approx((0.25 * 0.9 + 0.2 * 0.5) / 0.45)
     assert TimedUtterance("u", "s", 1.2, [], [], 0.0).confidence == 0.0
+
+
+def test_confidences_below_half_the_median_are_found_lowest_first():
+    confidences = {f"u{number}": 0.8 + 0.01 * number for number in range(12)}
+    assert low_confidences(confidences) == {}
+    assert low_confidences(confidences | {"low": 0.4, "lower": 0.0}) == {"lower": 0.0, "low": 0.4}
+    assert low_confidences({"a": 0.9, "b": 0.0}) == {}

@@ -26,14 +26,14 @@ from speech.features import CmvnStats, MfccConfig, build_features
 from speech.hmm.checkpoint import load_checkpoint
 from speech.hmm.config import HmmConfig
 from speech.hmm.decode import DecodeOptions, GraphDecoder, Hypothesis, by_speaker, decode_plain, decode_speaker
-from speech.hmm.decoding_graph import WordTable, compose_lexicon, decoding_graph, grammar, lexicon_fst
 from speech.hmm.fst_arrays import FstArrays
 from speech.hmm.graphs import GraphOptions, Lexicon
 from speech.hmm.model import AcousticModel
 from speech.hmm.pronunciations import count_pronunciations, graph_options
-from speech.hmm.steps import Utterance
 from speech.hmm.topology import PhoneSet
 from speech.hmm.train import STAGES, Progress, Trainer
+from speech.hmm.utterances import Utterance
+from speech.hmm.word_graph import word_graph
 from speech.scoring import score_sets
 
 RATE = 16000
@@ -81,20 +81,6 @@ def read_cmudict(path: Path) -> Lexicon:
     return found
 
 
-def arpa_words(path: Path) -> list[str]:
-    """The unigrams of an ARPA file."""
-    words, inside = [], False
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            if line.startswith("\\"):
-                if inside and line.startswith("\\2"):
-                    break
-                inside = line.startswith("\\1-grams")
-            elif inside and len(parts := line.split()) > 1:
-                words.append(parts[1])
-    return words
-
-
 class Recognition:
     """Graphs of one lexicon and language model, and scores of what they recognize."""
 
@@ -103,22 +89,14 @@ class Recognition:
     ) -> None:
         self.options = options
         with measured("L o G") as row:
-            known = set(phones.names)
-            usual = {
-                word: usable
-                for word in arpa_words(arpa)
-                if (usable := [one for one in lexicon.get(word, ()) if known.issuperset(one)])
-            }
-            self.words = WordTable.of(usual)
-            found = lexicon_fst(phones, usual, self.words, spoken)
-            self.symbols = found.symbols
-            self.lg = compose_lexicon(found, grammar(arpa, self.words))
+            self.graphs = word_graph(phones, lexicon, arpa, spoken)
+            self.words = self.graphs.words
             row["words"] = len(self.words.words)
 
     def graph(self, name: str, model: AcousticModel) -> FstArrays:
         """The decoding graph of a model."""
         with measured(f"{name}: graph") as row:
-            found = decoding_graph(self.lg, self.symbols, model.tree, model.transitions)
+            found = self.graphs.decoding_graph(model)
             row |= {"states": len(found.finals), "arcs": len(found.arcs), "mb": round(len(found.arcs) * 16e-6)}
         return found
 

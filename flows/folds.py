@@ -35,7 +35,8 @@ def cross_validate(
     """
     runs = [one(chosen, f"{run_id}-{fold_name(n)}") for n, chosen in enumerate(fold_configs(config, folds), start=1)]
     result = combine([run["sets"] for run in runs])
-    trainings = [run["training"]["identity"] for run in runs]
+    # with `recognizer: gmm` there is no training
+    trainings = [run["training"]["identity"] if run["training"] else "" for run in runs]
     parent = log_folds(config, run_id, result, trainings)
     return {"run_id": run_id, "mlflow_run": parent, **result, "runs": runs}
 

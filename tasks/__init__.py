@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-STAGES = ("prepare", "shard", "features", "train", "lm", "decode", "score", "register", "report")
+STAGES = ("prepare", "shard", "features", "align", "train", "lm", "decode", "score", "register", "report")
 """The stages in order; defined here because the command line needs them before the slow imports."""
-OPTIONAL = ("lm",)
+OPTIONAL = ("align", "lm")
 """Stages that run only if the configuration has a section of their name."""
 
 

@@ -33,9 +33,12 @@ from benchmarks.faults_processes import COMMAND, EVERYTHING, GROUP, MODULES, OTH
 from benchmarks.faults_recipe import EPOCHS, NAME, TRAIN_UTTERANCES, VARIANTS, make_corpus
 from benchmarks.faults_trial import Attempt, Given, Outcome, Trial, last_word
 from storage.locks import file_lock
-from tasks import STAGES
+from tasks import OPTIONAL, STAGES
 from tasks.config.pipeline import parse_config
 from tasks.locking.lock_owner import LockOwner
+
+TRAIN = [name for name in STAGES if name not in OPTIONAL].index("train")
+"""Position of the training among the stages of the battery's pipelines."""
 
 PYTHON = sys.executable
 
@@ -114,7 +117,7 @@ def test_a_command_heeds_ctrl_c_when_the_battery_was_begun_in_the_background(tmp
 
 def samples():
     """A run: the command alone, then a learner, then the command alone."""
-    train = STAGES.index("train")
+    train = TRAIN
     found = []
     for second in range(60):
         epochs = max(0, second - 20)
@@ -163,7 +166,7 @@ def test_progress_is_what_is_published(tmp_path):
     work.mkdir(parents=True)
     lines = [{"kind": "start"}, {"kind": "epoch", "epoch": 1}, {"kind": "valid", "epoch": 1}]
     (work / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert progress_of(tmp_path) == Progress(STAGES.index("train"), 1)
+    assert progress_of(tmp_path) == Progress(TRAIN, 1)
     assert Progress(3, 9) < Progress(4)
 
 

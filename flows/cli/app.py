@@ -15,6 +15,7 @@ os.environ.setdefault("PREFECT_LOGGING_HANDLERS_DEBUG_LEVEL", "CRITICAL")
 warnings.filterwarnings("ignore", category=UserWarning)
 
 from flows.cli import (
+    align,
     backup,
     corpus,
     deploy,
@@ -51,6 +52,7 @@ app.command("train")(node.train)
 app.command("key")(node.key)
 app.command("score")(score.score)
 app.command("evaluate")(evaluate.evaluate)
+app.command("align")(align.align)
 corpus.app.command("changed")(deploy.corpus_changed)
 app.add_typer(corpus.app, name="corpus")
 app.add_typer(lexicon.app, name="lexicon")

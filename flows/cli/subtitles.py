@@ -1,9 +1,9 @@
 """Formats of a transcript with times: NIST's CTM, and subtitles as SubRip (SRT) and WebVTT."""
 
 import html
-import re
 from collections.abc import Iterator, Sequence
 
+from speech.timings import ctm_lines
 from speech.transcriber import Transcript
 from speech.words import Word
 
@@ -19,8 +19,7 @@ def ctm(name: str, found: Transcript) -> str:
         name: Name of the recording; white space becomes underscores, since it separates CTM's columns.
         found: Transcript with words.
     """
-    label = re.sub(r"\s", "_", name) or "_"
-    return "".join(f"{label} 1 {w.start:.3f} {w.duration:.3f} {w.word} {w.confidence:.4f}\n" for w in found.words)
+    return ctm_lines(name, found.words)
 
 
 def srt(name: str, found: Transcript) -> str:

@@ -3,10 +3,10 @@
     trainer = Trainer(utterances, lexicon, HmmConfig(), Path("work"), progress=print)
     result = trainer.run("sat")                       # model, alignments, speakers' transforms
 
-    lexicon_part = lexicon_fst(phones, lexicon, words)
-    lg = compose_lexicon(lexicon_part, grammar(Path("lm.arpa"), words))
-    graph = decoding_graph(lg, lexicon_part.symbols, result.model.tree, result.model.transitions)
-    decoder = GraphDecoder(graph.constant(), words)
+    aligned = Aligner(result.model, lexicon).align(make_shards(others))
+
+    words = word_graph(result.model.tree.phones, lexicon, Path("lm.arpa"))
+    decoder = GraphDecoder(words.decoding_graph(result.model).constant(), words.words)
     passes = decode_speaker(result.model, decoder, features)
 
 See docs/hybrid.md.

@@ -1,7 +1,7 @@
-"""Alignment: which state of which phone each frame belongs to.
+"""Viterbi alignment: the phone and HMM state of each frame.
 
-`Alignment` keeps the phones of the best path and each frame's state in its phone. That is independent of the tree, so
-an alignment serves to train models with other trees.
+`Alignment` has the phones of the best path and each frame's state within its phone. It does not depend on the decision
+tree, so it can be used to train models with other trees.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Alignment:
         words: int16 `[M]`, which word of the transcript each belongs to, or NO_WORD.
         starts: int32 `[M + 1]`, the first frame of each phone, and the number of frames.
         states: int8 `[T]`, each frame's state in its phone.
-        score: log likelihood of the path for a frame, acoustics scaled.
+        score: Log likelihood of the path for a frame, acoustics scaled.
     """
 
     phones: NDArray[np.int16]
@@ -69,7 +69,7 @@ class Alignment:
 
 
 def transition_counts(alignment: Alignment, tree: DecisionTree, transitions: TransitionModel) -> Floats:
-    """How often each transition was taken: float64 `[number of transitions]`."""
+    """Number of times that each transition was taken: float64 `[number of transitions]`."""
     phones = alignment.phones.astype(np.int32)[alignment.phone_of_frame()]
     states = alignment.states.astype(np.int32)
     owners = transitions.states_of(phones, states, alignment.pdfs(tree))
@@ -81,7 +81,7 @@ def transition_counts(alignment: Alignment, tree: DecisionTree, transitions: Tra
 
 
 def equal_alignment(graph: UtteranceGraph, num_frames: int, phones: PhoneSet) -> Alignment | None:
-    """Frames dealt evenly to the states of the transcript, first pronunciations, silence at either end only.
+    """Frames divided evenly among the states of the transcript: first pronunciations, silence at the ends only.
 
     Returns:
         None if there are fewer frames than states.
@@ -115,15 +115,15 @@ def _plain_path(graph: UtteranceGraph) -> list[int]:
 def viterbi(graph: StateGraph, log_likelihoods: LogLikelihoods, columns: Ints, beam: float = math.inf) -> Ints | None:
     """The most probable path through a graph (Viterbi 1967).
 
-    States are in topological order, so those that are alive lie in a band, and all of the band is computed at once.
-    With a beam the band ends where states are worse than the best by more than the beam; a path within the beam at
-    each frame is found as without.
+    States are in topological order, so the active ones form a band, which is computed at once. A beam narrows the
+    band: states at its ends that are worse than the best by more than the beam are dropped. A path that stays within
+    the beam is found as without one.
 
     Args:
-        graph: states and arcs.
+        graph: States and arcs.
         log_likelihoods: float32 `[T, Q]`, scaled.
         columns: int `[S]`, the column of each state's pdf.
-        beam: width of the beam; infinite for the exact best path.
+        beam: Width of the beam; infinite for the exact best path.
 
     Returns:
         int32 `[T]`, the state of each frame; None if no path within the beam reaches the end.

@@ -21,16 +21,16 @@ from speech.hmm.steps import AlignedShard
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where a stage of training stands.
+    """The state of a training stage.
 
     Attributes:
-        stage: its name.
-        iteration: iterations done.
-        model: the model.
-        aligned: the alignments in use, and what could not be aligned.
-        adaptations: transforms by speaker.
-        variance: of the features, `[D]`.
-        finished: nothing is left to do.
+        stage: Its name.
+        iteration: Number of finished iterations.
+        model: The model.
+        aligned: The alignments in use, and what could not be aligned.
+        adaptations: Transforms by speaker.
+        variance: Of the features, `[D]`.
+        finished: Whether the stage is finished.
     """
 
     stage: str
@@ -68,7 +68,7 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
     """The last checkpoint of a stage, or None if there is none.
 
     Raises:
-        ModelError: it is damaged.
+        ModelError: It is damaged.
     """
     if not (folder / "state.json").exists():
         return None

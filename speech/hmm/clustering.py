@@ -19,7 +19,7 @@ def gaussian_log_likelihood(rows: Rows, floor: float) -> NDArray[np.float64]:
 
     Args:
         rows: `[N, 1 + 2 D]`.
-        floor: smallest variance.
+        floor: Smallest variance.
 
     Returns:
         `[N]`.
@@ -35,7 +35,7 @@ def gaussian_log_likelihood(rows: Rows, floor: float) -> NDArray[np.float64]:
 
 
 def _losses(rows: Rows, one: int, others: NDArray[np.int64], floor: float, own: Rows) -> Rows:
-    """What uniting a cluster with others costs in log likelihood."""
+    """What uniting a cluster with others costs in log-likelihood."""
     together = gaussian_log_likelihood(rows[one] + rows[others], floor)
     found: Rows = own[one] + own[others] - together
     return found
@@ -46,8 +46,8 @@ def dendrogram(rows: Rows, floor: float, threshold: float = math.inf) -> list[tu
 
     Args:
         rows: `[N, 1 + 2 D]`, one row for each first cluster.
-        floor: smallest variance.
-        threshold: stop when the cheapest union costs as much.
+        floor: Smallest variance.
+        threshold: Stop when the cheapest union costs as much.
 
     Returns:
         Pairs (kept, absorbed) of row numbers: the union goes on under the first's number.
@@ -90,9 +90,9 @@ def phonetic_questions(phones: Sequence[int], tables: Sequence[Rows], floor: flo
     """Sets of phones that sound alike: every cluster on the way from single phones to all of them.
 
     Args:
-        phones: phone numbers.
-        tables: statistics of each phone `[N, 1 + 2 D]`, for instance one table for each state; each gives questions.
-        floor: smallest variance.
+        phones: Phone numbers.
+        tables: Statistics of each phone `[N, 1 + 2 D]`, for instance one table for each state; each gives questions.
+        floor: Smallest variance.
 
     Returns:
         Sets, sorted, each once.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from speech.features import FeatureChoice, FeatureConfig, MfccConfig
 
 StageName = Literal["mono", "tri", "lda", "sat"]
 
@@ -12,10 +15,10 @@ StageName = Literal["mono", "tri", "lda", "sat"]
 class StageConfig(BaseModel):
     """One training stage: a tree, then EM iterations with growing mixtures."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     leaves: int = Field(default=2500, ge=1)
-    """Wanted tied states; not read for monophones."""
+    """Number of tied states to aim at; not used for monophones."""
     gaussians: int = Field(default=15_000, ge=1)
     """Components of all mixtures at the end."""
     iterations: int = Field(default=16, ge=1)
@@ -31,7 +34,7 @@ class StageConfig(BaseModel):
 class HmmConfig(BaseModel):
     """GMM-HMM training: monophones, triphones on deltas, LDA with MLLT, speaker-adaptive training."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     mono: StageConfig = StageConfig(gaussians=1000, iterations=14, growing=10, realign=(2, 3, 4, 5, 6, 8, 10, 12))
     """Monophones, from a flat start."""
@@ -42,34 +45,87 @@ class HmmConfig(BaseModel):
     sat: StageConfig = StageConfig()
     """Triphones on LDA, MLLT and fMLLR by speaker."""
     mono_utterances: int = Field(default=300, ge=1)
-    """The shortest utterances, that monophones are trained on."""
+    """Monophones are trained on this many of the shortest utterances."""
     lda_context: int = Field(default=4, ge=1)
-    """Neighbours on either side for LDA."""
+    """Frames to either side that are spliced for LDA."""
     lda_dim: int = Field(default=40, ge=1)
     """Features after LDA."""
     beam: float = Field(default=10.0, ge=0)
-    """Beam of alignment, at the acoustic scale; 0 is none."""
+    """Beam of alignment, at the scale of the scaled log-likelihoods; 0 disables it."""
     retry_beam: float = Field(default=40.0, ge=0)
-    """Beam of a second try."""
+    """Beam of the second attempt for utterances that fail."""
     acoustic_scale: float = Field(default=0.1, gt=0)
-    """Weight of the log likelihoods in alignment."""
+    """Weight of the log-likelihoods in alignment."""
     silence_probability: float = Field(default=0.5, gt=0, lt=1)
     """Probability of silence between words."""
     power: float = Field(default=0.25, ge=0, le=1)
     """Components of a mixture are proportional to this power of its frames."""
     variance_floor: float = Field(default=0.01, gt=0)
-    """Smallest variance, as a share of the features' own."""
+    """Floor of variances, relative to the variance of the features."""
     minimum_occupancy: float = Field(default=10.0, ge=0)
-    """Frames below which a component is removed."""
+    """Components with fewer frames are removed."""
     leaf_frames: float = Field(default=80.0, ge=0)
-    """Frames that a leaf of the tree must have."""
+    """Minimum number of frames of a leaf of the tree."""
     silence_weight: float = Field(default=0.01, ge=0)
     """Weight of silence in fMLLR."""
     every: int = Field(default=2, ge=1)
-    """MLLT and fMLLR see every n-th frame."""
+    """MLLT and fMLLR use every n-th frame."""
     positions: bool = False
-    """Phones know their place in the word: for larger corpora."""
+    """Whether phones depend on their position in the word; for larger corpora."""
     shard_frames: int = Field(default=200_000, ge=1)
-    """Frames of a shard that is worked on at a time."""
+    """Frames of a shard, the unit of parallel work."""
     seed: int = 0
-    """Of the directions in which components are split."""
+    """Seed for the directions in which components are split."""
+
+
+class GraphSearchConfig(BaseModel):
+    """Recognition with the GMM-HMM: a decoding graph of lexicon and n-gram, searched with a beam."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
+
+    arpa: str = ""
+    """An n-gram language model in ARPA format, plain or gzip. Its words are recognized, as far as the lexicon has them.
+    Empty: the language model of the stage `lm`."""
+    beam: float = Field(default=12.0, gt=0)
+    """Width of the beam, at the scale of the scaled log-likelihoods."""
+    max_active: int = Field(default=7000, ge=1)
+    """Maximum number of active states per frame."""
+    acoustic_scale: float = Field(default=0.0625, gt=0)
+    """Weight of the log-likelihoods beside the costs of the graph."""
+    passes: int = Field(default=2, ge=0)
+    """How often fMLLR is estimated from the hypotheses, and the speech decoded again; only for `stage: sat`."""
+
+
+class AlignConfig(HmmConfig):
+    """Training of a GMM-HMM and alignment with it."""
+
+    stage: StageName = "sat"
+    """The last training stage: `mono`, `tri`, `lda` or `sat`."""
+    features: FeatureChoice = MfccConfig(num_mels=23, cmvn="speaker")
+    """Static features of the Gaussians, normalized by speaker. Training adds deltas or LDA itself."""
+    word_silence: bool = False
+    """Whether the estimated probability of silence depends on the word before it."""
+    device: str = "cpu"
+    """Device for the computation on frames: `cpu`, `cuda` or `cuda:1`; search and updates run on the CPU."""
+
+    recognize: GraphSearchConfig = GraphSearchConfig()
+    """How `recognizer: gmm` decodes; does not affect training."""
+
+    def with_files(self, change: Callable[[str], str]) -> AlignConfig:
+        """This configuration with other paths of files."""
+        if not self.recognize.arpa:
+            return self
+        search = self.recognize.model_copy(update={"arpa": change(self.recognize.arpa)})
+        return self.model_copy(update={"recognize": search})
+
+    @field_validator("features")
+    @classmethod
+    def _check_features(cls, features: FeatureConfig) -> FeatureConfig:
+        for name in ("delta_order", "splice_left", "splice_right"):
+            if getattr(features, name):
+                raise ValueError(f"{name} is set, but training adds deltas or neighbouring frames itself: remove it")
+        if features.cmvn != "speaker":
+            raise ValueError(f"cmvn is {features.cmvn}, but Gaussians need features normalized by speaker: set speaker")
+        if features.stride != 1:
+            raise ValueError("stride is not 1: states need every frame")
+        return features

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from speech.hmm.confidence import pdf_confidences
 from speech.hmm.decoding_graph import WordTable
 from speech.hmm.fmllr import FmllrStatistics, estimate_fmllr
 from speech.hmm.model import AcousticModel, adapt
@@ -21,12 +22,12 @@ from speech.hmm.topology import Ints
 
 @dataclass(frozen=True)
 class DecodeOptions:
-    """How to search.
+    """Parameters of the beam search.
 
     Attributes:
-        beam: width of the beam, at the scale of the scaled log likelihoods.
-        max_active: most states that are kept at a frame.
-        acoustic_scale: weight of the log likelihoods beside the graph's costs.
+        beam: Width of the beam, at the scale of the scaled log-likelihoods.
+        max_active: Maximum number of active states per frame.
+        acoustic_scale: Weight of the log-likelihoods beside the graph's costs.
     """
 
     beam: float = 12.0
@@ -36,19 +37,21 @@ class DecodeOptions:
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """What was recognized.
+    """A recognition result.
 
     Attributes:
-        words: the words.
+        words: The words.
         pdfs: int32 `[T]`, the tied state of each frame.
-        cost: of the path.
-        complete: whether the search ended in a final state.
+        cost: Of the path.
+        complete: Whether the search ended in a final state.
+        confidence: Mean posterior of the path's phones, 0 to 1; 0 if it was not computed.
     """
 
     words: tuple[str, ...]
     pdfs: Ints
     cost: float
     complete: bool
+    confidence: float = 0.0
 
 
 class GraphDecoder:
@@ -56,19 +59,23 @@ class GraphDecoder:
 
     Args:
         graph: kaldifst's constant transducer, input labels pdf + 1.
-        words: the output labels.
-        options: beam and scale.
+        words: The output labels.
+        options: Beam and scale.
+        families: int32 `[P]`, the phone of each pdf (`speech.hmm.confidence`), to compute confidences.
     """
 
-    def __init__(self, graph: Any, words: WordTable, options: DecodeOptions | None = None) -> None:
+    def __init__(
+        self, graph: Any, words: WordTable, options: DecodeOptions | None = None, families: Ints | None = None
+    ) -> None:
         self.options = options or DecodeOptions()
+        self._families = families
         self.words = words
         self._graph = graph  # the decoder does not keep it alive
         settings = kaldi_decoder.FasterDecoderOptions(beam=self.options.beam, max_active=self.options.max_active)
         self._decoder = kaldi_decoder.FasterDecoder(graph, settings)
 
     def __call__(self, log_likelihoods: NDArray[np.float32]) -> Hypothesis:
-        """Decode log likelihoods `[T, P]` (or posteriors minus priors), not scaled."""
+        """Decode log-likelihoods `[T, P]` (or posteriors minus priors), not scaled."""
         if len(log_likelihoods) == 0:
             return Hypothesis((), np.zeros(0, dtype=np.int32), 0.0, False)
         scaled = np.ascontiguousarray(self.options.acoustic_scale * log_likelihoods, dtype=np.float32)
@@ -80,7 +87,13 @@ class GraphDecoder:
         _, labels, words, weight = kaldifst.get_linear_symbol_sequence(lattice)
         names = tuple(self.words.words[word - 1] for word in words)
         pdfs = np.array(labels, dtype=np.int32) - 1
-        return Hypothesis(names, pdfs, float(weight.value1 + weight.value2), complete)
+        cost = float(weight.value1 + weight.value2)
+        return Hypothesis(names, pdfs, cost, complete, self._confidence(log_likelihoods, pdfs))
+
+    def _confidence(self, log_likelihoods: NDArray[np.float32], pdfs: Ints) -> float:
+        if self._families is None or len(pdfs) != len(log_likelihoods):
+            return 0.0
+        return float(pdf_confidences(torch.from_numpy(log_likelihoods), pdfs, self._families).mean())
 
 
 def decode_plain(model: AcousticModel, decoder: GraphDecoder, features: Sequence[Tensor]) -> list[Hypothesis]:
@@ -98,16 +111,16 @@ def speaker_transform(
     passes: int = 3,
     minimum: float = 500.0,
 ) -> Tensor:
-    """A speaker's fMLLR from what was recognized.
+    """A speaker's fMLLR transform, estimated from hypotheses.
 
     Args:
-        model: the speaker-adapted model.
-        features: of all of the speaker's utterances, static.
-        hypotheses: what was recognized in them.
-        transform: the transform so far, for the first posteriors of components.
-        silence_weight: weight of frames of silence and noise.
-        passes: how often posteriors and transform are computed.
-        minimum: frames below which the speaker is left as he is.
+        model: The speaker-adapted model.
+        features: Of all of the speaker's utterances, static.
+        hypotheses: Their hypotheses.
+        transform: The transform so far, for the first posteriors of components.
+        silence_weight: Weight of frames of silence and noise.
+        passes: Number of times that posteriors and transform are computed.
+        minimum: With fewer frames, the speaker is not adapted.
 
     Returns:
         float32 `[D, D + 1]`.
@@ -142,11 +155,11 @@ def decode_speaker(
     """Decode a speaker's utterances, first without adaptation, then with fMLLR from the hypotheses before.
 
     Args:
-        model: a speaker-adapted model.
-        decoder: over the model's graph.
-        features: static features of each utterance.
-        passes: how often to adapt and decode again.
-        minimum: frames below which the speaker is left as he is.
+        model: A speaker-adapted model.
+        decoder: Over the model's graph.
+        features: Static features of each utterance.
+        passes: Number of times to estimate fMLLR and decode again.
+        minimum: With fewer frames, the speaker is not adapted.
 
     Returns:
         The hypotheses after each pass, the first without adaptation.
@@ -161,7 +174,7 @@ def decode_speaker(
 
 
 def by_speaker(speakers: Sequence[str]) -> Mapping[str, list[int]]:
-    """Places of each speaker's utterances."""
+    """Positions of each speaker's utterances."""
     found: dict[str, list[int]] = {}
     for place, speaker in enumerate(speakers):
         found.setdefault(speaker, []).append(place)

@@ -7,7 +7,6 @@ disambiguation symbols, with self loops. Its input labels are pdf + 1, its outpu
 
 from __future__ import annotations
 
-import math
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -36,7 +35,7 @@ class WordTable:
     """Words by number; 0 is no word, and the last three are the symbols of the language model.
 
     Attributes:
-        words: word i + 1 is `words[i]`.
+        words: Word i + 1 is `words[i]`.
     """
 
     words: tuple[str, ...]
@@ -77,8 +76,8 @@ class LexiconFst:
     """L, with symbols that tell homophones and prefixes apart.
 
     Attributes:
-        fst: from phones to words.
-        symbols: numbers of the disambiguation symbols among the phones; the first is #0's.
+        fst: From phones to words.
+        symbols: Numbers of the disambiguation symbols among the phones; the first is #0's.
     """
 
     fst: Any
@@ -110,7 +109,7 @@ def lexicon_fst(
     """L from pronunciations: each word, then silence or not (as Kaldi's `make_lexicon_fst.pl`).
 
     Raises:
-        ValueError: a word of the table has no pronunciation.
+        ValueError: A word of the table has no pronunciation.
     """
     options = options or GraphOptions()
     missing = [word for word in words.words if not lexicon.get(word)]
@@ -126,17 +125,21 @@ def lexicon_fst(
     ]
     entries, count = _disambiguated(entries, backoff + 1)
     pause_end = backoff + 1 + count
-    fst = _lexicon_arrays(phones, entries, options.silence_probability, pause_end).vector()
+    pauses = [options.pause_costs(word) for word in (None, *words.words)]
+    fst = _lexicon_arrays(phones, entries, pauses, pause_end).vector()
     kaldifst.add_self_loops(fst, [backoff], [words.backoff])
     kaldifst.arcsort(fst, "olabel")
     return LexiconFst(fst, tuple(range(backoff, pause_end + 1)))
 
 
 def _lexicon_arrays(
-    phones: PhoneSet, entries: Sequence[tuple[int, tuple[int, ...], float]], silence: float, pause_end: int
+    phones: PhoneSet,
+    entries: Sequence[tuple[int, tuple[int, ...], float]],
+    pauses: Sequence[tuple[float, float]],
+    pause_end: int,
 ) -> FstArrays:
-    """States: 0 beginning, 1 between words, 2 before silence, 3 after it."""
-    pause, direct = -math.log(silence), -math.log1p(-silence)
+    """States: 0 beginning, 1 between words, 2 before silence, 3 after it; costs of silence and of none by word."""
+    pause, direct = pauses[0]
     rows: list[_Row] = [
         (0, 0, 0, direct, 1),
         (0, 0, 0, pause, 2),
@@ -145,7 +148,7 @@ def _lexicon_arrays(
     ]
     states = 4
     for word, symbols, cost in entries:
-        source = 1
+        source, (pause, direct) = 1, pauses[word]
         for place, symbol in enumerate(symbols[:-1]):
             rows.append((source, symbol, word if place == 0 else 0, cost if place == 0 else 0.0, states))
             source, states = states, states + 1
@@ -175,9 +178,9 @@ class _States:
     """H: a loop over all phones in context.
 
     Attributes:
-        fst: from transition states + 1 (and disambiguation symbols) to classes of contexts.
-        classes: for each input label of CLG, the class.
-        symbols: disambiguation symbols on the input side.
+        fst: From transition states + 1 (and disambiguation symbols) to classes of contexts.
+        classes: For each input label of CLG, the class.
+        symbols: Disambiguation symbols on the input side.
     """
 
     fst: Any
@@ -262,11 +265,11 @@ def decoding_graph(
     """HCLG for a model.
 
     Args:
-        lg: see `compose_lexicon`.
-        symbols: disambiguation symbols, of the lexicon.
-        tree: contexts to pdfs.
-        transitions: transition probabilities.
-        scales: weights of the transitions.
+        lg: See `compose_lexicon`.
+        symbols: Disambiguation symbols, of the lexicon.
+        tree: Contexts to pdfs.
+        transitions: Transition probabilities.
+        scales: Weights of the transitions.
 
     Returns:
         The graph: input labels are pdf + 1.

@@ -1,7 +1,7 @@
 """Feature-space maximum-likelihood linear regression: a speaker's affine transform (Gales 1998, CSL 12).
 
-x̂ = A x + b = W ξ with ξ = (x, 1) maximizes β log |A| + Σ_i (w_i k_i - ½ w_i G_i w_iᵀ), row by row. The same transform
-serves to train on speakers as if they were one (speaker-adaptive training).
+x̂ = A x + b = W ξ with ξ = (x, 1) maximizes β log |A| + Σ_i (w_i k_i - ½ w_i G_i w_iᵀ), row by row. Speaker-adaptive
+training applies such a transform to each training speaker.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class FmllrStatistics:
     Attributes:
         products: float64 `[D, D + 1, D + 1]`, G_i = Σ γ / σ²_i ξ ξᵀ.
         linear: float64 `[D, D + 1]`, k_i = Σ γ μ_i / σ²_i ξ.
-        count: frames, weighted.
+        count: Frames, weighted.
     """
 
     products: Tensor
@@ -41,10 +41,10 @@ class FmllrStatistics:
         """Add frames, in place.
 
         Args:
-            gmm: the mixtures that transformed frames shall fit.
+            gmm: The mixtures that the transformed frames should fit.
             frames: `[N, D]`, not adapted.
             pdfs: int64 `[N]`.
-            weights: `[N]`, of the frames: small ones for silence, which tells little about a speaker.
+            weights: `[N]`, of the frames: low for silence, which carries little information about the speaker.
             adapted: `[N, D]`, the frames under the transform so far, for the components' posteriors.
         """
         weights = torch.ones(len(frames), device=frames.device) if weights is None else weights.to(frames)
@@ -77,9 +77,9 @@ def estimate_fmllr(stats: FmllrStatistics, minimum: float = 500.0, iterations: i
     α² p G⁻¹ pᵀ + α p G⁻¹ kᵀ - β = 0 and makes the auxiliary function larger (Gales 1998, equations 18 to 20).
 
     Args:
-        stats: sums over the speaker's frames.
-        minimum: with fewer frames, the identity.
-        iterations: passes over all rows.
+        stats: Sums over the speaker's frames.
+        minimum: With fewer frames, the identity.
+        iterations: Passes over all rows.
 
     Returns:
         float64 `[D, D + 1]`.

@@ -26,7 +26,7 @@ class FstArrays:
     """A transducer.
 
     Attributes:
-        start: its first state.
+        start: Its first state.
         finals: float32 `[S]`, final costs, infinite where a state is not final.
         sources: int32 `[A]`, sorted: the state that each arc leaves.
         arcs: `[A]`, records of ilabel, olabel, weight (a cost) and target.
@@ -56,7 +56,7 @@ class FstArrays:
         """The inverse of `write`.
 
         Raises:
-            ValueError: the file is no constant transducer.
+            ValueError: The file is no constant transducer.
         """
         with path.open("rb") as file:
             head = file.read(33)

@@ -169,8 +169,8 @@ class DiagGmm:
         deviation (Young et al. 2006, HTK Book, section 10.6).
 
         Args:
-            targets: wanted number of components of each pdf; a mixture that has as many or more stays.
-            seed: of the random directions.
+            targets: Wanted number of components of each pdf; a mixture that has as many or more stays.
+            seed: Of the random directions.
         """
         width = max(max(targets), self.weights.shape[1])
         grown = [_padded(part, width) for part in (self.weights, self.means, self.variances)]
@@ -200,14 +200,14 @@ def _padded(values: Tensor, width: int) -> Tensor:
 def split_targets(occupancies: Sequence[float], total: int, power: float = 0.25, minimum: float = 20.0) -> list[int]:
     """How many components each mixture gets: proportional to a power of its occupancy.
 
-    Components are dealt one at a time to the mixture with the largest occupancy^power / components (as in Kaldi's
+    Components are assigned one at a time to the mixture with the largest occupancy^power / components (as in Kaldi's
     `GetSplitTargets`; powers of 0.2 to 0.25 give rare states more than their share).
 
     Args:
-        occupancies: frames of each pdf.
-        total: components of all mixtures.
-        power: of the occupancy.
-        minimum: frames that each component must have.
+        occupancies: Frames of each pdf.
+        total: Components of all mixtures.
+        power: Of the occupancy.
+        minimum: Frames that each component must have.
 
     Returns:
         Components of each pdf, at least one.

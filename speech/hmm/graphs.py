@@ -1,4 +1,4 @@
-"""Training graphs: everything that an utterance's transcript may sound like, as phones in context.
+"""Training graphs: all pronunciations of a transcript, as phones in context.
 
 A graph is made from the transcript and a lexicon alone: pronunciation variants in parallel, optional silence between
 words, before the first and after the last. Each node is a phone with its left and right neighbour; it depends neither
@@ -25,20 +25,28 @@ NO_WORD = -1
 
 @dataclass(frozen=True)
 class GraphOptions:
-    """What a transcript is allowed to sound like.
+    """Probabilities of pronunciations and silence.
 
     Attributes:
-        silence_probability: of silence between two words, before the first and after the last.
-        pronunciations: probabilities of pronunciations (word, phones), 1 where there is none.
+        silence_probability: Of silence between two words, before the first and after the last.
+        pronunciations: Probabilities of pronunciations (word, phones); 1 for those not listed.
+        silence_after: Probabilities of silence after single words; `silence_probability` for those not listed.
     """
 
     silence_probability: float = 0.5
     pronunciations: Mapping[tuple[str, tuple[str, ...]], float] | None = None
+    silence_after: Mapping[str, float] | None = None
 
     def cost(self, word: str, phones: Sequence[str]) -> float:
         """Negative log probability of a pronunciation."""
         known = self.pronunciations or {}
         return -math.log(known.get((word, tuple(phones)), 1.0))
+
+    def pause_costs(self, word: str | None) -> tuple[float, float]:
+        """Negative log probabilities of silence after a word (None: before the first one), and of no silence."""
+        known = self.silence_after or {}
+        probability = self.silence_probability if word is None else known.get(word, self.silence_probability)
+        return -math.log(probability), -math.log1p(-probability)
 
 
 @dataclass(frozen=True)
@@ -80,10 +88,9 @@ class _Sausage:
 
 def _sausage(phones: PhoneSet, lexicon: Lexicon, words: Sequence[str], options: GraphOptions) -> _Sausage:
     graph = _Sausage()
-    silence = -math.log(options.silence_probability)
-    direct = -math.log1p(-options.silence_probability)
     ends = [-1]
     for number in range(len(words) + 1):
+        silence, direct = options.pause_costs(words[number - 1] if number else None)
         pause = graph.add(phones.number(SILENCE), NO_WORD, [(end, silence) for end in ends])
         before = [*((end, direct) for end in ends if words), (pause, 0.0)]
         if number == len(words):
@@ -104,14 +111,14 @@ def _sausage(phones: PhoneSet, lexicon: Lexicon, words: Sequence[str], options: 
 def utterance_graph(
     phones: PhoneSet, lexicon: Lexicon, words: Sequence[str], options: GraphOptions | None = None, context: bool = True
 ) -> UtteranceGraph:
-    """Everything that a transcript may sound like.
+    """All pronunciations of a transcript.
 
     Args:
-        phones: the phone set.
-        lexicon: pronunciations; a word that it lacks is spoken noise.
-        words: the transcript.
-        options: silence and pronunciation probabilities.
-        context: tell phones in different contexts apart; without, the contexts of neighbours are 0.
+        phones: The phone set.
+        lexicon: Pronunciations; a word that it lacks is spoken noise.
+        words: The transcript.
+        options: Silence and pronunciation probabilities.
+        context: Tell phones in different contexts apart; without, the contexts of neighbours are 0.
 
     Returns:
         The graph.

@@ -52,8 +52,8 @@ def estimate_lda(stats: LdaStatistics, dim: int) -> Tensor:
     Solves B v = λ W v; features come out by falling λ, with unit within-class variance.
 
     Args:
-        stats: sums over all frames.
-        dim: features to keep, D.
+        stats: Sums over all frames.
+        dim: Features to keep, D.
 
     Returns:
         float32 `[D, F]`.

@@ -21,7 +21,7 @@ class MlltStatistics:
 
     Attributes:
         products: float64 `[D, D, D]`, G_i.
-        num_frames: how many frames.
+        num_frames: How many frames.
     """
 
     products: Tensor
@@ -71,8 +71,8 @@ def estimate_mllt(stats: MlltStatistics, iterations: int = 100) -> Tensor:
     a_i = c_i G_i⁻¹ sqrt(n / (c_i G_i⁻¹ c_iᵀ)), with c_i the row's cofactors (Gales 1999, equation 26).
 
     Args:
-        stats: sums over all frames.
-        iterations: passes over all rows.
+        stats: Sums over all frames.
+        iterations: Passes over all rows.
 
     Returns:
         float64 `[D, D]`.

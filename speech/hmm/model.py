@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -22,15 +23,15 @@ from speech.hmm.tree import DecisionTree
 
 
 class ModelError(ValueError):
-    """A file that holds no model."""
+    """A file is missing, damaged, or not an acoustic model."""
 
 
 @dataclass(frozen=True)
 class FeatureChain:
-    """From normalized static features to what the mixtures model.
+    """The transform from normalized static features to those of the mixtures.
 
     Attributes:
-        context: neighbours on either side that frames are spliced with; 0 stands for deltas of first and second order.
+        context: Neighbours on either side that frames are spliced with; 0 stands for deltas of first and second order.
         matrix: float32 `[D, (2 context + 1) F]`, LDA and MLLT in one, or None.
     """
 
@@ -49,7 +50,7 @@ class FeatureChain:
 
         Args:
             frames: `[T, F]`.
-            adaptation: the speaker's affine transform `[D, D + 1]`.
+            adaptation: The speaker's affine transform `[D, D + 1]`.
 
         Returns:
             `[T, D]`.
@@ -70,11 +71,11 @@ class AcousticModel:
     """A trained model.
 
     Attributes:
-        tree: contexts to pdfs.
-        transitions: transition probabilities.
-        gmm: the pdfs.
-        chain: features.
-        unadapted: mixtures for features without the speaker's transform, of the same tree, or None.
+        tree: Contexts to pdfs.
+        transitions: Transition probabilities.
+        gmm: The pdfs.
+        chain: Features.
+        unadapted: Mixtures for features without the speaker's transform, of the same tree, or None.
     """
 
     tree: DecisionTree
@@ -82,6 +83,13 @@ class AcousticModel:
     gmm: DiagGmm
     chain: FeatureChain
     unadapted: DiagGmm | None = None
+
+    def to(self, device: torch.device | str) -> AcousticModel:
+        """The same model with its mixtures on a device."""
+        if self.gmm.weights.device == torch.device(device):
+            return self
+        unadapted = self.unadapted.to(device) if self.unadapted else None
+        return replace(self, gmm=self.gmm.to(device), unadapted=unadapted)
 
     def with_gmm(self, gmm: DiagGmm) -> AcousticModel:
         """The model with other mixtures."""
@@ -105,7 +113,7 @@ class AcousticModel:
         """The inverse of `save`.
 
         Raises:
-            ModelError: a file is missing or damaged.
+            ModelError: A file is missing or damaged.
         """
         try:
             facts = json.loads((folder / "model.json").read_text())
@@ -119,6 +127,15 @@ class AcousticModel:
         except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
             raise ModelError(f"{folder} holds no acoustic model ({error!r}): train it again") from error
         return cls(tree, transitions, gmm, chain, unadapted)
+
+
+def model_digest(folder: Path) -> str:
+    """SHA-256 of a saved acoustic model (`AcousticModel.save`), in hex."""
+    digest = hashlib.sha256()
+    for name in ("model.json", "model.safetensors"):
+        with (folder / name).open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
 
 
 def _tensors(gmm: DiagGmm) -> dict[str, Tensor]:

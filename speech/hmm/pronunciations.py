@@ -6,56 +6,78 @@ pronunciations are not at a disadvantage (as in Kaldi's `dict_dir_add_pronprobs.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from speech.hmm.align import Alignment
 from speech.hmm.graphs import NO_WORD, GraphOptions, Lexicon
+from speech.hmm.model import ModelError, write_json
 from speech.hmm.topology import PhoneSet
+from speech.lexicon import Lexicon as Dictionary
+from speech.lexicon import Pronunciation as Spoken
+from speech.lexicon import read_lexicon
 
 Pronunciation = tuple[str, tuple[str, ...]]
 """A word and its phones by name."""
 
 
+_LEXICON, _SILENCE = "lexiconp.txt", "silence.json"
+
+
 @dataclass
 class PronunciationCounts:
-    """How words were spoken.
+    """Counts of pronunciations and pauses.
 
     Attributes:
-        spoken: how often each word was pronounced in each way.
-        pauses: how often silence stood between words, before the first or after the last one.
-        places: how often it could have.
+        spoken: Count of each word with each pronunciation.
+        pauses: Number of silences between words, before the first and after the last one.
+        places: Number of places where silence was possible.
+        paused: Number of silences after each word.
     """
 
     spoken: Counter[Pronunciation] = field(default_factory=Counter)
     pauses: int = 0
     places: int = 0
+    paused: Counter[str] = field(default_factory=Counter)
 
     def add(self, alignment: Alignment, words: Sequence[str], phones: PhoneSet) -> PronunciationCounts:
         """Count an utterance, in place."""
         said: dict[int, list[str]] = {}
         for phone, word in zip(alignment.phones.tolist(), alignment.words.tolist(), strict=True):
-            if word == NO_WORD:
-                self.pauses += 1
-            else:
+            if word != NO_WORD:
                 said.setdefault(word, []).append(phones.base(phone))
+                continue
+            self.pauses += 1
+            if said:
+                self.paused[words[max(said)]] += 1
         for word, names in said.items():
             self.spoken[words[word], tuple(names)] += 1
         self.places += len(words) + 1
         return self
 
     def __add__(self, other: PronunciationCounts) -> PronunciationCounts:
-        return PronunciationCounts(self.spoken + other.spoken, self.pauses + other.pauses, self.places + other.places)
+        return PronunciationCounts(
+            self.spoken + other.spoken,
+            self.pauses + other.pauses,
+            self.places + other.places,
+            self.paused + other.paused,
+        )
 
 
-def graph_options(counts: PronunciationCounts, lexicon: Lexicon, smoothing: float = 1.0) -> GraphOptions:
+def graph_options(
+    counts: PronunciationCounts, lexicon: Lexicon, smoothing: float = 1.0, by_word: bool = False
+) -> GraphOptions:
     """Probabilities for training and decoding graphs.
 
     Args:
-        counts: of all utterances.
-        lexicon: all pronunciations.
-        smoothing: added to each count; words that were not heard keep equal pronunciations.
+        counts: Of all utterances.
+        lexicon: All pronunciations.
+        smoothing: Added to each count; pronunciations of words that did not occur stay equally probable.
+        by_word: Whether the probability of silence depends on the word before it, as far as its count allows.
 
     Returns:
         Options whose pronunciations are those with less than the largest probability.
@@ -67,7 +89,16 @@ def graph_options(counts: PronunciationCounts, lexicon: Lexicon, smoothing: floa
             most = max(numbers.values())
             found |= {(word, one): number / most for one, number in numbers.items() if number < most}
     silence = (counts.pauses + smoothing) / (counts.places + 2 * smoothing)
-    return GraphOptions(silence, found)
+    if not by_word:
+        return GraphOptions(silence, found)
+    occurrences: Counter[str] = Counter()
+    for (word, _), count in counts.spoken.items():
+        occurrences[word] += count
+    prior = 2.0 * smoothing  # the weight of the probability after any word
+    after = {
+        word: (counts.paused[word] + prior * silence) / (count + prior) for word, count in sorted(occurrences.items())
+    }
+    return GraphOptions(silence, found, after)
 
 
 def count_pronunciations(
@@ -78,3 +109,50 @@ def count_pronunciations(
     for name, alignment in alignments.items():
         total.add(alignment, transcripts[name], phones)
     return total
+
+
+def word_pronunciations(lexicon: Dictionary, words: Iterable[str] | None = None) -> dict[str, list[tuple[str, ...]]]:
+    """The pronunciations of words as training and decoding graphs need them; words without any are left out.
+
+    Args:
+        lexicon: The lexicon.
+        words: The words; by default all of the lexicon.
+    """
+    chosen = lexicon if words is None else words
+    return {word: [one.phones for one in lexicon[word]] for word in chosen if word in lexicon}
+
+
+def save_lexicon(folder: Path, lexicon: Dictionary, options: GraphOptions) -> None:
+    """Write a lexicon with the probabilities of pronunciations and silence: Kaldi's lexiconp.txt, and silence.json."""
+    known = options.pronunciations or {}
+    entries = {
+        word: [Spoken(one.phones, known.get((word, one.phones), 1.0)) for one in lexicon[word]] for word in lexicon
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    Dictionary(entries, lexicon.unknown).write(folder / _LEXICON, probabilities=True)
+    facts: dict[str, Any] = {"silence_probability": options.silence_probability, "unknown": lexicon.unknown}
+    if options.silence_after is not None:
+        facts["after"] = dict(options.silence_after)
+    write_json(folder / _SILENCE, facts)
+
+
+def load_lexicon(folder: Path) -> tuple[Dictionary, GraphOptions]:
+    """The inverse of `save_lexicon`.
+
+    Raises:
+        ModelError: A file is missing or damaged.
+    """
+    try:
+        facts = json.loads((folder / _SILENCE).read_text(encoding="utf-8"))
+        silence, unknown = float(facts["silence_probability"]), str(facts["unknown"])
+        after = {str(word): float(p) for word, p in facts["after"].items()} if "after" in facts else None
+        entries = read_lexicon(folder / _LEXICON, "kaldip").entries
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ModelError(f"{folder} holds no lexicon of an alignment ({error!r}): align again") from error
+    found = {
+        (word, one.phones): one.probability
+        for word, ones in entries.items()
+        for one in ones
+        if one.probability is not None and one.probability < 1.0
+    }
+    return Dictionary(entries, unknown), GraphOptions(silence, found, after)

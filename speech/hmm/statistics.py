@@ -1,4 +1,4 @@
-"""Sums for the EM algorithm (Dempster et al. 1977; for mixtures: Bilmes 1998), and the models that they give.
+"""Statistics of the EM algorithm and the M step (Dempster et al. 1977; for mixtures: Bilmes 1998).
 
 Sums are float64 and add up in any order: those of shards are made anywhere and merged.
 """
@@ -16,13 +16,13 @@ from speech.hmm.gmm import DiagGmm
 
 @dataclass
 class GmmStatistics:
-    """What EM needs to know of some frames.
+    """Sufficient statistics of some frames for EM.
 
     Attributes:
-        occupancies: float64 `[P, K]`, how many frames each component explains.
+        occupancies: float64 `[P, K]`, frames of each component.
         sums: float64 `[P, K, 2 D]`, the frames' sums and sums of squares, weighted by the posteriors.
-        log_likelihood: of all frames.
-        num_frames: how many there were.
+        log_likelihood: Of all frames.
+        num_frames: Number of frames.
     """
 
     occupancies: Tensor
@@ -45,6 +45,10 @@ class GmmStatistics:
             self.num_frames + other.num_frames,
         )
 
+    def cpu(self) -> GmmStatistics:
+        """The same statistics in the main memory."""
+        return GmmStatistics(self.occupancies.cpu(), self.sums.cpu(), self.log_likelihood, self.num_frames)
+
     @property
     def average(self) -> float:
         """Log likelihood of a frame."""
@@ -61,10 +65,10 @@ def accumulate(
     """The E step: sums over frames whose pdfs are known (Viterbi training).
 
     Args:
-        gmm: the mixtures.
+        gmm: The mixtures.
         frames: `[N, D]`.
         pdfs: int64 `[N]`.
-        into: statistics to add to, in place.
+        into: Statistics to add to, in place.
         posterior_frames: `[N, D']`, frames that the posteriors are computed from, if they are others than those that
             are summed: single-pass retraining for other features.
 
@@ -88,7 +92,7 @@ def merge(parts: Iterable[GmmStatistics]) -> GmmStatistics:
     """Statistics of all parts together.
 
     Raises:
-        ValueError: there are none.
+        ValueError: There are none.
     """
     found = list(parts)
     if not found:
@@ -103,10 +107,10 @@ def update(gmm: DiagGmm, stats: GmmStatistics, variance_floor: Tensor, minimum: 
     """The M step.
 
     Args:
-        gmm: the mixtures that the statistics were made with.
-        stats: sums over all frames.
+        gmm: The mixtures that the statistics were made with.
+        stats: Sums over all frames.
         variance_floor: `[D]`, smallest variances.
-        minimum: components that explain fewer frames are removed, but for a mixture's largest one; a mixture whose
+        minimum: Components that explain fewer frames are removed, but for a mixture's largest one; a mixture whose
             largest one has fewer keeps its parameters.
 
     Returns:

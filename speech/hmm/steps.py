@@ -1,4 +1,4 @@
-"""What training does with a shard of utterances: pure functions, whose results are merged in any order."""
+"""Steps of training on a shard of utterances: pure functions, whose results can be merged in any order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from speech.hmm.align import (
     transition_counts,
     viterbi,
 )
-from speech.hmm.fmllr import FmllrStatistics
+from speech.hmm.fmllr import FmllrStatistics, estimate_fmllr
 from speech.hmm.graphs import GraphOptions, Lexicon, UtteranceGraph, state_graph, utterance_graph
 from speech.hmm.lda import LdaStatistics
 from speech.hmm.mllt import MlltStatistics
@@ -26,73 +26,22 @@ from speech.hmm.model import AcousticModel, FeatureChain, adapt
 from speech.hmm.statistics import GmmStatistics, accumulate
 from speech.hmm.topology import Floats, PhoneSet, Scales
 from speech.hmm.tree import ContextStatistics, DecisionTree
+from speech.hmm.utterances import Adaptations, Shard, TrainingUtterance
 
-Adaptations = Mapping[str, Tensor]
-"""Transforms by speaker."""
 Alignments = Mapping[str, Alignment]
 """Alignments by utterance."""
 Graphs = Mapping[str, UtteranceGraph]
 
 
 @dataclass(frozen=True)
-class Utterance:
-    """What is trained on.
-
-    Attributes:
-        id: its name.
-        speaker: who speaks.
-        features: float32 `[T, F]`, normalized.
-        words: the transcript.
-    """
-
-    id: str
-    speaker: str
-    features: Tensor
-    words: tuple[str, ...]
-
-
-@dataclass
-class Shard:
-    """Utterances that are worked on together.
-
-    The features of the last chain and adaptations asked for are kept.
-    """
-
-    utterances: Sequence[Utterance]
-    _key: tuple[object, object] | None = field(default=None, repr=False)
-    _features: list[Tensor] = field(default_factory=list, repr=False)
-
-    def features(self, chain: FeatureChain, adaptations: Adaptations | None = None) -> list[Tensor]:
-        """Transformed features of each utterance; a speaker without a transform is left as he is."""
-        if self._key is None or self._key[0] is not chain or self._key[1] is not adaptations:
-            known = adaptations or {}
-            self._features = [chain(one.features, known.get(one.speaker)) for one in self.utterances]
-            self._key = (chain, adaptations)
-        return self._features
-
-
-def make_shards(utterances: Iterable[Utterance], frames: int = 200_000) -> list[Shard]:
-    """Divide utterances into shards of about this many frames."""
-    shards: list[list[Utterance]] = [[]]
-    count = 0
-    for utterance in utterances:
-        if count >= frames:
-            shards.append([])
-            count = 0
-        shards[-1].append(utterance)
-        count += len(utterance.features)
-    return [Shard(one) for one in shards if one]
-
-
-@dataclass(frozen=True)
 class AlignOptions:
-    """How to align.
+    """Parameters of alignment.
 
     Attributes:
-        beam: of the Viterbi search, at the scale of the scaled log likelihoods; 0 is none.
-        retry_beam: of a second try.
-        acoustic_scale: weight of the log likelihoods.
-        scales: weights of the transitions.
+        beam: Of the Viterbi search, at the scale of the scaled log-likelihoods; 0 is none.
+        retry_beam: Of a second try.
+        acoustic_scale: Weight of the log-likelihoods.
+        scales: Weights of the transitions.
     """
 
     beam: float = 10.0
@@ -106,9 +55,9 @@ class AlignedShard:
     """Alignments and failures of a shard.
 
     Attributes:
-        alignments: by utterance.
-        failures: the reason for each utterance that has none.
-        retried: how many needed the wider beam.
+        alignments: By utterance.
+        failures: The reason for each utterance without an alignment.
+        retried: Number of utterances that needed the wider beam.
     """
 
     alignments: Alignments
@@ -117,7 +66,7 @@ class AlignedShard:
 
     @property
     def score(self) -> float:
-        """Mean log likelihood of a frame along the paths."""
+        """Mean log-likelihood of a frame along the paths."""
         frames = sum(one.num_frames for one in self.alignments.values())
         return sum(one.score * one.num_frames for one in self.alignments.values()) / max(frames, 1)
 
@@ -145,9 +94,9 @@ def align_equally(shard: Shard, phones: PhoneSet, graphs: Graphs) -> AlignedShar
     """A first alignment without any model; see `speech.hmm.align.equal_alignment`."""
     alignments, failures = {}, {}
     for one in shard.utterances:
-        found = equal_alignment(graphs[one.id], len(one.features), phones)
+        found = equal_alignment(graphs[one.id], one.num_frames, phones)
         if found is None:
-            failures[one.id] = f"{len(one.features)} frames are too few for its transcript"
+            failures[one.id] = f"{one.num_frames} frames are too few for its transcript"
         else:
             alignments[one.id] = found
     return AlignedShard(alignments, failures)
@@ -168,6 +117,7 @@ def align(
     alignments: dict[str, Alignment] = {}
     failures: dict[str, str] = {}
     retried = 0
+    model = model.to(shard.device)
     for one, frames in zip(shard.utterances, shard.features(model.chain, adaptations), strict=True):
         found = align_frames(model, graphs[one.id], frames, options, options.beam)
         if found is None and options.beam:
@@ -200,8 +150,8 @@ class Statistics:
     """Sums for one EM iteration.
 
     Attributes:
-        gmm: of the mixtures.
-        transitions: counts of transitions.
+        gmm: Of the mixtures.
+        transitions: Counts of transitions.
     """
 
     gmm: GmmStatistics
@@ -239,26 +189,27 @@ def accumulate_shard(
     """The E step for a shard.
 
     Args:
-        model: the model.
-        shard: utterances; those without alignment are left out.
-        alignments: by utterance.
-        adaptations: transforms by speaker.
-        unadapted: sum features without the speakers' transforms, with the posteriors of those with them.
+        model: The model.
+        shard: Utterances; those without alignment are left out.
+        alignments: By utterance.
+        adaptations: Transforms by speaker.
+        unadapted: Sum features without the speakers' transforms, with the posteriors of those with them.
 
     Returns:
         Statistics for `speech.hmm.statistics.update` and `TransitionModel.updated`.
     """
     counts = np.zeros(len(model.transitions.log_probs))
+    model = model.to(shard.device)
     frames, found = _aligned(shard, alignments, model.chain, adaptations)
     if not found:
-        return Statistics(GmmStatistics.zeros(model.gmm), counts)
+        return Statistics(GmmStatistics.zeros(model.gmm).cpu(), counts)
     for one in found:
         counts += transition_counts(one, model.tree, model.transitions)
     pdfs = _pdfs(found, model.tree, frames.device)
     if unadapted:
-        plain, _ = _aligned(Shard(shard.utterances), alignments, model.chain, None)
-        return Statistics(accumulate(model.gmm, plain, pdfs, posterior_frames=frames), counts)
-    return Statistics(accumulate(model.gmm, frames, pdfs), counts)
+        plain, _ = _aligned(shard.part(shard.utterances), alignments, model.chain, None)
+        return Statistics(accumulate(model.gmm, plain, pdfs, posterior_frames=frames).cpu(), counts)
+    return Statistics(accumulate(model.gmm, frames, pdfs).cpu(), counts)
 
 
 def context_statistics(
@@ -276,13 +227,15 @@ def lda_statistics(shard: Shard, alignments: Alignments, chain: FeatureChain, tr
     stats = LdaStatistics.zeros(tree.num_pdfs, dim)
     for one in shard.utterances:
         if one.id in alignments:
-            stats.add(wide(one.features), _pdfs([alignments[one.id]], tree, one.features.device))
+            frames = one.features.to(shard.device)
+            stats.add(wide(frames), _pdfs([alignments[one.id]], tree, frames.device))
     return stats
 
 
 def mllt_statistics(model: AcousticModel, shard: Shard, alignments: Alignments, every: int = 1) -> MlltStatistics:
     """Statistics for MLLT; of every n-th frame only, where there are plenty."""
     stats = MlltStatistics.zeros(model.gmm.dim)
+    model = model.to(shard.device)
     frames, found = _aligned(shard, alignments, model.chain, None)
     return stats.add(model.gmm, frames[::every], _pdfs(found, model.tree, frames.device)[::every]) if found else stats
 
@@ -298,17 +251,18 @@ def fmllr_statistics(
     """Statistics for fMLLR by speaker.
 
     Args:
-        model: the model that adapted features shall fit.
-        shard: utterances.
-        alignments: by utterance.
-        adaptations: the transforms so far, for the posteriors.
-        silence_weight: weight of frames of silence and noise.
-        every: use every n-th frame only.
+        model: The model that the adapted features should fit.
+        shard: Utterances.
+        alignments: By utterance.
+        adaptations: The transforms so far, for the posteriors.
+        silence_weight: Weight of frames of silence and noise.
+        every: Use every n-th frame only.
     """
     stats: dict[str, FmllrStatistics] = {}
     known = adaptations or {}
+    model = model.to(shard.device)
     for speaker, ones in _by_speaker(shard, alignments).items():
-        part = Shard(ones)
+        part = shard.part(ones)
         plain, found = _aligned(part, alignments, model.chain, None)
         adapted = adapt(plain, known[speaker]) if speaker in known else plain
         phones = np.concatenate([one.phones[one.phone_of_frame()] for one in found])
@@ -319,8 +273,8 @@ def fmllr_statistics(
     return stats
 
 
-def _by_speaker(shard: Shard, alignments: Alignments) -> dict[str, list[Utterance]]:
-    found: dict[str, list[Utterance]] = {}
+def _by_speaker(shard: Shard, alignments: Alignments) -> dict[str, list[TrainingUtterance]]:
+    found: dict[str, list[TrainingUtterance]] = {}
     for one in shard.utterances:
         if one.id in alignments:
             found.setdefault(one.speaker, []).append(one)
@@ -334,3 +288,8 @@ def merge_speakers(parts: Iterable[Mapping[str, FmllrStatistics]]) -> dict[str, 
         for speaker, stats in part.items():
             total[speaker] = total[speaker] + stats if speaker in total else stats
     return total
+
+
+def estimate_transforms(parts: Iterable[Mapping[str, FmllrStatistics]]) -> dict[str, Tensor]:
+    """fMLLR transforms by speaker, from the statistics of all shards."""
+    return {speaker: estimate_fmllr(stats).float() for speaker, stats in sorted(merge_speakers(parts).items())}

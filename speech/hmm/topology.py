@@ -24,7 +24,7 @@ _POSITIONS = ("B", "I", "E", "S")
 
 
 class PhoneError(ValueError):
-    """A phone that the phone set lacks, or a phone set that does not fit the lexicon."""
+    """A phone is not in the phone set."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Topology:
     """The states of a phone and where each may go.
 
     Attributes:
-        moves: for each state the next states and their initial probabilities; the number of states stands for the end
+        moves: For each state the next states and their initial probabilities; the number of states stands for the end
             of the phone. Every state may stay; a phone begins in state 0 and ends from its last state.
     """
 
@@ -57,12 +57,12 @@ MAX_STATES = max(SPEECH_TOPOLOGY.num_states, SILENCE_TOPOLOGY.num_states)
 
 @dataclass(frozen=True)
 class PhoneSet:
-    """Phones by number; 0 stands for no phone, beyond either end of an utterance.
+    """Phones by number; 0 stands for the boundary of an utterance.
 
     Attributes:
-        names: the name of phone i is `names[i - 1]`.
-        noises: how many phones, the first ones, are silence or noise: five states, independent of their context.
-        positions: whether names end in `_B`, `_I`, `_E` or `_S`, the phone's place in its word.
+        names: The name of phone i is `names[i - 1]`.
+        noises: How many phones, the first ones, are silence or noise: five states, independent of their context.
+        positions: Whether names end in `_B`, `_I`, `_E` or `_S`, the phone's place in its word.
     """
 
     names: tuple[str, ...]
@@ -93,7 +93,7 @@ class PhoneSet:
         """Number of a phone.
 
         Raises:
-            PhoneError: there is none of that name.
+            PhoneError: There is none of that name.
         """
         if name not in self._index:
             raise PhoneError(f"phone {name} is not in the model's phone set: use the lexicon that it was trained with")
@@ -142,11 +142,11 @@ class PhoneSet:
 
 @dataclass(frozen=True)
 class Scales:
-    """How much transitions count beside the densities.
+    """Weights of transition probabilities relative to the densities.
 
     Attributes:
-        transition: weight of the log probabilities of the ways through a phone.
-        loop: weight of those of staying and of leaving: small, as frames are more dependent than the model believes.
+        transition: Weight of the log probabilities of the ways through a phone.
+        loop: Weight of those of staying and of leaving: small, as frames are more dependent than the model believes.
     """
 
     transition: float = 1.0
@@ -157,7 +157,7 @@ class TransitionModel:
     """Transition probabilities, shared by the places where a phone's state has the same density.
 
     Args:
-        phones: the phone set.
+        phones: The phone set.
         keys: int32 `[N, 3]`, the phone, state and pdf of each transition state, sorted, each once.
         log_probs: float64 `[number of transitions]` or None for the topologies' own: transition states in order, and
             for each the moves of its topology in order.
@@ -225,8 +225,8 @@ class TransitionModel:
 
         Args:
             counts: `[number of transitions]`.
-            minimum: transition states that were left less often keep their probabilities.
-            floor: smallest probability (as in Kaldi's `TransitionModel::MleUpdate`).
+            minimum: Transition states that were left less often keep their probabilities.
+            floor: Smallest probability (as in Kaldi's `TransitionModel::MleUpdate`).
 
         Returns:
             A new model.

@@ -6,10 +6,11 @@ a checkpoint; an interrupted training continues after the last one and gives the
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,16 +22,16 @@ from speech.hmm import steps
 from speech.hmm.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from speech.hmm.clustering import phonetic_questions
 from speech.hmm.config import HmmConfig, StageConfig, StageName
-from speech.hmm.fmllr import estimate_fmllr
 from speech.hmm.gmm import DiagGmm, split_targets
 from speech.hmm.graphs import GraphOptions, Lexicon
 from speech.hmm.lda import LdaStatistics, estimate_lda
 from speech.hmm.mllt import MlltStatistics, estimate_mllt
 from speech.hmm.model import AcousticModel, FeatureChain
 from speech.hmm.statistics import GmmStatistics, update
-from speech.hmm.steps import AlignedShard, AlignOptions, Graphs, Shard, Statistics, Utterance
+from speech.hmm.steps import AlignedShard, AlignOptions, Graphs, Statistics
 from speech.hmm.topology import PhoneSet, TransitionModel
 from speech.hmm.tree import ContextStatistics, DecisionTree, grow_tree, monophone_tree
+from speech.hmm.utterances import Shard, TrainingUtterance, make_shards
 
 T = TypeVar("T")
 Mapper = Callable[[Callable[[Shard], T], Sequence[Shard]], Iterable[T]]
@@ -39,22 +40,22 @@ STAGES: tuple[StageName, ...] = ("mono", "tri", "lda", "sat")
 
 
 class TrainingError(ValueError):
-    """Data that nothing can be trained on."""
+    """The data cannot be used for training."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What training reports after each iteration.
+    """Figures of an iteration.
 
     Attributes:
         stage: "mono", "tri", "lda" or "sat".
-        iteration: from 1.
-        iterations: how many there will be.
-        log_likelihood: of a frame, before the update.
-        gaussians: components after the update.
-        failures: utterances without alignment.
-        retried: utterances that needed the wider beam at the last alignment.
-        seconds: of this iteration.
+        iteration: From 1.
+        iterations: Their number in this stage.
+        log_likelihood: Of a frame, before the update.
+        gaussians: Components after the update.
+        failures: Utterances without alignment.
+        retried: Utterances that needed the wider beam at the last alignment.
+        seconds: Of this iteration.
     """
 
     stage: StageName
@@ -71,13 +72,14 @@ class Trainer:
     """Trains stage by stage.
 
     Args:
-        utterances: the training set.
-        lexicon: pronunciations of words.
-        config: sizes and schedules.
-        folder: for checkpoints; None for none.
-        progress: called after each iteration.
-        mapper: applies a step to all shards.
-        phones: the phone set, if it is not that of the lexicon.
+        utterances: The training set.
+        lexicon: Pronunciations of words.
+        config: Sizes and schedules.
+        folder: For checkpoints; None saves none.
+        progress: Called after each iteration.
+        mapper: Applies a step to all shards.
+        phones: The phone set, if it is not that of the lexicon.
+        device: Device for the computation on frames, such as `cuda`; models are updated on the CPU.
 
     Example:
         >>> trainer = Trainer(utterances, lexicon, HmmConfig(), Path("work"))
@@ -86,13 +88,14 @@ class Trainer:
 
     def __init__(
         self,
-        utterances: Iterable[Utterance],
+        utterances: Iterable[TrainingUtterance],
         lexicon: Lexicon,
         config: HmmConfig | None = None,
         folder: Path | None = None,
         progress: Callable[[Progress], None] | None = None,
         mapper: Mapper[Any] = map,
         phones: PhoneSet | None = None,
+        device: str = "cpu",
     ) -> None:
         self.config = config or HmmConfig()
         self.lexicon, self.folder, self.mapper = lexicon, folder, mapper
@@ -103,9 +106,9 @@ class Trainer:
         used = {word for one in known for word in one.words}
         listed = (p for word, ps in lexicon.items() if word in used for p in ps) if phones is None else ()
         self.phones = phones or PhoneSet.of(listed, self.config.positions)
-        self.shards = steps.make_shards(known, self.config.shard_frames)
-        shortest = sorted(known, key=lambda one: (len(one.features), one.id))[: self.config.mono_utterances]
-        self.short_shards = steps.make_shards(shortest, self.config.shard_frames)
+        self.shards = make_shards(known, self.config.shard_frames, device)
+        shortest = sorted(known, key=lambda one: (one.num_frames, one.id))[: self.config.mono_utterances]
+        self.short_shards = make_shards(shortest, self.config.shard_frames, device)
         self._graphs: dict[str, Any] = {}
 
     def run(self, last: StageName = "sat") -> Checkpoint:
@@ -124,7 +127,7 @@ class Trainer:
         """Train one stage from the one before it.
 
         Raises:
-            TrainingError: no utterance could be aligned.
+            TrainingError: No utterance could be aligned.
         """
         config: StageConfig = getattr(self.config, name)
         folder = None if self.folder is None else self.folder / name
@@ -147,7 +150,7 @@ class Trainer:
         if name == "mono":
             return self._flat_start()
         assert previous is not None, f"{name} needs the stage before it"
-        options = replace(previous, iteration=0, finished=False)
+        options = replace(previous, stage=name, iteration=0, finished=False)
         aligned = self._aligned(name, previous.model, previous.adaptations)
         if name == "tri":
             chain = FeatureChain()
@@ -174,8 +177,7 @@ class Trainer:
     def _lda(self, model: AcousticModel, aligned: AlignedShard) -> FeatureChain:
         wide = FeatureChain(self.config.lda_context)
         step = partial(steps.lda_statistics, alignments=aligned.alignments, chain=wide, tree=model.tree)
-        parts: list[LdaStatistics] = list(self._map(step))
-        total = sum(parts[1:], parts[0])
+        total: LdaStatistics = reduce(operator.add, self._map(step))
         return FeatureChain(self.config.lda_context, estimate_lda(total, self.config.lda_dim))
 
     def _tied(
@@ -212,8 +214,7 @@ class Trainer:
         step = partial(
             steps.accumulate_shard, state.model, alignments=state.aligned.alignments, adaptations=state.adaptations
         )
-        parts: list[Statistics] = list(self._map(step, short=name == "mono"))
-        total = sum(parts[1:], parts[0])
+        total: Statistics = reduce(operator.add, self._map(step, short=name == "mono"))
         model, floor = self._updated(config, iteration, state.model, total)
         self.progress(
             Progress(
@@ -246,8 +247,8 @@ class Trainer:
 
     def _mllt(self, state: Checkpoint) -> AcousticModel:
         step = partial(steps.mllt_statistics, state.model, alignments=state.aligned.alignments, every=self.config.every)
-        parts: list[MlltStatistics] = list(self._map(step))
-        matrix = estimate_mllt(sum(parts[1:], parts[0]))
+        stats: MlltStatistics = reduce(operator.add, self._map(step))
+        matrix = estimate_mllt(stats)
         chain = state.model.chain
         assert chain.matrix is not None, "MLLT without LDA"
         combined = (matrix @ chain.matrix.double()).float()
@@ -264,8 +265,7 @@ class Trainer:
             silence_weight=self.config.silence_weight,
             every=self.config.every,
         )
-        merged = steps.merge_speakers(self._map(step))
-        return {speaker: estimate_fmllr(stats).float() for speaker, stats in sorted(merged.items())}
+        return steps.estimate_transforms(self._map(step))
 
     def _finish(self, name: StageName, state: Checkpoint) -> Checkpoint:
         """For SAT: mixtures for features that are not adapted, by one pass with the posteriors of those that are."""
@@ -278,8 +278,8 @@ class Trainer:
             adaptations=state.adaptations,
             unadapted=True,
         )
-        parts: list[Statistics] = list(self._map(step))
-        total: GmmStatistics = sum(parts[1:], parts[0]).gmm
+        everything: Statistics = reduce(operator.add, self._map(step))
+        total: GmmStatistics = everything.gmm
         floor = self.config.variance_floor * _moments(float(total.occupancies.sum()), total.sums.sum((0, 1)).numpy())[1]
         unadapted = update(state.model.gmm, total, floor, self.config.minimum_occupancy)
         return replace(state, model=replace(state.model, unadapted=unadapted), finished=True)

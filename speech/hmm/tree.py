@@ -2,7 +2,7 @@
 
 A tree maps a triphone's state (left phone, phone, right phone, state) to a pdf. The phones of a family, say the vowel
 AH in all its stresses, grow one tree with all their states, and questions may ask for left, centre or right phone or
-for the state. `grow_tree` splits the leaf and question of the largest gain in log likelihood of single Gaussians.
+for the state. `grow_tree` splits the leaf and question of the largest gain in log-likelihood of single Gaussians.
 """
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ class DecisionTree:
     """Trees over contexts; leaves are numbered pdfs.
 
     Attributes:
-        phones: the phone set.
+        phones: The phone set.
         roots: int32 `[phones + 1, states]`, the node where the tree of a phone's state begins.
-        nodes: of each inner node: position asked (0 left, 1 centre, 2 right, 3 state), the phones or states for which
+        nodes: Of each inner node: position asked (0 left, 1 centre, 2 right, 3 state), the phones or states for which
             the answer is yes, the node for yes, the node for no. Leaf p is written -1 - p.
-        num_pdfs: number of leaves.
-        context_dependent: whether a neighbour is ever asked for.
+        num_pdfs: Number of leaves.
+        context_dependent: Whether a neighbour is ever asked for.
     """
 
     phones: PhoneSet
@@ -240,13 +240,13 @@ def grow_tree(
     """Grow trees to a wanted number of leaves.
 
     Args:
-        phones: the phone set.
-        stats: statistics of the training frames.
-        questions: sets of phones.
-        leaves: wanted number; silence and noise have a leaf for each state besides.
-        minimum: frames that a leaf must have.
-        variance_floor: smallest variance of a leaf's Gaussian.
-        merge: unite leaves of a family that lose less than the last split has gained.
+        phones: The phone set.
+        stats: Statistics of the training frames.
+        questions: Sets of phones.
+        leaves: Wanted number; silence and noise have a leaf for each state besides.
+        minimum: Frames that a leaf must have.
+        variance_floor: Smallest variance of a leaf's Gaussian.
+        merge: Unite leaves of a family that lose less than the last split has gained.
 
     Returns:
         The tree; after merging it has somewhat fewer leaves.

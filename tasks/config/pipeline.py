@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from speech.decoding import DecodeChoice, GreedyConfig
 from speech.features import FeatureChoice, LogMelConfig
+from speech.hmm.config import AlignConfig
 from speech.lexicon import GraphemesConfig, LexiconChoice
 from speech.lm import LmOption
 from speech.models import ConformerConfig, ModelChoice
@@ -189,6 +190,11 @@ class PipelineConfig(BaseModel):
     """Where stage outputs go."""
     features: FeatureChoice = LogMelConfig()
     """What the acoustic model sees."""
+    align: AlignConfig | None = None
+    """The GMM-HMM that the stage `align` trains and aligns with; without this section there is no such stage."""
+    recognizer: Literal["network", "gmm"] = "network"
+    """What decodes the test sets: the trained network, or the GMM-HMM of the stage `align`, as `align.recognize` says;
+    then there are no stages `train`, `register` and `report`."""
     tokens: TokenConfig = TokenConfig()
     """What the acoustic model says."""
     model: ModelChoice = ConformerConfig()
@@ -223,6 +229,13 @@ class PipelineConfig(BaseModel):
             self.train.augment.refuse_waves()
         check_decoder(self.train.objective, self.decode.kind)
         check_decoding(self.decode, self.lm, self.tune)
+        if self.recognizer == "gmm" and not (self.align and (self.align.recognize.arpa or self.lm)):
+            raise ValueError(
+                "recognizer is gmm, which needs a GMM-HMM and a language model: give the sections align and lm, or set "
+                "align.recognize.arpa"
+            )
+        if self.recognizer == "gmm" and self.tune is not None:
+            raise ValueError("recognizer is gmm, but tune chooses parameters of a network's decoder: remove tune")
         return self
 
     @property
@@ -283,7 +296,6 @@ def _anchor_paths(config: PipelineConfig, folder: Path) -> PipelineConfig:
     sources = tuple(source.model_copy(update={"path": absolute(source.path)}) for source in config.data.sources)
     data = config.data.model_copy(update={"sources": sources})
     train = config.train.model_copy(update={"augment": config.train.augment.with_files(absolute)})
-    decode, lexicon = config.decode.with_files(absolute), config.lexicon.with_files(absolute)
-    lm = config.lm and config.lm.with_paths(absolute)
-    parts = {"data": data, "train": train, "decode": decode, "lexicon": lexicon, "lm": lm}
-    return config.model_copy(update=parts)
+    files = {"decode": config.decode.with_files(absolute), "lexicon": config.lexicon.with_files(absolute)}
+    align, lm = config.align and config.align.with_files(absolute), config.lm and config.lm.with_paths(absolute)
+    return config.model_copy(update={"data": data, "train": train, "align": align, "lm": lm, **files})

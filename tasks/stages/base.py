@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from tasks.locking.leases import LockLease
 
 LOCK_WAIT_S = 12 * 3600.0
+_OF_NETWORKS = ("train", "register", "report")
+"""Stages that a pipeline without a network does not have."""
 
 
 class StageError(RuntimeError):
@@ -45,7 +47,10 @@ def position(stage: str) -> int:
 
 def stages_of(config: PipelineConfig) -> tuple[str, ...]:
     """The stages that a configuration has, in order."""
-    return tuple(name for name in STAGES if name not in OPTIONAL or getattr(config, name) is not None)
+    without = _OF_NETWORKS if config.recognizer == "gmm" else ()
+    return tuple(
+        name for name in STAGES if name not in without and (name not in OPTIONAL or getattr(config, name) is not None)
+    )
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Stage 6, decode: hypotheses of the test sets, as NIST trn and as Parquet."""
+"""Stage decode: hypotheses of the test sets, as NIST trn and as Parquet."""
 
 import tempfile
 from collections.abc import Callable, Mapping
@@ -104,7 +104,20 @@ def decode_with(
     )
 
 
+def publish_hypotheses(output: StageOutput, name: str, found: list[Decoded], counts: dict[str, int]) -> None:
+    """Write the hypotheses of a set, and count them."""
+    write_table(output.store, f"{name}.parquet", [asdict(entry) for entry in found], _SCHEMA)
+    output.store.write(f"{name}.hyp.trn", format_trn({entry.id: entry.hyp for entry in found}).encode())
+    output.store.write(f"{name}.ref.trn", format_trn({entry.id: entry.ref for entry in found}).encode())
+    counts["utterances"] += len(found)
+    counts["empty"] += sum(not entry.hyp for entry in found)
+
+
 def _inputs(run: Run) -> Inputs:
+    if run.config.recognizer == "gmm":
+        from tasks.stages.decode_gmm import gmm_inputs
+
+        return gmm_inputs(run)
     sets = scored_sets(run)
     digests = {name: set_digest(run, name) for name in sets}
     # only what differs from the default, as in `tasks.stages.train`
@@ -142,6 +155,10 @@ def check_tuning(run: Run) -> None:
 
 
 def _work(run: Run, output: StageOutput) -> dict[str, Any]:
+    if run.config.recognizer == "gmm":
+        from tasks.stages.decode_gmm import decode_with_gmm
+
+        return decode_with_gmm(run, output)
     counts: dict[str, int] = {"utterances": 0, "empty": 0}
     damaged: list[QuarantinedShard] = []
     record: dict[str, Any] = {"sets": scored_sets(run)}
@@ -155,13 +172,7 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
             quarantine = set_quarantine(run, name, output.store)
             found = _decode(run, bundle, name, chosen, quarantine)
             damaged += quarantine.entries()
-            write_table(output.store, f"{name}.parquet", [asdict(entry) for entry in found], _SCHEMA)
-            hypotheses = {entry.id: entry.hyp for entry in found}
-            references = {entry.id: entry.ref for entry in found}
-            output.store.write(f"{name}.hyp.trn", format_trn(hypotheses).encode())
-            output.store.write(f"{name}.ref.trn", format_trn(references).encode())
-            counts["utterances"] += len(found)
-            counts["empty"] += sum(not entry.hyp for entry in found)
+            publish_hypotheses(output, name, found, counts)
     return record | {"counts": counts} | quarantine_record(counts, damaged)
 
 

@@ -91,8 +91,18 @@ def check_files(cfg: ChoiceWithFiles, section: str = "decode") -> None:
         StageError: One is not; the message names the field.
     """
     for field, path in cfg.files().items():
-        if not Path(path).is_file():
-            raise StageError(f"{section}.{field} names {path}, which is not there: correct the path, or make the file")
+        file_digest(path, f"{section}.{field}")
+
+
+def file_digest(path: str, field: str) -> str:
+    """SHA-256 of a file that a field names.
+
+    Raises:
+        StageError: It is not there.
+    """
+    if not Path(path).is_file():
+        raise StageError(f"{field} names {path}, which is not there: correct the path, or make the file")
+    return _digest(path)
 
 
 def _digest(path: str) -> str:

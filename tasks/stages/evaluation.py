@@ -71,7 +71,8 @@ def use_model(run: Run, bundle: Path) -> None:
         BundleError: If the folder is not a bundle, or its decoder needs files that are not in it.
     """
     run.bundle = bundle
-    run.config = run.config.model_copy(update={"decode": own_decoder(bundle), "lm": None, "tune": None})
+    own = {"decode": own_decoder(bundle), "recognizer": "network", "align": None, "lm": None, "tune": None}
+    run.config = run.config.model_copy(update=own)
 
 
 def write_evaluation(run: Run, model: str) -> Path:

@@ -1,4 +1,4 @@
-"""Stage 3, features: statistics for mean and variance normalization and, on request, stored feature shards.
+"""Stage features: statistics for mean and variance normalization and, on request, stored feature shards.
 
 Features are computed on the fly on the training device unless `features.stored` is set. Statistics are those of the
 training set (`cmvn: global`), or of every speaker of every set (`cmvn: speaker`).
@@ -142,13 +142,12 @@ def _features_of_shard(
     target.write_json(_note(number), {who: value.to_dict() for who, value in sorted(stats.items())})
 
 
-def _pieces(run: Run, name: str, source: ObjectStore, target: ObjectStore, shards: int) -> Iterator[Piece]:
-    digest = run.result("shard").record["sets"][name]["digest"]
-    for numbers in share_out(shards, run.runner):
+def _pieces(run: Run, source: ObjectStore, target: ObjectStore, index: ShardIndex) -> Iterator[Piece]:
+    for numbers in share_out(len(index.shards), run.runner):
         yield {
             "name": piece_name(numbers),
             "source": source.url,
-            "digest": digest,
+            "digest": index.digest,
             "target": target.url,
             "numbers": numbers,
             "features": run.config.features.model_dump(mode="json"),
@@ -158,9 +157,16 @@ def _pieces(run: Run, name: str, source: ObjectStore, target: ObjectStore, shard
 
 
 def features_of_set(
-    run: Run, name: str, source: ObjectStore, target: ObjectStore
+    run: Run, name: str, source: ObjectStore, target: ObjectStore, stage: str = "features"
 ) -> tuple[SpeakerStats, ShardIndex | None, int, list[QuarantinedShard]]:
     """Compute statistics, and stored features if configured, of one set.
+
+    Args:
+        run: The run, with the configuration of the features.
+        name: The set.
+        source: Store of its audio shards.
+        target: Store for the output.
+        stage: The stage that reports progress.
 
     Returns:
         Statistics by speaker, the feature index (None unless features are stored), the number of frames that the
@@ -169,11 +175,11 @@ def features_of_set(
     index = ShardIndex.read(source)
     damaged = ShardQuarantine(target, len(index), run.config.data.max_quarantined)
     damaged.clear()  # shards found damaged by an earlier attempt may be repaired
-    pieces = _pieces(run, name, source, target, len(index.shards))
+    pieces = _pieces(run, source, target, index)
     done = 0
     for made in map_pieces(run.runner, "tasks.stages.features:features_piece", pieces, f"features {name}"):
         done += made
-        progress.report("features", done, len(index.shards), name)
+        progress.report(stage, done, len(index.shards), f"features of {name}" if stage != "features" else name)
     lost = damaged.entries()
     names = {entry.shard for entry in lost}
     whole = [number for number, shard in enumerate(index.shards) if shard.name not in names]

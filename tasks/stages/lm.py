@@ -1,4 +1,4 @@
-"""Stage 5, lm: a language model of the training transcripts and other text, its words, and their pronunciations.
+"""Stage lm: a language model of the training transcripts and other text, its words, and their pronunciations.
 
 The stage runs only if the configuration has the section `lm`. Text that shares word sequences with the test and
 validation transcripts is left out, as `speech.lm.protection` describes; the record counts it.

@@ -1,4 +1,4 @@
-"""Stage 1, prepare: read corpora, check every utterance, normalize transcripts, divide into sets.
+"""Stage prepare: read corpora, check every utterance, normalize transcripts, divide into sets.
 
 The output is `utterances.parquet` (usable utterances), `text-changes.parquet` (changes to their transcripts) and
 `quarantine.parquet` (unusable utterances, with the reason); the counts add up: read = written + quarantined. One bad

@@ -1,4 +1,4 @@
-"""Stage 8, register: completes the training's MLflow run and registers a version of the model.
+"""Stage register: completes the training's MLflow run and registers a version of the model.
 
 The new version becomes `@challenger`, and is compared with the champion at once unless `register.promote` is `manual`:
 see `tasks.tracking.promotion`.

@@ -1,4 +1,4 @@
-"""Stage 9, report: one self-contained HTML page per run, and its texts for the Prefect UI."""
+"""Stage report: one self-contained HTML page per run, and its texts for the Prefect UI."""
 
 import base64
 import tempfile

@@ -9,6 +9,7 @@ is a task run in the UI; without one, plain threads or processes are used.
 """
 
 import logging
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
@@ -61,6 +62,57 @@ def piece_task(name: str, piece: Piece, label: str) -> Any:
     return do_piece(name, piece)
 
 
+class Workers(AbstractContextManager["Workers"]):
+    """Workers that stay alive between several calls of `map`; use it as a context manager.
+
+    Args:
+        runner: Where the pieces are done.
+        traced: Whether each piece is a task run in the UI, if there is a flow run; `dask` and `ray` always are. Many
+            short pieces are better done without.
+    """
+
+    def __init__(self, runner: RunnerConfig, traced: bool = True) -> None:
+        self._runner, self._traced = runner, traced
+        self._open: Any = None
+
+    def map(self, name: str, pieces: Iterable[Piece], label: str) -> Iterator[Any]:
+        """Do pieces of work in parallel; arguments, results and errors as for `map_pieces`."""
+        source = iter(pieces)
+        window = deque(islice(source, _AHEAD * self._runner.count))
+        for _ in range(_POOLS):
+            try:
+                submitter = self._submitter()
+                results = deque(submitter.submit(name, one, label) for one in window)
+                while window:
+                    result = results.popleft()()
+                    window.popleft()
+                    yield result
+                    for one in islice(source, 1):
+                        window.append(one)
+                        results.append(submitter.submit(name, one, label))
+                return
+            except BrokenProcessPool:
+                self._close(*sys.exc_info())
+                _log.warning("%s: a worker process was killed; its work is repeated", label)
+        raise StageError(
+            f"{label}: worker processes were killed {_POOLS} times, from outside or because memory ran out: lower "
+            "runner.workers, or use runner.kind threads"
+        )
+
+    def _submitter(self) -> Any:
+        if self._open is None:
+            self._open = _submitter(self._runner, self._traced).__enter__()
+        return self._open
+
+    def _close(self, *failure: Any) -> None:
+        opened, self._open = self._open, None
+        if opened is not None:
+            opened.__exit__(*failure)
+
+    def __exit__(self, *failure: Any) -> None:
+        self._close(*failure)
+
+
 def map_pieces(runner: RunnerConfig, name: str, pieces: Iterable[Piece], label: str) -> Iterator[Any]:
     """Do pieces of work in parallel; pieces of a killed process are repeated.
 
@@ -78,26 +130,8 @@ def map_pieces(runner: RunnerConfig, name: str, pieces: Iterable[Piece], label: 
             repeatedly.
         Exception: The exception of a piece; pieces that have not started are dropped.
     """
-    source = iter(pieces)
-    window = deque(islice(source, _AHEAD * runner.count))
-    for _ in range(_POOLS):
-        try:
-            with _submitter(runner) as submitter:
-                results = deque(submitter.submit(name, one, label) for one in window)
-                while window:
-                    result = results.popleft()()
-                    window.popleft()
-                    yield result
-                    for one in islice(source, 1):
-                        window.append(one)
-                        results.append(submitter.submit(name, one, label))
-            return
-        except BrokenProcessPool:
-            _log.warning("%s: a worker process was killed; its work is repeated", label)
-    raise StageError(
-        f"{label}: worker processes were killed {_POOLS} times, from outside or because memory ran out: lower "
-        "runner.workers, or use runner.kind threads"
-    )
+    with Workers(runner) as workers:
+        yield from workers.map(name, pieces, label)
 
 
 def share_out(count: int, runner: RunnerConfig) -> Iterator[list[int]]:
@@ -153,8 +187,8 @@ class _OfPrefect(AbstractContextManager["_OfPrefect"]):
         self._runner.__exit__(*failure)
 
 
-def _submitter(runner: RunnerConfig) -> Any:
-    if FlowRunContext.get() is not None:
+def _submitter(runner: RunnerConfig, traced: bool = True) -> Any:
+    if FlowRunContext.get() is not None and (traced or runner.kind in ("dask", "ray")):
         return _OfPrefect(runner)
     if runner.kind in ("dask", "ray"):
         raise StageError(f"runner.kind {runner.kind} needs a flow run: use `starling run`, or runner.kind threads")

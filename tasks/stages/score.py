@@ -1,4 +1,4 @@
-"""Stage 7, score: word and character error rates by set, speaker, corpus and domain, intervals, and alignments."""
+"""Stage score: word and character error rates by set, speaker, corpus and domain, intervals, and alignments."""
 
 import re
 from functools import partial
@@ -107,11 +107,16 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     words = sum(entry["words"] for entry in sets.values())
     groups = {name: {kind: details[name][kind] for kind in GROUPS} for name in sets}
     groups = {name: {kind: by for kind, by in found.items() if len(by) > 1} for name, found in groups.items()}
-    return {
+    record = {
         "counts": {"words": words, "errors": errors},
         "sets": sets,
         "groups": {name: found for name, found in groups.items() if found},
     }
+    if run.config.recognizer == "gmm":  # no registration follows that logs the figures
+        from tasks.tracking.stage_runs import log_stage
+
+        record["tracking"] = log_stage(run, "align", run.result("align").key, figures(record))
+    return record
 
 
 SCORE = Stage("score", 3, _inputs, _work)

@@ -1,4 +1,4 @@
-"""Stage 2, shard: pack each set's audio into WebDataset tars of FLAC and JSON, with a Parquet index published last.
+"""Stage shard: pack each set's audio into WebDataset tars of FLAC and JSON, with a Parquet index published last.
 
 Shards are written in parallel, each of them atomically; a crashed stage continues with the missing shards. FLAC that
 needs no change is copied; everything else is decoded, resampled and encoded.

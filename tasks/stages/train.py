@@ -1,4 +1,4 @@
-"""Stage 4, train: builds tokens from the training transcripts, then trains in separate processes."""
+"""Stage train: builds tokens from the training transcripts, then trains in separate processes."""
 
 import hashlib
 from collections.abc import Iterator

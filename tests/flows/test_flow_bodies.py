@@ -109,11 +109,16 @@ def test_an_evaluation_for_waiting_challengers_ends_at_once_without_one(config, 
 def test_stages_that_are_done_or_later_than_wanted_are_left_out(monkeypatch):
     done = []
     monkeypatch.setattr(pipeline, "run_stage", lambda name, run: done.append(name))
-    run = SimpleNamespace(results={"shard": None}, config=SimpleNamespace(lm=None))
+    config = SimpleNamespace(align=None, lm=None, recognizer="network")
+    run = SimpleNamespace(results={"shard": None}, config=config)
     pipeline._stages(run, pipeline.STAGES, "train")
     assert done == ["prepare", "features", "train"]
     done.clear()
-    for run.config.lm in (None, "a language model"):  # an optional stage needs its section
+    for config.align in (None, "a GMM-HMM"):  # an optional stage needs its section
+        pipeline._stages(run, pipeline.INGEST, "align")
+    assert done == ["prepare", "features", "prepare", "features", "align"]
+    done.clear()
+    for config.lm in (None, "a language model"):
         pipeline._stages(run, pipeline.EVALUATE, "decode")
     assert done == ["decode", "lm", "decode"]
 

@@ -14,7 +14,7 @@ from tasks.stages.base import Run, StageError
 from tasks.stages.decode import DECODE
 from tasks.stages.features import FEATURES
 from tasks.stages.prepare import PREPARE, read_table
-from tasks.stages.runner import find_work, map_pieces, share_out
+from tasks.stages.runner import Workers, find_work, map_pieces, share_out
 from tasks.stages.shard import SHARD
 
 PIECES = [{"name": str(number), "store": "memory://none", "shards": [], "sample_rate": 8000} for number in range(7)]
@@ -167,3 +167,12 @@ def test_a_cluster_of_two_workers_makes_what_threads_make(finished, tmp_path, ki
         assert "shard train" in done.stdout + done.stderr  # its pieces are task runs
         assert (runner == "threads") != ("decode test" in done.stdout + done.stderr)
     assert records[0] == records[1]
+
+
+def test_workers_stay_between_calls_and_end_with_the_block():
+    with Workers(RunnerConfig(workers=2)) as workers:
+        first = list(workers.map("tasks.stages.shard:shard_piece", PIECES, "probe"))
+        opened = workers._open
+        assert list(workers.map("tasks.stages.shard:shard_piece", PIECES, "probe")) == first
+        assert workers._open is opened
+    assert workers._open is None

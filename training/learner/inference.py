@@ -165,11 +165,11 @@ def _scored(
     def compute(part: Batch) -> Scores:
         return recognizer.scores(part.inputs, part.lengths, part.speakers)
 
-    for batch in _whole_batches(dataset, rows, batch_seconds, on_damage):
+    for batch in whole_batches(dataset, rows, batch_seconds, on_damage):
         yield from portions.each(batch, compute)
 
 
-def _whole_batches(
+def whole_batches(
     dataset: SpeechDataset,
     left: NDArray[np.int64],
     batch_seconds: float,

@@ -9,9 +9,10 @@ from hmm_toys import LEXICON, PHONES, context_tree, corpus, random_model
 
 from speech.hmm.align import alignment_of_path, equal_alignment, transition_counts, viterbi
 from speech.hmm.graphs import GraphOptions, state_graph, utterance_graph
-from speech.hmm.steps import AlignOptions, Shard, align, make_graphs
+from speech.hmm.steps import AlignOptions, align, make_graphs
 from speech.hmm.topology import NOISE, SILENCE, PhoneSet, Scales, TransitionModel
 from speech.hmm.tree import monophone_tree
+from speech.hmm.utterances import Shard
 
 SIL = PHONES.silence
 

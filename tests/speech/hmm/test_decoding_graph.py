@@ -11,24 +11,25 @@ from speech.hmm.align import viterbi
 from speech.hmm.decode import DecodeOptions, GraphDecoder
 from speech.hmm.decoding_graph import WordTable, _with_loops, compose_lexicon, decoding_graph, grammar, lexicon_fst
 from speech.hmm.fst_arrays import FstArrays
-from speech.hmm.graphs import state_graph, utterance_graph
+from speech.hmm.graphs import GraphOptions, state_graph, utterance_graph
 from speech.hmm.tree import monophone_tree
 
 WORDS = WordTable.of(LEXICON)
+SPOKEN = GraphOptions(0.4, {("TO", ("T", "AH0")): 0.3}, {"A": 0.9, "TWO": 0.05})
 
 
-def lg(tmp_path):
+def lg(tmp_path, options=None):
     (tmp_path / "lm.arpa").write_text(arpa())
-    lexicon = lexicon_fst(PHONES, LEXICON, WORDS)
+    lexicon = lexicon_fst(PHONES, LEXICON, WORDS, options)
     return compose_lexicon(lexicon, grammar(tmp_path / "lm.arpa", WORDS)), lexicon.symbols
 
 
-def best_sentence(model, scores):
+def best_sentence(model, scores, options=None):
     """The cheapest of all sentences of up to three words, and its cost."""
     found = []
     for size in range(4):
         for words in itertools.product(LEXICON, repeat=size):
-            graph = utterance_graph(PHONES, LEXICON, words, context=model.tree.context_dependent)
+            graph = utterance_graph(PHONES, LEXICON, words, options, model.tree.context_dependent)
             states = state_graph(graph, model.tree, model.transitions)
             path = viterbi(states, scores, states.pdfs)
             if path is not None:
@@ -52,10 +53,11 @@ def path_score(states, scores, path):
 def test_graph_finds_the_best_of_all_sentences(tmp_path, dependent, seed):
     rng = np.random.default_rng(seed)
     model = random_model(rng, context_tree(rng) if dependent else monophone_tree(PHONES))
-    graph = decoding_graph(*lg(tmp_path), model.tree, model.transitions).constant()
+    options = SPOKEN if seed % 2 else None
+    graph = decoding_graph(*lg(tmp_path, options), model.tree, model.transitions).constant()
     scores = (1.5 * rng.normal(size=(int(rng.integers(6, 16)), model.gmm.num_pdfs))).astype(np.float32)
     found = GraphDecoder(graph, WORDS, DecodeOptions(beam=1000.0, acoustic_scale=1.0))(scores)
-    cost, words = best_sentence(model, scores)
+    cost, words = best_sentence(model, scores, options)
     assert found.complete
     assert len(found.pdfs) == len(scores)
     assert found.cost == pytest.approx(cost, abs=2e-2)  # determinization rounds weights to 1/1024

@@ -44,3 +44,21 @@ def test_counts_are_those_of_the_alignments(positions):
 
 def test_words_that_were_not_heard_keep_equal_pronunciations():
     assert graph_options(PronunciationCounts(), LEXICON).pronunciations == {}
+
+
+def test_silence_may_depend_on_the_word_before_it():
+    phones = PhoneSet.of([one for several in LEXICON.values() for one in several])
+    at, to = ("AE1", "T"), ("T", "AH0")
+    found = count_pronunciations(
+        {"a": spoken(phones, None, at, None, to, at, None), "b": spoken(phones, to, to)},
+        {"a": ["AT", "TO", "AT"], "b": ["TO", "TO"]},
+        phones,
+    )
+    assert found.paused == {"AT": 2}
+    options = graph_options(found + PronunciationCounts(), LEXICON, smoothing=0.5, by_word=True)
+    silence = options.silence_probability
+    assert silence == pytest.approx(3.5 / 8)
+    assert options.silence_after == {"AT": pytest.approx((2 + silence) / 3), "TO": pytest.approx(silence / 4)}
+    assert options.pause_costs("AT")[0] < options.pause_costs(None)[0] < options.pause_costs("TO")[0]
+    assert options.pause_costs("XYZZY") == options.pause_costs(None)
+    assert graph_options(found, LEXICON).silence_after is None

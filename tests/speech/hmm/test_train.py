@@ -10,8 +10,9 @@ from speech.hmm.config import HmmConfig, StageConfig
 from speech.hmm.decode import DecodeOptions, GraphDecoder, decode_plain, decode_speaker, speaker_transform
 from speech.hmm.decoding_graph import WordTable, compose_lexicon, decoding_graph, grammar, lexicon_fst
 from speech.hmm.model import AcousticModel, ModelError
-from speech.hmm.steps import Shard, Utterance, accumulate_shard, make_shards
+from speech.hmm.steps import accumulate_shard
 from speech.hmm.train import Trainer, TrainingError
+from speech.hmm.utterances import Shard, Utterance, make_shards
 
 STAGE = StageConfig(leaves=20, gaussians=50, iterations=4, growing=2, realign=(3,), estimate=(2, 4))
 CONFIG = HmmConfig(
@@ -72,6 +73,7 @@ def test_finished_training_is_read_and_not_repeated(trained):
     reports = []
     again = Trainer(corpus(), LEXICON, CONFIG, folder, reports.append).run()
     assert reports == []
+    assert (again.stage, result.stage) == ("sat", "sat")
     torch.testing.assert_close(again.model.gmm.means, result.model.gmm.means)
     torch.testing.assert_close(again.model.unadapted.means, result.model.unadapted.means)
     assert sorted(again.adaptations) == ["s0", "s1"]

@@ -8,9 +8,9 @@ import torch
 
 from speech.hmm.gmm import DiagGmm
 from speech.hmm.model import AcousticModel, FeatureChain
-from speech.hmm.steps import Utterance
 from speech.hmm.topology import PhoneSet, TransitionModel
 from speech.hmm.tree import ContextStatistics, DecisionTree, grow_tree, monophone_tree
+from speech.hmm.utterances import Utterance
 
 LEXICON = {
     "A": [("AH0",)],

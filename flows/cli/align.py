@@ -1,0 +1,153 @@
+"""`starling align`: when each word and phone of transcribed speech is spoken, and which transcripts look wrong."""
+
+import csv
+import io
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flows.cli.common import JsonOption, SetOption, friendly, interruptible, out, print_json, progress_bars, say
+
+if TYPE_CHECKING:
+    from speech.timings import TimedUtterance
+    from tasks.forced_alignment import Alignments
+    from tasks.stages.align_model import AlignmentModel
+
+_SHOWN = 20
+_CONFIGURATIONS = (".yaml", ".yml")
+
+ModelArgument = Annotated[
+    str,
+    typer.Argument(
+        help="YAML configuration with a section align, the folder of such a stage's output, or a CTC model: a bundle's "
+        "folder or models:/NAME@ALIAS.",
+        show_default=False,
+    ),
+]
+DataArgument = Annotated[Path, typer.Argument(help="Corpus: a folder in a known layout, or a table.")]
+
+
+@friendly
+def align(
+    model: ModelArgument,
+    data: DataArgument,
+    overrides: SetOption = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the files.")] = Path("aligned"),
+    deviations: Annotated[
+        float,
+        typer.Option("--deviations", min=0, help="Report scores this many standard deviations below the median."),
+    ] = 5.0,
+    device: Annotated[str, typer.Option("--device", help="Device of a CTC model: cpu, cuda, cuda:1.")] = "cpu",
+    json_output: JsonOption = False,
+) -> None:
+    """Align transcripts with speech, and report transcripts that are probably wrong.
+
+    Writes words.ctm, phones.ctm (or tokens.ctm), a TextGrid for each utterance, and suspicious.csv. A configuration's
+    model is trained first if necessary.
+    """
+    with redirect_stdout(sys.stderr), interruptible(), progress_bars():
+        found = _aligned(model, data, overrides or [], device)
+    files = write_files(found, output, deviations)
+    suspicious = [(name, reason, entry) for name, reason, entry in found.suspicious(deviations)]
+    summary: dict[str, Any] = {
+        "aligned": len(found.found),
+        "failed": len(found.failures),
+        "quarantined": found.quarantined,
+        "suspicious": [{"id": name, "reason": reason} for name, reason, _ in suspicious],
+        "files": [str(path) for path in files],
+    }
+    if json_output:
+        print_json(summary)
+        return
+    _show(suspicious)
+    counts = ", ".join(f"{summary[name]:,} {name}" for name in ("aligned", "failed", "quarantined"))
+    out.print(f"{counts}; files in {output}", highlight=False, soft_wrap=True)
+
+
+def _aligned(model: str, data: Path, overrides: list[str], device: str) -> "Alignments":
+    from flows.models import fetch_model, model_uri
+    from tasks.forced_alignment import align_with_ctc, align_with_gmm
+    from tasks.stages import progress
+    from tasks.stages.align_model import AlignmentModel, is_alignment_model
+
+    def report(done: float, total: float) -> None:
+        progress.report("align", done, total, data.name)
+
+    if model.endswith(_CONFIGURATIONS):
+        from tasks.config.pipeline import load_config
+
+        config = load_config(Path(model), overrides)
+        with _model_of(config) as found:
+            return align_with_gmm(found, data, report, config)
+    if overrides:
+        raise ValueError("--set overrides fields of a configuration, and the model is none: remove it")
+    if is_alignment_model(Path(model)):
+        return align_with_gmm(AlignmentModel.load(Path(model)), data, report)
+    return align_with_ctc(fetch_model(model_uri(model)), data, device, report)
+
+
+@contextmanager
+def _model_of(config: Any) -> "Iterator[AlignmentModel]":
+    """The model of a configuration's stage align, which runs if it has not."""
+    from flows.pipeline import new_run_id
+    from tasks.orchestration.stage_tasks import run_plainly
+    from tasks.stages.align_model import AlignmentModel
+    from tasks.stages.base import Run
+
+    if config.align is None:
+        raise ValueError("the configuration has no section align: add `align: {}`, or give a CTC model")
+    run = Run(config, new_run_id(config))
+    run_plainly(run, "align")
+    with tempfile.TemporaryDirectory() as folder:
+        yield AlignmentModel.fetch(run.result("align").output, Path(folder))
+
+
+def write_files(found: "Alignments", output: Path, deviations: float) -> list[Path]:
+    """Write CTM files, TextGrids and the report; returns their paths without the TextGrids'."""
+    from speech.files import replace_file
+    from speech.timings import ctm_lines, textgrid
+
+    grids = output / "textgrids"
+    grids.mkdir(parents=True, exist_ok=True)
+    words, units = (output / f"{name}.ctm" for name in ("words", found.units))
+    replace_file(words, "".join(ctm_lines(one.id, one.words) for one in found.found).encode())
+    replace_file(units, "".join(ctm_lines(one.id, one.units) for one in found.found).encode())
+    for one in found.found:
+        text = textgrid(one.duration, {"words": one.words, found.units: one.units})
+        replace_file(grids / f"{one.id.replace('/', '_')}.TextGrid", text.encode())
+    report = output / "suspicious.csv"
+    replace_file(report, _table(found, deviations).encode())
+    return [words, units, report]
+
+
+def _table(found: "Alignments", deviations: float) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(["id", "reason", "score", "confidence", "duration", "transcript"])
+    for name, reason, one in found.suspicious(deviations):
+        writer.writerow([name, reason, *_figures(one), " ".join(w.word for w in one.words) if one else ""])
+    return text.getvalue()
+
+
+def _figures(one: "TimedUtterance | None") -> tuple[str, str, str]:
+    return (f"{one.score:.3f}", f"{one.confidence:.3f}", f"{one.duration:.2f}") if one else ("", "", "")
+
+
+def _show(suspicious: "list[tuple[str, str, TimedUtterance | None]]") -> None:
+    """Table of the worst utterances."""
+    from rich.table import Table
+
+    if not suspicious:
+        out.print("no transcript looks wrong")
+        return
+    table = Table("utterance", "why", "score", "confidence", "seconds", title="Suspicious transcripts")
+    for name, reason, one in suspicious[:_SHOWN]:
+        table.add_row(name, reason, *_figures(one))
+    out.print(table)
+    if len(suspicious) > _SHOWN:
+        say(f"{len(suspicious) - _SHOWN} more are in suspicious.csv")

@@ -1,0 +1,87 @@
+"""Forced alignment with a CTC model: when each token and word of a known transcript is spoken.
+
+The best path through the transcript's tokens and blanks is found by torchaudio's `forced_align` (Kürzinger et al. 2020,
+"CTC-segmentation"). CTC tokens are short: a unit starts late and ends early compared with the sound.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torchaudio.functional import forced_align, merge_tokens
+
+from speech.tokens import TokenError, Tokenizer
+from speech.words import Word
+
+
+class AlignmentError(ValueError):
+    """A transcript that cannot be aligned with its speech."""
+
+
+@dataclass(frozen=True)
+class CtcAlignment:
+    """The alignment of an utterance.
+
+    Attributes:
+        words: Words with times and confidences.
+        tokens: Tokens with times and confidences.
+        score: Log posterior of the path per frame.
+    """
+
+    words: list[Word]
+    tokens: list[Word]
+    score: float
+
+
+def align_tokens(
+    log_probs_TV: Tensor, tokenizer: Tokenizer, text: str, frame_seconds: float, offset: float = 0.0
+) -> CtcAlignment:
+    """Align a transcript.
+
+    Args:
+        log_probs_TV: Log posteriors [frames, tokens], the blank first.
+        tokenizer: The model's tokenizer.
+        text: The normalized transcript.
+        frame_seconds: Frame shift in seconds.
+        offset: Start time of the first frame in seconds.
+
+    Raises:
+        AlignmentError: The transcript is empty, longer than the speech, or has unknown tokens.
+    """
+    try:
+        tokens = tokenizer.encode(text)
+    except TokenError as error:
+        raise AlignmentError(str(error)) from error
+    if not tokens:
+        raise AlignmentError("the transcript is empty")
+    needed = len(tokens) + sum(a == b for a, b in pairwise(tokens))
+    if needed > len(log_probs_TV):
+        raise AlignmentError(f"{len(log_probs_TV)} frames are too few for {len(tokens)} tokens")
+    path, scores = forced_align(log_probs_TV[None].float(), torch.tensor([tokens], dtype=torch.int32))
+    score = float(scores.mean())
+    if score == float("-inf"):
+        raise AlignmentError("no path of the transcript has a probability")
+
+    def unit(label: str, start: int, end: int, confidence: float) -> Word:
+        began, lasted = offset + start * frame_seconds, (end - start) * frame_seconds
+        return Word(label, round(max(0.0, began), 3), round(lasted, 3), round(min(confidence, 1.0), 4))
+
+    spans = merge_tokens(path[0], scores[0].exp())
+    words: list[Word] = []
+    first, confidences = 0, list[float]()
+    said: list[str] = []
+    for place, span in enumerate(spans):
+        before, said = said, tokenizer.decode(tokens[: place + 1]).split()
+        if said == before:  # a space separates words and belongs to none
+            continue
+        if len(said) > len(before):
+            first, confidences = span.start, []
+        else:
+            words.pop()
+        confidences.append(span.score)
+        words.append(unit(said[-1], first, span.end, sum(confidences) / len(confidences)))
+    units = [unit(tokenizer.symbols[span.token], span.start, span.end, span.score) for span in spans]
+    return CtcAlignment(words, units, score)

@@ -1,0 +1,105 @@
+"""Alignment of any utterances with a trained model: with fMLLR for each speaker if the model is speaker-adapted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from speech.hmm import steps
+from speech.hmm.graphs import GraphOptions, Lexicon, UtteranceGraph
+from speech.hmm.model import AcousticModel
+from speech.hmm.steps import AlignedShard, AlignOptions
+from speech.hmm.train import Mapper
+from speech.hmm.utterances import Shard
+
+
+@dataclass(frozen=True)
+class AlignedSet:
+    """The alignments of a set.
+
+    Attributes:
+        aligned: Alignments, and utterances that failed with the reasons.
+        adaptations: fMLLR transforms by speaker; empty for a model without adaptation.
+    """
+
+    aligned: AlignedShard
+    adaptations: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Aligner:
+    """Aligns utterances.
+
+    Attributes:
+        model: The model.
+        lexicon: Pronunciations of words; others are spoken noise.
+        graph: Probabilities of pronunciations and silence.
+        options: Beams and scales.
+        mapper: Applies a step to all shards.
+        silence_weight: Weight of silence in fMLLR.
+        every: fMLLR uses every n-th frame.
+    """
+
+    model: AcousticModel
+    lexicon: Lexicon
+    graph: GraphOptions = field(default_factory=GraphOptions)
+    options: AlignOptions = field(default_factory=AlignOptions)
+    mapper: Mapper[Any] = map
+    silence_weight: float = 0.01
+    every: int = 1
+
+    def align(self, shards: Sequence[Shard], adaptations: Mapping[str, Tensor] | None = None) -> AlignedSet:
+        """Align a set.
+
+        Args:
+            shards: Its utterances.
+            adaptations: fMLLR transforms by speaker, if they are known. Otherwise the set is aligned twice: without
+                transforms, then with those estimated from the first alignment.
+        """
+        graphs = self.graphs(shards)
+        if self.model.unadapted is None:
+            return AlignedSet(self._align(self.model, shards, graphs, {}))
+        if adaptations is None:
+            plain = replace(self.model, gmm=self.model.unadapted)
+            adaptations = self.estimate(shards, self._align(plain, shards, graphs, {}))
+        return AlignedSet(self._align(self.model, shards, graphs, adaptations), adaptations)
+
+    def graphs(self, shards: Sequence[Shard]) -> dict[str, UtteranceGraph]:
+        """Graphs of the transcripts."""
+        tree = self.model.tree
+        used = {word for shard in shards for one in shard.utterances for word in one.words}
+        lexicon = {word: self.lexicon[word] for word in sorted(used) if word in self.lexicon}
+        known = self.graph.pronunciations or {}
+        after = self.graph.silence_after and {w: p for w, p in self.graph.silence_after.items() if w in used}
+        spoken = {key: p for key, p in known.items() if key[0] in lexicon}
+        options = replace(self.graph, pronunciations=spoken, silence_after=after)
+        step = partial(
+            steps.make_graphs, phones=tree.phones, lexicon=lexicon, options=options, context=tree.context_dependent
+        )
+        return {name: graph for part in self.mapper(step, shards) for name, graph in part.items()}
+
+    def estimate(self, shards: Sequence[Shard], aligned: AlignedShard) -> dict[str, Tensor]:
+        """fMLLR transforms from alignments."""
+        step = partial(
+            steps.fmllr_statistics,
+            self.model,
+            alignments=aligned.alignments,
+            adaptations={},
+            silence_weight=self.silence_weight,
+            every=self.every,
+        )
+        return steps.estimate_transforms(self.mapper(step, shards))
+
+    def _align(
+        self,
+        model: AcousticModel,
+        shards: Sequence[Shard],
+        graphs: Mapping[str, UtteranceGraph],
+        adaptations: Mapping[str, Tensor],
+    ) -> AlignedShard:
+        step = partial(steps.align, model, graphs=graphs, options=self.options, adaptations=adaptations)
+        return steps.merge_aligned(self.mapper(step, shards))

@@ -1,0 +1,102 @@
+"""The output of the stage align as a model: to align other data, and to recognize speech."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from speech.hmm.config import AlignConfig
+from speech.hmm.graphs import GraphOptions
+from speech.hmm.model import AcousticModel, ModelError, write_json
+from speech.hmm.pronunciations import load_lexicon, word_pronunciations
+from speech.lexicon import Lexicon, LexiconChoice, LexiconConfig, LexiconError, build_lexicon
+from speech.text import NormalizerConfig
+from storage.stages import StageOutput
+from tasks.config.pipeline import PipelineConfig
+
+_CONFIG = "align.json"
+_FILES = ("model/model.json", "model/model.safetensors", "lexicon/lexiconp.txt", "lexicon/silence.json", _CONFIG)
+
+
+@dataclass(frozen=True)
+class AlignmentModel:
+    """A trained GMM-HMM with its lexicon and the configuration of its features."""
+
+    model: AcousticModel
+    """The model."""
+    lexicon: Lexicon
+    """The lexicon of the training."""
+    spoken: GraphOptions
+    """Probabilities of pronunciations and silence."""
+    config: AlignConfig
+    """Configuration of features and alignment."""
+    sample_rate: int
+    """Sample rate of the audio, Hz."""
+    normalizer: NormalizerConfig
+    """How transcripts are normalized."""
+    source: LexiconConfig
+    """Where the pronunciations of further words come from."""
+
+    @classmethod
+    def load(cls, folder: Path) -> AlignmentModel:
+        """Load a model from a folder with the files of a stage's output.
+
+        Raises:
+            ModelError: A file is missing or damaged.
+        """
+        lexicon, spoken = load_lexicon(folder / "lexicon")
+        try:
+            value = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+            config, rate = AlignConfig.model_validate(value["align"]), int(value["sample_rate"])
+            normalizer = NormalizerConfig.model_validate(value["normalizer"])
+            source: LexiconConfig = TypeAdapter(LexiconChoice).validate_python(value["lexicon"])
+        except (OSError, KeyError, TypeError, ValueError, ValidationError) as error:
+            raise ModelError(f"{folder / _CONFIG} is no configuration of an alignment ({error!r})") from error
+        return cls(AcousticModel.load(folder / "model"), lexicon, spoken, config, rate, normalizer, source)
+
+    @classmethod
+    def fetch(cls, output: StageOutput, folder: Path) -> AlignmentModel:
+        """Load a model from the output of the stage align, by way of a local folder."""
+        for name in _FILES:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(output.read(name))
+        return cls.load(folder)
+
+    def pronunciations(self, words: Iterable[str]) -> dict[str, list[tuple[str, ...]]]:
+        """Pronunciations of some words that the model's phones can express.
+
+        Words that the lexicon of the training lacks come from its source, if that can still be read.
+        """
+        wanted = sorted(set(words))
+        known = word_pronunciations(self.lexicon, wanted)
+        missing = [word for word in wanted if word not in known]
+        try:
+            more = build_lexicon(self.source, dict.fromkeys(missing, 1)).lexicon if missing else None
+        except LexiconError:
+            more = None
+        found = known | (word_pronunciations(more, missing) if more is not None else {})
+        usable = {self.model.tree.phones.base(phone) for phone in range(1, len(self.model.tree.phones) + 1)}
+        kept = {word: [one for one in ones if usable.issuperset(one)] for word, ones in found.items()}
+        return {word: ones for word, ones in kept.items() if ones}
+
+
+def write_config(config: PipelineConfig, folder: Path) -> None:
+    """Write what a model needs of the pipeline's configuration into the folder of its files."""
+    assert config.align is not None
+    value: dict[str, Any] = {
+        "align": config.align.model_dump(mode="json"),
+        "sample_rate": config.data.sample_rate,
+        "normalizer": config.data.normalizer.model_dump(mode="json"),
+        "lexicon": config.lexicon.model_dump(mode="json"),
+    }
+    write_json(folder / _CONFIG, value)
+
+
+def is_alignment_model(folder: Path) -> bool:
+    """Whether a folder has the files of a stage's output."""
+    return (folder / _CONFIG).is_file()

@@ -1,0 +1,66 @@
+"""MLflow runs of stages that have no training's run to write to."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mlflow.entities import Metric
+
+from tasks.stages.base import Run
+from tasks.tracking.provenance import provenance
+from tasks.tracking.runs import KEY_TAG, client, experiment_id, flatten, impatient, log_params, set_tags
+
+STAGE_TAG = "starling.stage"
+_PATIENCE_S = 20
+_METRICS_PER_CALL = 500
+
+
+def log_stage(
+    run: Run, stage: str, key: str, figures: Mapping[str, float], iterations: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, str]:
+    """Write a stage's figures to an MLflow run of its own; repeated for the same output, it is the same run.
+
+    Args:
+        run: The pipeline's run.
+        stage: The stage, a section of the configuration.
+        key: Address of its output.
+        figures: Metrics of the result.
+        iterations: Figures of each iteration of the work, in order; numbers become metrics with the position as step.
+
+    Returns:
+        `run`: id of the MLflow run; or `error`: why there is none. Without MLflow the stage's work is still done.
+    """
+    try:
+        with impatient(_PATIENCE_S):
+            return {"run": _log(run, stage, key, figures, iterations)}
+    except Exception as error:  # after any tracking error, the stage's output is published
+        return {"error": type(error).__name__}
+
+
+def _log(run: Run, stage: str, key: str, figures: Mapping[str, float], iterations: Sequence[Mapping[str, Any]]) -> str:
+    api = client()
+    experiment = experiment_id(api, run.config.name)
+    found = api.search_runs([experiment], f"tags.`{KEY_TAG}` = '{key}'", max_results=1)
+    tags = {STAGE_TAG: stage, "starling.run": run.run_id, "starling.objects": run.store.url}
+    tags |= {f"starling.{name}": str(value) for name, value in provenance().items()}
+    if run.flow_run_url:
+        tags["prefect.flow_run"] = run.flow_run_url
+    known = found[0] if found else api.create_run(experiment, run_name=f"{run.run_id}-{stage}", tags={KEY_TAG: key})
+    identity = str(known.info.run_id)
+    set_tags(api, identity, tags)
+    section = getattr(run.config, stage).model_dump(mode="json")
+    log_params(api, known, flatten({stage: section}))
+    if not found:
+        at_ms = known.info.start_time
+        points = [
+            Metric(f"{stage}.iteration.{name}", float(value), at_ms, step)
+            for step, row in enumerate(iterations, start=1)
+            for name, value in row.items()
+            if isinstance(value, int | float)
+        ]
+        for start in range(0, len(points), _METRICS_PER_CALL):
+            api.log_batch(identity, metrics=points[start : start + _METRICS_PER_CALL])
+    for name, value in figures.items():
+        if known.data.metrics.get(name) != value:
+            api.log_metric(identity, name, value)
+    api.set_terminated(identity)
+    return identity

@@ -1,0 +1,111 @@
+"""Alignment by a finished model, and the confidences of its words."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from hmm_toys import LEXICON, PHONES, corpus, random_model
+
+from speech.hmm import steps
+from speech.hmm.aligner import Aligner
+from speech.hmm.confidence import frame_confidences, phone_families, timed_units
+from speech.hmm.config import HmmConfig, StageConfig
+from speech.hmm.graphs import GraphOptions
+from speech.hmm.model import ModelError
+from speech.hmm.pronunciations import load_lexicon, save_lexicon, word_pronunciations
+from speech.hmm.steps import AlignOptions
+from speech.hmm.train import Trainer
+from speech.hmm.utterances import Utterance, make_shards
+from speech.lexicon import Lexicon, Pronunciation
+
+STAGE = StageConfig(leaves=20, gaussians=50, iterations=3, growing=2, realign=(2,), estimate=(2,))
+CONFIG = HmmConfig(
+    mono=StageConfig(gaussians=40, iterations=8, growing=6, realign=(2, 3, 4, 5, 6, 7, 8)),
+    tri=STAGE, lda=STAGE, sat=STAGE, lda_context=1, lda_dim=8, leaf_frames=5, minimum_occupancy=3,
+    every=1, shard_frames=400, beam=100.0, acoustic_scale=1.0,
+)  # fmt: skip
+OPTIONS = AlignOptions(beam=100.0, acoustic_scale=1.0)
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return Trainer(corpus(), LEXICON, CONFIG).run("sat")
+
+
+def test_speakers_are_adapted_unless_their_transforms_are_known(trained, monkeypatch):
+    monkeypatch.setattr(steps, "estimate_fmllr", partial(steps.estimate_fmllr, minimum=50))
+    shards = make_shards(corpus(20, seed=4), 300)
+    aligner = Aligner(trained.model, LEXICON, options=OPTIONS)
+    own = aligner.align(shards)
+    assert len(own.aligned.alignments) == 20
+    assert sorted(own.adaptations) == ["s0", "s1"]
+    known = aligner.align(shards, trained.adaptations)
+    assert known.adaptations is trained.adaptations
+    plain = aligner.align(shards, {})
+    assert own.aligned.score > plain.aligned.score
+
+
+def test_words_that_the_lexicon_lacks_are_noise(trained):
+    one = max(corpus(20, seed=9), key=lambda one: one.num_frames)
+    shards = make_shards([Utterance("u", "s0", one.features, ("A", "NEW"))])
+    found = (
+        Aligner(trained.model, LEXICON, options=AlignOptions(beam=0.0, acoustic_scale=1.0))
+        .align(shards, trained.adaptations)
+        .aligned
+    )
+    assert PHONES.number("SPN") in found.alignments["u"].phones.tolist()
+
+
+def test_a_wrong_transcript_has_a_low_confidence_and_a_low_score(trained):
+    right = corpus(12, seed=3)
+    swapped = {"A": "TWO", "AT": "TO", "TO": "A", "TWO": "AT"}
+    wrong = [Utterance(one.id, one.speaker, one.features, tuple(swapped[w] for w in one.words)) for one in right]
+    means, scores = [], []
+    for utterances in (right, wrong):
+        shards = make_shards(utterances)
+        found = Aligner(trained.model, LEXICON, options=OPTIONS).align(shards, trained.adaptations).aligned
+        scores.append(found.score)
+        values = []
+        frames = shards[0].features(trained.model.chain, trained.adaptations)
+        for one, own in zip(utterances, frames, strict=True):
+            if alignment := found.alignments.get(one.id):
+                confidences = frame_confidences(trained.model, own, alignment)
+                words, phones = timed_units(alignment, one.words, PHONES.names, confidences, 0.01)
+                assert [word.word for word in words] == list(one.words)
+                assert phones[-1].start + phones[-1].duration == pytest.approx(one.num_frames * 0.01)
+                values += [word.confidence for word in words]
+        means.append(np.mean(values))
+    assert means[0] > 0.8
+    assert means[1] < 0.5
+    assert scores[1] < scores[0] - 1
+
+
+def test_confidences_of_all_phones_add_up_to_one():
+    model = random_model(np.random.default_rng(2))
+    frames = torch.randn(7, 3)
+    of_phone, of_pdf = phone_families(model)
+    assert len(of_pdf) == model.gmm.num_pdfs
+    assert of_phone[PHONES.number("AH0")] != of_phone[PHONES.number("AE1")]
+    posteriors = model.gmm.log_likelihoods(frames).softmax(1).numpy()
+    total = 0.0
+    for phone in range(1, len(PHONES) + 1):
+        alignment = steps.Alignment(
+            np.array([phone], np.int16), np.array([0], np.int16), np.array([0, 7], np.int32), np.zeros(7, np.int8)
+        )
+        found = frame_confidences(model, frames, alignment)
+        np.testing.assert_allclose(found, posteriors[:, of_pdf == of_phone[phone]].sum(1), rtol=1e-5)
+        total = total + found
+    np.testing.assert_allclose(total, 1.0, rtol=1e-5)
+
+
+def test_a_lexicon_with_probabilities_survives_files(tmp_path):
+    lexicon = Lexicon({word: [Pronunciation(phones) for phones in found] for word, found in LEXICON.items()})
+    spoken = GraphOptions(0.37, {("TO", ("T", "AH0")): 0.25}, {"TO": 0.9})
+    save_lexicon(tmp_path, lexicon, spoken)
+    again, options = load_lexicon(tmp_path)
+    assert word_pronunciations(again, LEXICON) == {w: sorted(found) for w, found in LEXICON.items()}
+    assert options == spoken
+    (tmp_path / "silence.json").write_text("{}")
+    with pytest.raises(ModelError, match="no lexicon of an alignment"):
+        load_lexicon(tmp_path)

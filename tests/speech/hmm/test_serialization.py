@@ -1,0 +1,83 @@
+"""Values of training steps survive the way to another process."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from hmm_toys import LEXICON, PHONES, context_tree, corpus, random_model
+
+from speech.hmm import steps
+from speech.hmm.graphs import GraphOptions
+from speech.hmm.model import FeatureChain
+from speech.hmm.serialization import SerializationError, dump_value, load_value, step_parts
+from speech.hmm.utterances import Shard
+
+
+def assert_same(one, other):
+    assert type(one) is type(other)
+    if isinstance(one, torch.Tensor):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    elif isinstance(one, np.ndarray):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+    elif isinstance(one, dict):
+        assert list(one) == list(other)
+        for key in one:
+            assert_same(one[key], other[key])
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other)
+        for a, b in zip(one, other, strict=True):
+            assert_same(a, b)
+    elif hasattr(one, "__dict__") and type(one).__module__.startswith("speech."):
+        for name, value in vars(one).items():
+            if not name.startswith("_"):
+                assert_same(value, vars(other).get(name, getattr(other, name)))
+    else:
+        assert one == other
+
+
+def there_and_back(value):
+    return load_value(dump_value(value))
+
+
+def test_plain_values_come_back():
+    value = {"a": [1, 2.5, None, True, "x"], ("w", ("P", "Q")): (), "e": np.zeros((0, 3), np.int16), "s": np.float32(2)}
+    assert_same(there_and_back(value), value | {"s": 2.0})
+    assert there_and_back(float("-inf")) == float("-inf")
+
+
+def test_every_step_gives_the_same_result_from_stored_arguments():
+    rng = np.random.default_rng(1)
+    model, shard = random_model(rng, context_tree(rng), dim=12), Shard(corpus(6))
+    graphs = steps.make_graphs(shard, PHONES, LEXICON, GraphOptions(0.4, {("TO", ("T", "AH0")): 0.3}))
+    aligned = steps.align(model, shard, graphs, steps.AlignOptions(beam=0.0))
+    alignments = aligned.alignments
+    assert alignments
+    plain = steps.make_graphs(shard, PHONES, LEXICON, context=False)
+    transforms = {"s0": torch.eye(12, 13)}
+    every = [
+        partial(steps.make_graphs, phones=PHONES, lexicon=LEXICON, options=GraphOptions(0.3), context=False),
+        partial(steps.align_equally, phones=PHONES, graphs=plain),
+        partial(steps.align, model, graphs=graphs, options=steps.AlignOptions(), adaptations=transforms),
+        partial(steps.accumulate_shard, model, alignments=alignments, adaptations=transforms, unadapted=True),
+        partial(steps.context_statistics, alignments=alignments, chain=model.chain, adaptations={}),
+        partial(steps.lda_statistics, alignments=alignments, chain=FeatureChain(1), tree=model.tree),
+        partial(steps.mllt_statistics, model, alignments=alignments, every=2),
+        partial(steps.fmllr_statistics, model, alignments=alignments, adaptations=transforms),
+    ]
+    for step in every:
+        name, args, keywords = there_and_back(step_parts(step))
+        result = step(shard)
+        again = getattr(steps, name)(*args, shard=Shard(corpus(6)), **keywords)
+        assert_same(there_and_back(again), result)
+
+
+def test_other_classes_and_other_bytes_are_refused():
+    with pytest.raises(TypeError, match="class Generator cannot be stored"):
+        dump_value(np.random.default_rng())
+    for data in (b"", b"{}", dump_value(1)[:-1]):
+        with pytest.raises(SerializationError, match="not a stored value"):
+            load_value(data)
+    with pytest.raises(AssertionError, match="is not a step"):
+        step_parts(partial(print, 1))

@@ -1,0 +1,275 @@
+"""The stage align: what it publishes, on tiny speech."""
+
+import hashlib
+import json
+import math
+
+import numpy as np
+import pytest
+from support import give_mlflow, load_beside, tiny_document, write_config
+from typer.testing import CliRunner
+
+from flows.cli.app import app
+from speech.hmm.alignments import AlignmentTable
+from speech.hmm.model import AcousticModel, model_digest
+from speech.hmm.pronunciations import load_lexicon
+from storage.index import ShardIndex
+from storage.objects import ObjectStore
+from tasks import STAGES
+from tasks.config.home import home as home_folder
+from tasks.config.pipeline import ConfigError, load_config, parse_config
+from tasks.stages import decode_gmm, progress
+from tasks.stages.align import ALIGN, figures
+from tasks.stages.align_data import work_folder
+from tasks.stages.base import Run, Stage, StageError, stages_of
+from tasks.stages.decode import DECODE
+from tasks.stages.prepare import PREPARE, read_table
+from tasks.stages.score import SCORE
+from tasks.stages.shard import SHARD
+
+STAGE = {"leaves": 30, "gaussians": 90, "iterations": 3, "growing": 2, "realign": [2], "estimate": [2]}
+SIZES = {
+    "mono": STAGE | {"realign": [2, 3], "gaussians": 60}, "tri": STAGE, "lda": STAGE, "sat": STAGE,
+    "lda_dim": 20, "leaf_frames": 10.0, "minimum_occupancy": 3.0, "beam": 20.0, "shard_frames": 1500,
+}  # fmt: skip
+
+
+def aligned_run(home, stage="sat", **fields):
+    """A run whose speech is sharded and aligned."""
+    run = Run(parse_config(tiny_document(align=SIZES | {"stage": stage}, **fields)), "r")
+    give_mlflow(home)
+    for one in (PREPARE, SHARD):
+        one.execute(run)
+    return run
+
+
+@pytest.fixture(scope="module")
+def aligned(tmp_path_factory):
+    from support import environment
+
+    home = tmp_path_factory.mktemp("aligned")
+    with environment(STARLING_HOME=home, MLFLOW_TRACKING_URI=None):
+        run, notes = aligned_run(home), []
+        with progress.listening(lambda *report: notes.append(report)):
+            ALIGN.execute(run)
+        yield run, notes
+
+
+def test_the_stage_is_part_of_a_pipeline_that_asks_for_it():
+    with_it, without = (parse_config(tiny_document(**f)) for f in ({"align": {}}, {}))
+    assert stages_of(with_it) == STAGES
+    assert stages_of(without) == tuple(name for name in STAGES if name != "align")
+    with pytest.raises(ConfigError, match=r"align.*cmvn is global, but Gaussians need features normalized by speaker"):
+        parse_config(tiny_document(align={"features": {"kind": "mfcc", "cmvn": "global"}}))
+
+
+def unigrams(words):
+    """An ARPA file in which all words are equally probable."""
+    cost = -math.log10(2 * len(words))
+    lines = ["\\data\\", f"ngram 1={len(words) + 2}", "", "\\1-grams:", "-99\t<s>", "-0.30103\t</s>"]
+    return "\n".join([*lines, *(f"{cost:.5f}\t{word}" for word in words), "", "\\end\\", ""])
+
+
+def gmm_run(aligned, folder):
+    """A run that decodes with the model of another run."""
+    run, _ = aligned
+    words = sorted({word for text in run_texts(run) for word in text.split()})
+    (folder / "lm.arpa").write_text(unigrams([*words, "unpronounceable1"]))
+    align = SIZES | {"stage": "sat", "recognize": {"arpa": str(folder / "lm.arpa"), "passes": 1}}
+    other = Run(parse_config(tiny_document(align=align, recognizer="gmm")), "gmm")
+    other.results |= {name: run.results[name] for name in ("prepare", "shard", "align")}
+    return other
+
+
+def run_texts(run):
+    return ShardIndex.read(run.result("shard").store.child("train")).column("text")
+
+
+def test_a_pipeline_without_a_network_has_no_training(tmp_path):
+    align = {"recognize": {"arpa": "x.arpa"}}
+    config = parse_config(tiny_document(align=align, recognizer="gmm"))
+    assert stages_of(config) == ("prepare", "shard", "features", "align", "decode", "score")
+    with pytest.raises(ConfigError, match=r"set align\.recognize\.arpa"):
+        parse_config(tiny_document(align={}, recognizer="gmm"))
+    write_config(tmp_path / "c.yaml", tiny_document(align=align, recognizer="gmm"))
+    assert load_config(tmp_path / "c.yaml").align.recognize.arpa == str(tmp_path / "x.arpa")
+
+
+def test_the_gmm_recognizes_the_test_set_and_resumes(aligned, tmp_path, monkeypatch):
+    from tasks.tracking.runs import client
+
+    run = gmm_run(aligned, tmp_path)
+    assert ALIGN.output(run).key == run.result("align").key  # how it is used does not change the model
+    with monkeypatch.context() as patch:
+        patch.setattr(decode_gmm, "publish_hypotheses", raises(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            DECODE.execute(run)
+    with monkeypatch.context() as patch:  # speakers that are done are not decoded again
+        patch.setattr(decode_gmm, "decode_speaker", raises(AssertionError))
+        result = DECODE.execute(run)
+    rows = read_table(result.store, "test.parquet")
+    index = ShardIndex.read(run.result("shard").store.child("test"))
+    assert [row["id"] for row in rows] == list(index.column("id"))
+    known = {word for text in run_texts(run) for word in text.split()}
+    assert {word for row in rows for word in row["hyp"].split()} <= known
+    assert all(0 <= row["confidence"] <= 1 for row in rows)
+    assert result.record["graph"]["unpronounced"] == 1
+    assert not [name for name in result.store.list() if name.startswith("work")]
+    record = SCORE.execute(run).record
+    assert record["sets"]["test"]["wer"] < 0.9
+    tracked = client().get_run(record["tracking"]["run"])
+    assert tracked.data.metrics["test.wer"] == record["sets"]["test"]["wer"]
+    assert record["tracking"] == run.result("align").record["tracking"]
+
+
+def test_the_language_model_of_the_stage_lm_is_used_unless_one_is_named(aligned, tmp_path):
+    run = gmm_run(aligned, tmp_path)
+    named = DECODE.output(run).key
+    text = (tmp_path / "lm.arpa").read_bytes()
+
+    def estimate(_, output):
+        output.store.write("3gram.arpa", text)
+        return {"files": {"lm": "3gram.arpa"}, "sha256": {"3gram.arpa": hashlib.sha256(text).hexdigest()}}
+
+    align = run.config.align
+    search = align.recognize.model_copy(update={"arpa": ""})
+    run.config = run.config.model_copy(update={"align": align.model_copy(update={"recognize": search})})
+    Stage("lm", 1, lambda _: ({}, {}), estimate).execute(run)
+    assert DECODE.output(run).key == named  # what the file says counts, not where it is
+    field, path = decode_gmm._language_model(run, tmp_path)
+    assert (field, path.read_bytes()) == ("lm", text)
+
+
+def raises(error):
+    def called(*_, **__):
+        raise error
+
+    return called
+
+
+def test_a_missing_language_model_is_named(aligned, tmp_path):
+    run = gmm_run(aligned, tmp_path)
+    (tmp_path / "lm.arpa").write_text("nothing")
+    with pytest.raises(StageError, match=r"align\.recognize\.arpa: .*lm\.arpa lists no words"):
+        DECODE.execute(run)
+    (tmp_path / "lm.arpa").unlink()
+    with pytest.raises(StageError, match=r"align\.recognize\.arpa names .*lm\.arpa, which is not there"):
+        DECODE.execute(run)
+
+
+def test_any_corpus_is_aligned_with_the_stages_output(aligned, tmp_path):
+    run, _ = aligned
+    table = next((home_folder() / "corpora").glob("*/metadata.csv"))
+    lines = table.read_text().splitlines()
+    few = table.with_name("few.csv")
+    few.write_text("\n".join(lines[:13]) + "\n")
+    folder = run.result("align").store.local_path("align.json").parent
+    done = CliRunner().invoke(app, ["align", str(folder), str(few), "-o", str(tmp_path / "out"), "--json"])
+    assert done.exit_code == 0, done.output
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert summary["aligned"] + summary["failed"] == 12
+    ctm = [line.split() for line in (tmp_path / "out" / "words.ctm").read_text().splitlines()]
+    assert len({row[0] for row in ctm}) == summary["aligned"] == len(list((tmp_path / "out" / "textgrids").iterdir()))
+    assert all(float(row[3]) > 0 and 0 <= float(row[5]) <= 1 for row in ctm)
+    assert (tmp_path / "out" / "phones.ctm").stat().st_size > (tmp_path / "out" / "words.ctm").stat().st_size
+    assert (tmp_path / "out" / "suspicious.csv").read_text().startswith("id,reason,score,confidence,duration")
+
+
+def test_every_utterance_is_aligned_or_named(aligned, tmp_path):
+    run, _ = aligned
+    result = run.result("align")
+    failures = result.output.read_json("failures.json")
+    for name, count in (("train", 24), ("valid", 4)):
+        (tmp_path / f"{name}.parquet").write_bytes(result.output.read(f"alignments/{name}.parquet"))
+        table = AlignmentTable.read(tmp_path / f"{name}.parquet")
+        index = ShardIndex.read(run.result("shard").store.child(name))
+        assert set(table) | set(failures[name]) == set(index.column("id"))
+        assert len(table) + len(failures[name]) == count
+        entry = result.record["sets"][name]
+        assert (entry["aligned"], entry["failed"], entry["digest"]) == (len(table), len(failures[name]), table.digest)
+        texts = dict(zip(index.column("id"), index.column("text"), strict=True))
+        for one in table:
+            assert " ".join(word.word for word in table.utterance(one).words) == texts[one]
+    assert result.counts["aligned"] >= 26
+    assert result.counts["states"] == table.info.num_pdfs
+
+
+def test_model_and_lexicon_are_published_and_working_files_are_not(aligned, tmp_path):
+    run, _ = aligned
+    result = run.result("align")
+    names = set(result.store.list())
+    assert not [name for name in names if name.startswith("work")]
+    assert not work_folder(result.key).exists()
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(result.store.read(name))
+    model = AcousticModel.load(tmp_path / "model")
+    table = AlignmentTable.read(tmp_path / "alignments" / "train.parquet")
+    assert table.info.model == model_digest(tmp_path / "model")
+    assert model.unadapted is not None
+    lexicon, options = load_lexicon(tmp_path / "lexicon")
+    words = {word.word for one in table for word in table.utterance(one).words}
+    assert words <= set(lexicon)
+    assert options.silence_probability == pytest.approx(result.record["silence_probability"])
+    rows = [json.loads(line) for line in (tmp_path / "iterations.jsonl").read_text().splitlines()]
+    assert [(row["stage"], row["iteration"]) for row in rows] == [
+        (stage, number) for stage in ("mono", "tri", "lda", "sat") for number in (1, 2, 3)
+    ]
+    assert result.record["log_likelihood"] == rows[-1]["log_likelihood"]
+
+
+def test_progress_and_figures_are_reported(aligned):
+    from tasks.tracking.runs import client
+
+    run, notes = aligned
+    own = [note for note in notes if note[0] == "align"]
+    assert any(note[3].startswith("sat 3/3: log-likelihood -") and note[1:3] == (12, 12) for note in own)
+    assert any(note[3] == "aligning valid" for note in own)
+    record = run.result("align").record
+    tracked = client().get_run(record["tracking"]["run"])
+    assert tracked.data.metrics["align.log_likelihood"] == pytest.approx(record["log_likelihood"])
+    assert tracked.data.metrics["align.train.aligned"] == figures(record)["align.train.aligned"]
+    history = client().get_metric_history(tracked.info.run_id, "align.iteration.log_likelihood")
+    assert [point.step for point in history] == list(range(1, 13))
+    assert tracked.data.params["align.stage"] == "sat"
+
+
+@pytest.mark.slow
+def test_workers_in_other_processes_give_the_same_alignments(home):
+    first = aligned_run(home, "mono")
+    others = first.config.model_copy(update={"runner": first.config.runner.model_copy(update={"kind": "processes"})})
+    digests = []
+    for run in (first, Run(others, "p", force_from="align")):
+        run.results |= first.results
+        digests.append([entry["digest"] for entry in ALIGN.execute(run).record["sets"].values()])
+    assert digests[0] == digests[1]
+    assert not [name for name in ObjectStore(first.result("align").url).list() if name.startswith("work")]
+    assert np.isfinite(first.result("align").record["log_likelihood"])
+
+
+kills = load_beside(__file__, "kill_align.py")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+def test_a_killed_training_continues_after_its_last_iteration(home, kind):
+    run = aligned_run(home, "tri", runner={"kind": kind, "workers": 2})
+    document = run.config.model_dump(mode="json", by_alias=True)
+    kills.killed_after(home, document, iterations=4)  # in the first iteration of `tri`
+    work = next((home / "work").glob("align-*"))
+    before = (work / "mono" / "state.json").read_bytes()
+    lines = len((work / "iterations.jsonl").read_text().splitlines())
+    assert lines == 4
+    assert json.loads(before)["finished"]
+    notes = []
+    with progress.listening(lambda *report: notes.append(report)):
+        result = ALIGN.execute(run)
+    begun = [note[3].split(":")[0] for note in notes if note[0] == "align" and "log-likelihood" in note[3]]
+    assert begun in (["tri 1/3", "tri 2/3", "tri 3/3"], ["tri 2/3", "tri 3/3"])
+    assert len(result.output.read("iterations.jsonl").splitlines()) == 6
+    whole = Run(run.config, "whole", force_from="align")
+    whole.results |= {name: run.results[name] for name in ("prepare", "shard")}
+    again = ALIGN.execute(whole).record
+    assert {name: entry["digest"] for name, entry in again["sets"].items()} == {
+        name: entry["digest"] for name, entry in result.record["sets"].items()
+    }

@@ -1,0 +1,26 @@
+"""Forced alignment of a corpus with a CTC model."""
+
+from support import copy_finished
+
+from tasks.config.home import home as home_folder
+from tasks.forced_alignment import align_with_ctc
+from tasks.stages.decode import fetch_bundle
+
+
+def test_a_corpus_is_aligned_with_a_ctc_model(finished, tmp_path, monkeypatch):
+    monkeypatch.setenv("STARLING_HOME", str(copy_finished(tmp_path)))
+    table = next((home_folder() / "corpora").glob("*/metadata.csv"))
+    lines = table.read_text().splitlines()
+    few = table.with_name("few.csv")
+    few.write_text("\n".join([*lines[:9], lines[9].replace("audio/", "missing/")]) + "\n")
+    bundle = fetch_bundle(finished.result("train").output, tmp_path / "bundle")
+    done = []
+    found = align_with_ctc(bundle, few, "cpu", lambda *counts: done.append(counts))
+    assert found.units == "tokens"
+    assert len(found.found) + len(found.failures) == 8
+    assert found.quarantined == 1
+    assert done[-1] == (8, 8)
+    for one in found.found:
+        assert [unit.word for unit in one.words]
+        assert all(0 <= word.start <= one.duration and 0 <= word.confidence <= 1 for word in one.words)
+        assert one.score < 0

@@ -1,0 +1,76 @@
+"""Forced alignment of a set of shards with a CTC model."""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from speech.ctc_alignment import AlignmentError, CtcAlignment, align_tokens
+from speech.features.cmvn import CmvnStats
+from speech.recognizer import Recognizer, Scores
+from storage.index import ShardIndex
+from storage.objects import ObjectStore
+from storage.reading import ShardError, ShardReader
+from training.learner.data import Batch, SpeechDataset
+from training.learner.inference import whole_batches
+from training.learner.microbatches import Portions
+
+
+def align_set(
+    recognizer: Recognizer,
+    url: str,
+    *,
+    cache: Path,
+    batch_seconds: float = 240.0,
+    on_damage: Callable[[ShardError], object] | None = None,
+) -> Iterator[tuple[int, CtcAlignment | str]]:
+    """Align the transcripts of a set with its speech.
+
+    Args:
+        recognizer: The model.
+        url: Store of the set's index and audio shards.
+        cache: Local folder for copies of remote shards.
+        batch_seconds: Seconds of audio in a batch, padding included.
+        on_damage: Called once for each damaged shard; without it the first damaged shard raises.
+
+    Yields:
+        The row of an utterance in the index, and its alignment, or the reason why there is none.
+    """
+    store = ObjectStore(url)
+    index = ShardIndex.read(store)
+    dataset = SpeechDataset(index, ShardReader(store, index, cache), sample_rate=recognizer.spec.sample_rate)
+    portions = Portions()
+
+    def compute(part: Batch) -> Scores:
+        return recognizer.scores(part.inputs, part.lengths, part.speakers)
+
+    for batch in whole_batches(dataset, np.arange(len(index)), batch_seconds, on_damage):
+        for part, scores in portions.each(batch, compute):
+            for i, text in enumerate(part.texts):
+                yield int(part.rows[i]), _aligned(recognizer, scores, i, text)
+
+
+def _aligned(recognizer: Recognizer, scores: Scores, i: int, text: str) -> CtcAlignment | str:
+    frames = int(scores.frames[i])
+    try:
+        return align_tokens(
+            scores.log_probs[i, :frames],
+            recognizer.tokenizer,
+            text,
+            recognizer.frame_seconds,
+            float(scores.starts[i]),
+        )
+    except AlignmentError as error:
+        return str(error)
+
+
+def load_recognizer(bundle: Path, device: str, speakers: Mapping[str, CmvnStats]) -> Recognizer:
+    """The recognizer of a bundle.
+
+    Raises:
+        ValueError: Its model is not a CTC model.
+    """
+    recognizer = Recognizer.load(bundle, None, device, dict(speakers))
+    if recognizer.decoder.reads != "ctc":
+        raise ValueError(f"{bundle} is not a CTC model: give one, or the output of the stage align")
+    return recognizer

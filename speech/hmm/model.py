@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -119,6 +120,15 @@ class AcousticModel:
         except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
             raise ModelError(f"{folder} holds no acoustic model ({error!r}): train it again") from error
         return cls(tree, transitions, gmm, chain, unadapted)
+
+
+def model_digest(folder: Path) -> str:
+    """SHA-256 of a saved acoustic model (`AcousticModel.save`), in hex."""
+    digest = hashlib.sha256()
+    for name in ("model.json", "model.safetensors"):
+        with (folder / name).open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
 
 
 def _tensors(gmm: DiagGmm) -> dict[str, Tensor]:

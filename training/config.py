@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from speech.choices import Choice, OneOf
 from speech.features.augment import AugmentConfig
-from speech.objectives import CtcConfig, ObjectiveChoice
+from speech.objectives import CtcConfig, ObjectiveChoice, objective_class
 from training.learner.sampling import SamplingConfig
 from training.strategies.gossip import GossipConfig
 from training.strategies.registry import STRATEGY_CONFIGS
@@ -239,6 +239,12 @@ class TrainConfig(BaseModel):
                 f"learners_per_node is {self.learners_per_node} but {self.strategy.kind} has nodes of one: use "
                 f"learners_per_node=1, or {other}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_targets(self) -> "TrainConfig":
+        if objective_class(self.objective).needs == "states":
+            self.augment.refuse_insertions()
         return self
 
     @model_validator(mode="after")

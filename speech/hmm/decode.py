@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import kaldi_decoder
@@ -43,12 +43,14 @@ class Hypothesis:
         pdfs: int32 `[T]`, the tied state of each frame.
         cost: of the path.
         complete: whether the search ended in a final state.
+        starts: int32, the frame at which the path puts out each word: its first one or a few before.
     """
 
     words: tuple[str, ...]
     pdfs: Ints
     cost: float
     complete: bool
+    starts: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
 
 
 class GraphDecoder:
@@ -80,7 +82,20 @@ class GraphDecoder:
         _, labels, words, weight = kaldifst.get_linear_symbol_sequence(lattice)
         names = tuple(self.words.words[word - 1] for word in words)
         pdfs = np.array(labels, dtype=np.int32) - 1
-        return Hypothesis(names, pdfs, float(weight.value1 + weight.value2), complete)
+        return Hypothesis(names, pdfs, float(weight.value1 + weight.value2), complete, word_starts(lattice))
+
+
+def word_starts(path: Any) -> Ints:
+    """The frame at which each word of a linear lattice stands."""
+    rows = (line.split() for line in path.to_str().splitlines())
+    arcs = {int(row[0]): (int(row[1]), int(row[2]), int(row[3])) for row in rows if len(row) >= 4}
+    state, frame, found = path.start, 0, []
+    while state in arcs:
+        state, label, word = arcs[state]
+        if word:
+            found.append(frame)
+        frame += label > 0
+    return np.array(found, dtype=np.int32)
 
 
 def decode_plain(model: AcousticModel, decoder: GraphDecoder, features: Sequence[Tensor]) -> list[Hypothesis]:

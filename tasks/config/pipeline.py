@@ -275,6 +275,11 @@ def _anchor_paths(config: PipelineConfig, folder: Path) -> PipelineConfig:
 
     sources = tuple(source.model_copy(update={"path": absolute(source.path)}) for source in config.data.sources)
     data = config.data.model_copy(update={"sources": sources})
-    train = config.train.model_copy(update={"augment": config.train.augment.with_files(absolute)})
+    objective = config.train.objective
+    if objective.alignments_folder:
+        objective = objective.model_copy(update={"alignments": absolute(objective.alignments_folder)})
+    train = config.train.model_copy(
+        update={"augment": config.train.augment.with_files(absolute), "objective": objective}
+    )
     files = {"decode": config.decode.with_files(absolute), "lexicon": config.lexicon.with_files(absolute)}
     return config.model_copy(update={"data": data, "train": train, **files})

@@ -115,9 +115,10 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     damaged: list[QuarantinedShard] = []
     with tempfile.TemporaryDirectory() as folder:
         bundle = fetch_bundle(run.result("train").output, Path(folder))
+        decode = run.config.decode.prepared(Path(folder))
         for name in scored_sets(run):
             quarantine = set_quarantine(run, name, output.store)
-            found = _decode(run, bundle, name, quarantine)
+            found = _decode(run, bundle, name, decode, quarantine)
             damaged += quarantine.entries()
             write_table(output.store, f"{name}.parquet", [asdict(entry) for entry in found], _SCHEMA)
             hypotheses = {entry.id: entry.hyp for entry in found}
@@ -129,16 +130,16 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     return {"counts": counts, "sets": scored_sets(run)} | quarantine_record(counts, damaged)
 
 
-def _decode(run: Run, bundle: Path, name: str, quarantine: ShardQuarantine) -> list[Decoded]:
+def _decode(run: Run, bundle: Path, name: str, decode: DecodeConfig, quarantine: ShardQuarantine) -> list[Decoded]:
     """Decode a set with this run's model: in this process if the runner is local, else in workers."""
     if run.runner.local:
-        return decode_with(run, bundle, name, run.config.decode, on_damage=quarantine.add)
+        return decode_with(run, bundle, name, decode, on_damage=quarantine.add)
     index = ShardIndex.read(ObjectStore(set_url(run, name)))
     common = {
         "model": run.result("train").url,
         "digest": run.result("train").record["digest"],
         "url": set_url(run, name),
-        "decode": run.config.decode.model_dump(mode="json"),
+        "decode": decode.model_dump(mode="json"),
         "device": run.config.train.device,
         "speakers": run.result("features").record["speakers"],
     }

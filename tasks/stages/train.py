@@ -9,7 +9,9 @@ from uuid import uuid4
 
 from pydantic import BaseModel
 
-from speech.bundle import BundleSpec
+from speech.bundle import BundleSpec, TiedStates
+from speech.hmm.priors import log_priors
+from speech.objectives import objective_class
 from speech.tokens import train_tokenizer
 from storage.index import ShardIndex
 from storage.intact import readable
@@ -32,6 +34,7 @@ from training.job import TrainJob
 from training.launch.training_process import run_training
 from training.learner.checkpoint import COMPUTE
 from training.learner.compute import damage_folder
+from training.learner.state_targets import read_alignments
 
 # fields that affect how training runs, but not its result
 _NOT_CONTENT: dict[str, Any] = {
@@ -39,6 +42,7 @@ _NOT_CONTENT: dict[str, Any] = {
     **dict.fromkeys(("loader_threads", "max_unreadable", "machines_per_node", "compile"), True),
     "exchange": {"encrypt", "timeout_s", "chunk_kb", "daemons"},
     "strategy": {"newcomer"},
+    "objective": {"alignments"},  # their digest counts
 }
 _IDENTITY = "tracking.json"
 _COUNTED = {"epochs": "epoch", "steps": "step", "utterances": "utterances", "unalignable": "unalignable"}
@@ -84,7 +88,40 @@ def _inputs(run: Run) -> Inputs:
     augment = run.config.train.augment
     if augment.file_lists():
         digests["augment"] = augment_digest(augment)
+    if uses_alignments(run):
+        tables = {name: read_alignments(alignments(run), name).digest for name in ("train", "valid")}
+        digests["alignments"] = digest_json(tables)
     return _content(run), digests
+
+
+def uses_alignments(run: Run) -> bool:
+    """Whether the objective needs the states of forced alignments."""
+    return objective_class(run.config.train.objective).needs == "states"
+
+
+def alignments(run: Run) -> ObjectStore:
+    """The sets' alignments: those that the objective names, or the output of the stage `align`.
+
+    Raises:
+        StageError: Neither exists.
+    """
+    if folder := run.config.train.objective.alignments_folder:
+        return ObjectStore(folder)
+    if "align" not in run.results:
+        raise StageError(
+            f"train.objective {run.config.train.objective.kind} needs alignments: add a section align, or name a "
+            "folder with train.parquet and valid.parquet in train.objective.alignments"
+        )
+    return run.result("align").store.child("alignments")
+
+
+def tied_states(run: Run) -> TiedStates | None:
+    """The states that the model's outputs stand for, with their priors in the training set; None for tokens."""
+    if not uses_alignments(run):
+        return None
+    table = read_alignments(alignments(run), "train")
+    priors = log_priors(table.counts())
+    return TiedStates(model=table.info.model, frame_shift_ms=table.info.frame_shift_ms, log_priors=priors)
 
 
 def work_folder(key: str) -> Path:
@@ -113,6 +150,7 @@ def make_job(run: Run, output: StageOutput) -> TrainJob:
         model=config.model,
         normalizer=config.data.normalizer,
         provenance={"name": config.name, "train": set_digest(run, "train"), "valid": set_digest(run, "valid")},
+        states=tied_states(run),
     )
     return TrainJob(
         run=output.key,
@@ -122,6 +160,7 @@ def make_job(run: Run, output: StageOutput) -> TrainJob:
         speakers=features["speakers"],
         train_url=set_url(run, "train"),
         valid_url=set_url(run, "valid"),
+        alignments_url=alignments(run).url if uses_alignments(run) else "",
         output_url=output.store.url,
         journal=work_folder(output.key) / "journal.jsonl",
         cache=run.cache_folder,

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from speech.decoding import DecodeChoice, Decoder, Hypothesis, build_decoder
+from speech.hmm.priors import StateOutputs
 from speech.recognizer import Scores
 from speech.tokens import tokenizer_from_dict
 from training.processes.children import begin_worker, starting_workers
@@ -52,6 +53,7 @@ class DecodingPool(Generic[T]):
         self._pool: ProcessPoolExecutor | None = None
         if processes > 1:
             value = {"decode": decoder.cfg.model_dump(mode="json"), "tokenizer": decoder.tokenizer.to_dict()}
+            value["states"] = decoder.states
             self._description = json.dumps(value)
             self._pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=begin_worker)
 
@@ -110,4 +112,5 @@ def _decoder(description: str) -> Decoder:
     torch.set_num_threads(1)
     value = json.loads(description)
     cfg = TypeAdapter(DecodeChoice).validate_python(value["decode"])
-    return build_decoder(cfg, tokenizer_from_dict(value["tokenizer"]))
+    states = StateOutputs(tuple(value["states"][0]), value["states"][1]) if value["states"] else None
+    return build_decoder(cfg, tokenizer_from_dict(value["tokenizer"]), states)

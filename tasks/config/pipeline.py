@@ -216,6 +216,13 @@ class PipelineConfig(BaseModel):
         if self.features.stored:
             self.train.augment.refuse_waves()
         check_decoder(self.train.objective, self.decode.kind)
+        if self.train.segments and (
+            not self.features.stored or self.features.cmvn not in ("none", "global", "speaker")
+        ):
+            raise ValueError(
+                "train.segments are cut from stored features, and too short for statistics of their own: set "
+                "features.stored=true and features.cmvn to global, speaker or none"
+            )
         return self
 
     @property

@@ -34,6 +34,7 @@ from training.job import TrainJob
 from training.launch.training_process import run_training
 from training.learner.checkpoint import COMPUTE
 from training.learner.compute import damage_folder
+from training.learner.segments import cut_set
 from training.learner.state_targets import read_alignments
 
 # fields that affect how training runs, but not its result
@@ -45,6 +46,7 @@ _NOT_CONTENT: dict[str, Any] = {
     "objective": {"alignments"},  # their digest counts
 }
 _IDENTITY = "tracking.json"
+_SEGMENTS = "segments"
 _COUNTED = {"epochs": "epoch", "steps": "step", "utterances": "utterances", "unalignable": "unalignable"}
 
 
@@ -158,7 +160,7 @@ def make_job(run: Run, output: StageOutput) -> TrainJob:
         train=config.train,
         spec=spec,
         speakers=features["speakers"],
-        train_url=set_url(run, "train"),
+        train_url=output.store.child(_SEGMENTS).url if config.train.segments else set_url(run, "train"),
         valid_url=set_url(run, "valid"),
         alignments_url=alignments(run).url if uses_alignments(run) else "",
         output_url=output.store.url,
@@ -219,6 +221,16 @@ def _train(run: Run, job: TrainJob, training: str) -> None:
         run_training(job, job.journal.parent, on_poll)
 
 
+def _cut_segments(run: Run, store: ObjectStore) -> None:
+    """Cut the training set into segments beside the training's other intermediate files."""
+    segments, source = run.config.train.segments, ObjectStore(set_url(run, "train"))
+    assert segments is not None
+    total = len(ShardIndex.read(source))
+    damaged = ShardQuarantine(store, total, run.config.train.max_unreadable, damage_folder("train"))
+    hop_s = run.config.features.hop_ms / 1000
+    cut_set(source, store.child(_SEGMENTS), segments, hop_s, run.cache_folder, damaged)
+
+
 def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     if output.store.url.startswith("memory:"):
         raise StageError(
@@ -233,11 +245,13 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     training = training_identity(store)
     for name in ("train", "valid"):
         damaged_shards(store, name).clear()  # shards found damaged by an earlier attempt may be repaired
+    if run.config.train.segments:
+        _cut_segments(run, store)
     _train(run, job, training)
     result = store.read_json("result.json")
     # the journal moves beside the model, so that the object store has the learning curves
     store.write_file("journal.jsonl", job.journal)
-    for folder in ("checkpoints", "snapshots", "replicas", COMPUTE):
+    for folder in ("checkpoints", "snapshots", "replicas", COMPUTE, _SEGMENTS):
         store.delete_tree(folder)
     store.delete(_IDENTITY)
     counts = {name: result[field] for name, field in _COUNTED.items()}

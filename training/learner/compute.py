@@ -31,6 +31,7 @@ from training.learner.flat import FlatParameters
 from training.learner.microbatches import Portions, cut, undivided
 from training.learner.optim import Moments, build_optimizer, moment_names, set_learning_rate
 from training.learner.padding import frame_multiple, rounded_up
+from training.learner.segments import segments_of
 from training.learner.state_targets import StateTargets, read_alignments
 
 log = logging.getLogger(__name__)
@@ -65,7 +66,8 @@ def open_set(job: TrainJob, url: str, lenient: bool = False) -> SpeechDataset:
     quarantine = ShardQuarantine(ObjectStore(job.output_url), len(index), job.train.max_unreadable, folder)
     tokenizer, targets = job.spec.build_tokenizer(), None
     if objective_class(job.train.objective).needs == "states":
-        targets = StateTargets(read_alignments(ObjectStore(job.alignments_url), name), job.spec.frame_factor)
+        table = read_alignments(ObjectStore(job.alignments_url), name)
+        targets = StateTargets(table, job.spec.frame_factor, segments_of(index))
     return SpeechDataset(index, reader, tokenizer, lenient=lenient, quarantine=quarantine, targets=targets)
 
 

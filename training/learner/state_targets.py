@@ -11,6 +11,7 @@ from torch import Tensor
 from speech.hmm.alignments import AlignmentTable
 from speech.objectives.base import NO_STATE
 from storage.objects import ObjectStore
+from training.learner.segments import SegmentConfig, parse_id
 
 
 def read_alignments(store: ObjectStore, name: str) -> AlignmentTable:
@@ -30,16 +31,28 @@ class StateTargets:
     Args:
         table: Alignments.
         frame_factor: Aligned frames to an output frame.
+        segments: How the set was cut, if it holds segments of utterances.
     """
 
-    def __init__(self, table: AlignmentTable, frame_factor: int = 1) -> None:
-        self.table, self.frame_factor = table, frame_factor
+    def __init__(self, table: AlignmentTable, frame_factor: int = 1, segments: SegmentConfig | None = None) -> None:
+        self.table, self.frame_factor, self.segments = table, frame_factor, segments
 
     def states(self, name: str) -> Tensor:
-        """States of an utterance's frames, int32 [frames]; none without an alignment."""
-        if name not in self.table:
+        """States of an utterance's or segment's frames, int32 [frames]; none without an alignment."""
+        utterance, number = (name, 0) if self.segments is None else parse_id(name)
+        if utterance not in self.table:
             return torch.zeros(0, dtype=torch.int32)
-        return torch.from_numpy(np.array(self.table.pdfs(name)))
+        whole = torch.from_numpy(np.array(self.table.pdfs(utterance)))
+        return whole if self.segments is None else self._segment(whole, number, self.segments)
+
+    def _segment(self, whole: Tensor, number: int, segments: SegmentConfig) -> Tensor:
+        """What a segment sees of an utterance's states; its context has none."""
+        span = number * segments.frames, (number + 1) * segments.frames
+        first, end = segments.seen(span, len(whole))
+        found = whole[first:end].clone()
+        found[: span[0] - first] = NO_STATE
+        found[span[1] - first :] = NO_STATE
+        return found
 
     def of(self, names: Sequence[str]) -> Mapping[str, Tensor | int]:
         """Fields `states`, `state_lengths` and `frame_factor` of a batch."""

@@ -161,6 +161,8 @@ def save_spec(folder: Path, spec: BundleSpec, files: Mapping[str, str]) -> None:
         files: SHA-256 of each other file by name.
     """
     value = spec.model_dump(mode="json") | {"files": dict(files)}
+    if spec.states is None:  # bundles of models of tokens stay as earlier versions write and read them
+        del value["states"]
     text = json.dumps(value | {"checksum": _checksum(value)}, indent=2, sort_keys=True)
     (folder / SPEC).write_text(text + "\n", encoding="utf-8")
 

@@ -81,11 +81,13 @@ class Decoder(ABC):
         config: Class of the decoder's configuration.
         reads: Outputs that it decodes (`Objective.outputs`).
         slow: Whether it takes longer than the model, so that several processes are worth their start.
+        packages: Python packages that it needs beside the model's.
     """
 
     config: ClassVar[type[DecodeConfig]]
     reads: ClassVar[str] = "ctc"
     slow: ClassVar[bool] = False
+    packages: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, cfg: DecodeConfig, tokenizer: Tokenizer, states: StateOutputs | None = None) -> None:
         self.cfg = cfg

@@ -89,6 +89,7 @@ class GraphDecoder(Decoder):
     config = GraphConfig
     reads = "states"
     slow = True
+    packages = ("kaldifst", "kaldi-decoder", "kaldilm")
     cfg: GraphConfig
 
     def __init__(self, cfg: DecodeConfig, tokenizer: Tokenizer, states: StateOutputs | None = None) -> None:

@@ -65,6 +65,7 @@ class WordsDecoder(Decoder):
 
     config = WordsConfig
     slow = True
+    packages = ("flashlight-text",)
     cfg: WordsConfig
 
     def __init__(self, cfg: DecodeConfig, tokenizer: Tokenizer, states: StateOutputs | None = None) -> None:

@@ -1,5 +1,7 @@
 """Training on forced alignments: targets of batches, augmentation that moves time, and a training that learns them."""
 
+import json
+
 import numpy as np
 import pytest
 import tones
@@ -19,6 +21,8 @@ from training.learner.augmentation import Augmenter
 from training.learner.compute import Learner, open_set
 from training.learner.state_targets import StateTargets, read_alignments
 from training.node.evaluator import Evaluator
+from training.node.pipeline_learner import BatchPlan, Transcripts
+from training.simulation.speech import Speech
 
 STATES = 4
 OBJECTIVE = {"kind": "frame_cross_entropy"}
@@ -156,3 +160,25 @@ def test_targets_of_several_utterances_are_padded(alignments):
     table = AlignmentTable.read(alignments / "train.parquet")
     fields = StateTargets(table, 3).of([])
     assert (fields["states"].shape, fields["frame_factor"]) == ((0, 0), 3)
+
+
+def test_stages_of_a_split_model_get_the_states(corpus, tmp_path, alignments):
+    data = open_set(job := state_job(corpus, tmp_path, alignments), job.train_url)
+    batch = data.batch([7, 0, 31])
+    plan = BatchPlan(torch.tensor([9, 9, 9]), 9, Transcripts.of(batch), 1.0, 0)
+    found = BatchPlan.from_message(json.loads(json.dumps(plan.to_message()))).transcripts.of_rows(torch.tensor([2]))
+    assert found.states[0].tolist() == batch.states[2].tolist()
+    assert (found.state_lengths.tolist(), found.frame_factor) == ([int(batch.state_lengths[2])], 2)
+
+
+def test_simulated_learners_get_the_gradients_of_a_real_one(corpus, tmp_path, alignments):
+    job = state_job(corpus, tmp_path, alignments, augment={"enabled": False}, max_batch=6)
+    problem = Speech(job, 1)
+    batch = problem._train.batch(np.array([7, 0, 31]))
+    assert batch.states[0, : batch.state_lengths[0]].tolist() == states_of(corpus.train[7]).tolist()
+    assert batch.state_lengths[1] == 0
+    expected = sum(-(-len(states_of(corpus.train[row])) // 2) for row in (7, 31))
+    assert problem._train.tokens(np.array([7, 0, 31])) == expected
+    figures = problem.evaluate(problem.replica().weights)
+    assert 0 <= figures["frame_accuracy"] <= 1
+    assert figures["loss"] > 0

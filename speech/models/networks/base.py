@@ -129,6 +129,9 @@ class ModelStage(nn.Module, ABC):
         self.subsampling = model.subsampling if self.is_first else None
         self._halvings = len(model.subsampling.convs)
 
+    def constrain(self) -> None:
+        """What `AcousticModel.constrain` does, for these layers."""
+
     def num_frames(self, lengths: Tensor) -> Tensor:
         """Output frames for each number of feature frames."""
         return halved(lengths, self._halvings)

@@ -6,13 +6,15 @@ paper: layer normalization in place of batch normalization, since statistics of 
 ordinary dropout.
 """
 
+from collections.abc import Iterable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
 from speech.features.cmvn import frame_mask
-from speech.models.networks.base import AcousticModel
+from speech.models.networks.base import AcousticModel, ModelStage
 from speech.models.networks.dropout import Dropout
 from speech.models.tdnn import TdnnConfig
 
@@ -70,16 +72,55 @@ class Tdnn(AcousticModel):
 
     @override
     def encode(self, x_BTD: Tensor, lengths: Tensor) -> Tensor:
-        mask_BT1 = frame_mask(lengths, x_BTD.shape[1], x_BTD.device).unsqueeze(2).to(x_BTD.dtype)
-        x_BTD = x_BTD * mask_BT1
-        for layer in self.layers:
-            x_BTD = layer(x_BTD, mask_BT1)
-        scores: Tensor = self.output(self.norm(self.prefinal(x_BTD)))
+        scores: Tensor = self.output(self.norm(self.prefinal(run_layers(self.layers, x_BTD, lengths))))
         return scores
 
     @override
-    @torch.no_grad()
     def constrain(self) -> None:
-        for layer in self.layers:
-            assert isinstance(layer, FactorizedLayer)
-            layer.linear.weight.copy_(semi_orthogonal_step(layer.linear.weight))
+        constrain_layers(self.layers)
+
+    @override
+    def layer_of(self, parameter: str) -> int | None:
+        part, _, rest = parameter.partition(".")
+        return int(rest.partition(".")[0]) if part == "layers" else None
+
+    @override
+    def stage(self, layers: range) -> "TdnnStage":
+        return TdnnStage(self, layers)
+
+
+def run_layers(layers: Iterable[nn.Module], x_BTD: Tensor, lengths: Tensor) -> Tensor:
+    """Frames [B, T, D] of `lengths` [B] through layers."""
+    mask_BT1 = frame_mask(lengths, x_BTD.shape[1], x_BTD.device).unsqueeze(2).to(x_BTD.dtype)
+    x_BTD = x_BTD * mask_BT1
+    for layer in layers:
+        x_BTD = layer(x_BTD, mask_BT1)
+    return x_BTD
+
+
+@torch.no_grad()
+def constrain_layers(layers: Iterable[nn.Module]) -> None:
+    """One step of each layer's bottleneck towards semi-orthogonality."""
+    for layer in layers:
+        assert isinstance(layer, FactorizedLayer)
+        layer.linear.weight.copy_(semi_orthogonal_step(layer.linear.weight))
+
+
+class TdnnStage(ModelStage):
+    """Layers of a TDNN."""
+
+    def __init__(self, model: Tdnn, layers: range) -> None:
+        super().__init__(model, layers)
+        self.layers = nn.ModuleDict({str(number): model.layers[number] for number in layers})
+        self.prefinal = model.prefinal if self.is_last else nn.Identity()
+        self.norm = model.norm if self.is_last else nn.Identity()
+        self.output = model.output if self.is_last else nn.Identity()
+
+    @override
+    def run(self, x: Tensor, frames: Tensor) -> Tensor:
+        scores: Tensor = self.output(self.norm(self.prefinal(run_layers(self.layers.values(), x, frames))))
+        return scores
+
+    @override
+    def constrain(self) -> None:
+        constrain_layers(self.layers.values())

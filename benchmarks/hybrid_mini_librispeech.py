@@ -32,18 +32,15 @@ from speech.hmm.checkpoint import Checkpoint, load_checkpoint
 from speech.hmm.decode import DecodeOptions, GraphDecoder, by_speaker, decode_plain, speaker_transform
 from speech.hmm.decoding_graph import WordTable
 from speech.hmm.fst_arrays import FstArrays
-from speech.hmm.graphs import GraphOptions, Lexicon
 from speech.hmm.model import AcousticModel, model_digest
 from speech.hmm.priors import log_priors, scaled_likelihoods
 from speech.hmm.pronunciations import count_pronunciations, graph_options
 from speech.hmm.steps import Utterance
-from speech.hmm.topology import PhoneSet
 from speech.models import TdnnConfig
 from speech.tokens import TokenConfig, train_tokenizer
 from storage.objects import ObjectStore
 from storage.shards import Sample, build_index, write_shard
 from training.config import TrainConfig
-from training.coordinator.journal import read_journal
 from training.job import TrainJob
 from training.launch.training_process import run_training
 
@@ -140,11 +137,10 @@ def make_job(work: Path, texts: Sequence[str], model: dict[str, object], train: 
     )
 
 
-def show_epochs(journal: Path) -> None:
-    """A line for each validation."""
-    for entry in read_journal(journal):
-        if "valid_loss" in entry:
-            print("  ".join(f"{name} {value}" for name, value in sorted(entry.items())), flush=True)
+def show_epochs(result: Path) -> None:
+    """A line for each epoch's validation."""
+    for entry in json.loads(result.read_text())["history"]:
+        print("  ".join(f"{name} {entry[name]}" for name in ("epoch", "loss", "frame_accuracy")), flush=True)
 
 
 def children_cpu() -> float:
@@ -182,17 +178,24 @@ def network_scores(work: Path, feats: Sequence[Tensor]) -> list[NDArray[np.float
     return scores
 
 
-def graph_of(
-    args: argparse.Namespace, lexicon: Lexicon, model: AcousticModel, spoken: GraphOptions
-) -> tuple[Any, WordTable]:
-    """The graph and its words; made once in the work folder."""
+def graph_of(args: argparse.Namespace, checkpoint: Checkpoint) -> tuple[Any, WordTable]:
+    """The SAT model's graph, with probabilities from its alignments, and its words; made once in the work folder."""
     path, table = args.work / "graph.fst", args.work / "words.json"
     if not path.exists() or not table.exists():
-        phones = PhoneSet.of(one for several in lexicon.values() for one in several)
+        phones = checkpoint.model.tree.phones
+        lexicon = read_cmudict(DATA / "lexicon" / "cmudict.dict")
+        words = {name: tuple(text.split()) for name, text in transcripts().items()}
+        spoken = graph_options(count_pronunciations(checkpoint.aligned.alignments, words, phones), lexicon)
         recognition = Recognition(phones, lexicon, args.arpa, DecodeOptions(), spoken)
-        recognition.graph("sat", model).write(path)
+        recognition.graph("sat", checkpoint.model).write(path)
         table.write_text(json.dumps(recognition.words.words))
     return FstArrays.read(path).constant(), WordTable(tuple(json.loads(table.read_text())))
+
+
+def transcripts() -> dict[str, str]:
+    """Transcripts of train-clean-5 by utterance."""
+    paths = (DATA / "LibriSpeech" / "train-clean-5").rglob("*.trans.txt")
+    return dict(line.split(" ", 1) for path in paths for line in path.read_text().splitlines())
 
 
 def arguments() -> argparse.Namespace:
@@ -225,16 +228,11 @@ def main() -> None:
     """Prepare, train, decode, print."""
     args = arguments()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    args.work = args.work.resolve()
     args.work.mkdir(parents=True, exist_ok=True)
     steps = args.only or ["prepare", "train", "decode"]
     checkpoint = load_checkpoint(args.hmm / "sat")
     assert checkpoint is not None, f"{args.hmm} has no model of stage sat"
-    lexicon = read_cmudict(DATA / "lexicon" / "cmudict.dict")
-    texts = [
-        line.split(" ", 1)[1]
-        for path in (DATA / "LibriSpeech" / "train-clean-5").rglob("*.trans.txt")
-        for line in path.read_text().splitlines()
-    ]
     if "prepare" in steps and not (args.work / "stats.json").exists():
         with measured("features and alignments"):
             train = read_corpus(DATA / "LibriSpeech" / "train-clean-5")
@@ -242,25 +240,19 @@ def main() -> None:
             prepare(args.work, folder, checkpoint, train)
             del train
     if "train" in steps:
-        train_network(args, texts)
-        show_epochs(args.work / "journal.jsonl")
+        train_network(args, list(transcripts().values()))
+        show_epochs(args.work / "output" / "result.json")
     if "decode" in steps:
-        decode(args, checkpoint, lexicon)
+        decode(args, checkpoint)
     if args.json:
         print(json.dumps({"benchmark": "hybrid, mini-LibriSpeech", "argv": sys.argv[1:], "rows": ROWS}))
 
 
-def decode(args: argparse.Namespace, checkpoint: Checkpoint, lexicon: Lexicon) -> None:
+def decode(args: argparse.Namespace, checkpoint: Checkpoint) -> None:
     """Decode dev-clean-5 and print the WER for each acoustic scale."""
-    phones, model = checkpoint.model.tree.phones, checkpoint.model
-    words = {
-        name: tuple(text.split())
-        for path in (DATA / "LibriSpeech" / "train-clean-5").rglob("*.trans.txt")
-        for name, text in (line.split(" ", 1) for line in path.read_text().splitlines())
-    }
-    spoken = graph_options(count_pronunciations(checkpoint.aligned.alignments, words, phones), lexicon)
+    model = checkpoint.model
     with measured("graph"):
-        graph, table = graph_of(args, lexicon, model, spoken)
+        graph, table = graph_of(args, checkpoint)
     test = read_corpus(DATA / "LibriSpeech" / "dev-clean-5")
     with measured("SAT: two passes for fMLLR"):
         transforms = test_transforms(args.work, model, GraphDecoder(graph, table), test)

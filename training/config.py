@@ -248,6 +248,11 @@ class TrainConfig(BaseModel):
     def _check_targets(self) -> "TrainConfig":
         if objective_class(self.objective).needs == "states":
             self.augment.refuse_insertions()
+            if self.traits.split:
+                raise ValueError(
+                    f"{self.strategy.kind} splits the model, and its last part gets transcripts only, not the states "
+                    f"that {self.objective.kind} needs: use another strategy"
+                )
         elif self.segments:
             raise ValueError(
                 f"segments have no transcripts, which {self.objective.kind} needs: leave segments out, or use "

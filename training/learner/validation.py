@@ -51,13 +51,15 @@ class Validation:
             self._rows.append((batch.ids[i], batch.texts[i], hypothesis.text, batch.speakers[i], ""))
 
     def figures(self) -> dict[str, float]:
-        """`loss` in nats per token (or frame, as the objective counts), and `wer` as a fraction, NaN without words.
+        """`loss` in nats per token (or frame, as the objective counts), `wer` as a fraction, further figures.
 
-        Further figures are the objective's.
+        Models of tied states have no `wer`.
         """
-        wer = score_sets(self._rows).wer if self._rows else None
-        further = {name: value / max(1, count) for name, (value, count) in self._further.items()}
-        return {"loss": self._loss / max(1, self._items), "wer": float("nan") if wer is None else wer, **further}
+        found = {name: value / max(1, count) for name, (value, count) in self._further.items()}
+        if self._decoder is not None:
+            wer = score_sets(self._rows).wer
+            found["wer"] = float("nan") if wer is None else wer
+        return {"loss": self._loss / max(1, self._items), **found}
 
 
 @torch.inference_mode()
@@ -72,7 +74,7 @@ def validate(
     """Compute loss and WER of a set, without augmentation and in float32.
 
     Returns:
-        `loss` and `wer` as in `Validation.figures`; and `unreadable`, the utterances lost with damaged shards, if any.
+        What `Validation.figures` gives; and `unreadable`, the utterances lost with damaged shards, if any.
 
     Raises:
         TooManyShardsError: If too many are lost for the results to be comparable.

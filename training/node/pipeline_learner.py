@@ -12,7 +12,7 @@ border between two stages; weights are never sent. All stages wait for the slowe
 
 import logging
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,25 +39,10 @@ logging.getLogger("torch.distributed.pipelining").setLevel(logging.WARNING)
 
 @dataclass
 class Transcripts:
-    """Targets of a batch, as of `speech.objectives.Targets`; without states these are empty."""
+    """Tokens [batch, max tokens] and their number in each utterance [batch]."""
 
     tokens: Tensor
     token_lengths: Tensor
-    states: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.int64))
-    state_lengths: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
-    frame_factor: int = 1
-
-    @classmethod
-    def of(cls, batch: Batch) -> "Transcripts":
-        """The targets of a batch."""
-        return cls(batch.tokens, batch.token_lengths, batch.states, batch.state_lengths, batch.frame_factor)
-
-    def of_rows(self, rows: Tensor) -> "Transcripts":
-        """The targets of some utterances."""
-        states = (self.states[rows], self.state_lengths[rows]) if len(self.state_lengths) else ()
-        return replace(
-            Transcripts(self.tokens[rows], self.token_lengths[rows], *states), frame_factor=self.frame_factor
-        )
 
 
 @dataclass(frozen=True)
@@ -85,9 +70,6 @@ class BatchPlan:
             "width": self.width,
             "tokens": self.transcripts.tokens.tolist(),
             "token_lengths": self.transcripts.token_lengths.tolist(),
-            "states": self.transcripts.states.tolist(),
-            "state_lengths": self.transcripts.state_lengths.tolist(),
-            "frame_factor": self.transcripts.frame_factor,
             "seconds": self.seconds,
             "unreadable": self.unreadable,
         }
@@ -97,9 +79,9 @@ class BatchPlan:
         """Build from the result of `to_message`."""
         rest = {name: message[name] for name in ("width", "seconds", "unreadable")}
         # empty lists would become float tensors
-        names = ("frames", "tokens", "token_lengths", "states", "state_lengths")
-        frames, *targets = (torch.tensor(message[name], dtype=torch.int64) for name in names)
-        return cls(frames, transcripts=Transcripts(*targets, message["frame_factor"]), **rest)
+        names = ("frames", "tokens", "token_lengths")
+        frames, tokens, lengths = (torch.tensor(message[name], dtype=torch.int64) for name in names)
+        return cls(frames, transcripts=Transcripts(tokens, lengths), **rest)
 
     def cut(self, micro_batches: int) -> tuple[int, int]:
         """Size of a micro-batch in utterances, and number of micro-batches; the last one may need padding."""
@@ -188,7 +170,7 @@ class PipelineLearner(Learner):
             return None, BatchPlan(none, 0, Transcripts(none[:, None], none), 0.0, lost).to_message()
         feats, frames = self.augmenter.features(self.frontend, batch, self.device)
         feats = rounded_up(feats, self.frame_multiple)
-        transcripts = Transcripts.of(batch)
+        transcripts = Transcripts(batch.tokens, batch.token_lengths)
         return feats, BatchPlan(frames.cpu(), feats.shape[1], transcripts, batch.seconds, lost).to_message()
 
     def _pass(self, feats: Tensor | None, plan: BatchPlan) -> tuple[float, float]:
@@ -201,7 +183,7 @@ class PipelineLearner(Learner):
         def loss_of(log_probs: Tensor, rows: Tensor) -> Tensor:
             nonlocal unalignable
             rows = rows[rows < len(plan.frames)]  # without padding
-            transcripts = plan.transcripts.of_rows(rows)
+            transcripts = Transcripts(plan.transcripts.tokens[rows], plan.transcripts.token_lengths[rows])
             frames = self.stage.num_frames(plan.frames[rows]).to(log_probs.device)
             losses, count = self.objective.losses(log_probs[: len(rows)], frames, transcripts)
             unalignable += count

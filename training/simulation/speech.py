@@ -227,7 +227,7 @@ class Speech:
 
     @torch.no_grad()
     def evaluate(self, weights: Tensor) -> dict[str, float]:
-        """Validation loss in nats per token, and greedy WER as a fraction.
+        """Validation loss in nats per token, and greedy WER as a fraction, or what else `Validation.figures` gives.
 
         Both are NaN for non-finite weights: training has diverged.
         """

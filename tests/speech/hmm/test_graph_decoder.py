@@ -15,6 +15,7 @@ from speech.hmm.priors import StateOutputs, log_priors, scaled_likelihoods
 from speech.models import TdnnConfig
 from speech.recognizer import Recognizer, Scores
 from speech.tokens import CharacterTokenizer
+from speech.transcriber import Transcriber
 from speech.words import timed_words
 
 TOKENIZER = CharacterTokenizer(["<blank>", "▁", "A"])
@@ -165,9 +166,8 @@ def test_bundle_carries_the_graph_and_nothing_that_it_was_made_from(toy, tmp_pat
 
     (tmp_path / "bundle").rename(tmp_path / "elsewhere")
     recognizer = Recognizer.load(tmp_path / "elsewhere")
-    scores = recognizer.scores(
-        torch.randn(2, 4000, generator=torch.Generator().manual_seed(1)), torch.tensor([4000, 3000])
-    )
+    waves = torch.randn(2, 4000, generator=torch.Generator().manual_seed(1))
+    scores = recognizer.scores(waves, torch.tensor([4000, 3000]))
     assert scores.log_probs.shape[2] == model.gmm.num_pdfs
     found = recognizer.decode(scores)
     likelihoods = scaled_likelihoods(
@@ -176,6 +176,10 @@ def test_bundle_carries_the_graph_and_nothing_that_it_was_made_from(toy, tmp_pat
     direct = build_decoder(own_decoder(tmp_path / "elsewhere"), TOKENIZER, StateOutputs(spec.states.log_priors, 2))
     assert direct.decode(*Scores(*scores)[:2]) == found
     assert len(likelihoods) == 2 * int(scores.frames[0])
+
+    said = Transcriber(tmp_path / "elsewhere").transcribe([waves[0].numpy()], sample_rate=8000, words=True)[0]
+    assert said.text == " ".join(one.word for one in said.words)
+    assert (said.confidence > 0) == bool(said.text)
 
     (tmp_path / "elsewhere" / "graph.fst").write_bytes(b"x")
     with pytest.raises(BundleError, match=r"graph\.fst is damaged"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
 
 from speech.choices import Choice
 
@@ -25,18 +25,27 @@ class ObjectiveConfig(Choice):
 
 
 class Targets(Protocol):
-    """What several utterances should be recognized as; an objective looks at what it needs (`Objective.needs`).
+    """Transcripts of several utterances.
 
     Attributes:
         tokens: Token numbers [batch, most tokens].
         token_lengths: Tokens of each utterance [batch].
+    """
+
+    tokens: Tensor
+    token_lengths: Tensor
+
+
+@runtime_checkable
+class FrameTargets(Protocol):
+    """Forced alignments of several utterances, which objectives get that need `states`.
+
+    Attributes:
         states: Tied state of each aligned frame [batch, most frames], `NO_STATE` where there is none.
         state_lengths: Aligned frames of each utterance [batch]; 0 without an alignment.
         frame_factor: Aligned frames to an output frame.
     """
 
-    tokens: Tensor
-    token_lengths: Tensor
     states: Tensor
     state_lengths: Tensor
     frame_factor: int

@@ -12,7 +12,7 @@ from pydantic import Field
 from typing_extensions import override
 
 from speech.lazy import torch
-from speech.objectives.base import NO_STATE, Objective, ObjectiveConfig, Targets
+from speech.objectives.base import NO_STATE, FrameTargets, Objective, ObjectiveConfig, Targets
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,6 +56,7 @@ class FrameCrossEntropy(Objective):
 
     def _states(self, outputs: Tensor, frames: Tensor, targets: Targets) -> tuple[Tensor, int]:
         """The state of each output frame [batch, frames], and how many utterances have none that fit."""
+        assert isinstance(targets, FrameTargets)
         factor = targets.frame_factor
         lengths = targets.state_lengths.to(outputs.device, non_blocking=True)
         states = targets.states.to(outputs.device, non_blocking=True)[:, ::factor].long()
@@ -70,6 +71,7 @@ class FrameCrossEntropy(Objective):
 
     @override
     def items(self, targets: Targets) -> int:
+        assert isinstance(targets, FrameTargets)
         return int((targets.states[:, :: targets.frame_factor] != NO_STATE).sum())
 
     @override

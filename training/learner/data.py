@@ -20,7 +20,7 @@ from speech.tokens import TokenError, Tokenizer
 from storage.index import ShardIndex
 from storage.quarantine import ShardQuarantine
 from storage.reading import ShardError, ShardReader
-from training.learner.state_targets import StateTargets
+from training.learner.state_targets import StateTargets, padded_states
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -236,7 +236,12 @@ class SpeechDataset:
             seconds=float(self.durations[found].sum()),
             unreadable=len(rows) - len(loaded),
         )
-        return replace(batch, **self._targets.of(ids)) if self._targets else batch
+        return self._with_states(batch, self._targets) if self._targets else batch
+
+    def _with_states(self, batch: Batch, targets: StateTargets) -> Batch:
+        states = [targets.states(name) for name in batch.ids]
+        lengths = torch.tensor([len(one) for one in states], dtype=torch.long)
+        return replace(batch, states=padded_states(states), state_lengths=lengths, frame_factor=targets.frame_factor)
 
     def _load_or_quarantine(self, row: int) -> Tensor | None:
         shard = int(self._shard_of[row])

@@ -52,8 +52,8 @@ class DecodingPool(Generic[T]):
         self._waiting: deque[tuple[T, Scores, list[Future[Hypothesis]]]] = deque()
         self._pool: ProcessPoolExecutor | None = None
         if processes > 1:
-            value = {"decode": decoder.cfg.model_dump(mode="json"), "tokenizer": decoder.tokenizer.to_dict()}
-            value["states"] = decoder.states
+            cfg, tokenizer = decoder.cfg.model_dump(mode="json"), decoder.tokenizer.to_dict()
+            value = {"decode": cfg, "tokenizer": tokenizer, "states": decoder.states}
             self._description = json.dumps(value)
             self._pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=begin_worker)
 

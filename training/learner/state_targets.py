@@ -1,7 +1,7 @@
 """Tied states of forced alignments as targets of training: read from a file, looked up by utterance."""
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -53,15 +53,6 @@ class StateTargets:
         found[: span[0] - first] = NO_STATE
         found[span[1] - first :] = NO_STATE
         return found
-
-    def of(self, names: Sequence[str]) -> Mapping[str, Tensor | int]:
-        """Fields `states`, `state_lengths` and `frame_factor` of a batch."""
-        found = [self.states(name) for name in names]
-        return {
-            "states": padded_states(found),
-            "state_lengths": torch.tensor([len(one) for one in found], dtype=torch.long),
-            "frame_factor": self.frame_factor,
-        }
 
 
 def padded_states(found: Sequence[Tensor]) -> Tensor:

@@ -56,7 +56,8 @@ class FactorizedLayer(nn.Module):
         z_BTK = self.linear(torch.cat([early_BTD, x_BTD], dim=2)) * mask_BT1
         late_BTK = F.pad(z_BTK, (0, 0, 0, self.stride))[:, self.stride :]
         y_BTD = self.norm(torch.relu(self.affine(torch.cat([z_BTK, late_BTK], dim=2))))
-        return (self.dropout(y_BTD) + self.bypass * x_BTD) * mask_BT1
+        out_BTD: Tensor = (self.dropout(y_BTD) + self.bypass * x_BTD) * mask_BT1
+        return out_BTD
 
 
 class Tdnn(AcousticModel):
